@@ -150,7 +150,7 @@ func (s *service) containerInfo(c pod.Container) containerInfo {
 	if s.deps.EngineSteps != nil {
 		steps, err := s.deps.EngineSteps(c)
 		if err != nil {
-			s.deps.Log.Warn("steps of a container are not known", "id", c.ID, "error", err)
+			s.deps.Log.Warn("steps of a container are not known", "container", c.ID, "err", err)
 		}
 		i.EngineSteps = steps
 	}

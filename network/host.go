@@ -65,7 +65,7 @@ func (b *builtin) mendHost(h *host) bool {
 	// The sockets are used by others meanwhile, so they stay.
 	rebuilt := &host{links: h.links}
 	if err := b.makeHostLocked(rebuilt); err != nil {
-		b.log.Error("cannot make the host's side of the pods' network again", "network", b.name, "error", err)
+		b.log.Error("cannot make the host's side of the pods' network again", "network", b.name, "err", err)
 		return false
 	}
 	b.host = rebuilt

@@ -193,7 +193,7 @@ func (p *Plugins) update(ctx context.Context, updates []*api.ContainerUpdate) (f
 			if !u.GetIgnoreFailure() {
 				failed = append(failed, u)
 			}
-			p.log.Warn("limits that a plugin wants are not set", "error", err)
+			p.log.Warn("limits that a plugin wants are not set", "err", err)
 		}
 	}
 	return failed

@@ -60,7 +60,7 @@ func (s *Service) adoptOrLeave(ctx context.Context, id string) (c *container) {
 	c, err := s.adopt(ctx, id)
 	switch {
 	case err != nil:
-		log.Error("cannot adopt container; leaving it unmanaged", "error", err)
+		log.Error("cannot adopt container; leaving it unmanaged", "err", err)
 		s.leave(id, err)
 	case c == nil:
 		s.forget(id) // the remains of a creation or a deletion were removed
@@ -153,7 +153,7 @@ func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Containe
 		return c, err
 	}
 	log := s.log.With("container", rec.ID)
-	log.Warn("engine has lost the container", "error", err)
+	log.Warn("engine has lost the container", "err", err)
 	e, ok := s.cfg.Engine.(runtime.Rebuilder)
 	if !ok || rec.Process == nil || rec.Process.Exit != nil && errors.Is(err, runtime.ErrNotFound) {
 		return nil, nil // the engine may already have deleted a container that has ended
@@ -163,7 +163,7 @@ func (s *Service) loadEngine(ctx context.Context, rec *record) (runtime.Containe
 		return nil, err
 	}
 	if err != nil {
-		log.Error("container can only be signalled", "error", err)
+		log.Error("container can only be signalled", "err", err)
 		return nil, nil
 	}
 	log.Warn("engine's record was rebuilt")
@@ -205,14 +205,14 @@ func (c *container) openHeld(held named) error {
 			return err
 		}
 		if err != nil {
-			c.log.Error("container goes on without a log", "error", err)
+			c.log.Error("container goes on without a log", "err", err)
 		}
 		c.stdio.log = log
 	}
 	if err := c.stdio.open(held); transient.Is(err) {
 		return err
 	} else if err != nil {
-		c.log.Error("output of the container is lost", "error", err)
+		c.log.Error("output of the container is lost", "err", err)
 	}
 	return nil
 }
@@ -280,7 +280,7 @@ func (c *container) execRecord(e *execution, held named) (execRecord, error) {
 	}
 	c.log.Error("record of exec was unreadable", "exec", e.id, "rebuilt", rec.Process != nil)
 	if err := replaceBad(e.path(), rec, rec.Process != nil); err != nil {
-		c.log.Error("cannot record exec", "exec", e.id, "error", err)
+		c.log.Error("cannot record exec", "exec", e.id, "err", err)
 	}
 	return rec, nil
 }

@@ -130,7 +130,7 @@ func (c *container) copyInput(ctx context.Context, in, sink *os.File) {
 	}
 	if c.record().StdinOnce && ctx.Err() == nil {
 		if err := c.stdio.closeInput(); err != nil {
-			c.log.Error("cannot record the end of stdin", "error", err)
+			c.log.Error("cannot record the end of stdin", "err", err)
 		}
 	}
 }

@@ -188,7 +188,7 @@ func (c *container) undoCreate(log *logFile) {
 	c.s.oom.forget(c)
 	if c.engine != nil {
 		if err := insist(ctx, func() error { return c.engine.Delete(ctx, runtime.DeleteOptions{Force: true}) }); err != nil {
-			c.log.Error("cannot undo the creation", "error", err)
+			c.log.Error("cannot undo the creation", "err", err)
 			if c.init != nil {
 				_ = c.init.signal(unix.SIGKILL) // otherwise init would never end
 			}
@@ -208,7 +208,7 @@ func (c *container) undoCreate(log *logFile) {
 		c.stdio.close()
 	}
 	if err := insist(ctx, func() error { return os.RemoveAll(c.dir) }); err != nil {
-		c.log.Error("cannot undo the creation", "error", err)
+		c.log.Error("cannot undo the creation", "err", err)
 	}
 }
 
@@ -245,7 +245,7 @@ func (c *container) awaitExit() {
 		}
 		r.Process = &processRecord{PID: c.init.pid, StartTime: c.init.startTime, Exit: &e}
 	}); err != nil {
-		c.log.Error("cannot record the exit", "error", err)
+		c.log.Error("cannot record the exit", "err", err)
 	}
 	c.init.ended(e)
 	if c.record().Phase == phaseDeleting {
@@ -318,7 +318,7 @@ func (c *container) start(ctx context.Context) error {
 			r.Phase = phaseRunning
 		}
 	}); err != nil {
-		c.log.Error("cannot record the start", "error", err)
+		c.log.Error("cannot record the start", "err", err)
 	}
 	return nil
 }

@@ -261,7 +261,7 @@ func (c *container) adoptIntent(ctx context.Context, rec execRecord) {
 		err = os.Remove((&execution{c: c, id: rec.ID}).path())
 	}
 	if err != nil {
-		c.log.Error("cannot undo the start of an exec", "exec", rec.ID, "error", err)
+		c.log.Error("cannot undo the start of an exec", "exec", rec.ID, "err", err)
 	}
 }
 
@@ -284,7 +284,7 @@ func (e *execution) record(ctx context.Context) error {
 		return err
 	}
 	if err := e.persist(); err != nil {
-		e.c.log.Error("cannot record exec", "exec", e.id, "error", err)
+		e.c.log.Error("cannot record exec", "exec", e.id, "err", err)
 	}
 	return faultExecStarted.At(ctx)
 }
@@ -376,11 +376,11 @@ func (e *execution) remove(ctx context.Context) {
 		}
 		e.c.s.hold.drop(e.key())
 		if err := faultExecDropped.At(ctx); err != nil {
-			e.c.log.Error("cannot remove record of exec", "exec", e.id, "error", err)
+			e.c.log.Error("cannot remove record of exec", "exec", e.id, "err", err)
 			return
 		}
 		if err := os.Remove(e.path()); err != nil && !errors.Is(err, os.ErrNotExist) {
-			e.c.log.Error("cannot forget exec", "exec", e.id, "error", err)
+			e.c.log.Error("cannot forget exec", "exec", e.id, "err", err)
 		}
 	}
 	e.close()

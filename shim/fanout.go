@@ -60,7 +60,7 @@ func (o *fanout) add(stream string, f *os.File, log *slog.Logger) *reader {
 		o.remove(r)
 		f.Close()
 		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, os.ErrClosed) {
-			log.Warn("attached reader dropped", "stream", stream, "error", err)
+			log.Warn("attached reader dropped", "stream", stream, "err", err)
 		}
 	}()
 	return r

@@ -45,7 +45,7 @@ func (h *hold) connect() {
 		k, err = keeper.Dial(h.dir)
 	}
 	if err != nil {
-		h.log.Warn("no keeper: a killed shim would lose terminals", "error", err)
+		h.log.Warn("no keeper: a killed shim would lose terminals", "err", err)
 	}
 	h.set(k, err)
 }
@@ -89,7 +89,7 @@ func (h *hold) put(key string, files named) {
 	}
 	if err := k.Put(key, strings.Join(names, " "), list...); err != nil &&
 		!errors.Is(err, keeper.ErrGone) && !errors.Is(err, keeper.ErrHung) && !errors.Is(err, os.ErrClosed) { // the container is being deleted
-		h.log.Error("keeper refused descriptors", "key", key, "error", err)
+		h.log.Error("keeper refused descriptors", "key", key, "err", err)
 	}
 }
 
@@ -177,10 +177,10 @@ func (h *hold) watch(ctx context.Context, again func()) {
 				return
 			}
 			h.set(nil, k.Err())
-			h.log.Warn("keeper is lost; waiting for the daemon to start another", "error", k.Err())
+			h.log.Warn("keeper is lost; waiting for the daemon to start another", "err", k.Err())
 		}
 		k, err := keeper.Await(ctx, h.dir, func(err error) {
-			h.log.Error("cannot wait for a keeper; trying again", "error", err)
+			h.log.Error("cannot wait for a keeper; trying again", "err", err)
 		})
 		if err != nil {
 			return

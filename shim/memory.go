@@ -29,7 +29,7 @@ func giveBack() {
 // dropPages drops the program's pages that calls have used.
 func dropPages() {
 	if err := programpages.Drop(); err != nil {
-		slog.Debug("more of the program than it uses stays in memory", "error", err)
+		slog.Debug("more of the program than it uses stays in memory", "err", err)
 	}
 }
 

@@ -97,7 +97,7 @@ func (o *oomKills) explainLocked(above string, n int64) {
 			continue
 		}
 		if err := other.update(func(r *record) { later := *r.OOMBefore + n; r.OOMBefore = &later }); err != nil {
-			other.log.Error("cannot record whose the kills for memory were", "error", err)
+			other.log.Error("cannot record whose the kills for memory were", "err", err)
 		}
 	}
 }

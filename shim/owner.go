@@ -152,7 +152,7 @@ func (e *execution) ends(p *process) bool {
 	e.mu.Unlock()
 	if now && !begun {
 		if err := e.persist(); err != nil {
-			e.c.log.Error("cannot record the kill of an exec", "exec", e.id, "error", err)
+			e.c.log.Error("cannot record the kill of an exec", "exec", e.id, "err", err)
 		}
 	}
 	return now
@@ -194,7 +194,7 @@ func (e *execution) expire() {
 	if p != nil && e.ends(p) {
 		e.c.log.Warn("killing exec", "exec", e.id, "pid", p.pid, "reason", cause)
 		if err := e.c.killExec(ctx, e, p); err != nil {
-			e.c.log.Error("cannot kill exec", "exec", e.id, "pid", p.pid, "error", err)
+			e.c.log.Error("cannot kill exec", "exec", e.id, "pid", p.pid, "err", err)
 		}
 	}
 	err := faultExecKilled.At(ctx)

@@ -208,7 +208,7 @@ func (p *pump) step(b *pumpBuffers) (n int, ended bool) {
 		return n, false
 	}
 	if err != nil && !errors.Is(err, unix.EAGAIN) {
-		p.slog.Error("cannot read container output", "stream", p.stream, "error", err)
+		p.slog.Error("cannot read container output", "stream", p.stream, "err", err)
 		return 0, true
 	}
 	return 0, ttyEnded
@@ -285,14 +285,14 @@ func (p *pump) writeSome(b *pumpBuffers, r rest) (used int) {
 	}
 	if p.log == nil {
 		if err := p.stage.done(staged); err != nil {
-			p.slog.Error("cannot discard container output", "stream", p.stream, "error", err)
+			p.slog.Error("cannot discard container output", "stream", p.stream, "err", err)
 			return 0
 		}
 		return staged
 	}
 	data, err := p.stage.bytes(b.chunk[:])
 	if err != nil {
-		p.slog.Error("cannot read stage", "stream", p.stream, "error", err)
+		p.slog.Error("cannot read stage", "stream", p.stream, "err", err)
 		return 0
 	}
 	if p.stage.full() && staged <= maxLogLine {
@@ -303,7 +303,7 @@ func (p *pump) writeSome(b *pumpBuffers, r rest) (used int) {
 		func(n int) { err = p.stage.done(n) })
 	p.moved.Add(int64(used))
 	if err != nil {
-		p.slog.Error("cannot mark output as logged", "stream", p.stream, "error", err)
+		p.slog.Error("cannot mark output as logged", "stream", p.stream, "err", err)
 		return 0
 	}
 	return used // 0: an unfinished line waits for its end
@@ -343,7 +343,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 	if err != nil {
 		// The container must go on when the disk is full; say once what happened.
 		if p.lost == 0 {
-			p.slog.Error("container output is lost", "stream", p.stream, "error", err)
+			p.slog.Error("container output is lost", "stream", p.stream, "err", err)
 		}
 		p.lost += used
 		return used
@@ -356,7 +356,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 // sayRotation logs once that the log cannot be rotated.
 func (p *pump) sayRotation(err error) {
 	if err != nil && !p.stuck {
-		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "error", err)
+		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "err", err)
 	}
 	p.stuck = err != nil
 }

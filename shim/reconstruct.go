@@ -71,10 +71,10 @@ func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec 
 		rec.PodID = podOf(&rec)
 	}
 	s.guessStdio(&rec, held)
-	s.log.Error("container's record was unreadable and is rebuilt", "container", id, "error", cause,
+	s.log.Error("container's record was unreadable and is rebuilt", "container", id, "err", cause,
 		"pid", rec.Process.PID, "phase", rec.Phase)
 	if err := replaceBad(filepath.Join(s.dirOf(id), recordName), rec, true); err != nil {
-		s.log.Error("cannot write the record", "container", id, "error", err)
+		s.log.Error("cannot write the record", "container", id, "err", err)
 	}
 	return rec, nil
 }

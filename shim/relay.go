@@ -28,7 +28,7 @@ func startRelay(tty *os.File, stdin, stdout string, log *slog.Logger) *relay {
 	if stdin != "" {
 		// Open for writing too: a caller who comes late or goes is no end of input.
 		if r.in, err = openPolled(stdin, unix.O_RDWR); err != nil {
-			log.Warn("terminal has no input", "error", err)
+			log.Warn("terminal has no input", "err", err)
 		} else {
 			r.work.Go(r.copyIn)
 		}
@@ -39,7 +39,7 @@ func startRelay(tty *os.File, stdin, stdout string, log *slog.Logger) *relay {
 			r.out, err = openPolled(stdout, unix.O_RDWR)
 		}
 		if err != nil {
-			log.Warn("terminal has no output", "error", err)
+			log.Warn("terminal has no output", "err", err)
 		}
 	}
 	r.work.Go(r.copyOut)

@@ -85,7 +85,7 @@ func (p *process) awaitStdin(ctx context.Context, child *childEnds, log *slog.Lo
 		}
 	}()
 	if err := awaitReader(ctx, path); err != nil && !errors.Is(err, context.Canceled) {
-		log.Warn("nobody reads the input of a process", "pid", p.pid, "error", err)
+		log.Warn("nobody reads the input of a process", "pid", p.pid, "err", err)
 	}
 }
 

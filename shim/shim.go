@@ -294,7 +294,7 @@ func (s *Service) settle(ctx context.Context) {
 	s.mu.Unlock()
 	for _, id := range ids {
 		if err := s.created(ctx, id); err != nil {
-			s.log.Warn("listed without a container", "error", err)
+			s.log.Warn("listed without a container", "err", err)
 		}
 	}
 }

@@ -254,7 +254,7 @@ func (s *stdio) resume() {
 	go func() {
 		defer close(s.recovered)
 		if err := s.recover(); err != nil {
-			s.c.log.Error("log may contain duplicate lines", "error", err)
+			s.c.log.Error("log may contain duplicate lines", "err", err)
 		}
 	}()
 	s.run()

@@ -59,7 +59,7 @@ func leaveSteps(dir string, log *slog.Logger) func(id string, took []plan.Step) 
 			began = began.Add(s.Took)
 		}
 		if err := steps.Write(dir, id, all); err != nil {
-			log.Warn("steps of a container not written", "id", id, "error", err)
+			log.Warn("steps of a container not written", "container", id, "err", err)
 		}
 	}
 }

@@ -97,7 +97,7 @@ func serve(args []string) error {
 		return err
 	}
 	if err := own.Warm(); err != nil {
-		log.Warn("it will be tried again for the first container", "error", err)
+		log.Warn("it will be tried again for the first container", "err", err)
 	}
 	// Off the main thread, which the engine keeps out of the scheduler's hands.
 	ended := make(chan error)

@@ -73,12 +73,12 @@ func (h *holder) Drop(key string) {
 func (h *holder) takeOver(s *server.Server) {
 	keys, err := h.keeper().List(keyPrefix)
 	if err != nil {
-		h.log.Error("cannot take lazy layers over", "error", err)
+		h.log.Error("cannot take lazy layers over", "err", err)
 		return
 	}
 	for _, key := range keys {
 		if err := h.adopt(s, key); err != nil {
-			h.log.Error("lazy layer is lost: containers that run from it have to be started again", "key", key, "error", err)
+			h.log.Error("lazy layer is lost: containers that run from it have to be started again", "key", key, "err", err)
 			_ = h.keeper().Del(key)
 		}
 	}
@@ -119,9 +119,9 @@ func (h *holder) watch(ctx context.Context, s *server.Server) {
 		if ctx.Err() != nil {
 			return
 		}
-		h.log.Warn("keeper is lost; waiting for coracled to start another", "error", k.Err())
+		h.log.Warn("keeper is lost; waiting for coracled to start another", "err", k.Err())
 		next, err := keeper.Await(ctx, h.dir, func(err error) {
-			h.log.Error("cannot wait for a keeper; trying again", "error", err)
+			h.log.Error("cannot wait for a keeper; trying again", "err", err)
 		})
 		if err != nil {
 			return
@@ -130,7 +130,7 @@ func (h *holder) watch(ctx context.Context, s *server.Server) {
 		h.k = next
 		h.mu.Unlock()
 		if err := next.Put("pass/"+h.name, "listen", h.socket); err != nil && !errors.Is(err, keeper.ErrGone) {
-			h.log.Error("keeper refused the socket", "error", err)
+			h.log.Error("keeper refused the socket", "err", err)
 		}
 		s.HoldAll()
 	}

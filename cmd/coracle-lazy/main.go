@@ -26,7 +26,7 @@ import (
 func main() {
 	fault.Main()
 	if err := run(); err != nil {
-		slog.Error("coracle-lazy failed", "error", err)
+		slog.Error("coracle-lazy failed", "err", err)
 		os.Exit(1)
 	}
 }

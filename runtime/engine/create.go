@@ -288,7 +288,7 @@ func (b *birth) listen(ctx context.Context, c *container) error {
 		switch kind {
 		case plan.ReportProcess:
 			if err := b.conv.reapFirst(); err != nil {
-				b.engine.log.Warn("process that created the container has not ended", "container", b.id, "error", err)
+				b.engine.log.Warn("process that created the container has not ended", "container", b.id, "err", err)
 			}
 			c.Rec.Init.Pid = int(arg)
 		case plan.ReportCopyUp:

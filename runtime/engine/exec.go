@@ -266,7 +266,7 @@ func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int,
 	}
 	// A joining process that remains holds nothing that the program needs.
 	if err := conv.reapFirst(); err != nil {
-		e.container.engine.log.Warn("process that joined the container has not ended", "container", e.container.ID(), "error", err)
+		e.container.engine.log.Warn("process that joined the container has not ended", "container", e.container.ID(), "err", err)
 	}
 	return pid, nil
 }

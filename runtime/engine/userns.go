@@ -78,7 +78,7 @@ func (e *Engine) userNamespace(m *plan.Mappings) (int, error) {
 	defer func() {
 		conv.close() // the process then ends
 		if err := stuck.Reap(pid, stuck.Patience); err != nil {
-			e.log.Warn("process that created a user namespace has not ended", "error", err)
+			e.log.Warn("process that created a user namespace has not ended", "err", err)
 		}
 	}()
 	if err := (mapper{}).write(pid, m); err != nil {

@@ -79,6 +79,6 @@ func (c *container) setOOMScore(pid int, want *int) {
 	}
 	err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(strconv.Itoa(*want)), 0)
 	if err != nil && !os.IsNotExist(err) {
-		c.engine.log.Warn("oom_score_adj not set", "container", c.Rec.ID, "pid", pid, "error", err)
+		c.engine.log.Warn("oom_score_adj not set", "container", c.Rec.ID, "pid", pid, "err", err)
 	}
 }

@@ -214,7 +214,7 @@ func (c *container) removeAlone(ctx context.Context) error {
 // containers, and removes the record last. Nothing that has to be there need be there.
 func (c *container) remove(ctx context.Context) error {
 	if err := c.SignalAll(ctx, unix.SIGKILL); err != nil && !errors.Is(err, runtime.ErrNotRunning) {
-		c.Store.Log().Warn("shim cannot kill a container that is deleted", "container", c.ID(), "error", err)
+		c.Store.Log().Warn("shim cannot kill a container that is deleted", "container", c.ID(), "err", err)
 	}
 	if c.Rec.Init.Pid != 0 || c.own.Address != "" {
 		if _, err := c.finish(ctx); err != nil && !errors.Is(err, runtime.ErrNotFound) {
@@ -308,7 +308,7 @@ func (c *container) finish(ctx context.Context) (runtime.Exit, error) {
 	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
 	defer cancel()
 	if err := c.deleteTask(ctx); err != nil {
-		c.Store.Log().Warn("shim does not delete a task that has ended", "container", c.ID(), "error", err)
+		c.Store.Log().Warn("shim does not delete a task that has ended", "container", c.ID(), "err", err)
 	}
 	return x.result()
 }
@@ -334,7 +334,7 @@ func (c *container) lost(ctx context.Context) (exited, error) {
 		return exited{}, err
 	}
 	if err != nil {
-		c.Store.Log().Warn("the shim did not clear up", "container", c.ID(), "error", err)
+		c.Store.Log().Warn("the shim did not clear up", "container", c.ID(), "err", err)
 	}
 	return exited{Unknown: true, At: time.Now()}, nil
 }

@@ -105,7 +105,7 @@ func (c *container) forgetExec(ctx context.Context, id string) {
 	err := c.call(ctx, "Delete", &task.DeleteRequest{ID: c.ID(), ExecID: id}, &task.DeleteResponse{})
 	if err != nil && !errors.Is(err, runtime.ErrNotFound) && !errors.Is(err, errGone) {
 		_ = c.call(ctx, "Kill", &task.KillRequest{ID: c.ID(), ExecID: id, Signal: uint32(syscall.SIGKILL)}, &emptypb.Empty{})
-		c.Store.Log().Warn("shim does not forget a process", "container", c.ID(), "error", err)
+		c.Store.Log().Warn("shim does not forget a process", "container", c.ID(), "err", err)
 	}
 }
 

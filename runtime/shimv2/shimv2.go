@@ -99,7 +99,7 @@ func (e *Engine) Load(_ context.Context, id string) (runtime.Container, error) {
 		return nil, fmt.Errorf("load container %s: read the container's record: %w", id, err)
 	}
 	if err := e.events.listen(e.rootDir, e.noteOOM); err != nil {
-		e.store.Log().Warn("shims cannot report events", "error", err)
+		e.store.Log().Warn("shims cannot report events", "err", err)
 	}
 	return e.container(rec, o), nil
 }

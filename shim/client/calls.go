@@ -261,7 +261,7 @@ func (c *Client) resize(ctx context.Context, podID, id, execID string, sizes <-c
 				return err
 			})
 			if err != nil && ctx.Err() == nil {
-				c.cfg.Log.Debug("terminal not resized", "container", id, "error", err)
+				c.cfg.Log.Debug("terminal not resized", "container", id, "err", err)
 			}
 		case <-ctx.Done():
 			return

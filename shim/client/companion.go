@@ -47,7 +47,7 @@ func (c *Client) ensureCompanions(ctx context.Context) {
 	c.mu.Unlock()
 	for _, comp := range all {
 		if err := c.ensureCompanion(ctx, comp); err != nil {
-			c.cfg.Log.Error("program is not supervised", "program", comp.Name, "error", err)
+			c.cfg.Log.Error("program is not supervised", "program", comp.Name, "err", err)
 		}
 	}
 }

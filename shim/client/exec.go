@@ -155,7 +155,7 @@ func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, ex
 			return err
 		})
 		if err != nil && !errors.Is(err, ErrNotFound) && c.ctx.Err() == nil {
-			c.cfg.Log.Warn("exec not forgotten", "container", id, "exec", execID, "error", err)
+			c.cfg.Log.Warn("exec not forgotten", "container", id, "exec", execID, "err", err)
 		}
 	}
 	c.mu.Lock()

@@ -141,16 +141,16 @@ func (c *Client) abandon(ctx context.Context) {
 	defer cancel()
 	for _, l := range c.all() {
 		if err := c.stopShim(ctx, l); err != nil {
-			c.cfg.Log.Warn("shim is left", "error", err)
+			c.cfg.Log.Warn("shim is left", "err", err)
 		}
 	}
 	if err := c.stopCompanions(ctx); err != nil {
-		c.cfg.Log.Warn("companion of the shim is left", "error", err)
+		c.cfg.Log.Warn("companion of the shim is left", "err", err)
 	}
 	c.keeper.leave()
 	if k := c.keeper.get(); k != nil {
 		if err := k.Quit(); err != nil && !errors.Is(err, keeper.ErrGone) {
-			c.cfg.Log.Warn("keeper is left", "error", err)
+			c.cfg.Log.Warn("keeper is left", "err", err)
 		}
 	}
 }

@@ -125,7 +125,7 @@ func (a *app) runForeground(ctx context.Context, l *life) (err error) {
 	if l.notify != nil {
 		go func() {
 			if err := l.notify.forwardReady(ctx, pid, unix.Getpid()); err != nil {
-				a.log.slog.Warn("READY=1 not forwarded", "container", c.ID(), "error", err)
+				a.log.slog.Warn("READY=1 not forwarded", "container", c.ID(), "err", err)
 			}
 		}()
 	}

@@ -57,7 +57,7 @@ func (c *Container) RunPoststart(ctx context.Context) error {
 func (c *Container) runPoststop(ctx context.Context) {
 	for i := range c.Rec.Poststop {
 		if err := c.RunHooks(ctx, "poststop", c.Rec.Poststop[i:i+1], specs.StateStopped); err != nil {
-			c.Store.log.Warn("poststop hook failed", "container", c.Rec.ID, "error", err)
+			c.Store.log.Warn("poststop hook failed", "container", c.Rec.ID, "err", err)
 		}
 	}
 }

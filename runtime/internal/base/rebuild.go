@@ -74,7 +74,7 @@ func (s *Store) Rebuild(id, engine string, known runtime.Known) (*Record, error)
 		return rec, nil // enough to end the container; a later call may know more
 	}
 	if err := s.replaceBad(dir, rec); err != nil {
-		s.log.Warn("cannot rewrite record of container", "container", id, "error", err)
+		s.log.Warn("cannot rewrite record of container", "container", id, "err", err)
 	}
 	rec.dir = dir
 	return rec, nil

@@ -77,7 +77,7 @@ func (s *Store) Load(id string) (*Record, error) {
 	}
 	rec.dir = s.ContainerDir(id)
 	if err := rec.thawLeft(); err != nil {
-		s.log.Warn("container stays frozen until it is loaded again", "container", id, "error", err)
+		s.log.Warn("container stays frozen until it is loaded again", "container", id, "err", err)
 	}
 	return rec, nil
 }
