@@ -62,8 +62,8 @@ configured or that images came from. It changes nothing, and ends with 1 if ther
 func findingRows(w io.Writer, all []doctor.Finding) {
 	for _, f := range all {
 		output.Row(w, f.Level, f.Check, f.Message)
-		if f.Mend != "" {
-			output.Row(w, "", "", fmt.Sprintf("→ %s", f.Mend))
+		if f.Remedy != "" {
+			output.Row(w, "", "", fmt.Sprintf("→ %s", f.Remedy))
 		}
 	}
 }

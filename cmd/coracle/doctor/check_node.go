@@ -56,29 +56,29 @@ func checkDisk(d *Disk) Finding {
 	free := fmt.Sprintf("%s of %s free", units.HumanSize(float64(d.Free)), units.HumanSize(float64(d.Total)))
 	switch {
 	case d.Err != "":
-		f.Message, f.Mend = at+": "+d.Err, "see why, or name another directory with --"+d.Purpose
+		f.Message, f.Remedy = at+": "+d.Err, "see why, or name another directory with --"+d.Purpose
 	case d.ReadOnly:
-		f.Message, f.Mend = at+" is mounted read-only", "mount it writable; the kernel's log says whether it had errors"
+		f.Message, f.Remedy = at+" is mounted read-only", "mount it writable; the kernel's log says whether it had errors"
 	case d.Purpose == "root" && slices.Contains([]string{"overlay", "nfs", "tmpfs", "ramfs"}, d.Type):
 		f.Level, f.Message = Warning, at+" is on "+d.Type
 		switch d.Type {
 		case "overlay":
-			f.Level, f.Mend = Error, "overlayfs cannot be stacked here: put root on a file system of its own, ext4 or xfs"
+			f.Level, f.Remedy = Error, "overlayfs cannot be stacked here: put root on a file system of its own, ext4 or xfs"
 		case "nfs":
-			f.Level, f.Mend = Error, "a network file system cannot hold writable layers: put root on a local disk"
+			f.Level, f.Remedy = Error, "a network file system cannot hold writable layers: put root on a local disk"
 		default:
-			f.Mend = "images take memory there and are gone after a reboot: put root on a disk"
+			f.Remedy = "images take memory there and are gone after a reboot: put root on a disk"
 		}
 	case d.Free < errBytes || percent(d.Free, d.Total) < errPercent:
-		f.Message, f.Mend = at+": "+free, room
+		f.Message, f.Remedy = at+": "+free, room
 	case d.Inodes > 0 && percent(d.InodesFree, d.Inodes) < errPercent:
-		f.Message, f.Mend = fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), inodes
+		f.Message, f.Remedy = fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), inodes
 	case percent(d.Free, d.Total) < warnPercent:
-		f.Level, f.Message, f.Mend = Warning, at+": "+free, room
+		f.Level, f.Message, f.Remedy = Warning, at+": "+free, room
 	case d.Purpose == "state" && d.Inodes > 0 && percent(d.InodesFree, d.Inodes) < warnPercent:
-		f.Level, f.Message, f.Mend = Warning, fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), inodes
+		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), inodes
 	case d.Purpose == "state" && d.Type != "tmpfs":
-		f.Level, f.Message, f.Mend = Warning, at+" is on "+d.Type+": records are written to a disk that a reboot makes worthless", "put state on a tmpfs, as /run is on most machines"
+		f.Level, f.Message, f.Remedy = Warning, at+" is on "+d.Type+": records are written to a disk that a reboot makes worthless", "put state on a tmpfs, as /run is on most machines"
 	default:
 		f.Level, f.Message = OK, fmt.Sprintf("%s: %s, %s", at, d.Type, free)
 	}
@@ -155,25 +155,25 @@ func checkRegistry(r *Registry) Finding {
 	f := Finding{Check: "registry", Level: Error}
 	switch {
 	case r.Err != "" && r.Hosts != "":
-		f.Level, f.Message, f.Mend = Warning, r.Host+": "+r.Err, "none is needed where the servers in "+r.Hosts+" have all images"
+		f.Level, f.Message, f.Remedy = Warning, r.Host+": "+r.Err, "none is needed where the servers in "+r.Hosts+" have all images"
 	case r.Err != "":
 		f.Message = r.Host + ": " + r.Err
 		switch r.Kind {
 		case NoName:
-			f.Mend = "see whether the name is right, and whether /etc/resolv.conf names a server that answers"
+			f.Remedy = "see whether the name is right, and whether /etc/resolv.conf names a server that answers"
 		case NoTrust:
-			f.Mend = fmt.Sprintf("name its authority with ca_file in [image.registry.%q], or in /etc/coracle/certs.d", r.Host)
+			f.Remedy = fmt.Sprintf("name its authority with ca_file in [image.registry.%q], or in /etc/coracle/certs.d", r.Host)
 		case NotTLS:
-			f.Mend = fmt.Sprintf("it speaks plain HTTP: set plain_http = true in [image.registry.%q] if it may", r.Host)
+			f.Remedy = fmt.Sprintf("it speaks plain HTTP: set plain_http = true in [image.registry.%q] if it may", r.Host)
 		case NoAnswer:
-			f.Mend = "see whether a firewall or a missing proxy (HTTPS_PROXY in coracled's environment) is between"
+			f.Remedy = "see whether a firewall or a missing proxy (HTTPS_PROXY in coracled's environment) is between"
 		case OtherReason:
-			f.Mend = "see whether it runs; docs/images.md says how registries are named"
+			f.Remedy = "see whether it runs; docs/images.md says how registries are named"
 		}
 	case r.Status != http.StatusOK && r.Status != http.StatusUnauthorized:
-		f.Level, f.Message, f.Mend = Warning, fmt.Sprintf("%s answers %s with %d", r.Host, r.URL, r.Status), "see whether it is a registry, and whether it is well"
+		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s answers %s with %d", r.Host, r.URL, r.Status), "see whether it is a registry, and whether it is well"
 	case r.Took > slow:
-		f.Level, f.Message, f.Mend = Warning, fmt.Sprintf("%s took %.1f s to answer", r.Host, r.Took.Seconds()), "pulls will be slow; a mirror may help (docs/images.md)"
+		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s took %.1f s to answer", r.Host, r.Took.Seconds()), "pulls will be slow; a mirror may help (docs/images.md)"
 	default:
 		f.Level, f.Message = OK, fmt.Sprintf("%s answers in %d ms", r.Host, r.Took.Milliseconds())
 	}

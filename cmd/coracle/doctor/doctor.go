@@ -18,8 +18,8 @@ type Finding struct {
 	Check   string `json:"check"` // kernel, cgroups, cni…
 	Level   Level  `json:"level"`
 	Message string `json:"message"`
-	// Mend says what to do; empty if nothing has to be.
-	Mend string `json:"mend,omitempty"`
+	// Remedy says what to do; empty if nothing has to be.
+	Remedy string `json:"remedy,omitempty"`
 }
 
 // Examine judges facts; findings come in the order in which one would fix them.
@@ -46,6 +46,6 @@ func Sick(all []Finding) bool {
 }
 
 // one is a check's only finding.
-func one(check string, level Level, message, mend string) []Finding {
-	return []Finding{{Check: check, Level: level, Message: message, Mend: mend}}
+func one(check string, level Level, message, remedy string) []Finding {
+	return []Finding{{Check: check, Level: level, Message: message, Remedy: remedy}}
 }

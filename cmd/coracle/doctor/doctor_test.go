@@ -45,7 +45,7 @@ func healthy() *Facts {
 func TestHealthy(t *testing.T) {
 	all := Examine(healthy())
 	for _, f := range all {
-		if f.Level != OK || f.Mend != "" {
+		if f.Level != OK || f.Remedy != "" {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -62,7 +62,7 @@ func TestFaults(t *testing.T) {
 		check   string
 		level   Level
 		message string // a part of it
-		mend    string // likewise
+		remedy  string // likewise
 	}{
 		{"not root", func(f *Facts) { f.UID = 1000 }, "user", Warning, "not run as root", "sudo"},
 		{"old kernel", func(f *Facts) { f.Kernel.Release = "5.4.0-1" }, "kernel", Error, "5.4.0-1 is older than 5.10", "newer kernel"},
@@ -192,7 +192,7 @@ func TestFaults(t *testing.T) {
 				t.Fatalf("%+v", found)
 			}
 			x := found[0]
-			if x.Check != tc.check || x.Level != tc.level || !strings.Contains(x.Message, tc.message) || !strings.Contains(x.Mend, tc.mend) || (x.Mend == "") != (tc.mend == "") {
+			if x.Check != tc.check || x.Level != tc.level || !strings.Contains(x.Message, tc.message) || !strings.Contains(x.Remedy, tc.remedy) || (x.Remedy == "") != (tc.remedy == "") {
 				t.Errorf("%+v", x)
 			}
 			if Sick(all) != (tc.level == Error) {
