@@ -42,12 +42,12 @@ func command() *cobra.Command {
 	var p place
 	root := &cobra.Command{
 		Use:   "coracle",
-		Short: "run Kubernetes on this machine, and look after its pods, containers and images",
+		Short: "run Kubernetes on this machine, and manage its pods, containers and images",
 		Long: `coracle runs a single-node Kubernetes over coracled: API server, scheduler,
 controllers and kubelet in one process.
 
-It also shows what runs on a node and what is wrong with it, no matter who asked for it:
-pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
+It also shows what runs on a node and what is wrong with it. pods, ps, logs, exec, stats,
+events and image need only coracled.`,
 		Example: `  coracle ps
   coracle logs -f web/nginx
   coracle up
@@ -70,8 +70,8 @@ pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for what outlives a reboot")
-	f.StringVar(&p.state, "state", "/run/coracle", "directory for what a reboot may lose")
+	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for data that survives a reboot")
+	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p), superviseCommand(&p), snapshotCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
 		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran; doctor with 1 if it found an error.",
@@ -86,7 +86,7 @@ pods, ps, logs, exec, stats, events and image speak with coracled alone.`,
 func kubeconfigCommand(p *place) *cobra.Command {
 	return &cobra.Command{
 		Use:     "kubeconfig",
-		Short:   "print where the administrator's kubeconfig is",
+		Short:   "print the path of the administrator's kubeconfig",
 		Example: "  export KUBECONFIG=$(coracle kubeconfig)",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -22,11 +22,11 @@ func doctorCommand(p *place) *cobra.Command {
 	d := daemon.New(func() string { return "" })
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "look for what is wrong with this node, and say how to fix it",
-		Long: `Look at the kernel, cgroups, coracled's configuration, the programs that it needs,
-disks, CNI, firewalls and other things that pods' packets meet, the cluster process and
-coracled if they run, and whether the registries can be reached that are
-configured or that images came from. It changes nothing, and ends with 1 if there is an error.`,
+		Short: "find problems of this node, and say how to fix them",
+		Long: `Check the kernel, cgroups, coracled's configuration, the programs that it needs, disks,
+CNI, firewalls and whatever else handles pods' packets, the cluster process and coracled
+if they run, and the registries that are configured or that images came from. doctor
+changes nothing, and exits with 1 if there is an error.`,
 		Example: `  coracle doctor
   coracle doctor --registry registry.example:5000
   coracle doctor -o json | jq '.[] | select(.level != "ok")'`,

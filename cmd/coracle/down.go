@@ -23,13 +23,13 @@ func downCommand(p *place) *cobra.Command {
 	var purge, volumes bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "stop what up has started, and the pods with it",
-		Long: `down ends the cluster process; if up had started coracled, it also removes the pods and ends
-coracled, its shim and its network. What the API server holds and the images stay for the next up,
-unless --purge is given. A coracled that somebody else has started goes on, and so do its pods.
+		Short: "stop what up started, and the pods",
+		Long: `down stops the cluster process. If up started coracled, it also removes the pods and stops
+coracled, its shim and its network. Objects and images stay for the next up, unless --purge
+is given. A coracled that up did not start keeps running, and so do its pods.
 
-The data of claims (volumes of the StorageClass local-path) is deleted only with --delete-volumes; without it, --purge
-does nothing where there are any, and says how many and how much.`,
+The data of claims (volumes of the StorageClass local-path) is deleted only with
+--delete-volumes. Without it, --purge does nothing if there are any, and prints their number and size.`,
 		Example: `  coracle down
   coracle down --purge      # also images, certificates and everything in the cluster
   coracle down --purge --delete-volumes      # also the data of claims`,

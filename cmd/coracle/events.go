@@ -35,10 +35,10 @@ func (w *workload) eventsCommand() *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "print what becomes of pods and containers, as it happens",
-		Long: `Print what becomes of pods and containers, one line each, until interrupted.
-With -o json each line is an object, with -o yaml a document. What was before is not
-shown: 'coracle pods' and 'coracle ps -a' list what there is.`,
+		Short: "print events of pods and containers as they happen",
+		Long: `Print events of pods and containers, one line each, until interrupted. With -o json
+each line is an object, with -o yaml a document. Earlier events are not shown:
+'coracle pods' and 'coracle ps -a' show the current state.`,
 		Example: `  coracle events
   coracle events -n shop
   coracle events -o json | jq -r 'select(.exitCode > 0) | .pod'`,

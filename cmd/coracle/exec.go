@@ -26,8 +26,8 @@ func (w *workload) execCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec CONTAINER [--] COMMAND [ARG...]",
 		Short: "run a command in a container",
-		Long: `Run a command in a container, as it is found there, and end with its exit code;
-with 1 and a message if it could not be run. The command ends when this does.
+		Long: `Run a command of a container in it, and exit with its exit code, or with 1 and a
+message if it could not be run. The command ends when coracle exec does.
 
 ` + howToName,
 		Example: `  coracle exec web -- cat /etc/hostname

@@ -25,10 +25,10 @@ func (w *workload) logsCommand() *cobra.Command {
 	var f logFlags
 	cmd := &cobra.Command{
 		Use:   "logs CONTAINER",
-		Short: "print what a container has written",
-		Long: `Print what a container has written to its standard output and standard error,
-each to ours. With -f this goes on until the container ends; a log file that is
-rotated meanwhile is read to its end.
+		Short: "print a container's log",
+		Long: `Print what a container wrote to its standard output and standard error, each to
+ours. With -f, continue until the container ends; rotated log files are read to their
+end.
 
 ` + howToName,
 		Example: `  coracle logs web

@@ -279,7 +279,7 @@ func (a *api) telling(ctx context.Context, p place, deployments []objectName, te
 	defer cancel()
 	all, oerr := a.obstacles(look, p, deployments)
 	if oerr != nil {
-		all = append(all, "more cannot be said: "+oerr.Error())
+		all = append(all, "no more is known: "+oerr.Error())
 	}
 	if len(all) > 0 {
 		err = fmt.Errorf("%w\n%s", err, strings.Join(all, "\n"))

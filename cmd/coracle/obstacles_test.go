@@ -125,7 +125,7 @@ func TestObstacles(t *testing.T) {
 func TestTellingWithoutAnswer(t *testing.T) {
 	client := fakeAPI(t, nil, nil)
 	err := client.telling(t.Context(), elsewhere, nil, func(string) {}, func() error { return errors.New("not available") })
-	if err == nil || !strings.HasPrefix(err.Error(), "not available\nmore cannot be said: /api/v1/nodes: 404") {
+	if err == nil || !strings.HasPrefix(err.Error(), "not available\nno more is known: /api/v1/nodes: 404") {
 		t.Errorf("the error is %q", err)
 	}
 	if err := client.telling(t.Context(), elsewhere, nil, func(string) {}, func() error { return nil }); err != nil {

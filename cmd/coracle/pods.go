@@ -35,8 +35,8 @@ func (w *workload) podsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pods",
 		Short: "list the pods of this node",
-		Long: `List the pods of this node, those that have ended too until they are removed.
-RUNNING says how many of a pod's containers run.`,
+		Long: `List the pods of this node, also ended ones until they are removed. RUNNING is the
+number of a pod's containers that run.`,
 		Example: `  coracle pods
   coracle pods -n kube-system
   coracle pods -l app=web -o json | jq -r '.[].ips[0]'`,

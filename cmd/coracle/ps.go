@@ -42,9 +42,9 @@ func (w *workload) psCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "ps",
-		Short: "list the containers that run",
-		Long: `List the containers that run; with -a also those that have ended, and how.
-RESTARTS is how many attempts came before this one.`,
+		Short: "list the running containers",
+		Long: `List the running containers; with -a also ended ones, with their exit codes.
+RESTARTS is the number of earlier attempts.`,
 		Example: `  coracle ps
   coracle ps -a -n kube-system
   coracle ps -a -o json | jq -r '.[] | select(.exitCode > 0) | .pod'`,

@@ -118,7 +118,7 @@ func removeHeldAddress(held netip.Addr) error {
 	}
 	if has { // without the address there is no one to hear
 		if heard, err := isHeard(held); err != nil {
-			return fmt.Errorf("remove address %s, which is for pods: find out who listens there: %w", held, err)
+			return fmt.Errorf("remove address %s of the pods' network: find its listeners: %w", held, err)
 		} else if heard {
 			return nil
 		}

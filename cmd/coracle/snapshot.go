@@ -38,10 +38,10 @@ type snapshotFacts struct {
 func snapshotCommand(p *place) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot",
-		Short: "write the cluster's data into a file, and put them back",
-		Long: `A snapshot is one file with what cannot be made again: all objects of the cluster, the key of its certificate
-authority and the key of its service accounts. It has all Secrets in it: keep it as you keep them. Images, volumes
-and logs are not in it, nor is the file of --encryption-provider-config.`,
+		Short: "save the cluster's data in a file, and restore them",
+		Long: `A snapshot is one file with everything that cannot be generated again: all objects of the cluster, the key of
+its certificate authority and the key of its service accounts. It has all Secrets, so protect it. It does not have
+images, volumes, logs, or the file of --encryption-provider-config.`,
 		Example: `  coracle snapshot save /backup/monday.snapshot
   coracle snapshot check /backup/monday.snapshot
   coracle down && coracle snapshot restore /backup/monday.snapshot && coracle up`,
@@ -54,8 +54,8 @@ func snapshotSaveCommand(p *place) *cobra.Command {
 	return snapshotVerb(p, &cobra.Command{
 		Use:   "save FILE",
 		Short: "write a snapshot into a new file",
-		Long: `Write a snapshot into a new file, which only its owner may read. The cluster may run, and goes on meanwhile; a snapshot
-has all that was written before it began. A file of that name must not exist.`,
+		Long: `Write a snapshot to a new file, which only its owner may read. The cluster may run meanwhile. The snapshot has
+everything that was written before it started. The file must not exist.`,
 		Example: `  coracle snapshot save /backup/$(date +%F).snapshot
   coracle snapshot save /backup/now.snapshot -o json`,
 	}, saveSnapshot, func(w io.Writer, f snapshotFacts) {
@@ -66,7 +66,7 @@ has all that was written before it began. A file of that name must not exist.`,
 func snapshotCheckCommand(p *place) *cobra.Command {
 	return snapshotVerb(p, &cobra.Command{
 		Use:     "check FILE",
-		Short:   "read a whole snapshot, and say what is wrong with it, if anything",
+		Short:   "read a whole snapshot, and report errors in it",
 		Example: "  coracle snapshot check /backup/monday.snapshot",
 	}, func(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error) {
 		return p.snapshotTool(ctx, progress, "check", file)
@@ -79,14 +79,14 @@ func snapshotCheckCommand(p *place) *cobra.Command {
 func snapshotRestoreCommand(p *place) *cobra.Command {
 	return snapshotVerb(p, &cobra.Command{
 		Use:   "restore FILE",
-		Short: "replace the cluster's data by those of a snapshot; the cluster must not run",
-		Long: `Replace the cluster's data by those of a snapshot, or make a cluster of it in a directory or on a machine that has
-none. The cluster must not run. The file is checked before anything is changed. The data of before are kept, in a
-directory that is named. The next up has the node's name, the Services' network and the domain of
-the snapshot. Tokens and client certificates that were handed out before the snapshot are good again.
+		Short: "replace the cluster's data with a snapshot; the cluster must not run",
+		Long: `Replace the cluster's data with a snapshot, or create a cluster from it in a directory or on a machine without
+one. The cluster must not run. The file is checked before anything is changed. The old data are kept in a directory,
+which restore prints. The next up uses the node's name, the Services' network and the domain of the snapshot. Tokens
+and client certificates that were issued before the snapshot are valid again.
 
-When it is cut off, even by the machine's end, the data are either the old or the new ones: the next start of the
-cluster finishes or undoes it.`,
+If restore is interrupted, even by a crash of the machine, the data are either the old or the new ones: the next
+start of the cluster completes it or undoes it.`,
 		Example: `  coracle down
   coracle snapshot restore /backup/monday.snapshot
   coracle up

@@ -26,10 +26,10 @@ func (w *workload) statsCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "stats",
-		Short: "print what containers use at the moment",
-		Long: `Print what the running containers use: cores and working set, with the limit if
-there is one, over one second, and the size of the writable layer. With -p the same for
-pods as a whole, and their processes and network. 'coracle top' goes on showing it.`,
+		Short: "print what containers use",
+		Long: `Print what the running containers use in one second: cores, working set with its limit
+if there is one, and the size of the writable layer. With -p, print the same for whole
+pods, with their processes and network. 'coracle top' refreshes it.`,
 		Example: `  coracle stats
   coracle stats -p -n kube-system
   coracle stats -o json | jq 'map(.memoryBytes) | add'`,

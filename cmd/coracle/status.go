@@ -36,7 +36,7 @@ func statusCommand(p *place) *cobra.Command {
 	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "say what runs and what is wrong; exit with 1 if anything is",
+		Short: "show what runs and what is wrong; exit with 1 if anything is wrong",
 		Example: `  coracle status
   coracle status -o json`,
 		Args: cobra.NoArgs,

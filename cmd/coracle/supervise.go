@@ -153,7 +153,7 @@ func once(ctx context.Context, args []string, log io.Writer) error {
 		return nil // however it took the signal
 	}
 	if err == nil {
-		return errors.New("it exited with 0, though no one had asked it to")
+		return errors.New("it exited with 0 unexpectedly")
 	}
 	return err
 }

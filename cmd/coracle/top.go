@@ -28,10 +28,10 @@ func (w *workload) topCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "show what containers use, refreshed each second",
-		Long: `Show what the running containers use, those that use most first, refreshed each second.
+		Long: `Show what the running containers use, the largest users first, refreshed each second.
 
-Keys: c sorts by cores, m by memory, n by name; p changes between containers and pods; q ends.
-Where standard output is no terminal, one table after the other is printed instead.`,
+Keys: c sorts by cores, m by memory, n by name; p switches between containers and pods; q quits.
+If standard output is not a terminal, one table after the other is printed.`,
 		Example: `  coracle top
   coracle top -p -n kube-system
   coracle top --updates 60 > minute.txt`,

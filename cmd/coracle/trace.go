@@ -37,9 +37,9 @@ func (w *workload) traceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace POD",
 		Short: "show how a pod was started, step by step with times",
-		Long: `Show how a pod and its containers were started: when each step began, after the
-first, and how long it took. coracled records this of every pod, so it need not be asked
-for before. What is between the steps is the kubelet's time, or that of a pull.`,
+		Long: `Show how a pod and its containers were started: when each step started, after the
+first one, and how long it took. coracled always records this for every pod. The time
+between the steps belongs to the kubelet, or to a pull.`,
 		Example: `  coracle trace web
   coracle trace kube-system/coredns-5d78c9869d-x2x9p
   coracle trace web -o json | jq '[.[].steps[].took] | add / 1e6'`,

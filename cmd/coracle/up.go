@@ -89,13 +89,13 @@ func upCommand(p *place) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "start Kubernetes on this machine and wait until its node is Ready",
-		Long: `up starts coracled, unless one serves the socket in --state already, and the cluster process, makes
-certificates and the administrator's kubeconfig, and waits until the node is Ready. Run again, it
-starts what does not run, renews certificates that expire within 30 days, and waits again.
+		Long: `up starts coracled, unless one already serves the socket in --state, and the cluster process. It creates
+certificates and the administrator's kubeconfig, and waits until the node is Ready. Run it again to
+start what does not run, and to renew certificates that expire within 30 days.
 
-Flags are remembered until down --purge: those that are not given are as they were the last time. They
-take effect when the cluster is started. With others than a cluster that runs has, up changes nothing
-and fails. An up that fails before the node is Ready ends what it has started; pods that ran before go on.`,
+Flags are remembered until down --purge: a missing flag has its last value. They take effect when the
+cluster is started. If they differ from those of a running cluster, up changes nothing and fails. An up
+that fails before the node is Ready stops what it started; pods that ran before keep running.`,
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
@@ -114,18 +114,18 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.Config, "config", "", "configuration file for coracled")
-	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io", "registry of images whose names have none, unless --config names one; "+refuseShortNames+" refuses such names")
+	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io", "registry for image names without one, unless --config names one; "+refuseShortNames+" refuses such names")
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
 	f.IntVar(&o.KubeletPort, "kubelet-port", 0, "port of the kubelet's HTTPS API, another one for each cluster of this machine (default: 10250)")
-	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses: one that this machine does not reach")
+	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses; this machine must have no route to it")
 	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil, "addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
 		"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to others")
 	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "", "`INTERFACE` to answer on for --load-balancer-cidr (default: the one whose network has the address)")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
 	f.StringSliceVar(&o.NodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
-	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "cgroup below which pods' cgroups are made; down removes it")
+	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "parent of the pods' cgroups; down removes it")
 	f.StringSliceVar(&o.Etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
 	f.StringVar(&o.ClusterDomain, "cluster-domain", "", "domain of Services' names (default: cluster.local)")
 	f.StringSliceVar(&o.ClusterDNS, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr); outside of --service-cidr they are of a DNS elsewhere")
@@ -137,16 +137,16 @@ and fails. An up that fails before the node is Ready ends what it has started; p
 	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.StringVar(&o.EncryptionConfig, "encryption-provider-config", "", "`FILE` with an EncryptionConfiguration: how objects are encrypted in etcd (default: not encrypted)")
 	f.StringVar(&o.AuditPolicy, "audit-policy-file", "", "`FILE` with an audit Policy: which requests are recorded (default: none)")
-	f.StringVar(&o.AuditLog, "audit-log-path", "", "`FILE` for what is recorded")
-	f.StringVar(&o.AuditWebhook, "audit-webhook-config-file", "", "kubeconfig `FILE` of a server that gets what is recorded")
-	f.StringVar(&o.EtcdQuota, "etcd-quota", "", "how large the built-in etcd's database may get, a `SIZE` such as 8Gi (default: 4Gi)")
+	f.StringVar(&o.AuditLog, "audit-log-path", "", "`FILE` for the recorded requests")
+	f.StringVar(&o.AuditWebhook, "audit-webhook-config-file", "", "kubeconfig `FILE` of a server that gets the recorded requests")
+	f.StringVar(&o.EtcdQuota, "etcd-quota", "", "largest `SIZE` of the built-in etcd's database, such as 8Gi (default: 4Gi)")
 	f.StringVar(&o.SchedulerConfig, "scheduler-config", "", "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: upstream's defaults)")
 	f.StringVar(&o.AuthenticationConfig, "authentication-config", "", "`FILE` with an AuthenticationConfiguration: issuers of tokens (OpenID Connect) (default: none)")
-	f.StringVar(&o.TokenWebhook, "authentication-token-webhook-config-file", "", "kubeconfig `FILE` of a server that is asked about tokens")
-	f.StringVar(&o.TokenWebhookVersion, "authentication-token-webhook-version", "", "version of authentication.k8s.io in which it is asked: v1 or v1beta1 (default: v1beta1)")
+	f.StringVar(&o.TokenWebhook, "authentication-token-webhook-config-file", "", "kubeconfig `FILE` of a server that reviews tokens")
+	f.StringVar(&o.TokenWebhookVersion, "authentication-token-webhook-version", "", "version of authentication.k8s.io for it: v1 or v1beta1 (default: v1beta1)")
 	f.StringVar(&o.PodSecurity, "pod-security", "", "`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
-	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long all of it may take")
+	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "limit for the whole start")
 	return cmd
 }
 
@@ -155,7 +155,7 @@ const refuseShortNames = "none"
 
 func up(ctx context.Context, p place, o upOptions, given func(flag string) bool, out io.Writer) error {
 	if os.Geteuid() != 0 {
-		return errors.New("up: it makes namespaces, mounts and networks, for which it must be root: use sudo")
+		return errors.New("up: only root may make namespaces, mounts and networks: use sudo")
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()

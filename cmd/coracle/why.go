@@ -78,14 +78,14 @@ func whyCommand(p *place) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why SOURCE DESTINATION[:PORT]",
 		Short: "say which Service, endpoint and policy decide about a connection",
-		Long: `Say what this node does with a connection from SOURCE to DESTINATION: what a name resolves to, which Service has the
+		Long: `Show what this node does with a connection from SOURCE to DESTINATION: what a name resolves to, which Service has the
 address, which endpoints it may get, and which policies allow or deny it. Nothing is sent: the cluster process
-answers from the data that it makes the node's rules from.
+answers from the data of the node's rules.
 
 SOURCE is pod/NAME, NAMESPACE/NAME, node/NAME or an IP address. DESTINATION is pod/NAME, svc/NAME, NAMESPACE/NAME, an
 IP address, or a DNS name as the source would use it. pod/NAMESPACE/NAME and svc/NAMESPACE/NAME name another namespace.
 PORT is a number or a port's name, 53/udp for another protocol than TCP. Without PORT, all ports of the Service or pod
-are told.`,
+are shown.`,
 		Example: `  coracle why pod/visitor svc/web
   coracle why -n shop pod/cart db.storage:5432
   coracle why shop/cart 10.96.0.10:53/udp

@@ -24,14 +24,14 @@ func (i *images) saveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "save IMAGE...",
 		Short: "write images to an archive",
-		Long: `Write images, with the names they are given by, to an archive that other tools read.
+		Long: `Write images, with the given names, to an archive that other tools can read.
 
   oci         an OCI image layout in a tar archive (skopeo: oci-archive)
   docker      what docker load and podman load read in any version (docker-archive)
   oci-dir     an OCI image layout as a directory, which --file names
 
-The manifest of a saved OCI image, and so its digest, is the registry's as long as
-the layers' blobs were kept; else it is made again, which is said. Its id stays.`,
+A saved OCI image has the registry's manifest and digest if the layers' blobs were kept.
+Otherwise save writes a new manifest and says so. The id does not change.`,
 		Example: `  coracle image save -f app.tar registry.example/app:2 docker.io/library/redis:8
   coracle image save --format docker app:2 | ssh host podman load
   coracle image save --format oci-dir -f ./layout app:2`,
@@ -81,10 +81,10 @@ func (i *images) loadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load",
 		Short: "read images from an archive",
-		Long: `Read images from an archive: docker-archive, OCI image layout, also packed with gzip
-or zstd, or from a directory with an OCI image layout. What it is is found out.
-Everything is checked against its digest before an image is there; of images for
-several platforms, this machine's is taken.`,
+		Long: `Read images from an archive (docker-archive or OCI image layout, also compressed with
+gzip or zstd), or from a directory with an OCI image layout. load detects the format.
+It checks everything against its digest before it stores an image. Of images for several
+platforms, it takes this machine's.`,
 		Example: `  coracle image load -f app.tar
   podman save app:2 | coracle image load
   coracle image load -f ./layout --name registry.example/app:2`,
@@ -129,10 +129,10 @@ func (i *images) importCommand() *cobra.Command {
 	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "import NAME",
-		Short: "make an image of a root file system's tar archive",
-		Long: `Make an image of one layer: the tar archive of a root file system, also packed with
-gzip or zstd. What to run in it, and all else of a configuration, may be given
-as a JSON file as the OCI image specification has it.`,
+		Short: "create an image from a root file system's tar archive",
+		Long: `Create an image of one layer: the tar archive of a root file system, also compressed
+with gzip or zstd. A JSON file in the format of the OCI image specification can set the
+configuration, such as the command.`,
 		Example: `  debootstrap stable root && tar -C root -c . | coracle image import debian:mine
   coracle image import -f root.tar.gz --config config.json app:1`,
 		Args:              cobra.ExactArgs(1),

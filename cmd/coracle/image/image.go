@@ -20,11 +20,11 @@ func Command(socket func() string, program func(name string) (path string, err e
 	i := &images{daemon: daemon.New(socket)}
 	cmd := &cobra.Command{
 		Use:   "image",
-		Short: "images: pull, push, look into, build, move, remove",
+		Short: "manage images: pull, push, inspect, build, copy, remove",
 		Long: `Commands for the images of a running coracled.
 
-An image is named as registries do (registry.example/team/app:2,
-app@sha256:…) or by its id or the beginning of it, six digits at least.`,
+Name an image as registries do (registry.example/team/app:2, app@sha256:…), or
+by its id or a prefix of it with at least six digits.`,
 		Example: `  coracle image pull docker.io/library/busybox:1.36
   coracle image list
   coracle image tree

@@ -67,7 +67,7 @@ func (i *images) inspectCommand() *cobra.Command {
 	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE",
-		Short: "print all that is known of an image: layers, manifest, configuration",
+		Short: "print an image's layers, manifest and configuration",
 		Example: `  coracle image inspect busybox:1.36
   coracle image inspect -o json busybox:1.36 | jq .configuration.config.Env`,
 		Args:              cobra.ExactArgs(1),
@@ -90,7 +90,7 @@ func (i *images) inspectCommand() *cobra.Command {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if format == "table" {
-			return fmt.Errorf("--output table: an image's documents are no table; it is json or yaml")
+			return fmt.Errorf("--output table: an image's documents cannot be a table: use json or yaml")
 		}
 		return nil
 	}
@@ -110,7 +110,7 @@ func (i *images) historyCommand() *cobra.Command {
 	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "history IMAGE",
-		Short: "show the steps that an image was made by, the newest first",
+		Short: "show the steps that built an image, the newest first",
 		Example: `  coracle image history busybox:1.36
   coracle image history -o json registry.example/app:2`,
 		Args:              cobra.ExactArgs(1),

@@ -14,10 +14,10 @@ import (
 func (i *images) mountCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "mount IMAGE DIRECTORY",
-		Short: "show an image's files at a directory, to be read only",
-		Long: `Show an image's files at a directory, which is made if it is not there. They cannot
-be changed, set-user-id programs and devices there have no effect, and the image's
-layers stay as long as it is mounted; unmount it with 'coracle image unmount'.`,
+		Short: "show an image's files in a directory, read-only",
+		Long: `Mount an image's files, read-only, on a directory, which is created if it does not exist.
+Set-user-id programs and devices there have no effect. The image's layers stay as long as
+it is mounted; unmount it with 'coracle image unmount'.`,
 		Example: `  coracle image mount registry.example/app:2 /mnt/app
   coracle image unmount /mnt/app`,
 		Args: cobra.ExactArgs(2),
@@ -44,7 +44,7 @@ func (i *images) unmountCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "unmount DIRECTORY",
 		Aliases: []string{"umount"},
-		Short:   "end what mount has begun, and remove the directory",
+		Short:   "unmount an image, and remove the directory",
 		Example: `  coracle image unmount /mnt/app`,
 		Args:    cobra.ExactArgs(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -68,10 +68,10 @@ func (i *images) commitCommand() *cobra.Command {
 	r := &imagesv1.CommitRequest{}
 	cmd := &cobra.Command{
 		Use:   "commit CONTAINER NAME",
-		Short: "make an image of a container's image and what the container changed",
-		Long: `Make an image of a container's image and one layer more: what the container has
-changed since it was created. Volumes are not part of it. A running container is not
-paused: a file that it is writing just then may be caught half written.`,
+		Short: "create an image from a container, with its changes",
+		Long: `Create an image from a container's image and one more layer: the container's changes
+since it was created. Volumes are not part of it. A running container is not paused: a
+file that it writes at that moment may be incomplete.`,
 		Example: `  coracle image commit 1f0c7b2ad1e5 registry.example/app:fixed
   coracle image commit --change 'CMD ["/bin/app"]' --change 'ENV MODE=debug' 1f0c7b2ad1e5 app:debug`,
 		Args:              cobra.ExactArgs(2),
@@ -89,8 +89,8 @@ paused: a file that it is writing just then may be caught half written.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&r.Author, "author", "", "who made it, for the image's configuration")
-	f.StringVarP(&r.Comment, "message", "m", "", "what for, for the image's history")
+	f.StringVar(&r.Author, "author", "", "author, for the image's configuration")
+	f.StringVarP(&r.Comment, "message", "m", "", "comment, for the image's history")
 	f.StringArrayVarP(&r.Changes, "change", "c", nil, "instruction of a Dockerfile for the configuration: CMD, ENTRYPOINT, ENV, EXPOSE,\nLABEL, STOPSIGNAL, USER, VOLUME or WORKDIR; may be given again")
 	format.Define(cmd)
 	return cmd

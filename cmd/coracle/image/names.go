@@ -57,7 +57,7 @@ func (i *images) removeCommand() *cobra.Command {
 		Aliases: []string{"rm"},
 		Short:   "remove names, and images with their last name",
 		Long: `Remove names, and images with their last name. An id removes an image with all its
-names. Containers that run from it go on; their layers go with the last of them.`,
+names. Its containers keep running; the layers are removed with the last of them.`,
 		Example: `  coracle image remove registry.example/app:1 registry.example/app:2
   coracle image remove 4bcff63911fc`,
 		Args:              cobra.MinimumNArgs(1),
@@ -90,9 +90,9 @@ func (i *images) pruneCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "remove images that nothing uses",
-		Long: `Remove images that have lost their tags and that no container was made of; with
---all, all that no container was made of. Then collect garbage: blobs and layers that
-nothing needs, with --all also those kept for a day of images that damage has lost.`,
+		Long: `Remove images without tags and without containers; with --all, all images without
+containers. Then collect garbage: blobs and layers that nothing needs. With --all, this
+includes those of damaged images, which are otherwise kept for a day.`,
 		Example: `  coracle image prune
   coracle image prune --all --yes`,
 		Args:              cobra.NoArgs,

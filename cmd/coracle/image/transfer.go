@@ -76,9 +76,9 @@ func (i *images) pullCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull IMAGE...",
 		Short: "fetch images from their registries",
-		Long: `Fetch images from their registries. Progress goes to standard error: a bar for each
-layer and one for all on a terminal, else a line now and then. Interrupted, nothing
-half is left.`,
+		Long: `Fetch images from their registries. Progress goes to standard error: on a terminal a bar
+for each layer and one for all, else a line now and then. An interrupted pull leaves no
+partial image.`,
 		Example: `  coracle image pull docker.io/library/busybox:1.36
   coracle image pull registry.example/app@sha256:0e4d…
   pass show registry | coracle image pull -u me --password-stdin registry.example/app:2`,
@@ -123,11 +123,11 @@ func (i *images) pushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push IMAGE [NAME]",
 		Short: "send an image to a registry, under its name or another",
-		Long: `Send an image to a registry, under its name or another. Blobs that the registry
-has, in whatever repository of it this image came from, are not sent again. Of an
-image for several platforms, this machine's is sent.
+		Long: `Send an image to a registry, under its name or another. Blobs that the registry already
+has in the repository that this image came from are not sent again. Of an image for
+several platforms, this machine's is sent.
 
-Without --username, the credentials are those that coracled has for the registry.`,
+Without --username, push uses coracled's credentials for the registry.`,
 		Example: `  coracle image push registry.example/team/app:2
   coracle image push 4bcff63911fc registry.example/team/app:2
   pass show registry | coracle image push -u me --password-stdin registry.example/app:2`,

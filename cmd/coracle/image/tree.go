@@ -31,10 +31,9 @@ func (i *images) treeCommand() *cobra.Command {
 	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "tree [IMAGE...]",
-		Short: "show images' layers, who shares them, and what removing would free",
-		Long: `Show images' layers, the lowest first, with the other images that share each of
-them. What removing an image would free are the layers and blobs that no
-other image and no container needs.`,
+		Short: "show images' layers, which images share them, and what removing would free",
+		Long: `Show images' layers, the lowest first, with the other images that share each of them.
+Removing an image frees the layers and blobs that no other image and no container needs.`,
 		Example: `  coracle image tree
   coracle image tree busybox:1.36 -o json`,
 		ValidArgsFunction: i.completeNames,

@@ -24,11 +24,11 @@ func (i *images) usageCommand() *cobra.Command {
 	var format output.Format
 	cmd := &cobra.Command{
 		Use:   "du",
-		Short: "say who owns every byte under coracled's root directory",
-		Long: `Say who owns every byte under coracled's root directory: layers and blobs with the
-images that need them, containers' writable layers, and the rest by directory.
-What has no owner and is a layer, blob or download is garbage, or belongs to
-something under way. Mounts below the root directory are not counted.`,
+		Short: "show the owner of every byte under coracled's root directory",
+		Long: `Show the owner of every byte under coracled's root directory: layers and blobs with the
+images that need them, containers' writable layers, and the rest by directory. A layer,
+blob or download without an owner is garbage, or belongs to an operation in progress.
+Mounts below the root directory are not counted.`,
 		Example: `  coracle image du
   coracle image du -o json | jq 'map(.bytes) | add'`,
 		Args:              cobra.NoArgs,

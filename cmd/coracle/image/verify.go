@@ -43,15 +43,15 @@ func (i *images) verifyCommand() *cobra.Command {
 	var repair string
 	cmd := &cobra.Command{
 		Use:   "verify [IMAGE...]",
-		Short: "read all that images consist of, compare it with its digests, and repair it",
-		Long: `Read all that images consist of (all images, if none is named) and compare it with
-its digests. Unpacked layers are compared by making their archives again. Exits
-with 1 if something is damaged and was not repaired.
+		Short: "verify the data of images against their digests, and repair it",
+		Long: `Read all data of images (of all images, if none is named) and compare it with its
+digests. To verify unpacked layers, their archives are created again. verify exits with
+1 if something is damaged and was not repaired.
 
-  --repair drop     takes what is damaged out of use, with the images that need it
-  --repair fetch    pulls these images again; only what was damaged is fetched
+  --repair drop     stops using damaged data, and removes the images that need it
+  --repair fetch    pulls these images again; only damaged data is fetched
 
-Containers that run from a damaged layer go on with it.`,
+Containers that run from a damaged layer keep using it.`,
 		Example: `  coracle image verify
   coracle image verify --repair fetch
   coracle image verify registry.example/app:2 -o json`,

@@ -191,7 +191,7 @@ func outcome(said []byte) (exitCode int, err error) {
 		}
 	}
 	if err := json.Unmarshal(said, &status); err != nil {
-		return 0, fmt.Errorf("stream: how the command ended is told as %.80q: %w", said, err)
+		return 0, fmt.Errorf("stream: read the command's status from %.80q: %w", said, err)
 	}
 	if status.Status == "Success" {
 		return 0, nil
@@ -209,7 +209,7 @@ func outcome(said []byte) (exitCode int, err error) {
 		}
 	}
 	if status.Message == "" {
-		return 0, fmt.Errorf("stream: how the command ended is told as %.80q", said)
+		return 0, fmt.Errorf("stream: unknown status of the command: %.80q", said)
 	}
 	message := status.Message
 	// What upstream's server puts before a runtime's error says nothing more.

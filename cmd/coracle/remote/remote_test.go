@@ -185,9 +185,9 @@ func TestRefused(t *testing.T) {
 func TestOutcome(t *testing.T) {
 	for _, tc := range []struct{ name, said, err string }{
 		{"nothing", "", "the connection ended before the command did"},
-		{"no JSON", "command terminated", `is told as "command terminated"`},
+		{"no JSON", "command terminated", `read the command's status from "command terminated"`},
 		{"a code that is none", `{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"-1"}]}}`, `exit code "-1"`},
-		{"no cause", `{"status":"Failure","reason":"NonZeroExitCode"}`, "is told as"},
+		{"no cause", `{"status":"Failure","reason":"NonZeroExitCode"}`, "unknown status of the command"},
 		{"a message", `{"status":"Failure","message":"gone"}`, "gone"},
 	} {
 		if code, err := outcome([]byte(tc.said)); err == nil || !strings.Contains(err.Error(), tc.err) {
