@@ -20,8 +20,8 @@ func (a *app) checkpointCommand() *cobra.Command {
 		Use:   "checkpoint [flags] ID",
 		Short: "Save a running container's processes to files and delete it",
 		Long: `checkpoint saves all processes of a running container, with their memory and open
-files, and deletes the container unless told to leave it running. restore makes it again.
-It executes criu(8), which has to be in PATH and to know the running kernel.`,
+files, and deletes the container unless --leave-running is given. restore creates it
+again. checkpoint executes criu(8), which must be in PATH and support the kernel.`,
 		Example: `  coracle-oci checkpoint --image-path saved mine
   coracle-oci restore --image-path saved --bundle box --detach mine`,
 		Args: cobra.ExactArgs(1),
@@ -42,8 +42,8 @@ It executes criu(8), which has to be in PATH and to know the running kernel.`,
 	image.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&opts.ParentDir, "parent-path", "", "directory of an earlier --pre-dump, relative to --image-path")
-	f.BoolVar(&opts.LeaveRunning, "leave-running", false, "let the container go on")
-	f.BoolVar(&opts.PreDump, "pre-dump", false, "save memory only, let the container go on, for a shorter checkpoint later")
+	f.BoolVar(&opts.LeaveRunning, "leave-running", false, "keep the container running")
+	f.BoolVar(&opts.PreDump, "pre-dump", false, "save only memory, and keep the container running, for a shorter checkpoint later")
 	f.BoolVar(&opts.TCPSkipInFlight, "tcp-skip-in-flight", false, "leave out TCP connections that are not accepted yet")
 	f.BoolVar(&opts.LinkRemap, "link-remap", false, "link deleted files that are still open")
 	f.StringVar(&opts.PageServer, "page-server", "", "ADDRESS:PORT of a criu page server for the memory")

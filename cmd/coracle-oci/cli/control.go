@@ -20,7 +20,7 @@ import (
 func (a *app) startCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "start ID",
-		Short:   "Let a created container's program run",
+		Short:   "Start a created container's program",
 		Example: "  coracle-oci start mine",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -136,7 +136,7 @@ func (a *app) deleteCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:     "delete [flags] ID...",
-		Short:   "Free everything that containers hold",
+		Short:   "Delete containers and everything they hold",
 		Example: "  coracle-oci delete --force mine",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -197,7 +197,7 @@ func (a *app) pauseCommand() *cobra.Command {
 func (a *app) resumeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "resume ID",
-		Short:   "Let a paused container go on",
+		Short:   "Resume a paused container",
 		Example: "  coracle-oci resume mine",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -43,7 +43,7 @@ func (a *app) createCommand() *cobra.Command {
 	var m makeFlags
 	cmd := &cobra.Command{
 		Use:   "create [flags] ID",
-		Short: "Make a container whose program waits for start",
+		Short: "Create a container whose program waits for start",
 		Example: `  coracle-oci create --bundle box mine
   coracle-oci start mine`,
 		Args: cobra.ExactArgs(1),

@@ -63,7 +63,7 @@ func (a *app) execCommand() *cobra.Command {
 	f.StringVar(&x.label, "process-label", "", "SELinux label")
 	f.StringVar(&x.pidfdSocket, "pidfd-socket", "", "unix socket that gets a pidfd of the program")
 	f.StringArrayVar(&x.cgroups, "cgroup", nil, "existing cgroup below the container's, as PATH or, on cgroup v1, CONTROLLER[,CONTROLLER...]:PATH")
-	f.BoolVar(&x.ignorePaused, "ignore-paused", false, "run it in a paused container, too: it goes on when that is resumed")
+	f.BoolVar(&x.ignorePaused, "ignore-paused", false, "run it also in a paused container; it starts when that is resumed")
 	f.IntVar(&x.preserveFDs, "preserve-fds", 0, "pass on this many descriptors after the standard streams")
 	return cmd
 }
@@ -162,7 +162,7 @@ func parseCgroups(args []string) (map[string]string, error) {
 				return nil, fmt.Errorf("--cgroup %q has an empty controller", arg)
 			}
 			if _, twice := out[c]; twice {
-				return nil, fmt.Errorf("--cgroup: controller %s stands there twice", c)
+				return nil, fmt.Errorf("--cgroup: duplicate controller %s", c)
 			}
 			out[c] = path
 		}

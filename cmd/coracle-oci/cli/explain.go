@@ -19,12 +19,12 @@ func (a *app) explainCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "explain [flags] [BUNDLE]",
-		Short: "Tell what a container from a bundle would be, and what is dangerous about it",
-		Long: `explain prints what create would do with a bundle (the working directory if none
-is given), in order, and warns about what would let the container's program reach
-the host, with what to set instead. It runs nothing, makes nothing and needs no
-rights: the container is the one that root would get on this host. What it prints
-is made of the plan that create carries out, so the two cannot differ.`,
+		Short: "Describe the container of a bundle, and warn about dangerous settings",
+		Long: `explain prints what create would do with a bundle (by default the working directory),
+in order. It warns about settings that would let the container's program reach the
+host, and says what to set instead. It runs and creates nothing, and needs no rights:
+it describes the container that root would get on this host. It prints the plan that
+create carries out, so the two cannot differ.`,
 		Example: `  coracle-oci explain box
   coracle-oci explain --output json box | jq '.warnings[].problem'
   coracle-oci explain --steps box
@@ -81,8 +81,8 @@ is made of the plan that create carries out, so the two cannot differ.`,
 	f := cmd.Flags()
 	f.StringVarP(&output, "output", "o", "table", "table, json or yaml")
 	f.StringVar(&id, "id", "ID", "the id that the container would have")
-	f.StringVar(&process, "process", "", "explain a further process in the container: a file with an OCI process, as exec takes it")
-	f.BoolVar(&steps, "steps", false, "print each operation alone, as errors of create name them")
+	f.StringVar(&process, "process", "", "explain another process in the container: a file with an OCI process, as for exec")
+	f.BoolVar(&steps, "steps", false, "print only the operations, with the names in errors of create")
 	f.IntVar(&version, "cgroup-version", 0, "explain for a usual host with cgroups of version 1 or 2 (default: this host)")
 	return cmd
 }

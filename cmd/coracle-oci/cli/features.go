@@ -7,7 +7,7 @@ import (
 func (a *app) featuresCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "features",
-		Short:   "Print what this runtime can do, as the runtime spec's features document",
+		Short:   "Print this runtime's features, as the runtime spec's features document",
 		Example: "  coracle-oci features",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {

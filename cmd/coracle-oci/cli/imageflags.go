@@ -30,7 +30,7 @@ func (i *imageFlags) add(cmd *cobra.Command) {
 	f.BoolVar(&i.opts.LazyPages, "lazy-pages", false, "leave memory behind, to be fetched when it is touched (userfaultfd)")
 	f.BoolVar(&i.opts.AutoDedup, "auto-dedup", false, "drop pages from older images as newer ones replace them")
 	f.StringVar(&i.opts.CgroupMode, "manage-cgroups-mode", "", "soft, full, strict or ignore (default soft)")
-	f.StringArrayVar(&i.emptyNs, "empty-ns", nil, "namespace whose properties are left out: network, which always is")
+	f.StringArrayVar(&i.emptyNs, "empty-ns", nil, "namespace without saved properties: network (always the case)")
 }
 
 // options checks the flags and makes paths absolute.

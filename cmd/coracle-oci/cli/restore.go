@@ -18,9 +18,9 @@ func (a *app) restoreCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "restore [flags] ID",
-		Short: "Make a container again from what checkpoint saved",
-		Long: `restore makes a container whose processes go on where checkpoint saved them. The bundle
-has to be the saved container's. It executes criu(8).`,
+		Short: "Create a container again from a checkpoint",
+		Long: `restore creates a container whose processes continue where checkpoint saved them. The
+bundle must be the saved container's. It executes criu(8).`,
 		Example: "  coracle-oci restore --image-path saved --bundle box --detach mine",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

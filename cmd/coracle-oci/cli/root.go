@@ -87,8 +87,8 @@ func Run(extra *Companion, args []string, stdin *os.File, stdout, stderr io.Writ
 func (a *app) command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "coracle-oci",
-		Short: "Make and drive containers from OCI bundles",
-		Long: `coracle-oci makes and drives containers from OCI bundles: directories with a
+		Short: "Create and manage containers from OCI bundles",
+		Long: `coracle-oci creates and manages containers from OCI bundles: directories with a
 config.json and a root file system. Its commands and flags are those of runc.`,
 		Example: `  mkdir -p box/rootfs && cp -a /bin/busybox box/rootfs/    # a bundle
   coracle-oci spec --bundle box                            # its config.json
@@ -113,9 +113,9 @@ config.json and a root file system. Its commands and flags are those of runc.`,
 	f.StringVar(&a.logFormat, "log-format", "text", "format of --log: text or json")
 	f.BoolVar(&a.debug, "debug", false, "log more")
 	f.StringVar(&a.engineName, "engine", engine.Name, "what makes containers: coracle, or libcontainer to compare with")
-	f.BoolVar(&a.traceSteps, "trace-steps", false, "tell on standard error where the time of making a container or process goes")
-	f.BoolVar(&a.systemdCgroup, "systemd-cgroup", false, "let systemd make cgroups; linux.cgroupsPath is then slice:prefix:name")
-	f.StringVar(&a.rootless, "rootless", "auto", "go on where cgroups cannot be written: true, false or auto")
+	f.BoolVar(&a.traceSteps, "trace-steps", false, "print on standard error how long each step of creating a container or process takes")
+	f.BoolVar(&a.systemdCgroup, "systemd-cgroup", false, "let systemd create cgroups; linux.cgroupsPath is then slice:prefix:name")
+	f.StringVar(&a.rootless, "rootless", "auto", "continue if cgroups cannot be written: true, false or auto")
 	a.addCommands(cmd)
 	for _, c := range cmd.Commands() {
 		c.Args = showUsage(c.Args)

@@ -19,10 +19,10 @@ func (a *app) runCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "run [flags] ID",
-		Short: "Make a container, start it, wait for it and delete it",
-		Long: `run makes a container and starts its program. In the foreground it forwards
-signals, ends with the program's exit status (128 + number for a signal) and
-deletes the container. With --detach it returns once the program runs.`,
+		Short: "Create a container, start it, wait for it and delete it",
+		Long: `run creates a container and starts its program. In the foreground it forwards
+signals, exits with the program's exit status (128 + number for a signal) and
+deletes the container. With --detach it returns when the program runs.`,
 		Example: `  coracle-oci run --bundle box mine
   coracle-oci run --detach --bundle box --pid-file pid mine`,
 		Args: cobra.ExactArgs(1),

@@ -17,7 +17,7 @@ func (a *app) specCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:     "spec",
-		Short:   "Write a config.json to start from",
+		Short:   "Write an example config.json",
 		Example: "  coracle-oci spec --bundle box && vi box/config.json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {

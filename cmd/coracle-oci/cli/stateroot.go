@@ -55,7 +55,7 @@ func (a *app) makeStateRoot() error {
 		err = os.Chmod(a.root, 0o700|os.ModeSticky)
 	}
 	if err != nil && a.root == machineRoot {
-		return fmt.Errorf("the state directory cannot be made: %w; set XDG_RUNTIME_DIR to a directory of yours, or give one with --root", err)
+		return fmt.Errorf("create the state directory: %w; set XDG_RUNTIME_DIR to a directory of yours, or give one with --root", err)
 	}
 	return err
 }

@@ -34,8 +34,8 @@ func (a *app) updateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "update [flags] ID",
 		Short: "Change a container's resource limits",
-		Long: `update changes resource limits, those of the flags or those of a JSON file with the
-runtime spec's linux.resources. With a file the other flags are ignored.`,
+		Long: `update changes resource limits: those of the flags, or those of a JSON file with the
+runtime spec's linux.resources. With a file, other flags are ignored.`,
 		Example: `  coracle-oci update --memory 256m --cpu-quota 50000 mine
   echo '{"memory": {"limit": 268435456}}' |
     coracle-oci update --resources - mine`,
