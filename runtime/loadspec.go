@@ -25,9 +25,9 @@ var aLongTimeAgo = time.Unix(1, 0)
 
 // LoadSpec reads the config.json of a bundle directory. A missing bundle or file
 // is os.ErrNotExist; text that is no JSON object of the right types is
-// ErrInvalidSpec and names file, line and column; so is a field that stands there
-// twice. Unknown fields are ignored, as the runtime spec demands (config.md,
-// "Extensibility"). The content is not judged: that is validate.Spec.
+// ErrInvalidSpec and names file, line and column; so is a duplicate key. Unknown
+// fields are ignored, as the runtime spec demands (config.md, "Extensibility").
+// validate.Spec checks the content.
 func LoadSpec(bundle string) (*specs.Spec, error) {
 	if st, err := os.Stat(bundle); err != nil {
 		return nil, fmt.Errorf("load bundle: %w", err)
@@ -103,7 +103,7 @@ func decodeSpec(data []byte, into any) error {
 		return fmt.Errorf(":%s: text after the JSON object: %w", at(data, int64(len(data)-len(rest))), ErrInvalidSpec)
 	}
 	if offset, key := duplicateKey(data); offset >= 0 {
-		return fmt.Errorf(":%s: %q stands there twice, remove one: %w", at(data, int64(offset)), key, ErrInvalidSpec)
+		return fmt.Errorf(":%s: duplicate key %q, remove one: %w", at(data, int64(offset)), key, ErrInvalidSpec)
 	}
 	return nil
 }

@@ -91,7 +91,7 @@ func checkNamespaces(list []specs.LinuxNamespace) (map[specs.LinuxNamespaceType]
 			return nil, invalid(field+".type", "%q is no namespace, use one of %v", ns.Type, namespaceTypes)
 		}
 		if has[ns.Type] {
-			return nil, invalid(field+".type", "%q stands there twice", ns.Type)
+			return nil, invalid(field+".type", "%q is a duplicate, remove one", ns.Type)
 		}
 		has[ns.Type] = true
 		if ns.Path == "" {

@@ -92,7 +92,7 @@ func checkRlimits(limits []specs.POSIXRlimit) error {
 			return invalid(field+".type", "%q is no resource limit, use one such as RLIMIT_NOFILE", l.Type)
 		}
 		if seen[l.Type] {
-			return invalid(field+".type", "%q stands there twice", l.Type)
+			return invalid(field+".type", "%q is a duplicate, remove one", l.Type)
 		}
 		seen[l.Type] = true
 		if l.Soft > l.Hard {

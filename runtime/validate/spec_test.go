@@ -77,7 +77,7 @@ func TestInvalidSpecs(t *testing.T) {
 		}, "above the hard limit"},
 		"rlimit twice": {func(s *specs.Spec) {
 			s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_CPU"}, {Type: "RLIMIT_CPU"}}
-		}, "twice"},
+		}, "duplicate"},
 		"no root":            {func(s *specs.Spec) { s.Root = nil }, "root is missing"},
 		"empty root":         {func(s *specs.Spec) { s.Root.Path = "" }, "root.path is empty"},
 		"root not there":     {func(s *specs.Spec) { s.Root.Path = "nowhere" }, "root.path \"nowhere\" cannot be used"},
@@ -88,7 +88,7 @@ func TestInvalidSpecs(t *testing.T) {
 		"relative hook":      {func(s *specs.Spec) { s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "x"}}} }, "hooks.poststop[0].path"},
 		"hook timeout":       {func(s *specs.Spec) { n := 0; s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/x", Timeout: &n}}} }, "hooks.poststop[0].timeout"},
 		"unknown namespace":  {func(s *specs.Spec) { s.Linux.Namespaces[0].Type = "moon" }, "linux.namespaces[0].type"},
-		"namespace twice":    {func(s *specs.Spec) { s.Linux.Namespaces[1].Type = specs.MountNamespace }, "twice"},
+		"namespace twice":    {func(s *specs.Spec) { s.Linux.Namespaces[1].Type = specs.MountNamespace }, "duplicate"},
 		"relative namespace": {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "x" }, "linux.namespaces[0].path"},
 		"lost namespace":     {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/no/such/ns" }, "cannot be joined"},
 		"no mount namespace": {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[1:] }, "lacks \"mount\""},

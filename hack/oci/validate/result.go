@@ -135,7 +135,7 @@ func readExceptions(path string) (map[string]*exception, error) {
 		}
 		name := strings.TrimSpace(fields[0])
 		if out[name] != nil {
-			return nil, fmt.Errorf("%s:%d: %s stands there twice", path, number, name)
+			return nil, fmt.Errorf("%s:%d: duplicate %s", path, number, name)
 		}
 		out[name] = &exception{reference: strings.TrimSpace(fields[1]), why: strings.TrimSpace(fields[2])}
 	}

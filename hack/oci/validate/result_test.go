@@ -78,7 +78,7 @@ func TestReadExceptions(t *testing.T) {
 	}
 	for text, says := range map[string]string{
 		"a | why\n":                   ":1: 2 fields",
-		"a | 1 | b\n# c\na | 1 | d\n": ":3: a stands there twice",
+		"a | 1 | b\n# c\na | 1 | d\n": ":3: duplicate a",
 	} {
 		write(text)
 		if _, err := readExceptions(path); err == nil || !strings.Contains(err.Error(), says) {
