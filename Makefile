@@ -77,7 +77,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm test-csi install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm test-csi test-csi-mock install deb test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -283,6 +283,15 @@ test-conformance: build testbins ## Kubernetes' conformance suite on the cluster
 	@GO="$(GO)" hack/tools.sh busybox registry kubectl
 	@GO="$(GO)" hack/conformance/build.sh
 	@hack/conformance/run.sh $(if $(FOCUS),'$(FOCUS)')
+
+# FOCUS, a regular expression of specs' names, chooses some.
+test-csi-mock: build testbins ## Kubernetes' specs "CSI Mock" on the cluster: each call of the kubelet and the sidecars is checked; writes docs/csi-mock.md (needs root; long)
+	@hack/conformance/deps.sh
+	@GO="$(GO)" hack/tools.sh busybox registry kubectl
+	@GO="$(GO)" hack/conformance/build.sh
+	@GO="$(GO)" hack/conformance/csimock.sh
+	@GO="$(GO)" hack/csi/build.sh
+	@hack/conformance/csi.sh $(if $(FOCUS),'$(FOCUS)')
 
 # POLICY_CASES, POLICY_FOCUS and POLICY_TESTS, regular expressions, choose cases of cyclonus, specs, and tests of
 # ClusterNetworkPolicy; the page is written only without them.

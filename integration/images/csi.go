@@ -34,6 +34,31 @@ func (s Source) CSI() ([]Named, error) {
 	return append(list, Named{"csi/driver:1", base.Over(ocispec.ImageConfig{Entrypoint: []string{"/csi-driver"}, Env: []string{path}}, mkfs, driver)}), nil
 }
 
+// CSIMock are the images of Kubernetes' specs "CSI Mock", at the names that the manifests of its e2e suite
+// have. The programs beside the driver are those of CSI. The driver is hack/conformance/csimock.
+func (s Source) CSIMock() ([]Named, error) {
+	list, err := s.Conformance()
+	if err != nil {
+		return nil, err
+	}
+	base, err := s.BusyboxImage()
+	if err != nil {
+		return nil, err
+	}
+	mock := ociimage.Layer{Files: []ociimage.File{{Path: "csimock", Mode: 0o755, Source: filepath.Join(filepath.Dir(s.Bin), "conformance", "csimock")}}}
+	const storage = "sig-storage/"
+	return append(list,
+		Named{"e2e-test-images/busybox:1.36.1-1", base},
+		Named{storage + "hostpathplugin:v1.17.1", base.Over(ocispec.ImageConfig{Entrypoint: []string{"/csimock"}, Env: []string{path}}, mock)},
+		Named{storage + "csi-provisioner:v6.1.1", s.csiProgram("csi-provisioner")},
+		Named{storage + "csi-attacher:v4.11.0", s.csiProgram("csi-attacher")},
+		Named{storage + "csi-resizer:v2.1.0", s.csiProgram("csi-resizer")},
+		Named{storage + "csi-snapshotter:v8.5.0", s.csiProgram("csi-snapshotter")},
+		Named{storage + "csi-node-driver-registrar:v2.16.0", s.csiProgram("csi-node-driver-registrar")},
+		Named{storage + "snapshot-controller:v8.5.0", s.csiProgram("snapshot-controller")},
+	), nil
+}
+
 func (s Source) csiFile(name string) string { return filepath.Join(filepath.Dir(s.Bin), "csi", name) }
 
 // csiProgram is the image of one program.

@@ -50,7 +50,7 @@ func push(ctx context.Context, args []string) error {
 	}
 	fs := flag.NewFlagSet("push", flag.ContinueOnError)
 	host := fs.String("registry", "", "host:port of a plain HTTP registry")
-	set := fs.String("set", "", "which images: demo, test, bench, critest, conformance or policy")
+	set := fs.String("set", "", "which images: demo, test, bench, critest, conformance, csimock or policy")
 	bin := fs.String("bin", filepath.Dir(filepath.Dir(exe)), "the repository's bin directory")
 	busybox := fs.String("busybox", "/bin/busybox", "static busybox to put into the images")
 	if err := fs.Parse(args); err != nil {
@@ -63,7 +63,7 @@ func push(ctx context.Context, args []string) error {
 	src.Busybox = *busybox
 	sets := map[string]func() ([]images.Named, error){
 		"demo": src.Demo, "test": src.Test, "bench": src.Bench, "critest": src.Critest, "conformance": src.Conformance,
-		"policy": src.Policy,
+		"policy": src.Policy, "csimock": src.CSIMock,
 	}
 	list, ok := sets[*set]
 	if !ok {
