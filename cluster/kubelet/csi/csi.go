@@ -105,6 +105,8 @@ type Node struct {
 	republish map[string]bool
 	grown     map[string]int64
 	unwilling map[string]int64
+	// tokens are the pods' tokens for drivers.
+	tokens map[tokenKey]token
 	// found are the volumes that an earlier kubelet has published and that were not kept since, by State.
 	found map[string]struct{}
 }
@@ -120,7 +122,7 @@ func New(o Options) *Node {
 	n := &Node{
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
-		republish: map[string]bool{}, grown: map[string]int64{}, unwilling: map[string]int64{}, found: map[string]struct{}{},
+		republish: map[string]bool{}, grown: map[string]int64{}, unwilling: map[string]int64{}, found: map[string]struct{}{}, tokens: map[tokenKey]token{},
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.state = newCSINode(n)

@@ -253,6 +253,11 @@ func (n *Node) forget(m volume.Mounted, u user) {
 	delete(n.grown, m.State)
 	delete(n.unwilling, m.State)
 	delete(n.found, m.State)
+	for key := range n.tokens {
+		if key.pod == u.pod {
+			delete(n.tokens, key)
+		}
+	}
 	for key, pods := range n.waiting {
 		if delete(pods, u); len(pods) == 0 {
 			delete(n.waiting, key)

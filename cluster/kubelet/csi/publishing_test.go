@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -621,6 +622,44 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 	if _, err := n.Mount(t.Context(), s); err == nil || !strings.Contains(err.Error(), "not supported by driver") {
 		t.Errorf("a mode that the driver has not: %v", err)
 	}
+}
+
+// Drivers that want tokens are asked to publish again each minute. A token lasts longer.
+func TestTokensAreKept(t *testing.T) {
+	object := unattached()
+	object.Spec.TokenRequests = []storagev1.TokenRequest{{Audience: "vault"}}
+	n := newTestNode(t, object)
+	made, life, fails := 0, time.Hour, false
+	n.react("create", "serviceaccounts", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if fails {
+			return true, nil, errors.New("the API is gone")
+		}
+		made++
+		return true, &authenticationv1.TokenRequest{
+			Spec:   authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)},
+			Status: authenticationv1.TokenRequestStatus{Token: "token-" + itoa(made), ExpirationTimestamp: metav1.NewTime(time.Now().Add(life))},
+		}, nil
+	})
+	ask := func(uid, want string) {
+		t.Helper()
+		r, err := n.newRequest(t.Context(), n.spec(pod(uid), persistent("pv1", "handle-1")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := n.tokensFor(t.Context(), r); err != nil || !strings.Contains(got, want) {
+			t.Errorf("pod %s: %s, %v, want %s", uid, got, err, want)
+		}
+	}
+	ask("p1", "token-1")
+	ask("p1", "token-1")
+	life = 10 * time.Minute // more than 80 % have passed
+	ask("p2", "token-2")
+	fails = true
+	ask("p2", "token-2")
+	fails = false
+	ask("p2", "token-3")
+	n.forget(n.spec(pod("p1"), persistent("pv1", "handle-1")).Mounted, user{pod: "p1", volume: "pv1"})
+	ask("p1", "token-4")
 }
 
 func TestBlockVolumes(t *testing.T) {

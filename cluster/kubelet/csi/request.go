@@ -2,17 +2,14 @@ package csi
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
@@ -201,7 +198,7 @@ func (n *Node) volumeContext(ctx context.Context, r *request) (attributes, secre
 		attributes["csi.storage.k8s.io/serviceAccount.name"] = pod.Spec.ServiceAccountName
 		attributes["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(!r.persistent())
 	}
-	tokens, err := n.tokens(ctx, r)
+	tokens, err := n.tokensFor(ctx, r)
 	if err != nil || tokens == "" || r.spec.Block { // upstream gives none to block volumes
 		return attributes, secrets, err
 	}
@@ -215,33 +212,4 @@ func (n *Node) volumeContext(ctx context.Context, r *request) (attributes, secre
 		attributes[key] = tokens
 	}
 	return attributes, secrets, nil
-}
-
-// tokens makes the tokens of the pod's service account that the driver wants, as JSON by audience.
-func (n *Node) tokens(ctx context.Context, r *request) (string, error) {
-	if len(r.object.Spec.TokenRequests) == 0 {
-		return "", nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	pod := r.spec.Pod
-	made := map[string]authenticationv1.TokenRequestStatus{}
-	for _, want := range r.object.Spec.TokenRequests {
-		var audiences []string
-		if want.Audience != "" {
-			audiences = []string{want.Audience}
-		}
-		answer, err := n.opts.Kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
-			Spec: authenticationv1.TokenRequestSpec{
-				Audiences: audiences, ExpirationSeconds: want.ExpirationSeconds,
-				BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
-			},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			return "", fmt.Errorf("make a token of service account %s/%s for driver %s: %w", pod.Namespace, pod.Spec.ServiceAccountName, r.driverName, err)
-		}
-		made[want.Audience] = answer.Status
-	}
-	raw, err := json.Marshal(made)
-	return string(raw), err
 }

@@ -85,12 +85,19 @@ func (s tokenSource) request(ctx context.Context, pod *v1.Pod, key tokenKey) (*t
 	if err != nil {
 		return nil, err
 	}
-	life := time.Duration(key.seconds) * time.Second
-	if answer.Spec.ExpirationSeconds != nil {
-		life = time.Duration(*answer.Spec.ExpirationSeconds) * time.Second
+	if answer.Spec.ExpirationSeconds == nil {
+		answer.Spec.ExpirationSeconds = &key.seconds
 	}
-	t := &token{value: []byte(answer.Status.Token), expires: answer.Status.ExpirationTimestamp.Time}
-	issued := t.expires.Add(-life)
-	t.renew = issued.Add(min(time.Duration(float64(life)*renewAfter), oldestToken) - rand.N(renewJitter))
-	return t, nil
+	return &token{value: []byte(answer.Status.Token), expires: answer.Status.ExpirationTimestamp.Time, renew: RenewToken(answer)}, nil
+}
+
+// RenewToken is when a token is to be replaced that the API has made now.
+func RenewToken(made *authenticationv1.TokenRequest) time.Time {
+	expires := made.Status.ExpirationTimestamp.Time
+	life := time.Until(expires)
+	if made.Spec.ExpirationSeconds != nil {
+		life = time.Duration(*made.Spec.ExpirationSeconds) * time.Second
+	}
+	issued := expires.Add(-life)
+	return issued.Add(min(time.Duration(float64(life)*renewAfter), oldestToken) - rand.N(renewJitter))
 }
