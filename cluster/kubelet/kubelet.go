@@ -146,7 +146,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.collect.Mounted = k.mountedImages
 	k.evictor = eviction.New(eviction.Options{
 		Policy: o.Eviction, RootDir: o.RootDir, ImageDir: k.collect.Dir, Runtime: runtime,
-		Pods: k.active, Volumes: k.volumes.Usage, LogDir: func(p *v1.Pod) string { return pod.LogDir(o.LogDir, p) },
+		Pods: k.active, Volumes: k.volumes.OwnUsage, LogDir: func(p *v1.Pod) string { return pod.LogDir(o.LogDir, p) },
 		Files:   func(p *v1.Pod) []string { return pod.Files(o.RootDir, p) },
 		Evict:   func(uid types.UID, e status.Eviction) bool { return k.runner.Evict(uid, e) },
 		Reclaim: k.collect.RemoveUnused, Changed: k.reporter.Look, Recorder: k.recorder, Node: node.Ref(o.NodeName),

@@ -126,7 +126,7 @@ func New(o Options) *Node {
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.state = newCSINode(n)
-	n.usages.known = map[string]*usage{}
+	n.usages.known, n.usages.late, n.usages.patience = map[string]*usage{}, map[string]int{}, usagePatience
 	return n
 }
 

@@ -226,6 +226,15 @@ func TestADriverThatHangsHasNoFigures(t *testing.T) {
 		t.Errorf("figures %v after %v", ok, time.Since(began))
 	}
 	<-hanging
+	n.usages.patience = time.Hour // nobody waits for this driver again
+	if _, ok := n.Usage(t.Context(), other); ok {
+		t.Error("figures of a driver that hangs")
+	}
+	<-hanging
+	n.usages.mu.Lock()
+	delete(n.usages.known, other.State)
+	clear(n.usages.late)
+	n.usages.mu.Unlock()
 	d.set(nil)
 	if _, ok := n.Usage(t.Context(), other); !ok {
 		t.Error("the other volume has no figures")

@@ -19,19 +19,26 @@ import (
 const (
 	// usageAge is how old the figures of a volume may be.
 	usageAge = time.Minute
-	// usagePatience is how long one who asks waits for a driver.
+	// usagePatience is the patience of those who ask.
 	usagePatience = time.Second
 )
 
 // usages are the figures of volumes. Each has at most one call under way, however long that takes.
 type usages struct {
+	// patience is how long one who asks waits for a driver.
+	patience time.Duration
+
 	mu    sync.Mutex
 	known map[string]*usage // by State
+	// late counts by driver the calls under way that someone has waited for in vain. Nobody waits for
+	// such a driver.
+	late map[string]int
 }
 
 type usage struct {
 	asked  time.Time
 	done   chan struct{} // closed when the call under way has ended; nil if there is none
+	late   bool
 	figure statsapi.VolumeStats
 	ok     bool
 	// condition is what the driver says of a volume that is not well.
@@ -63,13 +70,13 @@ func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats,
 			close(u.done)
 			u.done = nil
 		}
-		if !u.ok { // else there are older figures
+		if !u.ok && n.usages.late[driverOf(v)] == 0 { // else there are older figures, or there will be none soon
 			done = u.done
 		}
 	}
 	n.usages.mu.Unlock()
 	if done != nil {
-		patience := time.NewTimer(usagePatience)
+		patience := time.NewTimer(n.usages.patience)
 		defer patience.Stop()
 		select {
 		case <-done:
@@ -79,7 +86,19 @@ func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats,
 	}
 	n.usages.mu.Lock()
 	defer n.usages.mu.Unlock()
+	if done != nil && u.done == done && !u.late {
+		u.late = true
+		n.usages.late[driverOf(v)]++
+	}
 	return u.figure, u.ok
+}
+
+// driverOf is the name of the volume's driver.
+func driverOf(v *volume.Spec) string {
+	if v.PV != nil {
+		return v.PV.Spec.CSI.Driver
+	}
+	return v.Inline.CSI.Driver
 }
 
 // measure asks the driver.
@@ -95,6 +114,12 @@ func (n *Node) measure(v *volume.Spec, u *usage) {
 	}
 	if err == nil {
 		u.condition = condition
+	}
+	if u.late {
+		u.late = false
+		if n.usages.late[driverOf(v)]--; n.usages.late[driverOf(v)] == 0 {
+			delete(n.usages.late, driverOf(v))
+		}
 	}
 	close(u.done)
 	u.done = nil

@@ -206,6 +206,9 @@ func TestAMeasurerIsAskedForFigures(t *testing.T) {
 			t.Errorf("figures %+v", all)
 		}
 	}
+	if all := n.OwnUsage(t.Context(), pod); len(all) != 0 { // the evictor's figures
+		t.Errorf("figures %+v", all)
+	}
 	n.unmount(pod)
 }
 

@@ -19,13 +19,15 @@ const countedDepth = 128
 // Usage returns what each volume that was made for the pod takes. It looks at every file of those that
 // are on disk, so it is for those who ask, and not for every second.
 func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats {
+	return append(m.OwnUsage(ctx, pod), m.ClaimUsage(ctx, pod)...)
+}
+
+// OwnUsage returns what the volumes take that end with the pod. No Source is asked.
+func (m *Manager) OwnUsage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats {
 	var all []statsapi.VolumeStats
 	for i := range pod.Spec.Volumes {
 		vol := &pod.Spec.Volumes[i]
 		if isPersistent(vol) {
-			if stats, ok := m.persistentUsage(ctx, pod, vol); ok {
-				all = append(all, stats)
-			}
 			continue
 		}
 		dir := m.dirOf(pod.UID, vol)
