@@ -23,9 +23,14 @@ var doubles = map[string]func(args []string) int{"coracled": coracledDouble, "co
 // With asCoracled in the environment, the double of coracled does what that says: see its values.
 const (
 	asCoracled = "CORACLE_TEST_CORACLED"
-	hung       = "hung" // it gets the lock, and answers nothing
-	late       = "late" // another one is quicker to get the lock
+	hung       = "hung"   // it gets the lock, and answers nothing
+	late       = "late"   // another one is quicker to get the lock
+	second     = "second" // it answers when the cluster process has been started
 )
+
+// startedFIFO names a pipe in the environment, which the double of coracle-kube writes to when it
+// starts, and a second coracled reads.
+const startedFIFO = "CORACLE_TEST_STARTED"
 
 // flagOf is the value of a flag among args.
 func flagOf(args []string, flag string) string {
@@ -88,9 +93,19 @@ func coracledDouble(args []string) int {
 		return complain(err)
 	}
 	fmt.Println("locked")
-	if mode == hung {
+	switch mode {
+	case hung:
 		<-ctx.Done()
 		return 0
+	case second:
+		started, err := os.OpenFile(os.Getenv(startedFIFO), os.O_RDWR, 0)
+		if err != nil {
+			return complain(err)
+		}
+		context.AfterFunc(ctx, func() { _ = started.Close() })
+		if _, err := started.Read(make([]byte, 1)); err != nil {
+			return complain(err)
+		}
 	}
 	s := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(s, runtimeDouble{})
@@ -106,6 +121,17 @@ func purged(p place) string { return filepath.Join(p.root, "purged") }
 func kubeDouble(args []string) int {
 	if slices.Contains(args, "--check") {
 		return 0
+	}
+	if fifo := os.Getenv(startedFIFO); fifo != "" {
+		started, err := os.OpenFile(fifo, os.O_RDWR, 0) // kept open: what is written stays until it is read
+		if err == nil {
+			_, err = started.Write([]byte{0})
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "coracle-kube:", err)
+			return 1
+		}
+		defer started.Close()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()

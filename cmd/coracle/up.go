@@ -204,14 +204,14 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := u.checkServiceRange(); err != nil {
 		return err
 	}
-	if err := u.upCoracled(ctx); err != nil {
-		return u.fail(ctx, err)
-	}
-	steps.done("coracled serves " + p.socket())
 	var since time.Time // a kubelet that runs may have spoken before
 	if u.supervisor == 0 {
 		since = time.Now()
 	}
+	if err := u.upCoracled(ctx, u.launchCluster); err != nil {
+		return u.fail(ctx, err)
+	}
+	steps.done("coracled serves " + p.socket())
 	if err := u.upCluster(ctx); err != nil {
 		return u.fail(ctx, err)
 	}
@@ -324,10 +324,10 @@ func orOther(ctx context.Context, err error, lock, what, log string, answers fun
 	return nil
 }
 
-// upCluster starts the cluster process under its supervisor if it does not run.
+// upCluster starts the cluster process under its supervisor if it does not run, and returns when
+// the API server answers.
 func (u *upping) upCluster(ctx context.Context) error {
 	p := u.place
-	log := p.kubeLog()
 	answers := func(ctx context.Context) error {
 		client, err := openAPI(p.kubeconfig())
 		if err != nil {
@@ -336,12 +336,24 @@ func (u *upping) upCluster(ctx context.Context) error {
 		defer client.http.CloseIdleConnections()
 		return client.ready(ctx)
 	}
-	pid, err := holder(p.supervisor())
-	if err != nil {
+	if err := u.launchCluster(); err != nil {
 		return err
 	}
-	if pid != 0 {
-		return await(ctx, "the API server", log, nil, answers)
+	err := await(ctx, "the API server", p.kubeLog(), u.cluster, answers)
+	if u.cluster == nil {
+		return err
+	}
+	return orOther(ctx, err, p.supervisor(), "the API server", p.kubeLog(), answers)
+}
+
+// launchCluster starts the cluster's supervisor, unless one runs or this up has started one.
+func (u *upping) launchCluster() error {
+	if u.cluster != nil {
+		return nil
+	}
+	p := u.place
+	if pid, err := holder(p.supervisor()); err != nil || pid != 0 {
+		return err
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -351,15 +363,13 @@ func (u *upping) upCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", log, "--", program}
-	args = append(args, kubeArgs(p, *u.o)...)
-	cmd, err := launch(log, self, args...)
+	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", p.kubeLog(), "--", program}
+	cmd, err := launch(p.kubeLog(), self, append(args, kubeArgs(p, *u.o)...)...)
 	if err != nil {
 		return err
 	}
 	u.cluster = cmd
-	err = await(ctx, "the API server", log, cmd, answers)
-	return orOther(ctx, err, p.supervisor(), "the API server", log, answers)
+	return nil
 }
 
 // longestTry is how long an answer is waited for: who listens there may be another, who says

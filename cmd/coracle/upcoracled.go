@@ -20,8 +20,10 @@ type launched struct {
 	served, pods bool
 }
 
-// upCoracled starts coracled, unless one runs: that one is waited for.
-func (u *upping) upCoracled(ctx context.Context) error {
+// upCoracled starts coracled, unless one runs, and returns when it answers. While a coracled
+// without pods starts, it calls meanwhile. One that has pods to find again may take longer than the
+// cluster process, whose kubelet would report a node that is not ready.
+func (u *upping) upCoracled(ctx context.Context, meanwhile func() error) error {
 	boot, err := bootID()
 	if err != nil {
 		return err
@@ -64,6 +66,11 @@ func (u *upping) upCoracled(ctx context.Context) error {
 		return err
 	}
 	u.coracled.cmd = cmd
+	if !u.coracled.pods {
+		if err := meanwhile(); err != nil {
+			return err
+		}
+	}
 	err = await(ctx, "coracled", log, cmd, answers)
 	// systemd, or the keeper of a coracled that had died, may have been quicker to start one.
 	if err := orOther(ctx, err, u.place.runtime(), "coracled", log, answers); err != nil {

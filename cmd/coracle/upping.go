@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -82,15 +84,16 @@ func (u *upping) checkPrograms(ctx context.Context, given func(flag string) bool
 		}
 		return fmt.Errorf("up: %s, which checks flags: %w", name, err)
 	}
+	var both sync.WaitGroup
+	var runtime, cluster error
 	if !u.runtime && u.o.Config != "" {
-		if err := check("coracled", "config", "check", u.o.Config); err != nil {
-			return err
-		}
+		both.Go(func() { runtime = check("coracled", "config", "check", u.o.Config) })
 	}
-	if u.supervisor != 0 || !slices.ContainsFunc(slices.Collect(maps.Keys(u.o.settings())), given) {
-		return nil
+	if u.supervisor == 0 && slices.ContainsFunc(slices.Collect(maps.Keys(u.o.settings())), given) {
+		both.Go(func() { cluster = check("coracle-kube", append(kubeArgs(u.place, *u.o), "--check")...) })
 	}
-	return check("coracle-kube", append(kubeArgs(u.place, *u.o), "--check")...)
+	both.Wait()
+	return cmp.Or(runtime, cluster)
 }
 
 // undoing is how long taking back a failed up may take.

@@ -156,6 +156,41 @@ func processesOf(t *testing.T, p place) map[int]string {
 	return all
 }
 
+// Neither needs the other to start, so up starts both at once. An up that fails meanwhile ends both.
+func TestClusterStartsWhileCoracledDoes(t *testing.T) {
+	coracle := withDoubles(t)
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	t.Cleanup(func() {
+		for pid := range processesOf(t, p) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	})
+	fifo := filepath.Join(t.TempDir(), "started")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--timeout", "1m", "--cgroup-root", "/coracle-test-none")
+	cmd.Env = append(os.Environ(), asCoracled+"="+second, startedFIFO+"="+fifo)
+	cmd.Stderr = t.Output()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if lines := bufio.NewScanner(out); !lines.Scan() || !strings.Contains(lines.Text(), "coracled serves") {
+		t.Errorf("coracled does not serve before the cluster process does: %s", lines.Text())
+	}
+	_ = cmd.Process.Signal(unix.SIGTERM)
+	if err := cmd.Wait(); err == nil {
+		t.Error("up did not fail")
+	}
+	if all := processesOf(t, p); len(all) != 0 {
+		t.Errorf("these run afterwards: %v", all)
+	}
+}
+
 // Regression: a check that said nothing, or had not ended in time, left the error "up: ".
 func TestChecksThatSayNothing(t *testing.T) {
 	coracle := withDoubles(t)
