@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/opencontainers/go-digest"
-
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
@@ -21,8 +19,6 @@ type Config struct {
 	Root string
 	// Layers is where layers are unpacked.
 	Layers LayerStore
-	// LayerUsage, if not nil, tells from memory what an unpacked layer takes.
-	LayerUsage func(digest.Digest) (bytes, inodes int64, err error)
 	// Lazy shows layers before they are here, of the registries whose settings say so; nil: none.
 	Lazy LazyStore
 	// Registries says how registries are reached.

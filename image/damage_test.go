@@ -21,7 +21,7 @@ import (
 	"github.com/coracle-project/coracle/image/unpack"
 )
 
-// Archive makes the fake layer store one that can be verified.
+// Archive makes the archive of the layer from its files and its recipe.
 func (l *dirLayers) Archive(ctx context.Context, d digest.Digest, w io.Writer) error {
 	l.mu.Lock()
 	l.archived++

@@ -8,14 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
-
-// UseTeller is a LayerStore that knows which layers something runs from.
-type UseTeller interface {
-	InUse(diffID digest.Digest) bool
-}
 
 // pinnedNames are references of images that no collection removes: full names with a tag
 // or digest, or the beginning of some with * after it.
@@ -80,18 +74,11 @@ func (s *Store) reclaim(ctx context.Context) error {
 			continue
 		}
 		s.cfg.Log.Info("image removed: the disk is over the high water mark", "image", img.ID.String(), "names", img.RepoTags, "used", used, "mark", s.cfg.HighWater)
-		if f, ok := s.cfg.Layers.(Flusher); ok { // or the next look is at a disk still full
-			if err := f.Flush(ctx); err != nil {
-				return err
-			}
+		if err := s.cfg.Layers.Flush(ctx); err != nil { // or the next look is at a disk still full
+			return err
 		}
 	}
 	return nil
-}
-
-// Flusher is a LayerStore that deletes in the background and can be waited for.
-type Flusher interface {
-	Flush(ctx context.Context) error
 }
 
 // oldest lists the images, those pulled longest ago first.
@@ -104,12 +91,8 @@ func (s *Store) oldest() []Image {
 // runs says that a container may run from the image: all of its layers are in use. An
 // image that others are built on looks the same, and removing it would free nothing.
 func (s *Store) runs(img Image) bool {
-	u, ok := s.cfg.Layers.(UseTeller)
-	if !ok {
-		return true
-	}
 	for _, d := range img.Layers {
-		if !u.InUse(d) {
+		if !s.cfg.Layers.InUse(d) {
 			return false
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// InUse makes the fake layer store one that knows what runs.
+// InUse says what use has set.
 func (l *dirLayers) InUse(d digest.Digest) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

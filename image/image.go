@@ -34,8 +34,8 @@ import (
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
-
 	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/snapshot"
 )
 
 // Kinds of error, for errors.Is. The text says which reference and registry.
@@ -72,7 +72,7 @@ type Image struct {
 	Pinned bool
 }
 
-// LayerStore is where layers are unpacked; snapshot.Store implements it.
+// LayerStore is where layers are unpacked; layers.Store implements it with snapshot stores.
 type LayerStore interface {
 	// Markers say how layers are unpacked.
 	Markers() unpack.Markers
@@ -83,6 +83,24 @@ type LayerStore interface {
 	Layers() ([]digest.Digest, error)
 	// RemoveLayer deletes a layer; it fails, changing nothing, if a snapshot uses it.
 	RemoveLayer(ctx context.Context, diffID digest.Digest) error
+	// InUse says whether something runs from a layer.
+	InUse(diffID digest.Digest) bool
+	// LayerUsage is what a layer takes on disk, from memory.
+	LayerUsage(diffID digest.Digest) (snapshot.Usage, error)
+	// Flush waits until everything removed before it was called is off the disk.
+	Flush(ctx context.Context) error
+	// Archive writes the archive that a layer was unpacked from, byte for byte and not
+	// compressed. Kinds: unpack.ErrDamaged, unpack.ErrNoRecipe.
+	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
+	// Quarantine takes a damaged layer out of use. Containers that run from it go on.
+	Quarantine(diffID digest.Digest) error
+
+	// HasCopy says whether there is a copy of a layer for another driver, made when someone wants one.
+	HasCopy(diffID digest.Digest) bool
+	// CheckCopies reads the copies of a layer: unpack.ErrDamaged if one is not the layer.
+	CheckCopies(ctx context.Context, diffID digest.Digest) error
+	// DropCopies takes them out of use. Containers that run from them go on.
+	DropCopies(diffID digest.Digest) error
 }
 
 // LayerWriter is one layer being unpacked. Exactly one of Commit and Abort ends it;

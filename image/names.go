@@ -159,12 +159,9 @@ func (s *Store) sizeOf(n needs) (bytes int64) {
 		bytes += s.usage.blobs[d]
 	}
 	s.usage.mu.Unlock()
-	if s.cfg.LayerUsage == nil {
-		return bytes
-	}
 	for d := range n.layers {
-		if b, _, err := s.cfg.LayerUsage(d); err == nil {
-			bytes += b
+		if u, err := s.cfg.Layers.LayerUsage(d); err == nil {
+			bytes += u.Bytes
 		}
 	}
 	return bytes

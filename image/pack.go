@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -170,23 +169,12 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 	return l, true, nil
 }
 
-// LayerArchiver is a LayerStore that can make the archive of a layer again.
-type LayerArchiver interface {
-	// Archive writes the archive that a layer was unpacked from, byte for byte and not
-	// compressed.
-	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
-}
-
 // rebuild writes a layer's archive.
 func (s *Store) rebuild(ctx context.Context, diffID digest.Digest, w io.Writer) error {
-	a, ok := s.cfg.Layers.(LayerArchiver)
-	if !ok {
-		return fmt.Errorf("the blob of layer %s is not in the store any more: %w", diffID, fs.ErrNotExist)
-	}
 	if err := s.awaitWhole(ctx, diffID); err != nil {
 		return err
 	}
-	return a.Archive(ctx, diffID, w)
+	return s.cfg.Layers.Archive(ctx, diffID, w)
 }
 
 // rebuilt is a reader of a layer's archive. Closing it before its end ends the making.

@@ -28,6 +28,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/snapshot"
 )
 
 func TestMain(m *testing.M) {
@@ -258,7 +259,8 @@ type dirLayers struct {
 	inUse    map[digest.Digest]bool
 	commits  map[digest.Digest]int
 	n        int
-	archived int // how often an archive was made again
+	archived int            // how often an archive was made again
+	usage    snapshot.Usage // of each
 }
 
 func newDirLayers(t testing.TB, dir string) *dirLayers {
@@ -308,6 +310,18 @@ func (l *dirLayers) RemoveLayer(_ context.Context, d digest.Digest) error {
 	}
 	return os.RemoveAll(l.path(d))
 }
+
+func (l *dirLayers) LayerUsage(digest.Digest) (snapshot.Usage, error) { return l.usage, nil }
+
+func (l *dirLayers) Flush(context.Context) error { return nil }
+
+func (l *dirLayers) Quarantine(d digest.Digest) error { return l.RemoveLayer(context.Background(), d) }
+
+func (l *dirLayers) HasCopy(digest.Digest) bool { return false }
+
+func (l *dirLayers) CheckCopies(context.Context, digest.Digest) error { return nil }
+
+func (l *dirLayers) DropCopies(digest.Digest) error { return nil }
 
 func (l *dirLayers) use(d digest.Digest, used bool) {
 	l.mu.Lock()

@@ -13,6 +13,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/snapshot"
 )
 
 func TestRemove(t *testing.T) {
@@ -119,9 +121,8 @@ func TestLayoutOnDisk(t *testing.T) {
 
 func TestUsageOfLayers(t *testing.T) {
 	r := newFake(t)
-	s := openStore(t, func(c *Config) {
-		c.LayerUsage = func(digest.Digest) (int64, int64, error) { return 1000, 10, nil }
-	})
+	s := openStore(t, nil)
+	s.layers.usage = snapshot.Usage{Bytes: 1000, Inodes: 10}
 	r.image("app:1", threeLayers(), nil)
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)

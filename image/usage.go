@@ -61,24 +61,21 @@ func (u *usage) remove(d digest.Digest) {
 }
 
 // Usage returns what images take on disk, in allocated bytes and inodes: blobs, and
-// all unpacked layers if Config.LayerUsage is set. It reads memory only.
+// all unpacked layers. It reads memory only.
 func (s *Store) Usage() (bytes, inodes int64, err error) {
 	s.usage.mu.Lock()
 	bytes, inodes = s.usage.bytes, int64(len(s.usage.blobs))
 	s.usage.mu.Unlock()
-	if s.cfg.LayerUsage == nil {
-		return bytes, inodes, nil
-	}
 	layers, err := s.cfg.Layers.Layers()
 	if err != nil {
 		return 0, 0, fmt.Errorf("usage of layers: %w", err)
 	}
 	for _, d := range layers {
-		b, i, err := s.cfg.LayerUsage(d)
+		u, err := s.cfg.Layers.LayerUsage(d)
 		if err != nil {
 			continue // removed since it was listed
 		}
-		bytes, inodes = bytes+b, inodes+i
+		bytes, inodes = bytes+u.Bytes, inodes+u.Inodes
 	}
 	return bytes, inodes, nil
 }

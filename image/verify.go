@@ -62,21 +62,6 @@ type Verified struct {
 	Dropped   map[string]error
 }
 
-// Quarantiner is a LayerStore that can take a damaged layer out of use.
-type Quarantiner interface {
-	Quarantine(diffID digest.Digest) error
-}
-
-// CopyKeeper is a LayerStore that makes copies of its layers for other drivers, when someone wants one.
-type CopyKeeper interface {
-	// HasCopy says whether there is a copy of a layer.
-	HasCopy(diffID digest.Digest) bool
-	// CheckCopies reads the copies of a layer: unpack.ErrDamaged if one is not the layer.
-	CheckCopies(ctx context.Context, diffID digest.Digest) error
-	// DropCopies takes them out of use. Containers that run from them go on.
-	DropCopies(diffID digest.Digest) error
-}
-
 // Verify reads all that images consist of, and compares it with its digests: documents
 // and blobs as they are, unpacked layers and their copies by making their archives again. Pulls and
 // containers go on meanwhile. An error is one of reading; damage is in the result.
@@ -170,8 +155,8 @@ func (v *verifier) read(ctx context.Context, e named) error {
 
 // copies reads the copies of a layer that is itself whole, and can be compared.
 func (v *verifier) copies(ctx context.Context, e named, d digest.Digest) error {
-	k, ok := v.s.cfg.Layers.(CopyKeeper)
-	if !ok || !k.HasCopy(d) || v.seen[thing{"layer", d}] != nil || slices.Contains(v.result.Unverifiable, d) {
+	k := v.s.cfg.Layers
+	if !k.HasCopy(d) || v.seen[thing{"layer", d}] != nil || slices.Contains(v.result.Unverifiable, d) {
 		return nil
 	}
 	return v.check(e, "copy", d, func() error { return k.CheckCopies(ctx, d) })
@@ -319,21 +304,17 @@ func (v *verifier) refetch(ctx context.Context, lost map[string]bool) error {
 
 // remove takes one damaged thing out of use.
 func (v *verifier) remove(ctx context.Context, d Damage) error {
-	if k, ok := v.s.cfg.Layers.(CopyKeeper); ok && d.Kind == "copy" {
-		return k.DropCopies(d.Digest)
+	switch d.Kind {
+	case "copy":
+		return v.s.cfg.Layers.DropCopies(d.Digest)
+	case "layer":
+		return v.s.cfg.Layers.Quarantine(d.Digest)
 	}
-	if d.Kind != "layer" {
-		if err := v.s.lockSweep(ctx); err != nil {
-			return err
-		}
-		defer v.s.unlockSweep()
-		return v.s.dropBlob(d.Digest)
+	if err := v.s.lockSweep(ctx); err != nil {
+		return err
 	}
-	q, ok := v.s.cfg.Layers.(Quarantiner)
-	if !ok {
-		return v.s.cfg.Layers.RemoveLayer(ctx, d.Digest)
-	}
-	return q.Quarantine(d.Digest)
+	defer v.s.unlockSweep()
+	return v.s.dropBlob(d.Digest)
 }
 
 // forget takes names from the index.

@@ -27,7 +27,7 @@ import (
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/image"
-	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/image/layers"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -38,20 +38,6 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	goleak.VerifyTestMain(m)
-}
-
-// layers lets the image store unpack into the snapshot store.
-type layers struct{ *snapshot.Store }
-
-func (l layers) NewLayer(ctx context.Context) (image.LayerWriter, error) {
-	return l.Store.NewLayer(ctx)
-}
-
-func (l layers) Markers() unpack.Markers { return unpack.OverlayMarkers }
-
-func (l layers) usage(d digest.Digest) (bytes, inodes int64, err error) {
-	u, err := l.LayerUsage(d)
-	return u.Bytes, u.Inodes, err
 }
 
 // containers are what a test says that there is.
@@ -84,7 +70,7 @@ func newWorld(t *testing.T) *world {
 	})
 	var err error
 	w.images, err = image.Open(image.Config{
-		Root: filepath.Join(w.root, "images"), Layers: layers{w.snapshots}, LayerUsage: layers{w.snapshots}.usage, KeepBlobs: true, Log: quiet,
+		Root: filepath.Join(w.root, "images"), Layers: layers.New(layers.Config{Node: w.snapshots, Log: quiet}), KeepBlobs: true, Log: quiet,
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, w.images.Close()) })

@@ -9,8 +9,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/coracle-project/coracle/cmd/coracled/snapshotters"
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/image/layers"
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/imageapi"
 	"github.com/coracle-project/coracle/snapshot"
@@ -19,7 +19,7 @@ import (
 // podSnapshots are the snapshots as pods see them, which believe that all are theirs.
 type podSnapshots struct {
 	node *snapshot.Store
-	*snapshotters.Stores
+	*layers.Store
 	images *image.Store
 	// collect asks for a collection of garbage; restored has the ids of containers with a layer
 	// that no image names. Those of an earlier daemon are garbage when this one starts.
@@ -29,7 +29,7 @@ type podSnapshots struct {
 
 // Remove also sees to it that a layer of a checkpoint goes with its container.
 func (s podSnapshots) Remove(ctx context.Context, id string) error {
-	err := s.Stores.Remove(ctx, id)
+	err := s.Store.Remove(ctx, id)
 	if _, ok := s.restored.LoadAndDelete(id); ok {
 		s.collect()
 	}
@@ -38,7 +38,7 @@ func (s podSnapshots) Remove(ctx context.Context, id string) error {
 
 // Recover also keeps what `coracle image mount` has mounted.
 func (s podSnapshots) Recover(ctx context.Context, claimed []string) error {
-	return s.Stores.Recover(ctx, append(claimed[:len(claimed):len(claimed)], imageapi.Mounts(s.node)...))
+	return s.Store.Recover(ctx, append(claimed[:len(claimed):len(claimed)], imageapi.Mounts(s.node)...))
 }
 
 // removeMounts ends them.
@@ -83,7 +83,7 @@ func (s podSnapshots) unpack(ctx context.Context, archive io.ReadSeeker, d diges
 	}
 	// Once more: an archive that changes meanwhile must not pass for another layer.
 	verified := d.Verifier()
-	err = unpack.Layer(ctx, io.TeeReader(archive, verified), unpack.Target{Dir: w.Dir(), Markers: markers(s.node)}, unpack.Limits{})
+	err = unpack.Layer(ctx, io.TeeReader(archive, verified), unpack.Target{Dir: w.Dir(), Markers: s.Markers()}, unpack.Limits{})
 	if err == nil && !verified.Verified() {
 		err = errors.New("the archive changed while it was read")
 	}

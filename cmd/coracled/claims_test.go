@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/image/layers"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -21,7 +22,7 @@ func TestLayerThatChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	s := podSnapshots{node: store}
+	s := podSnapshots{node: store, Store: layers.New(layers.Config{Node: store})}
 	archive := layerWith(t, "etc/passwd")
 	for name, c := range map[string]struct {
 		digest digest.Digest

@@ -19,7 +19,7 @@ func recursiveReadonly() bool {
 // userNamespaces tries whether a root file system can show the ids of a user namespace, for
 // which the kernel, the file system and the driver of snapshots all have to be able.
 func (n *node) userNamespaces(ctx context.Context, driver snapshot.DriverName) bool {
-	store, err := n.stores.Of(driver)
+	store, err := n.layers.Of(driver)
 	if err == nil {
 		err = store.ProbeUsers(ctx)
 	}

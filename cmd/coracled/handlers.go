@@ -78,7 +78,7 @@ func (n *node) unpackFor(ctx context.Context, handler string, img *image.Image) 
 	if !ok {
 		return fmt.Errorf("%w: runtime handler %q is not configured", pod.ErrInvalid, handler)
 	}
-	return n.stores.Bring(ctx, h.Snapshotter, img.Layers)
+	return n.layers.Bring(ctx, h.Snapshotter, img.Layers)
 }
 
 // overhead is nil if none is configured.

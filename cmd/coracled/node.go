@@ -12,9 +12,9 @@ import (
 	"sync/atomic"
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
-	"github.com/coracle-project/coracle/cmd/coracled/snapshotters"
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/layers"
 	"github.com/coracle-project/coracle/image/lazy"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
@@ -37,7 +37,7 @@ type node struct {
 	config    config.Config
 	log       *slog.Logger
 	snapshots *snapshot.Store
-	stores    *snapshotters.Stores // that one, and those of handlers
+	layers    *layers.Store // in that one, and in those of handlers
 	images    *image.Store
 	lazy      *lazy.Client
 	network   *network.Manager
@@ -85,22 +85,19 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 	}
 	n.closers = append(n.closers, n.snapshots.Close)
 
-	n.stores = snapshotters.New(snapshotters.Config{
+	n.layers = layers.New(layers.Config{
 		Root: filepath.Join(c.Root, "snapshotters"), Node: n.snapshots, Driver: snapshot.DriverName(c.Snapshot.Driver),
-		Archive: layerStore{n.snapshots}.Archive, Markers: markers,
 		Limit: snapshot.Usage{Bytes: c.Snapshot.MaxBytes, Inodes: c.Snapshot.MaxInodes}, Freed: garbage.poke, Log: n.log,
 	})
-	n.closers = append(n.closers, n.stores.Close)
-	if err := n.stores.Start(ctx, wantedSnapshotters(c.Runtime)); err != nil {
+	n.closers = append(n.closers, n.layers.Close)
+	if err := n.layers.Start(ctx, wantedSnapshotters(c.Runtime)); err != nil {
 		return err
 	}
 
-	layers := imageLayers{layerStore{n.snapshots}, n.stores}
 	var err error
 	n.images, err = image.Open(image.Config{
 		Root:       filepath.Join(c.Root, "images"),
-		Layers:     layers,
-		LayerUsage: layers.usage,
+		Layers:     n.layers,
 		Lazy:       n.lazyLayers(),
 		Registries: registries(c.Image),
 
@@ -128,7 +125,7 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 	}
 	n.keepLazy(ctx)
 	deps := pod.Deps{
-		Shim: n.shim, Images: n.images, Snapshots: podSnapshots{n.snapshots, n.stores, n.images, garbage.poke, &sync.Map{}}, Network: n.network, Starting: n.starting(), Log: n.log,
+		Shim: n.shim, Images: n.images, Snapshots: podSnapshots{n.snapshots, n.layers, n.images, garbage.poke, &sync.Map{}}, Network: n.network, Starting: n.starting(), Log: n.log,
 	}
 	var plugins *nri.Plugins
 	if c.NRI.Enabled {

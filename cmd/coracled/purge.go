@@ -123,7 +123,7 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 	}
 	// What pods leave behind is deleted in the background, by them and by what is below
 	// them: each is asked to be done before what it works with goes.
-	err = errors.Join(n.pods.Flush(ctx), n.stores.Flush(ctx), n.network.Flush(ctx), n.network.Purge(ctx), n.shim.Shutdown(ctx), n.close())
+	err = errors.Join(n.pods.Flush(ctx), n.layers.Flush(ctx), n.network.Flush(ctx), n.network.Purge(ctx), n.shim.Shutdown(ctx), n.close())
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func (n *node) take(ctx context.Context, s source) (changed, later []string, err
 		return nil, nil, err
 	}
 	// The only steps that can fail, so the first.
-	if err := n.stores.Start(ctx, wantedSnapshotters(merged.Runtime)); err != nil {
+	if err := n.layers.Start(ctx, wantedSnapshotters(merged.Runtime)); err != nil {
 		return nil, nil, err
 	}
 	if err := n.images.SetRegistries(registries(merged.Image)); err != nil {

@@ -21,7 +21,7 @@ const tags = "seccomp,no_grpc,netgo,osusergo"
 var mayImport = map[string][]string{
 	"runtime":  {},
 	"shim":     {"runtime"},
-	"image":    {},
+	"image":    {"snapshot"},
 	"snapshot": {},
 	"network":  {},
 	"pod":      {"shim", "runtime", "image", "snapshot", "network"},

@@ -1,4 +1,4 @@
-package snapshotters
+package layers
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 )
 
 // Prepare makes a root in the store of o.Driver, which gets what it lacks of the layers.
-func (s *Stores) Prepare(ctx context.Context, id string, o snapshot.PrepareOptions) (snapshot.Snapshot, error) {
+func (s *Store) Prepare(ctx context.Context, id string, o snapshot.PrepareOptions) (snapshot.Snapshot, error) {
 	store, err := s.Of(o.Driver)
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -22,20 +22,20 @@ func (s *Stores) Prepare(ctx context.Context, id string, o snapshot.PrepareOptio
 }
 
 // Remove removes a snapshot; one that is not there is fine.
-func (s *Stores) Remove(ctx context.Context, id string) error { return s.having(id).Remove(ctx, id) }
+func (s *Store) Remove(ctx context.Context, id string) error { return s.having(id).Remove(ctx, id) }
 
 // Usage is what a snapshot takes.
-func (s *Stores) Usage(ctx context.Context, id string) (snapshot.Usage, error) {
+func (s *Store) Usage(ctx context.Context, id string) (snapshot.Usage, error) {
 	return s.having(id).Usage(ctx, id)
 }
 
 // Changes writes what a container wrote as the archive of a layer.
-func (s *Stores) Changes(ctx context.Context, id string, to io.Writer) error {
+func (s *Store) Changes(ctx context.Context, id string, to io.Writer) error {
 	return s.having(id).Changes(ctx, id, to)
 }
 
 // Recover removes every snapshot whose id is not claimed.
-func (s *Stores) Recover(ctx context.Context, claimed []string) error {
+func (s *Store) Recover(ctx context.Context, claimed []string) error {
 	var errs []error
 	for _, store := range s.others() {
 		theirs := slices.DeleteFunc(slices.Clone(claimed), func(id string) bool {

@@ -1,12 +1,12 @@
-// Package snapshotters gives runtime handlers a snapshot driver of their own: a virtual machine's shim may
-// want EROFS images where the node's other containers have overlayfs.
+// Package layers keeps the unpacked layers of images in snapshot stores. One is the node's: images are unpacked into it.
+// A runtime handler may want a snapshot driver of its own: a virtual machine's shim may want EROFS images where the
+// node's other containers have overlayfs. Such a driver has a store next to the node's, which gets copies of those layers
+// that its containers are made of. A copy is made of the archive that the node's store makes again, and that archive is
+// checked against its digest. The copy goes when its original goes.
 //
-// Images are unpacked into the node's own store. A driver that only a handler wants has a store next to
-// it, which gets copies of those layers that its containers are made of, each made of the archive that the
-// node's store makes again, and checked against its digest. The copy goes when its original goes.
-//
-//	s := snapshotters.New(snapshotters.Config{Root: "/var/lib/coracle/snapshotters", Node: store, …})
+//	s := layers.New(layers.Config{Root: "/var/lib/coracle/snapshotters", Node: store, …})
 //	_ = s.Start(ctx, drivers)                    // and again when handlers want others
+//	images, _ := image.Open(image.Config{Layers: s, …})
 //	_ = s.Bring(ctx, snapshot.EROFS, diffIDs)    // when an image is pulled for a handler
 //	_, _ = s.Prepare(ctx, id, snapshot.PrepareOptions{Driver: snapshot.EROFS, …})
 //
@@ -14,7 +14,7 @@
 //
 //	ROOT/DRIVER/           a store, see package snapshot
 //	ROOT/copying/DRIVER-X  layer X is being copied, or its copy may not be on disk yet: removed at the next start
-package snapshotters
+package layers
 
 import (
 	"context"
@@ -31,30 +31,28 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// Config is what Stores need.
+// Config is what a Store needs.
 type Config struct {
 	// Root is the absolute path of the directory that the further stores are in. It is made when there is one.
 	Root string
 	// Node is the store that images are unpacked into, started, and Driver its driver.
 	Node   *snapshot.Store
 	Driver snapshot.DriverName
-	// Archive writes the archive of a layer of Node, or fails if it would be another one.
-	Archive func(ctx context.Context, d digest.Digest, w io.Writer) error
-	// Markers say how layers are unpacked for a store.
-	Markers func(*snapshot.Store) unpack.Markers
 	// Limit and Freed are those of snapshot.Config.
 	Limit snapshot.Usage
 	Freed func()
 	Log   *slog.Logger
+
+	// archive is Store.Archive, but in tests.
+	archive func(ctx context.Context, d digest.Digest, w io.Writer) error
 }
 
-// Stores are the node's store and those of further drivers.
-type Stores struct {
+// Store is the node's snapshot store and those of further drivers.
+type Store struct {
 	cfg  Config
 	busy keylock.Lock // by copy
 
@@ -65,8 +63,12 @@ type Stores struct {
 }
 
 // New does no I/O; Start does.
-func New(c Config) *Stores {
-	return &Stores{cfg: c, more: map[snapshot.DriverName]*snapshot.Store{}}
+func New(c Config) *Store {
+	s := &Store{cfg: c, more: map[snapshot.DriverName]*snapshot.Store{}}
+	if c.archive == nil {
+		s.cfg.archive = s.Archive
+	}
+	return s
 }
 
 // drivers are all that there are; the place of one in the list names its range of projects.
@@ -74,7 +76,7 @@ var drivers = []snapshot.DriverName{snapshot.Overlay, snapshot.EROFS, snapshot.N
 
 // Start opens the stores of the drivers, if they are not open, and those that were left by handlers which
 // are no more: their containers may still run.
-func (s *Stores) Start(ctx context.Context, wanted []snapshot.DriverName) error {
+func (s *Store) Start(ctx context.Context, wanted []snapshot.DriverName) error {
 	for i, d := range drivers {
 		isWanted := d != s.cfg.Driver && slices.Contains(wanted, d)
 		_, err := os.Stat(s.dir(d))
@@ -92,7 +94,7 @@ func (s *Stores) Start(ctx context.Context, wanted []snapshot.DriverName) error 
 	return nil
 }
 
-func (s *Stores) open(ctx context.Context, d snapshot.DriverName, projects int, wanted bool) error {
+func (s *Store) open(ctx context.Context, d snapshot.DriverName, projects int, wanted bool) error {
 	for _, dir := range []string{s.dir(d), s.copying()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -115,7 +117,7 @@ func (s *Stores) open(ctx context.Context, d snapshot.DriverName, projects int, 
 
 // tidy removes copies that a crash may have damaged, those whose originals are gone, and all if no one
 // wants them. What containers use stays.
-func (s *Stores) tidy(ctx context.Context, d snapshot.DriverName, store *snapshot.Store, wanted bool) error {
+func (s *Store) tidy(ctx context.Context, d snapshot.DriverName, store *snapshot.Store, wanted bool) error {
 	layers, err := store.Layers()
 	if err != nil {
 		return err
@@ -143,23 +145,23 @@ func (s *Stores) tidy(ctx context.Context, d snapshot.DriverName, store *snapsho
 	return nil
 }
 
-func (s *Stores) dir(d snapshot.DriverName) string { return filepath.Join(s.cfg.Root, string(d)) }
+func (s *Store) dir(d snapshot.DriverName) string { return filepath.Join(s.cfg.Root, string(d)) }
 
-func (s *Stores) copying() string { return filepath.Join(s.cfg.Root, "copying") }
+func (s *Store) copying() string { return filepath.Join(s.cfg.Root, "copying") }
 
-func (s *Stores) mark(d snapshot.DriverName, layer digest.Digest) string {
+func (s *Store) mark(d snapshot.DriverName, layer digest.Digest) string {
 	return filepath.Join(s.copying(), string(d)+"-"+layer.Encoded())
 }
 
 // at is a further store; nil if there is none.
-func (s *Stores) at(d snapshot.DriverName) *snapshot.Store {
+func (s *Store) at(d snapshot.DriverName) *snapshot.Store {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.more[d]
 }
 
 // Of is the store of a driver; the node's if that is empty.
-func (s *Stores) Of(d snapshot.DriverName) (*snapshot.Store, error) {
+func (s *Store) Of(d snapshot.DriverName) (*snapshot.Store, error) {
 	if d == "" || d == s.cfg.Driver {
 		return s.cfg.Node, nil
 	}
@@ -170,7 +172,7 @@ func (s *Stores) Of(d snapshot.DriverName) (*snapshot.Store, error) {
 }
 
 // others are the further stores.
-func (s *Stores) others() []*snapshot.Store {
+func (s *Store) others() []*snapshot.Store {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var out []*snapshot.Store
@@ -183,7 +185,7 @@ func (s *Stores) others() []*snapshot.Store {
 }
 
 // having is the store that has a snapshot, the node's if none has.
-func (s *Stores) having(id string) *snapshot.Store {
+func (s *Store) having(id string) *snapshot.Store {
 	for _, store := range s.others() {
 		if _, err := store.Get(id); err == nil {
 			return store
@@ -193,7 +195,7 @@ func (s *Stores) having(id string) *snapshot.Store {
 }
 
 // Close closes all but the node's store.
-func (s *Stores) Close() error {
+func (s *Store) Close() error {
 	var errs []error
 	for _, store := range s.others() {
 		errs = append(errs, store.Close())

@@ -1,9 +1,8 @@
-package main
+package layers
 
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -14,30 +13,9 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/coracle-project/coracle/cmd/coracled/snapshotters"
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/snapshot"
 )
-
-func TestCollector(t *testing.T) {
-	c := newCollector()
-	c.poke() // before the start
-	c.poke()
-	collected := make(chan struct{})
-	c.start(func(ctx context.Context) error {
-		select {
-		case collected <- struct{}{}:
-			return errors.New("some layer")
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}, slog.New(slog.DiscardHandler))
-	<-collected
-	c.poke() // an error ends nothing
-	<-collected
-	c.poke()
-	_ = c.close() // cuts off what is under way
-}
 
 // Regression: verification gave up at the first EROFS layer that could not be mounted.
 func TestArchiveOfDamagedLayer(t *testing.T) {
@@ -59,20 +37,18 @@ func TestArchiveOfDamagedLayer(t *testing.T) {
 	if err := os.WriteFile(image, make([]byte, 8192), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := (layerStore{s}).Archive(t.Context(), d, io.Discard); !errors.Is(err, unpack.ErrDamaged) {
+	if err := New(Config{Node: s}).Archive(t.Context(), d, io.Discard); !errors.Is(err, unpack.ErrDamaged) {
 		t.Errorf("%v", err)
 	}
 }
 
 // copiedRig is a node's store with a layer of one file, and a copy of it for a handler.
-func copiedRig(t *testing.T) (l imageLayers, d digest.Digest, bring func(), copied string) {
+func copiedRig(t *testing.T) (l *Store, d digest.Digest, bring func(), copied string) {
 	t.Helper()
 	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
 	node := snapshot.New(snapshot.Config{Root: filepath.Join(dir, "node"), Driver: snapshot.EROFS, Log: log})
-	stores := snapshotters.New(snapshotters.Config{
-		Root: filepath.Join(dir, "more"), Node: node, Driver: snapshot.EROFS, Archive: layerStore{node}.Archive, Markers: markers, Log: log,
-	})
+	stores := New(Config{Root: filepath.Join(dir, "more"), Node: node, Driver: snapshot.EROFS, Log: log})
 	try := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -104,7 +80,7 @@ func copiedRig(t *testing.T) (l imageLayers, d digest.Digest, bring func(), copi
 		t.Helper()
 		try(stores.Bring(t.Context(), snapshot.Native, []digest.Digest{d}))
 	}
-	return imageLayers{layerStore{node}, stores}, d, bring, filepath.Join(dir, "more/native/layers/sha256", d.Encoded(), "fs/file")
+	return stores, d, bring, filepath.Join(dir, "more/native/layers/sha256", d.Encoded(), "fs/file")
 }
 
 // A handler's copy is compared with what the layer was made of, and made again when it is not that.

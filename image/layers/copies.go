@@ -1,4 +1,4 @@
-package snapshotters
+package layers
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 const atOnce = 2
 
 // Bring sees to it that a driver's store has layers that the node's has.
-func (s *Stores) Bring(ctx context.Context, d snapshot.DriverName, layers []digest.Digest) error {
+func (s *Store) Bring(ctx context.Context, d snapshot.DriverName, layers []digest.Digest) error {
 	to, err := s.Of(d)
 	if err != nil || to == s.cfg.Node {
 		return err
@@ -35,7 +35,7 @@ func (s *Stores) Bring(ctx context.Context, d snapshot.DriverName, layers []dige
 
 // copyLayer makes a copy that outlives a reset of the machine whole or not at all: as long as it may not be on
 // disk, a mark says so, and no root is made of it.
-func (s *Stores) copyLayer(ctx context.Context, d snapshot.DriverName, to *snapshot.Store, layer digest.Digest) error {
+func (s *Store) copyLayer(ctx context.Context, d snapshot.DriverName, to *snapshot.Store, layer digest.Digest) error {
 	release, err := s.busy.Acquire(ctx, string(d)+"/"+layer.String())
 	if err != nil {
 		return fmt.Errorf("copy layer %s for snapshotter %s: %w", layer, d, err)
@@ -67,14 +67,14 @@ func (s *Stores) copyLayer(ctx context.Context, d snapshot.DriverName, to *snaps
 }
 
 // hasOriginal says whether the node has a layer. If it has, whoever removes it from now on finds its copy.
-func (s *Stores) hasOriginal(layer digest.Digest) bool {
+func (s *Store) hasOriginal(layer digest.Digest) bool {
 	s.removing.Lock()
 	defer s.removing.Unlock()
 	return s.cfg.Node.HasLayer(layer)
 }
 
 // unpack makes a layer of its archive, as that is made.
-func (s *Stores) unpack(ctx context.Context, to *snapshot.Store, layer digest.Digest) error {
+func (s *Store) unpack(ctx context.Context, to *snapshot.Store, layer digest.Digest) error {
 	w, err := to.NewLayer(ctx)
 	if err != nil {
 		return err
@@ -83,9 +83,9 @@ func (s *Stores) unpack(ctx context.Context, to *snapshot.Store, layer digest.Di
 	made := make(chan struct{})
 	go func() {
 		defer close(made)
-		out.CloseWithError(s.cfg.Archive(ctx, layer, out)) // its error is the reader's
+		out.CloseWithError(s.cfg.archive(ctx, layer, out)) // its error is the reader's
 	}()
-	err = unpack.Layer(ctx, archive, unpack.Target{Dir: w.Dir(), Markers: s.cfg.Markers(to)}, unpack.Limits{})
+	err = unpack.Layer(ctx, archive, unpack.Target{Dir: w.Dir(), Markers: markers(to)}, unpack.Limits{})
 	_ = archive.CloseWithError(errors.New("layer is not unpacked")) // never fails
 	<-made
 	if err == nil {
@@ -111,7 +111,7 @@ func syncFS(path string) error {
 }
 
 // RemoveLayer removes a layer and its copies. snapshot.ErrLayerInUse if a snapshot uses one; then the layer stays.
-func (s *Stores) RemoveLayer(ctx context.Context, d digest.Digest) error {
+func (s *Store) RemoveLayer(ctx context.Context, d digest.Digest) error {
 	s.removing.Lock()
 	defer s.removing.Unlock()
 	for _, store := range s.others() {
@@ -123,37 +123,50 @@ func (s *Stores) RemoveLayer(ctx context.Context, d digest.Digest) error {
 }
 
 // HasCopy says whether there is a copy of a layer.
-func (s *Stores) HasCopy(d digest.Digest) bool {
+func (s *Store) HasCopy(d digest.Digest) bool {
 	return slices.ContainsFunc(s.others(), func(store *snapshot.Store) bool { return store.HasLayer(d) })
 }
 
-// EachCopy calls visit with each copy of a layer, which stays meanwhile; one that cannot even be opened is unpack.ErrDamaged.
-// The error names the snapshotters whose copies visit had an error for.
-func (s *Stores) EachCopy(ctx context.Context, d digest.Digest, visit func(*snapshot.LayerView) error) error {
+// CheckCopies makes the archive of a layer from each copy: unpack.ErrDamaged if one is not the layer, or cannot even be
+// opened. The error names the snapshotters whose copies are damaged.
+func (s *Store) CheckCopies(ctx context.Context, d digest.Digest) (err error) {
+	layer, err := s.cfg.Node.OpenLayer(ctx, d)
+	if errors.Is(err, snapshot.ErrLayerMissing) {
+		return nil // removed meanwhile, and its copies with it
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, layer.Close()) }()
 	var errs []error
 	for _, name := range drivers {
 		store := s.at(name)
 		if store == nil {
 			continue
 		}
-		v, err := store.OpenLayer(ctx, d)
-		switch {
-		case errors.Is(err, snapshot.ErrLayerMissing):
-			continue
-		case errors.Is(err, snapshot.ErrDamaged):
-			err = fmt.Errorf("%w: %w", unpack.ErrDamaged, err)
-		case err == nil:
-			err = errors.Join(visit(v), v.Close())
-		}
-		if err != nil {
+		if err := checkCopy(ctx, store, d, layer); err != nil {
 			errs = append(errs, fmt.Errorf("copy for snapshotter %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// QuarantineCopies takes the copies of a layer out of use.
-func (s *Stores) QuarantineCopies(d digest.Digest) error {
+// checkCopy compares the copy that a store has of a layer, if it has one.
+func checkCopy(ctx context.Context, store *snapshot.Store, d digest.Digest, layer *snapshot.LayerView) error {
+	files, err := store.OpenLayer(ctx, d)
+	switch {
+	case errors.Is(err, snapshot.ErrLayerMissing):
+		return nil
+	case errors.Is(err, snapshot.ErrDamaged):
+		return fmt.Errorf("%w: %w", unpack.ErrDamaged, err)
+	case err != nil:
+		return err
+	}
+	return errors.Join(archive(ctx, d, files, layer, io.Discard), files.Close())
+}
+
+// DropCopies takes the copies of a layer out of use. They are made again for the next container that wants them.
+func (s *Store) DropCopies(d digest.Digest) error {
 	var errs []error
 	for _, store := range s.others() {
 		errs = append(errs, store.Quarantine(d))
@@ -162,7 +175,7 @@ func (s *Stores) QuarantineCopies(d digest.Digest) error {
 }
 
 // InUse says whether a snapshot uses the layer or a copy.
-func (s *Stores) InUse(d digest.Digest) bool {
+func (s *Store) InUse(d digest.Digest) bool {
 	for _, store := range s.others() {
 		if store.InUse(d) {
 			return true
@@ -172,7 +185,7 @@ func (s *Stores) InUse(d digest.Digest) bool {
 }
 
 // LayerUsage is what a layer takes with its copies.
-func (s *Stores) LayerUsage(d digest.Digest) (snapshot.Usage, error) {
+func (s *Store) LayerUsage(d digest.Digest) (snapshot.Usage, error) {
 	u, err := s.cfg.Node.LayerUsage(d)
 	for _, store := range s.others() {
 		if more, err := store.LayerUsage(d); err == nil {
@@ -183,7 +196,7 @@ func (s *Stores) LayerUsage(d digest.Digest) (snapshot.Usage, error) {
 }
 
 // Flush waits until everything removed before it was called is off the disk.
-func (s *Stores) Flush(ctx context.Context) error {
+func (s *Store) Flush(ctx context.Context) error {
 	errs := []error{s.cfg.Node.Flush(ctx)}
 	for _, store := range s.others() {
 		errs = append(errs, store.Flush(ctx))

@@ -1,4 +1,4 @@
-package snapshotters
+package layers
 
 import (
 	"archive/tar"
@@ -24,12 +24,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a node's store with the overlay driver, whose layers are given, and Stores next to it.
+// rig is a node's store with the overlay driver, whose layers are given, and a Store that has it.
 type rig struct {
 	testing.TB
 	dir    string
 	node   *snapshot.Store
-	stores *Stores
+	stores *Store
 
 	mu       sync.Mutex
 	archives map[digest.Digest][]byte
@@ -62,19 +62,13 @@ func (r *rig) begin(wanted ...snapshot.DriverName) {
 	}
 	r.stores = New(Config{
 		Root: filepath.Join(r.dir, "snapshotters"), Node: r.node, Driver: snapshot.Overlay, Log: log,
-		Archive: func(_ context.Context, d digest.Digest, w io.Writer) error {
+		archive: func(_ context.Context, d digest.Digest, w io.Writer) error {
 			r.mu.Lock()
 			r.made++
 			archive, err := r.archives[d], r.fail
 			r.mu.Unlock()
 			_, werr := w.Write(archive)
 			return errors.Join(werr, err)
-		},
-		Markers: func(s *snapshot.Store) unpack.Markers {
-			if s.Markers() == snapshot.FileMarkers {
-				return unpack.FileMarkers
-			}
-			return unpack.OverlayMarkers
 		},
 	})
 	if err := r.stores.Start(r.Context(), wanted); err != nil {
