@@ -327,7 +327,7 @@ func TestMountPoints(t *testing.T) {
 	wantCode(t, "relative", mount(made.GetId(), "mnt"), codes.InvalidArgument)
 	wantCode(t, "in use", mount(made.GetId(), w.root), codes.FailedPrecondition)
 	wantCode(t, "a file", mount(made.GetId(), "/etc/passwd"), codes.InvalidArgument)
-	if ids := Mounts(w.snapshots); len(ids) != 1 {
+	if ids := layers.Mounts(w.snapshots); len(ids) != 1 {
 		t.Errorf("mounts %q", ids)
 	}
 	_, err := w.Unmount(t.Context(), &imagesv1.UnmountRequest{Directory: dir})

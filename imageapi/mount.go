@@ -3,13 +3,10 @@ package imageapi
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -17,28 +14,15 @@ import (
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/image/layers"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// Snapshots of this service have ids that no container has.
-const (
-	mountPrefix  = "mount-"  // of a directory, by the directory's hash; until Unmount
-	exportPrefix = "export-" // for the time of one call
-)
+// exportPrefix begins the ids of snapshots for the time of one call. No container has such an id.
+const exportPrefix = "export-"
 
 // cleanupTimeout bounds cleaning up after a call whose client may be gone.
 const cleanupTimeout = time.Minute
-
-// Mounts are the ids of the snapshots that Mount has made: they belong to no pod, and
-// have to outlive the daemon.
-func Mounts(s *snapshot.Store) (ids []string) {
-	for _, snap := range s.List() {
-		if strings.HasPrefix(snap.ID, mountPrefix) {
-			ids = append(ids, snap.ID)
-		}
-	}
-	return ids
-}
 
 // Mount shows an image's files at a directory.
 func (s *service) Mount(ctx context.Context, r *imagesv1.MountRequest) (*imagesv1.MountResponse, error) {
@@ -90,8 +74,7 @@ func mountPoint(dir string) (id, clean string, err error) {
 		return "", "", status.Errorf(codes.InvalidArgument, "directory: %q is not an absolute path", dir)
 	}
 	clean = filepath.Clean(dir)
-	sum := sha256.Sum256([]byte(clean))
-	return mountPrefix + hex.EncodeToString(sum[:])[:32], clean, nil
+	return layers.MountID(clean), clean, nil
 }
 
 // prepare mounts an image read-only.

@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
 	"github.com/coracle-project/coracle/image"
@@ -71,12 +71,12 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 	c := n.config
 	// A removed image's layers stay while containers run from them, and go with
 	// the last of these.
-	garbage := newCollector()
+	garbage := image.NewCollector()
 	n.snapshots = snapshot.New(snapshot.Config{
 		Root:   filepath.Join(c.Root, "snapshots"),
 		Driver: snapshot.DriverName(c.Snapshot.Driver),
 		Limit:  snapshot.Usage{Bytes: c.Snapshot.MaxBytes, Inodes: c.Snapshot.MaxInodes},
-		Freed:  garbage.poke,
+		Freed:  garbage.Poke,
 		Shown:  n.lazyShown(ctx),
 		Log:    n.log,
 	})
@@ -87,18 +87,21 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 
 	n.layers = layers.New(layers.Config{
 		Root: filepath.Join(c.Root, "snapshotters"), Node: n.snapshots, Driver: snapshot.DriverName(c.Snapshot.Driver),
-		Limit: snapshot.Usage{Bytes: c.Snapshot.MaxBytes, Inodes: c.Snapshot.MaxInodes}, Freed: garbage.poke, Log: n.log,
+		Limit: snapshot.Usage{Bytes: c.Snapshot.MaxBytes, Inodes: c.Snapshot.MaxInodes}, Freed: garbage.Poke, Log: n.log,
 	})
 	n.closers = append(n.closers, n.layers.Close)
 	if err := n.layers.Start(ctx, wantedSnapshotters(c.Runtime)); err != nil {
 		return err
 	}
 
+	lazily := &layers.Lazy{
+		Snapshots: n.snapshots, Client: n.lazy, Timeout: func() time.Duration { return n.live.Load().config.Image.LazyTimeout() },
+	}
 	var err error
 	n.images, err = image.Open(image.Config{
 		Root:       filepath.Join(c.Root, "images"),
 		Layers:     n.layers,
-		Lazy:       n.lazyLayers(),
+		Lazy:       lazily,
 		Registries: registries(c.Image),
 
 		Policy:            policy(c.Image),
@@ -114,8 +117,8 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 		return err
 	}
 	n.closers = append(n.closers, n.images.Close)
-	garbage.start(n.images.GC, n.log)
-	n.closers = append(n.closers, garbage.close)
+	garbage.Start(n.images.GC, n.log)
+	n.closers = append(n.closers, garbage.Close)
 
 	if err := n.startNetwork(ctx); err != nil {
 		return err
@@ -123,9 +126,11 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 	if err := n.startShim(ctx, respawn); err != nil {
 		return err
 	}
-	n.keepLazy(ctx)
+	if err := lazily.Keep(ctx, n.startLazy); err != nil {
+		n.log.Error("layers that were pulled lazily may be lost with their process", "error", err)
+	}
 	deps := pod.Deps{
-		Shim: n.shim, Images: n.images, Snapshots: podSnapshots{n.snapshots, n.layers, n.images, garbage.poke, &sync.Map{}}, Network: n.network, Starting: n.starting(), Log: n.log,
+		Shim: n.shim, Images: n.images, Snapshots: layers.NewRoots(n.layers, n.images, garbage.Poke), Network: n.network, Starting: n.starting(), Log: n.log,
 	}
 	var plugins *nri.Plugins
 	if c.NRI.Enabled {

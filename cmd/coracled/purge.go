@@ -115,7 +115,7 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(n.removePods(ctx), n.removeMounts(ctx)); err != nil {
+	if err := errors.Join(n.removePods(ctx), n.layers.RemoveMounts(ctx)); err != nil {
 		return errors.Join(err, n.close())
 	}
 	if err := n.snapshots.DropLazy(); err != nil {

@@ -1,4 +1,4 @@
-package main
+package layers
 
 import (
 	"archive/tar"
@@ -10,7 +10,6 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/coracle-project/coracle/image/layers"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -22,7 +21,7 @@ func TestLayerThatChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	s := podSnapshots{node: store, Store: layers.New(layers.Config{Node: store})}
+	s := New(Config{Node: store})
 	archive := layerWith(t, "etc/passwd")
 	for name, c := range map[string]struct {
 		digest digest.Digest
@@ -31,7 +30,7 @@ func TestLayerThatChanges(t *testing.T) {
 		"the same": {digest.FromBytes(archive), true},
 		"another":  {digest.FromString("another"), false},
 	} {
-		err := s.unpack(t.Context(), bytes.NewReader(archive), c.digest)
+		err := s.restore(t.Context(), bytes.NewReader(archive), c.digest)
 		if (err == nil) != c.ok || store.HasLayer(c.digest) != c.ok {
 			t.Errorf("%s: %v, layer: %t", name, err, store.HasLayer(c.digest))
 		}

@@ -1,29 +1,30 @@
-package main
+package image
 
 import (
 	"context"
 	"log/slog"
 )
 
-// collector collects image garbage when it is poked. It wakes for nothing else.
-type collector struct {
+// Collector collects image garbage when it is poked. It wakes for nothing else.
+type Collector struct {
 	wake chan struct{} // has room for one
 	stop context.CancelFunc
 	done chan struct{}
 }
 
-func newCollector() *collector { return &collector{wake: make(chan struct{}, 1)} }
+// NewCollector returns a collector, which Start starts.
+func NewCollector() *Collector { return &Collector{wake: make(chan struct{}, 1)} }
 
-// poke asks for a collection, also before start.
-func (c *collector) poke() {
+// Poke asks for a collection, also before Start.
+func (c *Collector) Poke() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-// start starts to collect; close waits for the end of it.
-func (c *collector) start(collect func(context.Context) error, log *slog.Logger) {
+// Start starts to collect; Close waits for the end of it.
+func (c *Collector) Start(collect func(context.Context) error, log *slog.Logger) {
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop, c.done = stop, make(chan struct{})
 	go func() {
@@ -42,7 +43,8 @@ func (c *collector) start(collect func(context.Context) error, log *slog.Logger)
 	}()
 }
 
-func (c *collector) close() error {
+// Close ends the collecting, also what is under way. It follows Start.
+func (c *Collector) Close() error {
 	c.stop()
 	<-c.done
 	return nil

@@ -1,4 +1,4 @@
-package main
+package layers
 
 import (
 	"context"
@@ -27,7 +27,7 @@ func TestKeepLazy(t *testing.T) {
 	} {
 		kept, asked := false, context.Context(nil)
 		var unpacked []digest.Digest
-		err := lazyKeeping{
+		err := keeping{
 			ask:   func(ctx context.Context) (lazy.Status, error) { asked = ctx; return c.status, c.err },
 			keep:  func(ctx context.Context) error { kept = ctx != asked; return nil }, // that one may have ended
 			whole: func(d digest.Digest) bool { return d == whole },

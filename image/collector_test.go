@@ -1,4 +1,4 @@
-package main
+package image
 
 import (
 	"context"
@@ -8,11 +8,11 @@ import (
 )
 
 func TestCollector(t *testing.T) {
-	c := newCollector()
-	c.poke() // before the start
-	c.poke()
+	c := NewCollector()
+	c.Poke() // before the start
+	c.Poke()
 	collected := make(chan struct{})
-	c.start(func(ctx context.Context) error {
+	c.Start(func(ctx context.Context) error {
 		select {
 		case collected <- struct{}{}:
 			return errors.New("some layer")
@@ -21,8 +21,8 @@ func TestCollector(t *testing.T) {
 		}
 	}, slog.New(slog.DiscardHandler))
 	<-collected
-	c.poke() // an error ends nothing
+	c.Poke() // an error ends nothing
 	<-collected
-	c.poke()
-	_ = c.close() // cuts off what is under way
+	c.Poke()
+	_ = c.Close() // cuts off what is under way
 }
