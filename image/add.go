@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // offer is an image from elsewhere than a registry: an archive, or made here. Its
@@ -28,7 +29,7 @@ type offer interface {
 
 // add brings an offered image into the store under some names. When it returns, the
 // image survives a reset of the machine; after an error nothing of it is left.
-func (s *Store) add(ctx context.Context, names []name, top ocispec.Descriptor, o offer) (Image, error) {
+func (s *Store) add(ctx context.Context, names []reference.Name, top ocispec.Descriptor, o offer) (Image, error) {
 	data, err := o.Document(ctx, top)
 	if err != nil {
 		return Image{}, asInvalid(err)
@@ -54,7 +55,7 @@ func asInvalid(err error) error {
 }
 
 // take stores everything that the image consists of and names it.
-func (s *Store) take(ctx context.Context, names []name, c *content, o offer) (img Image, err error) {
+func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o offer) (img Image, err error) {
 	if err := s.putDocuments(c); err != nil {
 		return Image{}, err
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/internal/testkit"
@@ -243,37 +244,18 @@ func FuzzDocument(f *testing.F) {
 		if err == nil {
 			for _, m := range doc.Manifests {
 				_ = platformScore(m.Platform)
-				must(t, checkDigest(m.Digest))
+				must(t, reference.CheckDigest(m.Digest))
 			}
 			for _, l := range doc.Layers {
-				must(t, checkDigest(l.Digest))
+				must(t, reference.CheckDigest(l.Digest))
 			}
 		}
 		if c, err := parseConfig(data, 1); err == nil {
-			must(t, checkDigest(c.RootFS.DiffIDs[0]))
+			must(t, reference.CheckDigest(c.RootFS.DiffIDs[0]))
 		}
 		var desc ocispec.Descriptor
 		if json.Unmarshal(data, &desc) == nil {
 			_, _ = parseIndexEntry(desc)
-		}
-	})
-}
-
-func FuzzReference(f *testing.F) {
-	for _, s := range []string{"busybox", "a/b:c", "localhost:5000/x@sha256:00", "sha256:abcdef", "cafe", "A", "", ":", "@"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		n, err := parseName(s)
-		if err != nil {
-			if !errors.Is(err, ErrInvalidReference) {
-				t.Errorf("error %v is not ErrInvalidReference", err)
-			}
-			return
-		}
-		again, err := parseName(n.String())
-		if err != nil || again != n {
-			t.Errorf("%q becomes %v, and that %v, %v", s, n, again, err)
 		}
 	})
 }

@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // named is one entry of index.json with what it leads to.
 type named struct {
-	name   name
+	name   reference.Name
 	pulled *moment
 	*content
 }
@@ -41,7 +43,7 @@ func (m *moment) time() time.Time { return *m.at.Load() }
 // catalog is all images at one moment. But for when they were pulled it is never changed, only
 // replaced, so that readers need no lock.
 type catalog struct {
-	short   shortNames
+	short   reference.ShortNames
 	pinned  pinnedNames
 	entries []named
 	images  map[digest.Digest]*known
@@ -69,7 +71,7 @@ func (k *known) view() Image {
 // change is what makes one catalog of another.
 type change struct{ gone, come []named }
 
-func newCatalog(entries []named, short shortNames, pinned pinnedNames) *catalog {
+func newCatalog(entries []named, short reference.ShortNames, pinned pinnedNames) *catalog {
 	return (&catalog{short: short, pinned: pinned}).changed(entries, change{come: entries})
 }
 
@@ -117,7 +119,7 @@ func newKnown(id digest.Digest, entries []named, pinned pinnedNames) *known {
 			newest = e
 		}
 		img.RepoDigests = append(img.RepoDigests, e.byDigest())
-		if e.name.tag != "" {
+		if e.name.Tag != "" {
 			img.RepoTags = append(img.RepoTags, e.name.String())
 		}
 	}
@@ -131,7 +133,7 @@ func newKnown(id digest.Digest, entries []named, pinned pinnedNames) *known {
 }
 
 // byDigest is the name that an entry's image has by the digest that it was pulled by.
-func (e named) byDigest() string { return e.name.repo + "@" + e.top.Digest.String() }
+func (e named) byDigest() string { return e.name.Repo + "@" + e.top.Digest.String() }
 
 // sorted are the images by id.
 func (c *catalog) sorted() []*known {
@@ -139,7 +141,7 @@ func (c *catalog) sorted() []*known {
 }
 
 // named is the entry of a name, and its image; nil if there is none.
-func (c *catalog) named(n name) (named, *known) {
+func (c *catalog) named(n reference.Name) (named, *known) {
 	img := c.images[c.ids[n.String()]]
 	if img == nil {
 		return named{}, nil
@@ -153,7 +155,7 @@ func (c *catalog) named(n name) (named, *known) {
 
 // find looks an image up by reference, id or unique part of an id.
 func (c *catalog) find(ref string) (*known, error) {
-	if hex, ok := idPrefix(ref); ok && len(hex) == 64 {
+	if hex, ok := reference.IDPrefix(ref); ok && len(hex) == 64 {
 		if img := c.images[digest.NewDigestFromEncoded(digest.SHA256, hex)]; img != nil {
 			return img, nil
 		}
@@ -165,7 +167,7 @@ func (c *catalog) find(ref string) (*known, error) {
 			return c.images[id], nil
 		}
 	}
-	if hex, ok := idPrefix(ref); ok {
+	if hex, ok := reference.IDPrefix(ref); ok {
 		return c.byPrefix(ref, hex)
 	}
 	if err != nil {
@@ -201,7 +203,7 @@ func (c *catalog) with(images ...named) (*catalog, change) {
 			old := entries[i]
 			entries, ch.gone = slices.Delete(entries, i, i+1), append(ch.gone, old)
 			if old.top.Digest != e.top.Digest {
-				old.name.tag, old.name.digest = "", old.top.Digest
+				old.name.Tag, old.name.Digest = "", old.top.Digest
 				old.pulled = at(old.pulled.time())
 				if indexOf(entries, old.name) < 0 {
 					entries, ch.come = append(entries, old), append(ch.come, old)
@@ -213,7 +215,7 @@ func (c *catalog) with(images ...named) (*catalog, change) {
 	return c.changed(entries, ch), ch
 }
 
-func indexOf(entries []named, n name) int {
+func indexOf(entries []named, n reference.Name) int {
 	return slices.IndexFunc(entries, func(e named) bool { return e.name == n })
 }
 
@@ -228,4 +230,16 @@ func (c *catalog) without(meant func(named) bool) (*catalog, change) {
 		return false
 	})
 	return c.changed(rest, ch), ch
+}
+
+// parse reads a reference to an image that may be here. A short name is one in the
+// configured registry, or what Docker takes it for: nothing is fetched from there.
+func (c *catalog) parse(ref string) (reference.Name, error) {
+	if c.short != "" && reference.IsShort(ref) {
+		n, err := c.short.Parse(ref)
+		if _, here := c.ids[n.String()]; err == nil && here {
+			return n, nil
+		}
+	}
+	return reference.Parse(ref)
 }

@@ -13,16 +13,18 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // randomEntry is one of few names for one of few images of few layers.
 func randomEntry(rnd *rand.Rand, now int64) named {
 	of := func(what string, n int) digest.Digest { return digest.FromString(fmt.Sprint(what, rnd.IntN(n))) }
-	n := name{repo: fmt.Sprint("r.example/", rnd.IntN(3)), domain: "r.example", path: "x", tag: fmt.Sprint(rnd.IntN(3))}
+	n := reference.Name{Repo: fmt.Sprint("r.example/", rnd.IntN(3)), Domain: "r.example", Path: "x", Tag: fmt.Sprint(rnd.IntN(3))}
 	id := rnd.IntN(5)
 	top := digest.FromString(fmt.Sprint("top", id))
 	if rnd.IntN(4) == 0 {
-		n.tag, n.digest = "", top
+		n.Tag, n.Digest = "", top
 	}
 	config := ocispec.Descriptor{Digest: digest.FromString(fmt.Sprint("config", id/2)), Size: int64(id)}
 	layers := []ocispec.Descriptor{{Digest: of("blob", 4)}, {Digest: of("blob", 4)}}
@@ -56,8 +58,8 @@ func TestCatalogChanges(t *testing.T) {
 				}
 			} else {
 				repo := fmt.Sprint("r.example/", rnd.IntN(3))
-				c, ch = c.without(func(e named) bool { return e.name.repo == repo })
-				if slices.ContainsFunc(c.entries, func(e named) bool { return e.name.repo == repo }) {
+				c, ch = c.without(func(e named) bool { return e.name.Repo == repo })
+				if slices.ContainsFunc(c.entries, func(e named) bool { return e.name.Repo == repo }) {
 					t.Fatalf("seed %d, step %d: names of %s are left", seed, step, repo)
 				}
 			}
@@ -103,7 +105,7 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 	l := layout{t.TempDir()}
 	rnd := rand.New(rand.NewPCG(1, 2))
 	stays, moves := randomEntry(rnd, 1), randomEntry(rnd, 1)
-	stays.name = name{repo: "r.example/stays", domain: "r.example", path: "stays", tag: "1"}
+	stays.name = reference.Name{Repo: "r.example/stays", Domain: "r.example", Path: "stays", Tag: "1"}
 	stays.content.config.Digest = digest.FromString("stays")
 	c := newCatalog([]named{stays}, "", nil)
 	must(t, l.saveIndex(c.entries))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
 	"github.com/coracle-project/coracle/image/unpack"
@@ -55,7 +56,7 @@ type Config struct {
 // Registry is how one registry is reached.
 type Registry = registry.Settings
 
-func (c *Config) short() shortNames { return shortNames(c.ShortNameRegistry) }
+func (c *Config) short() reference.ShortNames { return reference.ShortNames(c.ShortNameRegistry) }
 
 // Limits of what a registry may make us hold in memory.
 const (

@@ -32,6 +32,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
 	"github.com/coracle-project/coracle/image/unpack"
@@ -41,7 +42,7 @@ import (
 // Kinds of error, for errors.Is. The text says which reference and registry.
 var (
 	ErrNotFound         = registry.ErrNotFound
-	ErrInvalidReference = errors.New("invalid image reference")
+	ErrInvalidReference = reference.ErrInvalid
 	ErrUnauthorized     = registry.ErrUnauthorized
 	ErrUnavailable      = registry.ErrUnavailable
 	ErrInvalidImage     = registry.ErrInvalid // malformed manifest, wrong digest, escaping layer…

@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/unpack"
 )
 
@@ -50,7 +51,7 @@ type base struct {
 
 // compose makes an image of a base and one layer more, and names it. write writes the
 // layer as a tar archive, packed or not.
-func (s *Store) compose(ctx context.Context, n name, b base, write func(context.Context, io.Writer) error) (Image, error) {
+func (s *Store) compose(ctx context.Context, n reference.Name, b base, write func(context.Context, io.Writer) error) (Image, error) {
 	if err := s.begin(); err != nil {
 		return Image{}, err
 	}
@@ -72,7 +73,7 @@ func (s *Store) compose(ctx context.Context, n name, b base, write func(context.
 	if err != nil {
 		return Image{}, err
 	}
-	img, err := s.add(ctx, []name{n}, top, m)
+	img, err := s.add(ctx, []reference.Name{n}, top, m)
 	return img, s.because(ctx, err)
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/freespace"
@@ -135,7 +136,7 @@ func (l layout) keepIndex() (aside string, err error) {
 
 // indexEntry is a line of index.json.
 type indexEntry struct {
-	name   name
+	name   reference.Name
 	top    ocispec.Descriptor
 	pulled time.Time
 }
@@ -144,7 +145,7 @@ func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
 	if err := checkDescriptor(m, maxManifestBytes); err != nil {
 		return indexEntry{}, err
 	}
-	n, err := parseName(m.Annotations[ocispec.AnnotationRefName])
+	n, err := reference.Parse(m.Annotations[ocispec.AnnotationRefName])
 	if err != nil {
 		return indexEntry{}, fmt.Errorf("entry %s: %w", m.Digest, err)
 	}

@@ -11,6 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/lazy"
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 )
 
@@ -65,8 +66,8 @@ func (s *Store) mayBeLazy(domain string, d ocispec.Descriptor) bool {
 }
 
 // showLazily has a layer shown instead of pulling it, if it is one for that; else it says no.
-func (s *Store) showLazily(ctx context.Context, n name, a Auth, d ocispec.Descriptor, diffID digest.Digest) bool {
-	if !s.mayBeLazy(n.domain, d) || s.cfg.Layers.HasLayer(diffID) {
+func (s *Store) showLazily(ctx context.Context, n reference.Name, a Auth, d ocispec.Descriptor, diffID digest.Digest) bool {
+	if !s.mayBeLazy(n.Domain, d) || s.cfg.Layers.HasLayer(diffID) {
 		return false
 	}
 	_, _, err := s.shows.do(ctx, diffID, func(ctx context.Context) (struct{}, error) {
@@ -74,7 +75,7 @@ func (s *Store) showLazily(ctx context.Context, n name, a Auth, d ocispec.Descri
 			return struct{}{}, nil
 		}
 		return struct{}{}, s.cfg.Lazy.ShowLazy(ctx, LazyLayer{
-			Image: n.String(), Domain: n.domain, Path: n.path, Auth: a, Hosts: s.registries.Load().Config(),
+			Image: n.String(), Domain: n.Domain, Path: n.Path, Auth: a, Hosts: s.registries.Load().Config(),
 			Blob: d, DiffID: diffID, TOC: digest.Digest(d.Annotations[lazy.TOCAnnotation]),
 		})
 	})
@@ -99,7 +100,7 @@ func (s *Store) landAll() error {
 	for _, e := range s.now.Load().entries {
 		for i, d := range e.layers {
 			if diffID := e.image.RootFS.DiffIDs[i]; s.isLazy(d, diffID) {
-				src, err := s.registries.Load().Repository(e.name.domain, e.name.path, Auth{})
+				src, err := s.registries.Load().Repository(e.name.Domain, e.name.Path, Auth{})
 				if err != nil {
 					return fmt.Errorf("image %s: %w", e.name, err)
 				}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // Lease keeps blobs and layers (by their diff ids) from being collected until Release or
@@ -20,7 +22,7 @@ func (s *Store) Lease(ctx context.Context, name string, ttl time.Duration, diges
 		return fmt.Errorf("lease %q for %s: want a name and a time", name, ttl)
 	}
 	for _, d := range digests {
-		if err := checkDigest(d); err != nil {
+		if err := reference.CheckDigest(d); err != nil {
 			return fmt.Errorf("lease %q: %w", name, err)
 		}
 	}

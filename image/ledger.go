@@ -16,6 +16,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.etcd.io/bbolt"
 	bbolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // ledger is what the store remembers besides the images themselves, in one bbolt file:
@@ -113,7 +115,7 @@ func (l *ledger) read(tx *bbolt.Tx) error {
 	}
 	err := layers.ForEach(func(k, v []byte) error {
 		blob, diffID := digest.Digest(k), digest.Digest(v)
-		if err := errors.Join(checkDigest(blob), checkDigest(diffID)); err != nil {
+		if err := errors.Join(reference.CheckDigest(blob), reference.CheckDigest(diffID)); err != nil {
 			return err
 		}
 		l.layers[blob] = diffID

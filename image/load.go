@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
-	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // Loaded is what came of an archive.
@@ -154,24 +153,24 @@ func (s *Store) because(ctx context.Context, err error) error {
 }
 
 // archiveNames decides what each image of an archive is called.
-func archiveNames(images []archive.Image, fallback string) ([][]name, error) {
-	all := make([][]name, len(images))
-	fallen := map[name]bool{}
+func archiveNames(images []archive.Image, fallback string) ([][]reference.Name, error) {
+	all := make([][]reference.Name, len(images))
+	fallen := map[reference.Name]bool{}
 	for i, img := range images {
 		tag := ""
 		for _, given := range img.Names {
-			if isTag(given) {
+			if reference.IsTag(given) {
 				tag = given
 				continue
 			}
-			n, err := parseName(given)
+			n, err := reference.Parse(given)
 			if err != nil {
 				return nil, fmt.Errorf("%w: the archive names an image %q: %w", ErrInvalidImage, given, err)
 			}
-			if n.digest != "" {
+			if n.Digest != "" {
 				// Whatever the name says: that of a saved image may be an index's, which
 				// is not in the archive, and that of a forged one someone else's.
-				n.digest = img.Top.Digest
+				n.Digest = img.Top.Digest
 			}
 			all[i] = append(all[i], n)
 		}
@@ -186,26 +185,18 @@ func archiveNames(images []archive.Image, fallback string) ([][]name, error) {
 			return nil, fmt.Errorf("%w: the archive has several images without a name, and %q can name one", ErrInvalidReference, fallback)
 		}
 		fallen[n] = true
-		all[i] = []name{n}
+		all[i] = []reference.Name{n}
 	}
 	return all, nil
 }
 
 // isTag tells a bare tag (1.36) from a name: names in archives have a tag or a slash.
-func isTag(s string) bool {
-	return !strings.ContainsAny(s, "/:@") && reference.TagRegexp.FindString(s) == s
-}
-
-func fallbackName(fallback, tag, digest string) (name, error) {
+func fallbackName(fallback, tag, digest string) (reference.Name, error) {
 	if fallback == "" {
 		if tag != "" {
 			tag = fmt.Sprintf(" but the tag %q", tag)
 		}
-		return name{}, fmt.Errorf("%w: the archive gives image %s no name%s: say how to name it", ErrInvalidReference, digest, tag)
+		return reference.Name{}, fmt.Errorf("%w: the archive gives image %s no name%s: say how to name it", ErrInvalidReference, digest, tag)
 	}
-	named, err := reference.ParseNormalizedNamed(fallback)
-	if err == nil && tag != "" && reference.IsNameOnly(named) {
-		fallback += ":" + tag
-	}
-	return parseTag(fallback)
+	return parseTag(reference.WithDefaultTag(fallback, tag))
 }

@@ -8,6 +8,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/boundedjson"
 )
@@ -159,7 +160,7 @@ func ociLayer(mediaType string) string {
 }
 
 func checkDescriptor(d ocispec.Descriptor, maxSize int64) error {
-	if err := checkDigest(d.Digest); err != nil {
+	if err := reference.CheckDigest(d.Digest); err != nil {
 		return err
 	}
 	if d.Size < 0 || d.Size > maxSize {
@@ -178,7 +179,7 @@ func parseConfig(data []byte, layers int) (*ocispec.Image, error) {
 		return nil, fmt.Errorf("%w: config lists %d layers, manifest %d", ErrInvalidImage, len(c.RootFS.DiffIDs), layers)
 	}
 	for i, d := range c.RootFS.DiffIDs {
-		if err := checkDigest(d); err != nil {
+		if err := reference.CheckDigest(d); err != nil {
 			return nil, fmt.Errorf("%w: diff id of layer %d: %w", ErrInvalidImage, i, err)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // manyImages are how many images a store has whose costs should not grow with them.
@@ -28,7 +30,7 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 			must(b, os.MkdirAll(s.layers.path(p.diffIDs[j]), 0o755))
 			s.ledger.learn(p.layers[j], p.diffIDs[j])
 		}
-		n, err := parseName(r.ref(ref))
+		n, err := reference.Parse(r.ref(ref))
 		must(b, err)
 		top := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: p.manifest, Size: int64(len(r.manifests["many@"+p.manifest.String()].data))}
 		c, err := s.loadContent(b.Context(), top)

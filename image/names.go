@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // Tag gives an image, found as by Get, one more name: a reference with a tag, or the
@@ -34,9 +36,9 @@ func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
 }
 
 // parseTag reads a name that an image is to be given.
-func parseTag(ref string) (name, error) {
-	n, err := parseName(ref)
-	if err == nil && n.digest != "" {
+func parseTag(ref string) (reference.Name, error) {
+	n, err := reference.Parse(ref)
+	if err == nil && n.Digest != "" {
 		err = fmt.Errorf("%w: %q has a digest, which only a registry can give: name it name:tag", ErrInvalidReference, ref)
 	}
 	return n, err
@@ -125,12 +127,12 @@ func (s *Store) untag(what removal) (r Removed, only needs, err error) {
 // of an image.
 func (c *catalog) entriesOf(refOrID string, img *known) func(named) bool {
 	n, err := c.parse(refOrID)
-	hex, isHex := idPrefix(refOrID)
+	hex, isHex := reference.IDPrefix(refOrID)
 	if err != nil || isHex && len(hex) == 64 || c.ids[n.String()] != img.ID {
 		return img.has
 	}
 	return func(e named) bool {
-		return e.name == n || n.digest != "" && e.name.repo == n.repo && e.top.Digest == n.digest
+		return e.name == n || n.Digest != "" && e.name.Repo == n.Repo && e.top.Digest == n.Digest
 	}
 }
 

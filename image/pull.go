@@ -10,13 +10,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 )
 
 // pullKey is what makes two pulls the same. Credentials are a part of it: a pull
 // without them must not succeed because another one has them.
 type pullKey struct {
-	name name
+	name reference.Name
 	auth Auth
 }
 
@@ -25,11 +26,11 @@ type pullKey struct {
 // joined; it is cancelled when no one waits for it any more, and then, as after
 // any error, nothing of it is left.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
-	n, err := s.cfg.short().parse(ref)
+	n, err := s.cfg.short().Parse(ref)
 	if err != nil {
 		return Image{}, err
 	}
-	if isShort(ref) && n.domain != dockerHub {
+	if reference.IsShort(ref) && n.Domain != reference.DockerHub {
 		// Whoever chose the credentials took the name for one of Docker Hub's, as the
 		// kubelet does: they are not for another registry.
 		opts.Auth = Auth{}
@@ -57,8 +58,8 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	return img, nil
 }
 
-func (s *Store) pull(ctx context.Context, n name, a Auth, m *meter) (Image, error) {
-	src, err := s.registries.Load().Repository(n.domain, n.path, a)
+func (s *Store) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (Image, error) {
+	src, err := s.registries.Load().Repository(n.Domain, n.Path, a)
 	if err != nil {
 		return Image{}, err
 	}
@@ -94,8 +95,8 @@ func (s *Store) pull(ctx context.Context, n name, a Auth, m *meter) (Image, erro
 
 // fetchTop fetches the document that the reference names. Its descriptor has a media type
 // that tools understand, whatever the registry says.
-func fetchTop(ctx context.Context, src *registry.Repository, n name) (ocispec.Descriptor, []byte, error) {
-	d, data, err := src.Resolve(ctx, n.wanted())
+func fetchTop(ctx context.Context, src *registry.Repository, n reference.Name) (ocispec.Descriptor, []byte, error) {
+	d, data, err := src.Resolve(ctx, n.Wanted())
 	if err != nil {
 		return d, nil, err
 	}
@@ -153,7 +154,7 @@ func (s *Store) settle(ctx context.Context, pins []digest.Digest, failed bool) e
 
 // fetch brings everything that the image consists of into the store and names it. Layers that are
 // shown lazily come later.
-func (s *Store) fetch(ctx context.Context, n name, src *registry.Repository, a Auth, c *content, m *meter) (Image, error) {
+func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *content, m *meter) (Image, error) {
 	m.expect(c.size())
 	parts := m.expectLayers(c.layers)
 	if err := s.checkSpace(c); err != nil {

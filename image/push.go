@@ -12,6 +12,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 )
 
@@ -42,8 +43,8 @@ func (s *Store) Push(ctx context.Context, refOrID, to string, o PushOptions) (Pu
 	if to == "" {
 		to = refOrID
 	}
-	n, err := s.cfg.short().parse(to)
-	if err == nil && n.digest != "" {
+	n, err := s.cfg.short().Parse(to)
+	if err == nil && n.Digest != "" {
 		err = fmt.Errorf("%w: %q has a digest: an image is pushed to name:tag", ErrInvalidReference, to)
 	}
 	if err != nil {
@@ -62,12 +63,12 @@ func (s *Store) Push(ctx context.Context, refOrID, to string, o PushOptions) (Pu
 	return pushed, nil
 }
 
-func (s *Store) push(ctx context.Context, refOrID string, n name, o PushOptions) (pushed Pushed, err error) {
+func (s *Store) push(ctx context.Context, refOrID string, n reference.Name, o PushOptions) (pushed Pushed, err error) {
 	img, err := s.now.Load().find(refOrID)
 	if err != nil {
 		return pushed, err
 	}
-	repo, err := s.registries.Load().Repository(n.domain, n.path, o.Auth)
+	repo, err := s.registries.Load().Repository(n.Domain, n.Path, o.Auth)
 	if err != nil {
 		return pushed, err
 	}
@@ -94,7 +95,7 @@ func (s *Store) push(ctx context.Context, refOrID string, n name, o PushOptions)
 	if err := sendAll(ctx, up, p, from, there, o.Progress); err != nil {
 		return pushed, err
 	}
-	if err := up.Manifest(ctx, p.Manifest, p.Documents[p.Manifest.Digest], n.tag); err != nil {
+	if err := up.Manifest(ctx, p.Manifest, p.Documents[p.Manifest.Digest], n.Tag); err != nil {
 		return pushed, err
 	}
 	if p.top.Digest != p.was {
@@ -104,10 +105,10 @@ func (s *Store) push(ctx context.Context, refOrID string, n name, o PushOptions)
 }
 
 // siblings are the other repositories of the registry that the image came from.
-func siblings(img *Image, n name) (paths []string) {
+func siblings(img *Image, n reference.Name) (paths []string) {
 	for _, d := range img.RepoDigests {
-		if m, err := parseName(d); err == nil && m.domain == n.domain && m.path != n.path && !slices.Contains(paths, m.path) {
-			paths = append(paths, m.path)
+		if m, err := reference.Parse(d); err == nil && m.Domain == n.Domain && m.Path != n.Path && !slices.Contains(paths, m.Path) {
+			paths = append(paths, m.Path)
 		}
 	}
 	return paths

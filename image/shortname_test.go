@@ -7,27 +7,6 @@ import (
 	"testing"
 )
 
-func TestShortNames(t *testing.T) {
-	for _, c := range []struct{ registry, ref, want string }{
-		{"", "busybox", ""},
-		{"", "team/app:1", ""},
-		{"", "docker.io/busybox", "docker.io/library/busybox:latest"},
-		{"", "localhost/app", "localhost/app:latest"},
-		{"", "registry.example/app:1", "registry.example/app:1"},
-		{"docker.io", "busybox", "docker.io/library/busybox:latest"},
-		{"docker.io", "team/app:1", "docker.io/team/app:1"},
-		{"registry.example/hub", "busybox:1", "registry.example/hub/busybox:1"},
-		{"registry.example", "localhost:5000/app", "localhost:5000/app:latest"},
-		{"registry.example", "Busybox", ""},
-		{"registry.example", "../x", ""},
-	} {
-		n, err := shortNames(c.registry).parse(c.ref)
-		if c.want == "" && !errors.Is(err, ErrInvalidReference) || c.want != "" && (err != nil || n.String() != c.want) {
-			t.Errorf("%q with %q: %q, %v; want %q", c.ref, c.registry, n, err, c.want)
-		}
-	}
-}
-
 func TestShortNameIsRefusedWithAHint(t *testing.T) {
 	_, err := openStore(t, nil).Pull(t.Context(), "team/app:1", PullOptions{})
 	if !errors.Is(err, ErrInvalidReference) || !strings.Contains(err.Error(), "docker.io/team/app:1") || !strings.Contains(err.Error(), "short_name_registry") {

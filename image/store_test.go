@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -165,31 +166,6 @@ func TestPullsAndRemovalsTogether(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
-	d := string(digest.FromString("x"))
-	for ref, want := range map[string]string{
-		"busybox":               "docker.io/library/busybox:latest",
-		"busybox:1":             "docker.io/library/busybox:1",
-		"me/busybox":            "docker.io/me/busybox:latest",
-		"localhost/busybox":     "localhost/busybox:latest",
-		"127.0.0.1:5000/b:2":    "127.0.0.1:5000/b:2",
-		"[::1]:5000/b":          "[::1]:5000/b:latest",
-		"r.example/b@" + d:      "r.example/b@" + d,
-		"r.example/b:tag@" + d:  "r.example/b@" + d,
-		"index.docker.io/a":     "docker.io/library/a:latest",
-		"registry.k8s.io/p:3.9": "registry.k8s.io/p:3.9",
-	} {
-		if n, err := parseName(ref); err != nil || n.String() != want {
-			t.Errorf("parseName(%q) = %s, %v; want %s", ref, n, err, want)
-		}
-	}
-	for _, ref := range []string{"", ":", "UPPER", "a b", "-x", d, "a:" + strings.Repeat("t", 129), "a@sha256:00", "https://x/y"} {
-		if _, err := parseName(ref); !errors.Is(err, ErrInvalidReference) {
-			t.Errorf("parseName(%q): %v, want ErrInvalidReference", ref, err)
-		}
-	}
-}
-
 func TestFind(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
 	p := r.image("app:1", nil, nil)
@@ -201,8 +177,8 @@ func TestFind(t *testing.T) {
 		other = "1"
 	}
 	for ref, want := range map[string]error{
-		hex[:minIDPrefix]:                nil,
-		hex[:minIDPrefix-1]:              ErrNotFound, // could be a name
+		hex[:reference.MinIDPrefix]:      nil,
+		hex[:reference.MinIDPrefix-1]:    ErrNotFound, // could be a name
 		"sha256:" + hex[:10]:             nil,
 		"sha256:" + other + hex[1:]:      ErrNotFound,
 		other + hex[1:12]:                ErrNotFound,
@@ -222,7 +198,7 @@ func TestFind(t *testing.T) {
 
 func catalogEntry(repo, hex string) named {
 	id := digest.NewDigestFromEncoded(digest.SHA256, hex+strings.Repeat("0", 64-len(hex)))
-	return named{name: name{repo: repo, tag: "1"}, pulled: at(time.Time{}), content: &content{config: ocispec.Descriptor{Digest: id}, image: &ocispec.Image{}}}
+	return named{name: reference.Name{Repo: repo, Tag: "1"}, pulled: at(time.Time{}), content: &content{config: ocispec.Descriptor{Digest: id}, image: &ocispec.Image{}}}
 }
 
 func TestPlatformScores(t *testing.T) {

@@ -12,13 +12,15 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // warm ends a pull that finds all there: the name names what it is to name, and everything that the
 // image consists of is whole and on the disk. Then nothing is written and no disk is synced, which
 // would have this pull wait for whatever else the machine is writing. That the image was
 // pulled again is written with the next change of the index, or by Close.
-func (s *Store) warm(n name, c *content, m *meter) (img Image, ok bool) {
+func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool) {
 	if !s.isWhole(c) || !s.unsynced.nothing() {
 		return Image{}, false
 	}
@@ -35,7 +37,7 @@ func (s *Store) warm(n name, c *content, m *meter) (img Image, ok bool) {
 }
 
 // pulledAgain notes when, if the name names what it is to name.
-func (s *Store) pulledAgain(n name, c *content) (img Image, ok bool) {
+func (s *Store) pulledAgain(n reference.Name, c *content) (img Image, ok bool) {
 	s.commitMu.Lock() // against removal
 	defer s.commitMu.Unlock()
 	e, k := s.now.Load().named(n)
