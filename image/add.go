@@ -105,7 +105,7 @@ func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID dige
 	if hasBlob {
 		err := s.unpackStored(ctx, d, diffID, hasLayer)
 		if err == nil {
-			s.ledger.learn(d.Digest, diffID)
+			s.ledger.Learn(d.Digest, diffID)
 		}
 		if !errors.Is(err, errRotten) {
 			return err
@@ -132,7 +132,7 @@ func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID dige
 	if err := s.adopt(f, d); err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
-	s.ledger.learn(d.Digest, diffID)
+	s.ledger.Learn(d.Digest, diffID)
 	if w == nil {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
@@ -182,4 +183,17 @@ func (c *content) size() int64 {
 		n += l.Size
 	}
 	return n
+}
+
+// blobsOf are the blobs of the layers of images.
+func blobsOf(images []named) iter.Seq[digest.Digest] {
+	return func(yield func(digest.Digest) bool) {
+		for _, e := range images {
+			for _, l := range e.layers {
+				if !yield(l.Digest) {
+					return
+				}
+			}
+		}
+	}
 }

@@ -11,68 +11,69 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/damage"
 	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
 // create makes what is missing of the layout, and removes what a crash left behind. What is
 // damaged, or stands where something else belongs, is set aside and told.
 // The root is closed to other users: images may be private.
-func (l layout) create() (damage []error, err error) {
+func (l layout) create() (damaged []error, err error) {
 	if err := os.MkdirAll(l.root, 0o700); err != nil {
 		return nil, err
 	}
 	found := func(d, err error) error {
 		if d != nil {
-			damage = append(damage, d)
+			damaged = append(damaged, d)
 		}
 		return err
 	}
 	if err := found(l.makeDir(filepath.Dir(l.blobs()))); err != nil {
-		return damage, err
+		return damaged, err
 	}
 	if err := found(l.makeDir(l.blobs())); err != nil {
-		return damage, err
+		return damaged, err
 	}
 	strange, err := l.clearBlobs()
-	damage = append(damage, strange...)
+	damaged = append(damaged, strange...)
 	if err != nil {
-		return damage, err
+		return damaged, err
 	}
 	if err := l.removeTemps(); err != nil {
-		return damage, err
+		return damaged, err
 	}
-	if err := os.RemoveAll(l.ingest()); isOfTheFile(err) {
+	if err := os.RemoveAll(l.ingest()); damage.OfFile(err) {
 		if err := found(l.setAside(l.ingest(), err)); err != nil {
-			return damage, err
+			return damaged, err
 		}
 	} else if err != nil {
-		return damage, err
+		return damaged, err
 	}
 	if err := os.Mkdir(l.ingest(), 0o700); err != nil {
-		return damage, err
+		return damaged, err
 	}
-	return damage, found(l.mark())
+	return damaged, found(l.mark())
 }
 
 // makeDir makes sure that there is a directory that can be listed.
-func (l layout) makeDir(path string) (damage, err error) {
+func (l layout) makeDir(path string) (damaged, err error) {
 	_, err = os.ReadDir(path)
 	if err == nil {
 		return nil, nil
 	}
-	if !isOfTheFile(err) {
+	if !damage.OfFile(err) {
 		return nil, err
 	}
 	if _, no := os.Lstat(path); !errors.Is(no, fs.ErrNotExist) {
-		if damage, err = l.setAside(path, err); err != nil {
-			return damage, err
+		if damaged, err = l.setAside(path, err); err != nil {
+			return damaged, err
 		}
 	}
-	return damage, os.Mkdir(path, 0o755)
+	return damaged, os.Mkdir(path, 0o755)
 }
 
 // clearBlobs sets aside what has a blob's name and cannot be one: it would be in the blob's way.
-func (l layout) clearBlobs() (damage []error, err error) {
+func (l layout) clearBlobs() (damaged []error, err error) {
 	files, err := os.ReadDir(l.blobs())
 	if err != nil {
 		return nil, err
@@ -81,13 +82,13 @@ func (l layout) clearBlobs() (damage []error, err error) {
 		if f.Type().IsRegular() || f.Type() == fs.ModeSymlink || digest.NewDigestFromEncoded(digest.SHA256, f.Name()).Validate() != nil {
 			continue
 		}
-		d, err := l.setAside(filepath.Join(l.blobs(), f.Name()), errNoFile)
+		d, err := l.setAside(filepath.Join(l.blobs(), f.Name()), damage.ErrNoFile)
 		if err != nil {
-			return damage, err
+			return damaged, err
 		}
-		damage = append(damage, d)
+		damaged = append(damaged, d)
 	}
-	return damage, nil
+	return damaged, nil
 }
 
 // removeTemps removes what interrupted writes have left.
@@ -98,7 +99,7 @@ func (l layout) removeTemps() error {
 	}
 	for _, f := range files {
 		if atomicfile.IsTemp(f.Name()) {
-			if err := os.RemoveAll(filepath.Join(l.root, f.Name())); err != nil && !isOfTheFile(err) {
+			if err := os.RemoveAll(filepath.Join(l.root, f.Name())); err != nil && !damage.OfFile(err) {
 				return err
 			}
 		}
@@ -107,29 +108,29 @@ func (l layout) removeTemps() error {
 }
 
 // mark makes sure of the file by which other tools know an OCI image layout.
-func (l layout) mark() (damage, err error) {
+func (l layout) mark() (damaged, err error) {
 	file := filepath.Join(l.root, ocispec.ImageLayoutFile)
 	err = readMark(file)
 	switch {
 	case err == nil:
 		return nil, nil
 	case errors.Is(err, fs.ErrNotExist):
-	case !isOfTheFile(err):
+	case !damage.OfFile(err):
 		return nil, err
 	default:
-		if damage, err = l.setAside(file, err); err != nil {
-			return damage, err
+		if damaged, err = l.setAside(file, err); err != nil {
+			return damaged, err
 		}
 	}
 	data, err := json.Marshal(ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
 	if err != nil {
-		return damage, err
+		return damaged, err
 	}
-	return damage, atomicfile.WriteSync(file, data, 0o644)
+	return damaged, atomicfile.WriteSync(file, data, 0o644)
 }
 
 func readMark(file string) error {
-	data, err := readFile(file)
+	data, err := damage.ReadFile(file)
 	if err != nil {
 		return err
 	}
@@ -144,8 +145,8 @@ func readMark(file string) error {
 }
 
 // setAside moves what is damaged out of the way, to a name in the root, and says so.
-func (l layout) setAside(path string, cause error) (damage, err error) {
-	aside := damagedName(filepath.Join(l.root, filepath.Base(path)))
+func (l layout) setAside(path string, cause error) (damaged, err error) {
+	aside := damage.Aside(filepath.Join(l.root, filepath.Base(path)))
 	if err := os.Rename(path, aside); err != nil {
 		return cause, fmt.Errorf("set aside what is damaged: %w", err)
 	}

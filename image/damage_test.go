@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -353,17 +352,4 @@ func TestLease(t *testing.T) {
 			t.Error("a bad lease is taken")
 		}
 	}
-}
-
-func TestLeasesEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := &ledger{leases: map[string]lease{"a": {Until: time.Now().Add(time.Minute), Digests: []digest.Digest{"x"}}}}
-		if keep, ended := l.leased(time.Now()); !keep["x"] || len(ended) != 0 {
-			t.Errorf("keep %v, ended %v", keep, ended)
-		}
-		time.Sleep(time.Minute)
-		if keep, ended := l.leased(time.Now()); keep["x"] || !slices.Equal(ended, []string{"a"}) {
-			t.Errorf("a minute later: keep %v, ended %v", keep, ended)
-		}
-	})
 }

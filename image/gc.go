@@ -80,7 +80,7 @@ func (s *Store) Collect(ctx context.Context) (freed int64, err error) {
 // reason, is forgotten.
 func (s *Store) sweepAll(ctx context.Context, all needs) error {
 	_, err := s.collect(ctx, all)
-	return errors.Join(err, s.ledger.forget(func(d digest.Digest) bool { return !s.cfg.Layers.HasLayer(d) }))
+	return errors.Join(err, s.ledger.Forget(func(d digest.Digest) bool { return !s.cfg.Layers.HasLayer(d) }))
 }
 
 // allThere is all that there is, needed or not.
@@ -114,7 +114,7 @@ func (s *Store) sweepUp(ctx context.Context, candidates needs) error {
 	if len(removed) == 0 {
 		return err
 	}
-	return errors.Join(err, s.ledger.forget(func(d digest.Digest) bool { return removed[d] && !s.cfg.Layers.HasLayer(d) }))
+	return errors.Join(err, s.ledger.Forget(func(d digest.Digest) bool { return removed[d] && !s.cfg.Layers.HasLayer(d) }))
 }
 
 // sweepBatch is how many things are looked at before those who wait for the sweep are let
@@ -148,7 +148,7 @@ func (s *Store) sweepSome(ctx context.Context, blobs, layers []digest.Digest, re
 	defer s.unlockSweep()
 	// The uses are read after the lock: a pull pins before it commits and
 	// unpins after, so what it needs is in one or the other.
-	kept, ended := s.ledger.leased(time.Now())
+	kept, ended := s.ledger.Leased(time.Now())
 	errs := []error{s.endLeases(ended)}
 	for _, d := range blobs {
 		if !kept[d] && s.pins[d] == 0 && !s.uses.blob(d) {

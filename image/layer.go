@@ -17,9 +17,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/damage"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
 )
+
+// errRotten is a stored blob that is not what its digest says any more, or cannot be read. It
+// may as well not be there: what comes in its stead takes its name.
+var errRotten = errors.New("stored blob is damaged")
 
 // layerKey tells apart what is fetched: a blob that should unpack to a diff id. The
 // registry is a part of it, lest a pull waits for a slower registry than its own.
@@ -73,7 +78,7 @@ func (s *Store) fetchLayer(ctx context.Context, src *registry.Repository, d ocis
 	if err != nil {
 		return err
 	}
-	s.ledger.learn(d.Digest, diffID)
+	s.ledger.Learn(d.Digest, diffID)
 	return faultPullLayer.At(ctx)
 }
 
@@ -92,7 +97,7 @@ func (s *Store) arrive(ctx context.Context, src *registry.Repository, d ocispec.
 // knows says that a blob need not be read to know what it unpacks to, and is in the store or
 // not to be kept there. What an image claims of a blob is not enough to give it a layer.
 func (s *Store) knows(blob, diffID digest.Digest, stored bool) bool {
-	return (stored || !s.cfg.KeepBlobs) && s.ledger.unpacksTo(blob, diffID)
+	return (stored || !s.cfg.KeepBlobs) && s.ledger.UnpacksTo(blob, diffID)
 }
 
 // unpackArriving is the one pass from the registry to the layer's directory: the
@@ -162,7 +167,7 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 // unpackStored unpacks a blob that is there already. Kinds: errRotten.
 func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
 	f, err := os.Open(s.layout.blob(d.Digest))
-	if isOfTheFile(err) {
+	if damage.OfFile(err) {
 		return fmt.Errorf("%w: %w", errRotten, err)
 	} else if err != nil {
 		return err
@@ -173,7 +178,7 @@ func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID d
 		return err
 	}
 	// Only its size was looked at so far; its digest tells whether the image or the disk is to blame.
-	if rot := verifyFile(ctx, f, d.Digest); isOfTheFile(rot) && ctx.Err() == nil {
+	if rot := verifyFile(ctx, f, d.Digest); damage.OfFile(rot) && ctx.Err() == nil {
 		return fmt.Errorf("%w: %w", errRotten, rot)
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/coracle-project/coracle/image/damage"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/atomicfile"
@@ -91,12 +92,12 @@ func (l layout) read(_ context.Context, d ocispec.Descriptor) ([]byte, error) {
 
 // loadIndex reads index.json; a missing one is a store without images. What cannot be
 // read or understood is damage; what can be understood is returned.
-func (l layout) loadIndex() (entries []indexEntry, damage []error, err error) {
-	data, err := readFile(l.index())
+func (l layout) loadIndex() (entries []indexEntry, damaged []error, err error) {
+	data, err := damage.ReadFile(l.index())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil, nil
-	case isOfTheFile(err):
+	case damage.OfFile(err):
 		return nil, []error{err}, nil
 	case err != nil:
 		return nil, nil, err
@@ -105,7 +106,7 @@ func (l layout) loadIndex() (entries []indexEntry, damage []error, err error) {
 		Manifests []json.RawMessage `json:"manifests"`
 	}
 	if err := json.Unmarshal(data, &index); err != nil {
-		damage = append(damage, err)
+		damaged = append(damaged, err)
 	}
 	for i, raw := range index.Manifests {
 		var m ocispec.Descriptor
@@ -115,19 +116,19 @@ func (l layout) loadIndex() (entries []indexEntry, damage []error, err error) {
 			e, err = parseIndexEntry(m)
 		}
 		if err != nil {
-			damage = append(damage, fmt.Errorf("entry %d: %w", i, err))
+			damaged = append(damaged, fmt.Errorf("entry %d: %w", i, err))
 			continue
 		}
 		entries = append(entries, e)
 	}
-	return entries, damage, nil
+	return entries, damaged, nil
 }
 
 // keepIndex gives a damaged index.json a second name. It has its own, too, until it is replaced, so
 // that the next start knows of the damage if this one does not get so far; but what is no file
 // cannot have two.
 func (l layout) keepIndex() (aside string, err error) {
-	aside = damagedName(l.index())
+	aside = damage.Aside(l.index())
 	if os.Link(l.index(), aside) == nil {
 		return aside, nil
 	}

@@ -192,7 +192,7 @@ func (s *Store) landBlob(ctx context.Context, f *os.File, d ocispec.Descriptor, 
 	if err := s.unpackFile(ctx, f, d, diffID, false); err != nil {
 		return err
 	}
-	s.ledger.learn(d.Digest, diffID)
+	s.ledger.Learn(d.Digest, diffID)
 	return faultLazyUnpacked.At(ctx)
 }
 
@@ -210,7 +210,7 @@ func (s *Store) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Di
 
 // landed makes last what has been learnt, and lets the blob go.
 func (s *Store) landed(ctx context.Context, diffID digest.Digest) error {
-	if err := s.ledger.save(s.now.Load().entries); err != nil {
+	if err := s.ledger.Save(blobsOf(s.now.Load().entries)); err != nil {
 		return err
 	}
 	return s.cfg.Lazy.LazyUnpacked(ctx, diffID)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -34,7 +35,7 @@ func (s *Store) Lease(ctx context.Context, name string, ttl time.Duration, diges
 		return err
 	}
 	defer s.unlockSweep()
-	return s.ledger.putLease(name, &lease{Until: time.Now().Add(ttl), Digests: digests})
+	return s.ledger.PutLease(name, &ledger.Lease{Until: time.Now().Add(ttl), Digests: digests})
 }
 
 // Release ends a lease; one that is not there is fine. What it kept goes with the next
@@ -48,7 +49,7 @@ func (s *Store) Release(ctx context.Context, name string) error {
 		return err
 	}
 	defer s.unlockSweep()
-	return s.ledger.putLease(name, nil)
+	return s.ledger.PutLease(name, nil)
 }
 
 const (
@@ -71,9 +72,9 @@ func (s *Store) salvage() error {
 	for _, d := range layers {
 		there[d] = true
 	}
-	keep := slices.Sorted(maps.Keys(s.ledger.synced()))
+	keep := slices.Sorted(maps.Keys(s.ledger.Synced()))
 	keep = slices.DeleteFunc(keep, func(d digest.Digest) bool { return !there[d] && !(s.cfg.KeepBlobs && s.layout.exists(d)) })
-	return s.ledger.putLease(salvageLease, &lease{Until: time.Now().Add(salvageTime), Digests: keep})
+	return s.ledger.PutLease(salvageLease, &ledger.Lease{Until: time.Now().Add(salvageTime), Digests: keep})
 }
 
 // ReleaseSalvaged gives up what is kept of images that were lost to damage.
@@ -83,7 +84,7 @@ func (s *Store) ReleaseSalvaged(ctx context.Context) error { return s.Release(ct
 func (s *Store) endLeases(names []string) error {
 	var errs []error
 	for _, name := range names {
-		errs = append(errs, s.ledger.putLease(name, nil))
+		errs = append(errs, s.ledger.PutLease(name, nil))
 	}
 	return errors.Join(errs...)
 }

@@ -28,7 +28,7 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 		for j, l := range layers {
 			must(b, s.layout.put(p.layers[j], l.data))
 			must(b, os.MkdirAll(s.layers.path(p.diffIDs[j]), 0o755))
-			s.ledger.learn(p.layers[j], p.diffIDs[j])
+			s.ledger.Learn(p.layers[j], p.diffIDs[j])
 		}
 		n, err := reference.Parse(r.ref(ref))
 		must(b, err)

@@ -119,7 +119,7 @@ func TestRemoveIf(t *testing.T) {
 	must(t, err)
 	gone, err := s.RemoveIf(t.Context(), p.config, func(now Image) bool { return len(now.RepoTags) == 1 })
 	must(t, err)
-	if gone.ID != "" || len(s.List()) != 1 || len(s.ledger.layers) != 3 {
+	if gone.ID != "" || len(s.List()) != 1 || s.ledger.Len() != 3 {
 		t.Errorf("a tagged image: %+v", gone)
 	}
 	gone, err = s.RemoveIf(t.Context(), p.config, func(Image) bool { return true })
@@ -135,7 +135,7 @@ func TestRemoveIf(t *testing.T) {
 	_, err = s.Pull(t.Context(), r.ref("a:1"), PullOptions{})
 	must(t, err)
 	must(t, s.Remove(t.Context(), r.ref("a:1")))
-	if n := len(s.ledger.layers); n != 0 {
+	if n := s.ledger.Len(); n != 0 {
 		t.Errorf("the ledger knows %d layers that are gone", n)
 	}
 }

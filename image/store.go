@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/remover"
 )
@@ -53,7 +54,7 @@ type Store struct {
 	unsynced unsynced
 	syncs    batches[struct{}] // of disks
 	enters   batches[[]named]  // into the index, an image each
-	ledger   *ledger
+	ledger   *ledger.Ledger
 
 	remover *remover.Remover // of scratch directories
 
@@ -112,7 +113,7 @@ func (s *Store) recover(ctx context.Context) error {
 	if err := s.disks.add(s.layout.root); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	if s.ledger, err = openLedger(s.layout.ledger(), s.cfg.Log); err != nil {
+	if s.ledger, err = ledger.Open(s.layout.ledger(), s.cfg.Log); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	index, damage, err := s.layout.loadIndex()
@@ -247,7 +248,7 @@ func (s *Store) commit(es ...named) (Image, error) {
 // enter puts images into the index, whose layers are on the disk.
 func (s *Store) enter(images [][]named) error {
 	all := slices.Concat(images...)
-	if err := s.ledger.save(all); err != nil {
+	if err := s.ledger.Save(blobsOf(all)); err != nil {
 		return err
 	}
 	s.commitMu.Lock()
@@ -290,7 +291,7 @@ func (s *Store) Close() error {
 	if s.outdated {
 		err = s.layout.saveIndex(s.now.Load().entries)
 	}
-	return errors.Join(err, s.ledger.close(), s.disks.close())
+	return errors.Join(err, s.ledger.Close(), s.disks.close())
 }
 
 // cleanupTimeout bounds cleaning up after a cancelled call.

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/damage"
 	"github.com/coracle-project/coracle/image/unpack"
 )
 
@@ -206,7 +207,7 @@ func (v *verifier) count(kind string) {
 }
 
 func isDamage(err error) bool {
-	return errors.Is(err, ErrInvalidImage) || errors.Is(err, unpack.ErrDamaged) || errors.Is(err, fs.ErrNotExist) || isOfTheDisk(err)
+	return errors.Is(err, ErrInvalidImage) || errors.Is(err, unpack.ErrDamaged) || errors.Is(err, fs.ErrNotExist) || damage.OfDisk(err)
 }
 
 func (v *verifier) blob(ctx context.Context, d ocispec.Descriptor) error {

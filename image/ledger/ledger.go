@@ -1,10 +1,17 @@
-package image
+// Package ledger keeps what the image store remembers besides the images themselves, in one bbolt file:
+//
+//	layers   blob digest → diff id: what was once seen to unpack to what
+//	leases   name → JSON of Lease
+//
+// Which images there are is not in it: index.json says that. So a lost ledger costs downloads, and nothing else.
+package ledger
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"maps"
 	"os"
@@ -17,17 +24,12 @@ import (
 	"go.etcd.io/bbolt"
 	bbolterrors "go.etcd.io/bbolt/errors"
 
+	"github.com/coracle-project/coracle/image/damage"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
-// ledger is what the store remembers besides the images themselves, in one bbolt file:
-//
-//	layers   blob digest → diff id: what was once seen to unpack to what
-//	leases   name → JSON of lease
-//
-// Which images there are is not in it: that is index.json's to say. So a ledger that is
-// lost costs downloads, and nothing else.
-type ledger struct {
+// Ledger is the file, and its content in memory. Its methods may be called concurrently.
+type Ledger struct {
 	path string
 	log  *slog.Logger
 	db   *bbolt.DB
@@ -35,11 +37,11 @@ type ledger struct {
 	mu     sync.Mutex
 	layers map[digest.Digest]digest.Digest
 	unsaid map[digest.Digest]digest.Digest // of layers, those not in the file yet
-	leases map[string]lease
+	leases map[string]Lease
 }
 
-// lease keeps blobs and layers that no image names.
-type lease struct {
+// Lease keeps blobs and layers that no image names.
+type Lease struct {
 	Until   time.Time       `json:"until"`
 	Digests []digest.Digest `json:"digests"`
 }
@@ -49,18 +51,18 @@ var (
 	bucketLeases = []byte("leases")
 )
 
-// ledgerLock is how long another process may hold the file. The daemon's own lock on its
+// lockTimeout is how long another process may hold the file. The daemon's own lock on its
 // root comes first, so that this is a tool that looks into it.
-const ledgerLock = 5 * time.Second
+const lockTimeout = 5 * time.Second
 
-// openLedger opens the file, or makes one. A damaged one is set aside.
-func openLedger(path string, log *slog.Logger) (*ledger, error) {
-	l := &ledger{path: path, log: log}
+// Open opens the file, or makes one. A damaged one is set aside.
+func Open(path string, log *slog.Logger) (*Ledger, error) {
+	l := &Ledger{path: path, log: log}
 	err := l.load()
-	if err == nil || !errors.Is(err, errLedgerDamaged) {
+	if err == nil || !errors.Is(err, errDamaged) {
 		return l, err
 	}
-	aside := damagedName(path)
+	aside := damage.Aside(path)
 	log.Warn("image ledger set aside: it is damaged; layers may be fetched again", "error", err, "moved", aside)
 	if err := os.Rename(path, aside); err != nil {
 		return nil, fmt.Errorf("set %s aside: %w", path, err)
@@ -68,23 +70,23 @@ func openLedger(path string, log *slog.Logger) (*ledger, error) {
 	return l, l.load()
 }
 
-// errNewLedger is a file that nothing has been written to.
-var errNewLedger = errors.New("new ledger")
+// errNew is a file that nothing has been written to.
+var errNew = errors.New("new ledger")
 
-var errLedgerDamaged = errors.New("damaged ledger")
+var errDamaged = errors.New("damaged ledger")
 
 // load reads all of the file, and so finds what is damaged in it.
-func (l *ledger) load() error {
-	l.layers, l.unsaid, l.leases = map[digest.Digest]digest.Digest{}, map[digest.Digest]digest.Digest{}, map[string]lease{}
+func (l *Ledger) load() error {
+	l.layers, l.unsaid, l.leases = map[digest.Digest]digest.Digest{}, map[digest.Digest]digest.Digest{}, map[string]Lease{}
 	err := guarded(func() (err error) {
-		if err := checkFile(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := damage.CheckFile(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		l.db, err = bbolt.Open(l.path, 0o600, &bbolt.Options{Timeout: ledgerLock, FreelistType: bbolt.FreelistMapType})
+		l.db, err = bbolt.Open(l.path, 0o600, &bbolt.Options{Timeout: lockTimeout, FreelistType: bbolt.FreelistMapType})
 		if err != nil {
 			return err
 		}
-		if err := l.db.View(l.read); !errors.Is(err, errNewLedger) {
+		if err := l.db.View(l.read); !errors.Is(err, errNew) {
 			return err
 		}
 		return l.db.Update(func(tx *bbolt.Tx) error {
@@ -98,20 +100,20 @@ func (l *ledger) load() error {
 		return nil
 	case errors.Is(err, bbolterrors.ErrTimeout):
 		return fmt.Errorf("open %s: another process holds it: %w", l.path, err)
-	case !isOfTheFile(err):
+	case !damage.OfFile(err):
 		return err
 	}
 	if l.db != nil {
 		_ = guarded(l.db.Close)
 		l.db = nil
 	}
-	return fmt.Errorf("%w: %s: %w", errLedgerDamaged, l.path, err)
+	return fmt.Errorf("%w: %s: %w", errDamaged, l.path, err)
 }
 
-func (l *ledger) read(tx *bbolt.Tx) error {
+func (l *Ledger) read(tx *bbolt.Tx) error {
 	layers, leases := tx.Bucket(bucketLayers), tx.Bucket(bucketLeases)
 	if layers == nil || leases == nil {
-		return errNewLedger
+		return errNew
 	}
 	err := layers.ForEach(func(k, v []byte) error {
 		blob, diffID := digest.Digest(k), digest.Digest(v)
@@ -125,7 +127,7 @@ func (l *ledger) read(tx *bbolt.Tx) error {
 		return err
 	}
 	return leases.ForEach(func(k, v []byte) error {
-		var le lease
+		var le Lease
 		if err := json.Unmarshal(v, &le); err != nil {
 			return err
 		}
@@ -146,16 +148,16 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// unpacksTo says whether a blob is known to unpack to a layer.
-func (l *ledger) unpacksTo(blob, diffID digest.Digest) bool {
+// UnpacksTo says whether a blob is known to unpack to a layer.
+func (l *Ledger) UnpacksTo(blob, diffID digest.Digest) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.layers[blob] == diffID
 }
 
-// synced are the layers that save was called for, which comes after all is on the disk, and the
+// Synced are the layers that Save was called for, which comes after all is on the disk, and the
 // blobs that they came from.
-func (l *ledger) synced() map[digest.Digest]bool {
+func (l *Ledger) Synced() map[digest.Digest]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := make(map[digest.Digest]bool, 2*len(l.layers))
@@ -167,8 +169,8 @@ func (l *ledger) synced() map[digest.Digest]bool {
 	return all
 }
 
-// learn remembers what a blob was seen to unpack to; save makes it last.
-func (l *ledger) learn(blob, diffID digest.Digest) {
+// Learn remembers what a blob was seen to unpack to; Save makes it last.
+func (l *Ledger) Learn(blob, diffID digest.Digest) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.layers[blob] != diffID {
@@ -176,8 +178,8 @@ func (l *ledger) learn(blob, diffID digest.Digest) {
 	}
 }
 
-// forget drops what is known of layers that are gone.
-func (l *ledger) forget(isGone func(diffID digest.Digest) bool) error {
+// Forget drops what is known of layers that are gone.
+func (l *Ledger) Forget(isGone func(diffID digest.Digest) bool) error {
 	l.mu.Lock()
 	var gone []digest.Digest
 	for blob, diffID := range l.layers {
@@ -201,16 +203,14 @@ func (l *ledger) forget(isGone func(diffID digest.Digest) bool) error {
 	})
 }
 
-// save makes last what was learnt of the images' layers. It comes after those are on the disk;
+// Save makes last what was learnt of blobs. It comes after their layers are on the disk;
 // what other pulls have learnt meanwhile need not be there yet.
-func (l *ledger) save(images []named) error {
+func (l *Ledger) Save(blobs iter.Seq[digest.Digest]) error {
 	learnt := map[digest.Digest]digest.Digest{}
 	l.mu.Lock()
-	for _, e := range images {
-		for _, d := range e.layers {
-			if diffID, unsaid := l.unsaid[d.Digest]; unsaid {
-				learnt[d.Digest] = diffID
-			}
+	for blob := range blobs {
+		if diffID, unsaid := l.unsaid[blob]; unsaid {
+			learnt[blob] = diffID
 		}
 	}
 	l.mu.Unlock()
@@ -234,8 +234,8 @@ func (l *ledger) save(images []named) error {
 	return nil
 }
 
-// putLease writes a lease, or deletes it if it is nil.
-func (l *ledger) putLease(name string, le *lease) error {
+// PutLease writes a lease, or deletes it if it is nil.
+func (l *Ledger) PutLease(name string, le *Lease) error {
 	err := l.update(func(tx *bbolt.Tx) error {
 		if le == nil {
 			return tx.Bucket(bucketLeases).Delete([]byte(name))
@@ -259,8 +259,8 @@ func (l *ledger) putLease(name string, le *lease) error {
 	return nil
 }
 
-// leased returns what leases keep, and the names of those that have ended.
-func (l *ledger) leased(now time.Time) (keep map[digest.Digest]bool, ended []string) {
+// Leased returns what leases keep, and the names of those that have ended.
+func (l *Ledger) Leased(now time.Time) (keep map[digest.Digest]bool, ended []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	keep = map[digest.Digest]bool{}
@@ -276,14 +276,22 @@ func (l *ledger) leased(now time.Time) (keep map[digest.Digest]bool, ended []str
 	return keep, ended
 }
 
-func (l *ledger) update(f func(tx *bbolt.Tx) error) error {
+// Len is how many blobs are known.
+func (l *Ledger) Len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.layers)
+}
+
+func (l *Ledger) update(f func(tx *bbolt.Tx) error) error {
 	if err := guarded(func() error { return l.db.Update(f) }); err != nil {
 		return fmt.Errorf("write %s: %w", l.path, err)
 	}
 	return nil
 }
 
-func (l *ledger) close() error {
+// Close closes the file; that of a nil *Ledger, too, which is none.
+func (l *Ledger) Close() error {
 	if l == nil || l.db == nil {
 		return nil
 	}
