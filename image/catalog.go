@@ -27,7 +27,7 @@ type named struct {
 type moment struct {
 	at atomic.Pointer[time.Time]
 
-	// line is what index.json says of the entry, as of a time. Guarded by Store.commitMu.
+	// line is what index.json says of the entry, as of a time. Guarded by index.mu.
 	line []byte
 	of   *time.Time
 }

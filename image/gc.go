@@ -151,12 +151,12 @@ func (s *Store) sweepSome(ctx context.Context, blobs, layers []digest.Digest, re
 	kept, ended := s.ledger.Leased(time.Now())
 	errs := []error{s.endLeases(ended)}
 	for _, d := range blobs {
-		if !kept[d] && s.pins[d] == 0 && !s.uses.blob(d) {
+		if !kept[d] && s.pins[d] == 0 && !s.index.uses.blob(d) {
 			errs = append(errs, s.dropBlob(d))
 		}
 	}
 	for _, d := range layers {
-		if kept[d] || s.pins[d] > 0 || s.uses.layer(d) {
+		if kept[d] || s.pins[d] > 0 || s.index.uses.layer(d) {
 			continue
 		}
 		if err := s.cfg.Layers.RemoveLayer(ctx, d); err != nil {

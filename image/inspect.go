@@ -18,11 +18,11 @@ type Documents struct {
 
 // Documents reads the documents of an image, found as by Get.
 func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents, error) {
-	e, err := s.now.Load().entry(refOrID)
+	e, err := s.index.now.Load().entry(refOrID)
 	if err != nil {
 		return Image{}, Documents{}, err
 	}
-	img, err := s.now.Load().find(e.config.Digest.String())
+	img, err := s.index.now.Load().find(e.config.Digest.String())
 	if err != nil {
 		return Image{}, Documents{}, err // removed just now
 	}
@@ -47,7 +47,7 @@ type Blob struct {
 
 // Blobs lists the blobs that are on disk, from memory.
 func (s *Store) Blobs() []Blob {
-	now := s.now.Load()
+	now := s.index.now.Load()
 	owners := map[digest.Digest]map[digest.Digest]bool{}
 	for _, e := range now.entries {
 		for _, d := range e.blobs() {

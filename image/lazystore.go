@@ -97,7 +97,7 @@ func (s *Store) isLazy(d ocispec.Descriptor, diffID digest.Digest) bool {
 
 // landAll sees to it that all lazy layers of images become ordinary ones.
 func (s *Store) landAll() error {
-	for _, e := range s.now.Load().entries {
+	for _, e := range s.index.now.Load().entries {
 		for i, d := range e.layers {
 			if diffID := e.image.RootFS.DiffIDs[i]; s.isLazy(d, diffID) {
 				src, err := s.registries.Load().Repository(e.name.Domain, e.name.Path, Auth{})
@@ -210,7 +210,7 @@ func (s *Store) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Di
 
 // landed makes last what has been learnt, and lets the blob go.
 func (s *Store) landed(ctx context.Context, diffID digest.Digest) error {
-	if err := s.ledger.Save(blobsOf(s.now.Load().entries)); err != nil {
+	if err := s.ledger.Save(blobsOf(s.index.now.Load().entries)); err != nil {
 		return err
 	}
 	return s.cfg.Lazy.LazyUnpacked(ctx, diffID)
@@ -218,16 +218,13 @@ func (s *Store) landed(ctx context.Context, diffID digest.Digest) error {
 
 // dropWith takes the images from the index that need a layer which is not what it was shown as.
 func (s *Store) dropWith(diffID digest.Digest) error {
-	s.commitMu.Lock()
-	defer s.commitMu.Unlock()
-	_, err := s.commitLocked(s.now.Load().without(func(e named) bool {
+	return s.index.drop(func(e named) bool {
 		needs := slices.Contains(e.image.RootFS.DiffIDs, diffID)
 		if needs {
 			s.cfg.Log.Warn("image dropped: a layer of it is not whole and cannot be had; it has to be pulled again", "image", e.name.String())
 		}
 		return needs
-	}))
-	return err
+	})
 }
 
 // awaitWhole returns when a layer is no lazy one, or cannot be an ordinary one.

@@ -22,17 +22,11 @@ func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
 		return Image{}, err
 	}
 	defer s.wg.Done()
-	s.commitMu.Lock()
-	defer s.commitMu.Unlock()
-	e, err := s.now.Load().entry(refOrID)
+	img, err := s.index.tag(refOrID, n)
 	if err != nil {
 		return Image{}, err
 	}
-	e.name, e.pulled = n, at(e.pulled.time())
-	if _, err := s.commitLocked(s.now.Load().with(e)); err != nil {
-		return Image{}, fmt.Errorf("tag image %s: %w", refOrID, err)
-	}
-	return s.now.Load().images[e.config.Digest].view(), faultTagIndexed.At(ctx)
+	return img, faultTagIndexed.At(ctx)
 }
 
 // parseTag reads a name that an image is to be given.
@@ -85,7 +79,7 @@ type removal struct {
 
 // takeAway takes names from the index and deletes what only they needed.
 func (s *Store) takeAway(ctx context.Context, what removal) (Removed, error) {
-	r, only, err := s.untag(what)
+	r, only, err := s.index.untag(what)
 	if err != nil {
 		return Removed{}, fmt.Errorf("remove image %s: %w", what.ref, err)
 	}
@@ -95,32 +89,6 @@ func (s *Store) takeAway(ctx context.Context, what removal) (Removed, error) {
 	}
 	r.Bytes = freed - s.sizeOf(only)
 	return r, nil
-}
-
-// untag changes the index, and returns what only the names that are gone needed.
-func (s *Store) untag(what removal) (r Removed, only needs, err error) {
-	s.commitMu.Lock()
-	defer s.commitMu.Unlock()
-	now := s.now.Load()
-	img, err := now.find(what.ref)
-	if err != nil || what.may != nil && !what.may(img.view()) {
-		return r, only, err
-	}
-	meant := now.entriesOf(what.ref, img)
-	if what.all {
-		meant = img.has
-	}
-	next, gone := now.without(meant)
-	if only, err = s.commitLocked(next, gone); err != nil {
-		return r, only, err
-	}
-	for _, e := range gone.gone {
-		r.Names = append(r.Names, e.name.String())
-	}
-	if next.images[img.ID] == nil {
-		r.ID = img.ID
-	}
-	return r, only, nil
 }
 
 // entriesOf says which index entries what a user wrote means: those of a name, or all

@@ -68,7 +68,7 @@ func (k *packer) close() { k.remove() }
 // asBlobs, unless elsewhere has them; then the manifest is another one than the image came
 // with, which notes say. The image's id stays.
 func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
-	e, err := k.s.now.Load().entry(refOrID)
+	e, err := k.s.index.now.Load().entry(refOrID)
 	if err != nil {
 		return nil, err
 	}

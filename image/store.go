@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,12 +26,7 @@ type Store struct {
 	layout     layout
 	registries atomic.Pointer[registry.Client] // SetRegistries replaces it
 
-	// now is the present catalog. It is replaced under commitMu, after
-	// index.json has been.
-	now      atomic.Pointer[catalog]
-	commitMu sync.Mutex
-	uses     uses // of now's entries
-	outdated bool // index.json lacks times of pulls
+	index *index
 
 	pulls  flight[pullKey, Image]
 	layers flight[layerKey, struct{}]
@@ -53,7 +47,6 @@ type Store struct {
 	disks    disks
 	unsynced unsynced
 	syncs    batches[struct{}] // of disks
-	enters   batches[[]named]  // into the index, an image each
 	ledger   *ledger.Ledger
 
 	remover *remover.Remover // of scratch directories
@@ -63,6 +56,7 @@ type Store struct {
 	ctx   context.Context // ends at Close
 	close context.CancelFunc
 	wg    sync.WaitGroup // calls that write
+	begun sync.Mutex     // held while one is added, and when no more may be
 }
 
 // Open reads the store and brings it in order: stale downloads, blobs and layers
@@ -93,7 +87,6 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s.registries.Store(registries)
 	s.syncs.work = func([]struct{}) error { return s.unsynced.during(s.disks.sync) }
-	s.enters.work = s.enter
 	s.ctx, s.close = context.WithCancel(context.Background())
 	if err := s.recover(s.ctx); err != nil {
 		s.Close()
@@ -116,15 +109,15 @@ func (s *Store) recover(ctx context.Context) error {
 	if s.ledger, err = ledger.Open(s.layout.ledger(), s.cfg.Log); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	index, damage, err := s.layout.loadIndex()
+	lines, damage, err := s.layout.loadIndex()
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	for _, d := range damage {
 		s.cfg.Log.Warn("image index is damaged: images may have to be pulled again", "error", d)
 	}
-	entries := make([]named, 0, len(index))
-	for _, e := range index {
+	entries := make([]named, 0, len(lines))
+	for _, e := range lines {
 		c, err := s.loadContent(ctx, e.top)
 		if err != nil {
 			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.name.String(), "error", err)
@@ -132,9 +125,8 @@ func (s *Store) recover(ctx context.Context) error {
 		}
 		entries = append(entries, named{name: e.name, pulled: at(e.pulled), content: c})
 	}
-	s.now.Store(newCatalog(entries, s.cfg.short(), s.cfg.Pinned))
-	s.uses.change(change{come: entries}, s.cfg.KeepBlobs)
-	if len(entries) != len(index) || len(damage) > 0 {
+	s.index = newIndex(&s.cfg, s.layout, s.ledger, entries)
+	if len(entries) != len(lines) || len(damage) > 0 {
 		if err := s.mendIndex(entries, len(damage) > 0); err != nil {
 			return fmt.Errorf("open image store: %w", err)
 		}
@@ -188,7 +180,7 @@ func (s *Store) loadContent(ctx context.Context, top ocispec.Descriptor) (*conte
 // Get returns an image by reference (any form that docker accepts), id, or the
 // beginning of an id, at least 6 digits. Kinds: ErrNotFound, ErrInvalidReference.
 func (s *Store) Get(refOrID string) (Image, error) {
-	img, err := s.now.Load().find(refOrID)
+	img, err := s.index.now.Load().find(refOrID)
 	if err != nil {
 		return Image{}, err
 	}
@@ -197,7 +189,7 @@ func (s *Store) Get(refOrID string) (Image, error) {
 
 // List returns all images, ordered by id.
 func (s *Store) List() []Image {
-	list := s.now.Load().list()
+	list := s.index.now.Load().list()
 	all := make([]Image, len(list))
 	for i, img := range list {
 		all[i] = img.view()
@@ -220,47 +212,19 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	return err
 }
 
-// commitLocked makes a catalog the store's, and returns what nothing needs any more after the change that
-// it came by. commitMu is held.
-func (s *Store) commitLocked(next *catalog, ch change) (needs, error) {
-	if err := s.layout.saveIndex(next.entries); err != nil {
-		return needs{}, err
-	}
-	s.outdated = false
-	unneeded := s.uses.change(ch, s.cfg.KeepBlobs)
-	s.now.Store(next)
-	return unneeded, nil
-}
-
-// commit adds an image, under one name or more, that was pulled or brought.
+// commit adds an image that was pulled or brought.
 func (s *Store) commit(es ...named) (Image, error) {
-	if err := s.enters.do(es); err != nil {
-		return Image{}, err
+	img, err := s.index.add(es...)
+	if err == nil {
+		s.reclaimSoon()
 	}
-	s.reclaimSoon()
-	now, id := s.now.Load(), es[0].config.Digest
-	if now.images[id] == nil { // removed as it came
-		now = newCatalog(es, s.cfg.short(), s.cfg.Pinned)
-	}
-	return now.images[id].view(), nil
-}
-
-// enter puts images into the index, whose layers are on the disk.
-func (s *Store) enter(images [][]named) error {
-	all := slices.Concat(images...)
-	if err := s.ledger.Save(blobsOf(all)); err != nil {
-		return err
-	}
-	s.commitMu.Lock()
-	defer s.commitMu.Unlock()
-	_, err := s.commitLocked(s.now.Load().with(all...))
-	return err
+	return img, err
 }
 
 // begin enters a call that Close waits for.
 func (s *Store) begin() error {
-	s.commitMu.Lock()
-	defer s.commitMu.Unlock()
+	s.begun.Lock()
+	defer s.begun.Unlock()
 	if s.ctx.Err() != nil {
 		return errClosed
 	}
@@ -281,17 +245,13 @@ func (s *Store) SetRegistries(c registry.Config) error {
 
 // Close cancels what is under way and waits until it has stopped.
 func (s *Store) Close() error {
-	s.commitMu.Lock()
+	s.begun.Lock()
 	s.close()
-	s.commitMu.Unlock()
+	s.begun.Unlock()
 	s.wg.Wait()
 	s.remover.Close()
 	s.registries.Load().Close()
-	var err error
-	if s.outdated {
-		err = s.layout.saveIndex(s.now.Load().entries)
-	}
-	return errors.Join(err, s.ledger.Close(), s.disks.close())
+	return errors.Join(s.index.close(), s.ledger.Close(), s.disks.close())
 }
 
 // cleanupTimeout bounds cleaning up after a cancelled call.

@@ -105,7 +105,7 @@ type thing struct {
 }
 
 func (v *verifier) entries() ([]named, error) {
-	now := v.s.now.Load()
+	now := v.s.index.now.Load()
 	if len(v.o.Images) == 0 {
 		return now.entries, nil
 	}
@@ -273,7 +273,7 @@ func (v *verifier) repair(ctx context.Context) error {
 	if err := faultVerifyRemoved.At(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(v.s.salvage(), v.forget(lost)); err != nil {
+	if err := errors.Join(v.s.salvage(), v.s.index.drop(func(e named) bool { return lost[e.name.String()] })); err != nil {
 		return err
 	}
 	err := v.refetch(ctx, lost)
@@ -316,12 +316,4 @@ func (v *verifier) remove(ctx context.Context, d Damage) error {
 	}
 	defer v.s.unlockSweep()
 	return v.s.dropBlob(d.Digest)
-}
-
-// forget takes names from the index.
-func (v *verifier) forget(lost map[string]bool) error {
-	v.s.commitMu.Lock()
-	defer v.s.commitMu.Unlock()
-	_, err := v.s.commitLocked(v.s.now.Load().without(func(e named) bool { return lost[e.name.String()] }))
-	return err
 }

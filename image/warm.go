@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -24,7 +23,7 @@ func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool
 	if !s.isWhole(c) || !s.unsynced.nothing() {
 		return Image{}, false
 	}
-	if img, ok = s.pulledAgain(n, c); !ok {
+	if img, ok = s.index.pulledAgain(n, c); !ok {
 		return Image{}, false
 	}
 	m.expect(c.size())
@@ -34,21 +33,6 @@ func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool
 		p.complete()
 	}
 	return img, true
-}
-
-// pulledAgain notes when, if the name names what it is to name.
-func (s *Store) pulledAgain(n reference.Name, c *content) (img Image, ok bool) {
-	s.commitMu.Lock() // against removal
-	defer s.commitMu.Unlock()
-	e, k := s.now.Load().named(n)
-	if k == nil || e.top.Digest != c.top.Digest || e.top.MediaType != c.top.MediaType ||
-		e.manifest != c.manifest || k.Manifest != c.manifest {
-		return Image{}, false
-	}
-	t := time.Now()
-	e.pulled.at.Store(&t)
-	s.outdated = true
-	return k.view(), true
 }
 
 // isWhole says whether all of an image is in the store: its documents as they should be, its layers

@@ -70,11 +70,11 @@ func TestWarmPullWritesNothing(t *testing.T) {
 					img, err := s.Pull(t.Context(), ref, PullOptions{
 						Progress: func(d, n int64) {
 							done, total = d, n
-							if !s.commitMu.TryLock() {
+							if !s.index.mu.TryLock() {
 								t.Error("whoever is told may hold up all who write")
 								return
 							}
-							s.commitMu.Unlock()
+							s.index.mu.Unlock()
 						},
 						Layer: func(l LayerProgress) {
 							if l.Complete {
