@@ -39,11 +39,11 @@ func (s *Store) add(ctx context.Context, names []reference.Name, top ocispec.Des
 		return Image{}, asInvalid(err)
 	}
 	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
-	if err := s.pin(ctx, pins); err != nil {
+	if err := s.garbage.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
 	img, err := s.take(ctx, names, c, o)
-	return img, errors.Join(err, s.settle(ctx, pins, err != nil))
+	return img, errors.Join(err, s.garbage.settle(ctx, pins, err != nil))
 }
 
 // asInvalid gives a wrong archive the kind that a wrong image has.
@@ -56,7 +56,7 @@ func asInvalid(err error) error {
 
 // take stores everything that the image consists of and names it.
 func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o offer) (img Image, err error) {
-	if err := s.putDocuments(c); err != nil {
+	if err := s.blobs.putDocuments(c); err != nil {
 		return Image{}, err
 	}
 	c.forget()
@@ -97,7 +97,7 @@ func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o 
 
 // takeLayer stores and unpacks one offered layer.
 func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) error {
-	hasBlob, hasLayer := s.layout.has(d), s.cfg.Layers.HasLayer(diffID)
+	hasBlob, hasLayer := s.blobs.has(d), s.cfg.Layers.HasLayer(diffID)
 	if hasLayer && s.knows(d.Digest, diffID, hasBlob) {
 		return nil
 	}
@@ -129,7 +129,7 @@ func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID dige
 	if err != nil {
 		return err
 	}
-	if err := s.adopt(f, d); err != nil {
+	if err := s.blobs.adopt(f, d); err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
 	s.ledger.Learn(d.Digest, diffID)
@@ -137,31 +137,6 @@ func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID dige
 		return nil
 	}
 	return s.commitLayer(ctx, w, diffID)
-}
-
-// adopt gives a staged file the name of its blob, and leaves it the one it has. If blobs
-// are not kept there is nothing to do.
-func (s *Store) adopt(f *os.File, d ocispec.Descriptor) error {
-	if !s.cfg.KeepBlobs {
-		return nil
-	}
-	if err := f.Chmod(0o644); err != nil {
-		return err
-	}
-	// A damaged one may be there; renaming replaces it, and what is left of the second
-	// name if it was this file already goes with the directory.
-	second := f.Name() + ".blob"
-	if err := os.Link(f.Name(), second); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	done := s.unsynced.begin()
-	err := os.Rename(second, s.layout.blob(d.Digest))
-	done()
-	if err != nil {
-		return err
-	}
-	s.countBlob(d.Digest)
-	return nil
 }
 
 // made is an image that is put together here.
@@ -196,7 +171,7 @@ func (m *made) document(mediaType string, data []byte) ocispec.Descriptor {
 
 // scratch makes a directory for files that are on their way into the store.
 func (s *Store) scratch() (dir string, remove func(), err error) {
-	dir, err = os.MkdirTemp(s.layout.ingest(), "scratch-*")
+	dir, err = os.MkdirTemp(s.blobs.ingest(), "scratch-*")
 	return dir, func() { s.remover.Remove(dir) }, err // the next Open removes what remains
 }
 

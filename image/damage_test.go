@@ -69,11 +69,11 @@ func TestDamagedIndex(t *testing.T) {
 				r.image("app:1", threeLayers(), nil)
 				_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 				must(t, err)
-				data, err := os.ReadFile(s.layout.index())
+				data, err := os.ReadFile(s.blobs.index())
 				must(t, err)
-				must(t, os.WriteFile(s.layout.index(), []byte(damage(string(data))), 0o644))
+				must(t, os.WriteFile(s.blobs.index(), []byte(damage(string(data))), 0o644))
 				s.reopen(t)
-				aside, _ := filepath.Glob(s.layout.index() + ".damaged-*")
+				aside, _ := filepath.Glob(s.blobs.index() + ".damaged-*")
 				if len(aside) != 1 {
 					t.Errorf("set aside: %v", aside)
 				}
@@ -112,9 +112,9 @@ func TestDamagedLedger(t *testing.T) {
 			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 			must(t, err)
 			must(t, s.Close())
-			data, err := os.ReadFile(s.layout.ledger())
+			data, err := os.ReadFile(s.blobs.ledger())
 			must(t, err)
-			must(t, os.WriteFile(s.layout.ledger(), damage(data), 0o600))
+			must(t, os.WriteFile(s.blobs.ledger(), damage(data), 0o600))
 			s.Store = nil
 			s.reopen(t)
 			if _, err := s.Get(r.ref("app:1")); err != nil {
@@ -165,10 +165,10 @@ func TestStrangeStore(t *testing.T) {
 			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 			must(t, err)
 			must(t, s.Close())
-			must(t, tc.damage(s.layout, p))
+			must(t, tc.damage(s.blobs.layout, p))
 			s.Store = nil
 			s.reopen(t)
-			if kept, err := filepath.Glob(s.layout.root + "/*.damaged-*"); err != nil || len(kept) != tc.kept {
+			if kept, err := filepath.Glob(s.blobs.root + "/*.damaged-*"); err != nil || len(kept) != tc.kept {
 				t.Errorf("set aside: %v, %v", kept, err)
 			}
 			before := r.blobReads()
@@ -181,7 +181,7 @@ func TestStrangeStore(t *testing.T) {
 			if got := s.left(t); got != "images 1 blobs 5 layers 3 ingest 0 staging 0" {
 				t.Error(got)
 			}
-			if data, err := os.ReadFile(s.layout.root + "/oci-layout"); err != nil || string(data) != `{"imageLayoutVersion":"1.0.0"}` {
+			if data, err := os.ReadFile(s.blobs.root + "/oci-layout"); err != nil || string(data) != `{"imageLayoutVersion":"1.0.0"}` {
 				t.Errorf("oci-layout is %q, %v", data, err)
 			}
 			if v, err := s.Verify(t.Context(), VerifyOptions{}); err != nil || len(v.Damaged) != 0 || v.Blobs != 3 || v.Layers != 3 {
@@ -255,9 +255,9 @@ func TestVerifyAndRepair(t *testing.T) {
 		}, "layer", p.diffIDs[0]},
 		"layer's file gone": {func() error { return os.Remove(filepath.Join(s.layers.path(p.diffIDs[1]), "g")) }, "layer", p.diffIDs[1]},
 		"layer gone":        {func() error { return os.RemoveAll(s.layers.path(p.diffIDs[1])) }, "layer", p.diffIDs[1]},
-		"blob changed":      {func() error { return os.WriteFile(s.layout.blob(p.layers[0]), []byte("x"), 0o600) }, "blob", p.layers[0]},
-		"configuration":     {func() error { return os.WriteFile(s.layout.blob(p.config), []byte("{}"), 0o600) }, "document", p.config},
-		"manifest gone":     {func() error { return os.Remove(s.layout.blob(p.manifest)) }, "document", p.manifest},
+		"blob changed":      {func() error { return os.WriteFile(s.blobs.blob(p.layers[0]), []byte("x"), 0o600) }, "blob", p.layers[0]},
+		"configuration":     {func() error { return os.WriteFile(s.blobs.blob(p.config), []byte("{}"), 0o600) }, "document", p.config},
+		"manifest gone":     {func() error { return os.Remove(s.blobs.blob(p.manifest)) }, "document", p.manifest},
 	} {
 		pull()
 		v, err := s.Verify(t.Context(), VerifyOptions{})
@@ -310,7 +310,7 @@ func TestReleaseSalvaged(t *testing.T) {
 	r.image("app:1", threeLayers(), nil)
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
-	must(t, os.WriteFile(s.layout.index(), []byte("{"), 0o644))
+	must(t, os.WriteFile(s.blobs.index(), []byte("{"), 0o644))
 	s.reopen(t)
 	kept, _, err := s.Usage()
 	must(t, err)

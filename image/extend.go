@@ -26,7 +26,7 @@ func (s *Store) Extend(ctx context.Context, refOrID, ref string, change func(*oc
 		return Image{}, err
 	}
 	b := base{layers: e.layers}
-	if b.original, err = s.layout.read(ctx, e.config); err == nil {
+	if b.original, err = s.blobs.read(ctx, e.config); err == nil {
 		err = boundedjson.Unmarshal(b.original, &b.config)
 	}
 	if err != nil {

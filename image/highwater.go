@@ -49,7 +49,7 @@ func (s *Store) reclaim(ctx context.Context) error {
 		return nil
 	}
 	defer s.reclaiming.Unlock()
-	used, err := s.cfg.usedOf(s.layout)
+	used, err := s.cfg.usedOf(s.blobs.layout)
 	if err != nil || used < s.cfg.HighWater {
 		return err
 	}
@@ -57,7 +57,7 @@ func (s *Store) reclaim(ctx context.Context) error {
 		return err
 	}
 	for _, img := range s.oldest() {
-		used, err := s.cfg.usedOf(s.layout)
+		used, err := s.cfg.usedOf(s.blobs.layout)
 		if err != nil || used < s.cfg.LowWater {
 			return err
 		}

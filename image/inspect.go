@@ -27,8 +27,8 @@ func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents
 		return Image{}, Documents{}, err // removed just now
 	}
 	var d Documents
-	if d.Manifest, err = s.layout.read(ctx, ocispec.Descriptor{Digest: e.manifest}); err == nil {
-		d.Config, err = s.layout.read(ctx, e.config)
+	if d.Manifest, err = s.blobs.read(ctx, ocispec.Descriptor{Digest: e.manifest}); err == nil {
+		d.Config, err = s.blobs.read(ctx, e.config)
 	}
 	if err != nil {
 		return Image{}, Documents{}, fmt.Errorf("read image %s: %w", refOrID, err)
@@ -57,11 +57,9 @@ func (s *Store) Blobs() []Blob {
 			owners[d][e.config.Digest] = true
 		}
 	}
-	s.usage.mu.Lock()
-	defer s.usage.mu.Unlock()
-	all := make([]Blob, 0, len(s.usage.blobs))
-	for _, d := range slices.Sorted(maps.Keys(s.usage.blobs)) {
-		all = append(all, Blob{Digest: d, Bytes: s.usage.blobs[d], Images: slices.Sorted(maps.Keys(owners[d]))})
+	var all []Blob
+	for d, bytes := range s.blobs.usage.each() {
+		all = append(all, Blob{Digest: d, Bytes: bytes, Images: slices.Sorted(maps.Keys(owners[d]))})
 	}
 	return all
 }

@@ -53,7 +53,7 @@ func (s *Store) ensureLayer(ctx context.Context, src *registry.Repository, d oci
 }
 
 func (s *Store) fetchLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
-	hasBlob, hasLayer := s.layout.has(d), s.cfg.Layers.HasLayer(diffID)
+	hasBlob, hasLayer := s.blobs.has(d), s.cfg.Layers.HasLayer(diffID)
 	if hasLayer && s.knows(d.Digest, diffID, hasBlob) {
 		m.add(d.Size)
 		return nil
@@ -105,7 +105,7 @@ func (s *Store) knows(blob, diffID digest.Digest, stored bool) bool {
 // reads behind, decompresses, hashes again and unpacks. Both are committed only
 // when both digests are right.
 func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) (err error) {
-	f, err := s.layout.stage()
+	f, err := s.blobs.stage()
 	if err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
@@ -150,13 +150,9 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 		return err
 	}
 	if s.cfg.KeepBlobs {
-		done := s.unsynced.begin()
-		err := s.layout.keep(f, d.Digest)
-		done()
-		if err != nil {
-			return fmt.Errorf("store blob %s: %w", d.Digest, err)
+		if err := s.blobs.enter(f, d.Digest); err != nil {
+			return err
 		}
-		s.countBlob(d.Digest)
 	}
 	if w == nil {
 		return nil
@@ -166,7 +162,7 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 
 // unpackStored unpacks a blob that is there already. Kinds: errRotten.
 func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
-	f, err := os.Open(s.layout.blob(d.Digest))
+	f, err := os.Open(s.blobs.blob(d.Digest))
 	if damage.OfFile(err) {
 		return fmt.Errorf("%w: %w", errRotten, err)
 	} else if err != nil {

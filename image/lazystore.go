@@ -62,7 +62,7 @@ type arrival struct {
 func (s *Store) mayBeLazy(domain string, d ocispec.Descriptor) bool {
 	return s.cfg.Lazy != nil && !s.cfg.KeepBlobs && s.registries.Load().Lazy(domain) &&
 		(d.MediaType == ocispec.MediaTypeImageLayerGzip || d.MediaType == dockerLayerGzip) &&
-		d.Size >= minLazy && d.Annotations[lazy.TOCAnnotation] != "" && !s.layout.has(d)
+		d.Size >= minLazy && d.Annotations[lazy.TOCAnnotation] != "" && !s.blobs.has(d)
 }
 
 // showLazily has a layer shown instead of pulling it, if it is one for that; else it says no.
@@ -163,7 +163,7 @@ func (s *Store) land(ctx context.Context, src *registry.Repository, d ocispec.De
 		return ctx.Err() // it has gone with its images
 	}
 	pins := []digest.Digest{d.Digest, diffID}
-	if perr := s.pin(ctx, pins); perr != nil {
+	if perr := s.garbage.pin(ctx, pins); perr != nil {
 		return perr
 	}
 	switch {
@@ -181,7 +181,7 @@ func (s *Store) land(ctx context.Context, src *registry.Repository, d ocispec.De
 	if err == nil {
 		err = s.landed(ctx, diffID)
 	}
-	return errors.Join(err, s.settle(ctx, pins, true))
+	return errors.Join(err, s.garbage.settle(ctx, pins, true))
 }
 
 // landBlob unpacks a blob that has come. Its digest was compared where it came.
@@ -204,7 +204,7 @@ func (s *Store) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Di
 			return err
 		}
 	}
-	defer s.unsynced.begin()()
+	defer s.blobs.unsynced.begin()()
 	return w.Commit(ctx, diffID)
 }
 

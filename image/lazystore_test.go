@@ -241,7 +241,7 @@ func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
 	l := s.landings[diffID]
 	s.landingMu.Unlock()
 	pins := []digest.Digest{diffID} // as the pull has
-	must(t, s.pin(t.Context(), pins))
+	must(t, s.garbage.pin(t.Context(), pins))
 	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
 	f.arrive <- ErrInvalidImage
@@ -254,7 +254,7 @@ func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
 	if s.content(t, diffID, "file") != "hello" {
 		t.Error("it is not what was pulled")
 	}
-	must(t, s.settle(t.Context(), pins, true))
+	must(t, s.garbage.settle(t.Context(), pins, true))
 }
 
 // A layer that is not shown any more is pulled.

@@ -31,11 +31,7 @@ func (s *Store) Lease(ctx context.Context, name string, ttl time.Duration, diges
 		return err
 	}
 	defer s.wg.Done()
-	if err := s.lockSweep(ctx); err != nil {
-		return err
-	}
-	defer s.unlockSweep()
-	return s.ledger.PutLease(name, &ledger.Lease{Until: time.Now().Add(ttl), Digests: digests})
+	return s.garbage.lease(ctx, name, &ledger.Lease{Until: time.Now().Add(ttl), Digests: digests})
 }
 
 // Release ends a lease; one that is not there is fine. What it kept goes with the next
@@ -45,11 +41,19 @@ func (s *Store) Release(ctx context.Context, name string) error {
 		return err
 	}
 	defer s.wg.Done()
-	if err := s.lockSweep(ctx); err != nil {
+	return s.garbage.lease(ctx, name, nil)
+}
+
+// ReleaseSalvaged gives up what is kept of images that were lost to damage.
+func (s *Store) ReleaseSalvaged(ctx context.Context) error { return s.Release(ctx, salvageLease) }
+
+// lease puts a lease, or ends it if it is nil.
+func (g *garbage) lease(ctx context.Context, name string, l *ledger.Lease) error {
+	if err := g.lockSweep(ctx); err != nil {
 		return err
 	}
-	defer s.unlockSweep()
-	return s.ledger.PutLease(name, nil)
+	defer g.unlockSweep()
+	return g.ledger.PutLease(name, l)
 }
 
 const (
@@ -63,8 +67,8 @@ const (
 // kept theirs: without its blob a layer would be fetched again for that. A pull that the machine's
 // reset has interrupted leaves layers, too, that must not be believed; the ledger does not know
 // those.
-func (s *Store) salvage() error {
-	layers, err := s.cfg.Layers.Layers()
+func (g *garbage) salvage() error {
+	layers, err := g.layers.Layers()
 	if err != nil {
 		return fmt.Errorf("list layers: %w", err)
 	}
@@ -72,19 +76,16 @@ func (s *Store) salvage() error {
 	for _, d := range layers {
 		there[d] = true
 	}
-	keep := slices.Sorted(maps.Keys(s.ledger.Synced()))
-	keep = slices.DeleteFunc(keep, func(d digest.Digest) bool { return !there[d] && !(s.cfg.KeepBlobs && s.layout.exists(d)) })
-	return s.ledger.PutLease(salvageLease, &ledger.Lease{Until: time.Now().Add(salvageTime), Digests: keep})
+	keep := slices.Sorted(maps.Keys(g.ledger.Synced()))
+	keep = slices.DeleteFunc(keep, func(d digest.Digest) bool { return !there[d] && !(g.blobs.kept && g.blobs.exists(d)) })
+	return g.ledger.PutLease(salvageLease, &ledger.Lease{Until: time.Now().Add(salvageTime), Digests: keep})
 }
 
-// ReleaseSalvaged gives up what is kept of images that were lost to damage.
-func (s *Store) ReleaseSalvaged(ctx context.Context) error { return s.Release(ctx, salvageLease) }
-
 // endLeases drops leases that have ended.
-func (s *Store) endLeases(names []string) error {
+func (g *garbage) endLeases(names []string) error {
 	var errs []error
 	for _, name := range names {
-		errs = append(errs, s.ledger.PutLease(name, nil))
+		errs = append(errs, g.ledger.PutLease(name, nil))
 	}
 	return errors.Join(errs...)
 }

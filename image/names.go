@@ -83,11 +83,11 @@ func (s *Store) takeAway(ctx context.Context, what removal) (Removed, error) {
 	if err != nil {
 		return Removed{}, fmt.Errorf("remove image %s: %w", what.ref, err)
 	}
-	freed := s.sizeOf(only)
-	if err := s.sweepUp(ctx, only); err != nil {
+	freed := s.garbage.sizeOf(only)
+	if err := s.garbage.sweepUp(ctx, only); err != nil {
 		return r, err
 	}
-	r.Bytes = freed - s.sizeOf(only)
+	r.Bytes = freed - s.garbage.sizeOf(only)
 	return r, nil
 }
 
@@ -120,19 +120,4 @@ func (c *catalog) entry(refOrID string) (named, error) {
 		}
 	}
 	return best, nil
-}
-
-// sizeOf is what of some blobs and layers is on disk, allocated bytes.
-func (s *Store) sizeOf(n needs) (bytes int64) {
-	s.usage.mu.Lock()
-	for d := range n.blobs {
-		bytes += s.usage.blobs[d]
-	}
-	s.usage.mu.Unlock()
-	for d := range n.layers {
-		if u, err := s.cfg.Layers.LayerUsage(d); err == nil {
-			bytes += u.Bytes
-		}
-	}
-	return bytes
 }

@@ -21,7 +21,7 @@ import (
 
 // checkRoom fails if that many bytes more would fill the disk.
 func (s *Store) checkRoom(bytes int64) error {
-	return s.layout.keepFree(bytes, s.cfg.Layer.MinFree)
+	return s.blobs.keepFree(bytes, s.cfg.Layer.MinFree)
 }
 
 // parcel is an image on its way out of the store. What it consists of stays until release.
@@ -73,10 +73,10 @@ func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
 		return nil, err
 	}
 	pins := append(e.blobs(), e.image.RootFS.DiffIDs...)
-	if err := k.s.pin(ctx, pins); err != nil {
+	if err := k.s.garbage.pin(ctx, pins); err != nil {
 		return nil, err
 	}
-	p := &parcel{release: func() error { return k.s.settle(ctx, pins, true) }}
+	p := &parcel{release: func() error { return k.s.garbage.settle(ctx, pins, true) }}
 	if err := k.fill(ctx, p, e); err != nil {
 		return nil, errors.Join(err, p.release())
 	}
@@ -84,11 +84,11 @@ func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
 }
 
 func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
-	manifest, err := k.s.layout.read(ctx, ocispec.Descriptor{Digest: e.manifest})
+	manifest, err := k.s.blobs.read(ctx, ocispec.Descriptor{Digest: e.manifest})
 	if err != nil {
 		return err
 	}
-	config, err := k.s.layout.read(ctx, e.config)
+	config, err := k.s.blobs.read(ctx, e.config)
 	if err != nil {
 		return err
 	}
@@ -130,14 +130,14 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 	s := k.s
 	l = archive.Layer{
 		Blob: d, DiffID: diffID,
-		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(s.layout.blob(d.Digest)) },
+		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(s.blobs.blob(d.Digest)) },
 		Unpacked: func(ctx context.Context) (io.ReadCloser, error) { return s.unpackedBlob(ctx, d) },
 	}
 	_, encrypted := crypt.Encrypted(d.MediaType)
 	if encrypted && k.as == asTars {
 		return l, false, fmt.Errorf("layer %s is encrypted, and would leave as plain text in an archive that has only unpacked layers", d.Digest)
 	}
-	if s.layout.has(d) {
+	if s.blobs.has(d) {
 		return l, false, nil
 	}
 	l.Unpacked = func(ctx context.Context) (io.ReadCloser, error) { return s.rebuilt(ctx, diffID) }
@@ -204,7 +204,7 @@ func (f closerFunc) Close() error { return f() }
 
 // unpackedBlob opens a blob's tar archive.
 func (s *Store) unpackedBlob(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
-	f, err := os.Open(s.layout.blob(d.Digest))
+	f, err := os.Open(s.blobs.blob(d.Digest))
 	if err != nil {
 		return nil, err
 	}

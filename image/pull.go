@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
@@ -86,11 +85,11 @@ func (s *Store) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (I
 		return img, nil
 	}
 	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
-	if err := s.pin(ctx, pins); err != nil {
+	if err := s.garbage.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
 	img, err := s.fetch(ctx, n, src, a, c, m)
-	return img, errors.Join(err, s.settle(ctx, pins, err != nil))
+	return img, errors.Join(err, s.garbage.settle(ctx, pins, err != nil))
 }
 
 // fetchTop fetches the document that the reference names. Its descriptor has a media type
@@ -139,19 +138,6 @@ func (s *Store) checkTrust(ctx context.Context, src *registry.Repository, c *con
 	return policy.Check(ctx, src, c.top, manifest)
 }
 
-// settle ends a pull: what it held is named by the index now, or is garbage.
-func (s *Store) settle(ctx context.Context, pins []digest.Digest, failed bool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-	defer cancel()
-	if err := s.unpin(ctx, pins); err != nil {
-		return err
-	}
-	if !failed {
-		return nil
-	}
-	return s.GC(ctx)
-}
-
 // fetch brings everything that the image consists of into the store and names it. Layers that are
 // shown lazily come later.
 func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *content, m *meter) (Image, error) {
@@ -160,7 +146,7 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 	if err := s.checkSpace(c); err != nil {
 		return Image{}, err
 	}
-	if err := s.putDocuments(c); err != nil {
+	if err := s.blobs.putDocuments(c); err != nil {
 		return Image{}, err
 	}
 	m.add(c.config.Size)
@@ -207,7 +193,7 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 func (s *Store) checkSpace(c *content) error {
 	var need int64
 	for i, l := range c.layers {
-		if !s.layout.has(l) {
+		if !s.blobs.has(l) {
 			need += l.Size
 		}
 		if !s.cfg.Layers.HasLayer(c.image.RootFS.DiffIDs[i]) {
@@ -217,5 +203,5 @@ func (s *Store) checkSpace(c *content) error {
 	if need == 0 {
 		return nil
 	}
-	return s.layout.keepFree(need, s.cfg.Layer.MinFree)
+	return s.blobs.keepFree(need, s.cfg.Layer.MinFree)
 }

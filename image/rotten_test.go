@@ -13,10 +13,10 @@ import (
 // rot changes a byte in the middle of a stored blob, as a disk does.
 func (s *testStore) rot(t *testing.T, blob digest.Digest) {
 	t.Helper()
-	data, err := os.ReadFile(s.layout.blob(blob))
+	data, err := os.ReadFile(s.blobs.blob(blob))
 	must(t, err)
 	data[len(data)/2] ^= 0x55
-	must(t, os.WriteFile(s.layout.blob(blob), data, 0o644))
+	must(t, os.WriteFile(s.blobs.blob(blob), data, 0o644))
 }
 
 // Regression: a kept blob that had rotted was believed for its size, and its image could neither be
@@ -31,7 +31,7 @@ func TestRottenBlob(t *testing.T) {
 		}},
 		{"ledger lost", func(t *testing.T, s *testStore, _ digest.Digest) {
 			must(t, s.Close())
-			must(t, os.Remove(s.layout.ledger()))
+			must(t, os.Remove(s.blobs.ledger()))
 			s.Store = nil
 			s.reopen(t)
 		}},

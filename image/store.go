@@ -23,7 +23,7 @@ var errClosed = errors.New("image store is closed")
 // List read memory only.
 type Store struct {
 	cfg        Config
-	layout     layout
+	blobs      *blobs
 	registries atomic.Pointer[registry.Client] // SetRegistries replaces it
 
 	index *index
@@ -38,16 +38,10 @@ type Store struct {
 	meterMu sync.Mutex
 	meters  map[pullKey]*meter
 
-	// sweep is held (one element) while garbage is removed and while pins
-	// change, so that a pull never finds a blob that is about to go.
-	sweep chan struct{}
-	pins  map[digest.Digest]int // guarded by sweep
-
-	usage    usage
-	disks    disks
-	unsynced unsynced
-	syncs    batches[struct{}] // of disks
-	ledger   *ledger.Ledger
+	garbage *garbage
+	disks   disks
+	syncs   batches[struct{}] // of disks
+	ledger  *ledger.Ledger
 
 	remover *remover.Remover // of scratch directories
 
@@ -77,16 +71,14 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg:    cfg,
-		layout: layout{cfg.Root},
+		blobs:  &blobs{layout: layout{cfg.Root}, kept: cfg.KeepBlobs},
 		meters: map[pullKey]*meter{},
 
 		landings: map[digest.Digest]*landing{},
-		sweep:    make(chan struct{}, 1),
-		pins:     map[digest.Digest]int{},
 		remover:  remover.New(cfg.Log),
 	}
 	s.registries.Store(registries)
-	s.syncs.work = func([]struct{}) error { return s.unsynced.during(s.disks.sync) }
+	s.syncs.work = func([]struct{}) error { return s.blobs.unsynced.during(s.disks.sync) }
 	s.ctx, s.close = context.WithCancel(context.Background())
 	if err := s.recover(s.ctx); err != nil {
 		s.Close()
@@ -96,20 +88,20 @@ func Open(cfg Config) (*Store, error) {
 }
 
 func (s *Store) recover(ctx context.Context) error {
-	strange, err := s.layout.create()
+	strange, err := s.blobs.create()
 	for _, d := range strange {
 		s.cfg.Log.Warn("image store is damaged", "error", d)
 	}
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	if err := s.disks.add(s.layout.root); err != nil {
+	if err := s.disks.add(s.blobs.root); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	if s.ledger, err = ledger.Open(s.layout.ledger(), s.cfg.Log); err != nil {
+	if s.ledger, err = ledger.Open(s.blobs.ledger(), s.cfg.Log); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	lines, damage, err := s.layout.loadIndex()
+	lines, damage, err := s.blobs.loadIndex()
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
@@ -125,13 +117,14 @@ func (s *Store) recover(ctx context.Context) error {
 		}
 		entries = append(entries, named{name: e.name, pulled: at(e.pulled), content: c})
 	}
-	s.index = newIndex(&s.cfg, s.layout, s.ledger, entries)
+	s.index = newIndex(&s.cfg, s.blobs.layout, s.ledger, entries)
+	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
 	if len(entries) != len(lines) || len(damage) > 0 {
 		if err := s.mendIndex(entries, len(damage) > 0); err != nil {
 			return fmt.Errorf("open image store: %w", err)
 		}
 	}
-	if err := s.usage.count(s.layout.blobs()); err != nil {
+	if err := s.blobs.usage.count(s.blobs.blobs()); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	if err := s.GC(ctx); err != nil {
@@ -145,26 +138,26 @@ func (s *Store) recover(ctx context.Context) error {
 
 // mendIndex writes the index anew, with the images that are whole.
 func (s *Store) mendIndex(entries []named, damaged bool) error {
-	if err := s.salvage(); err != nil {
+	if err := s.garbage.salvage(); err != nil {
 		s.cfg.Log.Warn("images have to be pulled again with all of their layers", "error", err)
 	}
 	if damaged {
-		if aside, err := s.layout.keepIndex(); err != nil {
+		if aside, err := s.blobs.keepIndex(); err != nil {
 			s.cfg.Log.Warn("damaged image index is not kept", "error", err)
 		} else {
 			s.cfg.Log.Warn("damaged image index is kept", "file", aside)
 		}
 	}
-	return s.layout.saveIndex(entries)
+	return s.blobs.saveIndex(entries)
 }
 
 // loadContent reads an image back from the blobs and checks that all of it is there.
 func (s *Store) loadContent(ctx context.Context, top ocispec.Descriptor) (*content, error) {
-	data, err := s.layout.read(ctx, top)
+	data, err := s.blobs.read(ctx, top)
 	if err != nil {
 		return nil, err
 	}
-	c, err := resolve(ctx, top, data, s.layout.read)
+	c, err := resolve(ctx, top, data, s.blobs.read)
 	if err != nil {
 		return nil, err
 	}

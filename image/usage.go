@@ -3,7 +3,10 @@ package image
 import (
 	"fmt"
 	"io/fs"
+	"iter"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -33,13 +36,6 @@ func (u *usage) count(dir string) error {
 	return nil
 }
 
-// countBlob counts a blob that has got its name.
-func (s *Store) countBlob(d digest.Digest) {
-	if info, err := os.Stat(s.layout.blob(d)); err == nil {
-		s.usage.add(d, allocated(info))
-	}
-}
-
 // allocated is what a file takes on its file system, bytes; st_blocks are of 512 whatever its own.
 func allocated(info fs.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 
@@ -60,12 +56,41 @@ func (u *usage) remove(d digest.Digest) {
 	delete(u.blobs, d)
 }
 
+// total is what the blobs take.
+func (u *usage) total() (bytes, inodes int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.bytes, int64(len(u.blobs))
+}
+
+// of is what some blobs take, allocated bytes.
+func (u *usage) of(blobs iter.Seq[digest.Digest]) (bytes int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for d := range blobs {
+		bytes += u.blobs[d]
+	}
+	return bytes
+}
+
+// each yields the blobs in the order of their digests, with allocated bytes.
+func (u *usage) each() iter.Seq2[digest.Digest, int64] {
+	u.mu.Lock()
+	all := maps.Clone(u.blobs)
+	u.mu.Unlock()
+	return func(yield func(digest.Digest, int64) bool) {
+		for _, d := range slices.Sorted(maps.Keys(all)) {
+			if !yield(d, all[d]) {
+				return
+			}
+		}
+	}
+}
+
 // Usage returns what images take on disk, in allocated bytes and inodes: blobs, and
 // all unpacked layers. It reads memory only.
 func (s *Store) Usage() (bytes, inodes int64, err error) {
-	s.usage.mu.Lock()
-	bytes, inodes = s.usage.bytes, int64(len(s.usage.blobs))
-	s.usage.mu.Unlock()
+	bytes, inodes = s.blobs.usage.total()
 	layers, err := s.cfg.Layers.Layers()
 	if err != nil {
 		return 0, 0, fmt.Errorf("usage of layers: %w", err)
@@ -81,4 +106,4 @@ func (s *Store) Usage() (bytes, inodes int64, err error) {
 }
 
 // Root returns the store's directory, the mount point to report in CRI's ImageFsInfo.
-func (s *Store) Root() string { return s.layout.root }
+func (s *Store) Root() string { return s.blobs.root }

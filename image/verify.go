@@ -123,11 +123,11 @@ func (v *verifier) entries() ([]named, error) {
 // image reads all of one image, which cannot be collected meanwhile.
 func (v *verifier) image(ctx context.Context, e named) error {
 	pins := append(e.blobs(), e.image.RootFS.DiffIDs...)
-	if err := v.s.pin(ctx, pins); err != nil {
+	if err := v.s.garbage.pin(ctx, pins); err != nil {
 		return err
 	}
 	err := v.read(ctx, e)
-	return errors.Join(err, v.s.settle(ctx, pins, true))
+	return errors.Join(err, v.s.garbage.settle(ctx, pins, true))
 }
 
 func (v *verifier) read(ctx context.Context, e named) error {
@@ -138,7 +138,7 @@ func (v *verifier) read(ctx context.Context, e named) error {
 		}
 	}
 	for i, l := range e.layers {
-		if v.s.layout.exists(l.Digest) {
+		if v.s.blobs.exists(l.Digest) {
 			if err := v.check(e, "blob", l.Digest, func() error { return v.blob(ctx, l) }); err != nil {
 				return err
 			}
@@ -211,14 +211,14 @@ func isDamage(err error) bool {
 }
 
 func (v *verifier) blob(ctx context.Context, d ocispec.Descriptor) error {
-	if !v.s.layout.has(d) {
+	if !v.s.blobs.has(d) {
 		return fmt.Errorf("%w: its size is not the %d bytes that the manifest says", ErrInvalidImage, d.Size)
 	}
 	return v.file(ctx, d.Digest)
 }
 
 func (v *verifier) file(ctx context.Context, d digest.Digest) error {
-	f, err := os.Open(v.s.layout.blob(d))
+	f, err := os.Open(v.s.blobs.blob(d))
 	if err != nil {
 		return err
 	}
@@ -273,7 +273,7 @@ func (v *verifier) repair(ctx context.Context) error {
 	if err := faultVerifyRemoved.At(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(v.s.salvage(), v.s.index.drop(func(e named) bool { return lost[e.name.String()] })); err != nil {
+	if err := errors.Join(v.s.garbage.salvage(), v.s.index.drop(func(e named) bool { return lost[e.name.String()] })); err != nil {
 		return err
 	}
 	err := v.refetch(ctx, lost)
@@ -311,9 +311,9 @@ func (v *verifier) remove(ctx context.Context, d Damage) error {
 	case "layer":
 		return v.s.cfg.Layers.Quarantine(d.Digest)
 	}
-	if err := v.s.lockSweep(ctx); err != nil {
+	if err := v.s.garbage.lockSweep(ctx); err != nil {
 		return err
 	}
-	defer v.s.unlockSweep()
-	return v.s.dropBlob(d.Digest)
+	defer v.s.garbage.unlockSweep()
+	return v.s.blobs.drop(d.Digest)
 }

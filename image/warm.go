@@ -3,10 +3,7 @@ package image
 import (
 	"bytes"
 	"context"
-	"fmt"
-	"maps"
 	"os"
-	"slices"
 	"sync/atomic"
 
 	"github.com/opencontainers/go-digest"
@@ -20,7 +17,7 @@ import (
 // would have this pull wait for whatever else the machine is writing. That the image was
 // pulled again is written with the next change of the index, or by Close.
 func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool) {
-	if !s.isWhole(c) || !s.unsynced.nothing() {
+	if !s.isWhole(c) || !s.blobs.unsynced.nothing() {
 		return Image{}, false
 	}
 	if img, ok = s.index.pulledAgain(n, c); !ok {
@@ -39,13 +36,13 @@ func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool
 // unpacked from these blobs, and the blobs if they are to be kept.
 func (s *Store) isWhole(c *content) bool {
 	for d, data := range c.documents {
-		if !s.layout.holds(d, data) {
+		if !s.blobs.holds(d, data) {
 			return false
 		}
 	}
 	for i, l := range c.layers {
 		diffID := c.image.RootFS.DiffIDs[i]
-		if !s.cfg.Layers.HasLayer(diffID) || !s.knows(l.Digest, diffID, s.cfg.KeepBlobs && s.layout.has(l)) {
+		if !s.cfg.Layers.HasLayer(diffID) || !s.knows(l.Digest, diffID, s.cfg.KeepBlobs && s.blobs.has(l)) {
 			return false
 		}
 	}
@@ -55,29 +52,11 @@ func (s *Store) isWhole(c *content) bool {
 // stored reads documents from the store if they are there, and else as before.
 func (s *Store) stored(otherwise reader) reader {
 	return func(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
-		if data, err := s.layout.read(ctx, d); err == nil && int64(len(data)) == d.Size {
+		if data, err := s.blobs.read(ctx, d); err == nil && int64(len(data)) == d.Size {
 			return data, nil
 		}
 		return otherwise(ctx, d)
 	}
-}
-
-// putDocuments stores the documents of an image that are not there already.
-func (s *Store) putDocuments(c *content) error {
-	for _, d := range slices.Sorted(maps.Keys(c.documents)) {
-		data := c.documents[d]
-		if s.layout.holds(d, data) {
-			continue
-		}
-		done := s.unsynced.begin()
-		err := s.layout.put(d, data)
-		done()
-		if err != nil {
-			return fmt.Errorf("store blob %s: %w", d, err)
-		}
-		s.countBlob(d)
-	}
-	return nil
 }
 
 // holds says whether a small blob is there with these bytes.

@@ -114,19 +114,19 @@ func TestWarmPullWritesNothing(t *testing.T) {
 func TestPullMendsWhatIsThere(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, r *fakeRegistry, s *testStore, p pushed){
 		"document missing": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
-			must(t, os.Remove(s.layout.blob(p.config)))
+			must(t, os.Remove(s.blobs.blob(p.config)))
 		},
 		"document damaged": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
-			must(t, os.WriteFile(s.layout.blob(p.manifest), []byte("rotten"), 0o644))
+			must(t, os.WriteFile(s.blobs.blob(p.manifest), []byte("rotten"), 0o644))
 		},
 		"blob missing": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
-			must(t, os.Remove(s.layout.blob(p.layers[1])))
+			must(t, os.Remove(s.blobs.blob(p.layers[1])))
 		},
 		"layer missing": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
 			must(t, os.RemoveAll(s.layers.path(p.diffIDs[2])))
 		},
 		"not synced": func(_ *testing.T, _ *fakeRegistry, s *testStore, _ pushed) {
-			s.unsynced.begin()()
+			s.blobs.unsynced.begin()()
 		},
 		"tag moved": func(_ *testing.T, r *fakeRegistry, _ *testStore, _ pushed) {
 			r.image("app:1", threeLayers(), func(_ *ocispec.Manifest, c *ocispec.Image) { c.Config.User = "other" })
@@ -154,7 +154,7 @@ func TestPullMendsWhatIsThere(t *testing.T) {
 				t.Errorf("opened again: %s, %v; pulled %s", found.ID, err, img.ID)
 			}
 			for _, d := range append([]digest.Digest{img.Manifest, img.ID}, p.layers...) {
-				if _, err := os.Stat(s.layout.blob(d)); err != nil {
+				if _, err := os.Stat(s.blobs.blob(d)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -203,12 +203,12 @@ func TestDocumentsStayAsTheyAre(t *testing.T) {
 	p := r.image("app:1", threeLayers(), nil)
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
-	before, err := os.Stat(s.layout.blob(p.config))
+	before, err := os.Stat(s.blobs.blob(p.config))
 	must(t, err)
 	r.index("app:2", ocispec.MediaTypeImageIndex, r.of("app", p.manifest, "linux", runtime.GOARCH, ""))
 	_, err = s.Pull(t.Context(), r.ref("app:2"), PullOptions{})
 	must(t, err)
-	after, err := os.Stat(s.layout.blob(p.config))
+	after, err := os.Stat(s.blobs.blob(p.config))
 	must(t, err)
 	if !os.SameFile(before, after) {
 		t.Error("written again")
