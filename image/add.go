@@ -66,9 +66,7 @@ func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o 
 		diffID := c.image.RootFS.DiffIDs[i]
 		g.Go(func() error {
 			for {
-				_, joined, err := s.layers.do(gctx, layerKey{blob: l.Digest, diffID: diffID}, func(ctx context.Context) (struct{}, error) {
-					return struct{}{}, s.takeLayer(ctx, l, diffID, o)
-				})
+				joined, err := s.unpacker.offered(gctx, l, diffID, o)
 				if err == nil || !joined || gctx.Err() != nil {
 					return err
 				}
@@ -79,7 +77,7 @@ func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o 
 	if err := g.Wait(); err != nil {
 		return Image{}, asInvalid(err)
 	}
-	if err := s.syncs.do(struct{}{}); err != nil {
+	if err := s.blobs.sync(); err != nil {
 		return Image{}, err
 	}
 	if err := faultAddSynced.At(ctx); err != nil {
@@ -95,22 +93,30 @@ func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o 
 	return img, faultAddIndexed.At(ctx)
 }
 
+// offered stores and unpacks one offered layer, or joins a call that does.
+func (u *unpacker) offered(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) (joined bool, err error) {
+	_, joined, err = u.flight.do(ctx, layerKey{blob: d.Digest, diffID: diffID}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, u.takeLayer(ctx, d, diffID, o)
+	})
+	return joined, err
+}
+
 // takeLayer stores and unpacks one offered layer.
-func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) error {
-	hasBlob, hasLayer := s.blobs.has(d), s.cfg.Layers.HasLayer(diffID)
-	if hasLayer && s.knows(d.Digest, diffID, hasBlob) {
+func (u *unpacker) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) error {
+	hasBlob, hasLayer := u.blobs.has(d), u.layers.HasLayer(diffID)
+	if hasLayer && u.knows(d.Digest, diffID, hasBlob) {
 		return nil
 	}
 	var rotten error
 	if hasBlob {
-		err := s.unpackStored(ctx, d, diffID, hasLayer)
+		err := u.unpackStored(ctx, d, diffID, hasLayer)
 		if err == nil {
-			s.ledger.Learn(d.Digest, diffID)
+			u.ledger.Learn(d.Digest, diffID)
 		}
 		if !errors.Is(err, errRotten) {
 			return err
 		}
-		s.cfg.Log.Warn("stored layer is not used", "blob", d.Digest.String(), "error", err)
+		u.log.Warn("stored layer is not used", "blob", d.Digest.String(), "error", err)
 		rotten = err
 	}
 	f, err := o.Open(d)
@@ -122,21 +128,21 @@ func (s *Store) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID dige
 	}
 	defer f.Close()
 	// Also a layer that is there is read: the blob may be offered as another.
-	w, err := s.unpack(ctx, f, d, diffID, hasLayer)
+	w, err := u.unpack(ctx, f, d, diffID, hasLayer)
 	if w != nil {
 		defer w.Abort() // nothing after Commit
 	}
 	if err != nil {
 		return err
 	}
-	if err := s.blobs.adopt(f, d); err != nil {
+	if err := u.blobs.adopt(f, d); err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
-	s.ledger.Learn(d.Digest, diffID)
+	u.ledger.Learn(d.Digest, diffID)
 	if w == nil {
 		return nil
 	}
-	return s.commitLayer(ctx, w, diffID)
+	return u.commitLayer(ctx, w, diffID)
 }
 
 // made is an image that is put together here.

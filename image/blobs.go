@@ -18,7 +18,19 @@ type blobs struct {
 	kept     bool // blobs of layers, too: Config.KeepBlobs
 	usage    usage
 	unsynced unsynced
+
+	disks disks             // that blobs and layers are on
+	syncs batches[struct{}] // of disks
 }
+
+func newBlobs(root string, kept bool) *blobs {
+	b := &blobs{layout: layout{root}, kept: kept}
+	b.syncs.work = func([]struct{}) error { return b.unsynced.during(b.disks.sync) }
+	return b
+}
+
+// sync returns when everything that has a name now is on the disk.
+func (b *blobs) sync() error { return b.syncs.do(struct{}{}) }
 
 // putDocuments stores the documents of an image that are not there already.
 func (b *blobs) putDocuments(c *content) error {

@@ -171,7 +171,7 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 
 // rebuild writes a layer's archive.
 func (s *Store) rebuild(ctx context.Context, diffID digest.Digest, w io.Writer) error {
-	if err := s.awaitWhole(ctx, diffID); err != nil {
+	if err := s.lazies.awaitWhole(ctx, diffID); err != nil {
 		return err
 	}
 	return s.cfg.Layers.Archive(ctx, diffID, w)

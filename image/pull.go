@@ -155,12 +155,12 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 	for i, l := range c.layers {
 		g.Go(func() error {
 			diffID := c.image.RootFS.DiffIDs[i]
-			if s.showLazily(gctx, n, a, l, diffID) {
+			if s.lazies.showLazily(gctx, n, a, l, diffID) {
 				parts[i].add(l.Size)
 				parts[i].complete()
 				return nil
 			}
-			err := s.ensureLayer(gctx, src, l, diffID, parts[i])
+			err := s.unpacker.ensureLayer(gctx, src, l, diffID, parts[i])
 			if err == nil {
 				parts[i].complete()
 			}
@@ -170,7 +170,7 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 	if err := g.Wait(); err != nil {
 		return Image{}, err
 	}
-	if err := s.syncs.do(struct{}{}); err != nil {
+	if err := s.blobs.sync(); err != nil {
 		return Image{}, err
 	}
 	if err := faultPullSynced.At(ctx); err != nil {
@@ -181,8 +181,8 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 		return Image{}, err
 	}
 	for i, l := range c.layers {
-		if diffID := c.image.RootFS.DiffIDs[i]; s.isLazy(l, diffID) {
-			s.landSoon(src, l, diffID)
+		if diffID := c.image.RootFS.DiffIDs[i]; s.unpacker.isLazy(l, diffID) {
+			s.lazies.landSoon(src, l, diffID)
 		}
 	}
 	return img, faultPullIndexed.At(ctx)

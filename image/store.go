@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/ledger"
@@ -28,20 +27,15 @@ type Store struct {
 
 	index *index
 
-	pulls  flight[pullKey, Image]
-	layers flight[layerKey, struct{}]
-	shows  flight[digest.Digest, struct{}] // lazy layers, by diff id
-
-	landingMu sync.Mutex
-	landings  map[digest.Digest]*landing // by diff id
+	pulls flight[pullKey, Image]
 
 	meterMu sync.Mutex
 	meters  map[pullKey]*meter
 
-	garbage *garbage
-	disks   disks
-	syncs   batches[struct{}] // of disks
-	ledger  *ledger.Ledger
+	garbage  *garbage
+	unpacker *unpacker
+	lazies   *lazies
+	ledger   *ledger.Ledger
 
 	remover *remover.Remover // of scratch directories
 
@@ -71,14 +65,12 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg:    cfg,
-		blobs:  &blobs{layout: layout{cfg.Root}, kept: cfg.KeepBlobs},
+		blobs:  newBlobs(cfg.Root, cfg.KeepBlobs),
 		meters: map[pullKey]*meter{},
 
-		landings: map[digest.Digest]*landing{},
-		remover:  remover.New(cfg.Log),
+		remover: remover.New(cfg.Log),
 	}
 	s.registries.Store(registries)
-	s.syncs.work = func([]struct{}) error { return s.blobs.unsynced.during(s.disks.sync) }
 	s.ctx, s.close = context.WithCancel(context.Background())
 	if err := s.recover(s.ctx); err != nil {
 		s.Close()
@@ -95,12 +87,13 @@ func (s *Store) recover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	if err := s.disks.add(s.blobs.root); err != nil {
+	if err := s.blobs.disks.add(s.blobs.root); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	if s.ledger, err = ledger.Open(s.blobs.ledger(), s.cfg.Log); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
+	s.unpacker = newUnpacker(&s.cfg, s.blobs, s.ledger)
 	lines, damage, err := s.blobs.loadIndex()
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
@@ -119,6 +112,7 @@ func (s *Store) recover(ctx context.Context) error {
 	}
 	s.index = newIndex(&s.cfg, s.blobs.layout, s.ledger, entries)
 	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
+	s.lazies = newLazies(s)
 	if len(entries) != len(lines) || len(damage) > 0 {
 		if err := s.mendIndex(entries, len(damage) > 0); err != nil {
 			return fmt.Errorf("open image store: %w", err)
@@ -133,7 +127,7 @@ func (s *Store) recover(ctx context.Context) error {
 	if s.cfg.Lazy == nil {
 		return nil
 	}
-	return s.landAll()
+	return s.lazies.landAll()
 }
 
 // mendIndex writes the index anew, with the images that are whole.
@@ -163,7 +157,7 @@ func (s *Store) loadContent(ctx context.Context, top ocispec.Descriptor) (*conte
 	}
 	c.forget()
 	for i := range c.layers {
-		if d := c.image.RootFS.DiffIDs[i]; !s.cfg.Layers.HasLayer(d) && !s.isLazy(c.layers[i], d) {
+		if d := c.image.RootFS.DiffIDs[i]; !s.cfg.Layers.HasLayer(d) && !s.unpacker.isLazy(c.layers[i], d) {
 			return nil, fmt.Errorf("%w: layer %s is missing", ErrInvalidImage, d)
 		}
 	}
@@ -244,7 +238,7 @@ func (s *Store) Close() error {
 	s.wg.Wait()
 	s.remover.Close()
 	s.registries.Load().Close()
-	return errors.Join(s.index.close(), s.ledger.Close(), s.disks.close())
+	return errors.Join(s.index.close(), s.ledger.Close(), s.blobs.disks.close())
 }
 
 // cleanupTimeout bounds cleaning up after a cancelled call.

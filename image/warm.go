@@ -17,7 +17,7 @@ import (
 // would have this pull wait for whatever else the machine is writing. That the image was
 // pulled again is written with the next change of the index, or by Close.
 func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool) {
-	if !s.isWhole(c) || !s.blobs.unsynced.nothing() {
+	if !s.unpacker.isWhole(c) || !s.blobs.unsynced.nothing() {
 		return Image{}, false
 	}
 	if img, ok = s.index.pulledAgain(n, c); !ok {
@@ -30,23 +30,6 @@ func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool
 		p.complete()
 	}
 	return img, true
-}
-
-// isWhole says whether all of an image is in the store: its documents as they should be, its layers
-// unpacked from these blobs, and the blobs if they are to be kept.
-func (s *Store) isWhole(c *content) bool {
-	for d, data := range c.documents {
-		if !s.blobs.holds(d, data) {
-			return false
-		}
-	}
-	for i, l := range c.layers {
-		diffID := c.image.RootFS.DiffIDs[i]
-		if !s.cfg.Layers.HasLayer(diffID) || !s.knows(l.Digest, diffID, s.cfg.KeepBlobs && s.blobs.has(l)) {
-			return false
-		}
-	}
-	return true
 }
 
 // stored reads documents from the store if they are there, and else as before.

@@ -16,8 +16,8 @@ import (
 // countSyncs counts the syncs of a store's disks from now on.
 func (s *testStore) countSyncs() *int {
 	n := 0
-	work := s.syncs.work
-	s.syncs.work = func(all []struct{}) error {
+	work := s.blobs.syncs.work
+	s.blobs.syncs.work = func(all []struct{}) error {
 		n++
 		return work(all)
 	}

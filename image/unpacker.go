@@ -8,10 +8,14 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+
+	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/ledger"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -33,13 +37,30 @@ type layerKey struct {
 	blob, diffID digest.Digest
 }
 
+// unpacker brings layers into the layer store, and their blobs into blobs if they are kept.
+type unpacker struct {
+	blobs  *blobs
+	ledger *ledger.Ledger
+	layers LayerStore
+	lazy   LazyStore // nil: none
+	keys   crypt.Keys
+	limits unpack.Limits
+	log    *slog.Logger
+
+	flight flight[layerKey, struct{}]
+}
+
+func newUnpacker(c *Config, b *blobs, l *ledger.Ledger) *unpacker {
+	return &unpacker{blobs: b, ledger: l, layers: c.Layers, lazy: c.Lazy, keys: c.Keys, limits: c.Layer, log: c.Log}
+}
+
 // ensureLayer makes sure that a layer's blob and its unpacked directory are in the
 // store. Pulls that need the same layer of a registry at the same time share one download.
-func (s *Store) ensureLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
+func (u *unpacker) ensureLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
 	key := layerKey{src.Domain(), d.Digest, diffID}
 	for {
-		_, joined, err := s.layers.do(ctx, key, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, s.fetchLayer(ctx, src, d, diffID, m)
+		_, joined, err := u.flight.do(ctx, key, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, u.fetchLayer(ctx, src, d, diffID, m)
 		})
 		switch {
 		case err == nil && joined:
@@ -52,9 +73,9 @@ func (s *Store) ensureLayer(ctx context.Context, src *registry.Repository, d oci
 	}
 }
 
-func (s *Store) fetchLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
-	hasBlob, hasLayer := s.blobs.has(d), s.cfg.Layers.HasLayer(diffID)
-	if hasLayer && s.knows(d.Digest, diffID, hasBlob) {
+func (u *unpacker) fetchLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
+	hasBlob, hasLayer := u.blobs.has(d), u.layers.HasLayer(diffID)
+	if hasLayer && u.knows(d.Digest, diffID, hasBlob) {
 		m.add(d.Size)
 		return nil
 	}
@@ -64,30 +85,30 @@ func (s *Store) fetchLayer(ctx context.Context, src *registry.Repository, d ocis
 	}
 	defer release()
 	if hasBlob {
-		err = s.unpackStored(ctx, d, diffID, hasLayer)
+		err = u.unpackStored(ctx, d, diffID, hasLayer)
 	}
 	switch {
 	case errors.Is(err, errRotten):
-		s.cfg.Log.Warn("layer is fetched again", "blob", d.Digest.String(), "error", err)
+		u.log.Warn("layer is fetched again", "blob", d.Digest.String(), "error", err)
 		fallthrough
 	case !hasBlob:
-		err = s.arrive(ctx, src, d, diffID, hasLayer, m)
+		err = u.arrive(ctx, src, d, diffID, hasLayer, m)
 	default:
 		m.add(d.Size)
 	}
 	if err != nil {
 		return err
 	}
-	s.ledger.Learn(d.Digest, diffID)
+	u.ledger.Learn(d.Digest, diffID)
 	return faultPullLayer.At(ctx)
 }
 
 // arrive unpacks a blob as it arrives, again without the mirrors that were found out to be
 // wrong. An image that is itself invalid is not fetched twice.
-func (s *Store) arrive(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
+func (u *unpacker) arrive(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
 	for {
 		before := src.Honest()
-		err := s.unpackArriving(ctx, src, d, diffID, hasLayer, m)
+		err := u.unpackArriving(ctx, src, d, diffID, hasLayer, m)
 		if left := src.Honest(); !errors.Is(err, ErrInvalidImage) || left == 0 || left == before {
 			return err
 		}
@@ -96,16 +117,16 @@ func (s *Store) arrive(ctx context.Context, src *registry.Repository, d ocispec.
 
 // knows says that a blob need not be read to know what it unpacks to, and is in the store or
 // not to be kept there. What an image claims of a blob is not enough to give it a layer.
-func (s *Store) knows(blob, diffID digest.Digest, stored bool) bool {
-	return (stored || !s.cfg.KeepBlobs) && s.ledger.UnpacksTo(blob, diffID)
+func (u *unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
+	return (stored || !u.blobs.kept) && u.ledger.UnpacksTo(blob, diffID)
 }
 
 // unpackArriving is the one pass from the registry to the layer's directory: the
 // blob is hashed and written to ingest/ as it comes, while a second goroutine
 // reads behind, decompresses, hashes again and unpacks. Both are committed only
 // when both digests are right.
-func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) (err error) {
-	f, err := s.blobs.stage()
+func (u *unpacker) unpackArriving(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) (err error) {
+	f, err := u.blobs.stage()
 	if err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
@@ -128,7 +149,7 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 	defer stop()
 	var w LayerWriter
 	g.Go(func() (err error) {
-		w, err = s.unpack(gctx, in, d, diffID, hasLayer)
+		w, err = u.unpack(gctx, in, d, diffID, hasLayer)
 		if src.HasMirrors() && errors.Is(err, ErrInvalidImage) {
 			// It is the blob's digest that tells whether the image or a host is to blame.
 			unpackErr, err = err, nil
@@ -149,27 +170,27 @@ func (s *Store) unpackArriving(ctx context.Context, src *registry.Repository, d 
 		m.add(-got.Load())
 		return err
 	}
-	if s.cfg.KeepBlobs {
-		if err := s.blobs.enter(f, d.Digest); err != nil {
+	if u.blobs.kept {
+		if err := u.blobs.enter(f, d.Digest); err != nil {
 			return err
 		}
 	}
 	if w == nil {
 		return nil
 	}
-	return s.commitLayer(ctx, w, diffID)
+	return u.commitLayer(ctx, w, diffID)
 }
 
 // unpackStored unpacks a blob that is there already. Kinds: errRotten.
-func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
-	f, err := os.Open(s.blobs.blob(d.Digest))
+func (u *unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
+	f, err := os.Open(u.blobs.blob(d.Digest))
 	if damage.OfFile(err) {
 		return fmt.Errorf("%w: %w", errRotten, err)
 	} else if err != nil {
 		return err
 	}
 	defer f.Close()
-	err = s.unpackFile(ctx, f, d, diffID, hasLayer)
+	err = u.unpackFile(ctx, f, d, diffID, hasLayer)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -181,21 +202,21 @@ func (s *Store) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID d
 }
 
 // unpackFile unpacks a blob.
-func (s *Store) unpackFile(ctx context.Context, f *os.File, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
-	w, err := s.unpack(ctx, f, d, diffID, hasLayer)
+func (u *unpacker) unpackFile(ctx context.Context, f *os.File, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
+	w, err := u.unpack(ctx, f, d, diffID, hasLayer)
 	if w != nil {
 		defer w.Abort() // nothing after Commit
 	}
 	if err != nil || w == nil {
 		return err
 	}
-	return s.commitLayer(ctx, w, diffID)
+	return u.commitLayer(ctx, w, diffID)
 }
 
 // unpack decrypts, decompresses and unpacks a blob into a new layer writer and checks the diff
 // id. With only set to verify, nothing is written and the writer is nil. The
 // caller commits or aborts the writer, also after an error.
-func (s *Store) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor, diffID digest.Digest, verifyOnly bool) (w LayerWriter, err error) {
+func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor, diffID digest.Digest, verifyOnly bool) (w LayerWriter, err error) {
 	defer func() {
 		if errors.Is(err, unpack.ErrInvalid) {
 			err = fmt.Errorf("%w: layer %s: %w", ErrInvalidImage, diffID, err)
@@ -203,11 +224,11 @@ func (s *Store) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor
 			err = fmt.Errorf("unpack layer %s: %w", diffID, err)
 		}
 	}()
-	plain, err := s.cfg.Keys.Open(d, blob)
+	plain, err := u.keys.Open(d, blob)
 	if err != nil {
 		return nil, err
 	}
-	z, err := unpack.DecompressSized(ctx, plain, d.Size, s.cfg.Layer)
+	z, err := unpack.DecompressSized(ctx, plain, d.Size, u.limits)
 	if err != nil {
 		return nil, err
 	}
@@ -226,14 +247,14 @@ func (s *Store) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor
 		closeOut() // hashed to the end
 		return nil, checkDiffID(h, diffID)
 	}
-	w, err = s.cfg.Layers.NewLayer(ctx)
+	w, err = u.layers.NewLayer(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.disks.add(filepath.Dir(w.Dir())); err != nil {
+	if err := u.blobs.disks.add(filepath.Dir(w.Dir())); err != nil {
 		return w, err
 	}
-	if err := s.unpackInto(ctx, out, w); err != nil {
+	if err := u.unpackInto(ctx, out, w); err != nil {
 		return w, err
 	}
 	closeOut() // hashed to the end
@@ -241,12 +262,12 @@ func (s *Store) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor
 }
 
 // unpackInto unpacks a layer and writes its recipe.
-func (s *Store) unpackInto(ctx context.Context, tar io.Reader, w LayerWriter) error {
+func (u *unpacker) unpackInto(ctx context.Context, tar io.Reader, w LayerWriter) error {
 	recipe, err := w.Recipe()
 	if err != nil {
 		return err
 	}
-	err = unpack.Layer(ctx, tar, unpack.Target{Dir: w.Dir(), Markers: s.cfg.Layers.Markers(), Recipe: recipe}, s.cfg.Layer)
+	err = unpack.Layer(ctx, tar, unpack.Target{Dir: w.Dir(), Markers: u.layers.Markers(), Recipe: recipe}, u.limits)
 	return errors.Join(err, recipe.Close())
 }
 
@@ -255,4 +276,38 @@ func checkDiffID(h hash.Hash, want digest.Digest) error {
 		return fmt.Errorf("%w: uncompressed content has digest sha256:%s, its config says %s", unpack.ErrInvalid, got, want)
 	}
 	return nil
+}
+
+// commitLayer gives an unpacked layer its name. One that takes the place of a lazy layer is named by
+// images already, and is synced before.
+func (u *unpacker) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Digest) error {
+	if u.lazy != nil && u.lazy.LazyBlob(diffID) != "" {
+		if err := u.blobs.sync(); err != nil {
+			return err
+		}
+	}
+	defer u.blobs.unsynced.begin()()
+	return w.Commit(ctx, diffID)
+}
+
+// isLazy says whether a layer is shown from a blob.
+func (u *unpacker) isLazy(d ocispec.Descriptor, diffID digest.Digest) bool {
+	return u.lazy != nil && u.lazy.LazyBlob(diffID) == d.Digest
+}
+
+// isWhole says whether all of an image is in the store: its documents as they should be, its layers
+// unpacked from these blobs, and the blobs if they are to be kept.
+func (u *unpacker) isWhole(c *content) bool {
+	for d, data := range c.documents {
+		if !u.blobs.holds(d, data) {
+			return false
+		}
+	}
+	for i, l := range c.layers {
+		diffID := c.image.RootFS.DiffIDs[i]
+		if !u.layers.HasLayer(diffID) || !u.knows(l.Digest, diffID, u.blobs.kept && u.blobs.has(l)) {
+			return false
+		}
+	}
+	return true
 }

@@ -128,7 +128,7 @@ func withTable(m *ocispec.Manifest, _ *ocispec.Image) {
 // landedNow waits for the landing of a layer that is under way.
 func landedNow(t *testing.T, s *testStore, d digest.Digest) {
 	t.Helper()
-	must(t, s.awaitWhole(t.Context(), d))
+	must(t, s.lazies.awaitWhole(t.Context(), d))
 }
 
 func TestPullLazily(t *testing.T) {
@@ -213,7 +213,7 @@ func TestLazyLayerThatLies(t *testing.T) {
 // landsNot waits until a layer cannot be landed, and its image has gone.
 func (s *testStore) landsNot(t *testing.T, d digest.Digest) {
 	t.Helper()
-	_ = s.awaitWhole(t.Context(), d) // nil if it was over before
+	_ = s.lazies.awaitWhole(t.Context(), d) // nil if it was over before
 	if got := s.left(t); !strings.HasPrefix(got, "images 0 ") || s.layers.HasLayer(d) {
 		t.Error(got)
 	}
@@ -237,9 +237,9 @@ func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
 	diffID := p.diffIDs[0]
-	s.landingMu.Lock()
-	l := s.landings[diffID]
-	s.landingMu.Unlock()
+	s.lazies.mu.Lock()
+	l := s.lazies.landings[diffID]
+	s.lazies.mu.Unlock()
 	pins := []digest.Digest{diffID} // as the pull has
 	must(t, s.garbage.pin(t.Context(), pins))
 	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
