@@ -2,6 +2,14 @@
 // in an OCI image layout, unpacked layers (handed to a LayerStore), removal with
 // garbage collection. It knows nothing of containers or CRI types.
 //
+// A Store is a facade over parts, each with its own lock and its own dependencies:
+//
+//	blobs.go     blobs: the files of the layout, their sizes, and what is synced
+//	index.go     index: which images exist, on disk and as a catalog in memory
+//	garbage.go   garbage: pins of pulls, leases, and the removal of what nothing needs
+//	unpacker.go  unpacker: layers from registries, archives and files
+//	lazy.go      lazies: layers that are shown before they are downloaded
+//
 // # On disk (under the root directory given to Open)
 //
 //	oci-layout, index.json, blobs/sha256/<hex>   an OCI image layout

@@ -22,20 +22,19 @@ var errClosed = errors.New("image store is closed")
 // List read memory only.
 type Store struct {
 	cfg        Config
-	blobs      *blobs
 	registries atomic.Pointer[registry.Client] // SetRegistries replaces it
 
-	index *index
+	ledger   *ledger.Ledger
+	blobs    *blobs
+	index    *index
+	garbage  *garbage
+	unpacker *unpacker
+	lazies   *lazies
 
 	pulls flight[pullKey, Image]
 
 	meterMu sync.Mutex
 	meters  map[pullKey]*meter
-
-	garbage  *garbage
-	unpacker *unpacker
-	lazies   *lazies
-	ledger   *ledger.Ledger
 
 	remover *remover.Remover // of scratch directories
 
