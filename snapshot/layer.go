@@ -164,7 +164,7 @@ func (w *LayerWriter) Abort() error {
 		return nil
 	}
 	w.done = true
-	w.store.trash.delete(w.name)
+	w.store.trash.Delete(w.name)
 	return nil
 }
 

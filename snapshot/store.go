@@ -17,6 +17,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/internal/privatedir"
+	"github.com/coracle-project/coracle/snapshot/trash"
 )
 
 // Config is what a Store needs.
@@ -53,7 +54,7 @@ type Store struct {
 	log   *slog.Logger
 	freed func()
 	shown func(digest.Digest) bool
-	trash *trash
+	trash *trash.Trash
 	busy  keylock.Lock // by snapshot id
 
 	limit      Usage // default of snapshots
@@ -115,7 +116,7 @@ func New(c Config) *Store {
 		snapshots:  map[string]*entry{},
 		reached:    map[digest.Digest]*reached{},
 	}
-	s.trash = newTrash(s.stagingDir(), c.Log)
+	s.trash = trash.New(s.stagingDir(), fsName, c.Log)
 	return s
 }
 
@@ -189,9 +190,9 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := s.dropOldQuarantine(); err != nil {
 		s.log.Warn("cannot remove old damaged layers", "err", err)
 	}
-	s.trash.start()
+	s.trash.Start()
 	for _, e := range left {
-		s.trash.delete(e.Name())
+		s.trash.Delete(e.Name())
 	}
 	return nil
 }
@@ -199,7 +200,7 @@ func (s *Store) Start(ctx context.Context) error {
 // Close stops deleting in the background; what is left is deleted after the next
 // Start. Snapshots stay mounted, and the layers that they are made of.
 func (s *Store) Close() error {
-	s.trash.close()
+	s.trash.Close()
 	var errs []error
 	for _, d := range s.idleLayers() {
 		errs = append(errs, s.driver.free(s.layerDir(d)))
@@ -223,7 +224,7 @@ func (s *Store) idleLayers() (idle []digest.Digest) {
 func (s *Store) Markers() Markers { return s.driver.markers() }
 
 // Flush waits until everything removed before it was called is off the disk.
-func (s *Store) Flush(ctx context.Context) error { return s.trash.flush(ctx) }
+func (s *Store) Flush(ctx context.Context) error { return s.trash.Flush(ctx) }
 
 func checkRoot(root string) error {
 	switch {
@@ -274,6 +275,6 @@ func (s *Store) discard(dir string) error {
 	if err != nil {
 		return fmt.Errorf("move %s to staging: %w", dir, err)
 	}
-	s.trash.delete(name)
+	s.trash.Delete(name)
 	return nil
 }

@@ -3,7 +3,6 @@ package snapshot
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -112,53 +111,5 @@ func TestDeepTree(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(s.stagingDir()); len(left) > 0 {
 		t.Errorf("left: %d", len(left))
-	}
-}
-
-func TestRemoveTreeDeletesManyEntriesAndFollowsNoLink(t *testing.T) {
-	dir, precious := t.TempDir(), t.TempDir()
-	write(t, filepath.Join(precious, "file"), "x")
-	tree := filepath.Join(dir, "tree")
-	for i := range 300 {
-		sub := filepath.Join(tree, fmt.Sprint(i%3), "a", "b")
-		if err := os.MkdirAll(sub, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		write(t, filepath.Join(sub, fmt.Sprint(i)), "")
-	}
-	if err := os.Symlink(precious, filepath.Join(tree, "link")); err != nil {
-		t.Fatal(err)
-	}
-	if err := removeTree(t.Context(), dir, "tree"); err != nil {
-		t.Fatal(err)
-	}
-	if exists(tree) || read(t, filepath.Join(precious, "file")) != "x" {
-		t.Error("the tree is left, or more is gone")
-	}
-	if err := removeTree(t.Context(), dir, "tree"); err != nil {
-		t.Errorf("again: %v", err)
-	}
-}
-
-func TestRemoveTreeReportsWhatItCannot(t *testing.T) {
-	dir := t.TempDir()
-	stuck := filepath.Join(dir, "tree", "a", "mnt")
-	if err := os.MkdirAll(stuck, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(dir, "tree", "file"), "")
-	if err := unix.Mount("tmpfs", stuck, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Unmount(stuck, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	}()
-	if err := removeTree(t.Context(), dir, "tree"); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "tree") {
-		t.Errorf("error %v", err)
-	}
-	if exists(filepath.Join(dir, "tree", "file")) {
-		t.Error("the rest is not deleted")
 	}
 }

@@ -1,4 +1,6 @@
-package snapshot
+// Package trash deletes directory trees in the background, so that removing a container does not wait for its files.
+// It follows no symbolic link and looks into no mount. A failed deletion is repeated with growing pauses.
+package trash
 
 import (
 	"context"
@@ -9,12 +11,12 @@ import (
 	"time"
 )
 
-// trash deletes directories of the staging directory in one background goroutine,
-// so that removing a container does not wait for its files.
-type trash struct {
-	dir  string
-	log  *slog.Logger
-	wake chan struct{} // has room for one
+// Trash deletes entries of one directory, in one goroutine. Its methods may be called concurrently.
+type Trash struct {
+	dir   string
+	mount string // see New
+	log   *slog.Logger
+	wake  chan struct{} // has room for one
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -32,20 +34,23 @@ type trashed struct {
 	mark chan struct{}
 }
 
-func newTrash(dir string, log *slog.Logger) *trash {
+// New returns a Trash for the entries of dir; Start starts it. Something may be mounted at an entry's directory named
+// mount: it is unmounted.
+func New(dir, mount string, log *slog.Logger) *Trash {
 	ctx, stop := context.WithCancel(context.Background())
-	return &trash{dir: dir, log: log, wake: make(chan struct{}, 1), ctx: ctx, stop: stop, done: make(chan struct{})}
+	return &Trash{dir: dir, mount: mount, log: log, wake: make(chan struct{}, 1), ctx: ctx, stop: stop, done: make(chan struct{})}
 }
 
-func (t *trash) start() {
+// Start starts to delete.
+func (t *Trash) Start() {
 	t.mu.Lock()
 	t.started = true
 	t.mu.Unlock()
 	go t.run()
 }
 
-// close ends the goroutine after the file it is at.
-func (t *trash) close() {
+// Close ends the goroutine after the file it is at.
+func (t *Trash) Close() {
 	t.stop()
 	t.mu.Lock()
 	started := t.started
@@ -55,11 +60,11 @@ func (t *trash) close() {
 	}
 }
 
-// delete has the named directory deleted; it does not wait.
-func (t *trash) delete(name string) { t.push(trashed{name: name}) }
+// Delete has the named directory deleted; it does not wait.
+func (t *Trash) Delete(name string) { t.push(trashed{name: name}) }
 
-// flush waits until all that was deleted before is off the disk.
-func (t *trash) flush(ctx context.Context) error {
+// Flush waits until all that was deleted before is off the disk.
+func (t *Trash) Flush(ctx context.Context) error {
 	mark := make(chan struct{})
 	t.push(trashed{mark: mark})
 	select {
@@ -72,7 +77,7 @@ func (t *trash) flush(ctx context.Context) error {
 	}
 }
 
-func (t *trash) push(x trashed) {
+func (t *Trash) push(x trashed) {
 	t.mu.Lock()
 	t.queue = append(t.queue, x)
 	t.mu.Unlock()
@@ -89,7 +94,7 @@ const (
 	lastRetry  = 5 * time.Minute
 )
 
-func (t *trash) run() {
+func (t *Trash) run() {
 	defer close(t.done)
 	var (
 		failed []string
@@ -117,7 +122,7 @@ func (t *trash) run() {
 				close(x.mark)
 				continue
 			}
-			err := removeTree(t.ctx, t.dir, x.name)
+			err := removeTree(t.ctx, t.dir, x.name, t.mount)
 			if t.ctx.Err() != nil {
 				return
 			}
@@ -136,7 +141,7 @@ func (t *trash) run() {
 	}
 }
 
-func (t *trash) pop() (trashed, bool) {
+func (t *Trash) pop() (trashed, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.queue) == 0 {

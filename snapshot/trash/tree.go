@@ -1,7 +1,8 @@
-package snapshot
+package trash
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -13,18 +14,18 @@ import (
 
 // maxNesting bounds the descriptors that a removal holds, one per directory level.
 // A container can nest directories without limit, so what is deeper is first
-// renamed up into the staging directory and deleted from there.
+// renamed up into the directory of the trash and deleted from there.
 const maxNesting = 32
 
 // removeTree deletes the entry name of the directory dir with all below it. It
-// follows no symbolic link, and looks into no mount.
-func removeTree(ctx context.Context, dir, name string) error {
+// follows no symbolic link, and looks into no mount, but unmounts what is at the entry's directory named mount.
+func removeTree(ctx context.Context, dir, name, mount string) error {
 	top, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", dir, err)
 	}
 	defer unix.Close(top)
-	r := remover{ctx: ctx, top: top, names: []string{name}}
+	r := remover{ctx: ctx, top: top, mount: mount, names: []string{name}}
 	var errs []error
 	for len(r.names) > 0 {
 		next := r.names[len(r.names)-1]
@@ -38,7 +39,8 @@ func removeTree(ctx context.Context, dir, name string) error {
 
 type remover struct {
 	ctx   context.Context
-	top   int      // the staging directory
+	top   int      // the trash's directory
+	mount string   // see removeTree
 	names []string // entries of top still to delete
 }
 
@@ -54,7 +56,7 @@ func (r *remover) remove(parent int, name string, depth int) error {
 		return err
 	}
 	err = unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
-	for err == unix.EBUSY && depth == 1 && name == fsName && unmountAt(parent, name) == nil {
+	for err == unix.EBUSY && depth == 1 && name == r.mount && unmountAt(parent, name) == nil {
 		err = unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
 	}
 	if err == nil || err == unix.ENOENT {
@@ -64,7 +66,7 @@ func (r *remover) remove(parent int, name string, depth int) error {
 		return err
 	}
 	if depth >= maxNesting {
-		up := newName()
+		up := rand.Text()
 		if err := unix.Renameat(parent, name, r.top, up); err != nil {
 			return err
 		}
