@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // DriverName is a way to keep layers and to make root file systems of them.
@@ -77,7 +79,7 @@ type driver interface {
 	// untouched says that no one can have written to a root that is not mounted.
 	untouched(r rootfs) (bool, error)
 	// changes writes what the root has that its layers do not, in tar's terms.
-	changes(ctx context.Context, r rootfs, to *changeWriter) error
+	changes(ctx context.Context, r rootfs, to *diff.Writer) error
 }
 
 // rootfs is one root file system as a driver sees it. Its private directory is laid out
@@ -95,7 +97,7 @@ type rootfs struct {
 func (r rootfs) upper() string { return upperIn(r.dir) }
 
 // fsName is the directory of a layer or snapshot that holds its files.
-const fsName = "fs"
+const fsName = diff.FilesDir
 
 func upperIn(dir string) string { return dir + "/" + fsName }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/confine"
 	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // erofsDriver keeps each layer as an EROFS image, mounts it from the file (Linux 6.12), and
@@ -224,7 +225,7 @@ func (d *erofsDriver) probe(dir string) error {
 	return unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
 
-func (d *erofsDriver) changes(ctx context.Context, r rootfs, to *changeWriter) error {
+func (d *erofsDriver) changes(ctx context.Context, r rootfs, to *diff.Writer) error {
 	top := filepath.Join(d.root, emptyName)
 	if n := len(r.layers); n > 0 {
 		at, err := d.ensure(ctx, r.layers[n-1])
@@ -233,5 +234,5 @@ func (d *erofsDriver) changes(ctx context.Context, r rootfs, to *changeWriter) e
 		}
 		top = at
 	}
-	return to.upper(ctx, r.upper(), top)
+	return to.Upper(ctx, r.upper(), top)
 }

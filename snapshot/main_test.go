@@ -14,6 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// How layers say what they hide, and archives what attributes a file has.
+const (
+	whiteoutPrefix = ".wh."
+	opaqueFile     = ".wh..wh..opq"
+	opaqueXattr    = "trusted.overlay.opaque"
+	xattrRecord    = "SCHILY.xattr."
+)
+
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "these tests mount overlays: run them as root")

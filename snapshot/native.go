@@ -10,6 +10,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // nativeDriver copies the layers for each root, and binds the copy to its target. It needs
@@ -43,7 +45,7 @@ func (d nativeDriver) mount(ctx context.Context, r rootfs) error {
 	if err := os.Mkdir(part, 0o755); err != nil {
 		return err
 	}
-	if err := copyLayers(ctx, r.layers, d.top(r), part); err != nil {
+	if err := diff.CopyLayers(ctx, r.layers, d.top(r), part); err != nil {
 		return err
 	}
 	if err := os.Rename(part, r.upper()); err != nil {
@@ -112,7 +114,7 @@ func (nativeDriver) mounts(snapshots string) (map[string][]string, error) {
 
 func sameDirectory(a, b string) bool {
 	var x, y unix.Stat_t
-	return unix.Lstat(a, &x) == nil && unix.Lstat(b, &y) == nil && inodeOf(&x) == inodeOf(&y)
+	return unix.Lstat(a, &x) == nil && unix.Lstat(b, &y) == nil && diff.InodeOf(&x) == diff.InodeOf(&y)
 }
 
 // untouched cannot tell a copy that was written to from one that was not: only a copy that
@@ -126,6 +128,6 @@ func (nativeDriver) untouched(r rootfs) (bool, error) {
 }
 
 // changes compares the copy with the layers.
-func (d nativeDriver) changes(ctx context.Context, r rootfs, to *changeWriter) error {
-	return to.compared(ctx, r.upper(), d.top(r), r.layers)
+func (d nativeDriver) changes(ctx context.Context, r rootfs, to *diff.Writer) error {
+	return to.Compared(ctx, r.upper(), d.top(r), r.layers)
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // overlayDriver mounts layers' directories with overlayfs.
@@ -55,7 +57,7 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 	}
 	// The root of an overlay shows the upper directory's own attributes: they are to be those of the
 	// layer that would show without it.
-	if err := likeRoot(r.upper(), lower[0]); err != nil {
+	if err := diff.LikeRoot(r.upper(), lower[0]); err != nil {
 		return err
 	}
 	if r.users == nil {
@@ -129,10 +131,10 @@ func isOctal(s string) bool {
 }
 
 // changes of an overlay are its upper directory.
-func (d *overlayDriver) changes(ctx context.Context, r rootfs, to *changeWriter) error {
+func (d *overlayDriver) changes(ctx context.Context, r rootfs, to *diff.Writer) error {
 	top := filepath.Join(d.root, emptyName)
 	if n := len(r.layers); n > 0 {
 		top = upperIn(r.layers[n-1])
 	}
-	return to.upper(ctx, r.upper(), top)
+	return to.Upper(ctx, r.upper(), top)
 }

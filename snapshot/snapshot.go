@@ -57,6 +57,8 @@ import (
 	"errors"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // Kinds of error, for errors.Is.
@@ -68,10 +70,10 @@ var (
 	// ErrDamaged is a layer that is there and cannot be used.
 	ErrDamaged = errors.New("layer is damaged")
 	// ErrInvalid is an id, digest or path that cannot name what it should.
-	ErrInvalid = errors.New("invalid argument")
+	ErrInvalid = diff.ErrInvalid
 	// ErrUnsupported is a file system or kernel that cannot hold snapshots, or not
 	// such ones.
-	ErrUnsupported = errors.New("not supported here")
+	ErrUnsupported = diff.ErrUnsupported
 	// ErrUnclean is a snapshot that lost its mount after it had been written to.
 	ErrUnclean = errors.New("writable layer was lost with its mount")
 )

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/treewalk"
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // Usage is what the snapshot's writable layer takes on disk now. With project quotas the
@@ -34,7 +35,7 @@ func (s *Store) Usage(ctx context.Context, id string) (Usage, error) {
 
 // measure adds up what a tree takes on disk.
 func measure(ctx context.Context, dir string) (Usage, error) {
-	fd, err := openRoot(dir)
+	fd, err := diff.OpenRoot(dir)
 	if err != nil {
 		return Usage{}, err
 	}

@@ -1,4 +1,4 @@
-package snapshot
+package diff
 
 import (
 	"context"
@@ -19,20 +19,20 @@ import (
 type copier struct {
 	ctx   context.Context
 	root  *safepath.Root // of the copy
-	links map[inode]string
+	links map[Inode]string
 	room  *room
 	buf   []byte
 }
 
-// copyLayers makes the directory to, which must be empty, show what the layers do; it
+// CopyLayers makes the directory to, which must be empty, show what the layers do; it
 // looks as top does.
-func copyLayers(ctx context.Context, layers []string, top, to string) error {
+func CopyLayers(ctx context.Context, layers []string, top, to string) error {
 	root, err := safepath.Open(to)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	c := &copier{ctx: ctx, root: root.Strict(), links: map[inode]string{}, room: newRoom(), buf: make([]byte, 128<<10)}
+	c := &copier{ctx: ctx, root: root.Strict(), links: map[Inode]string{}, room: newRoom(), buf: make([]byte, 128<<10)}
 	layerStack, err := openStack(layers, c.room)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func copyLayers(ctx context.Context, layers []string, top, to string) error {
 	if err := c.tree(m, d, "", 0); err != nil {
 		return err
 	}
-	return likeRoot(to, top)
+	return LikeRoot(to, top)
 }
 
 // tree copies the content of one directory.
@@ -80,7 +80,7 @@ func (c *copier) node(n *node, to *safepath.Dir, rel string, depth int) error {
 		return c.directory(n, to, rel, depth)
 	}
 	if n.stat.Nlink > 1 {
-		if first, ok := c.links[inodeOf(&n.stat)]; ok {
+		if first, ok := c.links[InodeOf(&n.stat)]; ok {
 			from, base, err := c.root.Parent(first)
 			if err != nil {
 				return err
@@ -91,7 +91,7 @@ func (c *copier) node(n *node, to *safepath.Dir, rel string, depth int) error {
 		if err := c.room.take(len(rel) + nameCost); err != nil {
 			return err
 		}
-		c.links[inodeOf(&n.stat)] = rel
+		c.links[InodeOf(&n.stat)] = rel
 	}
 	switch n.stat.Mode & unix.S_IFMT {
 	case unix.S_IFREG:

@@ -1,4 +1,4 @@
-package snapshot
+package diff
 
 import (
 	"errors"
@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// likeRoot gives the directory to the owner, mode, attributes and time of the one that a root
+// LikeRoot gives the directory to the owner, mode, attributes and time of the one that a root
 // starts with, in the order in which none undoes another.
-func likeRoot(to, top string) error {
+func LikeRoot(to, top string) error {
 	// Reading is not asked of the directory itself: whoever shows a lazy layer would be asked to open it.
 	from, err := unix.Open(top, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -27,7 +27,7 @@ func likeRoot(to, top string) error {
 	if err != nil {
 		return fmt.Errorf("attributes of %s: %w", top, err)
 	}
-	fd, err := openRoot(to)
+	fd, err := OpenRoot(to)
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func likeRoot(to, top string) error {
 // rootChanged compares owner, mode and attributes of a root with those of the directory that it
 // began with.
 func rootChanged(fd int, top string) (bool, error) {
-	from, err := openRoot(top)
+	from, err := OpenRoot(top)
 	if err != nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package snapshot
+package diff
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ const maxOpen = 256
 func openStack(layers []string, r *room) (*stack, error) {
 	s := &stack{room: r}
 	for _, dir := range layers {
-		fd, err := openRoot(upperIn(dir))
+		fd, err := OpenRoot(dir + "/" + FilesDir)
 		if err != nil {
 			s.close()
 			return nil, err

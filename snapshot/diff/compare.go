@@ -1,4 +1,4 @@
-package snapshot
+package diff
 
 import (
 	"bytes"
@@ -14,10 +14,10 @@ import (
 	"github.com/coracle-project/coracle/internal/treewalk"
 )
 
-// compared writes how a directory differs from what layers show; top is what it began
+// Compared writes how a directory differs from what layers show; top is what it began
 // with. Files that look the same
 // are read and compared: a program can set any time.
-func (w *changeWriter) compared(ctx context.Context, dir, top string, layers []string) error {
+func (w *Writer) Compared(ctx context.Context, dir, top string, layers []string) error {
 	layerStack, err := openStack(layers, w.room)
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func (w *changeWriter) compared(ctx context.Context, dir, top string, layers []s
 	return w.comparedDir(ctx, fd, base, "", 0)
 }
 
-func (w *changeWriter) comparedDir(ctx context.Context, fd int, base *merged, dir string, depth int) error {
+func (w *Writer) comparedDir(ctx context.Context, fd int, base *merged, dir string, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("%w: directories nest deeper than %d levels", ErrInvalid, maxDepth)
 	}
@@ -76,7 +76,7 @@ func (w *changeWriter) comparedDir(ctx context.Context, fd int, base *merged, di
 	return nil
 }
 
-func (w *changeWriter) comparedEntry(ctx context.Context, fd int, name string, was *node, rel string, depth int) error {
+func (w *Writer) comparedEntry(ctx context.Context, fd int, name string, was *node, rel string, depth int) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if treewalk.Gone(err) {
@@ -100,7 +100,7 @@ func (w *changeWriter) comparedEntry(ctx context.Context, fd int, name string, w
 	return w.entry(fd, name, rel, &st)
 }
 
-func (w *changeWriter) comparedSubdir(ctx context.Context, fd int, name string, st *unix.Stat_t, was *node, rel string, depth int) error {
+func (w *Writer) comparedSubdir(ctx context.Context, fd int, name string, st *unix.Stat_t, was *node, rel string, depth int) error {
 	var base *merged
 	sub, err := treewalk.OpenDir(fd, name)
 	if treewalk.Gone(err) {
@@ -143,7 +143,7 @@ func (w *changeWriter) comparedSubdir(ctx context.Context, fd int, name string, 
 }
 
 // same says whether a file is the layers' one.
-func (w *changeWriter) same(fd int, name string, st *unix.Stat_t, was *node) (bool, error) {
+func (w *Writer) same(fd int, name string, st *unix.Stat_t, was *node) (bool, error) {
 	if st.Size != was.stat.Size || st.Rdev != was.stat.Rdev {
 		return false, nil
 	}
@@ -178,7 +178,7 @@ func sameAttributes(fd int, name string, st *unix.Stat_t, was *node) (bool, erro
 }
 
 // sameContent compares two files of the same size.
-func (w *changeWriter) sameContent(fd int, name string, was *node) (bool, error) {
+func (w *Writer) sameContent(fd int, name string, was *node) (bool, error) {
 	now, err := openRegular(fd, name)
 	if err != nil {
 		return false, err

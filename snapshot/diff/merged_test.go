@@ -1,4 +1,4 @@
-package snapshot
+package diff
 
 import (
 	"archive/tar"
@@ -17,7 +17,7 @@ func deepLayers(t *testing.T, layers, depth int) (dirs []string) {
 	t.Helper()
 	for i := range layers {
 		dir := t.TempDir()
-		at := filepath.Join(dir, fsName)
+		at := filepath.Join(dir, FilesDir)
 		for range depth {
 			at = filepath.Join(at, "d")
 			if err := os.MkdirAll(at, 0o755); err != nil {
@@ -82,7 +82,7 @@ func TestDeepCopyAndChanges(t *testing.T) {
 	const layers, depth = 4, 100
 	dirs := deepLayers(t, layers, depth)
 	to := t.TempDir()
-	if err := copyLayers(t.Context(), dirs, upperIn(dirs[layers-1]), to); err != nil {
+	if err := CopyLayers(t.Context(), dirs, filepath.Join(dirs[layers-1], FilesDir), to); err != nil {
 		t.Fatal(err)
 	}
 	bottom := filepath.Join(to, strings.Repeat("d/", depth))
@@ -94,8 +94,8 @@ func TestDeepCopyAndChanges(t *testing.T) {
 	changes := func() (names []string) {
 		t.Helper()
 		var b bytes.Buffer
-		w := newChangeWriter(&b)
-		if err := errors.Join(w.compared(t.Context(), to, upperIn(dirs[layers-1]), dirs), w.tar.Close()); err != nil {
+		w := NewWriter(&b)
+		if err := errors.Join(w.Compared(t.Context(), to, filepath.Join(dirs[layers-1], FilesDir), dirs), w.Close()); err != nil {
 			t.Fatal(err)
 		}
 		if w.room.left != maxRoom {
@@ -137,11 +137,11 @@ func TestRoom(t *testing.T) {
 		room int
 		fits bool
 	}{{maxRoom, true}, {40*perName + 20*perLink, true}, {40 * nameCost, false}, {41 * perName, false}, {0, false}} {
-		for name, walk := range map[string]func(*changeWriter) error{
-			"upper":    func(w *changeWriter) error { return w.upper(t.Context(), dir, top) },
-			"compared": func(w *changeWriter) error { return w.compared(t.Context(), dir, top, nil) },
+		for name, walk := range map[string]func(*Writer) error{
+			"upper":    func(w *Writer) error { return w.Upper(t.Context(), dir, top) },
+			"compared": func(w *Writer) error { return w.Compared(t.Context(), dir, top, nil) },
 		} {
-			w := newChangeWriter(io.Discard)
+			w := NewWriter(io.Discard)
 			w.room = &room{tc.room}
 			err := walk(w)
 			if tc.fits != (err == nil) || err != nil && !errors.Is(err, ErrInvalid) {
@@ -150,7 +150,7 @@ func TestRoom(t *testing.T) {
 		}
 	}
 	m := t.TempDir()
-	if err := os.Rename(dir, upperIn(m)); err != nil {
+	if err := os.Rename(dir, filepath.Join(m, FilesDir)); err != nil {
 		t.Fatal(err)
 	}
 	s, err := openStack([]string{m}, &room{30 * nodeCost})
@@ -166,4 +166,20 @@ func TestRoom(t *testing.T) {
 	if _, _, err := root.list(); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a layer of many names: %v", err)
 	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }
