@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/image/ledger"
 )
 
-// garbage removes blobs and layers that nothing needs. Pulls pin what they bring before the index names it, and leases keep
-// what no image names.
+// garbage removes blobs and layers that nothing needs. Pulls pin what they bring before the index
+// names it, and leases keep what no image names.
 type garbage struct {
 	index  *index
 	ledger *ledger.Ledger
@@ -93,8 +93,8 @@ func (g *garbage) collectAll(ctx context.Context) error {
 	return g.sweepAll(ctx, all)
 }
 
-// sweepAll is sweepUp of all that there is: what the ledger knows of layers that are not there, for whatever
-// reason, is forgotten.
+// sweepAll is sweepUp of all that there is: what the ledger knows of layers that are not there, for
+// whatever reason, is forgotten.
 func (g *garbage) sweepAll(ctx context.Context, all needs) error {
 	_, err := g.collect(ctx, all)
 	return errors.Join(err, g.ledger.Forget(func(d digest.Digest) bool { return !g.layers.HasLayer(d) }))

@@ -36,8 +36,8 @@ func newIndex(c *Config, l layout, led *ledger.Ledger, entries []named) *index {
 	return x
 }
 
-// commitLocked makes a catalog the index's, and returns what nothing needs any more after the change that
-// it came by. mu is held.
+// commitLocked makes a catalog the index's, and returns what nothing needs any more after the
+// change that it came by. mu is held.
 func (x *index) commitLocked(next *catalog, ch change) (needs, error) {
 	if err := x.layout.saveIndex(next.entries); err != nil {
 		return needs{}, err

@@ -86,8 +86,8 @@ type arrival struct {
 	blob ocispec.Descriptor
 }
 
-// mayBeLazy says whether a layer is one to be shown. Its table of contents counts only with the digest that the
-// manifest has for it. Blobs that are to be kept must be here before the pull ends.
+// mayBeLazy says whether a layer is one to be shown. Its table of contents counts only with the
+// digest that the manifest has for it. Blobs that are to be kept must be here before the pull ends.
 func (z *lazies) mayBeLazy(domain string, d ocispec.Descriptor) bool {
 	return z.lazy != nil && !z.unpacker.blobs.kept && z.registries.Load().Lazy(domain) &&
 		(d.MediaType == ocispec.MediaTypeImageLayerGzip || d.MediaType == dockerLayerGzip) &&
@@ -162,8 +162,8 @@ func (z *lazies) landSoon(src *registry.Repository, d ocispec.Descriptor, diffID
 	}()
 }
 
-// nextLanding is what a landing that has ended goes on with; nil, and it is over, if the layer is lazy
-// for no one any more.
+// nextLanding is what a landing that has ended goes on with; nil, and it is over, if the layer is
+// lazy for no one any more.
 func (z *lazies) nextLanding(l *landing, diffID digest.Digest) *arrival {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -194,7 +194,8 @@ func (u *unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffI
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	// Only its size was looked at so far; its digest tells whether the image or the disk is to blame.
+	// Only its size was looked at so far; its digest tells whether the image or the disk is to
+	// blame.
 	if rot := verifyFile(ctx, f, d.Digest); damage.OfFile(rot) && ctx.Err() == nil {
 		return fmt.Errorf("%w: %w", errRotten, rot)
 	}
@@ -278,8 +279,8 @@ func checkDiffID(h hash.Hash, want digest.Digest) error {
 	return nil
 }
 
-// commitLayer gives an unpacked layer its name. One that takes the place of a lazy layer is named by
-// images already, and is synced before.
+// commitLayer gives an unpacked layer its name. One that takes the place of a lazy layer is named
+// by images already, and is synced before.
 func (u *unpacker) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Digest) error {
 	if u.lazy != nil && u.lazy.LazyBlob(diffID) != "" {
 		if err := u.blobs.sync(); err != nil {

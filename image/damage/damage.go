@@ -1,4 +1,5 @@
-// Package damage tells errors of damaged files from errors that say nothing about a file, and names the files that are set aside.
+// Package damage tells errors of damaged files from errors that say nothing about a file, and names
+// the files that are set aside.
 package damage
 
 import (
@@ -33,7 +34,8 @@ func OfDisk(err error) bool {
 // ErrNoFile is something else where a file belongs.
 var ErrNoFile = errors.New("not a regular file")
 
-// CheckFile fails if something else than a file is there; of a pipe, say, opening it would not return.
+// CheckFile fails if something else than a file is there; of a pipe, say, opening it would not
+// return.
 func CheckFile(path string) error {
 	st, err := os.Stat(path)
 	if err == nil && !st.Mode().IsRegular() {

@@ -33,8 +33,8 @@ func (s *Store) Bring(ctx context.Context, d snapshot.DriverName, layers []diges
 	return g.Wait()
 }
 
-// copyLayer makes a copy that outlives a reset of the machine whole or not at all: as long as it may not be on
-// disk, a mark says so, and no root is made of it.
+// copyLayer makes a copy that outlives a reset of the machine whole or not at all: as long as it
+// may not be on disk, a mark says so, and no root is made of it.
 func (s *Store) copyLayer(ctx context.Context, d snapshot.DriverName, to *snapshot.Store, layer digest.Digest) error {
 	release, err := s.busy.Acquire(ctx, string(d)+"/"+layer.String())
 	if err != nil {
@@ -66,7 +66,8 @@ func (s *Store) copyLayer(ctx context.Context, d snapshot.DriverName, to *snapsh
 	return nil
 }
 
-// hasOriginal says whether the node has a layer. If it has, whoever removes it from now on finds its copy.
+// hasOriginal says whether the node has a layer. If it has, whoever removes it from now on finds
+// its copy.
 func (s *Store) hasOriginal(layer digest.Digest) bool {
 	s.removing.Lock()
 	defer s.removing.Unlock()
@@ -110,7 +111,8 @@ func syncFS(path string) error {
 	return nil
 }
 
-// RemoveLayer removes a layer and its copies. snapshot.ErrLayerInUse if a snapshot uses one; then the layer stays.
+// RemoveLayer removes a layer and its copies. snapshot.ErrLayerInUse if a snapshot uses one; then
+// the layer stays.
 func (s *Store) RemoveLayer(ctx context.Context, d digest.Digest) error {
 	s.removing.Lock()
 	defer s.removing.Unlock()
@@ -127,8 +129,8 @@ func (s *Store) HasCopy(d digest.Digest) bool {
 	return slices.ContainsFunc(s.others(), func(store *snapshot.Store) bool { return store.HasLayer(d) })
 }
 
-// CheckCopies makes the archive of a layer from each copy: unpack.ErrDamaged if one is not the layer, or cannot even be
-// opened. The error names the snapshotters whose copies are damaged.
+// CheckCopies makes the archive of a layer from each copy: unpack.ErrDamaged if one is not the
+// layer, or cannot even be opened. The error names the snapshotters whose copies are damaged.
 func (s *Store) CheckCopies(ctx context.Context, d digest.Digest) (err error) {
 	layer, err := s.cfg.Node.OpenLayer(ctx, d)
 	if errors.Is(err, snapshot.ErrLayerMissing) {
@@ -165,7 +167,8 @@ func checkCopy(ctx context.Context, store *snapshot.Store, d digest.Digest, laye
 	return errors.Join(archive(ctx, d, files, layer, io.Discard), files.Close())
 }
 
-// DropCopies takes the copies of a layer out of use. They are made again for the next container that wants them.
+// DropCopies takes the copies of a layer out of use. They are made again for the next container
+// that wants them.
 func (s *Store) DropCopies(d digest.Digest) error {
 	var errs []error
 	for _, store := range s.others() {

@@ -16,7 +16,8 @@ import (
 // answerTime is how long a coracle-lazy that was just killed may take to run again.
 const answerTime = 10 * time.Second
 
-// Lazy has coracle-lazy show layers that are not downloaded yet, in directories of the snapshot store.
+// Lazy has coracle-lazy show layers that are not downloaded yet, in directories of the snapshot
+// store.
 type Lazy struct {
 	Snapshots *snapshot.Store
 	Client    *lazy.Client
@@ -65,7 +66,8 @@ func (l *Lazy) LazyUnpacked(ctx context.Context, diffID digest.Digest) error {
 	return l.Snapshots.EndLazy(diffID)
 }
 
-// Shown asks a coracle-lazy that an earlier daemon has started, if there is one, which layers it shows. On error it may be none.
+// Shown asks a coracle-lazy that an earlier daemon has started, if there is one, which layers it
+// shows. On error it may be none.
 func Shown(ctx context.Context, c *lazy.Client) (func(digest.Digest) bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -80,7 +82,8 @@ func Shown(ctx context.Context, c *lazy.Client) (func(digest.Digest) bool, error
 	return func(d digest.Digest) bool { return shown[d] }, err
 }
 
-// Keep has start keep a coracle-lazy alive that runs, and tells it what was unpacked while no daemon ran.
+// Keep has start keep a coracle-lazy alive that runs, and tells it what was unpacked while no
+// daemon ran.
 func (l *Lazy) Keep(ctx context.Context, start func(context.Context) error) error {
 	return keeping{ask: l.Client.Status, keep: start, whole: l.Snapshots.HasLayer, unpacked: l.LazyUnpacked}.run(ctx)
 }
@@ -100,8 +103,8 @@ func (k keeping) run(ctx context.Context) error {
 	if errors.Is(err, lazy.ErrGone) {
 		return nil
 	}
-	// One that does not answer, since it is stopped or the machine has much to do, may have layers of containers: it is
-	// kept alive all the same.
+	// One that does not answer, since it is stopped or the machine has much to do, may have layers
+	// of containers: it is kept alive all the same.
 	telling, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	err = errors.Join(err, k.keep(telling))

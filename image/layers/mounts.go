@@ -10,7 +10,8 @@ import (
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// mountPrefix begins the ids of snapshots that show an image at a directory. No container has such an id.
+// mountPrefix begins the ids of snapshots that show an image at a directory. No container has such
+// an id.
 const mountPrefix = "mount-"
 
 // MountID names the snapshot that shows an image at a clean, absolute path.
@@ -19,7 +20,8 @@ func MountID(dir string) string {
 	return mountPrefix + hex.EncodeToString(sum[:])[:32]
 }
 
-// Mounts are the ids of the snapshots with a MountID: they belong to no pod, and have to outlive the daemon.
+// Mounts are the ids of the snapshots with a MountID: they belong to no pod, and have to outlive
+// the daemon.
 func Mounts(s *snapshot.Store) (ids []string) {
 	for _, snap := range s.List() {
 		if strings.HasPrefix(snap.ID, mountPrefix) {

@@ -13,8 +13,8 @@ import (
 	"github.com/coracle-project/coracle/image/unpack"
 )
 
-// Roots are the root file systems of pods: a Store that also takes the layers of checkpoints. It leaves alone what
-// `coracle image mount` has mounted.
+// Roots are the root file systems of pods: a Store that also takes the layers of checkpoints. It
+// leaves alone what `coracle image mount` has mounted.
 type Roots struct {
 	*Store
 	images *image.Store
@@ -24,8 +24,8 @@ type Roots struct {
 	restored sync.Map
 }
 
-// NewRoots returns the roots in s. Leases of images keep a checkpoint's layer until a container has it; collect is called when
-// that container is removed.
+// NewRoots returns the roots in s. Leases of images keep a checkpoint's layer until a container has
+// it; collect is called when that container is removed.
 func NewRoots(s *Store, images *image.Store, collect func()) *Roots {
 	return &Roots{Store: s, images: images, collect: collect}
 }

@@ -1,7 +1,8 @@
-// Package layers keeps the unpacked layers of images in snapshot stores. One is the node's: images are unpacked into it.
-// A runtime handler may want a snapshot driver of its own: a virtual machine's shim may want EROFS images where the
-// node's other containers have overlayfs. Such a driver has a store next to the node's, which gets copies of those layers
-// that its containers are made of. A copy is made of the archive that the node's store makes again, and that archive is
+// Package layers keeps the unpacked layers of images in snapshot stores. One is the node's: images
+// are unpacked into it. A runtime handler may want a snapshot driver of its own: a virtual
+// machine's shim may want EROFS images where the node's other containers have overlayfs. Such a
+// driver has a store next to the node's, which gets copies of those layers that its containers are
+// made of. A copy is made of the archive that the node's store makes again, and that archive is
 // checked against its digest. The copy goes when its original goes.
 //
 //	s := layers.New(layers.Config{Root: "/var/lib/coracle/snapshotters", Node: store, …})
@@ -37,7 +38,8 @@ import (
 
 // Config is what a Store needs.
 type Config struct {
-	// Root is the absolute path of the directory that the further stores are in. It is made when there is one.
+	// Root is the absolute path of the directory that the further stores are in. It is made when
+	// there is one.
 	Root string
 	// Node is the store that images are unpacked into, started, and Driver its driver.
 	Node   *snapshot.Store
@@ -74,8 +76,8 @@ func New(c Config) *Store {
 // drivers are all that there are; the place of one in the list names its range of projects.
 var drivers = []snapshot.DriverName{snapshot.Overlay, snapshot.EROFS, snapshot.Native}
 
-// Start opens the stores of the drivers, if they are not open, and those that were left by handlers which
-// are no more: their containers may still run.
+// Start opens the stores of the drivers, if they are not open, and those that were left by handlers
+// which are no more: their containers may still run.
 func (s *Store) Start(ctx context.Context, wanted []snapshot.DriverName) error {
 	for i, d := range drivers {
 		isWanted := d != s.cfg.Driver && slices.Contains(wanted, d)
@@ -115,8 +117,8 @@ func (s *Store) open(ctx context.Context, d snapshot.DriverName, projects int, w
 	return nil
 }
 
-// tidy removes copies that a crash may have damaged, those whose originals are gone, and all if no one
-// wants them. What containers use stays.
+// tidy removes copies that a crash may have damaged, those whose originals are gone, and all if no
+// one wants them. What containers use stays.
 func (s *Store) tidy(ctx context.Context, d snapshot.DriverName, store *snapshot.Store, wanted bool) error {
 	layers, err := store.Layers()
 	if err != nil {

@@ -130,8 +130,8 @@ func (r *rig) prepare(id string, driver snapshot.DriverName, layers ...digest.Di
 	return snap
 }
 
-// A root of a handler's driver has what the image has, next to roots of the node's; each is told, measured and removed
-// by the store that has it.
+// A root of a handler's driver has what the image has, next to roots of the node's; each is told,
+// measured and removed by the store that has it.
 func TestRootOfAHandler(t *testing.T) {
 	r := newRig(t)
 	d := r.layer("content")
@@ -210,7 +210,8 @@ func TestCopyFails(t *testing.T) {
 	}
 }
 
-// A copy that may not be on disk yet is waited for: a reset of the machine would leave a root of damaged files.
+// A copy that may not be on disk yet is waited for: a reset of the machine would leave a root of
+// damaged files.
 func TestCopyUnderWay(t *testing.T) {
 	r := newRig(t)
 	d := r.layer("content")
@@ -267,8 +268,8 @@ func TestCopiesGo(t *testing.T) {
 	}
 }
 
-// After a restart roots are those of the store that had them; copies that a crash may have damaged, and those
-// without an original, are removed. So are all when no handler wants them any more.
+// After a restart roots are those of the store that had them; copies that a crash may have damaged,
+// and those without an original, are removed. So are all when no handler wants them any more.
 func TestRestart(t *testing.T) {
 	r := newRig(t)
 	whole, cut, orphan := r.layer("whole"), r.layer("cut"), r.layer("orphan")

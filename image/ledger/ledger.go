@@ -1,9 +1,11 @@
-// Package ledger keeps what the image store remembers besides the images themselves, in one bbolt file:
+// Package ledger keeps what the image store remembers besides the images themselves, in one bbolt
+// file:
 //
 //	layers   blob digest → diff id: what was once seen to unpack to what
 //	leases   name → JSON of Lease
 //
-// Which images there are is not in it: index.json says that. So a lost ledger costs downloads, and nothing else.
+// Which images there are is not in it: index.json says that. So a lost ledger costs downloads, and
+// nothing else.
 package ledger
 
 import (

@@ -1,5 +1,6 @@
-// Package diff compares directories with the layers that they began with, and copies what a stack of layers shows. Differences
-// are written as the archive of an OCI layer. All input is hostile: containers choose names, depths and attributes.
+// Package diff compares directories with the layers that they began with, and copies what a stack
+// of layers shows. Differences are written as the archive of an OCI layer. All input is hostile:
+// containers choose names, depths and attributes.
 package diff
 
 import (

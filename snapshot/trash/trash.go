@@ -1,5 +1,6 @@
-// Package trash deletes directory trees in the background, so that removing a container does not wait for its files.
-// It follows no symbolic link and looks into no mount. A failed deletion is repeated with growing pauses.
+// Package trash deletes directory trees in the background, so that removing a container does not
+// wait for its files. It follows no symbolic link and looks into no mount. A failed deletion is
+// repeated with growing pauses.
 package trash
 
 import (
@@ -34,8 +35,8 @@ type trashed struct {
 	mark chan struct{}
 }
 
-// New returns a Trash for the entries of dir; Start starts it. Something may be mounted at an entry's directory named
-// mount: it is unmounted.
+// New returns a Trash for the entries of dir; Start starts it. Something may be mounted at an
+// entry's directory named mount: it is unmounted.
 func New(dir, mount string, log *slog.Logger) *Trash {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Trash{dir: dir, mount: mount, log: log, wake: make(chan struct{}, 1), ctx: ctx, stop: stop, done: make(chan struct{})}

@@ -17,8 +17,8 @@ import (
 // renamed up into the directory of the trash and deleted from there.
 const maxNesting = 32
 
-// removeTree deletes the entry name of the directory dir with all below it. It
-// follows no symbolic link, and looks into no mount, but unmounts what is at the entry's directory named mount.
+// removeTree deletes the entry name of the directory dir with all below it. It follows no symbolic
+// link, and looks into no mount, but unmounts what is at the entry's directory named mount.
 func removeTree(ctx context.Context, dir, name, mount string) error {
 	top, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -79,8 +79,8 @@ func (r *remover) remove(parent int, name string, depth int) error {
 	return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
 }
 
-// unmountAt takes away what is mounted at an entry. At a layer's fs that is a lazy layer, mounted when no one wanted it any
-// more; a mount that comes even later fails, since its directory is gone.
+// unmountAt takes away what is mounted at an entry. At a layer's fs that is a lazy layer, mounted
+// when no one wanted it any more; a mount that comes even later fails, since its directory is gone.
 func unmountAt(parent int, name string) error {
 	return unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", parent, name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
