@@ -29,7 +29,9 @@ coracled, its shim and its network. Objects and images stay for the next up, unl
 is given. A coracled that up did not start keeps running, and so do its pods.
 
 The data of claims (volumes of the StorageClass local-path) is deleted only with
---delete-volumes. Without it, --purge does nothing if there are any, and prints their number and size.`,
+--delete-volumes. Without it, --purge does nothing if there are any, and prints their number and size.
+While a CSI driver has volumes on this node, --purge does nothing either, and names them: delete the
+pods that use them first.`,
 		Example: `  coracle down
   coracle down --purge      # also images, certificates and everything in the cluster
   coracle down --purge --delete-volumes      # also the data of claims`,
@@ -70,6 +72,9 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 		if data.volumes > 0 {
 			steps.done(data.String() + " will be deleted")
 		}
+		if err := p.checkCSI(); err != nil {
+			return fmt.Errorf("down: --purge has done nothing: %w", err)
+		}
 	}
 	pid, err := holder(p.supervisor())
 	if err != nil {
@@ -84,6 +89,9 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 	var kept error
 	if purge {
 		kept = p.checkPurgeAgain(ctx, volumes)
+		if err := p.checkCSI(); err != nil { // a pod may have begun to mount one meanwhile
+			kept = errors.Join(kept, fmt.Errorf("down has stopped everything, and deleted nothing: %w", err))
+		}
 		purge = kept == nil // the rest is done as without it
 	}
 	defer func() { err = errors.Join(err, kept) }()
@@ -105,8 +113,8 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 		steps.done("pods and coracled have ended")
 	}
 	if ours || purge {
-		// Volumes of CSI drivers are mounted in plugins. Their data is not on this disk, and not
-		// down's to delete.
+		// Volumes of CSI drivers are mounted in plugins. Their records stay, and the next up mounts
+		// them again.
 		for _, dir := range []string{"pods", "plugins"} {
 			if err := unmountBelow(filepath.Join(p.kubelet(), dir)); err != nil {
 				return err

@@ -80,19 +80,7 @@ func TestPurgeOfAVolumeThatIsBeingMade(t *testing.T) {
 	late := filepath.Dir(precious)
 	process := exec.Command("flock", "--no-fork", p.supervisor(), "sh", "-c",
 		`trap 'mkdir -p "$1" && echo x >"$1/file"; exit' TERM; echo $$ >"$0"; while :; do sleep 0.01; done`, p.supervisor(), late)
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- process.Wait() }()
-	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
-		if pid, err := holder(p.supervisor()); err == nil && pid == process.Process.Pid {
-			break
-		}
-		if time.Since(begun) > time.Minute {
-			t.Fatal("no process holds the lock")
-		}
-	}
+	ended := startHolder(t, p, process)
 	alone(t, func() {
 		err := down(t.Context(), p, true, false, io.Discard)
 		if err == nil || !strings.Contains(err.Error(), "down has stopped everything, and deleted nothing: --purge would delete the data of 1 volume") {
@@ -113,4 +101,23 @@ func TestPurgeOfAVolumeThatIsBeingMade(t *testing.T) {
 	if _, err := os.Stat(p.root); err == nil {
 		t.Error("it is still there")
 	}
+}
+
+// startHolder starts the process, and returns when it holds the supervisor's lock.
+func startHolder(t *testing.T, p place, process *exec.Cmd) <-chan error {
+	t.Helper()
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- process.Wait() }()
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		if pid, err := holder(p.supervisor()); err == nil && pid == process.Process.Pid {
+			break
+		}
+		if time.Since(begun) > time.Minute {
+			t.Fatal("no process holds the lock")
+		}
+	}
+	return ended
 }

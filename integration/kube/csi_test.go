@@ -66,6 +66,15 @@ func newDisks(t *testing.T) *disks {
 	})
 	d := &disks{cluster: newCluster(t), data: data}
 	t.Cleanup(func() {
+		defer func() {
+			if !t.Failed() {
+				return
+			}
+			d.run(t, "down") // otherwise the purge refuses to delete what a failed test has left
+			for _, dir := range []string{"plugins", "pods"} {
+				_ = os.RemoveAll(filepath.Join(d.root, "kube", "kubelet", dir))
+			}
+		}()
 		if t.Failed() {
 			d.showDriver(t)
 			return
