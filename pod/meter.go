@@ -10,6 +10,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/reading"
 )
 
 // Meter reads what cgroups and network namespaces have used; internal/cgstat and network/
@@ -38,21 +39,21 @@ func (meter) Interfaces(_ context.Context, netns string) ([]network.InterfaceUsa
 
 // meters are the readings of everything that is measured, by id of pod or container.
 type meters struct {
-	containers, pods recent[cgstat.Usage]
-	disk             recent[diskUsage]
-	interfaces       recent[[]network.InterfaceUsage]
-	processes        recent[cgstat.Processes]
+	containers, pods reading.Cache[cgstat.Usage]
+	disk             reading.Cache[diskUsage]
+	interfaces       reading.Cache[[]network.InterfaceUsage]
+	processes        reading.Cache[cgstat.Processes]
 }
 
 func (x *meters) forgetContainer(id string) {
-	x.containers.forget(id)
-	x.disk.forget(id)
-	x.processes.forget(id)
+	x.containers.Forget(id)
+	x.disk.Forget(id)
+	x.processes.Forget(id)
 }
 
 func (x *meters) forgetPod(id string) {
-	x.pods.forget(id)
-	x.interfaces.forget(id)
+	x.pods.Forget(id)
+	x.interfaces.Forget(id)
 }
 
 // meterLimit bounds one reading: the kernel answers in microseconds.

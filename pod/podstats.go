@@ -8,6 +8,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/reading"
 )
 
 // PodStats reads a pod's use. Of one that is not ready nothing is left to be read.
@@ -50,28 +51,28 @@ func (m *Manager) podStats(ctx context.Context, e *entry[podRecord]) (PodStats, 
 	if err != nil {
 		return s, err
 	}
-	s.Usage, s.CPURate = r.val, rate(&r)
+	s.Usage, s.CPURate = r.Val, rate(&r)
 	if netns := rec.Namespaces.Net; netns != "" {
-		n, err := m.meters.interfaces.get(ctx, e.id, m.opts.UsageAge, m.keepPod,
+		n, err := m.meters.interfaces.Get(ctx, e.id, m.opts.UsageAge, m.keepPod,
 			bounded(m, meterLimit, func(ctx context.Context) ([]network.InterfaceUsage, error) {
 				return m.Meter.Interfaces(ctx, netns)
 			}))
 		if err != nil {
 			return s, err
 		}
-		s.Interfaces, s.NetworkTime = n.val, n.at
+		s.Interfaces, s.NetworkTime = n.Val, n.At
 	}
 	return s, nil
 }
 
 // podUsage reads the pod's cgroup; without one, or before the first container is in it, the
 // containers are added up.
-func (m *Manager) podUsage(ctx context.Context, e *entry[podRecord], containers []ContainerStats) (reading[cgstat.Usage], error) {
+func (m *Manager) podUsage(ctx context.Context, e *entry[podRecord], containers []ContainerStats) (reading.Reading[cgstat.Usage], error) {
 	path, err := m.podCgroup(&e.get().Config)
 	if err != nil {
-		return reading[cgstat.Usage]{}, err
+		return reading.Reading[cgstat.Usage]{}, err
 	}
-	return m.meters.pods.get(ctx, e.id, m.opts.UsageAge, m.keepPod,
+	return m.meters.pods.Get(ctx, e.id, m.opts.UsageAge, m.keepPod,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
 			if path == "" {
 				return sum(containers), nil
@@ -136,7 +137,7 @@ func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, e
 	if err != nil {
 		return cgstat.Processes{}, during("processes of container", id, err)
 	}
-	r, err := m.meters.processes.get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
+	r, err := m.meters.processes.Get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Processes, error) {
 			p := m.pods.exact(e.get().PodID)
 			if p == nil {
@@ -148,5 +149,5 @@ func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, e
 			}
 			return m.Meter.Processes(ctx, path, e.get().Pid)
 		}))
-	return r.val, during("processes of container", e.id, err)
+	return r.Val, during("processes of container", e.id, err)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/cgstat"
+	"github.com/coracle-project/coracle/pod/reading"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -76,7 +77,7 @@ func (m *Manager) stats(ctx context.Context, e *entry[containerRecord], diskAge 
 		if err != nil {
 			return s, err
 		}
-		s.Usage, s.CPURate = r.val, rate(&r)
+		s.Usage, s.CPURate = r.Val, rate(&r)
 	} else {
 		s.Usage.Time = time.Now()
 	}
@@ -88,8 +89,8 @@ func (m *Manager) stats(ctx context.Context, e *entry[containerRecord], diskAge 
 	return s, nil
 }
 
-func (m *Manager) containerUsage(ctx context.Context, e *entry[containerRecord]) (reading[cgstat.Usage], error) {
-	return m.meters.containers.get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
+func (m *Manager) containerUsage(ctx context.Context, e *entry[containerRecord]) (reading.Reading[cgstat.Usage], error) {
+	return m.meters.containers.Get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
 			p := m.pods.exact(e.get().PodID)
 			if p == nil {
@@ -105,12 +106,12 @@ func (m *Manager) containerUsage(ctx context.Context, e *entry[containerRecord])
 
 // rate is how many nanoseconds of CPU time a second took between two readings; nil if
 // there is one only.
-func rate(r *reading[cgstat.Usage]) *uint64 {
-	if r.before == nil {
+func rate(r *reading.Reading[cgstat.Usage]) *uint64 {
+	if r.Before == nil {
 		return nil
 	}
-	span := r.val.Time.Sub(r.before.val.Time)
-	used := r.val.CPU.Total - r.before.val.CPU.Total
+	span := r.Val.Time.Sub(r.Before.Val.Time)
+	used := r.Val.CPU.Total - r.Before.Val.CPU.Total
 	if span <= 0 || used < 0 {
 		return nil
 	}
@@ -127,12 +128,12 @@ type diskUsage struct {
 // diskUsage counts what a container's writable layer takes, or returns a reading not
 // older than age. Counting walks the layer.
 func (m *Manager) diskUsage(ctx context.Context, id string, age time.Duration) (diskUsage, error) {
-	r, err := m.meters.disk.get(ctx, id, age, m.keepContainer,
+	r, err := m.meters.disk.Get(ctx, id, age, m.keepContainer,
 		bounded(m, cleanupLimit, func(ctx context.Context) (diskUsage, error) {
 			u, err := m.Snapshots.Usage(ctx, id)
 			return diskUsage{u, time.Now()}, err
 		}))
-	return r.val, err
+	return r.Val, err
 }
 
 // NetworkReady says why pods cannot be connected now, nil if they can.

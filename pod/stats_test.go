@@ -5,12 +5,12 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/cgstat"
+	"github.com/coracle-project/coracle/pod/reading"
 )
 
 func TestStats(t *testing.T) {
@@ -45,7 +45,7 @@ func TestStats(t *testing.T) {
 		}
 		ok(t, m.Remove(ctx, podID))
 		idle(t, m)
-		if _, known := m.meters.containers.peek(ids[1]); known {
+		if _, known := m.meters.containers.Peek(ids[1]); known {
 			t.Error("readings of a removed container are kept")
 		}
 	})
@@ -154,95 +154,6 @@ func TestCgroupPaths(t *testing.T) {
 	}
 }
 
-// TestOneReadingASecond: however many ask, a thing is read once a second.
-func TestOneReadingASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var (
-			r     recent[int]
-			reads int
-			kept  = true
-		)
-		read := func(context.Context) (int, error) {
-			reads++
-			time.Sleep(10 * time.Millisecond)
-			return reads, nil
-		}
-		get := func() reading[int] {
-			return must[reading[int]](t)(r.get(t.Context(), "x", time.Second, func(string) bool { return kept }, read))
-		}
-		var wg sync.WaitGroup
-		for range 100 {
-			wg.Go(func() { get() })
-		}
-		wg.Wait()
-		if reads != 1 {
-			t.Errorf("%d readings for a hundred at a time", reads)
-		}
-		time.Sleep(900 * time.Millisecond)
-		if v := get(); v.val != 1 || v.before != nil {
-			t.Errorf("before the second is over: %+v", v)
-		}
-		time.Sleep(time.Second)
-		if v := get(); v.val != 2 || v.before == nil || v.before.val != 1 {
-			t.Errorf("after it: %+v", v)
-		}
-		kept = false
-		r.forget("x")
-		get()
-		if _, known := r.peek("x"); known {
-			t.Error("a reading of something that is gone was kept")
-		}
-	})
-}
-
-// TestReadingThatWasMissed: whoever looked while another was reading, and found nothing young enough, gets what that one
-// has read, though it has ended by the time that he would join it.
-func TestReadingThatWasMissed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var (
-			r     recent[int]
-			reads int
-		)
-		// What get does once it has looked.
-		renew := func() reading[int] {
-			return must[reading[int]](t)(r.renew(t.Context(), "x", time.Second, func(string) bool { return true },
-				func(context.Context) (int, error) { reads++; return reads, nil }))
-		}
-		renew()
-		if v := renew(); v.val != 1 || reads != 1 {
-			t.Errorf("read %d times, got %+v", reads, v)
-		}
-		time.Sleep(2 * time.Second)
-		renew()
-		if v := renew(); reads != 2 || v.val != 2 || v.before == nil || v.before.val != 1 {
-			t.Errorf("later: read %d times, got %+v", reads, v)
-		}
-	})
-}
-
-// TestReadingOfTheRemoved: whether a thing is still there is asked under the lock that forget
-// takes, so that nothing is kept after that.
-func TestReadingOfTheRemoved(t *testing.T) {
-	var r recent[int]
-	forgotten := make(chan struct{})
-	keep := func(id string) bool {
-		if r.mu.TryLock() {
-			r.mu.Unlock()
-			t.Error("asked without the lock")
-		}
-		go func() {
-			defer close(forgotten)
-			r.forget(id)
-		}()
-		return true
-	}
-	must[reading[int]](t)(r.get(t.Context(), "x", 0, keep, func(context.Context) (int, error) { return 1, nil }))
-	<-forgotten
-	if _, known := r.peek("x"); known {
-		t.Error("a reading of something that is gone was kept")
-	}
-}
-
 // TestSumOfDevices: containers that use the same device make one entry of it.
 func TestSumOfDevices(t *testing.T) {
 	of := func(minor uint64) cgstat.Device {
@@ -261,9 +172,9 @@ func TestSumOfDevices(t *testing.T) {
 func TestRate(t *testing.T) {
 	at := time.Unix(100, 0)
 	of := func(total, before time.Duration, span time.Duration) *uint64 {
-		return rate(&reading[cgstat.Usage]{
-			val:    cgstat.Usage{Time: at.Add(span), CPU: cgstat.CPU{Total: total}},
-			before: &earlier[cgstat.Usage]{val: cgstat.Usage{Time: at, CPU: cgstat.CPU{Total: before}}},
+		return rate(&reading.Reading[cgstat.Usage]{
+			Val:    cgstat.Usage{Time: at.Add(span), CPU: cgstat.CPU{Total: total}},
+			Before: &reading.Earlier[cgstat.Usage]{Val: cgstat.Usage{Time: at, CPU: cgstat.CPU{Total: before}}},
 		})
 	}
 	if got := of(3*time.Second, time.Second, 4*time.Second); got == nil || *got != 5e8 {
@@ -272,7 +183,7 @@ func TestRate(t *testing.T) {
 	for name, got := range map[string]*uint64{
 		"counter that fell":   of(0, time.Second, time.Second),
 		"clock that stood":    of(1, 0, 0),
-		"one reading":         rate(&reading[cgstat.Usage]{}),
+		"one reading":         rate(&reading.Reading[cgstat.Usage]{}),
 		"clock set backwards": of(2, 1, -time.Second),
 	} {
 		if got != nil {
