@@ -104,7 +104,8 @@ type Node struct {
 	// their sizes that the driver has been told.
 	republish map[string]bool
 	grown     map[string]int64
-	unwilling map[string]int64
+	// failedGrowths are the last growths that their drivers have ended with an error, by State.
+	failedGrowths map[string]failedGrowth
 	// tokens are the pods' tokens for drivers.
 	tokens map[tokenKey]token
 	// found are the volumes that an earlier kubelet has published and that were not kept since, by State.
@@ -122,7 +123,7 @@ func New(o Options) *Node {
 	n := &Node{
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
-		republish: map[string]bool{}, grown: map[string]int64{}, unwilling: map[string]int64{}, found: map[string]struct{}{}, tokens: map[tokenKey]token{},
+		republish: map[string]bool{}, grown: map[string]int64{}, failedGrowths: map[string]failedGrowth{}, found: map[string]struct{}{}, tokens: map[tokenKey]token{},
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.state = newCSINode(n)

@@ -33,8 +33,17 @@ type growth struct {
 	claim *v1.PersistentVolumeClaim
 	pv    *v1.PersistentVolume
 	size  int64
+	// wanted is the size that the claim asks for. It may be less than size: the owner has lowered it since.
+	wanted int64
 	// told is that the claim has its size already: another node has grown a shared volume.
 	told bool
+}
+
+// failedGrowth is a growth that the driver has ended with an error.
+type failedGrowth struct {
+	size, wanted int64
+	// refused has the same growth not tried again while the volume is mounted.
+	refused bool
 }
 
 // growthOf reads the claim and the volume as they are now; nil if nothing is to be done. The
@@ -63,7 +72,7 @@ func (n *Node) growthOf(ctx context.Context, v *volume.Spec) (*growth, error) {
 	if g.claim.UID != ref.UID || g.pv.UID != v.PV.UID || g.pv.Spec.CSI == nil {
 		return nil, nil // others of the same names
 	}
-	g.size = g.pv.Spec.Capacity.Storage().Value()
+	g.size, g.wanted = g.pv.Spec.Capacity.Storage().Value(), g.claim.Spec.Resources.Requests.Storage().Value()
 	status := g.claim.Status.AllocatedResourceStatuses[v1.ResourceStorage]
 	switch {
 	case status == v1.PersistentVolumeClaimNodeResizePending || status == v1.PersistentVolumeClaimNodeResizeInProgress:
@@ -103,9 +112,9 @@ func (n *Node) grow(ctx context.Context, session *session, r *request, when mome
 		return err
 	}
 	n.mu.Lock()
-	refused := when == later && n.unwilling[r.spec.State] == g.size
+	earlier := n.failedGrowths[r.spec.State]
 	n.mu.Unlock()
-	if refused {
+	if when == later && earlier == (failedGrowth{g.size, g.wanted, true}) {
 		return nil
 	}
 	if !session.has[csipb.NodeServiceCapability_RPC_EXPAND_VOLUME] {
@@ -124,7 +133,7 @@ func (n *Node) grow(ctx context.Context, session *session, r *request, when mome
 	}
 	n.mu.Lock()
 	n.grown[r.spec.State] = g.size
-	delete(n.unwilling, r.spec.State)
+	delete(n.failedGrowths, r.spec.State)
 	n.mu.Unlock()
 	n.usages.forget(r.spec.State)
 	const done = "MountVolume.NodeExpandVolume succeeded for volume %q %s"
@@ -161,33 +170,29 @@ func (n *Node) expand(ctx context.Context, session *session, r *request, g *grow
 
 // growFailed tells the pod's and the claim's owner why a volume was not grown. Where trying again is
 // of no use, the claim says so and nothing is tried until it changes or the volume is mounted again.
+//
+// A claim whose owner asks for another size by now is told that the growth is infeasible once it has failed
+// twice: the controller then goes on with the size that is asked for.
 func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code) error {
 	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v", r.spec.Name, failure)
-	var err error
+	mark, refused := volumeutil.MarkNodeExpansionFailedCondition, false
 	switch code {
-	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
-		if !g.told {
-			_, err = volumeutil.MarkNodeExpansionInfeasible(g.claim, n.opts.Kube, failure)
-		}
-		n.refuse(r, g)
-	case codes.FailedPrecondition, codes.Unimplemented:
-		if !g.told {
-			_, err = volumeutil.MarkNodeExpansionFailedCondition(g.claim, n.opts.Kube, failure)
-		}
-		n.refuse(r, g)
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted:
-		// It may go on in the driver.
-	default:
-		if !g.told {
-			_, err = volumeutil.MarkNodeExpansionFailedCondition(g.claim, n.opts.Kube, failure)
-		}
+		return failure // it may go on in the driver
+	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
+		mark, refused = volumeutil.MarkNodeExpansionInfeasible, true
+	case codes.FailedPrecondition, codes.Unimplemented:
+		refused = true
 	}
-	return errors.Join(failure, err)
-}
-
-// refuse has a growth to this size not tried again while the volume is mounted.
-func (n *Node) refuse(r *request, g *growth) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.unwilling[r.spec.State] = g.size
+	if _, again := n.failedGrowths[r.spec.State]; again && g.wanted != g.size {
+		mark, refused = volumeutil.MarkNodeExpansionInfeasible, true
+	}
+	n.failedGrowths[r.spec.State] = failedGrowth{g.size, g.wanted, refused}
+	n.mu.Unlock()
+	if g.told {
+		return failure
+	}
+	_, err := mark(g.claim, n.opts.Kube, failure)
+	return errors.Join(failure, err)
 }

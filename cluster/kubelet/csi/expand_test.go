@@ -184,6 +184,46 @@ func TestAGrowthThatFails(t *testing.T) {
 	}
 }
 
+// The owner asks for less after a growth has failed. The next failure hands the volume back to the
+// controller, whatever its code.
+func TestAGrowthIsTriedAgainForAClaimThatAsksForLess(t *testing.T) {
+	for _, code := range []codes.Code{codes.FailedPrecondition, codes.Internal} {
+		n, d, pv := growing(t)
+		s := n.spec(pod("p1"), pv)
+		n.mount(s)
+		n.growTo2Gi(pv)
+		d.set(func(_ context.Context, call string) error {
+			if call == "NodeExpandVolume" {
+				return status.Error(code, "no")
+			}
+			return nil
+		})
+		if err := n.Keep(t.Context(), s); codeOf(err) != code {
+			t.Errorf("%s: error %v", code, err)
+		}
+		if got := n.claim().Status.AllocatedResourceStatuses[v1.ResourceStorage]; got != v1.PersistentVolumeClaimNodeResizeInProgress {
+			t.Errorf("%s: status %q", code, got)
+		}
+		claim := n.claim()
+		claim.Spec.Resources.Requests[v1.ResourceStorage] = resource.MustParse("1536Mi")
+		if _, err := n.kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Keep(t.Context(), s); codeOf(err) != code {
+			t.Errorf("%s: error for another request: %v", code, err)
+		}
+		if got := n.claim().Status.AllocatedResourceStatuses[v1.ResourceStorage]; got != v1.PersistentVolumeClaimNodeResizeInfeasible {
+			t.Errorf("%s: status for another request: %q", code, got)
+		}
+		_ = n.Keep(t.Context(), s)
+		if got := d.count("NodeExpandVolume"); got != 2 {
+			t.Errorf("%s: %d calls, want 2", code, got)
+		}
+		n.unmount(s)
+		n.awaitUse()
+	}
+}
+
 func TestWhatVolumesTake(t *testing.T) {
 	n := newTestNode(t, unattached())
 	d := newDriver(t, n.root, driverName)

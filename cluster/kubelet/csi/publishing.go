@@ -251,7 +251,7 @@ func (n *Node) forget(m volume.Mounted, u user) {
 	defer n.mu.Unlock()
 	delete(n.republish, m.State)
 	delete(n.grown, m.State)
-	delete(n.unwilling, m.State)
+	delete(n.failedGrowths, m.State)
 	delete(n.found, m.State)
 	for key := range n.tokens {
 		if key.pod == u.pod {
