@@ -39,6 +39,10 @@ func (s Source) Conformance() ([]Named, error) {
 			ociimage.File{Path: "usr/local/bin/nnp", Mode: fs.ModeSetuid | 0o755, Source: filepath.Join(s.Bin, "setuid")})})
 	user := base.Config
 	user.User = "1234"
+	api := base.Over(ocispec.ImageConfig{Entrypoint: []string{"/sample-apiserver"}, Env: []string{path}},
+		ociimage.Layer{Files: []ociimage.File{{Path: "sample-apiserver", Mode: 0o755, Source: filepath.Join(dir, "sample-apiserver")}}})
+	etcd := base.Over(ocispec.ImageConfig{Env: []string{path}}, ociimage.Layer{Files: append(ociimage.Dirs("usr/local/bin"),
+		ociimage.File{Path: "usr/local/bin/etcd", Mode: 0o755, Source: filepath.Join(dir, "etcd")})})
 	const e2e = "e2e-test-images/"
 	list := []Named{
 		{"pause:3.10.2", s.pause("3.10.2")},
@@ -52,6 +56,8 @@ func (s Source) Conformance() ([]Named, error) {
 		{e2e + "nonroot:1.5", base.Over(user)},
 		{e2e + "agnhost:2.55", host},
 		{e2e + "agnhost:2.63.0", host},
+		{e2e + "sample-apiserver:1.29.2", api},
+		{"etcd:3.6.8-0", etcd},
 		{e2e + "glibc-dns-testing:2.0.0", host.Over(ocispec.ImageConfig{Cmd: []string{"sh"}, Env: []string{path}})},
 	}
 	for _, ship := range []string{"kitten", "nautilus"} {
