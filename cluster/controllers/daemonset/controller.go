@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -74,13 +75,38 @@ func New(set *client.Set) *frame.Controller {
 		backoff: flowcontrol.NewBackOff(time.Second, 15*time.Minute),
 	}
 	c.pods = &podcontrol.Control{Kind: kind, Kube: set.Kube, Events: events, Writes: c.writes, Cache: c.podCache}
-	c.queue = frame.New("daemonset", 2, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
+	c.queue = frame.New("daemonset", 2, c.writes.Guard(c.syncAndLook, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
 	c.queue.Watch(daemons.Informer(), frame.Self)
 	c.queue.Watch(pods, adoption.Concerns(kind.Kind, c.daemons.GetPodDaemonSets))
-	c.queue.Watch(revisions, adoption.Concerns(kind.Kind, c.daemons.GetHistoryDaemonSets))
+	concerned := adoption.Concerns(kind.Kind, c.daemons.GetHistoryDaemonSets)
+	c.queue.WatchAdded(revisions, c.addedRevision(concerned), concerned)
 	c.queue.Watch(nodes.Informer(), c.concernsNode)
 	c.queue.Also(func(ctx context.Context) { <-ctx.Done(); stop() })
 	return c.queue
+}
+
+// syncAndLook is sync. A revision that it makes may be in the cache before it is noted as written:
+// addedRevision has ignored it then.
+func (c *controller) syncAndLook(ctx context.Context, key string) error {
+	err := c.sync(ctx, key)
+	if c.writes.Acted(key) && c.writes.Shown(key) {
+		c.queue.Add(key)
+	}
+	return err
+}
+
+// addedRevision returns the keys for a revision that comes. One that already belongs to a DaemonSet
+// is no reason to look at it, as in upstream: the revision may be of the present template, made by
+// others, and they want to see it before the next sync merges the two. But a sync may wait for its
+// own.
+func (c *controller) addedRevision(concerned frame.Keys) frame.Keys {
+	return func(obj any) []string {
+		keys := concerned(obj)
+		if revision, ok := obj.(*appsv1.ControllerRevision); ok && metav1.GetControllerOfNoCopy(revision) != nil {
+			keys = slices.DeleteFunc(keys, func(key string) bool { return !c.writes.Acted(key) })
+		}
+		return keys
+	}
 }
 
 // daemon is what one sync works on.

@@ -295,6 +295,11 @@ func TestDuplicateRevisionsAreMerged(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Converge(t, nil)
+		if list, err = revisions.List(context.Background(), metav1.ListOptions{}); err != nil || len(list.Items) != 2 {
+			t.Errorf("revisions = %v (%v), want both until the DaemonSet changes", list.Items, err)
+		}
+		update(t, s, func(ds *appsv1.DaemonSet) { ds.Annotations = map[string]string{"changed": "yes"} })
+		s.Converge(t, nil)
 		list, err = revisions.List(context.Background(), metav1.ListOptions{})
 		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "agent-twin" {
 			t.Errorf("revisions = %v (%v), want the twin alone", list.Items, err)

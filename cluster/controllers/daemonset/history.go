@@ -130,7 +130,8 @@ func (d *daemon) snapshot(ctx context.Context, patch []byte, number int64) (*app
 	if getErr != nil {
 		return nil, getErr
 	}
-	if bytes.Equal(taken.Data.Raw, patch) {
+	if bytes.Equal(taken.Data.Raw, patch) { // made before a restart, and not in the cache yet
+		d.writes.Wrote(d.key, d.revisionCache, taken.ResourceVersion)
 		return taken, nil
 	}
 	ds := d.ds.DeepCopy()

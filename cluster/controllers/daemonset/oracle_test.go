@@ -149,6 +149,27 @@ func TestSameAsUpstream(t *testing.T) {
 			set(func(r *appsv1.ControllerRevision) { delete(r.Labels, appsv1.DefaultDaemonSetUniqueLabelKey) })
 			note("without its hash")
 		},
+		"a second revision of the template": func(t *testing.T, s *apitest.Server, note func(string)) {
+			nodes(t, s, 1)
+			create(t, s, agent())
+			note("created")
+			revisions := s.Kube.AppsV1().ControllerRevisions(apitest.Namespace)
+			list, err := revisions.List(context.Background(), metav1.ListOptions{})
+			if err != nil || len(list.Items) != 1 {
+				t.Fatal(list, err)
+			}
+			second := list.Items[0].DeepCopy()
+			second.Name, second.UID, second.ResourceVersion, second.Revision = "agent-second", "", "", 2
+			second.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] = "second"
+			if _, err := revisions.Create(context.Background(), second, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			note("second")
+			update(t, s, func(ds *appsv1.DaemonSet) { ds.Annotations["changed"] = "yes" })
+			note("merged")
+			update(t, s, image("v2"))
+			note("rolled")
+		},
 		"hash collision": func(t *testing.T, s *apitest.Server, note func(string)) {
 			nodes(t, s, 1)
 			ds := agent()

@@ -46,8 +46,8 @@ type Controller struct {
 }
 
 type watch struct {
-	informer cache.SharedIndexInformer
-	keys     Keys
+	informer     cache.SharedIndexInformer
+	added, after Keys
 }
 
 // New returns a controller that works on up to workers keys at once.
@@ -65,7 +65,12 @@ func New(name string, workers int, sync Sync) *Controller {
 // Watch feeds the queue with what keys says of each object that informer sees come, change (both
 // its old and its new state are asked about) or go. Call it before Run.
 func (c *Controller) Watch(informer cache.SharedIndexInformer, keys Keys) {
-	c.watches = append(c.watches, watch{informer, keys})
+	c.WatchAdded(informer, keys, keys)
+}
+
+// WatchAdded is Watch with other keys for objects that come.
+func (c *Controller) WatchAdded(informer cache.SharedIndexInformer, added, after Keys) {
+	c.watches = append(c.watches, watch{informer, added, after})
 }
 
 // Also runs f alongside the workers, once the informers have synced, until its context ends.
@@ -83,7 +88,7 @@ func (c *Controller) AddAfter(key string, d time.Duration) { c.later.addAfter(ke
 func (c *Controller) Run(ctx context.Context) {
 	synced := make([]cache.InformerSynced, 0, len(c.watches))
 	for _, w := range c.watches {
-		registration, err := w.informer.AddEventHandler(c.handler(w.keys))
+		registration, err := w.informer.AddEventHandler(c.handler(w))
 		if err != nil { // the informer was stopped: the process is ending
 			slog.Error("controller cannot watch", "controller", c.Name, "err", err)
 			return
@@ -110,8 +115,8 @@ func (c *Controller) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-func (c *Controller) handler(keys Keys) cache.ResourceEventHandlerFuncs {
-	add := func(obj any) {
+func (c *Controller) handler(w watch) cache.ResourceEventHandlerFuncs {
+	add := func(keys Keys, obj any) {
 		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 			obj = gone.Obj
 		}
@@ -120,9 +125,9 @@ func (c *Controller) handler(keys Keys) cache.ResourceEventHandlerFuncs {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    add,
-		UpdateFunc: func(old, obj any) { add(old); add(obj) },
-		DeleteFunc: add,
+		AddFunc:    func(obj any) { add(w.added, obj) },
+		UpdateFunc: func(old, obj any) { add(w.after, old); add(w.after, obj) },
+		DeleteFunc: func(obj any) { add(w.after, obj) },
 	}
 }
 
