@@ -188,11 +188,15 @@ func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code)
 	if _, again := n.failedGrowths[r.spec.State]; again && g.wanted != g.size {
 		mark, refused = volumeutil.MarkNodeExpansionInfeasible, true
 	}
+	n.failedGrowths[r.spec.State] = failedGrowth{size: g.size, wanted: g.wanted}
+	n.mu.Unlock()
+	if !g.told {
+		if _, err := mark(g.claim, n.opts.Kube, failure); err != nil {
+			return errors.Join(failure, err) // tried again: the claim does not say so yet
+		}
+	}
+	n.mu.Lock()
 	n.failedGrowths[r.spec.State] = failedGrowth{g.size, g.wanted, refused}
 	n.mu.Unlock()
-	if g.told {
-		return failure
-	}
-	_, err := mark(g.claim, n.opts.Kube, failure)
-	return errors.Join(failure, err)
+	return failure
 }

@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +14,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	k8stesting "k8s.io/client-go/testing"
 )
 
 var conflict = apierrors.NewConflict(schema.GroupResource{Resource: "csinodes"}, "n1", nil)
@@ -182,6 +185,37 @@ func TestAGrowthThatFails(t *testing.T) {
 		n.unmount(s)
 		n.awaitUse()
 	}
+}
+
+// The claim cannot be written when its growth is refused. It is written at the next try.
+func TestARefusedGrowthIsToldTheClaimInTheEnd(t *testing.T) {
+	n, d, pv := growing(t)
+	s := n.spec(pod("p1"), pv)
+	n.mount(s)
+	n.growTo2Gi(pv)
+	var refused, failed atomic.Bool
+	d.set(func(_ context.Context, call string) error {
+		if call == "NodeExpandVolume" {
+			refused.Store(true)
+			return status.Error(codes.OutOfRange, "no")
+		}
+		return nil
+	})
+	n.react("patch", "persistentvolumeclaims", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if refused.Load() && failed.CompareAndSwap(false, true) {
+			return true, nil, apierrors.NewTimeoutError("no answer", 0)
+		}
+		return false, nil, nil
+	})
+	if err := n.Keep(t.Context(), s); !failed.Load() || codeOf(err) != codes.OutOfRange {
+		t.Fatalf("the claim was written: %v", err)
+	}
+	_ = n.Keep(t.Context(), s)
+	if got := n.claim().Status.AllocatedResourceStatuses[v1.ResourceStorage]; got != v1.PersistentVolumeClaimNodeResizeInfeasible {
+		t.Errorf("status %q", got)
+	}
+	n.unmount(s)
+	n.awaitUse()
 }
 
 // The owner asks for less after a growth has failed. The next failure hands the volume back to the
