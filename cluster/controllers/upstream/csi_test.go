@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -26,7 +27,7 @@ func TestVolumeOfADriver(t *testing.T) {
 	must[*storagev1.StorageClass](t)(c.kube.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: ns}, Provisioner: driver, VolumeBindingMode: &later, ReclaimPolicy: &del,
 	}, metav1.CreateOptions{}))
-	must[*corev1.Node](t)(c.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
+	made := must[*corev1.Node](t)(c.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: corev1.NodeSpec{Unschedulable: true},
 	}, metav1.CreateOptions{}))
 	t.Cleanup(func() { // other tests count nodes and classes
@@ -66,7 +67,11 @@ func TestVolumeOfADriver(t *testing.T) {
 		return err == nil && now.Status.Phase == corev1.ClaimBound && now.Spec.VolumeName == pv.Name, err
 	})
 
-	// A pod has it attached.
+	// A pod has it attached, in a later second than the node was made: an attachment that may be older than its
+	// node is not detached at once.
+	eventually(ctx, t, "the second of the node is over", func() (bool, error) {
+		return time.Since(made.CreationTimestamp.Time) >= time.Second, nil
+	})
 	spec := template().Spec
 	spec.NodeName = node
 	spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
