@@ -104,7 +104,8 @@ type LayerStore interface {
 	// Quarantine takes a damaged layer out of use. Containers that run from it go on.
 	Quarantine(diffID digest.Digest) error
 
-	// HasCopy says whether there is a copy of a layer for another driver, made when someone wants one.
+	// HasCopy says whether there is a copy of a layer for another driver, made when someone wants
+	// one.
 	HasCopy(diffID digest.Digest) bool
 	// CheckCopies reads the copies of a layer: unpack.ErrDamaged if one is not the layer.
 	CheckCopies(ctx context.Context, diffID digest.Digest) error

@@ -85,7 +85,7 @@ func (p *process) awaitStdin(ctx context.Context, child *childEnds, log *slog.Lo
 		}
 	}()
 	if err := awaitReader(ctx, path); err != nil && !errors.Is(err, context.Canceled) {
-		log.Warn("nobody reads the input of a process", "pid", p.pid, "err", err)
+		log.Warn("the input of a process has no reader", "pid", p.pid, "err", err)
 	}
 }
 

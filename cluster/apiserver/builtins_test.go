@@ -109,8 +109,8 @@ func TestAReadyServerKnowsTheBuiltInRoles(t *testing.T) {
 	}
 }
 
-// Each start brings some 140 roles and bindings up to date, and asks for them with two requests. One
-// that someone else makes or changes after that is asked for again.
+// Each start brings some 140 roles and bindings up to date, and asks for them with two requests.
+// One that someone else makes or changes after that is asked for again.
 func TestBuiltInRolesAreListedOnce(t *testing.T) {
 	client := fake.NewClientset()
 	ensure := func() {

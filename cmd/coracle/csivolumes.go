@@ -15,8 +15,8 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 )
 
-// Volumes of CSI drivers are not down's to take away: only the driver knows what else it has made on
-// the node, and its data may not be written yet. A purge would delete the records that the next
+// Volumes of CSI drivers are not down's to take away: only the driver knows what else it has made
+// on the node, and its data may not be written yet. A purge would delete the records that the next
 // kubelet needs for that (cluster/kubelet/csi).
 
 const (
@@ -27,8 +27,8 @@ const (
 	mostNamed = 10
 )
 
-// csiRecords are the places of records below the kubelet's directory: of volumes that are staged, and
-// of those that pods have.
+// csiRecords are the places of records below the kubelet's directory: of volumes that are staged,
+// and of those that pods have.
 var csiRecords = []string{
 	"plugins/kubernetes.io/csi/*/*/" + csiRecord,
 	"plugins/kubernetes.io/csi/volumeDevices/*/data/" + csiRecord,
@@ -36,8 +36,8 @@ var csiRecords = []string{
 	"pods/*/plugins/kubernetes.io~csi/*/" + csiRecord,
 }
 
-// csiVolumes lists the volumes that drivers have, or may have, on this node, and what else is mounted
-// in the directories of drivers. It looks at no file system of a driver.
+// csiVolumes lists the volumes that drivers have, or may have, on this node, and what else is
+// mounted in the directories of drivers. It looks at no file system of a driver.
 func csiVolumes(kubelet string) ([]string, error) {
 	kubelet, err := filepath.EvalSymlinks(kubelet)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -156,7 +156,8 @@ func processesOf(t *testing.T, p place) map[int]string {
 	return all
 }
 
-// Neither needs the other to start, so up starts both at once. An up that fails meanwhile ends both.
+// Neither needs the other to start, so up starts both at once. An up that fails meanwhile ends
+// both.
 func TestClusterStartsWhileCoracledDoes(t *testing.T) {
 	coracle := withDoubles(t)
 	p := place{root: t.TempDir(), state: t.TempDir()}

@@ -66,7 +66,7 @@ func (s *Store) copyLayer(ctx context.Context, d snapshot.DriverName, to *snapsh
 	return nil
 }
 
-// hasOriginal says whether the node has a layer. If it has, whoever removes it from now on finds
+// hasOriginal says whether the node has a layer. If it has, a removal from now on finds
 // its copy.
 func (s *Store) hasOriginal(layer digest.Digest) bool {
 	s.removing.Lock()

@@ -34,8 +34,9 @@ func (s Source) CSI() ([]Named, error) {
 	return append(list, Named{"csi/driver:1", base.Over(ocispec.ImageConfig{Entrypoint: []string{"/csi-driver"}, Env: []string{path}}, mkfs, driver)}), nil
 }
 
-// CSIMock are the images of Kubernetes' specs "CSI Mock", at the names that the manifests of its e2e suite
-// have. The programs beside the driver are those of CSI. The driver is hack/conformance/csimock.
+// CSIMock are the images of Kubernetes' specs "CSI Mock", at the names that the manifests of its
+// e2e suite have. The sidecars are those of CSI. The driver is
+// hack/conformance/csimock.
 func (s Source) CSIMock() ([]Named, error) {
 	list, err := s.Conformance()
 	if err != nil {

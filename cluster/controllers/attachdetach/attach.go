@@ -77,9 +77,9 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 	return errors.Join(errs...)
 }
 
-// order returns the nodes that need the volume, those of the oldest pods first. The order decides who
-// gets a volume that only one node can have. Nodes that report the volume in use come before all
-// others: one of them may have it mounted, if its attachment was removed by force.
+// order returns the nodes that need the volume, those of the oldest pods first. The order decides
+// who gets a volume that only one node can have. Nodes that report the volume in use come before
+// all others: one of them may have it mounted, if its attachment was removed by force.
 func (r *round) order() ([]string, error) {
 	using, err := r.using()
 	if err != nil {
@@ -265,7 +265,8 @@ func refused(err error) bool {
 		apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// undetached says what keeps a driver from detaching the volume from a node, "" if nothing is known.
+// undetached says what keeps a driver from detaching the volume from a node, "" if nothing is
+// known.
 func (r *round) undetached(node string) string {
 	a, err := r.attachments.Get(r.volume.attachment(node))
 	if err != nil || a.DeletionTimestamp == nil || a.Status.DetachError == nil {

@@ -76,8 +76,8 @@ type controller struct {
 	podIndex, volumeIndex, nodeIndex, attachmentIndex cache.Indexer
 
 	mu sync.Mutex
-	// overdue is since when a node (by its name) that does not answer has had a volume (by the name of
-	// its attachment) that it does not need.
+	// overdue is since when a node (by its name) that does not answer has had a volume (by the name
+	// of its attachment) that it does not need.
 	overdue map[string]map[string]overdue
 	// unsure are the nodes to which an attachment of a volume may have been made.
 	unsure map[volume]map[string]bool
@@ -85,7 +85,8 @@ type controller struct {
 	told map[volume]told
 }
 
-// overdue is since when a node has had a volume too many: this attachment of it, or one that is gone.
+// overdue is since when a node has had a volume too many: this attachment of it, or one that is
+// gone.
 type overdue struct {
 	attachment types.UID
 	since      time.Time

@@ -713,7 +713,8 @@ func TestNodesThatWaitReportUse(t *testing.T) {
 	})
 }
 
-// renewed makes the PersistentVolume of a handle again under another name, after it was removed by force.
+// renewed makes the PersistentVolume of a handle again under another name, after it was removed by
+// force.
 func (w world) renewed(handle string) {
 	w.t.Helper()
 	old := must(w.Kube.CoreV1().PersistentVolumes().Get(ctx, "pv-"+handle, metav1.GetOptions{}))
@@ -956,8 +957,8 @@ func TestUnattachedAttachmentIsMadeAgainForItsNewVolume(t *testing.T) {
 	})
 }
 
-// Of two pods that wait, the one whose node reports the volume in use gets it, even if the other one
-// is older: that node may have it mounted.
+// Of two pods that wait, the one whose node reports the volume in use gets it, even if the other
+// one is older: that node may have it mounted.
 func TestNodeThatReportsUseComesFirst(t *testing.T) {
 	run(t, func(w world) {
 		w.node("a")

@@ -99,9 +99,9 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 	return c.apply(ctx, key, node, attached, leave)
 }
 
-// idle reports whether an attachment has no part in what its node reports of the volume: it was never
-// attached, so no kubelet has mounted the volume because of it. The kubelet waits for the attachment of another
-// PersistentVolume, or the driver needs none any more.
+// idle reports whether an attachment has no part in what its node reports of the volume: it was
+// never attached, so no kubelet has mounted the volume because of it. The kubelet waits for the
+// attachment of another PersistentVolume, or the driver needs none any more.
 func (c *controller) idle(node *corev1.Node, a *storagev1.VolumeAttachment, v volume, kept bool) (bool, error) {
 	if a.Status.Attached || slices.Contains(reported(node), v) {
 		return false, nil
@@ -111,7 +111,8 @@ func (c *controller) idle(node *corev1.Node, a *storagev1.VolumeAttachment, v vo
 }
 
 // unanswered adds to late the volumes that a node which is not ready reports in use, and does not
-// need: their attachments may have been removed by force. When their time is over, others may have them.
+// need: their attachments may have been removed by force. When their time is over, others may have
+// them.
 func (c *controller) unanswered(node *corev1.Node, late map[string]overdue) error {
 	if node == nil || ready(node) {
 		return nil
@@ -137,8 +138,8 @@ func (c *controller) unanswered(node *corev1.Node, late map[string]overdue) erro
 	return nil
 }
 
-// forfeited reports whether what a node reports of a volume that it does not need does not count any
-// more: the node is out of service, or has not been ready for long.
+// forfeited reports whether what a node reports of a volume that it does not need does not count
+// any more: the node is out of service, or has not been ready for long.
 func (c *controller) forfeited(node *corev1.Node, v volume) bool {
 	return outOfService(node) || !ready(node) && time.Since(c.overdueSince(node.Name, v.attachment(node.Name), "").since) >= forceAfter
 }
@@ -214,7 +215,8 @@ func outOfService(node *corev1.Node) bool {
 }
 
 // report writes what is attached to a node, and returns the node as it is then; nil if it has gone.
-// If something leaves (fresh), it is written in any case: the cached node may be older than another write.
+// If something leaves (fresh), it is written in any case: the cached node may be older than another
+// write.
 func (c *controller) report(ctx context.Context, key string, node *corev1.Node, attached []volume, fresh bool) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -262,8 +264,8 @@ func (c *controller) delete(ctx context.Context, key string, l leaving) error {
 }
 
 // overdueSince returns since when a node that does not answer has had a volume, by the name of its
-// attachment, that it does not need. A further attachment of the volume begins its own time; one that
-// is gone ("") does not.
+// attachment, that it does not need. A further attachment of the volume begins its own time; one
+// that is gone ("") does not.
 func (c *controller) overdueSince(node, name string, attachment types.UID) overdue {
 	c.mu.Lock()
 	defer c.mu.Unlock()

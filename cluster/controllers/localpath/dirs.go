@@ -184,8 +184,8 @@ func (d dirs) remove(ctx context.Context, name string) error {
 	if err := rmtree.At(ctx, int(deleting.Fd()), doomed); err != nil {
 		return fmt.Errorf("delete %s: %w", filepath.Join(d.root, deletingDir, doomed), err)
 	}
-	// A project keeps its limit: the next volume of its number sets another first, and the directory's
-	// number may be one that a pod has taken from another volume.
+	// A project keeps its limit: the next volume of its number sets another first, and the
+	// directory's number may be one that a pod has taken from another volume.
 	return nil
 }
 

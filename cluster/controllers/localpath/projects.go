@@ -70,7 +70,8 @@ func (p *projects) done(number uint32) {
 }
 
 // make makes a directory that can take so many bytes. It returns false, and makes nothing, where
-// there are no project quotas for it. It returns errNumbers, and makes nothing, if no number is free.
+// there are no project quotas for it. It returns errNumbers, and makes nothing, if no number is
+// free.
 func (p *projects) make(parent int, name string, bytes uint64) (made bool, err error) {
 	enforced, err := p.kernel.enforced(parent)
 	if err != nil || !enforced {

@@ -148,7 +148,8 @@ func TestProjectQuotas(t *testing.T) {
 			if len(names) != 22 {
 				t.Errorf("there are %q", names)
 			}
-			// A pod may give its volume's directory another's number. When it is deleted, the other keeps its limit.
+			// A pod may give its volume's directory another's number. When it is deleted, the other
+			// keeps its limit.
 			of := projectOf(int(volumes.Fd()), "pvc-b")
 			before, err := projectUse(int(volumes.Fd()), of)
 			must(err)

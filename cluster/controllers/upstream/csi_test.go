@@ -67,8 +67,8 @@ func TestVolumeOfADriver(t *testing.T) {
 		return err == nil && now.Status.Phase == corev1.ClaimBound && now.Spec.VolumeName == pv.Name, err
 	})
 
-	// A pod has it attached, in a later second than the node was made: an attachment that may be older than its
-	// node is not detached at once.
+	// A pod has it attached, in a later second than the node was made: an attachment that may be
+	// older than its node is not detached at once.
 	eventually(ctx, t, "the second of the node is over", func() (bool, error) {
 		return time.Since(made.CreationTimestamp.Time) >= time.Second, nil
 	})

@@ -108,7 +108,8 @@ type Node struct {
 	failedGrowths map[string]failedGrowth
 	// tokens are the pods' tokens for drivers.
 	tokens map[tokenKey]token
-	// found are the volumes that an earlier kubelet has published and that were not kept since, by State.
+	// found are the volumes that an earlier kubelet has published and that were not kept since, by
+	// State.
 	found map[string]struct{}
 }
 

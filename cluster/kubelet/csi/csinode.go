@@ -143,8 +143,8 @@ func (c *csiNode) later() {
 	})
 }
 
-// write brings the objects up to date. Conflicts are tried again with what is there then. It returns
-// the drivers that cannot be written, which keep no others from it.
+// write brings the objects up to date. Conflicts are tried again with what is there then. It
+// returns the drivers that cannot be written, which keep no others from it.
 func (c *csiNode) write(ctx context.Context) (refused map[string]error, err error) {
 	select {
 	case c.writing <- struct{}{}:
@@ -189,8 +189,8 @@ func (c *csiNode) writeOnce(ctx context.Context) (refused map[string]error, err 
 	return refused, nil
 }
 
-// refuseCollisions takes the drivers out of drivers whose topology contradicts the node's labels, or
-// that of a driver with an earlier name.
+// refuseCollisions takes the drivers out of drivers whose topology contradicts the node's labels,
+// or that of a driver with an earlier name.
 func refuseCollisions(node *v1.Node, drivers map[string]*driver) map[string]error {
 	refused := map[string]error{}
 	labels := map[string]string{}

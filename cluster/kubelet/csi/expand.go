@@ -33,7 +33,8 @@ type growth struct {
 	claim *v1.PersistentVolumeClaim
 	pv    *v1.PersistentVolume
 	size  int64
-	// wanted is the size that the claim asks for. It may be less than size: the owner has lowered it since.
+	// wanted is the size that the claim asks for. It may be less than size: the owner has lowered
+	// it since.
 	wanted int64
 	// told is that the claim has its size already: another node has grown a shared volume.
 	told bool
@@ -171,8 +172,8 @@ func (n *Node) expand(ctx context.Context, session *session, r *request, g *grow
 // growFailed tells the pod's and the claim's owner why a volume was not grown. Where trying again is
 // of no use, the claim says so and nothing is tried until it changes or the volume is mounted again.
 //
-// A claim whose owner asks for another size by now is told that the growth is infeasible once it has failed
-// twice: the controller then goes on with the size that is asked for.
+// A claim whose owner asks for another size by now is told that the growth is infeasible once it
+// has failed twice: the controller then goes on with the size that is asked for.
 func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code) error {
 	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v", r.spec.Name, failure)
 	mark, refused := volumeutil.MarkNodeExpansionFailedCondition, false

@@ -300,7 +300,7 @@ func TestADriverThatHangsHasNoFigures(t *testing.T) {
 		t.Errorf("figures %v after %v", ok, time.Since(began))
 	}
 	<-hanging
-	n.usages.patience = time.Hour // nobody waits for this driver again
+	n.usages.patience = time.Hour // no caller waits for this driver again
 	if _, ok := n.Usage(t.Context(), other); ok {
 		t.Error("figures of a driver that hangs")
 	}

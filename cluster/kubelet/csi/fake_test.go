@@ -300,7 +300,8 @@ func newTestNode(t *testing.T, objects ...runtime.Object) *testNode {
 	return n
 }
 
-// react has f asked about calls of the API from now on. The clientset's own list must not change while calls are made.
+// react has f asked about calls of the API from now on. The clientset's own list must not change
+// while calls are made.
 func (n *testNode) react(verb, resource string, f k8stesting.ReactionFunc) {
 	n.reacting.Lock()
 	defer n.reacting.Unlock()

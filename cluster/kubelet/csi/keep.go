@@ -13,8 +13,8 @@ import (
 // republishEvery is how often drivers that want it are asked to publish a volume again.
 const republishEvery = time.Minute
 
-// firstKeep is when a volume is kept that an earlier kubelet has published: the driver may have been growing
-// it when that kubelet ended, and then nothing changes any more that would tell of it.
+// firstKeep is when a volume is kept that an earlier kubelet has published: the driver may have
+// been growing it when that kubelet ended, and then nothing changes any more that would tell of it.
 const firstKeep = time.Second
 
 // KeepEvery implements volume.Keeper.

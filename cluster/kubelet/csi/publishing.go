@@ -64,8 +64,8 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 	return target, nil
 }
 
-// take makes a persistent volume one that is in use, and requires that it is attached if it has to be. It
-// returns nil for other volumes.
+// take makes a persistent volume one that is in use, and requires that it is attached if it has to
+// be. It returns nil for other volumes.
 func (n *Node) take(ctx context.Context, r *request) (s *staged, err error) {
 	if !r.persistent() {
 		return nil, nil
@@ -92,7 +92,7 @@ func (n *Node) published(v *volume.Spec, target string) (bool, error) {
 	if string(boot) == n.boot {
 		return isDevice(target), nil
 	}
-	// The machine has been started again: the device is another's, or nobody's.
+	// The machine has been started again: the device is another's, or has no volume.
 	return false, errors.Join(n.removePlace(target), os.Remove(filepath.Join(v.State, publishedFile)))
 }
 
@@ -196,9 +196,9 @@ func (n *Node) Unmount(ctx context.Context, m volume.Mounted) error {
 	return nil
 }
 
-// damaged returns what is known of a volume whose record cannot be read. It returns nil if nothing is
-// known and nothing is there: then the volume was not published, or the machine has been started again
-// since.
+// damaged returns what is known of a volume whose record cannot be read. It returns nil if nothing
+// is known and nothing is there: then the volume was not published, or the machine has been started
+// again since.
 func (n *Node) damaged(u user, target string, block bool, why error) (*record, error) {
 	if r := n.recordOf(u, block); r != nil {
 		slog.Warn("csi: a damaged record is replaced by that of the staged volume", "pod", u.pod, "volume", u.volume, "err", why)

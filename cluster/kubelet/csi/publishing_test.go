@@ -316,8 +316,8 @@ func TestVolumesWithTwoSELinuxLabels(t *testing.T) {
 	n.nothingLeft()
 }
 
-// A driver mounts nothing for a block volume, so the list of mounts does not tell that the machine has
-// been started again.
+// A driver mounts nothing for a block volume, so the list of mounts does not tell that the machine
+// has been started again.
 func TestADeviceOfAnEarlierBoot(t *testing.T) {
 	n := newTestNode(t, unattached())
 	d := newDriver(t, n.root, driverName).serve("a.sock")

@@ -97,8 +97,8 @@ func parseRecord(raw []byte) (*record, error) {
 	return &r, checkDriverName(r.Driver)
 }
 
-// writeRecord writes the record of a directory, made if there is none, at once and whole, also if the
-// machine loses its power.
+// writeRecord writes the record of a directory, made if there is none, at once and whole, also if
+// the machine loses its power.
 func writeRecord(dir string, r record) error {
 	raw, err := json.Marshal(r)
 	if err != nil {
@@ -174,8 +174,8 @@ func (n *Node) foundLocked(dir, spec string, block bool, r *record) *staged {
 	return s
 }
 
-// userOfLocked adds a pod whose own record cannot be read to the users of the volume of that name, so
-// that the volume is not unstaged while the pod has it.
+// userOfLocked adds a pod whose own record cannot be read to the users of the volume of that name,
+// so that the volume is not unstaged while the pod has it.
 func (n *Node) userOfLocked(u user, block bool) {
 	for _, s := range n.volumes {
 		if s.spec == u.volume && s.block == block {

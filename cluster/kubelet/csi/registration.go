@@ -82,8 +82,8 @@ func (n *Node) followSockets(ctx context.Context) error {
 	}
 	queue := os.NewFile(uintptr(fd), "inotify")
 	defer queue.Close()
-	// The directory above, too: one that was removed tells of it only when the last socket in it is closed, and
-	// drivers hold theirs open.
+	// The directory above, too: one that was removed tells of it only when the last socket in it is
+	// closed, and drivers hold theirs open.
 	const wanted = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 	var watched unix.Stat_t
 	if err := unix.Stat(n.socketDir(), &watched); err != nil {

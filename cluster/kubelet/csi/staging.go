@@ -97,8 +97,8 @@ func (n *Node) use(r *request) (*staged, error) {
 	return s, nil
 }
 
-// dropLocked forgets a volume, unless another one has its place, and wakes the pods that wait for the
-// place.
+// dropLocked forgets a volume, unless another one has its place, and wakes the pods that wait for
+// the place.
 func (n *Node) dropLocked(s *staged) {
 	if n.volumes[s.id] != s {
 		return
@@ -240,8 +240,8 @@ func (n *Node) undoStage(ctx context.Context, session *session, s *staged) error
 	return n.removePlace(path)
 }
 
-// changeLabel unstages a volume that has another SELinux label than the request's, so that it can be
-// staged with that one. Pods with different labels cannot share a volume.
+// changeLabel unstages a volume that has another SELinux label than the request's, so that it can
+// be staged with that one. Pods with different labels cannot share a volume.
 func (n *Node) changeLabel(ctx context.Context, session *session, s *staged, r *request) error {
 	n.mu.Lock()
 	recorded, users := s.recorded, len(s.users)

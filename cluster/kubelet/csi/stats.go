@@ -30,8 +30,8 @@ type usages struct {
 
 	mu    sync.Mutex
 	known map[string]*usage // by State
-	// late counts by driver the calls under way that someone has waited for in vain. Nobody waits for
-	// such a driver.
+	// late counts by driver the calls under way that someone has waited for in vain. No call waits
+	// for such a driver.
 	late map[string]int
 }
 

@@ -29,7 +29,8 @@ type token struct {
 	renew  time.Time
 }
 
-// tokensFor returns the tokens of the pod's service account that the driver wants, as JSON by audience.
+// tokensFor returns the tokens of the pod's service account that the driver wants, as JSON by
+// audience.
 func (n *Node) tokensFor(ctx context.Context, r *request) (string, error) {
 	if len(r.object.Spec.TokenRequests) == 0 {
 		return "", nil

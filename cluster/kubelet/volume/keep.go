@@ -32,8 +32,8 @@ type kept struct {
 	failures int
 }
 
-// keptBy returns the entry of a volume of the pod, made if there is none; nil if its source keeps no
-// volumes.
+// keptBy returns the entry of a volume of the pod, made if there is none; nil if its source keeps
+// no volumes.
 func (p *podVolumes) keptBy(source Source, s *Spec) *kept {
 	keeper, keeps := source.(Keeper)
 	if !keeps {

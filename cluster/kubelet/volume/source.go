@@ -13,8 +13,8 @@ import (
 // names its source itself. Another kind, such as CSI, is another Source in Options.Sources.
 //
 // The manager has checked the volume before it calls Mount: the claim is bound, the volume is this
-// claim's, this node can reach it, and no other pod has it if only one may. Calls for one volume of a
-// pod come one at a time, those for different volumes or pods at once.
+// claim's, this node can reach it, and no other pod has it if only one may. Calls for one volume of
+// a pod come one at a time, those for different volumes or pods at once.
 type Source interface {
 	// Plugin is the name of upstream's plugin in the names of directories ("kubernetes.io~nfs").
 	Plugin() string

@@ -40,8 +40,8 @@ type Args struct {
 	Preemption preemption.Args
 	// BindVolumes is how long a pod waits for its volumes at most; 10 minutes if nil.
 	BindVolumes *time.Duration
-	// NoDevices is that the profile does not allocate devices: NodeResourcesFit then leaves no extended
-	// resource to DynamicResources.
+	// NoDevices is that the profile does not allocate devices: NodeResourcesFit then leaves no
+	// extended resource to DynamicResources.
 	NoDevices bool
 	// FindDevices is how long devices are looked for on one node, 10 seconds if nil; PrepareDevices
 	// how long a pod waits for its devices to be ready, 10 minutes if nil.

@@ -1,7 +1,7 @@
-// Command csimock takes the place of upstream's hostpathplugin in the specs "CSI Mock" of Kubernetes'
-// e2e suite. The Go module proxy does not have that program. With -proxy-endpoint it connects
-// the sockets of the pod with the driver in the test process, as the original does. Otherwise it is the same
-// driver, of the suite's own package, in the pod.
+// Command csimock takes the place of upstream's hostpathplugin in the specs "CSI Mock" of
+// Kubernetes' e2e suite. The Go module proxy does not have that program. With -proxy-endpoint it
+// connects the sockets of the pod with the driver in the test process, as the original does.
+// Otherwise it is the same driver, of the suite's own package, in the pod.
 package main
 
 import (
@@ -90,8 +90,9 @@ func connect(sockets, tests net.Listener) error {
 	}
 }
 
-// attached returns a call with what an attachment says of the volume. The suite's driver requires it even for
-// volumes that Kubernetes does not attach. The program that this one stands for does not.
+// attached returns a call with what an attachment says of the volume. The suite's driver requires
+// it even for volumes that Kubernetes does not attach. The program that this one stands for does
+// not.
 func attached(request any) any {
 	device := func(said map[string]string) map[string]string {
 		if said["device"] == "" {
@@ -112,7 +113,8 @@ func attached(request any) any {
 	return request
 }
 
-// directory makes and removes the directory of a volume of a pod's own, which the suite's driver leaves out.
+// directory makes and removes the directory of a volume of a pod's own, which the suite's driver
+// leaves out.
 func directory(request any) error {
 	switch r := request.(type) {
 	case *csi.NodePublishVolumeRequest:
