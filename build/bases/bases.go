@@ -34,7 +34,9 @@ const (
 
 // Collect puts images into a directory, as an OCI image layout does blobs, and returns the
 // digests of their manifests. say is told what takes time.
-func Collect(ctx context.Context, c imagesv1.ImagesClient, refs []string, f Freshness, dir string, say func(string)) (map[string]digest.Digest, error) {
+func Collect(ctx context.Context, c imagesv1.ImagesClient, refs []string, f Freshness, dir string,
+	say func(string),
+) (map[string]digest.Digest, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o700); err != nil {
 		return nil, err
 	}

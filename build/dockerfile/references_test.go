@@ -45,7 +45,8 @@ COPY --from=0 /app /again
 		})
 	}
 	for file, says := range map[string]string{
-		"": "no instructions", "FROM x.example/y\nRUN --mount=from=$Z,target=/z true": "variable expansion", "RUN x": "no build stage", "ARG A\nFROM $A": "names nothing", "FROM ${A": "FROM ${A", "NONSENSE": "NONSENSE", "ARG X=1": "no FROM",
+		"": "no instructions", "FROM x.example/y\nRUN --mount=from=$Z,target=/z true": "variable expansion", "RUN x": "no build stage",
+		"ARG A\nFROM $A": "names nothing", "FROM ${A": "FROM ${A", "NONSENSE": "NONSENSE", "ARG X=1": "no FROM",
 	} {
 		if _, err := References([]byte(file), "", nil); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: error %v, want one that says %q", file, err, says)

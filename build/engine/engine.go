@@ -122,7 +122,10 @@ func keepStorage(bytes int64) string { return fmt.Sprintf("%d,0,%d", bytes/2e6, 
 // environment is what the daemon gets of ours: programs, temporary files, proxies.
 func environment() []string {
 	var env []string
-	for _, name := range []string{"PATH", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"} {
+	for _, name := range []string{
+		"PATH", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+		"SSL_CERT_FILE", "SSL_CERT_DIR",
+	} {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)
 		}

@@ -37,7 +37,9 @@ const storeID = "coracle-bases"
 
 // Solve builds, and has the image, as an OCI archive, written to what open returns.
 // Progress is shown on out.
-func (e *Engine) Solve(ctx context.Context, b Build, open func() (io.WriteCloser, error), out io.Writer, mode progressui.DisplayMode) error {
+func (e *Engine) Solve(ctx context.Context, b Build, open func() (io.WriteCloser, error), out io.Writer,
+	mode progressui.DisplayMode,
+) error {
 	opt, err := b.options(open)
 	if err != nil {
 		return err

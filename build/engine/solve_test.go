@@ -28,7 +28,8 @@ func TestOptions(t *testing.T) {
 	}
 	want := map[string]string{
 		"filename": "File", "cmdline": "dockerfile.v0", "target": "app", "build-arg:V": "1", "no-cache": "",
-		"context:busybox": "oci-layout://coracle-bases@" + d.String(), "context:registry.example/app:2": "oci-layout://coracle-bases@" + d.String(),
+		"context:busybox": "oci-layout://coracle-bases@" + d.String(), "context:registry.example/app:2": "oci-layout://coracle-bases@" +
+			d.String(),
 	}
 	if !maps.Equal(opt.FrontendAttrs, want) {
 		t.Errorf("attributes %v, want %v", opt.FrontendAttrs, want)
@@ -65,7 +66,8 @@ func TestStartFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		_, err := Start(t.Context(), Config{Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"), Buildkitd: program}, func() { t.Error("it waits") })
+		_, err := Start(t.Context(), Config{Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"), Buildkitd: program},
+			func() { t.Error("it waits") })
 		if err == nil || !strings.Contains(err.Error(), "no room") {
 			t.Errorf("error %v", err)
 		}
