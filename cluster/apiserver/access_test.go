@@ -90,7 +90,9 @@ func TestRoles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	waitSeen(t, server.Informers().Rbac().V1().RoleBindings().Informer(), func(obj any) bool { return obj.(*rbacv1.RoleBinding).UID == bound.UID })
+	waitSeen(t, server.Informers().Rbac().V1().RoleBindings().Informer(), func(obj any) bool {
+		return obj.(*rbacv1.RoleBinding).UID == bound.UID
+	})
 	may := func(verb, group, resource string) bool {
 		review, err := jane.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
@@ -174,7 +176,10 @@ func TestServiceAccountTokens(t *testing.T) {
 		t.Errorf("review of a changed token %+v", s)
 	}
 	other, err := client.CoreV1().ServiceAccounts(ns).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: "p", UID: pod.UID}},
+		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
+			Kind: "Pod", APIVersion: "v1", Name: "p",
+			UID: pod.UID,
+		}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -283,7 +288,8 @@ func TestBootstrapTokens(t *testing.T) {
 	config := rest.AnonymousClientConfig(overTLS(t))
 	config.BearerToken = "abcdef.0123456789abcdef"
 	who, err := clientOf(t, config).AuthenticationV1().SelfSubjectReviews().Create(t.Context(), selfReview(), metav1.CreateOptions{})
-	if err != nil || who.Status.UserInfo.Username != "system:bootstrap:abcdef" || !contains(who.Status.UserInfo.Groups, "system:bootstrappers:test") {
+	if err != nil || who.Status.UserInfo.Username != "system:bootstrap:abcdef" ||
+		!contains(who.Status.UserInfo.Groups, "system:bootstrappers:test") {
 		t.Errorf("%+v, %v", who, err)
 	}
 }
@@ -312,7 +318,8 @@ func TestNodesReachTheirOwnObjectsOnly(t *testing.T) {
 	if _, err := n1.CoreV1().Nodes().UpdateStatus(t.Context(), own, metav1.UpdateOptions{}); err != nil {
 		t.Errorf("own status: %v", err)
 	}
-	if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	atEnd(t, func(ctx context.Context) error {
@@ -324,7 +331,8 @@ func TestNodesReachTheirOwnObjectsOnly(t *testing.T) {
 		t.Errorf("another node's status: %v", err)
 	}
 	for _, name := range []string{"used", "unused"} {
-		if _, err := client.CoreV1().Secrets(ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := client.CoreV1().Secrets(ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -245,7 +245,8 @@ func TestAnotherServersAPI(t *testing.T) {
 	gv := schema.GroupVersion{Group: "harbour.example.com", Version: "v1"}
 	ships := newShipServer(t, server, gv, nil)
 	elsewhere(t, server, gv, ships.port, ships.ca)
-	if c := becomes(t, server, "v1.harbour.example.com", "Passed"); c.Status != apiregistrationv1.ConditionTrue || c.Message != "all checks passed" {
+	if c := becomes(t, server, "v1.harbour.example.com", "Passed"); c.Status != apiregistrationv1.ConditionTrue ||
+		c.Message != "all checks passed" {
 		t.Errorf("%+v", c)
 	}
 	client := clientOf(t, overTLS(t))
@@ -262,8 +263,12 @@ func TestAnotherServersAPI(t *testing.T) {
 		}
 		return false, err
 	})
-	for path, want := range map[string]string{"/apis": `"groupVersion":"harbour.example.com/v1"`, "/apis/harbour.example.com": `"kind":"APIGroup"`} {
-		if resp, body := get(t, true, path, "Accept", "application/json"); resp.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {
+	for path, want := range map[string]string{
+		"/apis":                     `"groupVersion":"harbour.example.com/v1"`,
+		"/apis/harbour.example.com": `"kind":"APIGroup"`,
+	} {
+		if resp, body := get(t, true, path, "Accept", "application/json"); resp.StatusCode != http.StatusOK ||
+			!strings.Contains(string(body), want) {
 			t.Errorf("%s: %d %.300s", path, resp.StatusCode, body)
 		}
 	}
@@ -276,7 +281,8 @@ func TestAnotherServersAPI(t *testing.T) {
 		}
 		c := admin(t)
 		role, err := c.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
-			ObjectMeta: metav1.ObjectMeta{Name: "ships"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{gv.Group}, Resources: []string{"ships"}, Verbs: []string{"list"}}},
+			ObjectMeta: metav1.ObjectMeta{Name: "ships"},
+			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{gv.Group}, Resources: []string{"ships"}, Verbs: []string{"list"}}},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -292,7 +298,10 @@ func TestAnotherServersAPI(t *testing.T) {
 		waitSeen(t, roles.ClusterRoles().Informer(), func(obj any) bool { return obj.(*rbacv1.ClusterRole).UID == role.UID })
 		waitSeen(t, roles.ClusterRoleBindings().Informer(), func(obj any) bool { return obj.(*rbacv1.ClusterRoleBinding).UID == bound.UID })
 
-		forged := []string{"X-Remote-User", "root", "X-Remote-Uid", "0", "X-Remote-Group", "system:masters", "X-Remote-Extra-Scopes", "all", "x-remote-group", "wheel"}
+		forged := []string{
+			"X-Remote-User", "root", "X-Remote-Uid", "0", "X-Remote-Group", "system:masters", "X-Remote-Extra-Scopes", "all",
+			"x-remote-group", "wheel",
+		}
 		// A proxy that knows nothing of these headers hands them on.
 		seen := make(chan http.Header, 1)
 		plain := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen <- r.Header }))
@@ -312,7 +321,8 @@ func TestAnotherServersAPI(t *testing.T) {
 			t.Fatalf("%d %s", resp.StatusCode, body)
 		}
 		h := ships.last(path).Header
-		if h.Get("X-Remote-User") != "jane" || strings.Join(h.Values("X-Remote-Group"), ",") != "sailors,system:authenticated" || h.Get("X-Remote-Uid") != "" ||
+		if h.Get("X-Remote-User") != "jane" || strings.Join(h.Values("X-Remote-Group"), ",") != "sailors,system:authenticated" ||
+			h.Get("X-Remote-Uid") != "" ||
 			h.Get("X-Remote-Extra-Scopes") != "" || h.Get("Authorization") != "" {
 			t.Errorf("the server was told %v", h)
 		}
@@ -324,7 +334,8 @@ func TestAnotherServersAPI(t *testing.T) {
 	})
 
 	t.Run("it goes", func(t *testing.T) {
-		if err := registrationsOf(t, server).ApiregistrationV1().APIServices().Delete(t.Context(), "v1.harbour.example.com", metav1.DeleteOptions{}); err != nil {
+		if err := registrationsOf(t, server).ApiregistrationV1().APIServices().Delete(t.Context(), "v1.harbour.example.com",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the group is gone", func() (bool, error) {
@@ -402,7 +413,9 @@ func TestStreamsOfAnotherServer(t *testing.T) {
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(patience))
-	fmt.Fprintf(conn, "GET /apis/stream.example.com/v1/ships/a/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: test\r\nX-Remote-User: root\r\n\r\n")
+	fmt.Fprintf(conn,
+		"GET /apis/stream.example.com/v1/ships/a/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: test\r\nX-Remote-User: "+
+			"root\r\n\r\n")
 	answer := bufio.NewReader(conn)
 	upgraded, err := http.ReadResponse(answer, nil)
 	if err != nil || upgraded.StatusCode != http.StatusSwitchingProtocols {
@@ -432,14 +445,17 @@ func TestAMetricsServerOfUsers(t *testing.T) {
 	if _, body := get(t, true, "/openapi/v3/apis/metrics.k8s.io/v1beta1"); string(body) != "theirs" {
 		t.Errorf("OpenAPI v3: %.100s", body)
 	}
-	if _, body := get(t, true, "/openapi/v3"); !strings.Contains(string(body), `"apis/metrics.k8s.io/v1beta1":{"serverRelativeURL":"/openapi/v3/apis/metrics.k8s.io/v1beta1"}`) {
+	if _, body := get(t, true, "/openapi/v3"); !strings.Contains(string(body),
+		`"apis/metrics.k8s.io/v1beta1":{"serverRelativeURL":"/openapi/v3/apis/metrics.k8s.io/v1beta1"}`) {
 		t.Errorf("OpenAPI v3 has %.3000s", body)
 	}
-	if err := registrationsOf(t, server).ApiregistrationV1().APIServices().Delete(t.Context(), "v1beta1.metrics.k8s.io", metav1.DeleteOptions{}); err != nil {
+	if err := registrationsOf(t, server).ApiregistrationV1().APIServices().Delete(t.Context(), "v1beta1.metrics.k8s.io",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "ours answers again", func() (bool, error) { return strings.Contains(ask(), "NodeMetricsList"), nil })
-	if _, body := get(t, true, "/openapi/v3/apis/metrics.k8s.io/v1beta1", "Accept", "application/json"); !strings.Contains(string(body), "NodeMetrics") {
+	if _, body := get(t, true, "/openapi/v3/apis/metrics.k8s.io/v1beta1", "Accept", "application/json"); !strings.Contains(string(body),
+		"NodeMetrics") {
 		t.Errorf("OpenAPI v3: %.100s", body)
 	}
 }

@@ -19,7 +19,10 @@ import (
 func TestBuiltinGroupsStay(t *testing.T) {
 	o := broken(t, func(*Options) {})
 	s, stop := serve(t, o)
-	away := []string{"v1.networking.k8s.io", "v1.rbac.authorization.k8s.io", "v1.discovery.k8s.io", "v1.apiextensions.k8s.io", "v1.admissionregistration.k8s.io"}
+	away := []string{
+		"v1.networking.k8s.io", "v1.rbac.authorization.k8s.io", "v1.discovery.k8s.io", "v1.apiextensions.k8s.io",
+		"v1.admissionregistration.k8s.io",
+	}
 	all := registrationsOf(t, s).ApiregistrationV1().APIServices()
 	for _, name := range away {
 		eventually(t, name+" is given away", func() (bool, error) {
@@ -56,7 +59,10 @@ func TestBuiltinGroupsStay(t *testing.T) {
 // Groups that are served here have APIServices, too, those of custom resources while they exist.
 func TestAPIServicesOfOwnGroups(t *testing.T) {
 	all := registrationsOf(t, server).ApiregistrationV1().APIServices()
-	for name, priority := range map[string]int32{"v1.": 18000, "v1.apps": 17800, "v2.autoscaling": 17500, "v1.apiextensions.k8s.io": 16700, "v1.rbac.authorization.k8s.io": 17000} {
+	for name, priority := range map[string]int32{
+		"v1.": 18000, "v1.apps": 17800, "v2.autoscaling": 17500, "v1.apiextensions.k8s.io": 16700,
+		"v1.rbac.authorization.k8s.io": 17000,
+	} {
 		eventually(t, name+" exists", func() (bool, error) {
 			_, err := all.Get(t.Context(), name, metav1.GetOptions{})
 			return err == nil, err
@@ -65,7 +71,8 @@ func TestAPIServicesOfOwnGroups(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c := a.Status.Conditions; a.Spec.Service != nil || len(c) != 1 || c[0].Reason != "Local" || c[0].Status != apiregistrationv1.ConditionTrue || a.Spec.GroupPriorityMinimum != priority {
+		if c := a.Status.Conditions; a.Spec.Service != nil || len(c) != 1 || c[0].Reason != "Local" ||
+			c[0].Status != apiregistrationv1.ConditionTrue || a.Spec.GroupPriorityMinimum != priority {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}
@@ -152,7 +159,8 @@ func TestDocumentsOfAnotherServer(t *testing.T) {
 	if paths := seen(); len(paths) != 1 {
 		t.Errorf("the server saw %q of a user without roles", paths)
 	}
-	if err := clientOf(t, overTLS(t)).CoreV1().RESTClient().Post().AbsPath(document).Do(t.Context()).Error(); !apierrors.IsMethodNotSupported(err) {
+	if err := clientOf(t,
+		overTLS(t)).CoreV1().RESTClient().Post().AbsPath(document).Do(t.Context()).Error(); !apierrors.IsMethodNotSupported(err) {
 		t.Errorf("POST: %v", err)
 	}
 }

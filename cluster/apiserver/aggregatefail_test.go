@@ -85,9 +85,13 @@ func TestServersThatAreNotThere(t *testing.T) {
 		"another-name": {
 			handler: func(http.ResponseWriter, *http.Request) { t.Error("a server with another name was asked") },
 			service: &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}},
-			change:  func(a *apiregistrationv1.APIService) { a.Spec.Service.Name = "another-name-service" }, reason: "FailedDiscoveryCheck", says: "certificate",
+			change: func(a *apiregistrationv1.APIService) {
+				a.Spec.Service.Name = "another-name-service"
+			}, reason: "FailedDiscoveryCheck", says: "certificate",
 		},
-		"no-service":   {change: func(a *apiregistrationv1.APIService) { a.Spec.Service.Name = "none" }, reason: "ServiceNotFound", says: `service/none in "default" is not present`},
+		"no-service": {change: func(a *apiregistrationv1.APIService) {
+			a.Spec.Service.Name = "none"
+		}, reason: "ServiceNotFound", says: `service/none in "default" is not present`},
 		"no-port":      {service: clusterService(81), reason: "ServicePortError", says: "is not listening on port 443"},
 		"no-endpoints": {service: clusterService(443), reason: "EndpointsNotFound", says: "cannot find endpointslices"},
 		"this-api-server": { // it believes no front proxy, so no request goes round and round
@@ -139,7 +143,8 @@ func TestServersThatAreNotThere(t *testing.T) {
 			if test.reason == "Passed" {
 				return
 			}
-			if resp, body := get(t, true, "/apis/"+gv.String()+"/ships"); resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), "is not available; see its condition Available") {
+			if resp, body := get(t, true, "/apis/"+gv.String()+"/ships"); resp.StatusCode != http.StatusServiceUnavailable ||
+				!strings.Contains(string(body), "is not available; see its condition Available") {
 				t.Errorf("%d %s", resp.StatusCode, body)
 			}
 		})
@@ -173,7 +178,8 @@ func TestAnswersOfAServerThatTurnsBad(t *testing.T) {
 		t.Errorf("redirect: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
 	resp, body = as(t, server, adminToken(server), "/apis/turns.example.com/v1/ships/silent")
-	if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, "does not answer") || !strings.Contains(body, `"kind":"Status"`) {
+	if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, "does not answer") ||
+		!strings.Contains(body, `"kind":"Status"`) {
 		t.Errorf("silent: %d %s", resp.StatusCode, body)
 	}
 	config := overTLS(t)
@@ -244,7 +250,9 @@ func TestAServerThatDescribesItselfInYAML(t *testing.T) {
 	port, ca := badServer(t, gv, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/apis" {
 			w.Header().Set("Content-Type", "application/yaml")
-			_, _ = io.WriteString(w, "kind: APIResourceList\napiVersion: v1\ngroupVersion: yaml.example.com/v1\nresources:\n- &a {name: ships, singularName: ship, kind: Ship, namespaced: true, verbs: [get]}\n")
+			_, _ = io.WriteString(w,
+				"kind: APIResourceList\napiVersion: v1\ngroupVersion: yaml.example.com/v1\nresources:\n- &a {name: ships, singularName: ship, kind: "+
+					"Ship, namespaced: true, verbs: [get]}\n")
 			return
 		}
 		select {
@@ -252,7 +260,9 @@ func TestAServerThatDescribesItselfInYAML(t *testing.T) {
 		default:
 		}
 		w.Header().Set("Content-Type", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
-		_, _ = io.WriteString(w, "kind: APIGroupDiscoveryList\napiVersion: apidiscovery.k8s.io/v2\nitems:\n- metadata: {name: yaml.example.com}\n  versions: [{version: v1, resources: [{resource: ships}]}]\n")
+		_, _ = io.WriteString(w,
+			"kind: APIGroupDiscoveryList\napiVersion: apidiscovery.k8s.io/v2\nitems:\n- metadata: {name: yaml.example.com}\n  versions: "+
+				"[{version: v1, resources: [{resource: ships}]}]\n")
 	})
 	elsewhere(t, server, gv, port, ca)
 	<-asked
@@ -285,7 +295,8 @@ func TestAServerThatHangs(t *testing.T) {
 		}
 	}
 	discover(s)
-	if _, err := clientOf(t, s.ClientConfig("admin", "system:masters")).AppsV1().Deployments("").List(t.Context(), metav1.ListOptions{}); err != nil {
+	if _, err := clientOf(t, s.ClientConfig("admin", "system:masters")).AppsV1().Deployments("").List(t.Context(),
+		metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
 	stop()

@@ -108,7 +108,8 @@ func (o *AuditOptions) webhook() (audit.Backend, error) {
 	if o.WebhookConfig == "" {
 		return nil, nil
 	}
-	backend, err := auditwebhook.NewBackend(o.WebhookConfig, auditv1.SchemeGroupVersion, webhook.DefaultRetryBackoffWithInitialDelay(webhookBackoff), nil)
+	backend, err := auditwebhook.NewBackend(o.WebhookConfig, auditv1.SchemeGroupVersion,
+		webhook.DefaultRetryBackoffWithInitialDelay(webhookBackoff), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", auditWebhookFlag, o.WebhookConfig, err)
 	}
@@ -131,7 +132,8 @@ func (b *build) audit() error {
 		if err != nil {
 			return fmt.Errorf("--audit-log-path %s cannot be written: %w", o.LogPath, err)
 		}
-		backends = append(backends, auditlog.NewBackend(&eventLog{path: o.LogPath, out: file, health: o.Health}, auditlog.FormatJson, auditv1.SchemeGroupVersion))
+		backends = append(backends, auditlog.NewBackend(&eventLog{path: o.LogPath, out: file, health: o.Health}, auditlog.FormatJson,
+			auditv1.SchemeGroupVersion))
 	}
 	sent, err := o.webhook()
 	if err != nil {

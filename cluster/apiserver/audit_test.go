@@ -90,7 +90,10 @@ func TestAudit(t *testing.T) {
 	o := audited(t, func(o *Options) {
 		o.Audit.MaxSize = 1
 		o.Audit.WebhookConfig = filepath.Join(o.Root, "webhook")
-		config := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n", hook.URL)
+		config := fmt.Sprintf(
+			"apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: "+
+				"a}}]\ncurrent-context: a\n", hook.URL,
+		)
 		if err := os.WriteFile(o.Audit.WebhookConfig, []byte(config), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +102,8 @@ func TestAudit(t *testing.T) {
 	defer stop()
 	client := clientOf(t, s.ClientConfig("auditor", "system:masters"))
 	makeSecret(t, client, "one", "no-one-may-read-this")
-	if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), configMap("one", map[string]string{"k": "asked-for"}), metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), configMap("one", map[string]string{"k": "asked-for"}),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{}); err != nil {
@@ -123,7 +127,8 @@ func TestAudit(t *testing.T) {
 			return true, nil
 		})
 		asked, secret := by["create configmaps"], by["create secrets"]
-		if asked.Level != auditv1.LevelRequest || asked.RequestObject == nil || !strings.Contains(string(asked.RequestObject.Raw), "asked-for") || asked.User.Username != "auditor" ||
+		if asked.Level != auditv1.LevelRequest || asked.RequestObject == nil || !strings.Contains(string(asked.RequestObject.Raw), "asked-for") ||
+			asked.User.Username != "auditor" ||
 			asked.Stage != auditv1.StageResponseComplete || asked.ResponseStatus.Code != http.StatusCreated {
 			t.Errorf("%s: event %+v", where, asked)
 		}
@@ -209,7 +214,8 @@ func TestEventLogGoesOn(t *testing.T) {
 			t.Errorf("%q: %d, %v", event, n, err)
 		}
 		if event == "third\n" {
-			if state := board.States()[0]; state.Healthy || !strings.Contains(state.Message, "events are lost: full; see why log cannot be written") {
+			if state := board.States()[0]; state.Healthy ||
+				!strings.Contains(state.Message, "events are lost: full; see why log cannot be written") {
 				t.Errorf("state %+v", state)
 			}
 			out.room = 100
@@ -272,20 +278,33 @@ func TestAuditOptionsThatCannotBeUsed(t *testing.T) {
 		"fine":                  {AuditOptions{PolicyFile: good, LogPath: log}, ""},
 		"no policy":             {AuditOptions{LogPath: log}, "--audit-log-path records nothing without --audit-policy-file"},
 		"no policy for webhook": {AuditOptions{WebhookConfig: log}, "--audit-webhook-config-file sends nothing without --audit-policy-file"},
-		"nowhere":               {AuditOptions{PolicyFile: good}, "--audit-policy-file records nothing without --audit-log-path or --audit-webhook-config-file"},
-		"no such policy":        {AuditOptions{PolicyFile: log, LogPath: log}, "--audit-policy-file: open /nonexistent/log: no such file"},
-		"unknown level":         {AuditOptions{PolicyFile: file(strings.Replace(auditPolicyText, "Metadata", "Everything", 1)), LogPath: log}, "line 5: rules[0].level: Unsupported value"},
-		"unknown field":         {AuditOptions{PolicyFile: file(strings.Replace(auditPolicyText, "omitStages", "omitStage", 1)), LogPath: log}, `line 3: strict decoding error: unknown field "omitStage"`},
-		"field inside":          {AuditOptions{PolicyFile: file(strings.Replace(auditPolicyText, "  users", "  user", 1)), LogPath: log}, `line 8: strict decoding error: unknown field "rules[1].user"`},
-		"no YAML":               {AuditOptions{PolicyFile: file("rules: ["), LogPath: log}, "line 1"},
-		"no rules":              {AuditOptions{PolicyFile: file("apiVersion: audit.k8s.io/v1\nkind: Policy\n"), LogPath: log}, "0 rules"},
-		"a directory":           {AuditOptions{PolicyFile: good, LogPath: dir}, "is a directory; name a file in it"},
-		"a negative size":       {AuditOptions{PolicyFile: good, LogPath: log, MaxSize: -1}, "--audit-log-maxsize -1 is below 0"},
-		"no such webhook":       {AuditOptions{PolicyFile: good, WebhookConfig: log}, "--audit-webhook-config-file /nonexistent/log: "},
+		"nowhere": {
+			AuditOptions{PolicyFile: good},
+			"--audit-policy-file records nothing without --audit-log-path or --audit-webhook-config-file",
+		},
+		"no such policy": {AuditOptions{PolicyFile: log, LogPath: log}, "--audit-policy-file: open /nonexistent/log: no such file"},
+		"unknown level": {
+			AuditOptions{PolicyFile: file(strings.Replace(auditPolicyText, "Metadata", "Everything", 1)), LogPath: log},
+			"line 5: rules[0].level: Unsupported value",
+		},
+		"unknown field": {
+			AuditOptions{PolicyFile: file(strings.Replace(auditPolicyText, "omitStages", "omitStage", 1)), LogPath: log},
+			`line 3: strict decoding error: unknown field "omitStage"`,
+		},
+		"field inside": {
+			AuditOptions{PolicyFile: file(strings.Replace(auditPolicyText, "  users", "  user", 1)), LogPath: log},
+			`line 8: strict decoding error: unknown field "rules[1].user"`,
+		},
+		"no YAML":         {AuditOptions{PolicyFile: file("rules: ["), LogPath: log}, "line 1"},
+		"no rules":        {AuditOptions{PolicyFile: file("apiVersion: audit.k8s.io/v1\nkind: Policy\n"), LogPath: log}, "0 rules"},
+		"a directory":     {AuditOptions{PolicyFile: good, LogPath: dir}, "is a directory; name a file in it"},
+		"a negative size": {AuditOptions{PolicyFile: good, LogPath: log, MaxSize: -1}, "--audit-log-maxsize -1 is below 0"},
+		"no such webhook": {AuditOptions{PolicyFile: good, WebhookConfig: log}, "--audit-webhook-config-file /nonexistent/log: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := test.o.Check()
-			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n")) {
+			if test.want == "" && err != nil || test.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n")) {
 				t.Errorf("error %v, want %s", err, test.want)
 			}
 		})

@@ -65,7 +65,8 @@ func loadServiceAccountKeys(path string) (serviceAccountKeys, error) {
 // that were asked for, and by those in Secrets), bootstrap tokens, issuers of JSON web tokens, a
 // webhook. Who shows nothing may look at the health endpoints only, unless the configuration says
 // otherwise. ctx ends what asks issuers for their keys.
-func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *identities, ca dynamiccertificates.CAContentProvider, keys serviceAccountKeys,
+func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *identities, ca dynamiccertificates.CAContentProvider,
+	keys serviceAccountKeys,
 	client kubernetes.Interface, shared informers.SharedInformerFactory,
 ) (authenticator.Request, error) {
 	core := shared.Core().V1()
@@ -80,14 +81,16 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 	if o.TokenFile != "" {
 		static, err := tokenfile.NewCSV(o.TokenFile)
 		if err != nil {
-			return nil, fmt.Errorf(`--token-file %s cannot be used (%w); each line is token,user,uid or token,user,uid,"group,group"`, o.TokenFile, err)
+			return nil, fmt.Errorf(`--token-file %s cannot be used (%w); each line is token,user,uid or token,user,uid,"group,group"`, o.TokenFile,
+				err)
 		}
 		tokens = append(tokens, authenticator.WrapAudienceAgnosticToken(audiences, static))
 	}
 	tokens = append(tokens,
 		serviceaccount.JWTTokenAuthenticator([]string{issuer}, keys.public, audiences, serviceaccount.NewValidator(getter)),
 		serviceaccount.JWTTokenAuthenticator([]string{serviceaccount.LegacyIssuer}, keys.public, audiences, inSecrets),
-		authenticator.WrapAudienceAgnosticToken(audiences, bootstrap.NewTokenAuthenticator(core.Secrets().Lister().Secrets(metav1.NamespaceSystem))),
+		authenticator.WrapAudienceAgnosticToken(audiences,
+			bootstrap.NewTokenAuthenticator(core.Secrets().Lister().Secrets(metav1.NamespaceSystem))),
 	)
 	unknown := apiserverapi.AnonymousAuthConfig{Enabled: true, Conditions: []apiserverapi.AnonymousAuthCondition{
 		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},

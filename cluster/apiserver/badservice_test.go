@@ -41,8 +41,12 @@ func TestBadServices(t *testing.T) {
 		"a node port twice": {func(s *corev1.Service) {
 			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80, NodePort: freePort}, {Name: "b", Port: 81, NodePort: freePort}}
 		}, "provided port is already allocated"},
-		"a node port below the range":     {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 29999 }, "provided port is not in the valid range"},
-		"a node port above the range":     {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 32768 }, "provided port is not in the valid range"},
+		"a node port below the range": {func(s *corev1.Service) {
+			s.Spec.Ports[0].NodePort = 29999
+		}, "provided port is not in the valid range"},
+		"a node port above the range": {func(s *corev1.Service) {
+			s.Spec.Ports[0].NodePort = 32768
+		}, "provided port is not in the valid range"},
 		"an address that another has":     {func(s *corev1.Service) { s.Spec.ClusterIP = address }, "provided IP is already allocated"},
 		"an address outside of the range": {func(s *corev1.Service) { s.Spec.ClusterIP = "192.0.2.7" }, "does not match the current range"},
 		"the network's own address":       {func(s *corev1.Service) { s.Spec.ClusterIP = "10.96.0.0" }, "does not match the current range"},
@@ -50,22 +54,30 @@ func TestBadServices(t *testing.T) {
 		"an address of the other family":  {func(s *corev1.Service) { s.Spec.ClusterIP = "2001:db8::7" }, ""},
 		"an address with leading zeros":   {func(s *corev1.Service) { s.Spec.ClusterIP = "10.96.077.010" }, "Invalid value"},
 		"no address at all":               {func(s *corev1.Service) { s.Spec.ClusterIP = "web" }, "Invalid value"},
-		"an external address of loopback": {func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"127.0.0.1"} }, "may not be in the loopback range"},
-		"an external address of the link": {func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"169.254.169.254"} }, "may not be in the link-local range"},
-		"an external name with spaces":    {func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "a b" }, "Invalid value"},
-		"capitals":                        {func(s *corev1.Service) { s.Name = "Web" }, "metadata.name: Invalid value"},
-		"a name of 64 characters":         {func(s *corev1.Service) { s.Name = strings.Repeat("x", 64) }, "metadata.name: Invalid value"},
-		"capitals in a port's name":       {func(s *corev1.Service) { s.Spec.Ports[0].Name = "HTTP" }, "Invalid value"},
-		"no port":                         {func(s *corev1.Service) { s.Spec.Ports = nil }, "spec.ports: Required value"},
-		"a port above 65535":              {func(s *corev1.Service) { s.Spec.Ports[0].Port = 65536 }, "Invalid value"},
+		"an external address of loopback": {func(s *corev1.Service) {
+			s.Spec.ExternalIPs = []string{"127.0.0.1"}
+		}, "may not be in the loopback range"},
+		"an external address of the link": {func(s *corev1.Service) {
+			s.Spec.ExternalIPs = []string{"169.254.169.254"}
+		}, "may not be in the link-local range"},
+		"an external name with spaces": {func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "a b"
+		}, "Invalid value"},
+		"capitals":                  {func(s *corev1.Service) { s.Name = "Web" }, "metadata.name: Invalid value"},
+		"a name of 64 characters":   {func(s *corev1.Service) { s.Name = strings.Repeat("x", 64) }, "metadata.name: Invalid value"},
+		"capitals in a port's name": {func(s *corev1.Service) { s.Spec.Ports[0].Name = "HTTP" }, "Invalid value"},
+		"no port":                   {func(s *corev1.Service) { s.Spec.Ports = nil }, "spec.ports: Required value"},
+		"a port above 65535":        {func(s *corev1.Service) { s.Spec.Ports[0].Port = 65536 }, "Invalid value"},
 		"sources that are no network": {func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"lan"}
 		}, "Invalid value"},
 		"an affinity of more than a day": {func(s *corev1.Service) {
-			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP, &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](86401)}}
+			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP,
+				&corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](86401)}}
 		}, "Invalid value"},
 		"a port for health checks out of range": {func(s *corev1.Service) {
-			s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, 80
+			s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer,
+				corev1.ServiceExternalTrafficPolicyLocal, 80
 		}, "provided port is not in the valid range"},
 	} {
 		_, err := services.Create(t.Context(), service("bad", test.change), metav1.CreateOptions{})
@@ -75,7 +87,8 @@ func TestBadServices(t *testing.T) {
 		}
 	}
 	good := service("good", func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.Ports[0].NodePort = free, freePort })
-	if s, err := services.Create(t.Context(), good, metav1.CreateOptions{}); err != nil || s.Spec.ClusterIP != free || s.Spec.Ports[0].NodePort != freePort {
+	if s, err := services.Create(t.Context(), good, metav1.CreateOptions{}); err != nil || s.Spec.ClusterIP != free ||
+		s.Spec.Ports[0].NodePort != freePort {
 		t.Errorf("a good Service: %+v, %v", s, err)
 	}
 }

@@ -14,7 +14,9 @@ const bodyLimit = 20 * time.Second
 
 // withBodyDeadline ends requests whose body does not arrive in time. Requests that last as long as
 // their client wants (proxy, exec) are not limited; requests within the process have no connection.
-func withBodyDeadline(next http.Handler, limit time.Duration, resolve request.RequestInfoResolver, lasting request.LongRunningRequestCheck) http.Handler {
+func withBodyDeadline(next http.Handler, limit time.Duration, resolve request.RequestInfoResolver,
+	lasting request.LongRunningRequestCheck,
+) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
 			next.ServeHTTP(w, r)

@@ -180,7 +180,8 @@ func (b *build) configure(ctx context.Context) error {
 		return err
 	}
 	c.Authentication.APIAudiences = []string{issuer}
-	if c.Authentication.Authenticator, err = newAuthenticator(ctx, b.options, c.APIServerID, b.inside, b.ca, b.keys, client, b.informers); err != nil {
+	if c.Authentication.Authenticator, err = newAuthenticator(ctx, b.options, c.APIServerID, b.inside, b.ca, b.keys,
+		client, b.informers); err != nil {
 		return err
 	}
 	c.Authorization.Authorizer, c.RuleResolver = newAuthorizer(b.informers)
@@ -193,7 +194,8 @@ func (b *build) configure(ctx context.Context) error {
 func (b *build) describe() {
 	const title, scheme = "Kubernetes", "BearerToken"
 	bearer := spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
-	namer := apiopenapi.NewDefinitionNamer(append([]*runtime.Scheme{legacyscheme.Scheme, apiextensions.Scheme, registrationscheme.Scheme}, b.options.ExtraSchemes...)...)
+	namer := apiopenapi.NewDefinitionNamer(append([]*runtime.Scheme{legacyscheme.Scheme, apiextensions.Scheme, registrationscheme.Scheme},
+		b.options.ExtraSchemes...)...)
 	definitions := utilopenapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
 	v2 := genericapiserver.DefaultOpenAPIConfig(definitions, namer)
 	v2.Info.Title = title

@@ -64,8 +64,9 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 	}
 	roles := &awaited{stores: map[string]cache.Store{}}
 	for kind, informer := range map[string]cache.SharedIndexInformer{
-		kindOf(&rbacv1.ClusterRole{}): informers.ClusterRoles().Informer(), kindOf(&rbacv1.ClusterRoleBinding{}): informers.ClusterRoleBindings().Informer(),
-		kindOf(&rbacv1.Role{}): informers.Roles().Informer(), kindOf(&rbacv1.RoleBinding{}): informers.RoleBindings().Informer(),
+		kindOf(&rbacv1.ClusterRole{}):        informers.ClusterRoles().Informer(),
+		kindOf(&rbacv1.ClusterRoleBinding{}): informers.ClusterRoleBindings().Informer(),
+		kindOf(&rbacv1.Role{}):               informers.Roles().Informer(), kindOf(&rbacv1.RoleBinding{}): informers.RoleBindings().Informer(),
 	} {
 		roles.stores[kind] = informer.GetStore()
 	}

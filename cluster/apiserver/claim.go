@@ -50,7 +50,8 @@ func (s *store) claim(ctx context.Context, own dataversion.Versions) error {
 	if err != nil || bytes.Equal(text, before) {
 		return err
 	}
-	_, err = s.probe.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(dataversion.Key), "=", revision)).Then(clientv3.OpPut(dataversion.Key, string(text))).Commit()
+	_, err = s.probe.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(dataversion.Key), "=", revision)).Then(clientv3.OpPut(dataversion.Key,
+		string(text))).Commit()
 	if errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrPermissionDenied) {
 		slog.Warn("which version writes etcd is not noted", "key", dataversion.Key, "err", err)
 		return nil

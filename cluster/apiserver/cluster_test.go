@@ -22,8 +22,10 @@ import (
 
 func TestDiscovery(t *testing.T) {
 	want := []string{
-		"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io", "authorization.k8s.io", "autoscaling",
-		"batch", "certificates.k8s.io", "coordination.k8s.io", "discovery.k8s.io", "events.k8s.io", "flowcontrol.apiserver.k8s.io", "metrics.k8s.io", "networking.k8s.io", "node.k8s.io",
+		"admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io", "authorization.k8s.io",
+		"autoscaling",
+		"batch", "certificates.k8s.io", "coordination.k8s.io", "discovery.k8s.io", "events.k8s.io", "flowcontrol.apiserver.k8s.io",
+		"metrics.k8s.io", "networking.k8s.io", "node.k8s.io",
 		"policy", "rbac.authorization.k8s.io", "resource.k8s.io", "scheduling.k8s.io", "storage.k8s.io",
 	}
 	names := func(body []byte) []string {
@@ -64,7 +66,10 @@ func TestDiscovery(t *testing.T) {
 	for _, r := range resources.APIResources {
 		all = append(all, r.Name)
 	}
-	for _, sub := range []string{"pods/exec", "pods/log", "pods/attach", "pods/portforward", "pods/eviction", "pods/binding", "pods/ephemeralcontainers", "pods/resize", "serviceaccounts/token"} {
+	for _, sub := range []string{
+		"pods/exec", "pods/log", "pods/attach", "pods/portforward", "pods/eviction", "pods/binding",
+		"pods/ephemeralcontainers", "pods/resize", "serviceaccounts/token",
+	} {
 		if !slices.Contains(all, sub) {
 			t.Errorf("%s is not served", sub)
 		}
@@ -87,9 +92,15 @@ func TestOpenAPIIsServedInAllForms(t *testing.T) {
 		path, accept, contentType, begins string
 	}{
 		{hashed, "application/json", "application/json", `{"openapi":"3.0.0","info":{"title":"Kubernetes"`},
-		{hashed, "application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf", "\n\x053.0.0"},
+		{
+			hashed, "application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf",
+			"\n\x053.0.0",
+		},
 		{"/openapi/v2", "application/json", "application/json", `{"swagger":"2.0","info":{"title":"Kubernetes"`},
-		{"/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf", "\n\x032.0"},
+		{
+			"/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+			"application/com.github.proto-openapi.spec.v2.v1.0+protobuf", "\n\x032.0",
+		},
 	} {
 		for _, encoding := range []string{"gzip", "identity"} {
 			headers := []string{"Accept", test.accept}
@@ -97,7 +108,8 @@ func TestOpenAPIIsServedInAllForms(t *testing.T) {
 				headers = append(headers, "Accept-Encoding", encoding)
 			}
 			resp, body := get(t, true, test.path, headers...)
-			if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != test.contentType || !strings.HasPrefix(string(body), test.begins) {
+			if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != test.contentType ||
+				!strings.HasPrefix(string(body), test.begins) {
 				t.Errorf("%s %s: %d %s %.60q", test.path, test.accept, resp.StatusCode, resp.Header.Get("Content-Type"), body)
 			}
 			again := resp
@@ -144,7 +156,8 @@ func TestServices(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "other"},
 		Spec:       corev1.ServiceSpec{ClusterIP: s.Spec.ClusterIP, Ports: []corev1.ServicePort{{Port: 80}}},
 	}
-	if _, err := services.Create(t.Context(), taken, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "already allocated") {
+	if _, err := services.Create(t.Context(), taken, metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "already allocated") {
 		t.Errorf("an address that is taken: %v", err)
 	}
 }
@@ -161,12 +174,16 @@ func TestBuiltInObjects(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, name := range []string{"cluster-admin", "admin", "edit", "view", "system:kube-scheduler", "system:controller:replicaset-controller"} {
+	for _, name := range []string{
+		"cluster-admin", "admin", "edit", "view", "system:kube-scheduler",
+		"system:controller:replicaset-controller",
+	} {
 		if _, err := client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
 	}
-	if _, err := client.RbacV1().RoleBindings("kube-system").Get(t.Context(), "system::extension-apiserver-authentication-reader", metav1.GetOptions{}); err != nil {
+	if _, err := client.RbacV1().RoleBindings("kube-system").Get(t.Context(), "system::extension-apiserver-authentication-reader",
+		metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -174,7 +191,8 @@ func TestBuiltInObjects(t *testing.T) {
 func TestPodAdmission(t *testing.T) {
 	client := admin(t)
 	ns := namespace(t, client)
-	if _, err := client.SchedulingV1().PriorityClasses().Create(t.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: ns}, Value: 7}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.SchedulingV1().PriorityClasses().Create(t.Context(),
+		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: ns}, Value: 7}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	limits, err := client.CoreV1().LimitRanges(ns).Create(t.Context(), &corev1.LimitRange{
@@ -186,8 +204,12 @@ func TestPodAdmission(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	waitSeen(t, server.Informers().Core().V1().LimitRanges().Informer(), func(obj any) bool { return obj.(*corev1.LimitRange).UID == limits.UID })
-	waitSeen(t, server.Informers().Scheduling().V1().PriorityClasses().Informer(), func(obj any) bool { return obj.(*schedulingv1.PriorityClass).Name == ns })
+	waitSeen(t, server.Informers().Core().V1().LimitRanges().Informer(), func(obj any) bool {
+		return obj.(*corev1.LimitRange).UID == limits.UID
+	})
+	waitSeen(t, server.Informers().Scheduling().V1().PriorityClasses().Informer(), func(obj any) bool {
+		return obj.(*schedulingv1.PriorityClass).Name == ns
+	})
 	pod, err := client.CoreV1().Pods(ns).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p"},
 		Spec:       corev1.PodSpec{PriorityClassName: ns, Containers: []corev1.Container{{Name: "main", Image: "image"}}},
@@ -240,12 +262,15 @@ func TestNetworkPoliciesThatMakeNoSense(t *testing.T) {
 	}
 	label := metav1.LabelSelector{MatchLabels: map[string]string{"a": "b c"}}
 	for name, rule := range map[string]networkingv1.NetworkPolicyIngressRule{
-		"no network":              block("10.0.0.0"),
-		"too long a prefix":       block("10.0.0.0/33"),
-		"no exception":            block("10.0.0.0/8", "x"),
-		"an exception outside":    block("10.0.0.0/8", "11.0.0.0/16"),
-		"an exception of all":     block("10.0.0.0/8", "10.0.0.0/8"),
-		"two kinds of a peer":     peer(networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}, PodSelector: &metav1.LabelSelector{}}),
+		"no network":           block("10.0.0.0"),
+		"too long a prefix":    block("10.0.0.0/33"),
+		"no exception":         block("10.0.0.0/8", "x"),
+		"an exception outside": block("10.0.0.0/8", "11.0.0.0/16"),
+		"an exception of all":  block("10.0.0.0/8", "10.0.0.0/8"),
+		"two kinds of a peer": peer(networkingv1.NetworkPolicyPeer{
+			IPBlock:     &networkingv1.IPBlock{CIDR: "10.0.0.0/8"},
+			PodSelector: &metav1.LabelSelector{},
+		}),
 		"no peer":                 peer(networkingv1.NetworkPolicyPeer{}),
 		"no label":                peer(networkingv1.NetworkPolicyPeer{PodSelector: &label}),
 		"no label of a namespace": peer(networkingv1.NetworkPolicyPeer{NamespaceSelector: &label}),

@@ -22,7 +22,8 @@ func TestDriversObjects(t *testing.T) {
 	config := rest.CopyConfig(server.ClientConfig("admin", "system:masters"))
 	config.WarningHandler = &warned
 	storage := clientOf(t, config).StorageV1()
-	driver, err := storage.CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "objects.example.org"}}, metav1.CreateOptions{})
+	driver, err := storage.CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "objects.example.org"}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +31,8 @@ func TestDriversObjects(t *testing.T) {
 		return storage.CSIDrivers().Delete(ctx, driver.Name, metav1.DeleteOptions{})
 	})
 	if s := driver.Spec; !*s.AttachRequired || *s.PodInfoOnMount || *s.StorageCapacity || *s.RequiresRepublish || *s.SELinuxMount ||
-		*s.FSGroupPolicy != storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy || !slices.Equal(s.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}) {
+		*s.FSGroupPolicy != storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy ||
+		!slices.Equal(s.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}) {
 		t.Errorf("defaults of a CSIDriver: %+v", s)
 	}
 	capacity := &storagev1.CSIStorageCapacity{
@@ -74,7 +76,8 @@ func TestNodesAndTheirDrivers(t *testing.T) {
 	ns := namespace(t, client)
 	own, other := ns+"-own", ns+"-other"
 	for _, name := range []string{own, other} {
-		if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		atEnd(t, func(ctx context.Context) error {
@@ -83,7 +86,10 @@ func TestNodesAndTheirDrivers(t *testing.T) {
 		pv := "of-" + name
 		if _, err := client.StorageV1().VolumeAttachments().Create(t.Context(), &storagev1.VolumeAttachment{
 			ObjectMeta: metav1.ObjectMeta{Name: "to-" + name},
-			Spec:       storagev1.VolumeAttachmentSpec{Attacher: "d.example.org", NodeName: name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}},
+			Spec: storagev1.VolumeAttachmentSpec{
+				Attacher: "d.example.org", NodeName: name,
+				Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv},
+			},
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -102,14 +108,18 @@ func TestNodesAndTheirDrivers(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: "on-" + name},
 			Spec: corev1.PodSpec{
 				NodeName: name, Containers: []corev1.Container{{Name: "main", Image: "image"}},
-				Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "on-" + name}}}},
+				Volumes: []corev1.Volume{{
+					Name:         "v",
+					VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "on-" + name}},
+				}},
 			},
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	kubelet := clientOf(t, server.ClientConfig("system:node:"+own, "system:nodes"))
-	attach, csiNodes, claims := kubelet.StorageV1().VolumeAttachments(), kubelet.StorageV1().CSINodes(), kubelet.CoreV1().PersistentVolumeClaims(ns)
+	attach, csiNodes, claims := kubelet.StorageV1().VolumeAttachments(), kubelet.StorageV1().CSINodes(),
+		kubelet.CoreV1().PersistentVolumeClaims(ns)
 	grown := []byte(`{"status":{"capacity":{"storage":"2Gi"},"conditions":[{"type":"FileSystemResizePending","status":"True"}]}}`)
 	status := func(name string, body []byte) error {
 		_, err := claims.Patch(t.Context(), name, types.MergePatchType, body, metav1.PatchOptions{}, "status")
@@ -140,7 +150,8 @@ func TestNodesAndTheirDrivers(t *testing.T) {
 		return client.StorageV1().CSINodes().Delete(ctx, own, metav1.DeleteOptions{})
 	})
 	eventually(t, "the other node may read its attachment, so that the authorizer knows both", func() (bool, error) {
-		_, err := clientOf(t, server.ClientConfig("system:node:"+other, "system:nodes")).StorageV1().VolumeAttachments().Get(t.Context(), "to-"+other, metav1.GetOptions{})
+		_, err := clientOf(t, server.ClientConfig("system:node:"+other, "system:nodes")).StorageV1().VolumeAttachments().Get(t.Context(),
+			"to-"+other, metav1.GetOptions{})
 		return err == nil, err
 	})
 	for what, err := range map[string]error{
@@ -157,7 +168,8 @@ func TestNodesAndTheirDrivers(t *testing.T) {
 		"bind its pod's claim":   status("on-"+own, []byte(`{"status":{"phase":"Bound"}}`)),
 		"make another's CSINode": csiNode(other),
 		"make a driver's CSIDriver": func() error {
-			_, err := kubelet.StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "evil.example.org"}}, metav1.CreateOptions{})
+			_, err := kubelet.StorageV1().CSIDrivers().Create(t.Context(),
+				&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "evil.example.org"}}, metav1.CreateOptions{})
 			return err
 		}(),
 		"read attachments of no one": func() error { _, err := attach.Get(t.Context(), "none", metav1.GetOptions{}); return err }(),

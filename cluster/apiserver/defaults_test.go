@@ -69,7 +69,10 @@ func TestResizeBeyondTheNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("1Gi")}
+	node.Status.Allocatable = corev1.ResourceList{
+		corev1.ResourceCPU:    resource.MustParse("2"),
+		corev1.ResourceMemory: resource.MustParse("1Gi"),
+	}
 	node.Status.Capacity = node.Status.Allocatable
 	if _, err := client.Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -89,7 +92,8 @@ func TestResizeBeyondTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod.Spec.Containers[0].Resources = cpu("3")
-	if _, err := client.Pods(ns).UpdateResize(t.Context(), pod.Name, pod, metav1.UpdateOptions{}); err == nil || !strings.Contains(err.Error(), "enough allocatable") {
+	if _, err := client.Pods(ns).UpdateResize(t.Context(), pod.Name, pod, metav1.UpdateOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "enough allocatable") {
 		t.Errorf("more than the node has: %v", err)
 	}
 }

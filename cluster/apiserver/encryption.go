@@ -62,8 +62,10 @@ func openEncryption(ctx context.Context, path string, part *health.Part) (*encry
 		e.stop()
 		return nil, err
 	}
-	e.DynamicTransformers = encryptionconfig.NewDynamicTransformers(config.Transformers, config.HealthChecks[0], closeFirst, config.KMSCloseGracePeriod)
-	reloader := encryptionreload.NewDynamicEncryptionConfiguration("encryption-provider-config", path, e.DynamicTransformers, config.EncryptionFileContentHash, "")
+	e.DynamicTransformers = encryptionconfig.NewDynamicTransformers(config.Transformers, config.HealthChecks[0], closeFirst,
+		config.KMSCloseGracePeriod)
+	reloader := encryptionreload.NewDynamicEncryptionConfiguration("encryption-provider-config", path, e.DynamicTransformers,
+		config.EncryptionFileContentHash, "")
 	e.running.Go(func() { reloader.Run(ctx) })
 	e.running.Go(func() { tellChanges(ctx, path, config.EncryptionFileContentHash, part) })
 	return e, nil

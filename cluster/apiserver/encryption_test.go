@@ -181,16 +181,21 @@ func TestEncryptionAtRest(t *testing.T) {
 func TestEncryptionConfigsThatCannotBeUsed(t *testing.T) {
 	const head = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\n"
 	for name, test := range map[string]struct{ content, want string }{
-		"empty":          {"", "is empty"},
-		"no YAML":        {head + "resources:\n  - [\n", "line 4"},
-		"unknown field":  {head + "resources:\n- resources: [secrets]\n  providerz:\n  - identity: {}\n", `line 5: error while parsing file: error decoding`},
-		"another kind":   {"apiVersion: v1\nkind: Secret\n", `no kind "Secret" is registered`},
-		"no provider":    {head + "resources:\n- resources:\n  - secrets\n  providers: []\n", "line 6: "},
-		"short key":      {strings.Replace(aesKeys("first", "second"), base64.StdEncoding.EncodeToString([]byte(fmt.Sprintf("%-32s", "second"))), "c2hvcnQ=", 1), "line 9: "},
-		"no base64":      {strings.Replace(aesKeys("first"), "secret: ", "secret: '%%%'#", 1), "line 8"},
-		"two providers":  {head + "resources:\n- resources: [secrets]\n  providers:\n  - identity: {}\n    aesgcm: {keys: []}\n", "line 6: "},
-		"unknown kinds":  {head + "resources:\n- resources:\n  - configmaps\n  - Secrets\n  providers:\n  - identity: {}\n", "line 6: "},
-		"second rule":    {head + "resources:\n- resources: [secrets]\n  providers: [{identity: {}}]\n- resources: []\n  providers: [{identity: {}}]\n", "line 6: "},
+		"empty":   {"", "is empty"},
+		"no YAML": {head + "resources:\n  - [\n", "line 4"},
+		"unknown field": {
+			head + "resources:\n- resources: [secrets]\n  providerz:\n  - identity: {}\n",
+			`line 5: error while parsing file: error decoding`,
+		},
+		"another kind": {"apiVersion: v1\nkind: Secret\n", `no kind "Secret" is registered`},
+		"no provider":  {head + "resources:\n- resources:\n  - secrets\n  providers: []\n", "line 6: "},
+		"short key": {strings.Replace(aesKeys("first", "second"), base64.StdEncoding.EncodeToString([]byte(fmt.Sprintf("%-32s", "second"))),
+			"c2hvcnQ=", 1), "line 9: "},
+		"no base64":     {strings.Replace(aesKeys("first"), "secret: ", "secret: '%%%'#", 1), "line 8"},
+		"two providers": {head + "resources:\n- resources: [secrets]\n  providers:\n  - identity: {}\n    aesgcm: {keys: []}\n", "line 6: "},
+		"unknown kinds": {head + "resources:\n- resources:\n  - configmaps\n  - Secrets\n  providers:\n  - identity: {}\n", "line 6: "},
+		"second rule": {head +
+			"resources:\n- resources: [secrets]\n  providers: [{identity: {}}]\n- resources: []\n  providers: [{identity: {}}]\n", "line 6: "},
 		"fine":           {aesKeys("first"), ""},
 		"fine with JSON": {`{"apiVersion":"apiserver.config.k8s.io/v1","kind":"EncryptionConfiguration","resources":[{"resources":["secrets"],"providers":[{"identity":{}}]}]}`, ""},
 	} {
@@ -206,12 +211,14 @@ func TestEncryptionConfigsThatCannotBeUsed(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || !strings.HasPrefix(err.Error(), "--encryption-provider-config "+file) || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.HasPrefix(err.Error(), "--encryption-provider-config "+file) || !strings.Contains(err.Error(), test.want) ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("error %v, want %s", err, test.want)
 			}
 		})
 	}
-	if err := CheckEncryption("/nonexistent"); err == nil || !strings.Contains(err.Error(), "--encryption-provider-config: open /nonexistent") {
+	if err := CheckEncryption("/nonexistent"); err == nil ||
+		!strings.Contains(err.Error(), "--encryption-provider-config: open /nonexistent") {
 		t.Errorf("error %v", err)
 	}
 }

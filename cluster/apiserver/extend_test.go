@@ -110,10 +110,12 @@ func TestCustomResources(t *testing.T) {
 	if e := <-watch.ResultChan(); e.Object.(*unstructured.Unstructured).GetName() != "a" {
 		t.Errorf("event %+v", e)
 	}
-	if _, err := boats.Create(t.Context(), boat("b", 0), metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.seats") {
+	if _, err := boats.Create(t.Context(), boat("b", 0), metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "spec.seats") {
 		t.Errorf("no seats: %v", err)
 	}
-	if _, err := boats.Create(t.Context(), boat("c", 9), metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "a coracle is light") {
+	if _, err := boats.Create(t.Context(), boat("c", 9), metav1.CreateOptions{}); !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "a coracle is light") {
 		t.Errorf("too many seats: %v", err)
 	}
 	if _, err := boats.Apply(t.Context(), "a", boat("a", 2), metav1.ApplyOptions{FieldManager: "other"}); !apierrors.IsConflict(err) {
@@ -141,7 +143,8 @@ func TestCustomResources(t *testing.T) {
 			_, index := get(t, true, "/openapi/v3")
 			_, v3 := get(t, true, "/openapi/v3/apis/example.org/v1", "Accept", "application/json")
 			_, v2 = get(t, true, "/openapi/v2", "Accept", "application/json")
-			found := strings.Contains(string(index), `"apis/example.org/v1"`) && strings.Contains(string(v3), "How many can sit.") && strings.Contains(string(v2), "How many can sit.")
+			found := strings.Contains(string(index), `"apis/example.org/v1"`) && strings.Contains(string(v3), "How many can sit.") &&
+				strings.Contains(string(v2), "How many can sit.")
 			return found, fmt.Errorf("%d bytes of index, %d of v3, %d of v2", len(index), len(v3), len(v2))
 		})
 		if !strings.Contains(string(v2), "DeploymentSpec") {
@@ -154,7 +157,9 @@ func TestCustomResources(t *testing.T) {
 }
 
 // hookServer serves answer as a webhook, and returns what a configuration needs to call it.
-func hookServer(t *testing.T, answer func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse) admissionregistrationv1.WebhookClientConfig {
+func hookServer(t *testing.T,
+	answer func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse,
+) admissionregistrationv1.WebhookClientConfig {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -162,7 +167,8 @@ func hookServer(t *testing.T, answer func(*admissionv1.AdmissionRequest) *admiss
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -199,7 +205,8 @@ func mapsIn(ns string) ([]admissionregistrationv1.RuleWithOperations, *metav1.La
 func until(t *testing.T, client kubernetes.Interface, ns string, wanted func(*corev1.ConfigMap, error) bool) {
 	t.Helper()
 	eventually(t, "admission acts", func() (bool, error) {
-		m, err := client.CoreV1().ConfigMaps(ns).Create(t.Context(), configMap("a", map[string]string{"k": "v"}), metav1.CreateOptions{DryRun: []string{"All"}})
+		m, err := client.CoreV1().ConfigMaps(ns).Create(t.Context(), configMap("a", map[string]string{"k": "v"}),
+			metav1.CreateOptions{DryRun: []string{"All"}})
 		return wanted(m, err), err
 	})
 }
@@ -214,12 +221,14 @@ func TestWebhooks(t *testing.T) {
 			Allowed: true, Patch: []byte(`[{"op":"add","path":"/data/hooked","value":"yes"}]`), PatchType: ptr.To(admissionv1.PatchTypeJSONPatch),
 		}
 	})
-	_, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.MutatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: ns},
-		Webhooks: []admissionregistrationv1.MutatingWebhook{{
-			Name: "change.example.org", ClientConfig: mutating, Rules: rules, NamespaceSelector: selector, SideEffects: none, AdmissionReviewVersions: []string{"v1"},
-		}},
-	}, metav1.CreateOptions{})
+	_, err := client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(),
+		&admissionregistrationv1.MutatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: ns},
+			Webhooks: []admissionregistrationv1.MutatingWebhook{{
+				Name: "change.example.org", ClientConfig: mutating, Rules: rules, NamespaceSelector: selector, SideEffects: none,
+				AdmissionReviewVersions: []string{"v1"},
+			}},
+		}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,12 +237,14 @@ func TestWebhooks(t *testing.T) {
 	validating := hookServer(t, func(r *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 		return &admissionv1.AdmissionResponse{Allowed: false, Result: &metav1.Status{Message: "not on " + string(r.Operation)}}
 	})
-	_, err = client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: ns},
-		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
-			Name: "deny.example.org", ClientConfig: validating, Rules: rules, NamespaceSelector: selector, SideEffects: none, AdmissionReviewVersions: []string{"v1"},
-		}},
-	}, metav1.CreateOptions{})
+	_, err = client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(),
+		&admissionregistrationv1.ValidatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: ns},
+			Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+				Name: "deny.example.org", ClientConfig: validating, Rules: rules, NamespaceSelector: selector, SideEffects: none,
+				AdmissionReviewVersions: []string{"v1"},
+			}},
+		}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,7 +91,9 @@ type unwritten struct {
 
 func (u unwritten) FlowSchemas() flowcontrolclient.FlowSchemaInterface { return u }
 
-func (unwritten) ApplyStatus(context.Context, *flowcontrolapply.FlowSchemaApplyConfiguration, metav1.ApplyOptions) (*flowcontrolv1.FlowSchema, error) {
+func (unwritten) ApplyStatus(context.Context, *flowcontrolapply.FlowSchemaApplyConfiguration,
+	metav1.ApplyOptions,
+) (*flowcontrolv1.FlowSchema, error) {
 	return nil, nil
 }
 

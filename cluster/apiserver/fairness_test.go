@@ -182,8 +182,9 @@ func (a *attacked) slowBody() net.Conn {
 		a.t.Fatal(err)
 	}
 	a.atEnd = append(a.atEnd, func() { _ = conn.Close() })
-	_, err = fmt.Fprintf(conn, "POST /apis/authentication.k8s.io/v1/selfsubjectreviews HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer attacker\r\n"+
-		"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+	_, err = fmt.Fprintf(conn,
+		"POST /apis/authentication.k8s.io/v1/selfsubjectreviews HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer attacker\r\n"+
+			"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -240,18 +241,22 @@ func TestDeadWebhookDoesNotStarveNodes(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: webhook.Certificate().Raw})
-		_, err := a.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, &admissionregistrationv1.ValidatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: "dead"},
-			Webhooks: []admissionregistrationv1.ValidatingWebhook{{
-				Name: "dead.example.org", ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: ptr.To(webhook.URL), CABundle: ca},
-				AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
-				FailurePolicy: ptr.To(admissionregistrationv1.Fail), TimeoutSeconds: ptr.To[int32](30),
-				Rules: []admissionregistrationv1.RuleWithOperations{{
-					Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-					Rule:       admissionregistrationv1.Rule{APIGroups: []string{"authentication.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"selfsubjectreviews"}},
+		_, err := a.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx,
+			&admissionregistrationv1.ValidatingWebhookConfiguration{
+				ObjectMeta: metav1.ObjectMeta{Name: "dead"},
+				Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+					Name: "dead.example.org", ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: ptr.To(webhook.URL), CABundle: ca},
+					AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
+					FailurePolicy: ptr.To(admissionregistrationv1.Fail), TimeoutSeconds: ptr.To[int32](30),
+					Rules: []admissionregistrationv1.RuleWithOperations{{
+						Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+						Rule: admissionregistrationv1.Rule{
+							APIGroups: []string{"authentication.k8s.io"}, APIVersions: []string{"v1"},
+							Resources: []string{"selfsubjectreviews"},
+						},
+					}},
 				}},
-			}},
-		}, metav1.CreateOptions{})
+			}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

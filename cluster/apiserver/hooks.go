@@ -63,8 +63,10 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 	}
 	trust := clusterauthenticationtrust.ClusterAuthenticationInfo{
 		ClientCA: b.ca, RequestHeaderCA: front, RequestHeaderAllowedNames: headerrequest.StaticStringSlice{pki.FrontProxyName},
-		RequestHeaderUsernameHeaders: headerrequest.StaticStringSlice{"X-Remote-User"}, RequestHeaderUIDHeaders: headerrequest.StaticStringSlice{"X-Remote-Uid"},
-		RequestHeaderGroupHeaders: headerrequest.StaticStringSlice{"X-Remote-Group"}, RequestHeaderExtraHeaderPrefixes: headerrequest.StaticStringSlice{"X-Remote-Extra-"},
+		RequestHeaderUsernameHeaders:     headerrequest.StaticStringSlice{"X-Remote-User"},
+		RequestHeaderUIDHeaders:          headerrequest.StaticStringSlice{"X-Remote-Uid"},
+		RequestHeaderGroupHeaders:        headerrequest.StaticStringSlice{"X-Remote-Group"},
+		RequestHeaderExtraHeaderPrefixes: headerrequest.StaticStringSlice{"X-Remote-Extra-"},
 	}
 	add("start-cluster-authentication-info-controller", func(ctx genericapiserver.PostStartHookContext) error {
 		controller := clusterauthenticationtrust.NewClusterAuthenticationTrustController(trust, client)

@@ -106,7 +106,8 @@ func parseAuthentication(data []byte) (*apiserverapi.AuthenticationConfiguration
 	if !ok {
 		return nil, fmt.Errorf("it is no AuthenticationConfiguration, but a %s", decoded.GetObjectKind().GroupVersionKind().Kind)
 	}
-	return config, validation.ValidateAuthenticationConfiguration(authenticationcel.NewDefaultCompiler(), config, []string{issuer}).ToAggregate()
+	return config, validation.ValidateAuthenticationConfiguration(authenticationcel.NewDefaultCompiler(), config,
+		[]string{issuer}).ToAggregate()
 }
 
 // webhook returns what asks the server of TokenWebhook.
@@ -177,7 +178,9 @@ type verifiers struct {
 }
 
 // newIssuers follows the file until ctx ends, and returns the configuration as it is now.
-func newIssuers(ctx context.Context, o *AuthenticationOptions, serverID string) (*issuers, *apiserverapi.AuthenticationConfiguration, error) {
+func newIssuers(ctx context.Context, o *AuthenticationOptions,
+	serverID string,
+) (*issuers, *apiserverapi.AuthenticationConfiguration, error) {
 	config, data, err := o.load()
 	if err != nil {
 		return nil, nil, err
@@ -205,7 +208,8 @@ func (i *issuers) verifiers(config *apiserverapi.AuthenticationConfiguration) (*
 	var checks []func() error
 	for _, from := range config.JWT {
 		o := oidc.Options{
-			JWTAuthenticator: from, SupportedSigningAlgs: oidc.AllValidSigningAlgorithms(), DisallowedIssuers: []string{issuer}, APIServerID: i.serverID,
+			JWTAuthenticator: from, SupportedSigningAlgs: oidc.AllValidSigningAlgorithms(), DisallowedIssuers: []string{issuer},
+			APIServerID: i.serverID,
 		}
 		if pem := from.Issuer.CertificateAuthority; pem != "" {
 			ca, err := dynamiccertificates.NewStaticCAContent("oidc-authenticator", []byte(pem))
@@ -247,7 +251,8 @@ func (i *issuers) follow(ctx context.Context, first *apiserverapi.Authentication
 			continue
 		}
 		if err == nil && !reflect.DeepEqual(first.Anonymous, config.Anonymous) {
-			err = inFile(authenticationFlag, i.options.Config, data, errors.New("anonymous: it was changed, which takes effect at the next start only; put it back until then"))
+			err = inFile(authenticationFlag, i.options.Config, data,
+				errors.New("anonymous: it was changed, which takes effect at the next start only; put it back until then"))
 		}
 		if err == nil {
 			err = i.change(ctx, config)
@@ -272,7 +277,9 @@ func (i *issuers) change(ctx context.Context, config *apiserverapi.Authenticatio
 	if err != nil {
 		return err
 	}
-	err = wait.PollUntilContextTimeout(ctx, cmp.Or(i.options.ask, issuerAsk), issuerLimit, true, func(context.Context) (bool, error) { return next.health() == nil, nil })
+	err = wait.PollUntilContextTimeout(ctx, cmp.Or(i.options.ask, issuerAsk), issuerLimit, true, func(context.Context) (bool, error) {
+		return next.health() == nil, nil
+	})
 	if err != nil {
 		next.stop()
 		return fmt.Errorf("%s %s: %w", authenticationFlag, i.options.Config, next.health())

@@ -168,10 +168,12 @@ func TestIssuersOfTokens(t *testing.T) {
 	impostor := &identityProvider{url: first.url, key: other.key}
 	parts := strings.Split(first.token(t, nil), ".")
 	for name, token := range map[string]string{
-		"another audience": first.token(t, map[string]any{"aud": "others"}), "expired": first.token(t, map[string]any{"exp": time.Now().Add(-time.Hour).Unix()}),
-		"not yet valid": first.token(t, map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}), "another key": impostor.token(t, nil),
+		"another audience": first.token(t, map[string]any{"aud": "others"}),
+		"expired":          first.token(t, map[string]any{"exp": time.Now().Add(-time.Hour).Unix()}),
+		"not yet valid":    first.token(t, map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}), "another key": impostor.token(t, nil),
 		"another issuer": other.token(t, nil), "the cluster's own issuer": first.token(t, map[string]any{"iss": issuer}),
-		"no signature": "eyJhbGciOiJub25lIn0." + parts[1] + ".", "changed": parts[0] + "." + parts[1] + "x." + parts[2], "garbage": "garbage", "long": strings.Repeat("x", 1<<16),
+		"no signature": "eyJhbGciOiJub25lIn0." + parts[1] + ".", "changed": parts[0] + "." + parts[1] + "x." + parts[2], "garbage": "garbage",
+		"long": strings.Repeat("x", 1<<16),
 	} {
 		if got, err := whoIs(t, s, token); err == nil {
 			t.Errorf("%s: accepted as %s", name, got)
@@ -231,7 +233,10 @@ func TestATokenWebhook(t *testing.T) {
 		_ = json.NewDecoder(r.Body).Decode(&review)
 		switch review.Spec.Token {
 		case "good":
-			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "jane", Groups: []string{"sailors"}}}
+			review.Status = authenticationv1.TokenReviewStatus{
+				Authenticated: true,
+				User:          authenticationv1.UserInfo{Username: "jane", Groups: []string{"sailors"}},
+			}
 		case "garbage":
 			_, _ = w.Write([]byte("garbage"))
 			return
@@ -271,7 +276,8 @@ func TestATokenWebhook(t *testing.T) {
 	if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), serviceAccount("sailor"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	request, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "sailor", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	request, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "sailor", &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,24 +305,49 @@ func TestATokenWebhook(t *testing.T) {
 }
 
 func webhookConfig(url string) string {
-	return fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n", url)
+	return fmt.Sprintf(
+		"apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: "+
+			"a}}]\ncurrent-context: a\n", url,
+	)
 }
 
 // What is wrong with a configuration is said with its line, before anything starts.
 func TestAuthenticationConfigsThatCannotBeUsed(t *testing.T) {
 	issuers := func(text string) string { return authenticationHead + "jwt:\n- issuer:\n" + text }
 	for name, test := range map[string]struct{ content, want string }{
-		"empty":         {" \n", "the file is empty"},
-		"no YAML":       {authenticationHead + "jwt:\n  - [\n", "line 4"},
-		"unknown field": {issuers("    url: https://a.example\n    audience: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"), `unknown field "jwt[0].issuer.audience"`},
-		"another kind":  {"apiVersion: v1\nkind: Secret\n", `no kind "Secret" is registered`},
-		"no TLS":        {issuers("    url: http://a.example\n    audiences: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"), "line 5: jwt[0].issuer.url: Invalid value"},
-		"no audience":   {issuers("    url: https://a.example\n    audiences: []\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"), "line 6: jwt[0].issuer.audiences: Required value"},
-		"our own":       {issuers("    url: " + issuer + "\n    audiences: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"), "line 5: jwt[0].issuer.url: Invalid value"},
-		"no user name":  {issuers("    url: https://a.example\n    audiences: [a]\n  claimMappings: {username: {}}\n"), "jwt[0].claimMappings.username"},
-		"no expression": {issuers("    url: https://a.example\n    audiences: [a]\n  claimMappings: {username: {expression: 'claims.'}}\n"), "jwt[0].claimMappings.username.expression"},
-		"no authority":  {issuers("    url: https://a.example\n    audiences: [a]\n    certificateAuthority: x\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"), "line 7: jwt[0].issuer.certificateAuthority"},
-		"fine":          {issuers("    url: https://a.example\n    audiences: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"), ""},
+		"empty":   {" \n", "the file is empty"},
+		"no YAML": {authenticationHead + "jwt:\n  - [\n", "line 4"},
+		"unknown field": {
+			issuers("    url: https://a.example\n    audience: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"),
+			`unknown field "jwt[0].issuer.audience"`,
+		},
+		"another kind": {"apiVersion: v1\nkind: Secret\n", `no kind "Secret" is registered`},
+		"no TLS": {
+			issuers("    url: http://a.example\n    audiences: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"),
+			"line 5: jwt[0].issuer.url: Invalid value",
+		},
+		"no audience": {
+			issuers("    url: https://a.example\n    audiences: []\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"),
+			"line 6: jwt[0].issuer.audiences: Required value",
+		},
+		"our own": {
+			issuers("    url: " + issuer + "\n    audiences: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"),
+			"line 5: jwt[0].issuer.url: Invalid value",
+		},
+		"no user name": {
+			issuers("    url: https://a.example\n    audiences: [a]\n  claimMappings: {username: {}}\n"),
+			"jwt[0].claimMappings.username",
+		},
+		"no expression": {
+			issuers("    url: https://a.example\n    audiences: [a]\n  claimMappings: {username: {expression: 'claims.'}}\n"),
+			"jwt[0].claimMappings.username.expression",
+		},
+		"no authority": {
+			issuers(
+				"    url: https://a.example\n    audiences: [a]\n    certificateAuthority: x\n  claimMappings: {username: {claim: sub, prefix: ''}}\n",
+			), "line 7: jwt[0].issuer.certificateAuthority",
+		},
+		"fine": {issuers("    url: https://a.example\n    audiences: [a]\n  claimMappings: {username: {claim: sub, prefix: ''}}\n"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "authentication.yaml")
@@ -328,7 +359,8 @@ func TestAuthenticationConfigsThatCannotBeUsed(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || !strings.HasPrefix(err.Error(), "--authentication-config "+file) || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.HasPrefix(err.Error(), "--authentication-config "+file) || !strings.Contains(err.Error(), test.want) ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("error %v, want %s", err, test.want)
 			}
 		})

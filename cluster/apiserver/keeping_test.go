@@ -64,7 +64,9 @@ func TestFullStore(t *testing.T) {
 		}
 		var status *apierrors.StatusError
 		if errors.As(err, &status) {
-			if status.ErrStatus.Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "the cluster's store is full: nothing can be created or changed, reading and deleting go on; 'coracle status' says what to do") {
+			if status.ErrStatus.Code != http.StatusInsufficientStorage ||
+				!strings.Contains(err.Error(),
+					"the cluster's store is full: nothing can be created or changed, reading and deleting go on; 'coracle status' says what to do") {
 				t.Fatalf("error %#v", status.ErrStatus)
 			}
 			return !board.States()[0].Healthy, nil
@@ -74,10 +76,12 @@ func TestFullStore(t *testing.T) {
 		}
 		return false, err
 	})
-	if state := board.States()[0]; !strings.Contains(state.Message, "the store is full") || !strings.Contains(state.Message, "Delete objects that are not needed any more") {
+	if state := board.States()[0]; !strings.Contains(state.Message, "the store is full") ||
+		!strings.Contains(state.Message, "Delete objects that are not needed any more") {
 		t.Errorf("state %+v", state)
 	}
-	if _, err := maps.Patch(t.Context(), filler(0), "application/merge-patch+json", []byte(`{"data":{"k":"y"}}`), metav1.PatchOptions{}); err == nil || !strings.Contains(err.Error(), "the cluster's store is full") {
+	if _, err := maps.Patch(t.Context(), filler(0), "application/merge-patch+json", []byte(`{"data":{"k":"y"}}`),
+		metav1.PatchOptions{}); err == nil || !strings.Contains(err.Error(), "the cluster's store is full") {
 		t.Errorf("a change: %v", err)
 	}
 	if got, err := maps.Get(t.Context(), filler(0), metav1.GetOptions{}); err != nil || len(got.Data["k"]) != 500<<10 {
@@ -90,7 +94,8 @@ func TestFullStore(t *testing.T) {
 	s, stop = serve(t, o)
 	defer stop()
 	maps = clientOf(t, s.ClientConfig("admin", "system:masters")).CoreV1().ConfigMaps("default")
-	if _, err := maps.Create(t.Context(), configMap("a", map[string]string{"k": "small"}), metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "the cluster's store is full") {
+	if _, err := maps.Create(t.Context(), configMap("a", map[string]string{"k": "small"}), metav1.CreateOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "the cluster's store is full") {
 		t.Errorf("after a restart: %v", err)
 	}
 	for i := range made + 1 { // the last one was refused, and may be there
@@ -131,8 +136,14 @@ func TestNewerData(t *testing.T) {
 		return all.Count
 	}
 	for name, test := range map[string]struct{ text, want string }{
-		"Kubernetes": {`{"coracle":"v1.2.3","kubernetes":"1.99"}`, "the cluster's data was written by a newer version: Kubernetes 1.99 wrote it, and this is Kubernetes " + dataversion.Own("").Kubernetes},
-		"Coracle":    {`{"coracle":"v1.3.0","kubernetes":"1.36"}`, "the cluster's data was written by a newer version: Coracle v1.3.0 wrote it, and this is Coracle v1.2.9"},
+		"Kubernetes": {
+			`{"coracle":"v1.2.3","kubernetes":"1.99"}`,
+			"the cluster's data was written by a newer version: Kubernetes 1.99 wrote it, and this is Kubernetes " + dataversion.Own("").Kubernetes,
+		},
+		"Coracle": {
+			`{"coracle":"v1.3.0","kubernetes":"1.36"}`,
+			"the cluster's data was written by a newer version: Coracle v1.3.0 wrote it, and this is Coracle v1.2.9",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := broken(t, func(o *Options) { o.Version = "v1.2.9" })
@@ -141,7 +152,8 @@ func TestNewerData(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "install that version again, or go back to a snapshot") {
+			if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) ||
+				!strings.Contains(err.Error(), "install that version again, or go back to a snapshot") {
 				t.Errorf("error %v", err)
 			}
 			if keys := write(o, ""); keys != 2 { // the compactor has one
@@ -160,7 +172,8 @@ func TestNewerData(t *testing.T) {
 		}
 		defer s.shut()
 		got, err := s.probe.Get(t.Context(), dataversion.Key)
-		if want := `{"coracle":"v1.2.9","kubernetes":"` + dataversion.Own("").Kubernetes + `"}`; err != nil || got.Count != 1 || string(got.Kvs[0].Value) != want {
+		if want := `{"coracle":"v1.2.9","kubernetes":"` + dataversion.Own("").Kubernetes + `"}`; err != nil || got.Count != 1 ||
+			string(got.Kvs[0].Value) != want {
 			t.Errorf("it says %v, %v, want %s", got, err, want)
 		}
 		// A development build in between does not hide the release from older ones.
@@ -223,7 +236,8 @@ func TestRestoredClusterKnowsItsClients(t *testing.T) {
 	if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), serviceAccount("robot"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "robot", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "robot", &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

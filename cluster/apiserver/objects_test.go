@@ -23,7 +23,8 @@ import (
 // would make.
 func namespace(t *testing.T, client kubernetes.Interface) string {
 	t.Helper()
-	n, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
+	n, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,15 +268,24 @@ func TestBadObjects(t *testing.T) {
 		is                      func(error) bool
 		says                    string
 	}{
-		{"too large", "application/json", `{` + meta + `,"data":{"a":"` + strings.Repeat("x", 4<<20) + `"}}`, apierrors.IsRequestEntityTooLargeError, "limit is"},
-		{"too large for an object", "application/json", `{` + meta + `,"data":{"a":"` + strings.Repeat("x", 2<<20) + `"}}`, apierrors.IsInvalid, "Too long: may not be more than 1048576 bytes"},
+		{
+			"too large", "application/json", `{` + meta + `,"data":{"a":"` + strings.Repeat("x", 4<<20) + `"}}`,
+			apierrors.IsRequestEntityTooLargeError, "limit is",
+		},
+		{
+			"too large for an object", "application/json", `{` + meta + `,"data":{"a":"` + strings.Repeat("x", 2<<20) + `"}}`, apierrors.IsInvalid,
+			"Too long: may not be more than 1048576 bytes",
+		},
 		{"too deep", "application/json", `{` + meta + `,"data":` + strings.Repeat(`{"a":`, 20000), apierrors.IsBadRequest, "exceeded max depth"},
 		{"wrong type", "application/json", `{` + meta + `,"data":{"a":1}}`, apierrors.IsBadRequest, "cannot unmarshal number"},
 		{"unknown field", "application/json", `{` + meta + `,"dada":{}}`, apierrors.IsBadRequest, `unknown field "dada"`},
 		{"no JSON", "application/json", `{"`, apierrors.IsBadRequest, "unexpected end of JSON"},
 		{"unknown media type", "application/x-whatever", `{}`, apierrors.IsUnsupportedMediaType, "unknown format"},
 		{"damaged protobuf", "application/vnd.kubernetes.protobuf", "k8s\x00\xff\xff\xff", apierrors.IsBadRequest, ""},
-		{"bad name", "application/json", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"A_B"}}`, apierrors.IsInvalid, "metadata.name: Invalid value"},
+		{
+			"bad name", "application/json", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"A_B"}}`, apierrors.IsInvalid,
+			"metadata.name: Invalid value",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if err := post(test.contentType, test.body); !test.is(err) || !strings.Contains(err.Error(), test.says) {

@@ -178,7 +178,8 @@ func (o *Options) resolve() (addresses, error) {
 		return a, fmt.Errorf("--service-cidr %q is no network, such as %s", o.ServiceCIDR, defaultServiceCIDR)
 	}
 	if host := prefix.Addr().BitLen() - prefix.Bits(); host < 3 || host > 20 {
-		return a, fmt.Errorf("--service-cidr %s has room for 2^%d addresses; choose one of 2^3 to 2^20, such as %s", prefix, host, defaultServiceCIDR)
+		return a, fmt.Errorf("--service-cidr %s has room for 2^%d addresses; choose one of 2^3 to 2^20, such as %s", prefix, host,
+			defaultServiceCIDR)
 	}
 	a.services = net.IPNet{IP: net.IP(prefix.Addr().AsSlice()), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 	a.kubernetes = net.IP(prefix.Addr().Next().AsSlice())

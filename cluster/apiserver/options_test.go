@@ -33,7 +33,9 @@ func TestOptionsThatCannotBeUsed(t *testing.T) {
 		change func(*Options)
 		want   string
 	}{
-		{"bind address", func(o *Options) { o.BindAddress = "localhost" }, `--bind-address "localhost" is no IP address, such as 127.0.0.1 or 0.0.0.0`},
+		{"bind address", func(o *Options) {
+			o.BindAddress = "localhost"
+		}, `--bind-address "localhost" is no IP address, such as 127.0.0.1 or 0.0.0.0`},
 		{"port", func(o *Options) { o.Port = 70000 }, "--port 70000 is not between 0 and 65535"},
 		{"network", func(o *Options) { o.ServiceCIDR = "10.96.0.0" }, `--service-cidr "10.96.0.0" is no network, such as 10.96.0.0/16`},
 		{"host bits", func(o *Options) { o.ServiceCIDR = "10.96.0.1/16" }, `--service-cidr "10.96.0.1/16" is no network, such as 10.96.0.0/16`},
@@ -67,7 +69,9 @@ func TestStartsThatFailSayWhatToDo(t *testing.T) {
 		want   string
 	}{
 		{"port taken", func(o *Options) { o.Port = taken.Addr().(*net.TCPAddr).Port }, "already; stop it, or choose another --port"},
-		{"another machine's address", func(o *Options) { o.BindAddress = "192.0.2.1" }, "192.0.2.1:0 is no address of this machine; choose another --bind-address"},
+		{"another machine's address", func(o *Options) {
+			o.BindAddress = "192.0.2.1"
+		}, "192.0.2.1:0 is no address of this machine; choose another --bind-address"},
 		{"etcd's directory is no directory", func(o *Options) { garbage(filepath.Join(o.Root, "etcd")) }, "cannot make a directory for etcd"},
 		{"etcd's data are damaged", func(o *Options) {
 			snap := filepath.Join(o.Root, "etcd", "member", "snap")

@@ -114,11 +114,12 @@ func accountKubeconfig(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	reads := []string{"get", "list", "watch"}
-	if _, err := client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "wardle"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: reads},
-		{APIGroups: []string{"admissionregistration.k8s.io"}, Resources: []string{"*"}, Verbs: reads},
-		{APIGroups: []string{"flowcontrol.apiserver.k8s.io"}, Resources: []string{"*"}, Verbs: reads},
-	}}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.RbacV1().ClusterRoles().Create(ctx,
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "wardle"}, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: reads},
+			{APIGroups: []string{"admissionregistration.k8s.io"}, Resources: []string{"*"}, Verbs: reads},
+			{APIGroups: []string{"flowcontrol.apiserver.k8s.io"}, Resources: []string{"*"}, Verbs: reads},
+		}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for binding, role := range map[string]string{"wardle": "wardle", "wardle-auth": "system:auth-delegator"} {
@@ -128,7 +129,8 @@ func accountKubeconfig(t *testing.T) []byte {
 			t.Fatal(err)
 		}
 	}
-	token, err := client.CoreV1().ServiceAccounts("default").CreateToken(ctx, "wardle", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := client.CoreV1().ServiceAccounts("default").CreateToken(ctx, "wardle", &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +168,8 @@ func TestUpstreamsSampleAPIServer(t *testing.T) {
 	defer watching.Stop()
 	flunder := func(reference string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": gv.String(), "kind": "Flunder", "metadata": map[string]any{"name": "one"}, "spec": map[string]any{"reference": reference, "referenceType": "Flunder"},
+			"apiVersion": gv.String(), "kind": "Flunder", "metadata": map[string]any{"name": "one"},
+			"spec": map[string]any{"reference": reference, "referenceType": "Flunder"},
 		}}
 	}
 	eventually(t, "its admission is ready", func() (bool, error) {
@@ -176,14 +179,16 @@ func TestUpstreamsSampleAPIServer(t *testing.T) {
 	if e := <-watching.ResultChan(); e.Object.(*unstructured.Unstructured).GetName() != "one" {
 		t.Errorf("%+v", e)
 	}
-	if _, err := flunders.Patch(t.Context(), "one", "application/merge-patch+json", []byte(`{"spec":{"reference":"b"}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := flunders.Patch(t.Context(), "one", "application/merge-patch+json", []byte(`{"spec":{"reference":"b"}}`),
+		metav1.PatchOptions{}); err != nil {
 		t.Error(err)
 	}
 	if list, err := flunders.List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 1 {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if _, err := flunders.Apply(t.Context(), "two", &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": gv.String(), "kind": "Flunder", "metadata": map[string]any{"name": "two"}, "spec": map[string]any{"reference": "c", "referenceType": "Flunder"},
+		"apiVersion": gv.String(), "kind": "Flunder", "metadata": map[string]any{"name": "two"},
+		"spec": map[string]any{"reference": "c", "referenceType": "Flunder"},
 	}}, metav1.ApplyOptions{FieldManager: "test"}); err != nil {
 		t.Errorf("apply: %v", err)
 	}
@@ -196,12 +201,14 @@ func TestUpstreamsSampleAPIServer(t *testing.T) {
 		}
 		return false, err
 	})
-	if resp, body := get(t, true, "/openapi/v3/apis/"+gv.String(), "Accept", "application/json"); resp.StatusCode != http.StatusOK || !strings.Contains(string(body), "FlunderSpec") {
+	if resp, body := get(t, true, "/openapi/v3/apis/"+gv.String(), "Accept", "application/json"); resp.StatusCode != http.StatusOK ||
+		!strings.Contains(string(body), "FlunderSpec") {
 		t.Errorf("OpenAPI v3: %d %.200s", resp.StatusCode, body)
 	}
 
 	t.Run("rights", func(t *testing.T) {
-		made, err := client.CoreV1().ServiceAccounts(ns).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		made, err := client.CoreV1().ServiceAccounts(ns).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{},
+			metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +218,10 @@ func TestUpstreamsSampleAPIServer(t *testing.T) {
 		}
 		// Asked directly, the other server asks this one who that is, and what it may do.
 		direct := insecureClient(t)
-		for token, want := range map[string]int{made.Status.Token: http.StatusForbidden, "nonsense": http.StatusUnauthorized, adminAccount(t): http.StatusOK} {
+		for token, want := range map[string]int{
+			made.Status.Token: http.StatusForbidden, "nonsense": http.StatusUnauthorized,
+			adminAccount(t): http.StatusOK,
+		} {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("https://localhost:%d%s", port, path), nil)
 			if err != nil {
 				t.Fatal(err)
@@ -241,12 +251,14 @@ func TestUpstreamsSampleAPIServer(t *testing.T) {
 func adminAccount(t *testing.T) string {
 	t.Helper()
 	client := admin(t)
-	if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), serviceAccount("captain"), metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), serviceAccount("captain"),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	bound, err := client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "captain"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "captain"}},
+		ObjectMeta: metav1.ObjectMeta{Name: "captain"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "captain"}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -254,8 +266,11 @@ func adminAccount(t *testing.T) string {
 	t.Cleanup(func() {
 		_ = client.RbacV1().ClusterRoleBindings().Delete(context.Background(), "captain", metav1.DeleteOptions{})
 	})
-	waitSeen(t, server.Informers().Rbac().V1().ClusterRoleBindings().Informer(), func(obj any) bool { return obj.(*rbacv1.ClusterRoleBinding).UID == bound.UID })
-	token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "captain", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	waitSeen(t, server.Informers().Rbac().V1().ClusterRoleBindings().Informer(), func(obj any) bool {
+		return obj.(*rbacv1.ClusterRoleBinding).UID == bound.UID
+	})
+	token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "captain", &authenticationv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,8 @@ func TestCredentials(t *testing.T) {
 			}
 		})
 	}
-	if _, err := clientOf(t, bearer("guessed")).CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+	if _, err := clientOf(t, bearer("guessed")).CoreV1().Pods("default").List(t.Context(),
+		metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
 		t.Errorf("guessed token: %v", err)
 	}
 }

@@ -29,13 +29,16 @@ func TestPoliciesThatAreLeftToOthers(t *testing.T) {
 	} {
 		plugins := admission.NewPlugins()
 		registerUnserved(plugins)
-		plugin, err := plugins.NewFromPlugins([]string{unservedPlugin}, pluginConfig{}, unservedKinds(unserved.With(test.further)), admission.Decorators{})
+		plugin, err := plugins.NewFromPlugins([]string{unservedPlugin}, pluginConfig{}, unservedKinds(unserved.With(test.further)),
+			admission.Decorators{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := warnings(nil)
-		request := admission.NewAttributesRecord(&networkingv1.NetworkPolicy{}, nil, networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"), "default", "wall",
-			schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, "", admission.Create, nil, false, nil)
+		request := admission.NewAttributesRecord(&networkingv1.NetworkPolicy{}, nil, networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"),
+			"default", "wall",
+			schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, "", admission.Create, nil, false,
+			nil)
 		err = plugin.(admission.ValidationInterface).Validate(warning.WithWarningRecorder(context.Background(), &got), request, nil)
 		if err != nil || !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, warnings %q, want %q", name, err, got, test.want)

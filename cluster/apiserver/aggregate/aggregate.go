@@ -139,7 +139,9 @@ func New(o Options) (*Aggregator, error) {
 // Install has server start what the Aggregator needs. Groups and versions that are served here are
 // those in builtin and of crds. The server is not ready before the ways to all other servers are
 // known; it does not wait for any of these.
-func (a *Aggregator) Install(server *genericapiserver.GenericAPIServer, builtin []schema.GroupVersion, crds crdinformers.CustomResourceDefinitionInformer) error {
+func (a *Aggregator) Install(server *genericapiserver.GenericAPIServer, builtin []schema.GroupVersion,
+	crds crdinformers.CustomResourceDefinitionInformer,
+) error {
 	services := a.informers.Apiregistration().V1().APIServices()
 	registering := autoregister.NewAutoRegisterController(services, a.clients.ApiregistrationV1())
 	for _, gv := range builtin {
@@ -202,7 +204,8 @@ func (a *Aggregator) set(s *apiregistrationv1.APIService) {
 		// Until its server has been asked, clients are to know that there is something they do not
 		// see. The garbage collector would otherwise take owners in this group for gone.
 		found := a.options.Discovery.WithSource(aggregated.AggregatorSource)
-		found.AddGroupVersion(gv.Group, apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale})
+		found.AddGroupVersion(gv.Group,
+			apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale})
 		found.SetGroupVersionPriority(metav1.GroupVersion(gv), int(s.Spec.GroupPriorityMinimum), int(s.Spec.VersionPriority))
 	}
 	a.merger.AddAPIService(s, a.asking(r))

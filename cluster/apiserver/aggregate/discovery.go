@@ -57,7 +57,8 @@ func (a *Aggregator) ask(w http.ResponseWriter, req *http.Request, r *route) err
 	}
 	if resp.StatusCode == http.StatusOK && !bytes.HasPrefix(bytes.TrimSpace(body), []byte("{")) {
 		// Not 503, after which the merger would not ask for the older kind of document.
-		http.Error(w, fmt.Sprintf("the server of %s/%s describes what it serves in something else than JSON", r.spec.Group, r.spec.Version), http.StatusBadGateway)
+		http.Error(w, fmt.Sprintf("the server of %s/%s describes what it serves in something else than JSON", r.spec.Group, r.spec.Version),
+			http.StatusBadGateway)
 		return nil
 	}
 	for _, name := range []string{"Content-Type", "Etag"} {

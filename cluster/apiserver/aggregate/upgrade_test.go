@@ -54,7 +54,10 @@ func startUpgrade(t *testing.T, limit time.Duration) *upgrades {
 	}
 	a := &Aggregator{upgradeLimit: limit}
 	r := &route{
-		spec: apiregistrationv1.APIServiceSpec{Group: "g", Version: "v1", Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: "g"}},
+		spec: apiregistrationv1.APIServiceSpec{
+			Group: "g", Version: "v1",
+			Service: &apiregistrationv1.ServiceReference{Namespace: "default", Name: "g"},
+		},
 		transport: &http.Transport{
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DialContext: (&net.Dialer{}).DialContext,
 		},

@@ -36,7 +36,10 @@ func Own(coracle string) Versions {
 // CanRead says why a program of these versions must not use what another has written, nil if it
 // may.
 func (v Versions) CanRead(wrote Versions) error {
-	for _, each := range []struct{ name, wrote, own string }{{"Coracle", wrote.Coracle, v.Coracle}, {"Kubernetes", wrote.Kubernetes, v.Kubernetes}} {
+	for _, each := range []struct{ name, wrote, own string }{
+		{"Coracle", wrote.Coracle, v.Coracle},
+		{"Kubernetes", wrote.Kubernetes, v.Kubernetes},
+	} {
 		if laterMinor(each.wrote, each.own) {
 			return fmt.Errorf("%w: %s %s wrote it, and this is %s %s", ErrNewer, each.name, each.wrote, each.name, each.own)
 		}

@@ -179,7 +179,13 @@ func damaged(dir string, err error) error {
 		return fmt.Errorf("etcd cannot use %s: %w", dir, err)
 	}
 	if errors.Is(err, ErrNewer) {
-		return fmt.Errorf("the cluster's data in %s cannot be used: %w; install the release that ran last again, or go back to a snapshot of before: 'coracle snapshot restore FILE'", dir, err)
+		return fmt.Errorf(
+			"the cluster's data in %s cannot be used: %w; install the release that ran last again, or go back to a snapshot of before: 'coracle "+
+				"snapshot restore FILE'", dir, err,
+		)
 	}
-	return fmt.Errorf("the cluster's data in %s cannot be read, it seems damaged (%w); put a copy of the directory back, or move it away to begin with an empty cluster", dir, err)
+	return fmt.Errorf(
+		"the cluster's data in %s cannot be read, it seems damaged (%w); put a copy of the directory back, or move it away to begin with an "+
+			"empty cluster", dir, err,
+	)
 }

@@ -107,7 +107,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	dir, state := filepath.Join(o.Dir, "etcd"), o.State
 	socket := Socket(state)
 	if len(socket) > maxSocketPath {
-		return nil, fmt.Errorf("the path of etcd's socket %s is %d bytes long, and a socket's can have %d; choose a shorter --state", socket, len(socket), maxSocketPath)
+		return nil, fmt.Errorf("the path of etcd's socket %s is %d bytes long, and a socket's can have %d; choose a shorter --state", socket,
+			len(socket), maxSocketPath)
 	}
 	for _, d := range []string{dir, state} {
 		// Also close a directory that was opened to others: the data has secrets, and the socket

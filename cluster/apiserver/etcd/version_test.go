@@ -55,7 +55,8 @@ func TestNewerData(t *testing.T) {
 			if !errors.Is(CheckVersion(file), ErrNewer) {
 				t.Error("the file is not called newer")
 			}
-			if err == nil || !strings.Contains(err.Error(), "data of a newer version: etcd "+test.version[:3]) || !strings.Contains(err.Error(), "coracle snapshot restore") {
+			if err == nil || !strings.Contains(err.Error(), "data of a newer version: etcd "+test.version[:3]) ||
+				!strings.Contains(err.Error(), "coracle snapshot restore") {
 				t.Errorf("error %v", err)
 			}
 			if after, err := os.ReadFile(file); err != nil || !bytes.Equal(before, after) {

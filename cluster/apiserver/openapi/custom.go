@@ -141,7 +141,9 @@ func (c *custom) v2(h *handler, builtin document, format Format) (document, erro
 
 // make returns the document called name, made again unless it was made from the same before. One is
 // made at a time: it takes memory, and who asks for the same meanwhile gets what was made.
-func (c *custom) make(name string, format Format, hash string, write func() ([]byte, error), encode func([]byte) ([]byte, error)) (document, error) {
+func (c *custom) make(name string, format Format, hash string, write func() ([]byte, error),
+	encode func([]byte) ([]byte, error),
+) (document, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := FileName(name, format)

@@ -170,7 +170,8 @@ func readFacts(r io.Reader) (Facts, error) {
 		return f, fmt.Errorf("%w: %s: %w", ErrDamaged, factsName, err)
 	}
 	if f.Format != format {
-		return f, fmt.Errorf("its format is %d, and this version of coracle reads format %d: restore it with the version that wrote it, %s", f.Format, format, f.Coracle)
+		return f, fmt.Errorf("its format is %d, and this version of coracle reads format %d: restore it with the version that wrote it, %s",
+			f.Format, format, f.Coracle)
 	}
 	return f, nil
 }

@@ -84,7 +84,8 @@ func endpointOf(ctx context.Context, root, state string) (endpoint string, stop 
 		case err != nil:
 			return "", nil, fmt.Errorf("process %d runs the cluster in %s, and its etcd is not reached: %w: give its --state", held.PID, root, err)
 		case listener != held.PID:
-			return "", nil, fmt.Errorf("the etcd at %s, process %d, is of another cluster than that in %s, process %d: give its --state", socket, listener, root, held.PID)
+			return "", nil, fmt.Errorf("the etcd at %s, process %d, is of another cluster than that in %s, process %d: give its --state", socket,
+				listener, root, held.PID)
 		}
 		return "unix://" + socket, func() {}, nil
 	}

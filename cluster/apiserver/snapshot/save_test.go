@@ -25,7 +25,8 @@ func TestSaveRefuses(t *testing.T) {
 		if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Save(t.Context(), root, root, file, Facts{}, nothing); err == nil || !strings.Contains(err.Error(), "choose another name") || readFile(t, file) != "mine" {
+		if _, err := Save(t.Context(), root, root, file, Facts{}, nothing); err == nil || !strings.Contains(err.Error(), "choose another name") ||
+			readFile(t, file) != "mine" {
 			t.Errorf("error %v, content %s", err, readFile(t, file))
 		}
 		if err := publish(filepath.Join(root, keys[0]), file); !errors.Is(err, fs.ErrExist) || readFile(t, file) != "mine" {
@@ -42,7 +43,8 @@ func TestSaveRefuses(t *testing.T) {
 	})
 	t.Run("no cluster", func(t *testing.T) {
 		dir := t.TempDir()
-		if _, err := Save(t.Context(), filepath.Join(dir, "root"), dir, filepath.Join(dir, "file"), Facts{}, nothing); err == nil || !strings.Contains(err.Error(), "no cluster's data") {
+		if _, err := Save(t.Context(), filepath.Join(dir, "root"), dir, filepath.Join(dir, "file"), Facts{}, nothing); err == nil ||
+			!strings.Contains(err.Error(), "no cluster's data") {
 			t.Errorf("error %v", err)
 		}
 		if left, _ := os.ReadDir(dir); len(left) != 0 {

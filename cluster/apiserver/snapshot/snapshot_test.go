@@ -158,7 +158,8 @@ func readFile(t *testing.T, path string) string {
 func save(t *testing.T, root string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "snapshot")
-	if _, err := Save(t.Context(), root, filepath.Join(root, "run"), file, Facts{Settings: map[string]string{"service-cidr": "10.0.0.0/24"}}, nothing); err != nil {
+	if _, err := Save(t.Context(), root, filepath.Join(root, "run"), file,
+		Facts{Settings: map[string]string{"service-cidr": "10.0.0.0/24"}}, nothing); err != nil {
 		t.Fatal(err)
 	}
 	return file
@@ -185,7 +186,8 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	facts, err := Check(file, nothing)
-	if err != nil || facts.Etcd != etcd.Version || facts.Kubernetes == "" || facts.Settings["service-cidr"] != "10.0.0.0/24" || facts.Created.IsZero() {
+	if err != nil || facts.Etcd != etcd.Version || facts.Kubernetes == "" || facts.Settings["service-cidr"] != "10.0.0.0/24" ||
+		facts.Created.IsZero() {
 		t.Errorf("%+v, %v", facts, err)
 	}
 	authorities := map[string]string{}
@@ -200,7 +202,8 @@ func TestSaveAndRestore(t *testing.T) {
 	if got := says(t, target, authorities); got != "new" {
 		t.Errorf("the restored data are the %s ones", got)
 	}
-	if readFile(t, filepath.Join(result.Kept, "etcd/member/snap/db")) != old || readFile(t, filepath.Join(result.Kept, keys[0])) != authorities["old"+keys[0]] {
+	if readFile(t, filepath.Join(result.Kept, "etcd/member/snap/db")) != old ||
+		readFile(t, filepath.Join(result.Kept, keys[0])) != authorities["old"+keys[0]] {
 		t.Errorf("the old data are not in %s", result.Kept)
 	}
 	with(t, target, func(c *clientv3.Client) {
@@ -222,11 +225,14 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Errorf("the restored data are the %s ones", got)
 	}
 	left, err := os.ReadDir(empty)
-	if err != nil || slices.ContainsFunc(left, func(e fs.DirEntry) bool { return strings.Contains(e.Name(), "restore") && e.Name() != restoredName }) {
+	if err != nil || slices.ContainsFunc(left, func(e fs.DirEntry) bool {
+		return strings.Contains(e.Name(), "restore") && e.Name() != restoredName
+	}) {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 	var restored intent
-	if err := json.Unmarshal([]byte(readFile(t, filepath.Join(empty, restoredName))), &restored); err != nil || restored.Settings["service-cidr"] != "10.0.0.0/24" || restored.Keep == "" {
+	if err := json.Unmarshal([]byte(readFile(t, filepath.Join(empty, restoredName))), &restored); err != nil ||
+		restored.Settings["service-cidr"] != "10.0.0.0/24" || restored.Keep == "" {
 		t.Errorf("%s says %+v, %v", restoredName, restored, err)
 	}
 	ensure(t, empty) // as the next start does
@@ -393,7 +399,9 @@ func TestRefused(t *testing.T) {
 		"empty":           {"", "'coracle snapshot save' did not write it"},
 		"text":            {strings.Repeat("hello\n", 1000), "'coracle snapshot save' did not write it"},
 		"etcd's snapshot": {etcdAlone[512:], "'coracle snapshot save' did not write it"},
-		"another archive": {repacked(t, good, func(name string, content []byte) (string, []byte) { return "x" + name, content }), "'coracle snapshot save' did not write it"},
+		"another archive": {repacked(t, good, func(name string, content []byte) (string, []byte) {
+			return "x" + name, content
+		}), "'coracle snapshot save' did not write it"},
 		"other files inside": {repacked(t, good, func(name string, content []byte) (string, []byte) {
 			return strings.Replace(name, "pki/ca", "../ca", 1), content
 		}), `it has "../ca.pem" where pki/ca.pem should be`},
@@ -403,8 +411,11 @@ func TestRefused(t *testing.T) {
 		"without its sums":  {good[:strings.LastIndex(good, sumsName)], "not a whole snapshot"},
 		"a bit of etcd's":   {flipped(0.5), "it is damaged"},
 		"a bit of a key":    {good[:inKey+40] + string(good[inKey+40]^1) + good[inKey+41:], "it is damaged"},
-		"a newer format":    {withFacts(t, good, func(f *Facts) { f.Format = 2; f.Coracle = "v9.1.0" }), "its format is 2, and this version of coracle reads format 1: restore it with the version that wrote it, v9.1.0"},
-		"newer Kubernetes":  {withFacts(t, good, func(f *Facts) { f.Kubernetes = "1.99" }), "Kubernetes 1.99 wrote it"},
+		"a newer format": {withFacts(t, good, func(f *Facts) {
+			f.Format = 2
+			f.Coracle = "v9.1.0"
+		}), "its format is 2, and this version of coracle reads format 1: restore it with the version that wrote it, v9.1.0"},
+		"newer Kubernetes": {withFacts(t, good, func(f *Facts) { f.Kubernetes = "1.99" }), "Kubernetes 1.99 wrote it"},
 		"newer etcd": {withDatabase(t, good, func(tx *bolt.Tx) error {
 			return tx.Bucket(schema.Meta.Name()).Put(schema.MetaStorageVersionName, []byte("3.7.0"))
 		}), "etcd 3.7 wrote it"},
@@ -432,7 +443,8 @@ func TestRefused(t *testing.T) {
 			}
 			before := contents(t, target)
 			_, err := restore(t, target, file)
-			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "nothing was changed") || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "nothing was changed") ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("error %v, want %s", err, test.want)
 			}
 			if after := contents(t, target); !maps.Equal(before, after) {
@@ -517,7 +529,8 @@ func TestKilled(t *testing.T) {
 			if err := Recover(again); err != nil {
 				t.Fatalf("killed at %q, recovery at its step %d: %v", killed, m, err)
 			}
-			if readFile(t, filepath.Join(again, keys[0])) != authorities["new"+keys[0]] || !exists(database(again)) || exists(filepath.Join(again, decidedName)) {
+			if readFile(t, filepath.Join(again, keys[0])) != authorities["new"+keys[0]] || !exists(database(again)) ||
+				exists(filepath.Join(again, decidedName)) {
 				t.Errorf("killed at %q, recovery at its step %d: the new data are not in place", killed, m)
 			}
 		}
