@@ -91,7 +91,8 @@ func (b *bench) coldStart(ctx context.Context) error {
 		return err
 	}
 	b.out.Version = version.GitVersion
-	_, err = b.kube.CoreV1().Namespaces().Create(context.Background(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err = b.kube.CoreV1().Namespaces().Create(context.Background(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		metav1.CreateOptions{})
 	return err
 }
 
@@ -100,7 +101,10 @@ const namespace = "bench"
 
 // pod is the payload: a program that ends on SIGTERM.
 func (b *bench) pod(namespace, name string) *v1.Pod {
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": "bench"}}, Spec: b.podSpec()}
+	return &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": "bench"}},
+		Spec:       b.podSpec(),
+	}
 }
 
 func (b *bench) podSpec() v1.PodSpec {
@@ -127,7 +131,9 @@ func (b *bench) until(ctx context.Context, f wait.ConditionWithContextFunc) erro
 // follow watches pods from now on, calls begin once the watch stands, and shows each event to done
 // until that returns true. A watch that the API server ends, because we read too slowly for a
 // moment, is taken up again where it ended.
-func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error, done func(watch.EventType, *v1.Pod) bool) error {
+func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error,
+	done func(watch.EventType, *v1.Pod) bool,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	pods := b.kube.CoreV1().Pods(namespace)

@@ -134,7 +134,10 @@ func (b *bench) simulated(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.found(figure{Name: fmt.Sprintf("%d pods onto %d nodes", b.pods, b.nodes), Unit: "pods/s", Value: float64(b.pods) / took.all.Seconds(), More: true})
+	b.found(figure{
+		Name: fmt.Sprintf("%d pods onto %d nodes", b.pods, b.nodes), Unit: "pods/s", Value: float64(b.pods) / took.all.Seconds(),
+		More: true,
+	})
 	b.found(figure{Name: "… of which the creations alone", Unit: "pods/s", Value: float64(b.pods) / created.Seconds(), More: true})
 	b.found(figure{Name: "… CPU time for each pod", Unit: "ms", Value: b.spent(used, b.pods)})
 	if err := b.removeAll(ctx); err != nil {
@@ -150,7 +153,10 @@ func (b *bench) simulated(ctx context.Context) error {
 func (b *bench) backlog(ctx context.Context) error {
 	return each(ctx, b.pods, func(ctx context.Context, i int) error {
 		p := b.pod(namespace, fmt.Sprintf("pod-%d", i))
-		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("100m"), v1.ResourceMemory: resource.MustParse("100Mi")}
+		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{
+			v1.ResourceCPU:    resource.MustParse("100m"),
+			v1.ResourceMemory: resource.MustParse("100Mi"),
+		}
 		return b.create(ctx, p)
 	})
 }
@@ -208,7 +214,10 @@ func (b *bench) join(ctx context.Context, i int) error {
 	if _, err := b.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Create(ctx, lease, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	room := v1.ResourceList{v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("32Gi"), v1.ResourcePods: resource.MustParse("110")}
+	room := v1.ResourceList{
+		v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("32Gi"),
+		v1.ResourcePods: resource.MustParse("110"),
+	}
 	node := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
 			"bench": "simulated", v1.LabelHostname: name, v1.LabelOSStable: "linux", v1.LabelTopologyZone: fmt.Sprintf("zone-%d", i%3),
@@ -227,7 +236,8 @@ func (b *bench) heartbeats(ctx context.Context) {
 	defer tick.Stop()
 	for i := 0; ctx.Err() == nil; i = (i + 1) % b.nodes {
 		patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
-		_, err := b.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Patch(ctx, simulatedNode(i), types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err := b.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Patch(ctx, simulatedNode(i), types.MergePatchType, patch,
+			metav1.PatchOptions{})
 		if err != nil && ctx.Err() == nil {
 			b.found(figure{Name: "heartbeat lost: " + err.Error()})
 		}

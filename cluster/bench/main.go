@@ -84,7 +84,8 @@ func run() (err error) {
 	flag.StringVar(&b.image, "image", "", "image of the pods; its /pause ends on SIGTERM")
 	flag.StringVar(&b.ip, "ip", "", "address of this node, which an interface has")
 	flag.StringVar(&b.cgroup, "cgroup", "coracle-bench", "cgroup that pods' cgroups are made in")
-	flag.StringVar(&b.only, "only", "", "comma-separated: idle, deployment, way, creates, nodes, memory, which needs idle and nodes (default: all)")
+	flag.StringVar(&b.only, "only", "",
+		"comma-separated: idle, deployment, way, creates, nodes, memory, which needs idle and nodes (default: all)")
 	flag.IntVar(&b.rounds, "rounds", 5, "how often what is quick is repeated; the median counts")
 	flag.IntVar(&b.replicas, "replicas", 20, "pods of the Deployment")
 	flag.IntVar(&b.creates, "creates", 2000, "pods created in a round")

@@ -68,11 +68,13 @@ func (u *upstream) start(ctx context.Context) (err error) {
 	}
 	k := u.pki
 	if err := u.run("etcd", "--data-dir", filepath.Join(u.dir, "etcd"), "--listen-client-urls", etcdURL, "--advertise-client-urls", etcdURL,
-		"--listen-peer-urls", peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster", "default="+peerURL, "--log-level", "warn"); err != nil {
+		"--listen-peer-urls", peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster", "default="+peerURL, "--log-level",
+		"warn"); err != nil {
 		return err
 	}
 	if err := u.run("kube-apiserver", "--etcd-servers", etcdURL, "--bind-address", u.ip, "--advertise-address", u.ip, "--secure-port", "6443",
-		"--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged", "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
+		"--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged", "--authorization-mode", "Node,RBAC", "--enable-admission-plugins",
+		"NodeRestriction",
 		"--client-ca-file", k.CACert, "--tls-cert-file", k.Serving, "--tls-private-key-file", k.Serving,
 		"--kubelet-client-certificate", k.KubeletClient, "--kubelet-client-key", k.KubeletClient,
 		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
@@ -108,7 +110,10 @@ func (u *upstream) prepare() error {
 			return fmt.Errorf("mount on %s: %w", path, err)
 		}
 	}
-	for _, name := range []string{"kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes", "vm/overcommit_memory", "vm/panic_on_oom"} {
+	for _, name := range []string{
+		"kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
+		"vm/overcommit_memory", "vm/panic_on_oom",
+	} {
 		path, own := filepath.Join("/proc/sys", name), filepath.Join(u.dir, filepath.Base(name))
 		if err := errors.Join(os.WriteFile(own, []byte("0"), 0o644), unix.Mount(own, path, "", unix.MS_BIND, "")); err != nil {
 			return fmt.Errorf("mount on %s: %w", path, err)
@@ -150,7 +155,8 @@ func (u *upstream) startKubelet() error {
 	if err != nil {
 		return err
 	}
-	config := strings.NewReplacer("{CA}", u.pki.CACert, "{SERVING}", node.Serving, "{CGROUP}", u.cgroup, "{SOCKET}", u.socket).Replace(kubeletConfig)
+	config := strings.NewReplacer("{CA}", u.pki.CACert, "{SERVING}", node.Serving, "{CGROUP}", u.cgroup,
+		"{SOCKET}", u.socket).Replace(kubeletConfig)
 	path := filepath.Join(u.dir, "kubelet.yaml")
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		return err
@@ -207,8 +213,14 @@ func (u *upstream) alone(ctx context.Context, b *bench) error {
 		if ours {
 			stack = "coracle"
 		}
-		b.found(figure{Stack: stack, Name: "scheduler alone, from its start", Unit: "pods/s", Value: float64(b.pods) / took.all.Seconds(), More: true})
-		b.found(figure{Stack: stack, Name: "scheduler alone, from its first binding", Unit: "pods/s", Value: float64(b.pods) / (took.all - took.first).Seconds(), More: true})
+		b.found(figure{
+			Stack: stack, Name: "scheduler alone, from its start", Unit: "pods/s", Value: float64(b.pods) / took.all.Seconds(),
+			More: true,
+		})
+		b.found(figure{
+			Stack: stack, Name: "scheduler alone, from its first binding", Unit: "pods/s",
+			Value: float64(b.pods) / (took.all - took.first).Seconds(), More: true,
+		})
 	}
 	return nil
 }

@@ -69,7 +69,8 @@ func dataPath(limit time.Duration) error {
 			all[i] = append(all[i], p)
 		}
 	}
-	fmt.Printf("\nConnections to a ClusterIP among %d Services, %d runs each, in turn; the median of the runs (lowest to highest).\n\n", pathServices, pathRuns)
+	fmt.Printf("\nConnections to a ClusterIP among %d Services, %d runs each, in turn; the median of the runs (lowest to highest).\n\n",
+		pathServices, pathRuns)
 	fmt.Println("| proxy | connections/s | p50 | p99 | CPU of a connection |")
 	fmt.Println("| --- | --- | --- | --- | --- |")
 	for i := range all {
@@ -86,7 +87,8 @@ func dataPath(limit time.Duration) error {
 		ratios = append(ratios, float64(all[0][i].cpu)/float64(all[1][i].cpu))
 	}
 	slices.Sort(ratios)
-	fmt.Printf("\nCPU of a connection, coracle to kube-proxy, in pairs: median %.3f (%.3f to %.3f).\n", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
+	fmt.Printf("\nCPU of a connection, coracle to kube-proxy, in pairs: median %.3f (%.3f to %.3f).\n", ratios[len(ratios)/2], ratios[0],
+		ratios[len(ratios)-1])
 	return nil
 }
 

@@ -207,7 +207,8 @@ func run(name string, count, changes int, profile string) error {
 		took = append(took, time.Since(began))
 	}
 	slices.Sort(took)
-	fmt.Printf("%v | %v | %v | %v | %v | %d MiB\n", full.Round(time.Millisecond), cpu.Round(time.Millisecond), took[len(took)/2].Round(10*time.Microsecond),
+	fmt.Printf("%v | %v | %v | %v | %v | %d MiB\n", full.Round(time.Millisecond), cpu.Round(time.Millisecond),
+		took[len(took)/2].Round(10*time.Microsecond),
 		took[len(took)*99/100].Round(10*time.Microsecond), used().Round(10*time.Millisecond), (resident()-before)>>20)
 	return nil
 }
