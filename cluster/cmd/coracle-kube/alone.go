@@ -101,7 +101,8 @@ func controllersCommand() *cobra.Command {
 			return nil
 		}, err
 	})
-	cmd.Flags().StringVar(&ca, "cluster-ca", "", "PEM file, certificate and key, of the authority that signs certificate requests (default: none are signed)")
+	cmd.Flags().StringVar(&ca, "cluster-ca", "",
+		"PEM file, certificate and key, of the authority that signs certificate requests (default: none are signed)")
 	cmd.Flags().StringVar(&key, "service-account-key", "", "PEM file of the key that signs the tokens in Secrets (default: these stay empty)")
 	return cmd
 }

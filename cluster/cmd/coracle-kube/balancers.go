@@ -27,8 +27,10 @@ type balancerOptions struct {
 }
 
 func (o *balancerOptions) define(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.ranges, "load-balancer-cidr", nil, "addresses for Services of type LoadBalancer, which this node answers for by ARP and ND: `RANGES` such as 192.168.1.240/28 or "+
-		"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to others")
+	f.StringSliceVar(&o.ranges, "load-balancer-cidr", nil,
+		"addresses for Services of type LoadBalancer, which this node answers for by ARP and ND: `RANGES` such as 192.168.1.240/28 or "+
+			"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to "+
+			"others")
 	f.StringVar(&o.link, "load-balancer-interface", "", "`INTERFACE` to answer on (default: the one whose network has the address)")
 }
 
@@ -56,7 +58,8 @@ func (o *balancerOptions) check(serviceCIDR string) error {
 		return err
 	}
 	if services, err := netip.ParsePrefix(serviceCIDR); err == nil && p.Overlaps(services) {
-		return fmt.Errorf("--load-balancer-cidr %s overlaps --service-cidr %s: choose addresses of the node's network that nothing else has", p, services)
+		return fmt.Errorf("--load-balancer-cidr %s overlaps --service-cidr %s: choose addresses of the node's network that nothing else has", p,
+			services)
 	}
 	if o.link != "" && p.Empty() {
 		return fmt.Errorf("--load-balancer-interface %s is for addresses of --load-balancer-cidr, and there are none", o.link)
@@ -109,7 +112,8 @@ func newSpeaker(server *apiserver.Server, api apiOptions, n nodeOptions, part fu
 		part().Fails(err)
 		return clean, nil
 	}
-	set, err := in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, "service-controller"), serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
+	set, err := in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, "service-controller"),
+		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
 	if err != nil {
 		return nil, err
 	}

@@ -16,9 +16,12 @@ func TestFlagsOfLoadBalancers(t *testing.T) {
 		pool string
 		off  bool
 	}{
-		"none given":                 {},
-		"left to others":             {o: balancerOptions{ranges: []string{"none"}}, off: true},
-		"two ranges":                 {o: balancerOptions{ranges: []string{"10.0.0.8/29", "fd00::1-fd00::9"}, link: "eth0"}, pool: "10.0.0.8-10.0.0.15, fd00::1-fd00::9"},
+		"none given":     {},
+		"left to others": {o: balancerOptions{ranges: []string{"none"}}, off: true},
+		"two ranges": {
+			o:    balancerOptions{ranges: []string{"10.0.0.8/29", "fd00::1-fd00::9"}, link: "eth0"},
+			pool: "10.0.0.8-10.0.0.15, fd00::1-fd00::9",
+		},
 		"no range":                   {o: balancerOptions{ranges: []string{"many"}}, want: `--load-balancer-cidr: "many" is no range`},
 		"none and one":               {o: balancerOptions{ranges: []string{"none", "10.0.0.1"}}, want: `"none" is no range`},
 		"Services' addresses":        {o: balancerOptions{ranges: []string{"10.95.0.0-10.96.0.7"}}, want: "overlaps --service-cidr 10.96.0.0/16"},

@@ -24,14 +24,19 @@ type dnsOptions struct {
 }
 
 func (o *dnsOptions) define(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.stubs, "dns-stub-domain", nil, "name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53, or with a port 10.0.0.53:5353; again for further servers")
+	f.StringSliceVar(&o.stubs, "dns-stub-domain", nil,
+		"name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53, or with "+
+			"a port 10.0.0.53:5353; again for further servers")
 }
 
 // defineDNS defines the flags that the kubelet and the DNS share.
 func (o *nodeOptions) defineDNS(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.dns, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr, if that is given); outside of --service-cidr they are of a DNS elsewhere")
+	f.StringSliceVar(&o.dns, "cluster-dns", nil,
+		"`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr, if that is given); outside of "+
+			"--service-cidr they are of a DNS elsewhere")
 	f.StringVar(&o.domain, "cluster-domain", "cluster.local", "domain of Services' names")
-	f.StringVar(&o.resolvConf, "resolv-conf", "", "`FILE` with the node's name servers (default: /etc/resolv.conf, or that of systemd-resolved where it runs)")
+	f.StringVar(&o.resolvConf, "resolv-conf", "",
+		"`FILE` with the node's name servers (default: /etc/resolv.conf, or that of systemd-resolved where it runs)")
 }
 
 // checkDNS says what is wrong with the flags of defineDNS, if anything.
@@ -77,7 +82,8 @@ func (o *nodeOptions) clusterDNS(serviceCIDR string) ([]netip.Addr, error) {
 		addr = addr.Next()
 	}
 	if !services.Contains(addr) {
-		return nil, fmt.Errorf("--service-cidr %s has no tenth address for the cluster's DNS: choose a larger network, or --cluster-dns %s", services, noDNS)
+		return nil, fmt.Errorf("--service-cidr %s has no tenth address for the cluster's DNS: choose a larger network, or --cluster-dns %s",
+			services, noDNS)
 	}
 	return []netip.Addr{addr}, nil
 }
@@ -123,7 +129,8 @@ func dnsCommand() *cobra.Command {
 	n.defineDNS(cmd.Flags())
 	o.define(cmd.Flags())
 	cmd.Flags().StringVar(&services, "service-cidr", "", "network of Services' addresses")
-	cmd.Flags().StringSliceVar(&pods, "pod-cidr", nil, "networks of this node's pods, which get answers (default: only pods on coracled's links do)")
+	cmd.Flags().StringSliceVar(&pods, "pod-cidr", nil,
+		"networks of this node's pods, which get answers (default: only pods on coracled's links do)")
 	return cmd
 }
 

@@ -44,7 +44,8 @@ func TestWherePodsFindDNS(t *testing.T) {
 func TestStubDomains(t *testing.T) {
 	o := dnsOptions{stubs: []string{"Corp.Example=10.0.0.53", "corp.example.=10.0.0.54:5353", "lab=fd00::53", "net=[fd00::54]:5353"}}
 	got, err := o.servers()
-	if want := "map[corp.example.:[10.0.0.53:53 10.0.0.54:5353] lab.:[[fd00::53]:53] net.:[[fd00::54]:5353]]"; err != nil || fmt.Sprint(got) != want {
+	if want := "map[corp.example.:[10.0.0.53:53 10.0.0.54:5353] lab.:[[fd00::53]:53] net.:[[fd00::54]:5353]]"; err != nil ||
+		fmt.Sprint(got) != want {
 		t.Errorf("%v, %v, not %s", got, err, want)
 	}
 }

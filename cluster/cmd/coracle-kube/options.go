@@ -126,7 +126,8 @@ func (o *apiOptions) settings() apiserver.Options {
 		ClusterDomain: o.clusterDomain,
 		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
-		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version, Unserved: o.unserved,
+		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
+		Unserved:       o.unserved,
 		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
 	}
 }
@@ -184,23 +185,26 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.IntVar(&o.maxPods, "max-pods", 110, "how many pods this node takes")
 	f.IntVar(&o.port, "kubelet-port", 10250, "port of the kubelet's HTTPS API")
 	f.Int64Var(&o.podPIDs, "pod-max-pids", 4096, "how many processes and threads a pod may have; -1 for any number")
-	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
+	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil,
+		"sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
 	o.defineDNS(f)
 	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
 	o.logs.MaxSize = 10 << 20
-	f.Func("container-log-max-size", "the `SIZE` at which a container's log is continued in another file (default 10Mi); negative for any size", func(text string) error {
-		size, err := resource.ParseQuantity(text)
-		if err == nil && size.IsZero() {
-			err = errors.New("logs need some space; -1 is without a limit")
-		}
-		o.logs.MaxSize = size.Value()
-		return err
-	})
-	f.Func("eviction-hard", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)", func(text string) (err error) {
-		o.eviction.Hard, err = eviction.ParseHard(text)
-		return err
-	})
+	f.Func("container-log-max-size",
+		"the `SIZE` at which a container's log is continued in another file (default 10Mi); negative for any size", func(text string) error {
+			size, err := resource.ParseQuantity(text)
+			if err == nil && size.IsZero() {
+				err = errors.New("logs need some space; -1 is without a limit")
+			}
+			o.logs.MaxSize = size.Value()
+			return err
+		})
+	f.Func("eviction-hard", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)",
+		func(text string) (err error) {
+			o.eviction.Hard, err = eviction.ParseHard(text)
+			return err
+		})
 }
 
 // kubeletRoot is where the kubelet keeps pods' volumes.

@@ -35,7 +35,10 @@ func TestPacer(t *testing.T) {
 		now = now.Add(c.gap)
 		p.collected(now, c.live)
 	}
-	if want := []int{idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, leastPercent, busyPercent, idlePercent}; !slices.Equal(set, want) {
+	if want := []int{
+		idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, leastPercent,
+		busyPercent, idlePercent,
+	}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
 }

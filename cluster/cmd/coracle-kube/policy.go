@@ -67,13 +67,14 @@ func linkGroup(ctx context.Context, endpoint string) (uint32, error) {
 func policyCommand() *cobra.Command {
 	var o policy.Options
 	var pods []string
-	cmd := alone("policy", "enforce network policies for this node's pods, alone", func(ctx context.Context, set *client.Set) (run func() error, err error) {
-		if o.PodRanges, err = networks("--pod-cidr", pods); err != nil {
-			return nil, err
-		}
-		p, err := policy.New(set, o)
-		return func() error { return p.Run(ctx) }, err
-	})
+	cmd := alone("policy", "enforce network policies for this node's pods, alone",
+		func(ctx context.Context, set *client.Set) (run func() error, err error) {
+			if o.PodRanges, err = networks("--pod-cidr", pods); err != nil {
+				return nil, err
+			}
+			p, err := policy.New(set, o)
+			return func() error { return p.Run(ctx) }, err
+		})
 	cmd.Long = `policy enforces NetworkPolicies and ClusterNetworkPolicies by nftables, for pods whose packets the node
 routes, with any kubelet. Packets between pods of one bridge are only seen with the sysctls
 net.bridge.bridge-nf-call-iptables and -ip6tables.
@@ -91,7 +92,8 @@ Its rules stay when it ends, so that a restart opens nothing; "coracle-kube poli
   coracle-kube policy remove`
 	f := cmd.Flags()
 	f.StringVar(&o.NodeName, "node-name", hostname(), "name of this node")
-	f.StringSliceVar(&pods, "pod-cidr", nil, "networks of this node's pods (default: pods whose addresses the API does not tell yet are not isolated)")
+	f.StringSliceVar(&pods, "pod-cidr", nil,
+		"networks of this node's pods (default: pods whose addresses the API does not tell yet are not isolated)")
 	cmd.PersistentFlags().StringVar(&o.Table, "table", "coracle-policy", "name of the nftables table")
 	cmd.AddCommand(&cobra.Command{
 		Use:     "remove",

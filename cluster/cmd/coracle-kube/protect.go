@@ -23,7 +23,8 @@ type protection struct {
 
 func (p *protection) define(f *pflag.FlagSet) {
 	p.quota = etcd.DefaultQuota
-	f.StringVar(&p.encryption, "encryption-provider-config", "", "`FILE` with an EncryptionConfiguration: how objects are encrypted in etcd; changes take effect within a minute (default: not encrypted)")
+	f.StringVar(&p.encryption, "encryption-provider-config", "",
+		"`FILE` with an EncryptionConfiguration: how objects are encrypted in etcd; changes take effect within a minute (default: not encrypted)")
 	f.StringVar(&p.audit.PolicyFile, "audit-policy-file", "", "`FILE` with an audit Policy: which requests are recorded (default: none)")
 	f.StringVar(&p.audit.LogPath, "audit-log-path", "", "`FILE` for what is recorded, - for standard output")
 	f.IntVar(&p.audit.MaxAge, "audit-log-maxage", 366, "after how many days a log that was set aside is removed; 0 for never")

@@ -24,7 +24,9 @@ import (
 func serviceTable(port int) string { return "coracle-services-" + strconv.Itoa(port) }
 
 // newProxy makes the proxy of the whole cluster's process, and what runs it.
-func newProxy(server *apiserver.Server, api apiOptions, n nodeOptions, part *health.Part) (*proxy.Proxy, func(context.Context) error, error) {
+func newProxy(server *apiserver.Server, api apiOptions, n nodeOptions,
+	part *health.Part,
+) (*proxy.Proxy, func(context.Context) error, error) {
 	set, err := in(server, user.KubeProxy)
 	if err != nil {
 		return nil, nil, err
@@ -114,14 +116,15 @@ func networks(flag string, texts []string) ([]netip.Prefix, error) {
 
 func proxyCommand() *cobra.Command {
 	var o proxyOptions
-	cmd := alone("proxy", "route connections to Services on this node, alone", func(ctx context.Context, set *client.Set) (func() error, error) {
-		options, err := o.options()
-		if err != nil {
-			return nil, err
-		}
-		p, err := proxy.New(set, options)
-		return func() error { return p.Run(ctx) }, err
-	})
+	cmd := alone("proxy", "route connections to Services on this node, alone",
+		func(ctx context.Context, set *client.Set) (func() error, error) {
+			options, err := o.options()
+			if err != nil {
+				return nil, err
+			}
+			p, err := proxy.New(set, options)
+			return func() error { return p.Run(ctx) }, err
+		})
 	cmd.Long = `proxy routes connections to Services by nftables, with any CNI plugins and any kubelet. It needs the
 rights of the user system:kube-proxy. Its rules stay when it ends, so that a restart interrupts nothing;
 "coracle-kube proxy remove" removes them.`
@@ -130,7 +133,8 @@ rights of the user system:kube-proxy. Its rules stay when it ends, so that a res
 	f := cmd.Flags()
 	f.StringVar(&o.name, "node-name", hostname(), "name of this node")
 	f.StringSliceVar(&o.ips, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
-	f.StringSliceVar(&o.services, "service-cidr", nil, "networks of Services' addresses; connections to an address that no Service has are refused")
+	f.StringSliceVar(&o.services, "service-cidr", nil,
+		"networks of Services' addresses; connections to an address that no Service has are refused")
 	f.StringSliceVar(&o.pods, "pod-cidr", nil, "networks of this node's pods (default: only pods that are endpoints are known)")
 	f.BoolVar(&o.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
 	cmd.PersistentFlags().StringVar(&o.table, "table", "coracle-services", "name of the nftables table")

@@ -25,11 +25,15 @@ func TestErrorsThatNeedNoAttentionAreForDebugging(t *testing.T) {
 		"a closed connection":      {func(l klog.Logger) { l.Error(err, "Error on socket receive") }, slog.LevelWarn, ""},
 		"a closed connection, too": {func(l klog.Logger) { l.WithName("x").WithValues("a", 1).Error(err, "Error") }, slog.LevelWarn, ""},
 		"who debugs":               {func(l klog.Logger) { l.Error(err, "Error on socket receive") }, slog.LevelDebug, "level=DEBUG"},
-		"in the message":           {func(l klog.Logger) { l.Error(nil, "failed to sync with latest state: context canceled") }, slog.LevelWarn, ""},
-		"after a timeout":          {func(l klog.Logger) { l.Error(nil, "Post-timeout activity") }, slog.LevelWarn, ""},
-		"a controller that waits":  {func(l klog.Logger) { l.Error(&unseen, "Error syncing StatefulSet, requeuing", "key", "default/db") }, slog.LevelWarn, ""},
-		"anything else":            {func(l klog.Logger) { l.Error(errors.New("disk full"), "Error") }, slog.LevelWarn, "level=ERROR"},
-		"no error":                 {func(l klog.Logger) { l.Error(nil, "Timeout or abort while handling") }, slog.LevelWarn, "level=ERROR"},
+		"in the message": {func(l klog.Logger) {
+			l.Error(nil, "failed to sync with latest state: context canceled")
+		}, slog.LevelWarn, ""},
+		"after a timeout": {func(l klog.Logger) { l.Error(nil, "Post-timeout activity") }, slog.LevelWarn, ""},
+		"a controller that waits": {func(l klog.Logger) {
+			l.Error(&unseen, "Error syncing StatefulSet, requeuing", "key", "default/db")
+		}, slog.LevelWarn, ""},
+		"anything else": {func(l klog.Logger) { l.Error(errors.New("disk full"), "Error") }, slog.LevelWarn, "level=ERROR"},
+		"no error":      {func(l klog.Logger) { l.Error(nil, "Timeout or abort while handling") }, slog.LevelWarn, "level=ERROR"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

@@ -64,7 +64,8 @@ it finds them again when it is started.`,
 	cmd.Flags().BoolVar(&api.proxy, "service-proxy", true, "route connections to Services on this node; false if another proxy does")
 	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
 	cmd.Flags().StringVar(&api.scheduler, "scheduler-config", "", schedulerConfigUsage)
-	cmd.Flags().BoolVar(&api.policies, "network-policies", true, "enforce NetworkPolicies for this node's pods; false if a network plugin does")
+	cmd.Flags().BoolVar(&api.policies, "network-policies", true,
+		"enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	api.define(cmd.Flags())
 	api.balancers.define(cmd.Flags())
 	n.define(cmd.Flags())
@@ -217,7 +218,9 @@ func cleaning(what string, remove func() error) func(context.Context) error {
 // together runs the API server and the parts until ctx ends or one of them fails. The API server
 // ends last: the others have something to write when they end.
 // more is served on the socket for root, by path.
-func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, more map[string]http.Handler, renew func() error, parts ...func(context.Context) error) error {
+func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, more map[string]http.Handler,
+	renew func() error, parts ...func(context.Context) error,
+) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	work, ctx := errgroup.WithContext(ctx)
@@ -286,7 +289,8 @@ func in(server *apiserver.Server, name string, groups ...string) (*client.Set, e
 	return client.New(server.ClientConfig(name, groups...), server.Informers())
 }
 
-const schedulerConfigUsage = "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: upstream's defaults)"
+const schedulerConfigUsage = "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: " +
+	"upstream's defaults)"
 
 func newScheduler(server *apiserver.Server, config string) (*scheduler.Scheduler, error) {
 	set, err := in(server, user.KubeScheduler)
@@ -300,7 +304,9 @@ func newScheduler(server *apiserver.Server, config string) (*scheduler.Scheduler
 	return scheduler.New(set, o)
 }
 
-func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, notActedOn *health.Part) ([]controllers.Runner, error) {
+func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions,
+	notActedOn *health.Part,
+) ([]controllers.Runner, error) {
 	manager, err := in(server, user.KubeControllerManager)
 	if err != nil {
 		return nil, err
@@ -324,7 +330,9 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	})
 }
 
-func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, policies *policy.Policy) (*kubelet.Kubelet, error) {
+func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions,
+	policies *policy.Policy,
+) (*kubelet.Kubelet, error) {
 	set, err := in(server, "system:node:"+n.name, "system:nodes")
 	if err != nil {
 		return nil, err

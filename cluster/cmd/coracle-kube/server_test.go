@@ -98,7 +98,8 @@ func TestASecondServerRemovesNothing(t *testing.T) {
 	for _, flags := range [][]string{{"--check"}, nil} {
 		args := []string{
 			"server", "--root", dir, "--state", filepath.Join(dir, "run"), "--bind-address", "127.0.0.2", "--port", port,
-			"--node-name", "n", "--node-ip", "127.0.0.1", "--network-policies=false", "--service-proxy=false", "--cri", "unix://" + dir + "/none.sock",
+			"--node-name", "n", "--node-ip", "127.0.0.1", "--network-policies=false", "--service-proxy=false", "--cri", "unix://" + dir +
+				"/none.sock",
 		}
 		_, err = try(t, append(args, flags...)...)
 		if err == nil || !strings.Contains(err.Error(), "another cluster of this machine has port "+port) {

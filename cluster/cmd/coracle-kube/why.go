@@ -29,7 +29,9 @@ const whyPatience = 10 * time.Second
 // newAsker answers from the informers of this process. routes, names and policies may be nil.
 // PodDNS and ClusterDNS are set by the caller. domain is the cluster's, services the network of
 // Services' addresses.
-func newAsker(all informers.SharedInformerFactory, node, domain, services string, routes *proxy.Proxy, names *dns.Server, policies *policy.Policy) *why.Asker {
+func newAsker(all informers.SharedInformerFactory, node, domain, services string, routes *proxy.Proxy, names *dns.Server,
+	policies *policy.Policy,
+) *why.Asker {
 	core := all.Core().V1()
 	a := &why.Asker{
 		Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Services: core.Services().Lister(),
@@ -60,7 +62,10 @@ func (d decider) Decide(source, destination netip.Addr, protocol byte, port uint
 		half := why.Direction{Allowed: true, Because: "traffic between pods and their own node is always allowed"}
 		return why.PolicyDecision{Allowed: true, Egress: half, Ingress: half}
 	}
-	e := d.Explain(rules.Connection{Protocol: protocol, Source: netip.AddrPortFrom(source, 0), Destination: netip.AddrPortFrom(destination, port)})
+	e := d.Explain(rules.Connection{
+		Protocol: protocol, Source: netip.AddrPortFrom(source, 0),
+		Destination: netip.AddrPortFrom(destination, port),
+	})
 	return why.PolicyDecision{Allowed: e.Egress.Allowed && e.Ingress.Allowed, Egress: direction(e.Egress), Ingress: direction(e.Ingress)}
 }
 

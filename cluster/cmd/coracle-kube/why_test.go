@@ -34,14 +34,20 @@ func TestWhyInAnotherDomain(t *testing.T) {
 	)
 	set := &client.Set{Kube: api, Informers: client.NewInformers(api)}
 	const domain = "corp.example"
-	names, err := dns.New(set, dns.Options{Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Domain: domain, ResolvConf: "/dev/null"})
+	names, err := dns.New(set, dns.Options{
+		Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Domain: domain,
+		ResolvConf: "/dev/null",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	a := newAsker(set.Informers, "here", domain, "10.96.0.0/16", nil, names, nil)
 	a.ClusterDNS = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
 	a.PodDNS = func(context.Context, *corev1.Pod) (*runtimeapi.DNSConfig, error) {
-		return &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}, Searches: []string{"shop.svc." + domain, "svc." + domain, domain}, Options: []string{"ndots:5"}}, nil
+		return &runtimeapi.DNSConfig{
+			Servers: []string{"10.96.0.10"}, Searches: []string{"shop.svc." + domain, "svc." + domain, domain},
+			Options: []string{"ndots:5"},
+		}, nil
 	}
 	a.Elsewhere = func(context.Context, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
 	ctx, cancel := context.WithCancel(context.Background())
@@ -52,10 +58,12 @@ func TestWhyInAnotherDomain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if answer.Destination.Name != "web.shop.svc.corp.example." || len(answer.Connections) != 1 || answer.Connections[0].Destination.String() != "10.96.0.20:80" {
+	if answer.Destination.Name != "web.shop.svc.corp.example." || len(answer.Connections) != 1 ||
+		answer.Connections[0].Destination.String() != "10.96.0.20:80" {
 		t.Errorf("%+v", answer)
 	}
-	if _, err := a.Why(t.Context(), why.Question{Namespace: "shop", Source: "pod/cart", Destination: "none:80"}); err == nil || !strings.Contains(err.Error(), "tried none.shop.svc.corp.example., none.svc.corp.example., none.corp.example., none.;") {
+	if _, err := a.Why(t.Context(), why.Question{Namespace: "shop", Source: "pod/cart", Destination: "none:80"}); err == nil ||
+		!strings.Contains(err.Error(), "tried none.shop.svc.corp.example., none.svc.corp.example., none.corp.example., none.;") {
 		t.Errorf("a name that does not exist: %v", err)
 	}
 }
@@ -66,17 +74,38 @@ func TestWhyNamesClusterNetworkPolicies(t *testing.T) {
 		half compile.Half
 		want string
 	}{
-		{compile.Half{Kind: compile.Here, Selecting: []types.NamespacedName{{Name: "wall"}}, Ruling: &compile.Ruling{Policy: "wall", Tier: "Admin", Rule: "no-guests"}}, `ClusterNetworkPolicy wall (Admin) denies it by its rule "no-guests"`},
-		{compile.Half{Kind: compile.Here, Allowed: true, Ruling: &compile.Ruling{Policy: "gate", Tier: "Baseline", Accepted: true}}, "ClusterNetworkPolicy gate (Baseline) accepts it"},
-		{compile.Half{Kind: compile.Here, Ruling: &compile.Ruling{Accepted: true}, Allowing: []types.NamespacedName{{Name: "gate"}}}, "policies allow it, and the rules are not in force yet or have no room; the policies' Events say more"},
-		{compile.Half{Kind: compile.Here, Allowed: true, Selecting: []types.NamespacedName{{Name: "wall"}}}, "no policy denies it, and there is no NetworkPolicy for the pod"},
-		{compile.Half{Kind: compile.Here, Unplaced: true}, "the namespace of one of the pods is not known yet, and with it which ClusterNetworkPolicies are about it"},
+		{
+			compile.Half{
+				Kind: compile.Here, Selecting: []types.NamespacedName{{Name: "wall"}},
+				Ruling: &compile.Ruling{Policy: "wall", Tier: "Admin", Rule: "no-guests"},
+			},
+			`ClusterNetworkPolicy wall (Admin) denies it by its rule "no-guests"`,
+		},
+		{
+			compile.Half{Kind: compile.Here, Allowed: true, Ruling: &compile.Ruling{Policy: "gate", Tier: "Baseline", Accepted: true}},
+			"ClusterNetworkPolicy gate (Baseline) accepts it",
+		},
+		{
+			compile.Half{Kind: compile.Here, Ruling: &compile.Ruling{Accepted: true}, Allowing: []types.NamespacedName{{Name: "gate"}}},
+			"policies allow it, and the rules are not in force yet or have no room; the policies' Events say more",
+		},
+		{
+			compile.Half{Kind: compile.Here, Allowed: true, Selecting: []types.NamespacedName{{Name: "wall"}}},
+			"no policy denies it, and there is no NetworkPolicy for the pod",
+		},
+		{
+			compile.Half{Kind: compile.Here, Unplaced: true},
+			"the namespace of one of the pods is not known yet, and with it which ClusterNetworkPolicies are about it",
+		},
 	} {
 		if got := direction(test.half); got.Because != test.want || got.Allowed != test.half.Allowed {
 			t.Errorf("%+v: %+v, want %s", test.half, got, test.want)
 		}
 	}
-	if got := direction(compile.Half{Selecting: []types.NamespacedName{{Name: "wall"}, {Namespace: "x", Name: "p"}}, Kind: compile.Here}).Selecting; strings.Join(got, ", ") != "ClusterNetworkPolicy wall, x/p" {
+	if got := direction(compile.Half{
+		Selecting: []types.NamespacedName{{Name: "wall"}, {Namespace: "x", Name: "p"}},
+		Kind:      compile.Here,
+	}).Selecting; strings.Join(got, ", ") != "ClusterNetworkPolicy wall, x/p" {
 		t.Errorf("selecting are %v", got)
 	}
 }
