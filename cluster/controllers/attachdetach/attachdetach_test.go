@@ -47,7 +47,8 @@ func TestAttachmentFollowsPod(t *testing.T) {
 		w.attacher()
 		w.expect("attacher", "disk a attached")
 		w.expectReports("attached", "a", "disk")
-		if got, want := w.events(), []string{`Normal SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "pv-disk" `}; !slices.Equal(got, want) {
+		if got, want := w.events(),
+			[]string{`Normal SuccessfulAttachVolume AttachVolume.Attach succeeded for volume "pv-disk" `}; !slices.Equal(got, want) {
 			t.Errorf("events %q, want %q", got, want)
 		}
 		w.uses("a", "disk")
@@ -584,7 +585,8 @@ func TestDriversErrors(t *testing.T) {
 		}
 		fail("no such disk")
 		w.uses("a") // an event of no interest
-		if got, want := w.events(), []string{`Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv-disk" : no such disk`}; !slices.Equal(got, want) {
+		if got, want := w.events(),
+			[]string{`Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv-disk" : no such disk`}; !slices.Equal(got, want) {
 			t.Errorf("events %q, want %q", got, want)
 		}
 		fail(strings.Repeat("ä", 100_000))
@@ -877,7 +879,8 @@ func TestErrorsOfDetaching(t *testing.T) {
 			fail(w, strings.Repeat("ä", 100_000))
 			got := w.events()[1:]
 			const waits = `Warning FailedAttachVolume Multi-Attach error for volume "pv-disk" Volume is already exclusively attached to one node and can't be attached to another`
-			if len(got) != 3 || got[0] != waits || got[1] != waits+`: it cannot be detached from node "a": disk is busy` || len(got[2]) > 2*maxMessage {
+			if len(got) != 3 || got[0] != waits || got[1] != waits+`: it cannot be detached from node "a": disk is busy` ||
+				len(got[2]) > 2*maxMessage {
 				t.Errorf("events %.300q", got)
 			}
 			w.attacher()
@@ -889,7 +892,9 @@ func TestErrorsOfDetaching(t *testing.T) {
 			for range 3 {
 				fail(w, "disk is busy")
 			}
-			want := []string{`Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv-disk" : it cannot be detached from node "a": disk is busy`}
+			want := []string{
+				`Warning FailedAttachVolume AttachVolume.Attach failed for volume "pv-disk" : it cannot be detached from node "a": disk is busy`,
+			}
 			if got := w.events()[1:]; !slices.Equal(got, want) {
 				t.Errorf("events %q, want %q", got, want)
 			}

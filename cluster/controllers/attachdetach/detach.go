@@ -255,7 +255,8 @@ func (c *controller) delete(ctx context.Context, key string, l leaving) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	a := l.attachment
-	err := c.set.Kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(a.UID))})
+	err := c.set.Kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name,
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(a.UID))})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete volumeattachment %s of node %q: %w", a.Name, a.Spec.NodeName, err)
 	}

@@ -149,7 +149,8 @@ func (w world) volume(handle string, modes ...corev1.PersistentVolumeAccessMode)
 	if modes == nil {
 		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	}
-	must(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Create(ctx, claim(handle, types.UID("claim-"+handle)), metav1.CreateOptions{}))
+	must(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Create(ctx, claim(handle, types.UID("claim-"+handle)),
+		metav1.CreateOptions{}))
 	must(w.Kube.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + handle},
 		Spec: corev1.PersistentVolumeSpec{

@@ -119,7 +119,10 @@ func TestApproval(t *testing.T) {
 			r.Subject.Organization = []string{"system:masters"}
 		}, []string{"selfnodeclient", "nodeclient"}, ""},
 		{"denied before", func(csr *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
-			csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateDenied, Status: corev1.ConditionTrue}}
+			csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
+				Type:   certificatesv1.CertificateDenied,
+				Status: corev1.ConditionTrue,
+			}}
 		}, []string{"selfnodeclient"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -129,7 +132,8 @@ func TestApproval(t *testing.T) {
 				kube.PrependReactor("create", "subjectaccessreviews", func(action ktesting.Action) (bool, runtime.Object, error) {
 					review := action.(ktesting.CreateActionImpl).Object.(*authorizationv1.SubjectAccessReview)
 					for _, subresource := range c.allowed {
-						review.Status.Allowed = review.Status.Allowed || review.Spec.User == "system:node:a" && review.Spec.ResourceAttributes.Subresource == subresource
+						review.Status.Allowed = review.Status.Allowed || review.Spec.User == "system:node:a" &&
+							review.Spec.ResourceAttributes.Subresource == subresource
 					}
 					return true, review, nil
 				})
@@ -202,7 +206,8 @@ func TestSigning(t *testing.T) {
 		if err := cert.CheckSignatureFrom(root); err != nil {
 			t.Error(err)
 		}
-		if cert.Subject.CommonName != "system:node:a" || cert.IsCA || len(cert.ExtKeyUsage) != 1 || cert.ExtKeyUsage[0] != x509.ExtKeyUsageClientAuth {
+		if cert.Subject.CommonName != "system:node:a" || cert.IsCA || len(cert.ExtKeyUsage) != 1 ||
+			cert.ExtKeyUsage[0] != x509.ExtKeyUsageClientAuth {
 			t.Errorf("certificate for %s, CA %t, for %v", cert.Subject, cert.IsCA, cert.ExtKeyUsage)
 		}
 		if life := cert.NotAfter.Sub(cert.NotBefore); life != DefaultLifetime {

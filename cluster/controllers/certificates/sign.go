@@ -38,7 +38,9 @@ var accepts = map[string]func(*certificatesv1.CertificateSigningRequest, *x509.C
 	certificatesv1.KubeletServingSignerName: func(csr *certificatesv1.CertificateSigningRequest, request *x509.CertificateRequest) error {
 		return certificates.ValidateKubeletServingCSR(request, usages(csr))
 	},
-	certificatesv1.KubeAPIServerClientKubeletSignerName: func(csr *certificatesv1.CertificateSigningRequest, request *x509.CertificateRequest) error {
+	certificatesv1.KubeAPIServerClientKubeletSignerName: func(csr *certificatesv1.CertificateSigningRequest,
+		request *x509.CertificateRequest,
+	) error {
 		return certificates.ValidateKubeletClientCSR(request, usages(csr))
 	},
 	certificatesv1.KubeAPIServerClientSignerName: func(csr *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) error {

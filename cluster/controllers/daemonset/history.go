@@ -78,7 +78,8 @@ func (d *daemon) claimRevisions(ctx context.Context) ([]*appsv1.ControllerRevisi
 	return adoption.Claim[*appsv1.ControllerRevision]{
 		Owner: d.ds, Kind: kind, Selector: selector, Read: d.read,
 		Patch: func(ctx context.Context, revision *appsv1.ControllerRevision, patch []byte) error {
-			patched, err := d.kube.AppsV1().ControllerRevisions(revision.Namespace).Patch(ctx, revision.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+			patched, err := d.kube.AppsV1().ControllerRevisions(revision.Namespace).Patch(ctx, revision.Name, types.StrategicMergePatchType, patch,
+				metav1.PatchOptions{})
 			if err == nil {
 				d.writes.Wrote(d.key, d.revisionCache, patched.ResourceVersion)
 			}

@@ -92,10 +92,12 @@ func (d *daemon) bury(node string, pods []*corev1.Pod, todo *changes) []*corev1.
 			}
 			d.backoff.Next(id, d.now)
 			d.backoff.GC() // those of nodes and generations long gone
-			d.events.Eventf(d.ds, corev1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s/%s on node %s, will try to kill it", pod.Namespace, pod.Name, node)
+			d.events.Eventf(d.ds, corev1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s/%s on node %s, will try to kill it",
+				pod.Namespace, pod.Name, node)
 			todo.delete = append(todo.delete, pod)
 		case pod.Status.Phase == corev1.PodSucceeded:
-			d.events.Eventf(d.ds, corev1.EventTypeNormal, "SucceededDaemonPod", "Found succeeded daemon pod %s/%s on node %s, will try to delete it", pod.Namespace, pod.Name, node)
+			d.events.Eventf(d.ds, corev1.EventTypeNormal, "SucceededDaemonPod", "Found succeeded daemon pod %s/%s on node %s, will try to delete it",
+				pod.Namespace, pod.Name, node)
 			todo.delete = append(todo.delete, pod)
 		default:
 			alive = append(alive, pod)

@@ -73,7 +73,8 @@ func TestSameAsUpstream(t *testing.T) {
 			note("created")
 			update(t, s, image("v2"))
 			note("changed")
-			if err := s.Kube.CoreV1().Pods(apitest.Namespace).Delete(context.Background(), podOn(t, s, "n0").Name, metav1.DeleteOptions{}); err != nil {
+			if err := s.Kube.CoreV1().Pods(apitest.Namespace).Delete(context.Background(), podOn(t, s, "n0").Name,
+				metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			note("one deleted")
@@ -176,7 +177,8 @@ func TestSameAsUpstream(t *testing.T) {
 			taken := &appsv1.ControllerRevision{ObjectMeta: metav1.ObjectMeta{
 				Name: "agent-" + controller.ComputeHash(&ds.Spec.Template, nil), Labels: map[string]string{"app": "other"},
 			}}
-			if _, err := s.Kube.AppsV1().ControllerRevisions(apitest.Namespace).Create(context.Background(), taken, metav1.CreateOptions{}); err != nil {
+			if _, err := s.Kube.AppsV1().ControllerRevisions(apitest.Namespace).Create(context.Background(), taken,
+				metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			create(t, s, ds)
@@ -219,7 +221,8 @@ func TestSameAsUpstream(t *testing.T) {
 			if err := s.Kube.AppsV1().DaemonSets(apitest.Namespace).Delete(context.Background(), "agent", metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Kube.CoreV1().Pods(apitest.Namespace).Delete(context.Background(), podOn(t, s, "n0").Name, metav1.DeleteOptions{}); err != nil {
+			if err := s.Kube.CoreV1().Pods(apitest.Namespace).Delete(context.Background(), podOn(t, s, "n0").Name,
+				metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			note("deleted, and its pod")

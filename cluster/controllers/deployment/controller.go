@@ -196,7 +196,8 @@ func (r *rollout) find(ctx context.Context) error {
 			return r.kube.AppsV1().Deployments(r.d.Namespace).Get(ctx, r.d.Name, metav1.GetOptions{})
 		},
 		Patch: func(ctx context.Context, rs *appsv1.ReplicaSet, patch []byte) error {
-			patched, err := r.kube.AppsV1().ReplicaSets(rs.Namespace).Patch(ctx, rs.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+			patched, err := r.kube.AppsV1().ReplicaSets(rs.Namespace).Patch(ctx, rs.Name, types.StrategicMergePatchType, patch,
+				metav1.PatchOptions{})
 			if err == nil {
 				r.writes.Wrote(r.key, r.setCache, patched.ResourceVersion)
 			}

@@ -22,14 +22,16 @@ import (
 var oracle = apitest.Controllers{
 	func(set *client.Set) interface{ Run(context.Context) } {
 		apps := set.Informers.Apps().V1()
-		c, err := upstreamdeployment.NewDeploymentController(context.Background(), apps.Deployments(), apps.ReplicaSets(), set.Informers.Core().V1().Pods(), set.Kube)
+		c, err := upstreamdeployment.NewDeploymentController(context.Background(), apps.Deployments(), apps.ReplicaSets(),
+			set.Informers.Core().V1().Pods(), set.Kube)
 		if err != nil {
 			panic(err)
 		}
 		return apitest.Upstream(func(ctx context.Context) { c.Run(ctx, 5) })
 	},
 	func(set *client.Set) interface{ Run(context.Context) } {
-		c := upstreamreplicaset.NewReplicaSetController(context.Background(), set.Informers.Apps().V1().ReplicaSets(), set.Informers.Core().V1().Pods(), set.Kube, 500)
+		c := upstreamreplicaset.NewReplicaSetController(context.Background(), set.Informers.Apps().V1().ReplicaSets(),
+			set.Informers.Core().V1().Pods(), set.Kube, 500)
 		return apitest.Upstream(func(ctx context.Context) { c.Run(ctx, 5) })
 	},
 }

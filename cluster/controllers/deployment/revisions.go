@@ -169,7 +169,8 @@ func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, replicas in
 	if replicas < from {
 		direction = "down"
 	}
-	r.events.Eventf(r.d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled %s replica set %s from %d to %d", direction, rs.Name, from, replicas)
+	r.events.Eventf(r.d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled %s replica set %s from %d to %d", direction, rs.Name, from,
+		replicas)
 	return updated, replicas - from, nil
 }
 

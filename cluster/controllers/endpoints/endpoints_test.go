@@ -128,7 +128,8 @@ func (w world) state() string {
 // TestAsUpstream plays the same changes to upstream's controller and to ours.
 func TestAsUpstream(t *testing.T) {
 	scenario := func(w world, note func(string)) {
-		must(w.Kube.CoreV1().Endpoints(apitest.Namespace).Create(ctx, &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: apitest.Namespace, Name: "of-a-user"}}, metav1.CreateOptions{}))
+		must(w.Kube.CoreV1().Endpoints(apitest.Namespace).Create(ctx,
+			&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: apitest.Namespace, Name: "of-a-user"}}, metav1.CreateOptions{}))
 		w.service("web", nil)
 		note("no pods")
 		w.pod("a", "web", "10.1.0.1", true)

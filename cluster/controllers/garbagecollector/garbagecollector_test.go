@@ -65,7 +65,10 @@ func run(t *testing.T, before, f func(w world)) {
 }
 
 func owner(gvk schema.GroupVersionKind, name string, blocks bool) metav1.OwnerReference {
-	return metav1.OwnerReference{APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: name, UID: uid(name), BlockOwnerDeletion: &blocks}
+	return metav1.OwnerReference{
+		APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: name, UID: uid(name),
+		BlockOwnerDeletion: &blocks,
+	}
 }
 
 func uid(name string) types.UID { return types.UID("uid-" + name) }
@@ -294,7 +297,8 @@ func TestKindsThatComeAndGo(t *testing.T) {
 		if n := len(w.collector.monitors); n != 3 { // configmaps, secrets, widgets
 			w.t.Errorf("%d kinds are watched for the collector alone, want 3", n)
 		}
-		w.Serve(served, &discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{metatest.Widgets.GroupVersion(): errors.New("away")}})
+		w.Serve(served,
+			&discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{metatest.Widgets.GroupVersion(): errors.New("away")}})
 		w.redefine()
 		w.Pass(time.Minute)
 		if n := len(w.collector.monitors); n != 3 {
@@ -318,7 +322,8 @@ func TestKindsOfOtherServers(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid(name), Labels: labels},
 		}}
 	}
-	all := &metav1.List{Items: []runtime.RawExtension{registered("v1.apps", map[string]string{"kube-aggregator.kubernetes.io/automanaged": "onstart"})}}
+	all := &metav1.List{Items: []runtime.RawExtension{registered("v1.apps",
+		map[string]string{"kube-aggregator.kubernetes.io/automanaged": "onstart"})}}
 	var mu sync.Mutex // guards all
 	run(t, func(w world) {
 		w.Metadata.PrependReactor("list", apiServices.Resource, func(ktesting.Action) (bool, runtime.Object, error) {
@@ -433,7 +438,8 @@ func TestUnblockedOwnerGoes(t *testing.T) {
 		w.delete(replicaSets, "a", metav1.DeletePropagationForeground)
 		w.Pass(time.Minute)
 		w.want(replicaSets, "a!")
-		w.patch(configMaps, "kept", `{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"a","uid":"uid-a","blockOwnerDeletion":false}]}}`)
+		w.patch(configMaps, "kept",
+			`{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"a","uid":"uid-a","blockOwnerDeletion":false}]}}`)
 		w.Pass(time.Second)
 		w.want(replicaSets)
 		w.want(configMaps, "kept!<a")

@@ -87,7 +87,8 @@ func finishTime(pod *corev1.Pod) time.Time {
 	if end, ok := lastExit(pod); ok {
 		return end
 	}
-	if _, c := podutil.GetPodCondition(&pod.Status, corev1.PodReady); c != nil && c.Status == corev1.ConditionFalse && !c.LastTransitionTime.IsZero() {
+	if _, c := podutil.GetPodCondition(&pod.Status, corev1.PodReady); c != nil && c.Status == corev1.ConditionFalse &&
+		!c.LastTransitionTime.IsZero() {
 		return c.LastTransitionTime.Time
 	}
 	if pod.DeletionTimestamp != nil {

@@ -29,16 +29,19 @@ func TestBackoff(t *testing.T) {
 		failures          int32
 		left              time.Duration // 100 s after start
 	}{
-		"nothing":                        {},
-		"first failure":                  {failed: ended(95), failures: 1, left: 5 * time.Second},
-		"long ago":                       {failed: ended(5), failures: 1, left: 0},
-		"second failure":                 {had: backoff{1, at(60)}, failed: ended(90), failures: 2, left: 10 * time.Second},
-		"three at once":                  {failed: ended(80, 90, 70), failures: 3, left: 30 * time.Second},
-		"capped":                         {had: backoff{20, at(0)}, failed: ended(100), failures: 21, left: 10 * time.Minute},
-		"kept while nothing ends":        {had: backoff{2, at(90)}, failures: 2, left: 10 * time.Second},
-		"a success forgives":             {had: backoff{5, at(90)}, succeeded: ended(95), failures: 0},
-		"a success forgives only before": {had: backoff{5, at(40)}, succeeded: ended(85), failed: ended(80, 90, 95), failures: 2, left: 15 * time.Second},
-		"the latest success forgives":    {succeeded: ended(10, 97), failed: ended(80, 90, 95), failures: 0},
+		"nothing":                 {},
+		"first failure":           {failed: ended(95), failures: 1, left: 5 * time.Second},
+		"long ago":                {failed: ended(5), failures: 1, left: 0},
+		"second failure":          {had: backoff{1, at(60)}, failed: ended(90), failures: 2, left: 10 * time.Second},
+		"three at once":           {failed: ended(80, 90, 70), failures: 3, left: 30 * time.Second},
+		"capped":                  {had: backoff{20, at(0)}, failed: ended(100), failures: 21, left: 10 * time.Minute},
+		"kept while nothing ends": {had: backoff{2, at(90)}, failures: 2, left: 10 * time.Second},
+		"a success forgives":      {had: backoff{5, at(90)}, succeeded: ended(95), failures: 0},
+		"a success forgives only before": {
+			had: backoff{5, at(40)}, succeeded: ended(85), failed: ended(80, 90, 95), failures: 2,
+			left: 15 * time.Second,
+		},
+		"the latest success forgives": {succeeded: ended(10, 97), failed: ended(80, 90, 95), failures: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBackoffs()

@@ -66,12 +66,20 @@ func failurePolicy(rules ...batchv1.PodFailurePolicyRule) change {
 	}
 }
 
-func onExit(action batchv1.PodFailurePolicyAction, op batchv1.PodFailurePolicyOnExitCodesOperator, codes ...int32) batchv1.PodFailurePolicyRule {
-	return batchv1.PodFailurePolicyRule{Action: action, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: op, Values: codes}}
+func onExit(action batchv1.PodFailurePolicyAction, op batchv1.PodFailurePolicyOnExitCodesOperator,
+	codes ...int32,
+) batchv1.PodFailurePolicyRule {
+	return batchv1.PodFailurePolicyRule{
+		Action:      action,
+		OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: op, Values: codes},
+	}
 }
 
 func onCondition(action batchv1.PodFailurePolicyAction, c corev1.PodConditionType) batchv1.PodFailurePolicyRule {
-	return batchv1.PodFailurePolicyRule{Action: action, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: c, Status: corev1.ConditionTrue}}}
+	return batchv1.PodFailurePolicyRule{
+		Action:          action,
+		OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: c, Status: corev1.ConditionTrue}},
+	}
 }
 
 func successPolicy(rules ...batchv1.SuccessPolicyRule) change {

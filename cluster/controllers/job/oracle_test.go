@@ -18,7 +18,8 @@ import (
 
 // oracle is upstream's Job controller.
 var oracle = apitest.Controllers{func(set *client.Set) interface{ Run(context.Context) } {
-	c, err := upstream.NewController(context.Background(), set.Kube, set.Informers.Core().V1().Pods(), set.Informers.Batch().V1().Jobs(), nil, nil)
+	c, err := upstream.NewController(context.Background(), set.Kube, set.Informers.Core().V1().Pods(), set.Informers.Batch().V1().Jobs(), nil,
+		nil)
 	if err != nil {
 		panic(err)
 	}

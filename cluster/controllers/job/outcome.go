@@ -76,7 +76,8 @@ func (r *run) failedByIndexes() *batchv1.JobCondition {
 	}
 	lost := r.lost.total()
 	if most := r.job.Spec.MaxFailedIndexes; most != nil && lost > int(*most) {
-		return r.condition(batchv1.JobFailureTarget, batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
+		return r.condition(batchv1.JobFailureTarget, batchv1.JobReasonMaxFailedIndexesExceeded,
+			"Job has exceeded the specified maximal number of failed indexes")
 	}
 	if lost > 0 && lost+r.done.total() >= int(*r.job.Spec.Completions) {
 		return r.condition(batchv1.JobFailureTarget, batchv1.JobReasonFailedIndexes, "Job has failed indexes")

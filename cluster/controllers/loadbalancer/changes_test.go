@@ -40,7 +40,10 @@ func TestChangesThatDecideNothing(t *testing.T) {
 	}
 
 	services := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	for name, policy := range map[string]corev1.ServiceExternalTrafficPolicy{"local": corev1.ServiceExternalTrafficPolicyLocal, "any": corev1.ServiceExternalTrafficPolicyCluster} {
+	for name, policy := range map[string]corev1.ServiceExternalTrafficPolicy{
+		"local": corev1.ServiceExternalTrafficPolicyLocal,
+		"any":   corev1.ServiceExternalTrafficPolicyCluster,
+	} {
 		if err := services.Add(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name},
 			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: policy},
@@ -50,7 +53,10 @@ func TestChangesThatDecideNothing(t *testing.T) {
 	}
 	c := &controller{services: services}
 	for name, want := range map[string]bool{"local": true, "any": false, "none": false} {
-		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Labels: map[string]string{discoveryv1.LabelServiceName: name}}}
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "a",
+			Labels:    map[string]string{discoveryv1.LabelServiceName: name},
+		}}
 		if got := c.ofLocal(slice) != nil; got != want {
 			t.Errorf("endpoints of Service %s decide: %v, want %v", name, got, want)
 		}

@@ -139,7 +139,8 @@ func (c *controller) ofLocal(obj any) []string {
 		return nil
 	}
 	service, ok := found.(*corev1.Service)
-	if !ok || service.Spec.Type != corev1.ServiceTypeLoadBalancer || service.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+	if !ok || service.Spec.Type != corev1.ServiceTypeLoadBalancer ||
+		service.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return nil
 	}
 	return []string{key}
@@ -181,7 +182,9 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 	busy := fromNodes(machines{
 		addresses: func(service *corev1.Service) []netip.Addr {
 			return addressesOf(loadbalancer.Candidates(service, nodes, func() []*discoveryv1.EndpointSlice {
-				its, _ := c.slices.EndpointSlices(service.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service.Name}))
+				its, _ := c.slices.EndpointSlices(service.Namespace).List(
+					labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service.Name}),
+				)
 				return its
 			}))
 		},
@@ -244,8 +247,9 @@ func (c *controller) write(ctx context.Context, r *request) error {
 	if last != nil && equality.Semantic.DeepEqual(last.status, status) { // it was this already
 		if undone = last.undone + 1; undone > mostUndone {
 			if !last.told {
-				c.events.Event(r.Service, corev1.EventTypeWarning, reasonOther, "Another controller changes the addresses of this Service, which are left to it: "+
-					"give the Service a class, or start the cluster with --load-balancer-cidr none")
+				c.events.Event(r.Service, corev1.EventTypeWarning, reasonOther,
+					"Another controller changes the addresses of this Service, which are left to it: "+
+						"give the Service a class, or start the cluster with --load-balancer-cidr none")
 			}
 			last.told = true
 			return nil

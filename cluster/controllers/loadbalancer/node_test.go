@@ -25,7 +25,8 @@ func TestServicesShareTheNodesAddresses(t *testing.T) {
 		reason, text string
 	}{
 		"by their ports": {
-			node: []string{"192.0.2.1"}, services: []*corev1.Service{balancer("a", v4), balancer("b", v4, port(81))}, want: []string{"192.0.2.1", "192.0.2.1"},
+			node: []string{"192.0.2.1"}, services: []*corev1.Service{balancer("a", v4), balancer("b", v4, port(81))},
+			want: []string{"192.0.2.1", "192.0.2.1"},
 		},
 		"of both families": {
 			node: []string{"192.0.2.1", "2001:db8::1"}, services: []*corev1.Service{balancer("a", dual), balancer("b", v6, port(81))},
@@ -41,7 +42,8 @@ func TestServicesShareTheNodesAddresses(t *testing.T) {
 			})}, want: []string{"192.0.2.1", "192.0.2.1"},
 		},
 		"no node port of another": {
-			node: []string{"192.0.2.1"}, services: []*corev1.Service{balancer("a", v4, nodePort(30080)), balancer("b", v4, port(30080))}, want: []string{"", ""},
+			node: []string{"192.0.2.1"}, services: []*corev1.Service{balancer("a", v4, nodePort(30080)), balancer("b", v4, port(30080))},
+			want:   []string{"", ""},
 			reason: reasonPort, text: "is a node port of Service " + apitest.Namespace + "/a",
 		},
 		"no port of the node": {
@@ -53,14 +55,17 @@ func TestServicesShareTheNodesAddresses(t *testing.T) {
 			reason: reasonPort, text: "is used by a process of the node",
 		},
 		"no loopback address": {
-			node: []string{"127.0.0.1"}, services: []*corev1.Service{balancer("a", v4)}, want: []string{""}, reason: reasonNoNode, text: "--load-balancer-cidr",
+			node: []string{"127.0.0.1"}, services: []*corev1.Service{balancer("a", v4)}, want: []string{""}, reason: reasonNoNode,
+			text: "--load-balancer-cidr",
 		},
 		"both or none": {
-			node: []string{"192.0.2.1"}, services: []*corev1.Service{balancer("a", dual)}, want: []string{""}, reason: reasonNoNode, text: "--load-balancer-cidr",
+			node: []string{"192.0.2.1"}, services: []*corev1.Service{balancer("a", dual)}, want: []string{""}, reason: reasonNoNode,
+			text: "--load-balancer-cidr",
 		},
 		"only one that is asked for": {
-			node: []string{"192.0.2.1", "192.0.2.2"}, services: []*corev1.Service{balancer("a", v4, wanting("192.0.2.2")), balancer("b", v4, wanting("192.0.2.1"))},
-			want: []string{"192.0.2.2", "192.0.2.1"},
+			node:     []string{"192.0.2.1", "192.0.2.2"},
+			services: []*corev1.Service{balancer("a", v4, wanting("192.0.2.2")), balancer("b", v4, wanting("192.0.2.1"))},
+			want:     []string{"192.0.2.2", "192.0.2.1"},
 		},
 		"no other one": {
 			node: []string{"192.0.2.1"}, services: []*corev1.Service{balancer("a", v4, wanting("192.0.2.9"))}, want: []string{""},

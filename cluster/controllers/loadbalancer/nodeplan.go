@@ -152,7 +152,8 @@ func (r *request) ofNodes(addresses []netip.Addr) []netip.Addr {
 		}
 	}
 	if len(all) == 0 {
-		r.outcome.lacks(reasonNoNode, "no node has an address of the Service's families that other machines reach: name addresses with --load-balancer-cidr")
+		r.outcome.lacks(reasonNoNode,
+			"no node has an address of the Service's families that other machines reach: name addresses with --load-balancer-cidr")
 	}
 	return all
 }

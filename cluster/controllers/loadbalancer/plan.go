@@ -170,7 +170,8 @@ func (r *request) choose(pool loadbalancer.Pool, free *cursor, taken map[netip.A
 	}
 	a := free.next()
 	if !a.IsValid() {
-		r.outcome.lacks(reasonExhausted, "all %s addresses of the pool (%s) belong to Services: enlarge it with --load-balancer-cidr, or delete a Service", family, pool)
+		r.outcome.lacks(reasonExhausted,
+			"all %s addresses of the pool (%s) belong to Services: enlarge it with --load-balancer-cidr, or delete a Service", family, pool)
 	}
 	return a
 }

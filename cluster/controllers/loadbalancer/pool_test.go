@@ -31,8 +31,9 @@ func TestServicesGetAddresses(t *testing.T) {
 			want: []string{"10.0.0.1 fd00::1", "fd00::2"},
 		},
 		"IPv6 first": {
-			pool: []string{"10.0.0.1", "fd00::1"}, services: []*corev1.Service{balancer("a", []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol})},
-			want: []string{"fd00::1 10.0.0.1"},
+			pool:     []string{"10.0.0.1", "fd00::1"},
+			services: []*corev1.Service{balancer("a", []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol})},
+			want:     []string{"fd00::1 10.0.0.1"},
 		},
 		"exhausted": {
 			pool: []string{"10.0.0.1-10.0.0.2"}, services: []*corev1.Service{balancer("a", v4), balancer("b", v4), balancer("c", v4)},
@@ -103,7 +104,9 @@ func TestServicesGetAddresses(t *testing.T) {
 			})}, want: []string{""},
 		},
 		"no Service of another type": {
-			pool: []string{"10.0.0.1-10.0.0.9"}, services: []*corev1.Service{balancer("a", v4, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })},
+			pool: []string{"10.0.0.1-10.0.0.9"}, services: []*corev1.Service{balancer("a", v4, func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeNodePort
+			})},
 			want: []string{""},
 		},
 	} {

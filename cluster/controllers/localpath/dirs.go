@@ -43,7 +43,8 @@ type noRoom struct {
 }
 
 func (e *noRoom) Error() string {
-	return fmt.Sprintf("the disk of %s has not enough room: %s are asked for, and of %s only %s are free, %d %% of all not counted: delete volumes or files, or ask for less",
+	return fmt.Sprintf("the disk of %s has not enough room: %s are asked for, and of %s only %s are free, %d %% of all not counted: delete "+
+		"volumes or files, or ask for less",
 		e.dir, humanize.IBytes(e.asked), humanize.IBytes(e.all), humanize.IBytes(e.left), keepFree)
 }
 

@@ -345,7 +345,9 @@ func TestClaimsThatAreRefusedOrOthers(t *testing.T) {
 		change func(*corev1.PersistentVolumeClaim)
 		want   string
 	}{
-		"a device": {func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock) }, "volumeMode Block is not possible"},
+		"a device": {func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
+		}, "volumeMode Block is not possible"},
 		"on many nodes": {func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 		}, "accessMode ReadWriteMany is not possible: use ReadWriteOnce"},
@@ -353,8 +355,12 @@ func TestClaimsThatAreRefusedOrOthers(t *testing.T) {
 		"a copy": {func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Name: "x"}
 		}, "a dataSource is not possible"},
-		"odd parameters": {func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = ptr.To("odd") }, `storage class "odd" has parameters that coracle.dev/local-path does not know: fs, path`},
-		"no class":       {func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = ptr.To("none") }, `storage class "none" does not exist`},
+		"odd parameters": {func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.StorageClassName = ptr.To("odd")
+		}, `storage class "odd" has parameters that coracle.dev/local-path does not know: fs, path`},
+		"no class": {func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.StorageClassName = ptr.To("none")
+		}, `storage class "none" does not exist`},
 		"another node's": {func(c *corev1.PersistentVolumeClaim) { c.Annotations[storagehelpers.AnnSelectedNode] = "n2" }, ""},
 		"no node yet":    {func(c *corev1.PersistentVolumeClaim) { delete(c.Annotations, storagehelpers.AnnSelectedNode) }, ""},
 		"another's": {func(c *corev1.PersistentVolumeClaim) {

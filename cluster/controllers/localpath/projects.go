@@ -24,7 +24,8 @@ const (
 )
 
 // errNumbers is that every project has files.
-var errNumbers = fmt.Errorf("all %d project numbers from %d on have files: remove volumes, or files that have such a number (lsattr -p)", projectCount, firstProject)
+var errNumbers = fmt.Errorf("all %d project numbers from %d on have files: remove volumes, or files that have such a number (lsattr -p)",
+	projectCount, firstProject)
 
 // projects gives numbers to the directories of one disk.
 type projects struct {

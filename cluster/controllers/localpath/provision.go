@@ -92,7 +92,10 @@ func refused(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass)
 	}
 	for _, mode := range claim.Spec.AccessModes {
 		if mode != corev1.ReadWriteOnce && mode != corev1.ReadWriteOncePod {
-			return fmt.Sprintf("volumes of this class are on one node, accessMode %s is not possible: use ReadWriteOnce, with which all pods of a node can share a volume", mode)
+			return fmt.Sprintf(
+				"volumes of this class are on one node, accessMode %s is not possible: use ReadWriteOnce, with which all pods of a node can share a "+
+					"volume", mode,
+			)
 		}
 	}
 	if claim.Spec.Selector != nil {
@@ -153,7 +156,10 @@ func (c *controller) volume(claim *corev1.PersistentVolumeClaim, class *storagev
 				APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
 			},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{host}}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{
+					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn,
+					Values: []string{host},
+				}},
 			}}}},
 		},
 	}

@@ -31,7 +31,8 @@ func (c *controller) reclaim(ctx context.Context, pv *corev1.PersistentVolume) e
 	}
 	if pv.DeletionTimestamp != nil && unclaimed(pv) {
 		// No claim has let go of the data, and none will: to delete it is its owner's choice.
-		c.events.Eventf(pv, corev1.EventTypeWarning, events.VolumeDelete, "no claim had the volume: its data stays in %s, remove that yourself", pv.Spec.Local.Path)
+		c.events.Eventf(pv, corev1.EventTypeWarning, events.VolumeDelete, "no claim had the volume: its data stays in %s, remove that yourself",
+			pv.Spec.Local.Path)
 		return c.letGo(ctx, pv)
 	}
 	over := pv.DeletionTimestamp != nil || pv.Status.Phase == corev1.VolumeReleased || pv.Status.Phase == corev1.VolumeFailed
@@ -67,7 +68,8 @@ func (c *controller) reclaim(ctx context.Context, pv *corev1.PersistentVolume) e
 		return err
 	}
 	if pv.DeletionTimestamp == nil {
-		err := c.set.Kube.CoreV1().PersistentVolumes().Delete(ctx, pv.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pv.UID))})
+		err := c.set.Kube.CoreV1().PersistentVolumes().Delete(ctx, pv.Name,
+			metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pv.UID))})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

@@ -137,7 +137,9 @@ func (c *controller) sync(ctx context.Context, name string) error {
 }
 
 // update writes a change of a namespace, once more on what it is meanwhile if another overtook it.
-func (c *controller) update(ctx context.Context, ns *corev1.Namespace, write func(*corev1.Namespace) (*corev1.Namespace, error)) (*corev1.Namespace, error) {
+func (c *controller) update(ctx context.Context, ns *corev1.Namespace,
+	write func(*corev1.Namespace) (*corev1.Namespace, error),
+) (*corev1.Namespace, error) {
 	for latest := ns; ; {
 		written, err := write(latest.DeepCopy())
 		if !apierrors.IsConflict(err) {

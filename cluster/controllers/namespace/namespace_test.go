@@ -106,7 +106,8 @@ func (w world) deleteNamespace() {
 
 func (w world) patch(gvr schema.GroupVersionResource, object, body string) {
 	w.t.Helper()
-	_, err := w.Metadata.Resource(gvr).Namespace(name).Patch(context.Background(), object, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+	_, err := w.Metadata.Resource(gvr).Namespace(name).Patch(context.Background(), object, types.MergePatchType, []byte(body),
+		metav1.PatchOptions{})
 	w.must(err)
 }
 
@@ -214,7 +215,8 @@ func TestAsUpstream(t *testing.T) {
 func TestPodsGoFirstAndNobodyWaitsLongerThanThey(t *testing.T) {
 	run(t, ours, func(w world) {
 		w.deleteNamespace()
-		if s := w.state(); !strings.Contains(s, "pods default/web deleted=true") || !strings.Contains(s, "configmaps default/settings deleted=false") {
+		if s := w.state(); !strings.Contains(s, "pods default/web deleted=true") ||
+			!strings.Contains(s, "configmaps default/settings deleted=false") {
 			w.t.Errorf("while the pod takes its grace:\n%s", s)
 		}
 		w.leave("web")

@@ -26,7 +26,10 @@ func (c coreV1) RESTClient() rest.Interface {
 	gv := corev1.SchemeGroupVersion
 	return must(rest.RESTClientForConfigAndClient(&rest.Config{
 		Host: "http://test", APIPath: "/api", QPS: -1,
-		ContentConfig: rest.ContentConfig{GroupVersion: &gv, NegotiatedSerializer: scheme.Codecs.WithoutConversion(), ContentType: "application/json"},
+		ContentConfig: rest.ContentConfig{
+			GroupVersion: &gv, NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
+			ContentType: "application/json",
+		},
 	}, &http.Client{Transport: eventWriter{c}}))
 }
 

@@ -39,7 +39,8 @@ func TestZonesAreTheSumsOfTheirNodes(t *testing.T) {
 	there := map[string]*corev1.Node{}
 	for range 20_000 {
 		name := fmt.Sprint("n", random.IntN(12))
-		node := inZone(name, fmt.Sprint("z", random.IntN(3)), []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown}[random.IntN(3)])
+		node := inZone(name, fmt.Sprint("z", random.IntN(3)),
+			[]corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown}[random.IntN(3)])
 		if random.IntN(5) == 0 {
 			node.Labels[excludeLabel] = ""
 		}

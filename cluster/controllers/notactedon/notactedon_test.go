@@ -21,10 +21,22 @@ import (
 )
 
 var (
-	ingresses   = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}, Kind: "Ingress", Namespaced: true}
-	classes     = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingressclasses"}, Kind: "IngressClass"}
-	policies    = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, Kind: "NetworkPolicy", Namespaced: true}
-	deployments = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Kind: "Deployment", Namespaced: true}
+	ingresses = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{
+		Group: "networking.k8s.io", Version: "v1",
+		Resource: "ingresses",
+	}, Kind: "Ingress", Namespaced: true}
+	classes = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{
+		Group: "networking.k8s.io", Version: "v1",
+		Resource: "ingressclasses",
+	}, Kind: "IngressClass"}
+	policies = kinds.Resource{GroupVersionResource: schema.GroupVersionResource{
+		Group: "networking.k8s.io", Version: "v1",
+		Resource: "networkpolicies",
+	}, Kind: "NetworkPolicy", Namespaced: true}
+	deployments = kinds.Resource{
+		GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"},
+		Kind:                 "Deployment", Namespaced: true,
+	}
 )
 
 // api is an API in memory, with controllers over it.
@@ -69,7 +81,10 @@ func (s *api) pass(d time.Duration) {
 func (s *api) settle() { s.pass(100 * time.Millisecond) }
 
 func metadataOf(namespace, name string) *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-of-" + namespace + "-" + name)}}
+	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: namespace, Name: name,
+		UID: types.UID("uid-of-" + namespace + "-" + name),
+	}}
 }
 
 func (s *api) events(t *testing.T) []corev1.Event {
@@ -149,7 +164,8 @@ func TestPoliciesThatAreLeftToOthers(t *testing.T) {
 		c.Exists(policies, metadataOf("team", "wall"))
 		s.settle()
 		all := s.events(t)
-		if len(all) != 1 || !strings.Contains(all[0].Message, `NetworkPolicy "wall" is stored but not acted on by this cluster: with --network-policies=false`) {
+		if len(all) != 1 || !strings.Contains(all[0].Message,
+			`NetworkPolicy "wall" is stored but not acted on by this cluster: with --network-policies=false`) {
 			t.Errorf("events %+v", all)
 		}
 	})

@@ -79,7 +79,8 @@ func TestExpressionsThatDoNotFitAreTold(t *testing.T) {
 			Validations: []admissionv1.Validation{{Expression: "object.spec.replicas > 1"}, {Expression: "object.spec.sails > 1"}},
 		},
 	}
-	watch, err := policies.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", policy.Name).String()})
+	watch, err := policies.Watch(t.Context(),
+		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", policy.Name).String()})
 	if err != nil {
 		t.Fatal(err)
 	}

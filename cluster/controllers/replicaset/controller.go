@@ -114,7 +114,9 @@ func (c *controller) sync(ctx context.Context, key string) error {
 	return nil
 }
 
-func (c *controller) claim(ctx context.Context, key string, rs *appsv1.ReplicaSet, selector labels.Selector, pods []*corev1.Pod) ([]*corev1.Pod, error) {
+func (c *controller) claim(ctx context.Context, key string, rs *appsv1.ReplicaSet, selector labels.Selector,
+	pods []*corev1.Pod,
+) ([]*corev1.Pod, error) {
 	return adoption.Claim[*corev1.Pod]{
 		Owner: rs, Kind: kind, Selector: selector,
 		Read: func(ctx context.Context) (metav1.Object, error) {

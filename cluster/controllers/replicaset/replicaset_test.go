@@ -193,7 +193,8 @@ func TestReportsAndRetriesFailedCreates(t *testing.T) {
 			t.Errorf("%d pods made", got)
 		}
 		cond := get(t, s).Status.Conditions
-		if len(cond) != 1 || cond[0].Type != appsv1.ReplicaSetReplicaFailure || cond[0].Reason != "FailedCreate" || cond[0].Message != "exceeded quota" {
+		if len(cond) != 1 || cond[0].Type != appsv1.ReplicaSetReplicaFailure || cond[0].Reason != "FailedCreate" ||
+			cond[0].Message != "exceeded quota" {
 			t.Errorf("conditions = %+v", cond)
 		}
 		s.Refuse(nil)

@@ -65,7 +65,8 @@ func New(set *client.Set, metadata metadata.Interface) *frame.Controller {
 			core.NewPodEvaluator(listers, clock.RealClock{}),
 			core.NewServiceEvaluator(listers),
 			core.NewPersistentVolumeClaimEvaluator(listers),
-			generic.NewObjectCountEvaluator(quotaKind.GroupResource(), generic.ListResourceUsingListerFunc(listers, quotaKind), corev1.ResourceQuotas),
+			generic.NewObjectCountEvaluator(quotaKind.GroupResource(), generic.ListResourceUsingListerFunc(listers, quotaKind),
+				corev1.ResourceQuotas),
 		}),
 	}
 	c.frame = frame.New("resourcequota", workers, c.sync)

@@ -58,7 +58,10 @@ func run(t *testing.T, f func(w world)) {
 }
 
 func (w world) quota(name string, scopes []corev1.ResourceQuotaScope, hard ...string) {
-	q := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{}, Scopes: scopes}}
+	q := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{}, Scopes: scopes},
+	}
 	for _, h := range hard {
 		resourceName, limit, _ := strings.Cut(h, "=")
 		q.Spec.Hard[corev1.ResourceName(resourceName)] = resource.MustParse(limit)
@@ -98,7 +101,8 @@ func (w world) pod(name, cpu string) *corev1.Pod {
 }
 
 func (w world) configMap(name string) {
-	must(w.Server.Kube.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}, metav1.CreateOptions{}))
+	must(w.Server.Kube.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}},
+		metav1.CreateOptions{}))
 }
 
 func TestUsageOfPods(t *testing.T) {

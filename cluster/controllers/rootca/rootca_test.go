@@ -14,7 +14,9 @@ import (
 
 func TestEveryNamespaceHasTheAuthority(t *testing.T) {
 	ctx := context.Background()
-	apitest.Ours(func(set *client.Set) *frame.Controller { return New(set, set.Kube, []byte("CA")) }).As("root-ca-cert-publisher").Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(func(set *client.Set) *frame.Controller {
+		return New(set, set.Kube, []byte("CA"))
+	}).As("root-ca-cert-publisher").Run(t, func(t *testing.T, s *apitest.Server) {
 		published := func() *corev1.ConfigMap {
 			t.Helper()
 			m, err := s.Kube.CoreV1().ConfigMaps("web").Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})

@@ -34,7 +34,8 @@ func NewAutoscaler(set *client.Set, mapper *Mapper, every time.Duration) *OnDema
 		every = autoscaleEvery
 	}
 	return &OnDemand{
-		name: "horizontal-pod-autoscaler", informers: set.Informers, trigger: set.Informers.Autoscaling().V2().HorizontalPodAutoscalers().Informer(),
+		name: "horizontal-pod-autoscaler", informers: set.Informers,
+		trigger: set.Informers.Autoscaling().V2().HorizontalPodAutoscalers().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			scales, err := mapper.scales(set)
 			if err != nil {

@@ -27,7 +27,9 @@ func busy(labels map[string]string) corev1.PodTemplateSpec {
 
 // createScaler makes an autoscaler of one to three pods that are to use half of the CPU that they
 // ask for.
-func (c *cluster) createScaler(ctx context.Context, t *testing.T, ns string, target autoscalingv2.CrossVersionObjectReference, change func(*autoscalingv2.HorizontalPodAutoscalerSpec)) {
+func (c *cluster) createScaler(ctx context.Context, t *testing.T, ns string, target autoscalingv2.CrossVersionObjectReference,
+	change func(*autoscalingv2.HorizontalPodAutoscalerSpec),
+) {
 	t.Helper()
 	scaler := &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: metav1.ObjectMeta{Name: target.Name},
@@ -42,7 +44,8 @@ func (c *cluster) createScaler(ctx context.Context, t *testing.T, ns string, tar
 	if change != nil {
 		change(&scaler.Spec)
 	}
-	must[*autoscalingv2.HorizontalPodAutoscaler](t)(c.kube.AutoscalingV2().HorizontalPodAutoscalers(ns).Create(ctx, scaler, metav1.CreateOptions{}))
+	must[*autoscalingv2.HorizontalPodAutoscaler](t)(c.kube.AutoscalingV2().HorizontalPodAutoscalers(ns).Create(ctx, scaler,
+		metav1.CreateOptions{}))
 }
 
 // impatient has fewer pods as soon as fewer are enough.
@@ -53,7 +56,9 @@ func impatient(spec *autoscalingv2.HorizontalPodAutoscalerSpec) {
 }
 
 // awaitCondition waits for a condition of an autoscaler.
-func (c *cluster) awaitCondition(ctx context.Context, t *testing.T, ns, name string, condition autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason string) {
+func (c *cluster) awaitCondition(ctx context.Context, t *testing.T, ns, name string,
+	condition autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason string,
+) {
 	t.Helper()
 	eventually(ctx, t, fmt.Sprintf("%s of %s is %s: %s", condition, name, status, reason), func() (bool, error) {
 		scaler, err := c.kube.AutoscalingV2().HorizontalPodAutoscalers(ns).Get(ctx, name, metav1.GetOptions{})
@@ -91,7 +96,8 @@ func TestAutoscalerOfDeployments(t *testing.T) {
 			if err != nil {
 				return false, err
 			}
-			return *d.Spec.Replicas == want && d.Status.ReadyReplicas == want && d.Status.Replicas == want, fmt.Errorf("wants %d, status %+v", *d.Spec.Replicas, d.Status)
+			return *d.Spec.Replicas == want && d.Status.ReadyReplicas == want && d.Status.Replicas == want,
+				fmt.Errorf("wants %d, status %+v", *d.Spec.Replicas, d.Status)
 		})
 	}
 	c.usage.set(ns, 150)
@@ -153,8 +159,11 @@ func (c *cluster) createBoat(ctx context.Context, t *testing.T, ns string, boats
 	owner := *metav1.NewControllerRef(boat, boats.GroupVersion().WithKind("Boat"))
 	for i := range 2 {
 		must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("sail-", i), Labels: map[string]string{"app": "boat"}, OwnerReferences: []metav1.OwnerReference{owner}},
-			Spec:       busy(nil).Spec,
+			ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprint("sail-", i), Labels: map[string]string{"app": "boat"},
+				OwnerReferences: []metav1.OwnerReference{owner},
+			},
+			Spec: busy(nil).Spec,
 		}, metav1.CreateOptions{}))
 	}
 	return all
@@ -210,7 +219,10 @@ func TestAutoscalerThatCannotWork(t *testing.T) {
 		func(spec *autoscalingv2.HorizontalPodAutoscalerSpec) {
 			spec.Metrics = []autoscalingv2.MetricSpec{{Type: autoscalingv2.PodsMetricSourceType, Pods: &autoscalingv2.PodsMetricSource{
 				Metric: autoscalingv2.MetricIdentifier{Name: "requests"},
-				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: resource.NewQuantity(1, resource.DecimalSI)},
+				Target: autoscalingv2.MetricTarget{
+					Type:         autoscalingv2.AverageValueMetricType,
+					AverageValue: resource.NewQuantity(1, resource.DecimalSI),
+				},
 			}}}
 		})
 	c.awaitCondition(ctx, t, ns, "idle", autoscalingv2.ScalingActive, corev1.ConditionFalse, "FailedGetPodsMetric")

@@ -35,7 +35,8 @@ func TestVolumeOfADriver(t *testing.T) {
 		_ = c.kube.StorageV1().StorageClasses().Delete(ctx, ns, metav1.DeleteOptions{})
 		_ = c.kube.CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{})
 	})
-	claims, volumes, attachments := c.kube.CoreV1().PersistentVolumeClaims(ns), c.kube.CoreV1().PersistentVolumes(), c.kube.StorageV1().VolumeAttachments()
+	claims, volumes, attachments := c.kube.CoreV1().PersistentVolumeClaims(ns), c.kube.CoreV1().PersistentVolumes(),
+		c.kube.StorageV1().VolumeAttachments()
 
 	// The scheduler chooses the node, and the provisioner is asked.
 	c.claim(ctx, t, ns, "data", ns)
@@ -58,7 +59,10 @@ func TestVolumeOfADriver(t *testing.T) {
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
 			AccessModes: claim.Spec.AccessModes, StorageClassName: ns, PersistentVolumeReclaimPolicy: del,
-			ClaimRef:               &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: ns, Name: "data", UID: claim.UID},
+			ClaimRef: &corev1.ObjectReference{
+				Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: ns, Name: "data",
+				UID: claim.UID,
+			},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "handle"}},
 		},
 	}, metav1.CreateOptions{}))
@@ -74,8 +78,12 @@ func TestVolumeOfADriver(t *testing.T) {
 	})
 	spec := template().Spec
 	spec.NodeName = node
-	spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
-	must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: spec}, metav1.CreateOptions{}))
+	spec.Volumes = []corev1.Volume{{
+		Name:         "data",
+		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}},
+	}}
+	must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: spec},
+		metav1.CreateOptions{}))
 	var attachment *storagev1.VolumeAttachment
 	eventually(ctx, t, "the attacher is asked", func() (bool, error) {
 		list, err := attachments.List(ctx, metav1.ListOptions{})
@@ -120,13 +128,15 @@ func TestVolumeOfADriver(t *testing.T) {
 	}
 	eventually(ctx, t, "the volume is released", func() (bool, error) {
 		now, err := volumes.Get(ctx, pv.Name, metav1.GetOptions{})
-		return err == nil && now.Status.Phase == corev1.VolumeReleased && slices.Contains(now.Finalizers, finalizer) && now.DeletionTimestamp == nil,
+		return err == nil && now.Status.Phase == corev1.VolumeReleased && slices.Contains(now.Finalizers, finalizer) &&
+				now.DeletionTimestamp == nil,
 			fmt.Errorf("%+v, %w", now, err)
 	})
 	if err := volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if now := must[*corev1.PersistentVolume](t)(volumes.Get(ctx, pv.Name, metav1.GetOptions{})); now.DeletionTimestamp == nil || !slices.Contains(now.Finalizers, finalizer) {
+	if now := must[*corev1.PersistentVolume](t)(volumes.Get(ctx, pv.Name, metav1.GetOptions{})); now.DeletionTimestamp == nil ||
+		!slices.Contains(now.Finalizers, finalizer) {
 		t.Errorf("before its provisioner has deleted it: %+v", now.ObjectMeta)
 	}
 	patch(t, func(body []byte) error {

@@ -34,7 +34,8 @@ func (c *cluster) awaitAllowed(ctx context.Context, t *testing.T, ns, app string
 		if err != nil {
 			return false, err
 		}
-		return budget.Status.ObservedGeneration == budget.Generation && budget.Status.DisruptionsAllowed == want, fmt.Errorf("status %+v", budget.Status)
+		return budget.Status.ObservedGeneration == budget.Generation && budget.Status.DisruptionsAllowed == want,
+			fmt.Errorf("status %+v", budget.Status)
 	})
 }
 

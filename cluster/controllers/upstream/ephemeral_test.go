@@ -23,9 +23,13 @@ func (c *cluster) createWithScratch(ctx context.Context, t *testing.T, ns, name 
 	t.Helper()
 	spec := template().Spec
 	spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
-		VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"made": "here"}}, Spec: claimSpec()},
+		VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"made": "here"}},
+			Spec:       claimSpec(),
+		},
 	}}}}
-	return must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}))
+	return must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec},
+		metav1.CreateOptions{}))
 }
 
 // A pod's ephemeral volume has a claim that goes with the pod. A claim of that name that is not the
@@ -53,7 +57,8 @@ func TestEphemeralVolumes(t *testing.T) {
 	}, metav1.CreateOptions{}))
 	c.createWithScratch(ctx, t, ns, "q")
 	c.told(ctx, t, ns, "Pod", "q", "FailedBinding")
-	if claim := must[*corev1.PersistentVolumeClaim](t)(claims.Get(ctx, "q-scratch", metav1.GetOptions{})); claim.UID != other.UID || len(claim.OwnerReferences) != 0 {
+	if claim := must[*corev1.PersistentVolumeClaim](t)(claims.Get(ctx, "q-scratch", metav1.GetOptions{})); claim.UID != other.UID ||
+		len(claim.OwnerReferences) != 0 {
 		t.Errorf("another one's claim is %+v", claim)
 	}
 }

@@ -98,12 +98,16 @@ func (i gatedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.Reso
 }
 
 // AddEventHandlerWithResyncPeriod implements cache.SharedInformer.
-func (i gatedInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler, every time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+func (i gatedInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHandler,
+	every time.Duration,
+) (cache.ResourceEventHandlerRegistration, error) {
 	return i.AddEventHandlerWithOptions(h, cache.HandlerOptions{ResyncPeriod: &every})
 }
 
 // AddEventHandlerWithOptions implements cache.SharedInformer.
-func (i gatedInformer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
+func (i gatedInformer) AddEventHandlerWithOptions(h cache.ResourceEventHandler,
+	o cache.HandlerOptions,
+) (cache.ResourceEventHandlerRegistration, error) {
 	registration, err := i.SharedIndexInformer.AddEventHandlerWithOptions(gatedHandler{h, i.gate}, o)
 	if err == nil {
 		i.gate.mu.Lock()

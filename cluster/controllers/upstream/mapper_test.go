@@ -14,7 +14,10 @@ import (
 func TestMapperLooksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := fake.NewClientset()
-		kube.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "pods", Kind: "Pod", Namespaced: true}}}}
+		kube.Resources = []*metav1.APIResourceList{{
+			GroupVersion: "v1",
+			APIResources: []metav1.APIResource{{Name: "pods", Kind: "Pod", Namespaced: true}},
+		}}
 		mapper := NewMapper(kube.Discovery())
 		known := func(kind schema.GroupKind) bool {
 			t.Helper()

@@ -27,7 +27,8 @@ func TestMirroring(t *testing.T) {
 		write := func(name string, labels, selector map[string]string) {
 			t.Helper()
 			meta := metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels}
-			_, err := kube.CoreV1().Services("default").Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Selector: selector}}, metav1.CreateOptions{})
+			_, err := kube.CoreV1().Services("default").Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Selector: selector}},
+				metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}

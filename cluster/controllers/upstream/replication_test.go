@@ -32,7 +32,8 @@ func TestReplicationController(t *testing.T) {
 				return false, err
 			}
 			s, pods := rc.Status, c.podNames(ctx, t, ns)
-			return s.ObservedGeneration == rc.Generation && s.ReadyReplicas == replicas && len(pods) == int(replicas), fmt.Errorf("status %+v, pods %v", s, pods)
+			return s.ObservedGeneration == rc.Generation && s.ReadyReplicas == replicas && len(pods) == int(replicas),
+				fmt.Errorf("status %+v, pods %v", s, pods)
 		})
 	}
 	if err := all.Delete(ctx, "old", metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}); err != nil {

@@ -20,9 +20,13 @@ func NewResourceClaims(set *client.Set) *OnDemand {
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			gates := utilfeature.DefaultFeatureGate
 			// Groups of pods are not served, so they have no claims.
-			f := resourceclaim.Features{AdminAccess: gates.Enabled(features.DRAAdminAccess), PrioritizedList: gates.Enabled(features.DRAPrioritizedList)}
+			f := resourceclaim.Features{
+				AdminAccess:     gates.Enabled(features.DRAAdminAccess),
+				PrioritizedList: gates.Enabled(features.DRAPrioritizedList),
+			}
 			api := in.Resource().V1()
-			c, err := resourceclaim.NewController(klog.FromContext(ctx), f, set.Kube, in.Core().V1().Pods(), nil, api.ResourceClaims(), api.ResourceClaimTemplates())
+			c, err := resourceclaim.NewController(klog.FromContext(ctx), f, set.Kube, in.Core().V1().Pods(), nil, api.ResourceClaims(),
+				api.ResourceClaimTemplates())
 			if err != nil {
 				return nil, err
 			}

@@ -40,7 +40,8 @@ func TestResourceClaimsOfTemplates(t *testing.T) {
 			t.Errorf("claims are %+v, %v", claims.Items, err)
 		}
 		pod, err := kube.CoreV1().Pods("default").Get(t.Context(), "p", metav1.GetOptions{})
-		if err != nil || len(pod.Status.ResourceClaimStatuses) != 1 || len(claims.Items) == 1 && ptr.Deref(pod.Status.ResourceClaimStatuses[0].ResourceClaimName, "") != claims.Items[0].Name {
+		if err != nil || len(pod.Status.ResourceClaimStatuses) != 1 || len(claims.Items) == 1 &&
+			ptr.Deref(pod.Status.ResourceClaimStatuses[0].ResourceClaimName, "") != claims.Items[0].Name {
 			t.Errorf("the pod's status is %+v, %v", pod.Status, err)
 		}
 		stop()
@@ -55,7 +56,8 @@ func TestClaimOfAnExtendedResource(t *testing.T) {
 		kube := fake.NewClientset(
 			&resourcev1.ResourceClaim{
 				ObjectMeta: metav1.ObjectMeta{
-					Namespace: "default", Name: "claim", Annotations: map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}, Finalizers: []string{resourcev1.Finalizer},
+					Namespace: "default", Name: "claim", Annotations: map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"},
+					Finalizers:      []string{resourcev1.Finalizer},
 					OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "p-uid", Controller: ptr.To(true)}},
 				},
 				Status: resourcev1.ResourceClaimStatus{

@@ -59,7 +59,8 @@ func TestRestart(t *testing.T) {
 	defer cancel()
 	ns := "default"
 	before := must[*cluster](t)(start(dir, false))
-	must[*corev1.ServiceAccount](t)(before.kube.CoreV1().ServiceAccounts(ns).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))
+	must[*corev1.ServiceAccount](t)(before.kube.CoreV1().ServiceAccounts(ns).Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))
 	before.createSet(ctx, t, ns, db(2, nil))
 	app := map[string]string{"app": "web"}
 	must[*appsv1.Deployment](t)(before.kube.AppsV1().Deployments(ns).Create(ctx, &appsv1.Deployment{
@@ -71,7 +72,10 @@ func TestRestart(t *testing.T) {
 	before.createWithScratch(ctx, t, ns, "p")
 	must[*corev1.ReplicationController](t)(before.kube.CoreV1().ReplicationControllers(ns).Create(ctx, &corev1.ReplicationController{
 		ObjectMeta: metav1.ObjectMeta{Name: "old"},
-		Spec:       corev1.ReplicationControllerSpec{Selector: map[string]string{"app": "old"}, Template: ptr.To(template(map[string]string{"app": "old"}))},
+		Spec: corev1.ReplicationControllerSpec{
+			Selector: map[string]string{"app": "old"},
+			Template: ptr.To(template(map[string]string{"app": "old"})),
+		},
 	}, metav1.CreateOptions{}))
 	due := time.Now().UTC().Add(-2 * time.Hour).Truncate(time.Minute)
 	zoned := cron(daily(due), nil)
@@ -103,7 +107,8 @@ func TestRestart(t *testing.T) {
 		}
 		_, err = c.kube.CoreV1().PersistentVolumeClaims(ns).Get(ctx, "p-scratch", metav1.GetOptions{})
 		return err == nil && old.Status.ReadyReplicas == 1 && *web.Spec.Replicas == 3,
-			fmt.Errorf("the claim: %w; %d of the ReplicationController, %d wanted by the autoscaler", err, old.Status.ReadyReplicas, *web.Spec.Replicas)
+			fmt.Errorf("the claim: %w; %d of the ReplicationController, %d wanted by the autoscaler", err, old.Status.ReadyReplicas,
+				*web.Spec.Replicas)
 	})
 	for line, times := range begun() {
 		if times != started[line]+1 {

@@ -80,7 +80,8 @@ func (c *cluster) createSet(ctx context.Context, t *testing.T, ns string, set *a
 // change merges a patch into the StatefulSet, whatever its version is.
 func (c *cluster) change(ctx context.Context, t *testing.T, ns, patch string) {
 	t.Helper()
-	must[*appsv1.StatefulSet](t)(c.kube.AppsV1().StatefulSets(ns).Patch(ctx, "db", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}))
+	must[*appsv1.StatefulSet](t)(c.kube.AppsV1().StatefulSets(ns).Patch(ctx, "db", types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{}))
 }
 
 // awaitSet waits for a status of the StatefulSet as it is now.
@@ -181,7 +182,8 @@ func TestStatefulSetPartition(t *testing.T) {
 	h := c.history(ctx, t, ns)
 	c.createSet(ctx, t, ns, db(3, nil))
 	h.untilReady(ctx, t, "db-2", "image:1")
-	c.change(ctx, t, ns, `{"spec":{"updateStrategy":{"rollingUpdate":{"partition":2}},"template":{"spec":{"containers":[{"name":"main","image":"image:2"}]}}}}`)
+	c.change(ctx, t, ns,
+		`{"spec":{"updateStrategy":{"rollingUpdate":{"partition":2}},"template":{"spec":{"containers":[{"name":"main","image":"image:2"}]}}}}`)
 	h.untilReady(ctx, t, "db-2", "image:2")
 	c.awaitSet(ctx, t, ns, "one is updated", func(s appsv1.StatefulSetStatus) bool {
 		return s.UpdatedReplicas == 1 && s.ReadyReplicas == 3 && s.CurrentRevision != s.UpdateRevision
@@ -216,7 +218,9 @@ func TestStatefulSetMinReadySeconds(t *testing.T) {
 		set.Spec.Template.Labels[fresh] = "yes"
 	}))
 	h.untilReady(ctx, t, "db-0", "image:1")
-	c.awaitSet(ctx, t, ns, "the first is ready", func(s appsv1.StatefulSetStatus) bool { return s.ReadyReplicas == 1 && s.AvailableReplicas == 0 })
+	c.awaitSet(ctx, t, ns, "the first is ready", func(s appsv1.StatefulSetStatus) bool {
+		return s.ReadyReplicas == 1 && s.AvailableReplicas == 0
+	})
 	if pods := c.podNames(ctx, t, ns); !slices.Equal(pods, []string{"db-0"}) {
 		t.Errorf("pods %v", pods)
 	}
@@ -238,13 +242,17 @@ func TestStatefulSetClaims(t *testing.T) {
 			h := c.history(ctx, t, ns)
 			claims := func() map[string]bool { // whether each has an owner
 				found := map[string]bool{}
-				for _, claim := range must[*corev1.PersistentVolumeClaimList](t)(c.kube.CoreV1().PersistentVolumeClaims(ns).List(ctx, metav1.ListOptions{})).Items {
+				for _, claim := range must[*corev1.PersistentVolumeClaimList](t)(c.kube.CoreV1().PersistentVolumeClaims(ns).List(ctx,
+					metav1.ListOptions{})).Items {
 					found[claim.Name] = len(claim.OwnerReferences) > 0
 				}
 				return found
 			}
 			c.createSet(ctx, t, ns, db(2, func(set *appsv1.StatefulSet) {
-				set.Spec.PersistentVolumeClaimRetentionPolicy = &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{WhenDeleted: policy, WhenScaled: policy}
+				set.Spec.PersistentVolumeClaimRetentionPolicy = &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
+					WhenDeleted: policy,
+					WhenScaled:  policy,
+				}
 				set.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: claimSpec()}}
 			}))
 			h.untilReady(ctx, t, "db-1", "image:1")

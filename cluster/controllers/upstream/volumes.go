@@ -120,7 +120,8 @@ func NewAttributesClassProtection(set *client.Set) *OnDemand {
 		trigger: set.Informers.Storage().V1().VolumeAttributesClasses().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()
-			c, err := vacprotection.NewVACProtectionController(klog.FromContext(ctx), set.Kube, core.PersistentVolumeClaims(), core.PersistentVolumes(),
+			c, err := vacprotection.NewVACProtectionController(klog.FromContext(ctx), set.Kube, core.PersistentVolumeClaims(),
+				core.PersistentVolumes(),
 				in.Storage().V1().VolumeAttributesClasses())
 			if err != nil {
 				return nil, err

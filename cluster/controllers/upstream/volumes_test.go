@@ -21,7 +21,9 @@ func (c *cluster) disk(ctx context.Context, t *testing.T, class string) *corev1.
 	return c.path(ctx, t, class, "/none", corev1.PersistentVolumeReclaimRetain)
 }
 
-func (c *cluster) path(ctx context.Context, t *testing.T, class, path string, policy corev1.PersistentVolumeReclaimPolicy) *corev1.PersistentVolume {
+func (c *cluster) path(ctx context.Context, t *testing.T, class, path string,
+	policy corev1.PersistentVolumeReclaimPolicy,
+) *corev1.PersistentVolume {
 	t.Helper()
 	return must[*corev1.PersistentVolume](t)(c.kube.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "disk-"},
@@ -67,9 +69,13 @@ func TestVolumesAreBoundProtectedAndReleased(t *testing.T) {
 	})
 	phase(corev1.VolumeBound)
 	spec := template().Spec
-	spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	spec.Volumes = []corev1.Volume{{
+		Name:         "data",
+		VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}},
+	}}
 	spec.NodeName = "n1"
-	pod := must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: spec}, metav1.CreateOptions{}))
+	pod := must[*corev1.Pod](t)(c.kube.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: spec},
+		metav1.CreateOptions{}))
 	for _, err := range []error{volumes.Delete(ctx, pv.Name, metav1.DeleteOptions{}), claims.Delete(ctx, "data", metav1.DeleteOptions{})} {
 		if err != nil {
 			t.Fatal(err)
@@ -116,7 +122,8 @@ func TestPathsOfTheHostAreKept(t *testing.T) {
 		}
 		eventually(ctx, t, "the volume has failed", func() (bool, error) {
 			now, err := c.kube.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
-			return err == nil && now.Status.Phase == corev1.VolumeFailed && strings.Contains(now.Status.Message, "remove what is in "+dir), fmt.Errorf("%+v, %w", now.Status, err)
+			return err == nil && now.Status.Phase == corev1.VolumeFailed && strings.Contains(now.Status.Message, "remove what is in "+dir),
+				fmt.Errorf("%+v, %w", now.Status, err)
 		})
 		c.told(ctx, t, "default", "PersistentVolume", pv.Name, reason)
 		if _, err := os.Stat(dir); err != nil {
@@ -130,14 +137,24 @@ func TestClaimsThatCannotBeBound(t *testing.T) {
 	t.Parallel()
 	c := whole(t)
 	ctx, ns := c.namespace(t)
-	for name, mode := range map[string]storagev1.VolumeBindingMode{"now": storagev1.VolumeBindingImmediate, "later": storagev1.VolumeBindingWaitForFirstConsumer} {
-		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: ns + name}, Provisioner: "unknown.example/x", VolumeBindingMode: &mode}
+	for name, mode := range map[string]storagev1.VolumeBindingMode{
+		"now":   storagev1.VolumeBindingImmediate,
+		"later": storagev1.VolumeBindingWaitForFirstConsumer,
+	} {
+		class := &storagev1.StorageClass{
+			ObjectMeta: metav1.ObjectMeta{Name: ns + name}, Provisioner: "unknown.example/x",
+			VolumeBindingMode: &mode,
+		}
 		must[*storagev1.StorageClass](t)(c.kube.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}))
 		t.Cleanup(func() {
-			_ = c.kube.StorageV1().StorageClasses().Delete(context.WithoutCancel(ctx), class.Name, metav1.DeleteOptions{}) // another cluster may be next
+			// another cluster may be next
+			_ = c.kube.StorageV1().StorageClasses().Delete(context.WithoutCancel(ctx), class.Name, metav1.DeleteOptions{})
 		})
 	}
-	for class, reason := range map[string]string{"": "FailedBinding", "none": "ProvisioningFailed", ns + "now": "ExternalProvisioning", ns + "later": "WaitForFirstConsumer"} {
+	for class, reason := range map[string]string{
+		"": "FailedBinding", "none": "ProvisioningFailed", ns + "now": "ExternalProvisioning",
+		ns + "later": "WaitForFirstConsumer",
+	} {
 		name := "claim-" + reason
 		c.claim(ctx, t, ns, strings.ToLower(name), class)
 		c.told(ctx, t, ns, "PersistentVolumeClaim", strings.ToLower(name), reason)

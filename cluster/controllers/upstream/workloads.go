@@ -16,7 +16,8 @@ func NewStatefulSet(set *client.Set) *OnDemand {
 		name: "statefulset", informers: set.Informers, trigger: set.Informers.Apps().V1().StatefulSets().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core, apps := in.Core().V1(), in.Apps().V1()
-			c := statefulset.NewStatefulSetController(ctx, core.Pods(), apps.StatefulSets(), core.PersistentVolumeClaims(), apps.ControllerRevisions(), set.Kube)
+			c := statefulset.NewStatefulSetController(ctx, core.Pods(), apps.StatefulSets(), core.PersistentVolumeClaims(),
+				apps.ControllerRevisions(), set.Kube)
 			return func(ctx context.Context) { c.Run(ctx, workers) }, nil
 		},
 	}

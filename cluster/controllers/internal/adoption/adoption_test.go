@@ -59,17 +59,32 @@ func TestClaim(t *testing.T) {
 		reads    int
 		fails    bool
 	}{
-		"own and matching":           {pods: []*corev1.Pod{pod("a", ownedBy("me"))}, claimed: []string{"a"}},
-		"another's":                  {pods: []*corev1.Pod{pod("a", ownedBy("you"))}},
-		"own, no longer matching":    {pods: []*corev1.Pod{pod("a", ownedBy("me"), other)}, patched: []string{"a"}},
-		"released by others":         {pods: []*corev1.Pod{pod("a", ownedBy("me"), other)}, patched: []string{"a"}, patchErr: apierrors.NewInvalid(schema.GroupKind{}, "a", nil)},
-		"release fails":              {pods: []*corev1.Pod{pod("a", ownedBy("me"), other)}, patched: []string{"a"}, patchErr: errors.New("no"), fails: true},
-		"orphans":                    {pods: []*corev1.Pod{pod("a"), pod("b")}, claimed: []string{"a", "b"}, patched: []string{"a", "b"}, reads: 1},
-		"orphan of other labels":     {pods: []*corev1.Pod{pod("a", other)}},
-		"orphan on its way out":      {pods: []*corev1.Pod{pod("a", deleting)}},
-		"orphan vanished":            {pods: []*corev1.Pod{pod("a")}, patched: []string{"a"}, reads: 1, patchErr: apierrors.NewNotFound(gr, "a")},
-		"adoption fails":             {pods: []*corev1.Pod{pod("a"), pod("b", ownedBy("me"))}, claimed: []string{"b"}, patched: []string{"a"}, reads: 1, patchErr: errors.New("no"), fails: true},
-		"owner is leaving":           {owner: leaving, pods: []*corev1.Pod{pod("a"), pod("b", ownedBy("me"), other), pod("c", ownedBy("me"))}, claimed: []string{"c"}},
+		"own and matching":        {pods: []*corev1.Pod{pod("a", ownedBy("me"))}, claimed: []string{"a"}},
+		"another's":               {pods: []*corev1.Pod{pod("a", ownedBy("you"))}},
+		"own, no longer matching": {pods: []*corev1.Pod{pod("a", ownedBy("me"), other)}, patched: []string{"a"}},
+		"released by others": {
+			pods: []*corev1.Pod{pod("a", ownedBy("me"), other)}, patched: []string{"a"},
+			patchErr: apierrors.NewInvalid(schema.GroupKind{}, "a", nil),
+		},
+		"release fails": {
+			pods: []*corev1.Pod{pod("a", ownedBy("me"), other)}, patched: []string{"a"}, patchErr: errors.New("no"),
+			fails: true,
+		},
+		"orphans": {
+			pods: []*corev1.Pod{pod("a"), pod("b")}, claimed: []string{"a", "b"}, patched: []string{"a", "b"},
+			reads: 1,
+		},
+		"orphan of other labels": {pods: []*corev1.Pod{pod("a", other)}},
+		"orphan on its way out":  {pods: []*corev1.Pod{pod("a", deleting)}},
+		"orphan vanished":        {pods: []*corev1.Pod{pod("a")}, patched: []string{"a"}, reads: 1, patchErr: apierrors.NewNotFound(gr, "a")},
+		"adoption fails": {
+			pods: []*corev1.Pod{pod("a"), pod("b", ownedBy("me"))}, claimed: []string{"b"}, patched: []string{"a"},
+			reads: 1, patchErr: errors.New("no"), fails: true,
+		},
+		"owner is leaving": {
+			owner: leaving, pods: []*corev1.Pod{pod("a"), pod("b", ownedBy("me"), other), pod("c", ownedBy("me"))},
+			claimed: []string{"c"},
+		},
 		"owner is leaving, unknown":  {api: leaving, pods: []*corev1.Pod{pod("a"), pod("b")}, reads: 1, fails: true},
 		"owner was replaced, unseen": {api: owner("new"), pods: []*corev1.Pod{pod("a")}, reads: 1, fails: true},
 	} {

@@ -176,7 +176,8 @@ var podName = regexp.MustCompile(`-\d{5}\b`)
 
 func eventLine(e corev1.Event) string {
 	message := strings.TrimPrefix(e.Message, "(combined from similar events): ")
-	return fmt.Sprintf("Event %s %s %s %s %s", e.InvolvedObject.Kind, e.Source.Component, e.Type, e.Reason, podName.ReplaceAllString(message, "-*"))
+	return fmt.Sprintf("Event %s %s %s %s %s", e.InvolvedObject.Kind, e.Source.Component, e.Type, e.Reason,
+		podName.ReplaceAllString(message, "-*"))
 }
 
 // normal drops times, identities and counts of writes; conditions are put in order.

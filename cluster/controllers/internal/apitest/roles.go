@@ -41,7 +41,8 @@ func WithSecond(account string, build func(set *client.Set, second kubernetes.In
 	return Controllers{func(set *client.Set) interface{ Run(context.Context) } {
 		c := &checked{account: account, rules: rulesOf(account)}
 		first, second := set.Kube.(*fake.Clientset), &fake.Clientset{}
-		second.ReactionChain = append([]ktesting.Reactor{&ktesting.SimpleReactor{Verb: "*", Resource: "*", Reaction: c.react}}, first.ReactionChain...)
+		second.ReactionChain = append([]ktesting.Reactor{&ktesting.SimpleReactor{Verb: "*", Resource: "*", Reaction: c.react}},
+			first.ReactionChain...)
 		second.WatchReactionChain = first.WatchReactionChain
 		c.runner = build(set, second)
 		return c

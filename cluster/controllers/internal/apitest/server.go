@@ -325,7 +325,8 @@ func (s *Server) store(gvr schema.GroupVersionResource, obj runtime.Object) (run
 	if err := s.tracker.Update(gvr, obj, m.GetNamespace()); err != nil {
 		return nil, err
 	}
-	if grace := m.GetDeletionGracePeriodSeconds(); m.GetDeletionTimestamp() != nil && len(m.GetFinalizers()) == 0 && (grace == nil || *grace == 0) {
+	if grace := m.GetDeletionGracePeriodSeconds(); m.GetDeletionTimestamp() != nil && len(m.GetFinalizers()) == 0 &&
+		(grace == nil || *grace == 0) {
 		return obj, s.tracker.Delete(gvr, m.GetNamespace(), m.GetName())
 	}
 	return s.tracker.Get(gvr, m.GetNamespace(), m.GetName())

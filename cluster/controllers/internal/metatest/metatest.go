@@ -71,7 +71,10 @@ func Of(set *client.Set, extra ...*metav1.APIResourceList) *API {
 			metav1.APIResource{Name: "secrets", Kind: "Secret", Namespaced: true},
 			metav1.APIResource{Name: "bindings", Kind: "Binding", Namespaced: true, Verbs: metav1.Verbs{"create"}},
 			metav1.APIResource{Name: "nodes", Kind: "Node"},
-			metav1.APIResource{Name: "namespaces", Kind: "Namespace", Verbs: metav1.Verbs{"create", "delete", "get", "list", "patch", "update", "watch"}}),
+			metav1.APIResource{
+				Name: "namespaces", Kind: "Namespace",
+				Verbs: metav1.Verbs{"create", "delete", "get", "list", "patch", "update", "watch"},
+			}),
 		list("apps/v1",
 			metav1.APIResource{Name: "deployments", Kind: "Deployment", Namespaced: true},
 			metav1.APIResource{Name: "replicasets", Kind: "ReplicaSet", Namespaced: true}),
