@@ -42,7 +42,8 @@ func TestMain(m *testing.M) {
 func serveOnePod(t *testing.T, client string) {
 	client, direct := strings.CutPrefix(client, "direct:")
 	const coracled = "1073741824" // the group of links of coracled's pods begins with it
-	ip(t, "link set lo up", "link add cor0 group "+coracled+" type veth peer name eth0 netns "+client, "addr add 192.0.2.1/24 dev cor0", "link set cor0 up")
+	ip(t, "link set lo up", "link add cor0 group "+coracled+" type veth peer name eth0 netns "+client, "addr add 192.0.2.1/24 dev cor0",
+		"link set cor0 up")
 	addrs := []netip.Addr{heldAddr}
 	release, err := nodeaddr.Hold(t.Context(), addrs, nil)
 	if err != nil {

@@ -161,7 +161,8 @@ func TestOthersResolveDuringAFlood(t *testing.T) {
 		<-wait
 		return example(q)
 	})
-	h := newHandler(t, forward.Config{Stubs: map[string][]netip.AddrPort{"silent.": {silent}, "example.": {upstream(t, example)}}}, cluster()...)
+	h := newHandler(t, forward.Config{Stubs: map[string][]netip.AddrPort{"silent.": {silent}, "example.": {upstream(t, example)}}},
+		cluster()...)
 	at := listening(t, h)
 	defer close(wait)
 	flooding, other := from(t, "127.0.0.2", at), from(t, "127.0.0.3", at)

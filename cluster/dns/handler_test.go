@@ -89,20 +89,26 @@ func TestQuestionsThatAreRefused(t *testing.T) {
 		change []func(*dns.Msg)
 		rcode  int
 	}{
-		"a transfer":              {dns.TypeAXFR, nil, dns.RcodeRefused},
-		"a transfer of changes":   {dns.TypeIXFR, nil, dns.RcodeRefused},
-		"a type that is none":     {dns.TypeOPT, nil, dns.RcodeRefused},
-		"mail agents":             {dns.TypeMAILA, nil, dns.RcodeRefused},
-		"another class":           {dns.TypeTXT, set(func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }), dns.RcodeRefused},
-		"any class":               {dns.TypeA, set(func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassANY }), dns.RcodeRefused},
-		"an update":               {dns.TypeSOA, set(func(m *dns.Msg) { m.Opcode = dns.OpcodeUpdate }), dns.RcodeNotImplemented},
-		"a notification":          {dns.TypeSOA, set(func(m *dns.Msg) { m.Opcode = dns.OpcodeNotify }), dns.RcodeNotImplemented},
-		"no question":             {dns.TypeA, set(func(m *dns.Msg) { m.Question = nil }), dns.RcodeFormatError},
-		"two questions":           {dns.TypeA, set(func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }), dns.RcodeFormatError},
-		"an answer":               {dns.TypeA, set(func(m *dns.Msg) { m.Answer = []dns.RR{h.zone.soa} }), dns.RcodeFormatError},
-		"an authority":            {dns.TypeA, set(func(m *dns.Msg) { m.Ns = []dns.RR{h.zone.soa} }), dns.RcodeFormatError},
-		"EDNS twice":              {dns.TypeA, set(func(m *dns.Msg) { m.SetEdns0(512, false); m.Extra = append(m.Extra, m.Extra[0]) }), dns.RcodeFormatError},
-		"EDNS of another version": {dns.TypeA, set(func(m *dns.Msg) { m.SetEdns0(512, false); m.Extra[0].(*dns.OPT).SetVersion(1) }), dns.RcodeBadVers},
+		"a transfer":            {dns.TypeAXFR, nil, dns.RcodeRefused},
+		"a transfer of changes": {dns.TypeIXFR, nil, dns.RcodeRefused},
+		"a type that is none":   {dns.TypeOPT, nil, dns.RcodeRefused},
+		"mail agents":           {dns.TypeMAILA, nil, dns.RcodeRefused},
+		"another class":         {dns.TypeTXT, set(func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }), dns.RcodeRefused},
+		"any class":             {dns.TypeA, set(func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassANY }), dns.RcodeRefused},
+		"an update":             {dns.TypeSOA, set(func(m *dns.Msg) { m.Opcode = dns.OpcodeUpdate }), dns.RcodeNotImplemented},
+		"a notification":        {dns.TypeSOA, set(func(m *dns.Msg) { m.Opcode = dns.OpcodeNotify }), dns.RcodeNotImplemented},
+		"no question":           {dns.TypeA, set(func(m *dns.Msg) { m.Question = nil }), dns.RcodeFormatError},
+		"two questions":         {dns.TypeA, set(func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }), dns.RcodeFormatError},
+		"an answer":             {dns.TypeA, set(func(m *dns.Msg) { m.Answer = []dns.RR{h.zone.soa} }), dns.RcodeFormatError},
+		"an authority":          {dns.TypeA, set(func(m *dns.Msg) { m.Ns = []dns.RR{h.zone.soa} }), dns.RcodeFormatError},
+		"EDNS twice": {dns.TypeA, set(func(m *dns.Msg) {
+			m.SetEdns0(512, false)
+			m.Extra = append(m.Extra, m.Extra[0])
+		}), dns.RcodeFormatError},
+		"EDNS of another version": {dns.TypeA, set(func(m *dns.Msg) {
+			m.SetEdns0(512, false)
+			m.Extra[0].(*dns.OPT).SetVersion(1)
+		}), dns.RcodeBadVers},
 	} {
 		for _, udp := range []bool{true, false} {
 			m := h.query(t, sender{pod, udp}, "web.default"+svc, tc.kind, tc.change...)
@@ -159,25 +165,37 @@ func TestHostilePackets(t *testing.T) {
 		packet []byte
 		rcode  int // drop: there is no reply
 	}{
-		"nothing":                      {nil, drop},
-		"a header cut short":           {packet([4]uint16{1})[:11], drop},
-		"a reply":                      {slices.Concat([]byte{0x12, 0x34, 0x81, 0}, packet([4]uint16{1}, question...)[4:]), drop},
-		"only a header":                {packet([4]uint16{1}), dns.RcodeFormatError},
-		"a question cut short":         {packet([4]uint16{1}, 1, 'x', 0, 0, 1), dns.RcodeFormatError},
-		"a pointer to itself":          {packet([4]uint16{1}, 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
-		"two pointers to each other":   {packet([4]uint16{1}, 0xc0, 14, 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
-		"a label and a pointer to it":  {packet([4]uint16{1}, 1, 'x', 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
-		"a pointer behind the end":     {packet([4]uint16{1}, 0xff, 0xff, 0, 1, 0, 1), dns.RcodeFormatError},
-		"a label of an unknown type":   {packet([4]uint16{1}, 0x80, 1, 0, 0, 1, 0, 1), dns.RcodeFormatError},
-		"a name of 321 octets":         {packet([4]uint16{1}, slices.Concat(label63, label63, label63, label63, label63, []byte{0, 0, 1, 0, 1})...), dns.RcodeFormatError},
-		"a name of 256 octets":         {packet([4]uint16{1}, slices.Concat(label63, label63, label63, []byte{62}, label63[1:63], []byte{0, 0, 1, 0, 1})...), dns.RcodeFormatError},
-		"a chain of pointers":          {packet([4]uint16{1}, pointers(1000)...), dns.RcodeFormatError},
-		"65,535 questions":             {packet([4]uint16{65535}, question...), dns.RcodeFormatError},
-		"65,535 further records":       {packet([4]uint16{1, 0, 0, 65535}, question...), dns.RcodeFormatError},
-		"more than a query takes":      {packet([4]uint16{1}, append(slices.Clone(question), make([]byte, maxQuery)...)...), dns.RcodeFormatError},
-		"an option longer than it is":  {packet([4]uint16{1, 0, 0, 1}, append(append(slices.Clone(question), opt...), 0, 4, 0, 10, 0xff, 0xff)...), dns.RcodeFormatError},
-		"EDNS for a name":              {packet([4]uint16{1, 0, 0, 1}, append(append(append(slices.Clone(question), 1, 'y'), opt...), 0, 0)...), dns.RcodeFormatError},
-		"an opcode that there is none": {slices.Concat([]byte{0x12, 0x34, 0x79, 0}, packet([4]uint16{1}, question...)[4:]), dns.RcodeNotImplemented},
+		"nothing":                     {nil, drop},
+		"a header cut short":          {packet([4]uint16{1})[:11], drop},
+		"a reply":                     {slices.Concat([]byte{0x12, 0x34, 0x81, 0}, packet([4]uint16{1}, question...)[4:]), drop},
+		"only a header":               {packet([4]uint16{1}), dns.RcodeFormatError},
+		"a question cut short":        {packet([4]uint16{1}, 1, 'x', 0, 0, 1), dns.RcodeFormatError},
+		"a pointer to itself":         {packet([4]uint16{1}, 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
+		"two pointers to each other":  {packet([4]uint16{1}, 0xc0, 14, 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
+		"a label and a pointer to it": {packet([4]uint16{1}, 1, 'x', 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
+		"a pointer behind the end":    {packet([4]uint16{1}, 0xff, 0xff, 0, 1, 0, 1), dns.RcodeFormatError},
+		"a label of an unknown type":  {packet([4]uint16{1}, 0x80, 1, 0, 0, 1, 0, 1), dns.RcodeFormatError},
+		"a name of 321 octets": {packet([4]uint16{1},
+			slices.Concat(label63, label63, label63, label63, label63, []byte{0, 0, 1, 0, 1})...), dns.RcodeFormatError},
+		"a name of 256 octets": {packet([4]uint16{1},
+			slices.Concat(label63, label63, label63, []byte{62}, label63[1:63], []byte{0, 0, 1, 0, 1})...), dns.RcodeFormatError},
+		"a chain of pointers":    {packet([4]uint16{1}, pointers(1000)...), dns.RcodeFormatError},
+		"65,535 questions":       {packet([4]uint16{65535}, question...), dns.RcodeFormatError},
+		"65,535 further records": {packet([4]uint16{1, 0, 0, 65535}, question...), dns.RcodeFormatError},
+		"more than a query takes": {
+			packet([4]uint16{1}, append(slices.Clone(question), make([]byte, maxQuery)...)...),
+			dns.RcodeFormatError,
+		},
+		"an option longer than it is": {packet([4]uint16{1, 0, 0, 1},
+			append(append(slices.Clone(question), opt...), 0, 4, 0, 10, 0xff, 0xff)...), dns.RcodeFormatError},
+		"EDNS for a name": {
+			packet([4]uint16{1, 0, 0, 1}, append(append(append(slices.Clone(question), 1, 'y'), opt...), 0, 0)...),
+			dns.RcodeFormatError,
+		},
+		"an opcode that there is none": {
+			slices.Concat([]byte{0x12, 0x34, 0x79, 0}, packet([4]uint16{1}, question...)[4:]),
+			dns.RcodeNotImplemented,
+		},
 	} {
 		for _, udp := range []bool{true, false} {
 			reply := h.packet(tc.packet, sender{pod, udp})
@@ -200,7 +218,8 @@ func TestHostilePackets(t *testing.T) {
 	if reply := h.packet(good, sender{pod, true}); len(reply) < headerSize || reply[3]&0xf == dns.RcodeFormatError {
 		t.Errorf("a good query: %x", reply)
 	}
-	if reply := h.packet(packet([4]uint16{1}, pointers(10)...), sender{pod, true}); len(reply) < headerSize || reply[3]&0xf != dns.RcodeServerFailure {
+	if reply := h.packet(packet([4]uint16{1}, pointers(10)...), sender{pod, true}); len(reply) < headerSize ||
+		reply[3]&0xf != dns.RcodeServerFailure {
 		t.Errorf("a short chain of pointers: %x", reply)
 	}
 	longest := packet([4]uint16{1}, slices.Concat(label63, label63, label63, []byte{61}, label63[1:62], []byte{0, 0, 1, 0, 1})...)
@@ -213,7 +232,10 @@ func TestHostilePackets(t *testing.T) {
 // query.
 func FuzzHandler(f *testing.F) {
 	h := newHandler(f, forward.Config{}, cluster()...)
-	for _, name := range []string{"pets.default" + svc, "_http._tcp.pets.default" + svc, "ext.default" + svc, "20.0.96.10.in-addr.arpa.", "www.example.com.", "."} {
+	for _, name := range []string{
+		"pets.default" + svc, "_http._tcp.pets.default" + svc, "ext.default" + svc, "20.0.96.10.in-addr.arpa.",
+		"www.example.com.", ".",
+	} {
 		for _, kind := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypePTR, dns.TypeANY, dns.TypeSOA} {
 			m := new(dns.Msg)
 			m.SetQuestion(name, kind)

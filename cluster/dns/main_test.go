@@ -74,7 +74,10 @@ func externalService(namespace, name, target string) *corev1.Service {
 // sliceOf is an EndpointSlice as the controller makes them, of endpoints "ADDRESS",
 // "ADDRESS=HOSTNAME" or "ADDRESS!", which is not ready.
 func sliceOf(s *corev1.Service, number int, endpoints ...string) *discoveryv1.EndpointSlice {
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: namespaced(s.Namespace, fmt.Sprintf("%s-%d", s.Name, number)), AddressType: discoveryv1.AddressTypeIPv4}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  namespaced(s.Namespace, fmt.Sprintf("%s-%d", s.Name, number)),
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
 	slice.Labels = map[string]string{discoveryv1.LabelServiceName: s.Name}
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
 		slice.Labels[corev1.IsHeadlessService] = ""

@@ -322,7 +322,8 @@ func TestFailedCallsDoNotEndTheDNS(t *testing.T) {
 			answered(t, true)
 		})
 	})
-	if text := log.String(); strings.Count(text, "cluster DNS answers") != 1 || !strings.Contains(text, "the API server is busy") || strings.Contains(text, "level=ERROR") {
+	if text := log.String(); strings.Count(text, "cluster DNS answers") != 1 || !strings.Contains(text, "the API server is busy") ||
+		strings.Contains(text, "level=ERROR") {
 		t.Errorf("the DNS has ended meanwhile: %s", text)
 	}
 }
@@ -370,7 +371,8 @@ func TestServiceWithAnotherAddress(t *testing.T) {
 	moved := s.service()
 	moved.Spec.ClusterIP = "10.96.0.77"
 	s.kube = fake.NewClientset(moved)
-	if err := s.ensureService(t.Context()); err == nil || !strings.Contains(err.Error(), "has the address 10.96.0.77, not 10.96.0.10: delete it") {
+	if err := s.ensureService(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "has the address 10.96.0.77, not 10.96.0.10: delete it") {
 		t.Errorf("%v", err)
 	}
 }

@@ -98,13 +98,15 @@ func stub(domain string, server netip.AddrPort) forward.Config {
 
 // Go's own resolver, and the C library's if there is one, find names by UDP and TCP.
 func TestResolversFindNames(t *testing.T) {
-	at := listening(t, newHandler(t, stub("example.", upstream(t, example)), append(cluster(), externalService("default", "out", "www.example"))...))
+	at := listening(t, newHandler(t, stub("example.", upstream(t, example)),
+		append(cluster(), externalService("default", "out", "www.example"))...))
 	for _, network := range []string{"udp", "tcp"} {
 		r := net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, network, at.String())
 		}}
 		for name, want := range map[string]string{
-			"web.default" + svc: "[10.96.0.20]", "dual.default" + svc: "[10.96.0.21 fd00:96::21]", "www.example.": "[192.0.2.1]", "out.default" + svc: "[192.0.2.1]",
+			"web.default" + svc: "[10.96.0.20]", "dual.default" + svc: "[10.96.0.21 fd00:96::21]", "www.example.": "[192.0.2.1]",
+			"out.default" + svc: "[192.0.2.1]",
 		} {
 			if got, err := r.LookupHost(t.Context(), name); err != nil || fmt.Sprint(got) != want {
 				t.Errorf("%s: %s is %v, %v, not %s", network, name, got, err, want)
@@ -141,11 +143,13 @@ func TestCaseOfQuestionsIsKept(t *testing.T) {
 func TestClusterNamesInCapitals(t *testing.T) {
 	h := newHandler(t, forward.Config{}, cluster()...)
 	for asked, kind := range map[string]uint16{
-		"WEB.Default.SVC.Cluster.Local.": dns.TypeA, "_HTTP._TCP.wEb.dEfault.svc.cluster.LOCAL.": dns.TypeSRV, "DNS-Version.Cluster.Local.": dns.TypeTXT,
+		"WEB.Default.SVC.Cluster.Local.": dns.TypeA, "_HTTP._TCP.wEb.dEfault.svc.cluster.LOCAL.": dns.TypeSRV,
+		"DNS-Version.Cluster.Local.": dns.TypeTXT,
 	} {
 		lower := h.query(t, sender{pod, true}, strings.ToLower(asked), kind)
 		m := h.query(t, sender{pod, true}, asked, kind)
-		if m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 || len(m.Answer) != len(lower.Answer) || m.Question[0].Name != asked || m.Answer[0].Header().Name != asked {
+		if m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 || len(m.Answer) != len(lower.Answer) || m.Question[0].Name != asked ||
+			m.Answer[0].Header().Name != asked {
 			t.Errorf("%s: %v\nand in small letters: %v", asked, m, lower)
 		}
 	}

@@ -42,7 +42,8 @@ func (s *Server) ensureService(ctx context.Context) error {
 	case apierrors.IsForbidden(err): // of a node: another process makes it
 		return nil
 	case apierrors.IsInvalid(err):
-		return fmt.Errorf("make the Service %s/%s: %w; free the address, or choose another with --cluster-dns", serviceNamespace, serviceName, err)
+		return fmt.Errorf("make the Service %s/%s: %w; free the address, or choose another with --cluster-dns", serviceNamespace, serviceName,
+			err)
 	case err != nil:
 		return fmt.Errorf("make the Service %s/%s: %w", serviceNamespace, serviceName, err)
 	case have.Labels[proxyLabel] != onNode:

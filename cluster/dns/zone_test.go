@@ -15,7 +15,10 @@ import (
 
 // cluster is what the cases of the specification ask for.
 func cluster() []runtime.Object {
-	all := []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "empty"}}}
+	all := []runtime.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "empty"}},
+	}
 	all = append(all, clusterService("default", "web", []string{"10.96.0.20"}, "http", "dns-udp", "")...)
 	web := all[2].(*corev1.Service)
 	all = append(all, sliceOf(web, 1, "10.244.0.30"))
@@ -74,13 +77,20 @@ func TestSpecification(t *testing.T) {
 		{"web.empty" + svc, dns.TypeA, nxdomain, nil},
 		{"web.nowhere" + svc, dns.TypeA, nxdomain, nil},
 		{"x.web.default" + svc, dns.TypeA, nxdomain, nil},
-		{`we\098.default` + svc, dns.TypeA, ok, []string{"web.default.svc.cluster.local. 5 IN A 10.96.0.20"}}, // an octet's number is only how it is written
+		// an octet's number is only how it is written
+		{`we\098.default` + svc, dns.TypeA, ok, []string{"web.default.svc.cluster.local. 5 IN A 10.96.0.20"}},
 		{`web\.default` + svc, dns.TypeA, nxdomain, nil},
 		{`x\.web.default` + svc, dns.TypeA, nxdomain, nil},
 		{`web/default` + svc, dns.TypeA, nxdomain, nil},
 		// 2.3.2
-		{"_http._tcp.web.default" + svc, dns.TypeSRV, ok, []string{"_http._tcp.web.default.svc.cluster.local. 5 IN SRV 0 100 80 web.default.svc.cluster.local."}},
-		{"_dns-udp._udp.web.default" + svc, dns.TypeSRV, ok, []string{"_dns-udp._udp.web.default.svc.cluster.local. 5 IN SRV 0 100 81 web.default.svc.cluster.local."}},
+		{
+			"_http._tcp.web.default" + svc, dns.TypeSRV, ok,
+			[]string{"_http._tcp.web.default.svc.cluster.local. 5 IN SRV 0 100 80 web.default.svc.cluster.local."},
+		},
+		{
+			"_dns-udp._udp.web.default" + svc, dns.TypeSRV, ok,
+			[]string{"_dns-udp._udp.web.default.svc.cluster.local. 5 IN SRV 0 100 81 web.default.svc.cluster.local."},
+		},
 		{"_http._udp.web.default" + svc, dns.TypeSRV, nxdomain, nil},
 		{"_http._tcp.web.default" + svc, dns.TypeA, ok, nil},
 		{"_tcp.web.default" + svc, dns.TypeSRV, ok, nil},
@@ -100,9 +110,13 @@ func TestSpecification(t *testing.T) {
 		{"1.2.0.192.in-addr.arpa.", dns.TypePTR, servfail, nil},  // another's: there is no one to ask
 		// 2.4.1
 		{"pets.default" + svc, dns.TypeA, ok, []string{
-			"pets.default.svc.cluster.local. 5 IN A 10.244.0.2", "pets.default.svc.cluster.local. 5 IN A 10.244.0.3", "pets.default.svc.cluster.local. 5 IN A 10.244.0.4",
+			"pets.default.svc.cluster.local. 5 IN A 10.244.0.2", "pets.default.svc.cluster.local. 5 IN A 10.244.0.3",
+			"pets.default.svc.cluster.local. 5 IN A 10.244.0.4",
 		}},
-		{"pets.default" + svc, dns.TypeAAAA, ok, []string{"pets.default.svc.cluster.local. 5 IN AAAA fd00:244::2", "pets.default.svc.cluster.local. 5 IN AAAA fd00:244::4"}},
+		{
+			"pets.default" + svc, dns.TypeAAAA, ok,
+			[]string{"pets.default.svc.cluster.local. 5 IN AAAA fd00:244::2", "pets.default.svc.cluster.local. 5 IN AAAA fd00:244::4"},
+		},
 		{"my-pet.pets.default" + svc, dns.TypeA, ok, []string{"my-pet.pets.default.svc.cluster.local. 5 IN A 10.244.0.2"}},
 		{"my-pet.pets.default" + svc, dns.TypeAAAA, ok, []string{"my-pet.pets.default.svc.cluster.local. 5 IN AAAA fd00:244::2"}},
 		{"my-pet-2.pets.default" + svc, dns.TypeAAAA, ok, nil},
@@ -110,7 +124,10 @@ func TestSpecification(t *testing.T) {
 		{"fd00-244--4.pets.default" + svc, dns.TypeAAAA, ok, []string{"fd00-244--4.pets.default.svc.cluster.local. 5 IN AAAA fd00:244::4"}},
 		{"10-244-0-2.pets.default" + svc, dns.TypeA, nxdomain, nil}, // it has another name
 		{"away.pets.default" + svc, dns.TypeA, nxdomain, nil},
-		{"twin.twins.default" + svc, dns.TypeA, ok, []string{"twin.twins.default.svc.cluster.local. 5 IN A 10.244.0.6", "twin.twins.default.svc.cluster.local. 5 IN A 10.244.0.7"}},
+		{
+			"twin.twins.default" + svc, dns.TypeA, ok,
+			[]string{"twin.twins.default.svc.cluster.local. 5 IN A 10.244.0.6", "twin.twins.default.svc.cluster.local. 5 IN A 10.244.0.7"},
+		},
 		{"early.default" + svc, dns.TypeA, ok, []string{"early.default.svc.cluster.local. 5 IN A 10.244.0.8"}}, // publishNotReadyAddresses
 		{"portless.default" + svc, dns.TypeA, ok, []string{"portless.default.svc.cluster.local. 5 IN A 10.244.0.11"}},
 		{"gone.default" + svc, dns.TypeA, nxdomain, nil},
@@ -123,7 +140,10 @@ func TestSpecification(t *testing.T) {
 			"_http._tcp.pets.default.svc.cluster.local. 5 IN SRV 0 25 8080 my-pet-2.pets.default.svc.cluster.local.",
 			"_http._tcp.pets.default.svc.cluster.local. 5 IN SRV 0 25 8080 my-pet.pets.default.svc.cluster.local.",
 		}},
-		{"twins.default" + svc, dns.TypeSRV, ok, []string{"twins.default.svc.cluster.local. 5 IN SRV 0 100 8080 twin.twins.default.svc.cluster.local."}},
+		{
+			"twins.default" + svc, dns.TypeSRV, ok,
+			[]string{"twins.default.svc.cluster.local. 5 IN SRV 0 100 8080 twin.twins.default.svc.cluster.local."},
+		},
 		{"_tcp.pets.default" + svc, dns.TypeSRV, ok, nil},
 		{"_http._tcp.gone.default" + svc, dns.TypeSRV, nxdomain, nil},
 		{"portless.default" + svc, dns.TypeSRV, ok, nil},
@@ -169,7 +189,8 @@ func TestSpecification(t *testing.T) {
 			tc.want = []string{}
 		}
 		if got := text(reply.Answer); reply.Rcode != tc.rcode || !slices.Equal(got, tc.want) {
-			t.Errorf("%s %s: %s %q, not %s %q", dns.TypeToString[tc.kind], tc.name, dns.RcodeToString[reply.Rcode], got, dns.RcodeToString[tc.rcode], tc.want)
+			t.Errorf("%s %s: %s %q, not %s %q", dns.TypeToString[tc.kind], tc.name, dns.RcodeToString[reply.Rcode], got, dns.RcodeToString[tc.rcode],
+				tc.want)
 		}
 		if q := reply.Question[0]; q.Name != strings.ReplaceAll(tc.name, `\098`, "b") {
 			t.Errorf("the question %s comes back as %s", tc.name, q.Name)
@@ -187,7 +208,10 @@ func TestSpecification(t *testing.T) {
 func TestAddressesOfTargetsComeAlong(t *testing.T) {
 	h := newHandler(t, forward.Config{}, cluster()...)
 	for name, want := range map[string][]string{
-		"_http._tcp.dual.default" + svc: {"dual.default.svc.cluster.local. 5 IN A 10.96.0.21", "dual.default.svc.cluster.local. 5 IN AAAA fd00:96::21"},
+		"_http._tcp.dual.default" + svc: {
+			"dual.default.svc.cluster.local. 5 IN A 10.96.0.21",
+			"dual.default.svc.cluster.local. 5 IN AAAA fd00:96::21",
+		},
 		"_http._tcp.twins.default" + svc: {
 			"twin.twins.default.svc.cluster.local. 5 IN A 10.244.0.6", "twin.twins.default.svc.cluster.local. 5 IN A 10.244.0.7",
 		},
@@ -196,7 +220,10 @@ func TestAddressesOfTargetsComeAlong(t *testing.T) {
 			t.Errorf("%s comes with %q, not %q", name, got, want)
 		}
 	}
-	want := []string{"kube-dns.kube-system.svc.cluster.local. 5 IN A 10.96.0.10", "kube-dns.kube-system.svc.cluster.local. 5 IN AAAA fd00:96::a"}
+	want := []string{
+		"kube-dns.kube-system.svc.cluster.local. 5 IN A 10.96.0.10",
+		"kube-dns.kube-system.svc.cluster.local. 5 IN AAAA fd00:96::a",
+	}
 	if got := text(h.query(t, sender{addr: pod}, "cluster.local.", dns.TypeNS).Extra); !slices.Equal(got, want) {
 		t.Errorf("the name server comes with %q", got)
 	}
