@@ -107,27 +107,35 @@ func TestWebhooks(t *testing.T) {
 	mutating := func(name, path string) admissionregistrationv1.MutatingWebhook {
 		return admissionregistrationv1.MutatingWebhook{
 			Name: name, ClientConfig: at(server.URL, path), NamespaceSelector: within(ns), AdmissionReviewVersions: []string{"v1"},
-			Rules: []admissionregistrationv1.RuleWithOperations{configMapRule("CREATE")}, SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
+			Rules:              []admissionregistrationv1.RuleWithOperations{configMapRule("CREATE")},
+			SideEffects:        ptr.To(admissionregistrationv1.SideEffectClassNone),
 			ReinvocationPolicy: ptr.To(admissionregistrationv1.IfNeededReinvocationPolicy),
 		}
 	}
-	validating := func(name, base, path string, policy admissionregistrationv1.FailurePolicyType, match string) admissionregistrationv1.ValidatingWebhook {
+	validating := func(name, base, path string, policy admissionregistrationv1.FailurePolicyType,
+		match string,
+	) admissionregistrationv1.ValidatingWebhook {
 		return admissionregistrationv1.ValidatingWebhook{
 			Name: name, ClientConfig: at(base, path), NamespaceSelector: within(ns), AdmissionReviewVersions: []string{"v1"},
-			Rules: []admissionregistrationv1.RuleWithOperations{configMapRule("CREATE", "DELETE")}, SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone),
+			Rules:         []admissionregistrationv1.RuleWithOperations{configMapRule("CREATE", "DELETE")},
+			SideEffects:   ptr.To(admissionregistrationv1.SideEffectClassNone),
 			FailurePolicy: &policy, MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "which", Expression: match}},
 		}
 	}
 	create(ctx, t, c, &admissionregistrationv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: ns},
-		Webhooks:   []admissionregistrationv1.MutatingWebhook{mutating("a.paint.example.org", "/paint"), mutating("b.inspect.example.org", "/inspect")},
+		Webhooks: []admissionregistrationv1.MutatingWebhook{
+			mutating("a.paint.example.org", "/paint"),
+			mutating("b.inspect.example.org", "/inspect"),
+		},
 	})
 	create(ctx, t, c, &admissionregistrationv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: ns},
 		Webhooks: []admissionregistrationv1.ValidatingWebhook{
 			validating("judge.example.org", server.URL, "/judge", admissionregistrationv1.Fail, "true"),
 			validating("lenient.example.org", dead.URL, "/", admissionregistrationv1.Ignore, "true"),
-			validating("strict.example.org", dead.URL, "/", admissionregistrationv1.Fail, "object != null && has(object.metadata.labels) && 'strict' in object.metadata.labels"),
+			validating("strict.example.org", dead.URL, "/", admissionregistrationv1.Fail,
+				"object != null && has(object.metadata.labels) && 'strict' in object.metadata.labels"),
 		},
 	})
 
@@ -184,16 +192,25 @@ func TestValidatingAdmissionPolicy(t *testing.T) {
 				{Name: "seats", Expression: "has(object.data) && 'seats' in object.data ? int(object.data.seats) : 0"},
 			},
 			Validations: []admissionregistrationv1.Validation{
-				{Expression: "variables.seats <= int(params.data.most)", MessageExpression: "string(variables.seats) + ' seats are more than ' + params.data.most"},
-				{Expression: "namespaceObject.metadata.name == request.namespace && (oldObject == null || object.metadata.uid == oldObject.metadata.uid)"},
+				{
+					Expression:        "variables.seats <= int(params.data.most)",
+					MessageExpression: "string(variables.seats) + ' seats are more than ' + params.data.most",
+				},
+				{
+					Expression: "namespaceObject.metadata.name == request.namespace && (oldObject == null || object.metadata.uid == " +
+						"oldObject.metadata.uid)",
+				},
 			},
 		},
 	})
 	create(ctx, t, c, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: ns},
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
-			PolicyName:        ns,
-			ParamRef:          &admissionregistrationv1.ParamRef{Name: "limit", Namespace: ns, ParameterNotFoundAction: ptr.To(admissionregistrationv1.DenyAction)},
+			PolicyName: ns,
+			ParamRef: &admissionregistrationv1.ParamRef{
+				Name: "limit", Namespace: ns,
+				ParameterNotFoundAction: ptr.To(admissionregistrationv1.DenyAction),
+			},
 			MatchResources:    &admissionregistrationv1.MatchResources{NamespaceSelector: within(ns)},
 			ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
 		},

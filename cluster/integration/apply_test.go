@@ -76,7 +76,8 @@ func TestServerSideApply(t *testing.T) {
 	if err != nil {
 		t.Errorf("apply of a condition: %v", err)
 	}
-	_, err = deployments.Patch(ctx, "oar", types.ApplyPatchType, []byte(`{"apiVersion":"apps/v1","kind":"Deployment","spec":{"paddles":1}}`), as("mine", false).ToPatchOptions())
+	_, err = deployments.Patch(ctx, "oar", types.ApplyPatchType, []byte(`{"apiVersion":"apps/v1","kind":"Deployment","spec":{"paddles":1}}`),
+		as("mine", false).ToPatchOptions())
 	if err == nil || !strings.Contains(err.Error(), ".spec.paddles: field not declared in schema") {
 		t.Errorf("an unknown field: %v", err)
 	}

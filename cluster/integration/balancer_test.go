@@ -133,10 +133,11 @@ func fetch(ctx context.Context, address string) (status string, err error) {
 func TestLoadBalancersAreReachedFromTheNetwork(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)
-	service, err := boat.kube.CoreV1().Services(ns).Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": "web"},
-		Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}},
-	}}, metav1.CreateOptions{})
+	service, err := boat.kube.CoreV1().Services(ns).Create(ctx,
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": "web"},
+			Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

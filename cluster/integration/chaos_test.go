@@ -267,7 +267,8 @@ func (c *chaos) ask(from *testnet.Space, address string) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if err != nil {
-			c.failed = append(c.failed, failure{began, fmt.Errorf("from %s after %v: %w", from.Name, time.Since(began).Round(time.Millisecond), err)})
+			c.failed = append(c.failed, failure{began, fmt.Errorf("from %s after %v: %w", from.Name, time.Since(began).Round(time.Millisecond),
+				err)})
 		} else {
 			c.good = append(c.good, began)
 		}

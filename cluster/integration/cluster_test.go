@@ -96,7 +96,8 @@ func (c *cluster) root() string { return filepath.Join(c.dir, "root") }
 // up is `coracle up`. When all runs already, it waits until all answers.
 func (c *cluster) up() error {
 	return c.coracle("up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--config", filepath.Join(c.dir, "coracled.toml"),
-		"--load-balancer-cidr", balancers, "--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root(), "logs", "pods"), "--timeout", patience.String(),
+		"--load-balancer-cidr", balancers, "--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root(), "logs", "pods"), "--timeout",
+		patience.String(),
 		"--eviction-hard", "memory.available<0%") // nothing is watched: how much room the machine has is not the tests' business
 }
 
@@ -114,7 +115,8 @@ func run(program string, args ...string) error {
 
 // startRegistry serves the demo's images.
 func (c *cluster) startRegistry() error {
-	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %q}\n",
+	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: "+
+		"%s}}\nhttp: {addr: %q}\n",
 		filepath.Join(c.dir, "registry"), registry)
 	file := filepath.Join(c.dir, "registry.yml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {

@@ -69,7 +69,8 @@ spec:
 			}
 		}
 		eventually(ctx, t, "the policy has an Event", func() (bool, error) {
-			events, err := boat.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=ClusterNetworkPolicy,involvedObject.name=" + wall.Name})
+			events, err := boat.kube.CoreV1().Events("").List(ctx,
+				metav1.ListOptions{FieldSelector: "involvedObject.kind=ClusterNetworkPolicy,involvedObject.name=" + wall.Name})
 			return err == nil && len(events.Items) > 0 && events.Items[0].Reason == "UnsupportedRule", err
 		})
 		if err := c.Delete(ctx, definition); err != nil {
@@ -89,7 +90,8 @@ spec:
 func forgetsNode(ctx context.Context, t *testing.T, c client.WithWatch, wall *policyv1alpha2.ClusterNetworkPolicy) {
 	t.Helper()
 	const node = "brief"
-	if _, err := boat.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{}); err != nil {
+	if _, err := boat.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	status := &unstructured.Unstructured{Object: map[string]any{
@@ -108,7 +110,8 @@ func forgetsNode(ctx context.Context, t *testing.T, c client.WithWatch, wall *po
 	if err := boat.kube.CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	last := await(ctx, t, c, &policyv1alpha2.ClusterNetworkPolicyList{}, wall, func(p *policyv1alpha2.ClusterNetworkPolicy) bool { return !has(p) })
+	last := await(ctx, t, c, &policyv1alpha2.ClusterNetworkPolicyList{}, wall,
+		func(p *policyv1alpha2.ClusterNetworkPolicy) bool { return !has(p) })
 	if meta.FindStatusCondition(last.Status.Conditions, "Enforced-boat") == nil {
 		t.Errorf("left are %+v", last.Status.Conditions)
 	}

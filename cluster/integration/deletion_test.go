@@ -136,7 +136,8 @@ func TestDeletionPropagation(t *testing.T) {
 			t.Errorf("there are %d pods, %v", len(pods.Items), err)
 		}
 		for i := range pods.Items {
-			if pods.Items[i].UID != before.Items[i].UID || pods.Items[i].Status.ContainerStatuses[0].ContainerID != before.Items[i].Status.ContainerStatuses[0].ContainerID {
+			if pods.Items[i].UID != before.Items[i].UID ||
+				pods.Items[i].Status.ContainerStatuses[0].ContainerID != before.Items[i].Status.ContainerStatuses[0].ContainerID {
 				t.Errorf("pod %s is another one than before, %s", pods.Items[i].Name, before.Items[i].Name)
 			}
 		}

@@ -46,7 +46,10 @@ func startNameServer(dir string) error {
 		if asked := q.Question[0]; asked.Name == outsideName {
 			m.Rcode = dns.RcodeSuccess
 			if asked.Qtype == dns.TypeA {
-				m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: asked.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(outsideAddress)}}
+				m.Answer = []dns.RR{&dns.A{
+					Hdr: dns.RR_Header{Name: asked.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60},
+					A:   net.ParseIP(outsideAddress),
+				}}
 			}
 		}
 		_ = w.WriteMsg(m)
@@ -97,7 +100,8 @@ func TestNamesOfServicesResolve(t *testing.T) {
 
 	asker := runPod(ctx, t, ns, "asker", func(p *corev1.Pod) {
 		// This nslookup uses the search path for names without a dot only.
-		p.Spec.Containers[0].Command = []string{"sh", "-c", "for name in web alias web." + ns + ".svc.cluster.local " + rex + " kubernetes.default.svc.cluster.local " + outsideName + "; do " +
+		p.Spec.Containers[0].Command = []string{"sh", "-c", "for name in web alias web." + ns + ".svc.cluster.local " + rex +
+			" kubernetes.default.svc.cluster.local " + outsideName + "; do " +
 			`echo "? $name"; nslookup -type=a $name; done 2>&1; cat /etc/resolv.conf`}
 	})
 	awaitPod(ctx, t, ns, asker, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })

@@ -44,7 +44,9 @@ func fleets(ctx context.Context, t *testing.T) client.WithWatch {
 // awaitServed waits until the API serves what a definition defines, and returns the definition as
 // it is then. That, and what the API says that it serves, where clients look for it, follow a
 // moment after the definition's condition.
-func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
+func awaitServed(ctx context.Context, t *testing.T, c client.WithWatch,
+	crd *apiextensionsv1.CustomResourceDefinition,
+) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	crd = await(ctx, t, c, &apiextensionsv1.CustomResourceDefinitionList{}, crd, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
 		return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
@@ -183,7 +185,8 @@ func validatesFleets(ctx context.Context, t *testing.T, c client.WithWatch, f *f
 	}
 	both = f.DeepCopyObject().(*fleet)
 	both.Status.Ready, both.Spec.Image = 77, "other"
-	if err := c.Status().Update(ctx, both, &client.SubResourceUpdateOptions{UpdateOptions: client.UpdateOptions{DryRun: []string{metav1.DryRunAll}}}); err != nil ||
+	if err := c.Status().Update(ctx, both,
+		&client.SubResourceUpdateOptions{UpdateOptions: client.UpdateOptions{DryRun: []string{metav1.DryRunAll}}}); err != nil ||
 		both.Status.Ready != 77 || both.Spec.Image == "other" || both.Generation != f.Generation {
 		t.Errorf("an update of the status leaves %+v, %v", both, err)
 	}

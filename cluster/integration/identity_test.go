@@ -36,9 +36,13 @@ func TestPolicyHoldsForControllers(t *testing.T) {
 			MatchConstraints: &admissionregistrationv1.MatchResources{
 				ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{rule("", "pods"), rule("apps", "replicasets")},
 			},
-			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "masters-may", Expression: "!('system:masters' in request.userInfo.groups)"}},
+			MatchConditions: []admissionregistrationv1.MatchCondition{{
+				Name:       "masters-may",
+				Expression: "!('system:masters' in request.userInfo.groups)",
+			}},
 			Validations: []admissionregistrationv1.Validation{{
-				Expression:        "!has(object.metadata.labels) || !('denied' in object.metadata.labels) || object.metadata.labels.denied != request.resource.resource",
+				Expression: "!has(object.metadata.labels) || !('denied' in object.metadata.labels) || object.metadata.labels.denied != " +
+					"request.resource.resource",
 				MessageExpression: "request.userInfo.username + ' may not'",
 			}},
 		},

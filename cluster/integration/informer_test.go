@@ -227,7 +227,8 @@ func TestInformersAcrossKills(t *testing.T) {
 			t.Errorf("%s is there, and its deletion had been acknowledged", cm.Name)
 		}
 		if last := kept[cm.Name]; last != nil && (last.ResourceVersion != cm.ResourceVersion || last.UID != cm.UID) {
-			t.Errorf("%s is version %s of %s, and %s of %s had been acknowledged", cm.Name, cm.ResourceVersion, cm.UID, last.ResourceVersion, last.UID)
+			t.Errorf("%s is version %s of %s, and %s of %s had been acknowledged", cm.Name, cm.ResourceVersion, cm.UID, last.ResourceVersion,
+				last.UID)
 		}
 		delete(kept, cm.Name)
 	}
@@ -278,9 +279,11 @@ func TestAVersionOfTheFuture(t *testing.T) {
 	t.Parallel()
 	ctx, ns := namespace(t)
 	err := boat.kube.CoreV1().RESTClient().Get().Namespace(ns).Resource("configmaps").MaxRetries(0).
-		VersionedParams(&metav1.ListOptions{ResourceVersion: "999999999", ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}, scheme.ParameterCodec).
+		VersionedParams(&metav1.ListOptions{ResourceVersion: "999999999", ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan},
+			scheme.ParameterCodec).
 		Do(ctx).Error()
-	if wait, ok := apierrors.SuggestsClientDelay(err); !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) || !ok || wait != 1 {
+	if wait, ok := apierrors.SuggestsClientDelay(err); !apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) || !ok ||
+		wait != 1 {
 		t.Errorf("%v (%d s)", err, wait)
 	}
 }

@@ -204,7 +204,8 @@ func TestBookmarks(t *testing.T) {
 	if a, b := revision(t, gone), revision(t, last); b < a {
 		t.Errorf("the bookmark is at %d, before the last event, %d", b, a)
 	}
-	if _, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b", Labels: map[string]string{"odd": ""}}}, metav1.CreateOptions{}); err != nil {
+	if _, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b", Labels: map[string]string{"odd": ""}}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if kind, cm := happens(open(metav1.ListOptions{ResourceVersion: last.ResourceVersion})); kind != watch.Added || cm.Name != "b" {

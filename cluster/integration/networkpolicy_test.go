@@ -174,7 +174,8 @@ func partlyEnforced(ctx context.Context, t *testing.T, ns string) {
 		}},
 	})
 	eventually(ctx, t, "the policy has an Event", func() (bool, error) {
-		events, err := boat.kube.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=NetworkPolicy,involvedObject.name=names"})
+		events, err := boat.kube.CoreV1().Events(ns).List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.kind=NetworkPolicy,involvedObject.name=names"})
 		if err != nil || len(events.Items) == 0 {
 			return false, err
 		}

@@ -237,7 +237,11 @@ func TestPoliciesAloneOnABridge(t *testing.T) {
 		name    string
 		client  bridged
 		reaches bool
-	}{{"a friend of another bridge", farFriend, true}, {"a friend of the same bridge", friend, true}, {"another pod of the same bridge", same, false}} {
+	}{
+		{"a friend of another bridge", farFriend, true},
+		{"a friend of the same bridge", friend, true},
+		{"another pod of the same bridge", same, false},
+	} {
 		if got := tc.client.reaches(t, server, map[bool]time.Duration{true: time.Minute, false: silence}[tc.reaches]); got != tc.reaches {
 			t.Errorf("%s reaches the server: %v, want %v", tc.name, got, tc.reaches)
 		}

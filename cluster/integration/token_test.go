@@ -30,7 +30,10 @@ func TestServiceAccountToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	token, err := accounts.CreateToken(ctx, "cox", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		ExpirationSeconds: ptr.To[int64](600), BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: "seat", UID: pod.UID},
+		ExpirationSeconds: ptr.To[int64](600), BoundObjectRef: &authenticationv1.BoundObjectReference{
+			Kind: "Pod", APIVersion: "v1", Name: "seat",
+			UID: pod.UID,
+		},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +45,8 @@ func TestServiceAccountToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	who, err := cox.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil || who.Status.UserInfo.Username != "system:serviceaccount:"+ns+":cox" || who.Status.UserInfo.Extra["authentication.kubernetes.io/pod-name"][0] != "seat" {
+	if err != nil || who.Status.UserInfo.Username != "system:serviceaccount:"+ns+":cox" ||
+		who.Status.UserInfo.Extra["authentication.kubernetes.io/pod-name"][0] != "seat" {
 		t.Errorf("the token is of %+v, %v", who.Status.UserInfo, err)
 	}
 	if _, err := cox.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
