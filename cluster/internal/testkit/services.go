@@ -31,14 +31,16 @@ func Endpoints(service, without int) *discoveryv1.EndpointSlice {
 	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("web-%d-x", service), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("web-%d", service)},
+			Name: fmt.Sprintf("web-%d-x", service), Namespace: "default",
+			Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("web-%d", service)},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
 	}
 	for e := without; e < 10; e++ {
 		n := service*10 + e
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{netip.AddrFrom4([4]byte{11, byte(n >> 16), byte(n >> 8), byte(n)}).String()}})
+		s.Endpoints = append(s.Endpoints,
+			discoveryv1.Endpoint{Addresses: []string{netip.AddrFrom4([4]byte{11, byte(n >> 16), byte(n >> 8), byte(n)}).String()}})
 	}
 	return s
 }
