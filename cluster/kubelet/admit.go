@@ -185,7 +185,8 @@ func supportsStrictGroups(n *v1.Node) bool {
 // little. An extended resource that the node does not have is someone else's affair.
 func fits(n *v1.Node, p *v1.Pod, others []*v1.Pod) (v1.ResourceName, string, bool) {
 	short := func(name v1.ResourceName, requested, used, capacity int64) (v1.ResourceName, string, bool) {
-		return name, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity), false
+		return name, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity),
+			false
 	}
 	allocatable := n.Status.Allocatable
 	if most := allocatable.Pods().Value(); int64(len(others))+1 > most {
@@ -233,7 +234,8 @@ func portsTaken(p *v1.Pod, others []*v1.Pod) bool {
 	for _, o := range others {
 		for _, taken := range hostPorts(o) {
 			for _, w := range wanted {
-				if w.HostPort == taken.HostPort && w.Protocol == taken.Protocol && (w.HostIP == taken.HostIP || w.HostIP == anyIP || taken.HostIP == anyIP) {
+				if w.HostPort == taken.HostPort && w.Protocol == taken.Protocol &&
+					(w.HostIP == taken.HostIP || w.HostIP == anyIP || taken.HostIP == anyIP) {
 					return true
 				}
 			}
@@ -254,7 +256,8 @@ func reserved(p *v1.Pod, own int, others map[int]string) (reason, message string
 			owner, taken = "the kubelet", true
 		}
 		if taken {
-			return "HostPortReserved", fmt.Sprintf("host port %d/TCP belongs to %s on this node; choose another hostPort", port.HostPort, owner), false
+			return "HostPortReserved", fmt.Sprintf("host port %d/TCP belongs to %s on this node; choose another hostPort", port.HostPort, owner),
+				false
 		}
 	}
 	return "", "", true

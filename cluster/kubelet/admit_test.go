@@ -44,20 +44,37 @@ func TestAdmit(t *testing.T) {
 		edit            func(*v1.Pod, *v1.Node)
 		reason, message string
 	}{
-		"fits":              {edit: asks(v1.ResourceCPU, "500m")},
-		"not enough CPU":    {asks(v1.ResourceCPU, "501m"), "OutOfcpu", "Node didn't have enough resource: cpu, requested: 501, used: 1500, capacity: 2000"},
-		"not enough memory": {asks(v1.ResourceMemory, "2Gi"), "OutOfmemory", "Node didn't have enough resource: memory, requested: 2147483648, used: 0, capacity: 1073741824"},
-		"no such resource":  {edit: asks("example.com/thing", "1")},
+		"fits": {edit: asks(v1.ResourceCPU, "500m")},
+		"not enough CPU": {
+			asks(v1.ResourceCPU, "501m"), "OutOfcpu",
+			"Node didn't have enough resource: cpu, requested: 501, used: 1500, capacity: 2000",
+		},
+		"not enough memory": {
+			asks(v1.ResourceMemory, "2Gi"), "OutOfmemory",
+			"Node didn't have enough resource: memory, requested: 2147483648, used: 0, capacity: 1073741824",
+		},
+		"no such resource": {edit: asks("example.com/thing", "1")},
 		"too few of it": {func(p *v1.Pod, n *v1.Node) {
 			asks("example.com/thing", "2")(p, n)
 			n.Status.Allocatable["example.com/thing"] = resource.MustParse("1")
 		}, "OutOfexample.com/thing", "Node didn't have enough resource: example.com/thing, requested: 2, used: 0, capacity: 1"},
-		"too many pods":      {func(_ *v1.Pod, n *v1.Node) { n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("1") }, "OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1"},
-		"selector matches":   {edit: func(p *v1.Pod, _ *v1.Node) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }},
-		"selector does not":  {func(p *v1.Pod, _ *v1.Node) { p.Spec.NodeSelector = map[string]string{"disk": "hdd"} }, "NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
-		"another OS":         {func(p *v1.Pod, _ *v1.Node) { p.Spec.OS = &v1.PodOS{Name: v1.Windows} }, "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"},
-		"another OS's node":  {func(p *v1.Pod, _ *v1.Node) { p.Spec.NodeSelector = map[string]string{v1.LabelOSStable: "windows"} }, "PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label"},
-		"port of any":        {wants(v1.ContainerPort{HostPort: 80}), "NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"},
+		"too many pods": {func(_ *v1.Pod, n *v1.Node) {
+			n.Status.Allocatable[v1.ResourcePods] = resource.MustParse("1")
+		}, "OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1"},
+		"selector matches": {edit: func(p *v1.Pod, _ *v1.Node) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} }},
+		"selector does not": {func(p *v1.Pod, _ *v1.Node) {
+			p.Spec.NodeSelector = map[string]string{"disk": "hdd"}
+		}, "NodeAffinity", "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
+		"another OS": {func(p *v1.Pod, _ *v1.Node) {
+			p.Spec.OS = &v1.PodOS{Name: v1.Windows}
+		}, "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"},
+		"another OS's node": {func(p *v1.Pod, _ *v1.Node) {
+			p.Spec.NodeSelector = map[string]string{v1.LabelOSStable: "windows"}
+		}, "PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label"},
+		"port of any": {
+			wants(v1.ContainerPort{HostPort: 80}), "NodePorts",
+			"Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
+		},
 		"port of another IP": {edit: wants(v1.ContainerPort{HostPort: 80, HostIP: "10.0.0.2"})},
 		"port of UDP":        {edit: wants(v1.ContainerPort{HostPort: 80, Protocol: v1.ProtocolUDP})},
 		"a taint": {func(_ *v1.Pod, n *v1.Node) {
@@ -146,10 +163,16 @@ func TestConfined(t *testing.T) {
 		apparmor        error
 		reason, message string
 	}{
-		"plain":           {pod: &v1.Pod{}},
-		"unsafe sysctl":   {asks, nil, "SysctlForbidden", `forbidden sysctl: "kernel.msgmax" not allowlisted`},
-		"a reserved port": {wants(6443), nil, "HostPortReserved", "host port 6443/TCP belongs to the API server on this node; choose another hostPort"},
-		"without a guard": {&v1.Pod{}, errors.New("AppArmor is not enabled on the host"), "AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host"},
+		"plain":         {pod: &v1.Pod{}},
+		"unsafe sysctl": {asks, nil, "SysctlForbidden", `forbidden sysctl: "kernel.msgmax" not allowlisted`},
+		"a reserved port": {
+			wants(6443), nil, "HostPortReserved",
+			"host port 6443/TCP belongs to the API server on this node; choose another hostPort",
+		},
+		"without a guard": {
+			&v1.Pod{}, errors.New("AppArmor is not enabled on the host"), "AppArmor",
+			"Cannot enforce AppArmor: AppArmor is not enabled on the host",
+		},
 	} {
 		a := &admission{k: k, sysctls: safe, apparmor: noAppArmor{tc.apparmor}}
 		if reason, message, ok := a.confined(tc.pod); reason != tc.reason || message != tc.message || ok != (tc.reason == "") {

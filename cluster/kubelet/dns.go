@@ -28,5 +28,6 @@ func (k *Kubelet) resolvConfs(events record.EventRecorderLogger) *dns.Configurer
 		}
 		return ips
 	}
-	return dns.NewConfigurer(events, node.Ref(k.opts.NodeName), parse(k.opts.NodeIPs), parse(k.opts.ClusterDNS), k.opts.ClusterDomain, k.opts.ResolvConf)
+	return dns.NewConfigurer(events, node.Ref(k.opts.NodeName), parse(k.opts.NodeIPs), parse(k.opts.ClusterDNS), k.opts.ClusterDomain,
+		k.opts.ResolvConf)
 }

@@ -45,16 +45,29 @@ func TestPodsDNS(t *testing.T) {
 		want        string
 		events      []string
 	}{
-		"ClusterFirst":                             {policy: v1.DNSClusterFirst, want: cluster},
-		"ClusterFirst on the node's network":       {policy: v1.DNSClusterFirst, hostNetwork: true, want: host},
-		"ClusterFirstWithHostNet":                  {policy: v1.DNSClusterFirstWithHostNet, hostNetwork: true, want: cluster},
-		"ClusterFirstWithHostNet, of its own":      {policy: v1.DNSClusterFirstWithHostNet, want: cluster},
-		"Default":                                  {policy: v1.DNSDefault, want: host},
-		"None":                                     {policy: v1.DNSNone, config: &v1.PodDNSConfig{Nameservers: []string{"192.0.2.9"}}, want: "[192.0.2.9] [] []"},
-		"ClusterFirst, with an option of its own":  {policy: v1.DNSClusterFirst, config: &v1.PodDNSConfig{Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: ptr.To("2")}}}, want: "[10.96.0.10] [shop.svc.cluster.local svc.cluster.local cluster.local lan.example] [ndots:2]"},
-		"ClusterFirst in a cluster without DNS":    {policy: v1.DNSClusterFirst, withoutDNS: true, want: host, events: []string{"Warning MissingClusterDNS", "Warning MissingClusterDNS"}},
-		"Default in a cluster without DNS":         {policy: v1.DNSDefault, withoutDNS: true, want: host},
-		"ClusterFirst, with a domain to search in": {policy: v1.DNSClusterFirst, config: &v1.PodDNSConfig{Searches: []string{"corp.example"}}, want: "[10.96.0.10] [shop.svc.cluster.local svc.cluster.local cluster.local lan.example corp.example] [ndots:5]"},
+		"ClusterFirst":                        {policy: v1.DNSClusterFirst, want: cluster},
+		"ClusterFirst on the node's network":  {policy: v1.DNSClusterFirst, hostNetwork: true, want: host},
+		"ClusterFirstWithHostNet":             {policy: v1.DNSClusterFirstWithHostNet, hostNetwork: true, want: cluster},
+		"ClusterFirstWithHostNet, of its own": {policy: v1.DNSClusterFirstWithHostNet, want: cluster},
+		"Default":                             {policy: v1.DNSDefault, want: host},
+		"None": {
+			policy: v1.DNSNone, config: &v1.PodDNSConfig{Nameservers: []string{"192.0.2.9"}},
+			want: "[192.0.2.9] [] []",
+		},
+		"ClusterFirst, with an option of its own": {
+			policy: v1.DNSClusterFirst,
+			config: &v1.PodDNSConfig{Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: ptr.To("2")}}},
+			want:   "[10.96.0.10] [shop.svc.cluster.local svc.cluster.local cluster.local lan.example] [ndots:2]",
+		},
+		"ClusterFirst in a cluster without DNS": {
+			policy: v1.DNSClusterFirst, withoutDNS: true, want: host,
+			events: []string{"Warning MissingClusterDNS", "Warning MissingClusterDNS"},
+		},
+		"Default in a cluster without DNS": {policy: v1.DNSDefault, withoutDNS: true, want: host},
+		"ClusterFirst, with a domain to search in": {
+			policy: v1.DNSClusterFirst, config: &v1.PodDNSConfig{Searches: []string{"corp.example"}},
+			want: "[10.96.0.10] [shop.svc.cluster.local svc.cluster.local cluster.local lan.example corp.example] [ndots:5]",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "till"}}

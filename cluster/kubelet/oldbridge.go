@@ -43,6 +43,7 @@ func reportPodsOnOldBridge(ctx context.Context, c *cri.Client, recorder record.E
 		m := p.GetMetadata()
 		about := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: m.GetNamespace(), Name: m.GetName(), UID: types.UID(m.GetUid())}
 		recorder.Event(about, v1.EventTypeWarning, "OnOldBridge",
-			"The pod is on the bridge of an earlier release, where neighbours can forge addresses. Delete it, or restart what owns it, to give it a routed link.")
+			"The pod is on the bridge of an earlier release, where neighbours can forge addresses. Delete it, or restart what owns it, to give "+
+				"it a routed link.")
 	}
 }

@@ -15,12 +15,21 @@ func TestReservedPortsAreNoPods(t *testing.T) {
 		port v1.ContainerPort
 		want string
 	}{
-		"the API server's":             {v1.ContainerPort{HostPort: 6443}, "host port 6443/TCP belongs to the API server on this node; choose another hostPort"},
-		"the kubelet's":                {v1.ContainerPort{HostPort: 10250, Protocol: v1.ProtocolTCP}, "host port 10250/TCP belongs to the kubelet on this node; choose another hostPort"},
-		"the API server's, an address": {v1.ContainerPort{HostPort: 6443, HostIP: "127.0.0.1"}, "host port 6443/TCP belongs to the API server on this node; choose another hostPort"},
-		"the number, of UDP":           {v1.ContainerPort{HostPort: 6443, Protocol: v1.ProtocolUDP}, ""},
-		"another":                      {v1.ContainerPort{HostPort: 8080}, ""},
-		"no host port":                 {v1.ContainerPort{ContainerPort: 6443}, ""},
+		"the API server's": {
+			v1.ContainerPort{HostPort: 6443},
+			"host port 6443/TCP belongs to the API server on this node; choose another hostPort",
+		},
+		"the kubelet's": {
+			v1.ContainerPort{HostPort: 10250, Protocol: v1.ProtocolTCP},
+			"host port 10250/TCP belongs to the kubelet on this node; choose another hostPort",
+		},
+		"the API server's, an address": {
+			v1.ContainerPort{HostPort: 6443, HostIP: "127.0.0.1"},
+			"host port 6443/TCP belongs to the API server on this node; choose another hostPort",
+		},
+		"the number, of UDP": {v1.ContainerPort{HostPort: 6443, Protocol: v1.ProtocolUDP}, ""},
+		"another":            {v1.ContainerPort{HostPort: 8080}, ""},
+		"no host port":       {v1.ContainerPort{ContainerPort: 6443}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &v1.Pod{}
@@ -30,7 +39,8 @@ func TestReservedPortsAreNoPods(t *testing.T) {
 				t.Errorf("%v %q %q, want %q", ok, reason, message, tc.want)
 			}
 			// Positive control: nothing else of admission refuses it.
-			if _, message, ok := admit(&v1.Node{Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourcePods: resource.MustParse("3")}}}, p, nil); !ok {
+			if _, message, ok := admit(&v1.Node{Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourcePods: resource.MustParse("3")}}}, p,
+				nil); !ok {
 				t.Errorf("admit refuses it anyway: %s", message)
 			}
 		})

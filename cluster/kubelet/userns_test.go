@@ -16,7 +16,8 @@ func TestUserNamespaces(t *testing.T) {
 	dir := t.TempDir()
 	open := func() *userNamespaces {
 		u := &userNamespaces{
-			podsDir: dir, maxPods: 110, handler: func(*string) (string, error) { return "fast", nil }, supports: func(string) bool { return supported },
+			podsDir: dir, maxPods: 110, handler: func(*string) (string, error) { return "fast", nil },
+			supports: func(string) bool { return supported },
 		}
 		u.open()
 		return u

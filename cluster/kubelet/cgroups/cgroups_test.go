@@ -17,7 +17,10 @@ import (
 func tree(t *testing.T) (string, layout) {
 	t.Helper()
 	dir := t.TempDir()
-	files := map[string][]string{"cpu": {"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us"}, "memory": {"memory.limit_in_bytes"}, "pids": {"pids.max"}}
+	files := map[string][]string{
+		"cpu": {"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us"}, "memory": {"memory.limit_in_bytes"},
+		"pids": {"pids.max"},
+	}
 	for c := range files {
 		if err := os.MkdirAll(filepath.Join(dir, c), 0o755); err != nil {
 			t.Fatal(err)
@@ -116,7 +119,10 @@ func TestPodsHaveCgroupsByClass(t *testing.T) {
 		if got := read(cpu, "cpu.shares"); got != tc.shares {
 			t.Errorf("%s: shares %s", tc.parent, got)
 		}
-		for file, want := range map[string]string{filepath.Join(cpu, "cpu.cfs_quota_us"): tc.quota, filepath.Join(memory, "memory.limit_in_bytes"): tc.memory} {
+		for file, want := range map[string]string{
+			filepath.Join(cpu, "cpu.cfs_quota_us"):         tc.quota,
+			filepath.Join(memory, "memory.limit_in_bytes"): tc.memory,
+		} {
 			if got := read(file); got != want {
 				t.Errorf("%s: %s, want %q", file, got, want)
 			}

@@ -18,7 +18,10 @@ import (
 func tree2(t *testing.T, kernel string) unified {
 	t.Helper()
 	top := t.TempDir()
-	files := map[string][]string{"cpu": {"cpu.weight", "cpu.max"}, "memory": {"memory.max"}, "pids": {"pids.max"}, "hugetlb": {"hugetlb.2MB.max"}}
+	files := map[string][]string{
+		"cpu": {"cpu.weight", "cpu.max"}, "memory": {"memory.max"}, "pids": {"pids.max"},
+		"hugetlb": {"hugetlb.2MB.max"},
+	}
 	var fill func(dir string, controllers []string) error
 	fill = func(dir string, controllers []string) error {
 		all := []string{"cgroup.subtree_control"}
@@ -27,7 +30,8 @@ func tree2(t *testing.T, kernel string) unified {
 				all = append(all, files[c]...)
 			}
 		}
-		err := errors.Join(mkdirWith(dir, all), os.WriteFile(filepath.Join(dir, "cgroup.controllers"), []byte(strings.Join(controllers, " ")), 0o644))
+		err := errors.Join(mkdirWith(dir, all), os.WriteFile(filepath.Join(dir, "cgroup.controllers"), []byte(strings.Join(controllers, " ")),
+			0o644))
 		if err != nil {
 			return err
 		}

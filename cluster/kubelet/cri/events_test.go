@@ -166,9 +166,10 @@ func run(t *testing.T, f *critest.Fake, uid, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := f.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: s.PodSandboxId, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Labels: labels, Image: &runtimeapi.ImageSpec{Image: "i"},
-	}})
+	c, err := f.CreateContainer(t.Context(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: s.PodSandboxId, Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: name}, Labels: labels, Image: &runtimeapi.ImageSpec{Image: "i"},
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}

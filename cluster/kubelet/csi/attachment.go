@@ -110,7 +110,8 @@ func (n *Node) checkAttachment(a *storagev1.VolumeAttachment, s *staged) error {
 	case a.Status.Attached:
 		return nil
 	case failure == nil:
-		return fmt.Errorf("volume %q is not attached to node %q yet: the attacher of driver %q has not finished", s.handle, n.opts.NodeName, s.driver)
+		return fmt.Errorf("volume %q is not attached to node %q yet: the attacher of driver %q has not finished", s.handle, n.opts.NodeName,
+			s.driver)
 	}
 	if failure.ErrorCode != nil && *failure.ErrorCode == int32(codes.ResourceExhausted) {
 		n.countAgain(s.driver)

@@ -124,7 +124,8 @@ func New(o Options) *Node {
 	n := &Node{
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
-		republish: map[string]bool{}, grown: map[string]int64{}, failedGrowths: map[string]failedGrowth{}, found: map[string]struct{}{}, tokens: map[tokenKey]token{},
+		republish: map[string]bool{}, grown: map[string]int64{}, failedGrowths: map[string]failedGrowth{}, found: map[string]struct{}{},
+		tokens: map[tokenKey]token{},
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.state = newCSINode(n)

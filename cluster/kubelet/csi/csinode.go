@@ -46,7 +46,10 @@ type csiNode struct {
 }
 
 func newCSINode(n *Node) *csiNode {
-	return &csiNode{n: n, writing: make(chan struct{}, 1), drivers: map[string]*driver{}, gone: map[string]struct{}{}, timers: map[string]*time.Timer{}}
+	return &csiNode{
+		n: n, writing: make(chan struct{}, 1), drivers: map[string]*driver{}, gone: map[string]struct{}{},
+		timers: map[string]*time.Timer{},
+	}
 }
 
 // close ends all timers.
@@ -156,7 +159,8 @@ func (c *csiNode) write(ctx context.Context) (refused map[string]error, err erro
 	defer cancel()
 	const tries = 5
 	for range tries {
-		if refused, err = c.writeOnce(ctx); err == nil || ctx.Err() != nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
+		if refused, err = c.writeOnce(ctx); err == nil || ctx.Err() != nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) &&
+			!apierrors.IsNotFound(err) {
 			return refused, err
 		}
 	}
@@ -199,7 +203,8 @@ func refuseCollisions(node *v1.Node, drivers map[string]*driver) map[string]erro
 		topology := drivers[name].topology
 		for _, key := range slices.Sorted(maps.Keys(topology)) {
 			if have, is := labels[key]; is && have != topology[key] {
-				refused[name] = fmt.Errorf("detected topology value collision: driver %s reported %q:%q but existing label is %q:%q", name, key, topology[key], key, have)
+				refused[name] = fmt.Errorf("detected topology value collision: driver %s reported %q:%q but existing label is %q:%q", name, key,
+					topology[key], key, have)
 			}
 		}
 		if refused[name] != nil {
@@ -252,7 +257,8 @@ func (c *csiNode) writeNode(ctx context.Context, old *v1.Node, drivers map[strin
 	if err != nil {
 		return err
 	}
-	if _, err := c.n.opts.Kube.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := c.n.opts.Kube.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{}, "status"); err != nil {
 		return fmt.Errorf("write node %s: %w", node.Name, err)
 	}
 	return nil
@@ -265,7 +271,9 @@ func (c *csiNode) writeCSINode(ctx context.Context, node *v1.Node, drivers map[s
 	if err != nil && !missing {
 		return fmt.Errorf("read csinode %s: %w", node.Name, err)
 	}
-	if !missing && !slices.ContainsFunc(old.OwnerReferences, func(r metav1.OwnerReference) bool { return r.Kind == "Node" && r.UID == node.UID }) {
+	if !missing && !slices.ContainsFunc(old.OwnerReferences, func(r metav1.OwnerReference) bool {
+		return r.Kind == "Node" && r.UID == node.UID
+	}) {
 		// It is of a Node that was deleted, with that one's drivers.
 		precondition := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &old.UID}}
 		if err := objects.Delete(ctx, old.Name, precondition); err != nil && !apierrors.IsNotFound(err) {

@@ -38,7 +38,9 @@ const kubeletDir = "/var/lib/kubelet"
 type errUnknown string
 
 func (e errUnknown) Error() string {
-	return fmt.Sprintf("driver name %s not found in the list of registered CSI drivers: run the driver on this node, or wait until it has started", string(e))
+	return fmt.Sprintf(
+		"driver name %s not found in the list of registered CSI drivers: run the driver on this node, or wait until it has started", string(e),
+	)
 }
 
 // driver is one registration of a driver. It does not change.

@@ -175,7 +175,8 @@ func (n *Node) expand(ctx context.Context, session *session, r *request, g *grow
 // A claim whose owner asks for another size by now is told that the growth is infeasible once it
 // has failed twice: the controller then goes on with the size that is asked for.
 func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code) error {
-	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v", r.spec.Name, failure)
+	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v",
+		r.spec.Name, failure)
 	mark, refused := volumeutil.MarkNodeExpansionFailedCondition, false
 	switch code {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted:

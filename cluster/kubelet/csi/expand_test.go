@@ -27,7 +27,10 @@ func growing(t *testing.T) (*testNode, *fakeDriver, *v1.PersistentVolume) {
 	pv := persistent("pv1", "handle-1")
 	claim := &v1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-pv1", UID: "claim-pv1"},
-		Status:     v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound, Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}},
+		Status: v1.PersistentVolumeClaimStatus{
+			Phase:    v1.ClaimBound,
+			Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")},
+		},
 	}
 	n := newTestNode(t, unattached(), pv, claim)
 	d := newDriver(t, n.root, driverName)
@@ -46,8 +49,13 @@ func (n *testNode) growTo2Gi(pv *v1.PersistentVolume) {
 	}
 	claim := n.claim()
 	claim.Spec.Resources.Requests = v1.ResourceList{v1.ResourceStorage: resource.MustParse("2Gi")}
-	claim.Status.AllocatedResourceStatuses = map[v1.ResourceName]v1.ClaimResourceStatus{v1.ResourceStorage: v1.PersistentVolumeClaimNodeResizePending}
-	claim.Status.Conditions = []v1.PersistentVolumeClaimCondition{{Type: v1.PersistentVolumeClaimFileSystemResizePending, Status: v1.ConditionTrue}}
+	claim.Status.AllocatedResourceStatuses = map[v1.ResourceName]v1.ClaimResourceStatus{
+		v1.ResourceStorage: v1.PersistentVolumeClaimNodeResizePending,
+	}
+	claim.Status.Conditions = []v1.PersistentVolumeClaimCondition{{
+		Type:   v1.PersistentVolumeClaimFileSystemResizePending,
+		Status: v1.ConditionTrue,
+	}}
 	if _, err := n.kube.CoreV1().PersistentVolumeClaims("ns").Update(n.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
 		n.t.Fatal(err)
 	}
@@ -77,7 +85,8 @@ func TestAMountedVolumeGrows(t *testing.T) {
 		t.Errorf("told %v", d.expand)
 	}
 	claim := n.claim()
-	if claim.Status.Capacity.Storage().String() != "2Gi" || len(claim.Status.AllocatedResourceStatuses) != 0 || len(claim.Status.Conditions) != 0 {
+	if claim.Status.Capacity.Storage().String() != "2Gi" || len(claim.Status.AllocatedResourceStatuses) != 0 ||
+		len(claim.Status.Conditions) != 0 {
 		t.Errorf("claim: %+v", claim.Status)
 	}
 	if err := n.Keep(t.Context(), s); err != nil || d.count("NodeExpandVolume") != 1 {

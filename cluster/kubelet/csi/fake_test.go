@@ -68,7 +68,10 @@ func (d *fakeDriver) serve(socket string) *fakeDriver {
 	d.server = grpc.NewServer(grpc.MaxSendMsgSize(64 << 20))
 	csipb.RegisterNodeServer(d.server, d)
 	registerapi.RegisterRegistrationServer(d.server, d)
-	for _, path := range []string{filepath.Join(d.root, "plugins", d.info.Name, "csi.sock"), filepath.Join(d.root, "plugins_registry", socket)} {
+	for _, path := range []string{
+		filepath.Join(d.root, "plugins", d.info.Name, "csi.sock"),
+		filepath.Join(d.root, "plugins_registry", socket),
+	} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 			d.t.Fatal(err)
 		}
@@ -140,10 +143,15 @@ func (d *fakeDriver) count(call string) (n int) {
 }
 
 func (d *fakeDriver) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: d.info.Type, Name: d.info.Name, Endpoint: d.info.Endpoint, SupportedVersions: d.info.SupportedVersions}, d.enter(ctx, "GetInfo")
+	return &registerapi.PluginInfo{
+		Type: d.info.Type, Name: d.info.Name, Endpoint: d.info.Endpoint,
+		SupportedVersions: d.info.SupportedVersions,
+	}, d.enter(ctx, "GetInfo")
 }
 
-func (d *fakeDriver) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+func (d *fakeDriver) NotifyRegistrationStatus(_ context.Context,
+	s *registerapi.RegistrationStatus,
+) (*registerapi.RegistrationStatusResponse, error) {
 	d.told <- s
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
@@ -152,10 +160,15 @@ func (d *fakeDriver) NodeGetInfo(ctx context.Context, _ *csipb.NodeGetInfoReques
 	err := d.enter(ctx, "NodeGetInfo")
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return &csipb.NodeGetInfoResponse{NodeId: d.node.NodeId, MaxVolumesPerNode: d.node.MaxVolumesPerNode, AccessibleTopology: d.node.AccessibleTopology}, err
+	return &csipb.NodeGetInfoResponse{
+		NodeId: d.node.NodeId, MaxVolumesPerNode: d.node.MaxVolumesPerNode,
+		AccessibleTopology: d.node.AccessibleTopology,
+	}, err
 }
 
-func (d *fakeDriver) NodeGetCapabilities(ctx context.Context, _ *csipb.NodeGetCapabilitiesRequest) (*csipb.NodeGetCapabilitiesResponse, error) {
+func (d *fakeDriver) NodeGetCapabilities(ctx context.Context,
+	_ *csipb.NodeGetCapabilitiesRequest,
+) (*csipb.NodeGetCapabilitiesResponse, error) {
 	answer := &csipb.NodeGetCapabilitiesResponse{}
 	for _, c := range d.can {
 		answer.Capabilities = append(answer.Capabilities, &csipb.NodeServiceCapability{
@@ -231,7 +244,9 @@ func (d *fakeDriver) NodePublishVolume(ctx context.Context, r *csipb.NodePublish
 	return &csipb.NodePublishVolumeResponse{}, nil
 }
 
-func (d *fakeDriver) NodeUnpublishVolume(ctx context.Context, r *csipb.NodeUnpublishVolumeRequest) (*csipb.NodeUnpublishVolumeResponse, error) {
+func (d *fakeDriver) NodeUnpublishVolume(ctx context.Context,
+	r *csipb.NodeUnpublishVolumeRequest,
+) (*csipb.NodeUnpublishVolumeResponse, error) {
 	if err := d.enter(ctx, "NodeUnpublishVolume"); err != nil {
 		return nil, err
 	}
@@ -255,7 +270,9 @@ func (d *fakeDriver) NodeExpandVolume(ctx context.Context, r *csipb.NodeExpandVo
 	return &csipb.NodeExpandVolumeResponse{CapacityBytes: r.CapacityRange.RequiredBytes}, nil
 }
 
-func (d *fakeDriver) NodeGetVolumeStats(ctx context.Context, _ *csipb.NodeGetVolumeStatsRequest) (*csipb.NodeGetVolumeStatsResponse, error) {
+func (d *fakeDriver) NodeGetVolumeStats(ctx context.Context,
+	_ *csipb.NodeGetVolumeStatsRequest,
+) (*csipb.NodeGetVolumeStatsResponse, error) {
 	if err := d.enter(ctx, "NodeGetVolumeStats"); err != nil {
 		return nil, err
 	}
@@ -378,7 +395,10 @@ func (n *testNode) awaitUse(handles ...string) {
 func pod(uid string) *v1.Pod {
 	return &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod-" + uid, UID: types.UID(uid)},
-		Spec:       v1.PodSpec{ServiceAccountName: "sa", Containers: []v1.Container{{Name: "c", VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/v"}}}}},
+		Spec: v1.PodSpec{
+			ServiceAccountName: "sa",
+			Containers:         []v1.Container{{Name: "c", VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/v"}}}},
+		},
 	}
 }
 
@@ -447,7 +467,10 @@ func (n *testNode) nothingLeft() {
 	if mounts, err := n.mountsAt(n.root); err != nil || len(mounts) > 0 {
 		n.t.Errorf("left mounted: %v %v", mounts, err)
 	}
-	for _, dir := range []string{filepath.Join(n.root, "plugins", "kubernetes.io", "csi", driverName), filepath.Join(n.pluginDir(), devicesDir, stagingDir)} {
+	for _, dir := range []string{
+		filepath.Join(n.root, "plugins", "kubernetes.io", "csi", driverName),
+		filepath.Join(n.pluginDir(), devicesDir, stagingDir),
+	} {
 		if left, _ := os.ReadDir(dir); len(left) > 0 {
 			n.t.Errorf("left in %s: %v", dir, left)
 		}

@@ -39,7 +39,8 @@ func (n *Node) removePlace(path string) error {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("%s is still mounted, though the driver says that it is not: unmount it, or restart the driver", mounts[len(mounts)-1].Mountpoint)
+		return fmt.Errorf("%s is still mounted, though the driver says that it is not: unmount it, or restart the driver",
+			mounts[len(mounts)-1].Mountpoint)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

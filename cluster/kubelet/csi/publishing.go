@@ -131,13 +131,19 @@ func (n *Node) publish(ctx context.Context, session *session, s *staged, r *requ
 func (n *Node) finish(ctx context.Context, session *session, r *request, target string) error {
 	if r.spec.Block {
 		if !isDevice(target) {
-			return fmt.Errorf("driver %s has published volume %q, but there is no block device at %s: the driver's pod needs the mountPropagation Bidirectional", r.driverName, r.spec.Name, target)
+			return fmt.Errorf(
+				"driver %s has published volume %q, but there is no block device at %s: the driver's pod needs the mountPropagation Bidirectional",
+				r.driverName, r.spec.Name, target,
+			)
 		}
 	} else if mounted, err := n.isMounted(target); err != nil {
 		return err
 	} else if !mounted {
 		if info, err := os.Lstat(target); err != nil || !info.IsDir() {
-			return fmt.Errorf("driver %s has published volume %q, but there is no directory %s: the driver's pod needs the mountPropagation Bidirectional", r.driverName, r.spec.Name, target)
+			return fmt.Errorf(
+				"driver %s has published volume %q, but there is no directory %s: the driver's pod needs the mountPropagation Bidirectional",
+				r.driverName, r.spec.Name, target,
+			)
 		}
 	}
 	gives, err := r.givesGroup(session)

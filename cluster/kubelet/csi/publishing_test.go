@@ -227,7 +227,10 @@ func TestRecordsThatAreDamaged(t *testing.T) {
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
 	inline := func(uid string) *volume.Spec {
-		return n.place(&volume.Spec{Name: "v", Pod: pod(uid), Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: driverName}}}})
+		return n.place(&volume.Spec{
+			Name: "v", Pod: pod(uid),
+			Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: driverName}}},
+		})
 	}
 	for i, damaged := range []string{"", "{", `{"driverName":"../x","volumeHandle":"h"}`} {
 		damage := func(dir string) {
@@ -337,7 +340,8 @@ func TestADeviceOfAnEarlierBoot(t *testing.T) {
 	n.restart()
 	d.registered()
 	n.mount(s)
-	if fresh, err := os.Stat(path); err != nil || os.SameFile(stale, fresh) && fresh.ModTime().Equal(stale.ModTime()) || d.count("NodePublishVolume") != 2 || d.count("NodeStageVolume") != 2 {
+	if fresh, err := os.Stat(path); err != nil || os.SameFile(stale, fresh) && fresh.ModTime().Equal(stale.ModTime()) ||
+		d.count("NodePublishVolume") != 2 || d.count("NodeStageVolume") != 2 {
 		t.Errorf("calls %v, %v", d.calls, err)
 	}
 	n.unmount(s)
@@ -484,7 +488,10 @@ func TestAVolumeIsAttachedFirst(t *testing.T) {
 	n.awaitUse("handle-1")
 	a := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: attachmentName("handle-1", driverName, "n1")},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: driverName, NodeName: "n1", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv1")}},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: driverName, NodeName: "n1",
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv1")},
+		},
 	}
 	save := func() {
 		t.Helper()
@@ -570,7 +577,8 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 	d.registered()
 	p := pod("p1")
 	s := n.place(&volume.Spec{Name: "v", Pod: p, Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{
-		Driver: driverName, ReadOnly: ptr.To(true), VolumeAttributes: map[string]string{"a": "b"}, NodePublishSecretRef: &v1.LocalObjectReference{Name: "s"},
+		Driver: driverName, ReadOnly: ptr.To(true), VolumeAttributes: map[string]string{"a": "b"},
+		NodePublishSecretRef: &v1.LocalObjectReference{Name: "s"},
 	}}}})
 	n.mount(s)
 	told := d.publish
@@ -584,10 +592,12 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 		}
 	}
 	var tokens map[string]authenticationv1.TokenRequestStatus
-	if err := json.Unmarshal([]byte(told.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"]), &tokens); err != nil || tokens["vault"].Token != "token-1" {
+	if err := json.Unmarshal([]byte(told.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"]), &tokens); err != nil ||
+		tokens["vault"].Token != "token-1" {
 		t.Errorf("tokens %v, %v", tokens, err)
 	}
-	if !told.Readonly || told.Secrets["pw"] != "hush" || told.VolumeId != inlineHandle("p1", "v") || told.StagingTargetPath != "" || d.count("NodeStageVolume") != 0 {
+	if !told.Readonly || told.Secrets["pw"] != "hush" || told.VolumeId != inlineHandle("p1", "v") || told.StagingTargetPath != "" ||
+		d.count("NodeStageVolume") != 0 {
 		t.Errorf("told %v", told)
 	}
 	if got := n.VolumesInUse(); len(got) != 0 {
@@ -596,7 +606,8 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 	if n.KeepEvery(s) != republishEvery {
 		t.Errorf("kept every %v", n.KeepEvery(s))
 	}
-	if err := n.Keep(t.Context(), s); err != nil || !strings.Contains(d.publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], "token-2") {
+	if err := n.Keep(t.Context(), s); err != nil ||
+		!strings.Contains(d.publish.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], "token-2") {
 		t.Errorf("published again with %v, %v", d.publish.VolumeContext, err)
 	}
 	d.set(func(_ context.Context, call string) error {
@@ -673,7 +684,8 @@ func TestBlockVolumes(t *testing.T) {
 	if path != filepath.Join(n.root, "plugins/kubernetes.io/csi/volumeDevices/publish/pv1/p1") || !isDevice(path) {
 		t.Errorf("device at %s", path)
 	}
-	if d.stage.VolumeCapability.GetBlock() == nil || d.stage.StagingTargetPath != filepath.Join(n.root, "plugins/kubernetes.io/csi/volumeDevices/staging/pv1") {
+	if d.stage.VolumeCapability.GetBlock() == nil ||
+		d.stage.StagingTargetPath != filepath.Join(n.root, "plugins/kubernetes.io/csi/volumeDevices/staging/pv1") {
 		t.Errorf("staged by %v", d.stage)
 	}
 	n.restart()
@@ -701,7 +713,8 @@ func TestDriversSeeTheKubeletsDirectoryElsewhere(t *testing.T) {
 	if !strings.HasPrefix(path, n.root) || !mountedOn(path) {
 		t.Errorf("mounted at %s", path)
 	}
-	if d.publish.TargetPath != kubeletDir+"/pods/p1/volumes/"+pluginName+"/pv1/mount" || !strings.HasPrefix(d.stage.StagingTargetPath, kubeletDir+"/plugins/kubernetes.io/csi/"+driverName+"/") {
+	if d.publish.TargetPath != kubeletDir+"/pods/p1/volumes/"+pluginName+"/pv1/mount" ||
+		!strings.HasPrefix(d.stage.StagingTargetPath, kubeletDir+"/plugins/kubernetes.io/csi/"+driverName+"/") {
 		t.Errorf("told %s and %s", d.publish.TargetPath, d.stage.StagingTargetPath)
 	}
 	n.unmount(s)
@@ -724,7 +737,11 @@ func TestFSGroup(t *testing.T) {
 		{"shared", nil, "ext4", []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}, 0, false},
 		{"policy File", unattached(), "", []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}, 0, true},
 		{"the driver does it", unattached(), "", nil, csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP, false},
-		{"policy None", &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{FSGroupPolicy: ptr.To(storagev1.NoneFSGroupPolicy)}}, "ext4", []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, 0, false},
+		{
+			"policy None", &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{FSGroupPolicy: ptr.To(storagev1.NoneFSGroupPolicy)}}, "ext4",
+			[]v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			0, false,
+		},
 	} {
 		p := pod("p")
 		p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](1234)}
@@ -763,7 +780,10 @@ func TestAccessModes(t *testing.T) {
 		v1.ReadWriteOnce:    {csipb.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csipb.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
 		v1.ReadWriteOncePod: {csipb.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csipb.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
 		v1.ReadOnlyMany:     {csipb.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, csipb.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY},
-		v1.ReadWriteMany:    {csipb.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, csipb.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
+		v1.ReadWriteMany: {
+			csipb.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+			csipb.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+		},
 	} {
 		if got := [2]csipb.VolumeCapability_AccessMode_Mode{accessMode(mode, &session{}), accessMode(mode, several)}; got != want {
 			t.Errorf("%s: %v", mode, got)
@@ -777,7 +797,10 @@ func TestLabelsOfContainers(t *testing.T) {
 	}
 	mounts := []v1.VolumeMount{{Name: "v"}}
 	p := pod("p")
-	p.Spec.Containers = []v1.Container{{Name: "a", VolumeMounts: mounts, SecurityContext: level("s0:c1")}, {Name: "b", SecurityContext: level("s0:c2")}}
+	p.Spec.Containers = []v1.Container{
+		{Name: "a", VolumeMounts: mounts, SecurityContext: level("s0:c1")},
+		{Name: "b", SecurityContext: level("s0:c2")},
+	}
 	if got, err := labelOptions(p, "v"); err != nil || got == nil || got.Level != "s0:c1" {
 		t.Errorf("one container: %v, %v", got, err)
 	}

@@ -227,7 +227,8 @@ func (n *Node) readUsersLocked() error {
 				}
 				s := n.volumes[id]
 				if s == nil && r.Mode == storagev1.VolumeLifecyclePersistent { // the record of its stage cannot be read, and is written again
-					if s = n.foundLocked(id, spec, place == "plugins", r); writeRecord(id, record{Spec: spec, Handle: r.Handle, Driver: r.Driver, SELinux: r.SELinux}) != nil {
+					if s = n.foundLocked(id, spec, place == "plugins", r); writeRecord(id,
+						record{Spec: spec, Handle: r.Handle, Driver: r.Driver, SELinux: r.SELinux}) != nil {
 						slog.Error("csi: a staged volume's record cannot be written again", "dir", id)
 					}
 				}

@@ -175,7 +175,8 @@ func (n *Node) findSockets() (map[string]born, error) {
 	found := map[string]born{}
 	for _, name := range list {
 		var s unix.Stat_t
-		if strings.HasPrefix(name, ".") || unix.Fstatat(int(dir.Fd()), name, &s, unix.AT_SYMLINK_NOFOLLOW) != nil || s.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		if strings.HasPrefix(name, ".") || unix.Fstatat(int(dir.Fd()), name, &s, unix.AT_SYMLINK_NOFOLLOW) != nil ||
+			s.Mode&unix.S_IFMT != unix.S_IFSOCK {
 			continue
 		}
 		if len(found) == mostSockets {

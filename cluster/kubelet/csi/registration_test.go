@@ -49,7 +49,10 @@ func (n *testNode) written() <-chan struct{} {
 }
 
 func TestADriverIsPublished(t *testing.T) {
-	other := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1", OwnerReferences: []metav1.OwnerReference{{Kind: "Node", Name: "n1", UID: "node-1"}}}}
+	other := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{
+		Name:            "n1",
+		OwnerReferences: []metav1.OwnerReference{{Kind: "Node", Name: "n1", UID: "node-1"}},
+	}}
 	other.Spec.Drivers = []storagev1.CSINodeDriver{{Name: "other.example.com", NodeID: "x"}}
 	n := newTestNode(t, other)
 	d := newDriver(t, n.root, driverName)
@@ -57,7 +60,8 @@ func TestADriverIsPublished(t *testing.T) {
 	d.node.AccessibleTopology = &csipb.Topology{Segments: map[string]string{"example.com/zone": "z1"}}
 	d.serve("a.sock").registered()
 	drivers := n.csinode().Spec.Drivers
-	if len(drivers) != 2 || drivers[0].Name != "other.example.com" || drivers[1].NodeID != "id-of-n1" || drivers[1].TopologyKeys[0] != "example.com/zone" || *drivers[1].Allocatable.Count != 7 {
+	if len(drivers) != 2 || drivers[0].Name != "other.example.com" || drivers[1].NodeID != "id-of-n1" ||
+		drivers[1].TopologyKeys[0] != "example.com/zone" || *drivers[1].Allocatable.Count != 7 {
 		t.Errorf("drivers: %+v", drivers)
 	}
 	node, err := n.kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
@@ -239,7 +243,8 @@ func TestTwoSocketsOfOneDriver(t *testing.T) {
 	second := newDriver(t, n.root, driverName)
 	second.info.Endpoint = filepath.Join(n.root, "plugins", "second", "csi.sock")
 	second.node.NodeId = "second"
-	if err := errors.Join(os.MkdirAll(filepath.Dir(second.info.Endpoint), 0o750), os.Symlink("../"+driverName+"/csi.sock", second.info.Endpoint)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(second.info.Endpoint), 0o750),
+		os.Symlink("../"+driverName+"/csi.sock", second.info.Endpoint)); err != nil {
 		t.Fatal(err)
 	}
 	second.serve("b.sock").registered()
@@ -342,7 +347,8 @@ func TestADriverComesBackWithAnotherNodeID(t *testing.T) {
 	}
 	drivers := n.csinode().Spec.Drivers
 	at := slices.IndexFunc(drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driverName })
-	if len(drivers) != 2 || at < 0 || drivers[at].NodeID != "another-id" || !slices.Equal(drivers[at].TopologyKeys, []string{"example.com/zone"}) {
+	if len(drivers) != 2 || at < 0 || drivers[at].NodeID != "another-id" ||
+		!slices.Equal(drivers[at].TopologyKeys, []string{"example.com/zone"}) {
 		t.Errorf("drivers: %+v", drivers)
 	}
 	// Another order of the keys is no change.
@@ -381,7 +387,8 @@ func FuzzRegistration(f *testing.F) {
 	f.Add("CSIPlugin", "../../x", "unix:///../etc", "1.x")
 	n := New(Options{RootDir: "/root-dir"})
 	f.Fuzz(func(t *testing.T, kind, name, endpoint, version string) {
-		d, err := n.describe(&socket{path: "/root-dir/plugins_registry/a.sock"}, &registerapi.PluginInfo{Type: kind, Name: name, Endpoint: endpoint, SupportedVersions: []string{version}})
+		d, err := n.describe(&socket{path: "/root-dir/plugins_registry/a.sock"},
+			&registerapi.PluginInfo{Type: kind, Name: name, Endpoint: endpoint, SupportedVersions: []string{version}})
 		if err != nil {
 			return
 		}

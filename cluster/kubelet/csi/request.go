@@ -90,7 +90,8 @@ func (r *request) checkMode() error {
 	case r.object == nil:
 		return fmt.Errorf("volume mode %q not supported by driver %s (no CSIDriver object)", r.mode, r.driverName)
 	case !slices.Contains(r.object.Spec.VolumeLifecycleModes, r.mode):
-		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", r.mode, r.driverName, r.object.Spec.VolumeLifecycleModes)
+		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", r.mode, r.driverName,
+			r.object.Spec.VolumeLifecycleModes)
 	}
 	return nil
 }

@@ -37,7 +37,8 @@ func (r *request) chooseLabel() error {
 // labelOptions is what the containers that mount the volume ask for, nil if they ask for nothing. A
 // volume has one label only.
 func labelOptions(pod *v1.Pod, name string) (found *v1.SELinuxOptions, err error) {
-	if sc := pod.Spec.SecurityContext; sc != nil && sc.SELinuxChangePolicy != nil && *sc.SELinuxChangePolicy == v1.SELinuxChangePolicyRecursive {
+	if sc := pod.Spec.SecurityContext; sc != nil && sc.SELinuxChangePolicy != nil &&
+		*sc.SELinuxChangePolicy == v1.SELinuxChangePolicyRecursive {
 		return nil, nil
 	}
 	first := true

@@ -86,8 +86,10 @@ func (n *Node) use(r *request) (*staged, error) {
 	s := n.volumes[id]
 	if s != nil && (s.driver != r.driverName || s.handle != r.handle) {
 		n.waitLocked(stageKey(id), r.user)
-		return nil, fmt.Errorf("volume %q of driver %s is still staged on this node for an earlier persistentvolume %q: wait until its pods have ended and driver %s has unstaged it",
-			s.handle, s.driver, r.spec.Name, s.driver)
+		return nil,
+			fmt.Errorf("volume %q of driver %s is still staged on this node for an earlier persistentvolume %q: wait until its pods have ended "+
+				"and driver %s has unstaged it",
+				s.handle, s.driver, r.spec.Name, s.driver)
 	}
 	if s == nil {
 		s = newStaged(id, r.driverName, r.handle, r.spec.Name, r.spec.Block)
@@ -230,7 +232,8 @@ func (n *Node) undoStage(ctx context.Context, session *session, s *staged) error
 	path := n.stagePath(s)
 	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
 		err := session.call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
-			_, err := session.node.NodeUnstageVolume(ctx, &csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: n.seen(session.driver, path)})
+			_, err := session.node.NodeUnstageVolume(ctx,
+				&csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: n.seen(session.driver, path)})
 			return err
 		})
 		if err != nil {
@@ -250,7 +253,8 @@ func (n *Node) changeLabel(ctx context.Context, session *session, s *staged, r *
 	case !recorded || s.label == r.label:
 		return nil
 	case users > 1:
-		return fmt.Errorf("volume %q is mounted with the SELinux label %q for another pod, and this pod needs %q: wait until that pod has ended", r.spec.Name, s.label, r.label)
+		return fmt.Errorf("volume %q is mounted with the SELinux label %q for another pod, and this pod needs %q: wait until that pod has ended",
+			r.spec.Name, s.label, r.label)
 	}
 	return n.undoStage(ctx, session, s)
 }

@@ -42,7 +42,8 @@ func (n *Node) tokensFor(ctx context.Context, r *request) (string, error) {
 		status, err := n.token(ctx, r, want)
 		if err != nil {
 			pod := r.spec.Pod
-			return "", fmt.Errorf("make a token of service account %s/%s for driver %s: %w", pod.Namespace, pod.Spec.ServiceAccountName, r.driverName, err)
+			return "", fmt.Errorf("make a token of service account %s/%s for driver %s: %w", pod.Namespace, pod.Spec.ServiceAccountName,
+				r.driverName, err)
 		}
 		all[want.Audience] = status
 	}
@@ -68,12 +69,13 @@ func (n *Node) token(ctx context.Context, r *request, want storagev1.TokenReques
 		audiences = []string{want.Audience}
 	}
 	pod := r.spec.Pod
-	answer, err := n.opts.Kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{
-			Audiences: audiences, ExpirationSeconds: want.ExpirationSeconds,
-			BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
-		},
-	}, metav1.CreateOptions{})
+	answer, err := n.opts.Kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName,
+		&authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{
+				Audiences: audiences, ExpirationSeconds: want.ExpirationSeconds,
+				BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+			},
+		}, metav1.CreateOptions{})
 	if err != nil {
 		if has && time.Now().Before(old.status.ExpirationTimestamp.Time) {
 			slog.Warn("csi: a token is not renewed", "pod", pod.Namespace+"/"+pod.Name, "expires", old.status.ExpirationTimestamp, "err", err)

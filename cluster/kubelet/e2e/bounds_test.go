@@ -96,7 +96,8 @@ func TestFilesOfTheKubeletAreThePodsStorage(t *testing.T) {
 		p.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceEphemeralStorage: quantity("2Mi")}
 		p = n.create(p)
 		now := n.until(p, "evicted", phase(v1.PodFailed))
-		if now.Status.Reason != "Evicted" || !strings.Contains(now.Status.Message, "Pod ephemeral local storage usage exceeds the total limit of containers 2Mi") {
+		if now.Status.Reason != "Evicted" ||
+			!strings.Contains(now.Status.Message, "Pod ephemeral local storage usage exceeds the total limit of containers 2Mi") {
 			t.Errorf("%s: %s", file, describe(now))
 		}
 	}

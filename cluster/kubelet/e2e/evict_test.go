@@ -60,7 +60,8 @@ func TestANodeWithoutMemoryEvictsAndTakesNoMore(t *testing.T) {
 		t.Errorf("no DisruptionTarget: %s", describe(now))
 	}
 	refused := n.until(n.create(n.pod("late", container("c", "sleep"))), "failed", phase(v1.PodFailed))
-	if want := "Pod was rejected: The node had condition: [MemoryPressure]. "; refused.Status.Reason != "Evicted" || refused.Status.Message != want {
+	if want := "Pod was rejected: The node had condition: [MemoryPressure]. "; refused.Status.Reason != "Evicted" ||
+		refused.Status.Message != want {
 		t.Errorf("%s: %s", refused.Status.Reason, refused.Status.Message)
 	}
 }

@@ -34,7 +34,8 @@ func there(dir, file string) bool {
 
 // hostDir mounts a directory of the machine into all containers of a pod.
 func hostDir(p *v1.Pod, dir, at string) {
-	p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "host", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: dir}}})
+	p.Spec.Volumes = append(p.Spec.Volumes,
+		v1.Volume{Name: "host", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: dir}}})
 	for i := range p.Spec.Containers {
 		c := &p.Spec.Containers[i]
 		c.VolumeMounts = append(c.VolumeMounts, v1.VolumeMount{Name: "host", MountPath: at})

@@ -270,7 +270,8 @@ func (n *testNode) delete(p *v1.Pod, grace int64) {
 	n.t.Helper()
 	at := time.Now().Add(time.Duration(grace) * time.Second).UTC().Format(time.RFC3339)
 	patch := fmt.Sprintf(`{"metadata":{"deletionTimestamp":%q,"deletionGracePeriodSeconds":%d}}`, at, grace)
-	if _, err := n.kube.CoreV1().Pods(p.Namespace).Patch(context.Background(), p.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := n.kube.CoreV1().Pods(p.Namespace).Patch(context.Background(), p.Name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -332,7 +333,8 @@ func describe(p *v1.Pod) string {
 
 // events returns what was recorded about a pod, one line each.
 func (n *testNode) events(p *v1.Pod) string {
-	list, err := n.kube.CoreV1().Events(p.Namespace).List(context.Background(), metav1.ListOptions{FieldSelector: fields.Everything().String()})
+	list, err := n.kube.CoreV1().Events(p.Namespace).List(context.Background(),
+		metav1.ListOptions{FieldSelector: fields.Everything().String()})
 	if err != nil {
 		return err.Error()
 	}
@@ -376,7 +378,8 @@ func emptyDir(p *v1.Pod) *v1.Pod {
 
 // log reads a container's log of one of its runs, without times and streams.
 func (n *testNode) log(p *v1.Pod, container string, restart int) string {
-	content, err := os.ReadFile(filepath.Join(n.opts.LogDir, fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, p.UID), container, fmt.Sprintf("%d.log", restart)))
+	content, err := os.ReadFile(filepath.Join(n.opts.LogDir, fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, p.UID), container,
+		fmt.Sprintf("%d.log", restart)))
 	if err != nil {
 		return err.Error()
 	}

@@ -29,7 +29,8 @@ func TestAPodRunsAndIsDeleted(t *testing.T) {
 		t.Errorf("status of a running pod: %s", describe(now))
 	}
 	c := s.ContainerStatuses[0]
-	if !strings.HasPrefix(c.ContainerID, n.runtime.name+"://") || c.State.Running == nil || !c.Ready || c.Started == nil || !*c.Started || c.Image != n.image {
+	if !strings.HasPrefix(c.ContainerID, n.runtime.name+"://") || c.State.Running == nil || !c.Ready || c.Started == nil || !*c.Started ||
+		c.Image != n.image {
 		t.Errorf("status of its container: %+v", c)
 	}
 	for _, e := range []string{
@@ -52,7 +53,10 @@ func TestInitContainersSidecarsAndTheirOrder(t *testing.T) {
 	p.Spec.RestartPolicy = v1.RestartPolicyNever
 	sidecar := container("sidecar", "append", "/shared/order", "sidecar", ",", "sleep", ",", "append", "/shared/order", "sidecar-ends")
 	sidecar.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
-	sidecar.StartupProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/guest", "exists", "/shared/order"}}}}
+	sidecar.StartupProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{
+		"/guest", "exists",
+		"/shared/order",
+	}}}}
 	p.Spec.InitContainers = []v1.Container{
 		container("first", "append", "/shared/order", "first"), sidecar, container("second", "append", "/shared/order", "second"),
 	}
@@ -93,7 +97,8 @@ func TestFailingContainersBackOff(t *testing.T) {
 	if want := fmt.Sprintf("back-off 10s restarting failed container=c pod=crash_default(%s)", p.UID); c.State.Waiting.Message != want {
 		t.Errorf("message %q, want %q", c.State.Waiting.Message, want)
 	}
-	if last := c.LastTerminationState.Terminated; last == nil || last.ExitCode != 3 || last.Reason != "Error" || last.Message != "my last word\n" {
+	if last := c.LastTerminationState.Terminated; last == nil || last.ExitCode != 3 || last.Reason != "Error" ||
+		last.Message != "my last word\n" {
 		t.Errorf("last state %+v", last)
 	}
 	if c.RestartCount != 1 || now.Status.Phase != v1.PodRunning {
@@ -119,7 +124,8 @@ func TestAnImageThatCannotBePulled(t *testing.T) {
 	}
 	now := n.until(p, "backing off", waiting("ImagePullBackOff"))
 	image := p.Spec.Containers[0].Image
-	if got := now.Status.ContainerStatuses[0].State.Waiting.Message; !strings.HasPrefix(got, fmt.Sprintf("Back-off pulling image %q: ErrImagePull: ", image)) {
+	if got := now.Status.ContainerStatuses[0].State.Waiting.Message; !strings.HasPrefix(got,
+		fmt.Sprintf("Back-off pulling image %q: ErrImagePull: ", image)) {
 		t.Errorf("message %q", got)
 	}
 	n.untilEvent(p, fmt.Sprintf("Normal BackOff Back-off pulling image %q", image))
@@ -187,7 +193,8 @@ func TestAFailedPostStartHookEndsTheContainer(t *testing.T) {
 	n.untilEvent(p, "Normal Killing FailedPostStartHook")
 	n.until(p, "waiting", func(p *v1.Pod) bool {
 		s := p.Status.ContainerStatuses
-		return len(s) == 1 && s[0].State.Waiting != nil && (s[0].State.Waiting.Reason == "PostStartHookError" || s[0].State.Waiting.Reason == "CrashLoopBackOff")
+		return len(s) == 1 && s[0].State.Waiting != nil &&
+			(s[0].State.Waiting.Reason == "PostStartHookError" || s[0].State.Waiting.Reason == "CrashLoopBackOff")
 	})
 }
 
@@ -212,7 +219,10 @@ func TestActiveDeadline(t *testing.T) {
 func TestAKilledKubeletDisturbsNoPod(t *testing.T) {
 	n := newNode(t, nil)
 	c := container("c", "sleep")
-	c.ReadinessProbe = &v1.Probe{PeriodSeconds: 60, ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/guest", "exit", "0"}}}}
+	c.ReadinessProbe = &v1.Probe{
+		PeriodSeconds: 60,
+		ProbeHandler:  v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/guest", "exit", "0"}}},
+	}
 	p := n.create(n.pod("steady", c))
 	orphan := n.create(n.pod("orphan", container("c", "sleep")))
 	before := n.until(p, "ready", ready)
@@ -297,7 +307,9 @@ func TestAdmission(t *testing.T) {
 	p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: quantity("1000")}
 	p = n.create(p)
 	now := n.until(p, "refused", phase(v1.PodFailed))
-	if now.Status.Reason != "OutOfcpu" || !strings.HasPrefix(now.Status.Message, "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000, used: 0, capacity: ") {
+	if now.Status.Reason != "OutOfcpu" ||
+		!strings.HasPrefix(now.Status.Message,
+			"Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000, used: 0, capacity: ") {
 		t.Errorf("reason %q, message %q", now.Status.Reason, now.Status.Message)
 	}
 	n.untilEvent(p, "Warning OutOfcpu Node didn't have enough resource: cpu")
@@ -417,7 +429,8 @@ func (n *testNode) memoryLimit(p *v1.Pod, container int) string {
 	n.t.Helper()
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[container].ContainerID, "://")
 	for _, pattern := range []string{"/sys/fs/cgroup/memory/%s/memory.limit_in_bytes", "/sys/fs/cgroup/%s/memory.max"} {
-		found, _ := filepath.Glob(fmt.Sprintf(pattern, filepath.Join(n.opts.CgroupRoot, "kubepods", "burstable", "pod"+string(p.UID), "*"+id+"*")))
+		found, _ := filepath.Glob(fmt.Sprintf(pattern,
+			filepath.Join(n.opts.CgroupRoot, "kubepods", "burstable", "pod"+string(p.UID), "*"+id+"*")))
 		for _, file := range found {
 			content, err := os.ReadFile(file)
 			if err != nil {

@@ -88,7 +88,8 @@ func TestUsersOfTheHostReachNoFileOfAContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := n.create(emptyDir(n.pod("trap", container("c", "setuid", "/suid", ",", "setuid", "/shared/suid", ",", "append", "/shared/made", "x", ",", "sleep"))))
+	p := n.create(emptyDir(n.pod("trap", container("c", "setuid", "/suid", ",", "setuid", "/shared/suid", ",", "append", "/shared/made", "x",
+		",", "sleep"))))
 	n.until(p, "ready", ready)
 	var suid []string
 	find := func() {

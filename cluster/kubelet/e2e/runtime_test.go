@@ -63,8 +63,9 @@ func (d *daemon) coracled(dir, registry string) {
 	args := []string{
 		"--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "state"), "--address", "unix://" + d.socket, "--config", config,
 	}
-	write(d.t, config, fmt.Sprintf("[shim]\nsupervise = false\n[network]\ncni_conf_dir = %q\n[cgroup]\nroot = %q\n[image.registry.%q]\nplain_http = true\n",
-		filepath.Join(dir, "cni"), "/"+filepath.Base(dir), registry))
+	write(d.t, config,
+		fmt.Sprintf("[shim]\nsupervise = false\n[network]\ncni_conf_dir = %q\n[cgroup]\nroot = %q\n[image.registry.%q]\nplain_http = true\n",
+			filepath.Join(dir, "cni"), "/"+filepath.Base(dir), registry))
 	d.command = append([]string{exe}, args...)
 	d.purge = func() error {
 		d.stop(syscall.SIGTERM)
@@ -119,7 +120,8 @@ func binary(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: build it with `make build` (containerd: `make bench-peers`) in the repository's root, or name its directory in CORACLE_BIN", err)
+		t.Fatalf("%v: build it with `make build` (containerd: `make bench-peers`) in the repository's root, or name its directory in CORACLE_BIN",
+			err)
 	}
 	return path
 }

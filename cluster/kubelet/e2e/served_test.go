@@ -79,7 +79,8 @@ func TestStreamsLogsAndFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
-	if err := executor.StreamWithContext(n.ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &errOut}); err != nil || out.String() != "guest\n" {
+	if err := executor.StreamWithContext(n.ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &errOut}); err != nil ||
+		out.String() != "guest\n" {
 		t.Errorf("exec: %v, %q, %q", err, &out, &errOut)
 	}
 
@@ -89,7 +90,8 @@ func TestStreamsLogsAndFigures(t *testing.T) {
 	}
 	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", at.JoinPath("portForward/default/served"))
 	stop, forwarding := make(chan struct{}), make(chan struct{})
-	forwarder, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"18080:8080"}, stop, forwarding, io.Discard, io.Discard)
+	forwarder, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"18080:8080"}, stop, forwarding, io.Discard,
+		io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +176,8 @@ func TestAContainerThatCannotBeStarted(t *testing.T) {
 	})
 	s := now.Status.ContainerStatuses[0]
 	// What there is not to be executed is 127 to shells, and 128 to containerd.
-	if end := s.LastTerminationState.Terminated; end.Reason != "StartError" || end.ExitCode != 127 && end.ExitCode != 128 || !strings.Contains(end.Message, "/nothing") {
+	if end := s.LastTerminationState.Terminated; end.Reason != "StartError" || end.ExitCode != 127 && end.ExitCode != 128 ||
+		!strings.Contains(end.Message, "/nothing") {
 		t.Errorf("last state %+v", end)
 	}
 	if why := s.State.Waiting.Reason; why != "RunContainerError" && why != "CrashLoopBackOff" {

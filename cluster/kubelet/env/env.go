@@ -59,7 +59,9 @@ const staticSource = "kubernetes.io/config.source"
 
 // Resolve returns the container's environment and its expanded command and arguments. podIPs are
 // the pod's addresses, hostIPs the node's, each with the preferred family first.
-func (r *Resolver) Resolve(ctx context.Context, pod *v1.Pod, container *v1.Container, podIPs, hostIPs []string) (envs []*runtimeapi.KeyValue, command, args []string, err error) {
+func (r *Resolver) Resolve(ctx context.Context, pod *v1.Pod, container *v1.Container, podIPs,
+	hostIPs []string,
+) (envs []*runtimeapi.KeyValue, command, args []string, err error) {
 	services, err := r.serviceVariables(pod)
 	if err != nil {
 		return nil, nil, nil, err

@@ -229,12 +229,18 @@ func TestLimitsOfLocalStorage(t *testing.T) {
 		apart  bool   // images are on a disk of their own
 		want   string
 	}{
-		"no limit":            {edit: []func(*v1.Pod){emptyDir("", "")}, volume: 100 * mib, disk: 100},
-		"within its size":     {edit: []func(*v1.Pod){emptyDir("2Mi", "")}, volume: 2 * mib},
-		"beyond its size":     {edit: []func(*v1.Pod){emptyDir("2Mi", "")}, volume: 2*mib + 1, want: `a Evicted false: Usage of EmptyDir volume "v" exceeds the limit "2Mi". `},
-		"in memory":           {edit: []func(*v1.Pod){emptyDir("2Mi", v1.StorageMediumMemory)}, volume: 3 * mib},
-		"within the limit":    {edit: []func(*v1.Pod){storage, emptyDir("", "")}, volume: 3 * mib, disk: 7},
-		"all together beyond": {edit: []func(*v1.Pod){storage, emptyDir("", "")}, volume: 4 * mib, disk: 7, want: "a Evicted false: Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "},
+		"no limit":        {edit: []func(*v1.Pod){emptyDir("", "")}, volume: 100 * mib, disk: 100},
+		"within its size": {edit: []func(*v1.Pod){emptyDir("2Mi", "")}, volume: 2 * mib},
+		"beyond its size": {
+			edit: []func(*v1.Pod){emptyDir("2Mi", "")}, volume: 2*mib + 1,
+			want: `a Evicted false: Usage of EmptyDir volume "v" exceeds the limit "2Mi". `,
+		},
+		"in memory":        {edit: []func(*v1.Pod){emptyDir("2Mi", v1.StorageMediumMemory)}, volume: 3 * mib},
+		"within the limit": {edit: []func(*v1.Pod){storage, emptyDir("", "")}, volume: 3 * mib, disk: 7},
+		"all together beyond": {
+			edit: []func(*v1.Pod){storage, emptyDir("", "")}, volume: 4 * mib, disk: 7,
+			want: "a Evicted false: Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. ",
+		},
 		"one container beyond": {edit: []func(*v1.Pod){storage, func(p *v1.Pod) {
 			p.Spec.Containers = append(p.Spec.Containers, *p.Spec.Containers[0].DeepCopy())
 			p.Spec.Containers[1].Name = "second"
@@ -324,7 +330,9 @@ func TestRank(t *testing.T) {
 		if of.memory == "" {
 			continue
 		}
-		p.Spec.Containers = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(of.request)}}}}
+		p.Spec.Containers = []v1.Container{
+			{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(of.request)}}},
+		}
 		q := resource.MustParse(of.memory)
 		uses[p.UID] = &usage{memory: q.Value()}
 	}
@@ -333,7 +341,10 @@ func TestRank(t *testing.T) {
 	for _, p := range all {
 		got = append(got, string(p.UID))
 	}
-	want := []string{"nothing is known of it ", "exceeds, low priority", "exceeds much", "exceeds little", "within, low priority", "within, high priority"}
+	want := []string{
+		"nothing is known of it ", "exceeds, low priority", "exceeds much", "exceeds little", "within, low priority",
+		"within, high priority",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -345,14 +356,22 @@ func TestAdmit(t *testing.T) {
 		edit  func(*v1.Pod)
 		want  string
 	}{
-		"a healthy node":               {},
-		"without memory":               {short: []v1.NodeConditionType{v1.NodeMemoryPressure}, want: "The node had condition: [MemoryPressure]. "},
+		"a healthy node": {},
+		"without memory": {
+			short: []v1.NodeConditionType{v1.NodeMemoryPressure},
+			want:  "The node had condition: [MemoryPressure]. ",
+		},
 		"without memory, it requested": {short: []v1.NodeConditionType{v1.NodeMemoryPressure}, edit: requests(v1.ResourceMemory, "1Mi")},
 		"without memory, it tolerates": {short: []v1.NodeConditionType{v1.NodeMemoryPressure}, edit: func(p *v1.Pod) {
 			p.Spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeMemoryPressure, Operator: v1.TolerationOpExists}}
 		}},
-		"without disk": {short: []v1.NodeConditionType{v1.NodeDiskPressure}, edit: requests(v1.ResourceMemory, "1Mi"), want: "The node had condition: [DiskPressure]. "},
-		"critical":     {short: []v1.NodeConditionType{v1.NodeDiskPressure}, edit: func(p *v1.Pod) { p.Spec.Priority = ptr.To(int32(2000001000)) }},
+		"without disk": {
+			short: []v1.NodeConditionType{v1.NodeDiskPressure}, edit: requests(v1.ResourceMemory, "1Mi"),
+			want: "The node had condition: [DiskPressure]. ",
+		},
+		"critical": {short: []v1.NodeConditionType{v1.NodeDiskPressure}, edit: func(p *v1.Pod) {
+			p.Spec.Priority = ptr.To(int32(2000001000))
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)

@@ -58,7 +58,8 @@ func exceeded(p *v1.Pod, u *usage, shared bool) string {
 	for i := range p.Spec.Volumes {
 		v := &p.Spec.Volumes[i]
 		used, known := u.volumes[v.Name]
-		if known && v.EmptyDir != nil && v.EmptyDir.SizeLimit != nil && v.EmptyDir.SizeLimit.Sign() > 0 && used.bytes > v.EmptyDir.SizeLimit.Value() {
+		if known && v.EmptyDir != nil && v.EmptyDir.SizeLimit != nil && v.EmptyDir.SizeLimit.Sign() > 0 &&
+			used.bytes > v.EmptyDir.SizeLimit.Value() {
 			return emptyDirMessage(v.Name, v.EmptyDir.SizeLimit)
 		}
 	}

@@ -78,7 +78,10 @@ func TestOnlyWhatIsNamedIsWatched(t *testing.T) {
 }
 
 func FuzzParseHard(f *testing.F) {
-	for _, seed := range []string{"memory.available<100Mi,nodefs.available<5%", "imagefs.inodesFree<1e9", "nodefs.available<0%", "nodefs.available<1e-12%", "<,<%"} {
+	for _, seed := range []string{
+		"memory.available<100Mi,nodefs.available<5%", "imagefs.inodesFree<1e9", "nodefs.available<0%",
+		"nodefs.available<1e-12%", "<,<%",
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

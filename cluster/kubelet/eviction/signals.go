@@ -37,7 +37,10 @@ func (p Policy) withDefaults() Policy {
 		p.Hard = DefaultHard()
 	}
 	p.Hard = maps.Clone(p.Hard)
-	for field, d := range map[*time.Duration]time.Duration{&p.Every: 10 * time.Second, &p.LimitsEvery: time.Minute, &p.Transition: 5 * time.Minute} {
+	for field, d := range map[*time.Duration]time.Duration{
+		&p.Every: 10 * time.Second, &p.LimitsEvery: time.Minute,
+		&p.Transition: 5 * time.Minute,
+	} {
 		if *field == 0 {
 			*field = d
 		}

@@ -45,7 +45,8 @@ func (m *Manager) shortMessage(short signal, pod *v1.Pod, u *usage, seen observa
 	if short.resource == v1.ResourceMemory && resourcehelper.IsPodLevelResourcesSet(pod) {
 		if request, ok := pod.Spec.Resources.Requests[v1.ResourceMemory]; ok {
 			used := resource.NewQuantity(u.memory, resource.BinarySI)
-			fmt.Fprintf(&text, "Pod %s was using %s, request is %s, has larger consumption of %v. ", pod.Name, used, request.String(), short.resource)
+			fmt.Fprintf(&text, "Pod %s was using %s, request is %s, has larger consumption of %v. ", pod.Name, used, request.String(),
+				short.resource)
 			annotations["offending_pod"], annotations["offending_pod_usage"] = pod.Name, used.String()
 		}
 	}
@@ -63,7 +64,8 @@ func (m *Manager) shortMessage(short signal, pod *v1.Pod, u *usage, seen observa
 		if !known || q == nil || q.Cmp(request) <= 0 {
 			continue
 		}
-		fmt.Fprintf(&text, "Container %s was using %s, request is %s, has larger consumption of %v. ", c.Name, q, request.String(), short.resource)
+		fmt.Fprintf(&text, "Container %s was using %s, request is %s, has larger consumption of %v. ", c.Name, q, request.String(),
+			short.resource)
 		names, amounts = append(names, c.Name), append(amounts, q.String())
 	}
 	annotations["offending_containers"] = strings.Join(names, ",")

@@ -104,7 +104,10 @@ func (g *Collector) Collect(ctx context.Context) error {
 	freed, err := g.free(ctx, unused, want, time.Now())
 	if freed < want {
 		//lint:ignore ST1005 the words are upstream's, for an event
-		short := fmt.Errorf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.", want, freed)
+		short := fmt.Errorf(
+			"Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.", want,
+			freed,
+		)
 		return errors.Join(short, err)
 	}
 	return err

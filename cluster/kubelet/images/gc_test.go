@@ -54,7 +54,8 @@ func TestImagesInUseAndThoseOfAFreeDiskStay(t *testing.T) {
 	if err == nil || left(t, f) != "used" {
 		t.Errorf("a full disk: %v, left %q", err, left(t, f))
 	}
-	const want = "Failed to garbage collect required amount of images. Attempted to free 19922944 bytes, but only found 2097152 bytes eligible to free."
+	const want = "Failed to garbage collect required amount of images. Attempted to free 19922944 bytes, but only found 2097152 bytes " +
+		"eligible to free."
 	if err.Error() != want {
 		t.Errorf("error %q", err)
 	}
@@ -191,7 +192,8 @@ func TestAFailedPullIsHeldBack(t *testing.T) {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", UID: "u"}}
 		pod.Spec.Containers = []v1.Container{{Name: "c", Image: "x:1", ImagePullPolicy: v1.PullAlways}}
 		ensure := func() *Failure {
-			_, err := p.Ensure(t.Context(), pod, &pod.Spec.Containers[0], &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{}}, "")
+			_, err := p.Ensure(t.Context(), pod, &pod.Spec.Containers[0], &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{}},
+				"")
 			failure, ok := err.(*Failure)
 			if !ok {
 				t.Fatalf("error %v", err)

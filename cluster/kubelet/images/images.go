@@ -79,7 +79,8 @@ func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secret
 		return nil, fmt.Errorf("records of image pulls: %w", err)
 	}
 	cached := pullmanager.NewCachedPullRecordsAccessor(klog.Background(), files, intentsCached, pullsCached, lockStripes)
-	records, err := pullmanager.NewImagePullManager(context.Background(), cached, pullmanager.NeverVerifyPreloadedPullPolicy(), service, lockStripes)
+	records, err := pullmanager.NewImagePullManager(context.Background(), cached, pullmanager.NeverVerifyPreloadedPullPolicy(), service,
+		lockStripes)
 	if err != nil {
 		return nil, fmt.Errorf("records of image pulls: %w", err)
 	}
@@ -93,7 +94,9 @@ func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secret
 
 // Ensure returns the id of the container's image, pulling it if the container's policy or its
 // absence asks for that. An error is a *Failure.
-func (p *Puller) Ensure(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+func (p *Puller) Ensure(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig,
+	handler string,
+) (string, error) {
 	secrets := p.pullSecrets(ctx, pod)
 	id, message, err := p.manager.EnsureImageExists(ctx, ref.Container(pod, c), pod, c.Image, secrets, sandbox, handler, c.ImagePullPolicy)
 	if err == nil {
@@ -111,7 +114,8 @@ func (p *Puller) until(uid types.UID, image string, err error) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case errors.Is(err, kubeimages.ErrImageNeverPull), errors.Is(err, kubeimages.ErrInvalidImageName), errors.Is(err, kubeimages.ErrImageInspect):
+	case errors.Is(err, kubeimages.ErrImageNeverPull), errors.Is(err, kubeimages.ErrInvalidImageName),
+		errors.Is(err, kubeimages.ErrImageInspect):
 		return now.Add(backOffFirst)
 	case errors.Is(err, kubeimages.ErrImagePullBackOff):
 		if end, ok := p.ends[key]; ok && end.After(now) {

@@ -23,7 +23,9 @@ func spec(i kubecontainer.ImageSpec) *runtimeapi.ImageSpec {
 }
 
 // PullImage tries each of the credentials in turn, or none if there are none.
-func (s *service) PullImage(ctx context.Context, i kubecontainer.ImageSpec, credentials []credentialprovider.TrackedAuthConfig, sandbox *runtimeapi.PodSandboxConfig) (string, *credentialprovider.TrackedAuthConfig, error) {
+func (s *service) PullImage(ctx context.Context, i kubecontainer.ImageSpec, credentials []credentialprovider.TrackedAuthConfig,
+	sandbox *runtimeapi.PodSandboxConfig,
+) (string, *credentialprovider.TrackedAuthConfig, error) {
 	request := &runtimeapi.PullImageRequest{Image: spec(i), SandboxConfig: sandbox}
 	if len(credentials) == 0 {
 		resp, err := s.images.PullImage(ctx, request)

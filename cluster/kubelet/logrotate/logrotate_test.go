@@ -126,7 +126,8 @@ func TestALogIsBounded(t *testing.T) {
 		w.write(1)
 		w.want(160, 160, 16)
 		free.want(20 * 160)
-		if names, err := filepath.Glob(w.path + ".*"); err != nil || len(names) != 2 || !strings.HasSuffix(names[0], packed) || strings.HasSuffix(names[1], packed) {
+		if names, err := filepath.Glob(w.path + ".*"); err != nil || len(names) != 2 || !strings.HasSuffix(names[0], packed) ||
+			strings.HasSuffix(names[1], packed) {
 			t.Errorf("files are %v, %v", names, err)
 		}
 		cancel()
@@ -167,7 +168,10 @@ func interruptedRotations(t *testing.T) {
 	full := Log{"c", w.path}
 	w.write(10)
 	// Killed between the two steps of compressing, and in the middle of the first.
-	for name, content := range map[string]string{".19990101-000000": "ab", ".19990101-000000.gz": "", ".19990101-000001": "cd", ".19990101-000001.tmp": "c"} {
+	for name, content := range map[string]string{
+		".19990101-000000": "ab", ".19990101-000000.gz": "", ".19990101-000001": "cd",
+		".19990101-000001.tmp": "c",
+	} {
 		if err := os.WriteFile(w.path+name, []byte(content), 0o640); err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +227,10 @@ func interruptedRotations(t *testing.T) {
 // Names sort by age within one second, after the shim's rotations into seconds to come, and after
 // the clock was set back.
 func TestNamesSortByAge(t *testing.T) {
-	for name, ahead := range map[string]time.Duration{"the same second": 0, "a second to come": 5 * time.Second, "the clock was set back": 3 * time.Hour} {
+	for name, ahead := range map[string]time.Duration{
+		"the same second": 0, "a second to come": 5 * time.Second,
+		"the clock was set back": 3 * time.Hour,
+	} {
 		for _, ending := range []string{"", packed} {
 			t.Run(name+ending, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

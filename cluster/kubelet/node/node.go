@@ -82,7 +82,9 @@ type Reporter struct {
 }
 
 // New returns a Reporter. get returns the node as the API has it, from an informer.
-func New(c Config, kube kubernetes.Interface, runtime *cri.Client, get func() (*v1.Node, error), recorder record.EventRecorder) (*Reporter, error) {
+func New(c Config, kube kubernetes.Interface, runtime *cri.Client, get func() (*v1.Node, error),
+	recorder record.EventRecorder,
+) (*Reporter, error) {
 	m, err := ReadMachine(c.RootDir)
 	if err != nil {
 		return nil, err

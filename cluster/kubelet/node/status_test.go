@@ -46,10 +46,16 @@ func TestNotReady(t *testing.T) {
 		conditions []*runtimeapi.RuntimeCondition
 		want       string
 	}{
-		"ready":      {[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", true), condition("NetworkReady", true)}, ""},
-		"no network": {[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", true), condition("NetworkReady", false)}, "container runtime network not ready: NetworkReady=false reason:R message:M"},
-		"no runtime": {[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", false), condition("NetworkReady", false)}, "container runtime not ready: RuntimeReady=false reason:R message:M"},
-		"silence":    {nil, "container runtime not ready: the runtime does not say whether it is"},
+		"ready": {[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", true), condition("NetworkReady", true)}, ""},
+		"no network": {
+			[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", true), condition("NetworkReady", false)},
+			"container runtime network not ready: NetworkReady=false reason:R message:M",
+		},
+		"no runtime": {
+			[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", false), condition("NetworkReady", false)},
+			"container runtime not ready: RuntimeReady=false reason:R message:M",
+		},
+		"silence": {nil, "container runtime not ready: the runtime does not say whether it is"},
 	} {
 		got := ""
 		if err := notReady(tc.conditions); err != nil {
@@ -64,7 +70,10 @@ func TestNotReady(t *testing.T) {
 // reporter is one of a node whose runtime is in memory.
 func reporter(t *testing.T, kube *fake.Clientset, f *critest.Fake) *Reporter {
 	t.Helper()
-	r, err := New(Config{Name: "n1", Addresses: []string{"192.0.2.1"}, MaxPods: 10, Port: 10250, RootDir: "/", Labels: map[string]string{"own": "x"}},
+	r, err := New(Config{
+		Name: "n1", Addresses: []string{"192.0.2.1"}, MaxPods: 10, Port: 10250, RootDir: "/",
+		Labels: map[string]string{"own": "x"},
+	},
 		kube, f.Client(), func() (*v1.Node, error) {
 			return kube.CoreV1().Nodes().Get(context.Background(), "n1", metav1.GetOptions{})
 		},
@@ -123,7 +132,8 @@ func TestTheNodeIsReadyFromItsFirstMoment(t *testing.T) {
 		if n, err = kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if _, ready = nodeutil.GetNodeCondition(&n.Status, v1.NodeReady); ready.Status != v1.ConditionFalse || !strings.Contains(ready.Message, "no network") || r.Err() == nil {
+		if _, ready = nodeutil.GetNodeCondition(&n.Status, v1.NodeReady); ready.Status != v1.ConditionFalse ||
+			!strings.Contains(ready.Message, "no network") || r.Err() == nil {
 			t.Errorf("condition %+v", ready)
 		}
 		cancel()
@@ -139,7 +149,8 @@ func TestARuntimeThatIsDown(t *testing.T) {
 	if r.fill(t.Context(), n) {
 		t.Error("ready without a runtime")
 	}
-	if _, c := nodeutil.GetNodeCondition(&n.Status, v1.NodeReady); c.Reason != "KubeletNotReady" || !strings.HasPrefix(c.Message, "container runtime is down: ") {
+	if _, c := nodeutil.GetNodeCondition(&n.Status, v1.NodeReady); c.Reason != "KubeletNotReady" ||
+		!strings.HasPrefix(c.Message, "container runtime is down: ") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -154,9 +165,18 @@ func TestPressureIsTold(t *testing.T) {
 		memory v1.NodeCondition
 		event  string
 	}{
-		{nil, v1.NodeCondition{Status: v1.ConditionFalse, Reason: "KubeletHasSufficientMemory", Message: "kubelet has sufficient memory available"}, "NodeHasSufficientMemory"},
-		{[]v1.NodeConditionType{v1.NodeMemoryPressure}, v1.NodeCondition{Status: v1.ConditionTrue, Reason: "KubeletHasInsufficientMemory", Message: "kubelet has insufficient memory available"}, "NodeHasInsufficientMemory"},
-		{nil, v1.NodeCondition{Status: v1.ConditionFalse, Reason: "KubeletHasSufficientMemory", Message: "kubelet has sufficient memory available"}, "NodeHasSufficientMemory"},
+		{nil, v1.NodeCondition{
+			Status: v1.ConditionFalse, Reason: "KubeletHasSufficientMemory",
+			Message: "kubelet has sufficient memory available",
+		}, "NodeHasSufficientMemory"},
+		{[]v1.NodeConditionType{v1.NodeMemoryPressure}, v1.NodeCondition{
+			Status: v1.ConditionTrue, Reason: "KubeletHasInsufficientMemory",
+			Message: "kubelet has insufficient memory available",
+		}, "NodeHasInsufficientMemory"},
+		{nil, v1.NodeCondition{
+			Status: v1.ConditionFalse, Reason: "KubeletHasSufficientMemory",
+			Message: "kubelet has sufficient memory available",
+		}, "NodeHasSufficientMemory"},
 	} {
 		r.config.Pressure = func() []v1.NodeConditionType { return tc.short }
 		r.conditions(n, nil, metav1.Now())

@@ -186,7 +186,8 @@ func resizeCondition(was *v1.PodCondition, kind v1.PodConditionType, reason, mes
 	}
 	now := metav1.NewTime(time.Now())
 	c := &v1.PodCondition{
-		Type: kind, Status: v1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: generation, LastProbeTime: now, LastTransitionTime: now,
+		Type: kind, Status: v1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: generation, LastProbeTime: now,
+		LastTransitionTime: now,
 	}
 	if was != nil && was.Reason == reason {
 		c.LastTransitionTime = was.LastTransitionTime

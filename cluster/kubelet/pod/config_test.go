@@ -46,7 +46,10 @@ func TestContainerResources(t *testing.T) {
 			c := &p.Spec.Containers[0]
 			c.Resources = v1.ResourceRequirements{Requests: tc.requests, Limits: tc.limits}
 			got := r.containerResources(p, c)
-			want := &runtimeapi.LinuxContainerResources{CpuShares: tc.shares, CpuQuota: tc.quota, CpuPeriod: 100000, MemoryLimitInBytes: tc.memory, OomScoreAdj: tc.oomAdj}
+			want := &runtimeapi.LinuxContainerResources{
+				CpuShares: tc.shares, CpuQuota: tc.quota, CpuPeriod: 100000, MemoryLimitInBytes: tc.memory,
+				OomScoreAdj: tc.oomAdj,
+			}
 			got.HugepageLimits = nil
 			if got.String() != want.String() {
 				t.Errorf("got  %v\nwant %v", got, want)
@@ -118,12 +121,18 @@ func TestSeccomp(t *testing.T) {
 		off            bool // SeccompUnconfined
 		want           runtimeapi.SecurityProfile_ProfileType
 	}{
-		"none":                     {want: runtimeapi.SecurityProfile_RuntimeDefault},
-		"none, and none wanted":    {off: true, want: runtimeapi.SecurityProfile_Unconfined},
-		"unconfined pod":           {pod: profile(v1.SeccompProfileTypeUnconfined), want: runtimeapi.SecurityProfile_Unconfined},
-		"unconfined container":     {container: profile(v1.SeccompProfileTypeUnconfined), want: runtimeapi.SecurityProfile_Unconfined},
-		"the container's is first": {pod: profile(v1.SeccompProfileTypeUnconfined), container: profile(v1.SeccompProfileTypeRuntimeDefault), want: runtimeapi.SecurityProfile_RuntimeDefault},
-		"asked for, none wanted":   {off: true, pod: profile(v1.SeccompProfileTypeRuntimeDefault), want: runtimeapi.SecurityProfile_RuntimeDefault},
+		"none":                  {want: runtimeapi.SecurityProfile_RuntimeDefault},
+		"none, and none wanted": {off: true, want: runtimeapi.SecurityProfile_Unconfined},
+		"unconfined pod":        {pod: profile(v1.SeccompProfileTypeUnconfined), want: runtimeapi.SecurityProfile_Unconfined},
+		"unconfined container":  {container: profile(v1.SeccompProfileTypeUnconfined), want: runtimeapi.SecurityProfile_Unconfined},
+		"the container's is first": {
+			pod: profile(v1.SeccompProfileTypeUnconfined), container: profile(v1.SeccompProfileTypeRuntimeDefault),
+			want: runtimeapi.SecurityProfile_RuntimeDefault,
+		},
+		"asked for, none wanted": {
+			off: true, pod: profile(v1.SeccompProfileTypeRuntimeDefault),
+			want: runtimeapi.SecurityProfile_RuntimeDefault,
+		},
 	} {
 		p := onePod(v1.RestartPolicyAlways, "", "a")
 		p.Spec.SecurityContext = &v1.PodSecurityContext{SeccompProfile: tc.pod}

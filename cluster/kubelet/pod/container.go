@@ -16,13 +16,23 @@ import (
 
 // containerConfig is a container as CRI wants it, with the id of its image, and the images that are
 // mounted by the names of their volumes.
-func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, image string, volumes map[string]*runtimeapi.ImageSpec) (*runtimeapi.ContainerConfig, error) {
+func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, image string,
+	volumes map[string]*runtimeapi.ImageSpec,
+) (*runtimeapi.ContainerConfig, error) {
 	c := s.Container
 	if len(c.Resources.Claims) > 0 { // schedulers choose devices where there are ResourceSlices
-		return nil, fmt.Errorf("this kubelet does not prepare devices of ResourceClaims (%q): remove resources.claims from the container, or run the pod on a node whose kubelet does", c.Resources.Claims[0].Name)
+		return nil,
+			fmt.Errorf(
+				"this kubelet does not prepare devices of ResourceClaims (%q): remove resources.claims from the container, or run the pod on a node "+
+					"whose kubelet does", c.Resources.Claims[0].Name,
+			)
 	}
 	if name := extendedDevice(pod, c); name != "" {
-		return nil, fmt.Errorf("this kubelet does not prepare devices of ResourceClaims, which the scheduler has chosen for %q: remove it from the container's requests, or run the pod on a node whose kubelet does", name)
+		return nil,
+			fmt.Errorf(
+				"this kubelet does not prepare devices of ResourceClaims, which the scheduler has chosen for %q: remove it from the container's "+
+					"requests, or run the pod on a node whose kubelet does", name,
+			)
 	}
 	restarts := w.restartCount(pod, c)
 	envs, command, args, err := w.r.Env.Resolve(ctx, pod, c, w.podIPs(pod), w.r.HostIPs())

@@ -179,7 +179,10 @@ func (f *Facts) regular(c *v1.Container, a *Actions) (kept, started int) {
 		}
 		if s != nil && s.State == kubecontainer.ContainerStateUnknown {
 			// It may be running: never have two of it.
-			a.Stop = append(a.Stop, Stop{Container: c, ID: s.ID, Message: fmt.Sprintf("Container is in %q state, try killing it before restart", s.State)})
+			a.Stop = append(a.Stop, Stop{
+				Container: c, ID: s.ID,
+				Message: fmt.Sprintf("Container is in %q state, try killing it before restart", s.State),
+			})
 		}
 		a.Start = append(a.Start, Start{Container: c})
 		return 0, 1

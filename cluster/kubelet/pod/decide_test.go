@@ -139,14 +139,32 @@ func TestDecide(t *testing.T) {
 		{name: "a new pod with init containers", policy: always, inits: "i j", run: "a", want: "stop all; sandbox 0; start i"},
 		{name: "all is well", policy: always, run: "a", sandbox: readySand, state: []string{"a running"}, want: ""},
 		{name: "made but not started", policy: always, run: "a", sandbox: readySand, state: []string{"a created"}, want: "start a"},
-		{name: "an exit is followed by a start", policy: always, run: "a b", sandbox: readySand, state: []string{"a exited:0", "b running"}, want: "start a"},
-		{name: "success is enough on failure", policy: onFailure, run: "a b", sandbox: readySand, state: []string{"a exited:0", "b running"}, want: ""},
+		{
+			name: "an exit is followed by a start", policy: always, run: "a b", sandbox: readySand, state: []string{"a exited:0", "b running"},
+			want: "start a",
+		},
+		{
+			name: "success is enough on failure", policy: onFailure, run: "a b", sandbox: readySand, state: []string{"a exited:0", "b running"},
+			want: "",
+		},
 		{name: "failure is not", policy: onFailure, run: "a b", sandbox: readySand, state: []string{"a exited:1", "b running"}, want: "start a"},
 		{name: "never again", policy: never, run: "a b", sandbox: readySand, state: []string{"a exited:1", "b running"}, want: ""},
-		{name: "nothing left to do", policy: never, run: "a b", sandbox: readySand, state: []string{"a exited:1", "b exited:0"}, want: "stop all"},
-		{name: "sidecars do not keep a pod alive", policy: never, inits: "s*", run: "a", sandbox: readySand, state: []string{"s running", "a exited:0"}, want: "stop all"},
-		{name: "a definition changed", policy: never, run: "a", sandbox: readySand, state: []string{"a changed"}, want: "stop a (Container a definition changed, will be restarted); start a"},
-		{name: "unknown is killed first", policy: always, run: "a", sandbox: readySand, state: []string{"a unknown"}, want: `stop a (Container is in "unknown" state, try killing it before restart); start a`},
+		{
+			name: "nothing left to do", policy: never, run: "a b", sandbox: readySand, state: []string{"a exited:1", "b exited:0"},
+			want: "stop all",
+		},
+		{
+			name: "sidecars do not keep a pod alive", policy: never, inits: "s*", run: "a", sandbox: readySand,
+			state: []string{"s running", "a exited:0"}, want: "stop all",
+		},
+		{
+			name: "a definition changed", policy: never, run: "a", sandbox: readySand, state: []string{"a changed"},
+			want: "stop a (Container a definition changed, will be restarted); start a",
+		},
+		{
+			name: "unknown is killed first", policy: always, run: "a", sandbox: readySand, state: []string{"a unknown"},
+			want: `stop a (Container is in "unknown" state, try killing it before restart); start a`,
+		},
 		{
 			name: "liveness failed", policy: always, run: "a", sandbox: readySand, state: []string{"a running"},
 			results: results{"id-a/Liveness": probe.Failure},
@@ -156,35 +174,75 @@ func TestDecide(t *testing.T) {
 			name: "startup failed and never again", policy: never, run: "a", sandbox: readySand, state: []string{"a running"},
 			results: results{"id-a/Startup": probe.Failure}, want: "stop all; stop a (Container a failed startup probe)",
 		},
-		{name: "the sandbox is gone", policy: always, run: "a", sandbox: stoppedSand, state: []string{"a exited:0"}, want: "stop all; sandbox 1; start a"},
-		{name: "the sandbox of a pod that ran once is gone", policy: never, run: "a", sandbox: stoppedSand, state: []string{"a exited:1"}, want: "stop all"},
+		{
+			name: "the sandbox is gone", policy: always, run: "a", sandbox: stoppedSand, state: []string{"a exited:0"},
+			want: "stop all; sandbox 1; start a",
+		},
+		{
+			name: "the sandbox of a pod that ran once is gone", policy: never, run: "a", sandbox: stoppedSand, state: []string{"a exited:1"},
+			want: "stop all",
+		},
 		{name: "the sandbox failed before anything ran", policy: never, run: "a", sandbox: stoppedSand, want: "stop all; sandbox 1; start a"},
-		{name: "only what has not succeeded runs in a new sandbox", policy: onFailure, run: "a b", sandbox: stoppedSand, state: []string{"a exited:0", "b exited:1"}, want: "stop all; sandbox 1; start b"},
-		{name: "no new sandbox when all have succeeded", policy: onFailure, run: "a", sandbox: stoppedSand, state: []string{"a exited:0"}, want: "stop all"},
-		{name: "a new sandbox begins with the init containers", policy: always, inits: "i", run: "a", sandbox: stoppedSand, state: []string{"i exited:0", "a exited:1"}, want: "stop all; sandbox 1; start i"},
+		{
+			name: "only what has not succeeded runs in a new sandbox", policy: onFailure, run: "a b", sandbox: stoppedSand,
+			state: []string{"a exited:0", "b exited:1"}, want: "stop all; sandbox 1; start b",
+		},
+		{
+			name: "no new sandbox when all have succeeded", policy: onFailure, run: "a", sandbox: stoppedSand, state: []string{"a exited:0"},
+			want: "stop all",
+		},
+		{
+			name: "a new sandbox begins with the init containers", policy: always, inits: "i", run: "a", sandbox: stoppedSand,
+			state: []string{"i exited:0", "a exited:1"}, want: "stop all; sandbox 1; start i",
+		},
 		{
 			name: "host network was asked for since", policy: always, run: "a", sandbox: readySand, state: []string{"a running"},
 			edit: func(p *v1.Pod) { p.Spec.HostNetwork = true }, want: "stop all; sandbox 1; start a",
 		},
 		{name: "the first init container", policy: always, inits: "i j", run: "a", sandbox: readySand, want: "start i"},
 		{name: "an init container runs", policy: always, inits: "i j", run: "a", sandbox: readySand, state: []string{"i running"}, want: ""},
-		{name: "the next init container", policy: always, inits: "i j", run: "a", sandbox: readySand, state: []string{"i exited:0"}, want: "start j"},
-		{name: "the init containers are done", policy: always, inits: "i j", run: "a", sandbox: readySand, state: []string{"i exited:0", "j exited:0"}, want: "start a"},
-		{name: "an init container failed", policy: always, inits: "i j", run: "a", sandbox: readySand, state: []string{"i exited:0", "j exited:1"}, want: "start j"},
-		{name: "an init container failed for good", policy: never, inits: "i j", run: "a", sandbox: readySand, state: []string{"i exited:1"}, want: "stop all"},
-		{name: "done init containers were removed", policy: always, inits: "i j", run: "a", sandbox: readySand, state: []string{"a running"}, want: ""},
-		{name: "a sidecar lets the next begin", policy: always, inits: "s* i", run: "a", sandbox: readySand, state: []string{"s running"}, want: "start i"},
 		{
-			name: "a sidecar that has not started does not", policy: always, inits: "s* i", run: "a", sandbox: readySand, state: []string{"s running"},
-			edit: func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = &v1.Probe{} }, want: "",
+			name: "the next init container", policy: always, inits: "i j", run: "a", sandbox: readySand, state: []string{"i exited:0"},
+			want: "start j",
+		},
+		{
+			name: "the init containers are done", policy: always, inits: "i j", run: "a", sandbox: readySand,
+			state: []string{"i exited:0", "j exited:0"}, want: "start a",
+		},
+		{
+			name: "an init container failed", policy: always, inits: "i j", run: "a", sandbox: readySand,
+			state: []string{"i exited:0", "j exited:1"}, want: "start j",
+		},
+		{
+			name: "an init container failed for good", policy: never, inits: "i j", run: "a", sandbox: readySand, state: []string{"i exited:1"},
+			want: "stop all",
+		},
+		{
+			name: "done init containers were removed", policy: always, inits: "i j", run: "a", sandbox: readySand, state: []string{"a running"},
+			want: "",
+		},
+		{
+			name: "a sidecar lets the next begin", policy: always, inits: "s* i", run: "a", sandbox: readySand, state: []string{"s running"},
+			want: "start i",
+		},
+		{
+			name: "a sidecar that has not started does not", policy: always, inits: "s* i", run: "a", sandbox: readySand,
+			state: []string{"s running"},
+			edit:  func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = &v1.Probe{} }, want: "",
 		},
 		{
 			name: "a sidecar whose startup failed", policy: always, inits: "s* i", run: "a", sandbox: readySand, state: []string{"s running"},
 			edit:    func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = &v1.Probe{} },
 			results: results{"id-s/Startup": probe.Failure}, want: "stop s (Init container s failed startup probe); start s",
 		},
-		{name: "an ended sidecar is started beside what runs", policy: always, inits: "s* i", run: "a", sandbox: readySand, state: []string{"s exited:1", "i exited:0", "a running"}, want: "start s"},
-		{name: "a removed sidecar too", policy: always, inits: "s* i", run: "a", sandbox: readySand, state: []string{"i exited:0", "a running"}, want: "start s"},
+		{
+			name: "an ended sidecar is started beside what runs", policy: always, inits: "s* i", run: "a", sandbox: readySand,
+			state: []string{"s exited:1", "i exited:0", "a running"}, want: "start s",
+		},
+		{
+			name: "a removed sidecar too", policy: always, inits: "s* i", run: "a", sandbox: readySand, state: []string{"i exited:0", "a running"},
+			want: "start s",
+		},
 		{
 			name: "a sidecar's liveness failed", policy: never, inits: "s*", run: "a", sandbox: readySand, state: []string{"s running", "a running"},
 			results: results{"id-s/Liveness": probe.Failure}, want: "stop s (Init container s failed liveness probe); start s",

@@ -33,7 +33,8 @@ func TestAnEvictedPodEndsAndStaysEnded(t *testing.T) {
 					t.Errorf("%s %s %s", s.Phase, s.Reason, s.Message)
 				}
 				_, c := podutil.GetPodCondition(&got.Status, v1.DisruptionTarget)
-				if (c != nil) != disruption || c != nil && (c.Status != v1.ConditionTrue || c.Reason != "TerminationByKubelet" || c.Message != "too much. ") {
+				if (c != nil) != disruption || c != nil && (c.Status != v1.ConditionTrue || c.Reason != "TerminationByKubelet" ||
+					c.Message != "too much. ") {
 					t.Errorf("condition %+v", c)
 				}
 			})

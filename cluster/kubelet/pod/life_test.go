@@ -81,7 +81,10 @@ func TestCrashesBackOffAndBeginAnew(t *testing.T) {
 		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
 		b.exit(p, "a", 1)
 		b.wantWaits(p, "running") // the first time it is started again at once
-		for _, d := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second, 300 * time.Second, 300 * time.Second} {
+		for _, d := range []time.Duration{
+			10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second,
+			300 * time.Second, 300 * time.Second,
+		} {
 			b.exit(p, "a", 1)
 			b.wantWaits(p, fmt.Sprintf("CrashLoopBackOff: back-off %s restarting failed container=a pod=p_ns(u)", d))
 			time.Sleep(d - time.Second)
@@ -121,8 +124,14 @@ func TestCallsThatFail(t *testing.T) {
 	for _, tc := range []struct {
 		method, waits, event string
 	}{
-		{"RunPodSandbox", "ContainerCreating: ", "Warning FailedCreatePodSandBox Failed to create pod sandbox: rpc error: code = Internal desc = broken"},
-		{"PodSandboxStatus", "ContainerCreating: ", "Warning FailedPodSandBoxStatus Unable to get pod sandbox status: rpc error: code = Internal desc = broken"},
+		{
+			"RunPodSandbox", "ContainerCreating: ",
+			"Warning FailedCreatePodSandBox Failed to create pod sandbox: rpc error: code = Internal desc = broken",
+		},
+		{
+			"PodSandboxStatus", "ContainerCreating: ",
+			"Warning FailedPodSandBoxStatus Unable to get pod sandbox status: rpc error: code = Internal desc = broken",
+		},
 		{"CreateContainer", "CreateContainerError: broken", "Warning Failed Error: broken"},
 		{"StartContainer", "RunContainerError: broken", "Warning Failed Error: broken"},
 		{"ImageStatus", "ImageInspectError: Failed to inspect image \"\": rpc error: code = Internal desc = broken", "Warning InspectFailed"},
@@ -160,7 +169,8 @@ func TestAnImageVolumeIsMountedByItsID(t *testing.T) {
 		b.wantWaits(p, "running")
 		b.wantCalls("RunPodSandbox", "PullImage", "CreateContainer", "StartContainer")
 		v, _ := b.runner.View(p.UID)
-		resp, err := b.runtime.ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: v.Observed.ContainerStatuses[0].ID.ID})
+		resp, err := b.runtime.ContainerStatus(t.Context(),
+			&runtimeapi.ContainerStatusRequest{ContainerId: v.Observed.ContainerStatuses[0].ID.ID})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -220,9 +230,12 @@ func TestDevicesThatAreNotPrepared(t *testing.T) {
 func TestDevicesOfAnExtendedResource(t *testing.T) {
 	onBench(t, func(b *bench) {
 		p := onePod(v1.RestartPolicyAlways, "", "a")
-		p.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{ResourceClaimName: "claim", RequestMappings: []v1.ContainerExtendedResourceRequest{
-			{ContainerName: p.Spec.Containers[0].Name, ResourceName: "example.org/gpu", RequestName: "container-0-request-0"},
-		}}
+		p.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{
+			ResourceClaimName: "claim",
+			RequestMappings: []v1.ContainerExtendedResourceRequest{
+				{ContainerName: p.Spec.Containers[0].Name, ResourceName: "example.org/gpu", RequestName: "container-0-request-0"},
+			},
+		}
 		b.run(p)
 		const why = `this kubelet does not prepare devices of ResourceClaims, which the scheduler has chosen for "example.org/gpu": remove it from the container's requests, or run the pod on a node whose kubelet does`
 		b.wantWaits(p, "CreateContainerConfigError: "+why)
@@ -373,7 +386,8 @@ func TestALostSandboxIsReplaced(t *testing.T) {
 		v, _ := b.runner.View(p.UID)
 		b.runtime.Calls()
 		b.runtime.Exit("a", 137)
-		if _, err := b.runtime.StopPodSandbox(b.t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}); err != nil {
+		if _, err := b.runtime.StopPodSandbox(b.t.Context(),
+			&runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}); err != nil {
 			t.Fatal(err)
 		}
 		b.runner.Wake(p.UID)
@@ -393,7 +407,8 @@ func TestAStartThatFailedForItsSandboxIsNotHeldBack(t *testing.T) {
 		b.exit(p, "a", 137) // its sandbox's end has begun, and is not seen yet
 		b.wantCalls("CreateContainer", "StartContainer")
 		b.runtime.Fail("StartContainer", nil)
-		if _, err := b.runtime.StopPodSandbox(b.t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}); err != nil {
+		if _, err := b.runtime.StopPodSandbox(b.t.Context(),
+			&runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}); err != nil {
 			t.Fatal(err)
 		}
 		b.runner.Wake(p.UID)
@@ -457,7 +472,8 @@ func TestAPodKnownFromDiskOnlyTakesItsLogsAlong(t *testing.T) {
 		link := func(of string) string { return filepath.Join(b.runner.LegacyLogDir, "p_ns_a-"+of+".log") }
 		for _, err := range []error{
 			os.MkdirAll(filepath.Join(mine, "a"), 0o700), os.MkdirAll(filepath.Join(others, "a"), 0o700), os.MkdirAll(b.runner.LegacyLogDir, 0o700),
-			os.MkdirAll(b.runner.dir("u"), 0o700), os.Symlink(filepath.Join(mine, "a/0.log"), link("1")), os.Symlink(filepath.Join(others, "a/0.log"), link("2")),
+			os.MkdirAll(b.runner.dir("u"), 0o700), os.Symlink(filepath.Join(mine, "a/0.log"), link("1")),
+			os.Symlink(filepath.Join(others, "a/0.log"), link("2")),
 		} {
 			if err != nil {
 				t.Fatal(err)

@@ -40,7 +40,8 @@ type Env interface {
 	// and its command and arguments with $(NAME) expanded. podIPs are empty on host network only
 	// before the node has an address. Errors become CreateContainerConfigError in upstream's words
 	// ("configmap \"x\" not found", "couldn't find key a in ConfigMap ns/x").
-	Resolve(ctx context.Context, pod *v1.Pod, container *v1.Container, podIPs, hostIPs []string) (envs []*runtimeapi.KeyValue, command, args []string, err error)
+	Resolve(ctx context.Context, pod *v1.Pod, container *v1.Container, podIPs, hostIPs []string) (envs []*runtimeapi.KeyValue, command,
+		args []string, err error)
 }
 
 // Users says which ids of the node a pod's users have. It is safe for concurrent use.

@@ -131,7 +131,9 @@ func TestNetworkThatRefuses(t *testing.T) {
 		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
 		b.wantCalls()
 		b.wantEvent("Warning FailedCreatePodSandBox Failed to create pod sandbox: no nftables")
-		if got := told(); !strings.HasPrefix(got[0], "one admits") || slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "two") }) {
+		if got := told(); !strings.HasPrefix(got[0], "one admits") || slices.ContainsFunc(got, func(s string) bool {
+			return strings.HasPrefix(s, "two")
+		}) {
 			t.Errorf("told is %q", got)
 		}
 		networks[0].failure.Store(nil)
@@ -233,7 +235,10 @@ func TestSandboxWithoutAddresses(t *testing.T) {
 		b.runtime.HideAddresses(true)
 		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
 		b.wantCalls("RunPodSandbox")
-		b.wantEvent("Warning FailedCreatePodSandBox Failed to create pod sandbox: the runtime tells no address of sandbox sandbox-1: no network policy can be enforced for it")
+		b.wantEvent(
+			"Warning FailedCreatePodSandBox Failed to create pod sandbox: the runtime tells no address of sandbox sandbox-1: no network policy " +
+				"can be enforced for it",
+		)
 		if got := told(); len(got) != 0 {
 			t.Errorf("told is %q", got)
 		}

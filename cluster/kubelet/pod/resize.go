@@ -62,7 +62,8 @@ func (w *worker) resizeFailed(pod *v1.Pod, err error) {
 	}
 	w.resizing.progress = resizeCondition(was, v1.PodResizeInProgress, v1.PodReasonError, err.Error(), generation)
 	if w.resizing.progress != was {
-		w.r.Recorder.Event(pod, v1.EventTypeWarning, events.ResizeError, events.PodResizeErrorMsg(klog.Background(), pod, generation, err.Error()))
+		w.r.Recorder.Event(pod, v1.EventTypeWarning, events.ResizeError,
+			events.PodResizeErrorMsg(klog.Background(), pod, generation, err.Error()))
 	}
 }
 
@@ -108,7 +109,8 @@ func (w *worker) resized(pod *v1.Pod) bool {
 		return false
 	}
 	w.resizing.progress = nil
-	w.r.Recorder.Event(pod, v1.EventTypeNormal, events.ResizeCompleted, events.PodResizeCompletedMsg(klog.Background(), pod, was.ObservedGeneration))
+	w.r.Recorder.Event(pod, v1.EventTypeNormal, events.ResizeCompleted,
+		events.PodResizeCompletedMsg(klog.Background(), pod, was.ObservedGeneration))
 	return true
 }
 

@@ -69,7 +69,10 @@ func (b *bench) wantGiven(cpu, memory string, conditions ...string) {
 	b.t.Helper()
 	p := b.get()
 	c := p.Status.ContainerStatuses[0]
-	for name, list := range map[string]v1.ResourceList{"allocated": c.AllocatedResources, "requests": c.Resources.Requests, "limits": c.Resources.Limits} {
+	for name, list := range map[string]v1.ResourceList{
+		"allocated": c.AllocatedResources, "requests": c.Resources.Requests,
+		"limits": c.Resources.Limits,
+	} {
 		if list.Cpu().String() != cpu || list.Memory().String() != memory {
 			b.t.Errorf("%s: %s and %s, want %s and %s", name, list.Cpu(), list.Memory(), cpu, memory)
 		}
@@ -252,7 +255,10 @@ func six() *v1.Pod {
 		{"", "", "", ""},
 		{"100m", "", "", ""},
 	} {
-		p.Spec.Containers[i].Resources = v1.ResourceRequirements{Requests: amounts(r.requestCPU, r.requestMemory), Limits: amounts(r.limitCPU, r.limitMemory)}
+		p.Spec.Containers[i].Resources = v1.ResourceRequirements{
+			Requests: amounts(r.requestCPU, r.requestMemory),
+			Limits:   amounts(r.limitCPU, r.limitMemory),
+		}
 	}
 	return p
 }

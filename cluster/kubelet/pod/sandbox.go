@@ -170,8 +170,10 @@ func kernelHostname(pod *v1.Pod, name, domain string) (string, error) {
 	}
 	fqdn := name + "." + domain
 	if len(fqdn) > longestNodename {
-		return "", fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (%d characters is the max, %d characters requested)",
-			fqdn, longestNodename, len(fqdn))
+		return "",
+			fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (%d characters is the max, %d "+
+				"characters requested)",
+				fqdn, longestNodename, len(fqdn))
 	}
 	return fqdn, nil
 }

@@ -177,7 +177,9 @@ func (w *worker) noImage(ctx context.Context, pod *v1.Pod, c *v1.Container, err 
 
 // imageVolumes sees to it that the images which the container mounts are on the node, and returns
 // what the runtime is to mount by the volumes' names.
-func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string) (map[string]*runtimeapi.ImageSpec, error) {
+func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig,
+	handler string,
+) (map[string]*runtimeapi.ImageSpec, error) {
 	var specs map[string]*runtimeapi.ImageSpec
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]

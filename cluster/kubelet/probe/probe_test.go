@@ -136,7 +136,10 @@ func TestEventsOfProbes(t *testing.T) {
 	}{
 		"failure": {result: probe.Failure, want: "Warning Unhealthy Readiness probe failed: the output"},
 		"warning": {result: probe.Warning, want: "Warning ProbeWarning Readiness probe warning: the output"},
-		"error":   {err: errors.New("no such port"), want: "Warning Unhealthy Readiness probe errored and resulted in unknown state: no such port"},
+		"error": {
+			err:  errors.New("no such port"),
+			want: "Warning Unhealthy Readiness probe errored and resulted in unknown state: no such port",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

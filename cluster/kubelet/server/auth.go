@@ -96,7 +96,8 @@ func (a *auth) wrap(next http.Handler) http.Handler {
 			subresources = append(subresources, attr.Subresource)
 			decision, _, err := a.may.Authorize(r.Context(), attr)
 			if err != nil {
-				text := fmt.Sprintf("Authorization error (user=%s, verb=%s, resource=%s, subresource=%s)", attr.User.GetName(), attr.Verb, attr.Resource, attr.Subresource)
+				text := fmt.Sprintf("Authorization error (user=%s, verb=%s, resource=%s, subresource=%s)", attr.User.GetName(), attr.Verb,
+					attr.Resource, attr.Subresource)
 				slog.Warn("kubelet API: "+text, "err", err)
 				fail(w, http.StatusInternalServerError, text)
 				return

@@ -21,8 +21,10 @@ import (
 
 func TestSubresources(t *testing.T) {
 	for path, want := range map[string]string{
-		"/stats/summary": "stats", "/metrics": "metrics", "/metrics/resource": "metrics", "/logs/": "log", "/logs/x": "log", "/checkpoint/a/b/c": "checkpoint",
-		"/pods": "pods proxy", "/pods/": "pods proxy", "/runningpods/": "pods proxy", "/healthz": "healthz proxy", "/healthz/ping": "healthz proxy", "/configz": "configz proxy",
+		"/stats/summary": "stats", "/metrics": "metrics", "/metrics/resource": "metrics", "/logs/": "log", "/logs/x": "log",
+		"/checkpoint/a/b/c": "checkpoint",
+		"/pods":             "pods proxy", "/pods/": "pods proxy", "/runningpods/": "pods proxy", "/healthz": "healthz proxy",
+		"/healthz/ping": "healthz proxy", "/configz": "configz proxy",
 		"/exec/a/b/c": "proxy", "/run/a/b/c": "proxy", "/attach/a/b/c": "proxy", "/portForward/a/b": "proxy", "/containerLogs/a/b/c": "proxy",
 		"/": "proxy", "/statsx": "proxy", "/podsx/y": "proxy", "/exec/../stats": "proxy", "//stats": "proxy",
 	} {
@@ -62,8 +64,16 @@ func TestWhoMayNot(t *testing.T) {
 	}{
 		{"unknown", func(o *Options) { o.Authenticator = stranger{} }, "GET", "/pods", 401, "Unauthorized", nil},
 		{"bad certificate", func(o *Options) { o.Authenticator = stranger{errors.New("expired")} }, "GET", "/pods", 401, "Unauthorized", nil},
-		{"forbidden", func(o *Options) { o.Authorizer = deny }, "POST", "/exec/ns/p/c?command=sh&output=1", 403, "Forbidden (user=tester, verb=create, resource=nodes, subresource(s)=[proxy])\n", []string{"create nodes/n1/proxy"}},
-		{"forbidden both ways", func(o *Options) { o.Authorizer = deny }, "GET", "/pods", 403, "Forbidden (user=tester, verb=get, resource=nodes, subresource(s)=[pods proxy])\n", []string{"get nodes/n1/pods", "get nodes/n1/proxy"}},
+		{
+			"forbidden", func(o *Options) { o.Authorizer = deny }, "POST", "/exec/ns/p/c?command=sh&output=1", 403,
+			"Forbidden (user=tester, verb=create, resource=nodes, subresource(s)=[proxy])\n",
+			[]string{"create nodes/n1/proxy"},
+		},
+		{
+			"forbidden both ways", func(o *Options) { o.Authorizer = deny }, "GET", "/pods", 403,
+			"Forbidden (user=tester, verb=get, resource=nodes, subresource(s)=[pods proxy])\n",
+			[]string{"get nodes/n1/pods", "get nodes/n1/proxy"},
+		},
 		{"API server away", func(o *Options) {
 			o.Authorizer = decider(func(authorizer.Attributes) (authorizer.Decision, error) {
 				return authorizer.DecisionNoOpinion, errors.New("away")
@@ -97,7 +107,8 @@ func TestDelegatedAuth(t *testing.T) {
 			t.Error(err)
 		}
 		at := review.Spec.ResourceAttributes
-		review.Status.Allowed = review.Spec.User == "prometheus" && at.Resource == "nodes" && at.Name == "n1" && at.Subresource == "metrics" && at.Verb == "get"
+		review.Status.Allowed = review.Spec.User == "prometheus" && at.Resource == "nodes" && at.Name == "n1" && at.Subresource == "metrics" &&
+			at.Verb == "get"
 		writeJSON(w, review)
 	})
 	web := httptest.NewServer(api)

@@ -175,7 +175,10 @@ func logSource(pod *v1.Pod, container string, previous bool) (string, error) {
 		return fmt.Errorf("container %q in pod %q "+format, append([]any{container, pod.Name}, more...)...)
 	}
 	var cs *v1.ContainerStatus
-	for _, list := range [][]v1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{
+		pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses,
+		pod.Status.EphemeralContainerStatuses,
+	} {
 		for i := range list {
 			if list[i].Name == container && cs == nil {
 				cs = &list[i]

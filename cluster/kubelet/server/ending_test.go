@@ -58,7 +58,9 @@ type dying struct {
 	die func()
 }
 
-func (d dying) Exec(_ context.Context, _ string, _ []string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan streamcommand.TerminalSize) error {
+func (d dying) Exec(_ context.Context, _ string, _ []string, in io.Reader, out, _ io.WriteCloser, _ bool,
+	_ <-chan streamcommand.TerminalSize,
+) error {
 	_, _ = io.WriteString(out, "half")
 	if in != nil {
 		// The client has it by the time it says so.

@@ -54,7 +54,8 @@ func readMachine(now time.Time) (*machine, error) {
 	available, rss := total-working, meminfo["AnonPages:"]
 	faults, major := vmstat["pgfault"], vmstat["pgmajfault"]
 	m.memory = &statsapi.MemoryStats{
-		Time: clock, AvailableBytes: &available, UsageBytes: &usage, WorkingSetBytes: &working, RSSBytes: &rss, PageFaults: &faults, MajorPageFaults: &major,
+		Time: clock, AvailableBytes: &available, UsageBytes: &usage, WorkingSetBytes: &working, RSSBytes: &rss, PageFaults: &faults,
+		MajorPageFaults: &major,
 	}
 	free, used := meminfo["SwapFree:"], meminfo["SwapTotal:"]-meminfo["SwapFree:"]
 	m.swap = &statsapi.SwapStats{Time: clock, SwapAvailableBytes: &free, SwapUsageBytes: &used}

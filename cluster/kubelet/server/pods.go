@@ -46,7 +46,8 @@ func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, c := range containers.Containers {
 		if i, ok := at[c.PodSandboxId]; ok {
-			items[i].Spec.Containers = append(items[i].Spec.Containers, v1.Container{Name: c.GetMetadata().GetName(), Image: c.GetImage().GetImage()})
+			items[i].Spec.Containers = append(items[i].Spec.Containers,
+				v1.Container{Name: c.GetMetadata().GetName(), Image: c.GetImage().GetImage()})
 		}
 	}
 	writeJSON(w, podList(items))

@@ -69,44 +69,71 @@ type fakeRuntime struct {
 	streams *streams
 }
 
-func (f *fakeRuntime) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStatusRequest, _ ...grpc.CallOption) (*runtimeapi.ContainerStatusResponse, error) {
+func (f *fakeRuntime) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStatusRequest,
+	_ ...grpc.CallOption,
+) (*runtimeapi.ContainerStatusResponse, error) {
 	if r.ContainerId != "c1" {
 		return nil, status.Error(codes.NotFound, "no such container")
 	}
-	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{LogPath: f.logPath, State: runtimeapi.ContainerState_CONTAINER_EXITED}}, nil
+	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{
+		LogPath: f.logPath,
+		State:   runtimeapi.ContainerState_CONTAINER_EXITED,
+	}}, nil
 }
 
-func (f *fakeRuntime) ExecSync(_ context.Context, r *runtimeapi.ExecSyncRequest, _ ...grpc.CallOption) (*runtimeapi.ExecSyncResponse, error) {
+func (f *fakeRuntime) ExecSync(_ context.Context, r *runtimeapi.ExecSyncRequest,
+	_ ...grpc.CallOption,
+) (*runtimeapi.ExecSyncResponse, error) {
 	if r.Cmd[0] == "false" {
 		return &runtimeapi.ExecSyncResponse{ExitCode: 1, Stderr: []byte("no")}, nil
 	}
 	return &runtimeapi.ExecSyncResponse{Stdout: []byte(strings.Join(r.Cmd, "|")), Stderr: []byte("!")}, nil
 }
 
-func (f *fakeRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
-	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Id: "s1", Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "ns", Name: "p", Uid: "u1"}}}}, nil
+func (f *fakeRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest,
+	...grpc.CallOption,
+) (*runtimeapi.ListPodSandboxResponse, error) {
+	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{
+		Id:       "s1",
+		Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "ns", Name: "p", Uid: "u1"},
+	}}}, nil
 }
 
-func (f *fakeRuntime) ListContainers(context.Context, *runtimeapi.ListContainersRequest, ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error) {
-	return &runtimeapi.ListContainersResponse{Containers: []*runtimeapi.Container{{Id: "c1", PodSandboxId: "s1", Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "img"}}}}, nil
+func (f *fakeRuntime) ListContainers(context.Context, *runtimeapi.ListContainersRequest,
+	...grpc.CallOption,
+) (*runtimeapi.ListContainersResponse, error) {
+	return &runtimeapi.ListContainersResponse{Containers: []*runtimeapi.Container{{
+		Id: "c1", PodSandboxId: "s1",
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "img"},
+	}}}, nil
 }
 
-func (f *fakeRuntime) ListContainerStats(context.Context, *runtimeapi.ListContainerStatsRequest, ...grpc.CallOption) (*runtimeapi.ListContainerStatsResponse, error) {
+func (f *fakeRuntime) ListContainerStats(context.Context, *runtimeapi.ListContainerStatsRequest,
+	...grpc.CallOption,
+) (*runtimeapi.ListContainerStatsResponse, error) {
 	of := func(name string, attempt uint32, cpu uint64) *runtimeapi.ContainerStats {
 		return &runtimeapi.ContainerStats{
-			Attributes: &runtimeapi.ContainerAttributes{Metadata: &runtimeapi.ContainerMetadata{Name: name, Attempt: attempt}, Labels: map[string]string{"io.kubernetes.pod.uid": "u1"}},
-			Cpu:        &runtimeapi.CpuUsage{Timestamp: 5e9, UsageCoreNanoSeconds: &runtimeapi.UInt64Value{Value: cpu}},
-			Memory:     &runtimeapi.MemoryUsage{Timestamp: 5e9, WorkingSetBytes: &runtimeapi.UInt64Value{Value: 4096}},
+			Attributes: &runtimeapi.ContainerAttributes{
+				Metadata: &runtimeapi.ContainerMetadata{Name: name, Attempt: attempt},
+				Labels:   map[string]string{"io.kubernetes.pod.uid": "u1"},
+			},
+			Cpu:    &runtimeapi.CpuUsage{Timestamp: 5e9, UsageCoreNanoSeconds: &runtimeapi.UInt64Value{Value: cpu}},
+			Memory: &runtimeapi.MemoryUsage{Timestamp: 5e9, WorkingSetBytes: &runtimeapi.UInt64Value{Value: 4096}},
 		}
 	}
-	return &runtimeapi.ListContainerStatsResponse{Stats: []*runtimeapi.ContainerStats{of("c", 1, 2500e6), of("c", 0, 1), of("waits", 0, 7)}}, nil
+	return &runtimeapi.ListContainerStatsResponse{Stats: []*runtimeapi.ContainerStats{of("c", 1, 2500e6), of("c", 0, 1), of("waits", 0, 7)}},
+		nil
 }
 
-func (f *fakeRuntime) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+func (f *fakeRuntime) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest,
+	...grpc.CallOption,
+) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "unknown method")
 }
 
-func (f *fakeRuntime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest, ...grpc.CallOption) (*runtimeapi.ImageFsInfoResponse, error) {
+func (f *fakeRuntime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest,
+	...grpc.CallOption,
+) (*runtimeapi.ImageFsInfoResponse, error) {
 	return &runtimeapi.ImageFsInfoResponse{}, nil
 }
 
@@ -124,7 +151,10 @@ func (everyone) Authorize(context.Context, authorizer.Attributes) (authorizer.De
 func newServer(t *testing.T, change func(*Options)) (*Server, *fakeHost, *fakeRuntime) {
 	t.Helper()
 	host, rt := newFakeHost(), &fakeRuntime{logPath: filepath.Join(t.TempDir(), "0.log")}
-	opts := Options{NodeName: "n1", Authenticator: everyone{}, Authorizer: everyone{}, Config: map[string]string{"kind": "KubeletConfiguration"}, RootDir: "/"}
+	opts := Options{
+		NodeName: "n1", Authenticator: everyone{}, Authorizer: everyone{},
+		Config: map[string]string{"kind": "KubeletConfiguration"}, RootDir: "/",
+	}
 	if change != nil {
 		change(&opts)
 	}
@@ -224,7 +254,10 @@ func TestLogSource(t *testing.T) {
 		{name: "crash loop", state: waiting("CrashLoopBackOff"), last: terminated("r://b"), want: "b"},
 		{name: "previous", state: terminated("r://a"), last: terminated("r://b"), previous: true, want: "b"},
 		{name: "pull fails", state: waiting("ErrImagePull"), want: `container "c" in pod "p" is waiting to start: image can't be pulled`},
-		{name: "pull backs off", state: waiting("ImagePullBackOff"), want: `container "c" in pod "p" is waiting to start: trying and failing to pull image`},
+		{
+			name: "pull backs off", state: waiting("ImagePullBackOff"),
+			want: `container "c" in pod "p" is waiting to start: trying and failing to pull image`,
+		},
 		{name: "no state", want: `container "c" in pod "p" is waiting to start - no logs yet`},
 	} {
 		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}
@@ -237,7 +270,8 @@ func TestLogSource(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
-	if _, err := logSource(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, "c", false); err == nil || err.Error() != `container "c" in pod "p" is not available` {
+	if _, err := logSource(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, "c", false); err == nil ||
+		err.Error() != `container "c" in pod "p" is not available` {
 		t.Error(err)
 	}
 }
@@ -247,7 +281,8 @@ func TestPodLists(t *testing.T) {
 	for _, target := range []string{"/pods", "/runningpods/"} {
 		w := ask(s, "GET", target)
 		var list v1.PodList
-		if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || list.Kind != "PodList" || len(list.Items) != 1 || list.Items[0].UID != "u1" || list.Items[0].Spec.Containers[0].Name != "c" {
+		if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || list.Kind != "PodList" || len(list.Items) != 1 ||
+			list.Items[0].UID != "u1" || list.Items[0].Spec.Containers[0].Name != "c" {
 			t.Error(target, w.Code, w.Body, err)
 		}
 	}
@@ -268,7 +303,8 @@ func TestSummary(t *testing.T) {
 		if (n.Fs != nil) != (target == "/stats/summary") {
 			t.Error(target, "fs:", n.Fs)
 		}
-		if len(p) != 1 || len(p[0].Containers) != 1 || *p[0].Containers[0].CPU.UsageCoreNanoSeconds != 2500e6 || *p[0].CPU.UsageCoreNanoSeconds != 2500e6 || *p[0].Memory.WorkingSetBytes != 4096 {
+		if len(p) != 1 || len(p[0].Containers) != 1 || *p[0].Containers[0].CPU.UsageCoreNanoSeconds != 2500e6 ||
+			*p[0].CPU.UsageCoreNanoSeconds != 2500e6 || *p[0].Memory.WorkingSetBytes != 4096 {
 			t.Error(target, w.Body)
 		}
 	}
@@ -278,7 +314,8 @@ func TestResourceMetrics(t *testing.T) {
 	s, _, _ := newServer(t, nil)
 	text := ask(s, "GET", "/metrics/resource").Body.String()
 	for _, want := range []string{
-		"# TYPE container_cpu_usage_seconds_total counter\ncontainer_cpu_usage_seconds_total{container=\"c\",namespace=\"ns\",pod=\"p\"} 2.5 5000\n",
+		"# TYPE container_cpu_usage_seconds_total counter\ncontainer_cpu_usage_seconds_total{container=\"c\",namespace=\"ns\",pod=\"p\"} 2.5 " +
+			"5000\n",
 		"container_memory_working_set_bytes{container=\"c\",namespace=\"ns\",pod=\"p\"} 4096 5000\n",
 		"container_start_time_seconds{container=\"c\",namespace=\"ns\",pod=\"p\"} 1000\n",
 		"pod_cpu_usage_seconds_total{namespace=\"ns\",pod=\"p\"} 2.5 5000\n",
@@ -322,13 +359,17 @@ func TestClaimMetrics(t *testing.T) {
 			asked++
 			capacity := uint64(100)
 			ref := &statsapi.PVCReference{Namespace: "ns", Name: "data"}
-			stats := statsapi.VolumeStats{PVCRef: ref, FsStats: statsapi.FsStats{CapacityBytes: &capacity}, VolumeHealthStats: &statsapi.VolumeHealthStats{Abnormal: true}}
+			stats := statsapi.VolumeStats{
+				PVCRef: ref, FsStats: statsapi.FsStats{CapacityBytes: &capacity},
+				VolumeHealthStats: &statsapi.VolumeHealthStats{Abnormal: true},
+			}
 			return []statsapi.VolumeStats{stats, stats, {FsStats: statsapi.FsStats{CapacityBytes: &capacity}}}
 		}
 	})
 	text := ask(s, "GET", "/metrics").Body.String()
 	for _, want := range []string{
-		"# TYPE kubelet_volume_stats_capacity_bytes gauge\nkubelet_volume_stats_capacity_bytes{namespace=\"ns\",persistentvolumeclaim=\"data\"} 100\n",
+		"# TYPE kubelet_volume_stats_capacity_bytes " +
+			"gauge\nkubelet_volume_stats_capacity_bytes{namespace=\"ns\",persistentvolumeclaim=\"data\"} 100\n",
 		"kubelet_volume_stats_health_status_abnormal{namespace=\"ns\",persistentvolumeclaim=\"data\"} 1\n",
 		"\ngo_goroutines ", // what the process counts is still there
 	} {

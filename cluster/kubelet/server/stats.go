@@ -178,7 +178,10 @@ func podStats(pod *v1.Pod, containers []*runtimeapi.ContainerStats, own *runtime
 		p.StartTime = *pod.Status.StartTime
 	}
 	started := map[string]metav1.Time{}
-	for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{
+		pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses,
+		pod.Status.EphemeralContainerStatuses,
+	} {
 		for i := range list {
 			if running := list[i].State.Running; running != nil {
 				started[list[i].Name] = running.StartedAt
@@ -199,7 +202,10 @@ func podStats(pod *v1.Pod, containers []*runtimeapi.ContainerStats, own *runtime
 		}
 		stats := statsapi.ContainerStats{Name: name, StartTime: start, CPU: cpu(c.Cpu), Memory: memory(c.Memory), Swap: swap(c.Swap)}
 		if want == everything && c.WritableLayer != nil {
-			stats.Rootfs = &statsapi.FsStats{Time: at(c.WritableLayer.Timestamp), UsedBytes: number(c.WritableLayer.UsedBytes), InodesUsed: number(c.WritableLayer.InodesUsed)}
+			stats.Rootfs = &statsapi.FsStats{
+				Time: at(c.WritableLayer.Timestamp), UsedBytes: number(c.WritableLayer.UsedBytes),
+				InodesUsed: number(c.WritableLayer.InodesUsed),
+			}
 		}
 		p.Containers = append(p.Containers, stats)
 	}
@@ -233,7 +239,10 @@ func cpu(u *runtimeapi.CpuUsage) *statsapi.CPUStats {
 	if u.GetUsageCoreNanoSeconds() == nil {
 		return nil
 	}
-	return &statsapi.CPUStats{Time: at(u.Timestamp), UsageCoreNanoSeconds: number(u.UsageCoreNanoSeconds), UsageNanoCores: number(u.UsageNanoCores)}
+	return &statsapi.CPUStats{
+		Time: at(u.Timestamp), UsageCoreNanoSeconds: number(u.UsageCoreNanoSeconds),
+		UsageNanoCores: number(u.UsageNanoCores),
+	}
 }
 
 func memory(u *runtimeapi.MemoryUsage) *statsapi.MemoryStats {
@@ -241,8 +250,9 @@ func memory(u *runtimeapi.MemoryUsage) *statsapi.MemoryStats {
 		return nil
 	}
 	return &statsapi.MemoryStats{
-		Time: at(u.Timestamp), AvailableBytes: number(u.AvailableBytes), UsageBytes: number(u.UsageBytes), WorkingSetBytes: number(u.WorkingSetBytes),
-		RSSBytes: number(u.RssBytes), PageFaults: number(u.PageFaults), MajorPageFaults: number(u.MajorPageFaults),
+		Time: at(u.Timestamp), AvailableBytes: number(u.AvailableBytes), UsageBytes: number(u.UsageBytes),
+		WorkingSetBytes: number(u.WorkingSetBytes),
+		RSSBytes:        number(u.RssBytes), PageFaults: number(u.PageFaults), MajorPageFaults: number(u.MajorPageFaults),
 	}
 }
 
@@ -250,7 +260,10 @@ func swap(u *runtimeapi.SwapUsage) *statsapi.SwapStats {
 	if u == nil {
 		return nil
 	}
-	return &statsapi.SwapStats{Time: at(u.Timestamp), SwapAvailableBytes: number(u.SwapAvailableBytes), SwapUsageBytes: number(u.SwapUsageBytes)}
+	return &statsapi.SwapStats{
+		Time: at(u.Timestamp), SwapAvailableBytes: number(u.SwapAvailableBytes),
+		SwapUsageBytes: number(u.SwapUsageBytes),
+	}
 }
 
 func network(u *runtimeapi.NetworkUsage) *statsapi.NetworkStats {

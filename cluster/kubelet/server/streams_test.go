@@ -53,7 +53,9 @@ func startStreams(t *testing.T, start func(*httptest.Server)) (*streams, *httpte
 	return s, web
 }
 
-func (s *streams) Exec(_ context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool, _ <-chan streamcommand.TerminalSize) error {
+func (s *streams) Exec(_ context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool,
+	_ <-chan streamcommand.TerminalSize,
+) error {
 	fmt.Fprintf(out, "%s %s tty=%v:", id, strings.Join(cmd, " "), tty)
 	if in != nil {
 		if _, err := io.Copy(out, in); err != nil {
@@ -66,7 +68,9 @@ func (s *streams) Exec(_ context.Context, id string, cmd []string, in io.Reader,
 	return nil
 }
 
-func (s *streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser, tty bool, sizes <-chan streamcommand.TerminalSize) error {
+func (s *streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser, tty bool,
+	sizes <-chan streamcommand.TerminalSize,
+) error {
 	return s.Exec(ctx, id, []string{"attached"}, in, out, errOut, tty, sizes)
 }
 
@@ -85,7 +89,9 @@ func (f *fakeRuntime) Attach(_ context.Context, r *runtimeapi.AttachRequest, _ .
 	return f.streams.GetAttach(r)
 }
 
-func (f *fakeRuntime) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest, _ ...grpc.CallOption) (*runtimeapi.PortForwardResponse, error) {
+func (f *fakeRuntime) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest,
+	_ ...grpc.CallOption,
+) (*runtimeapi.PortForwardResponse, error) {
 	return f.streams.GetPortForward(r)
 }
 
@@ -157,7 +163,8 @@ func TestPortForward(t *testing.T) {
 	}
 	for name, start := range map[string]func(stop, ready chan struct{}) (*portforward.PortForwarder, error){
 		"SPDY": func(stop, ready chan struct{}) (*portforward.PortForwarder, error) {
-			return portforward.New(spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", target), []string{"0:80"}, stop, ready, io.Discard, io.Discard)
+			return portforward.New(spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", target), []string{"0:80"}, stop, ready,
+				io.Discard, io.Discard)
 		},
 		"WebSocket": func(stop, ready chan struct{}) (*portforward.PortForwarder, error) {
 			return portforward.New(tunnel, []string{"0:80"}, stop, ready, io.Discard, io.Discard)
@@ -201,8 +208,10 @@ func TestPortForward(t *testing.T) {
 
 func TestWantedPorts(t *testing.T) {
 	for query, want := range map[string]string{
-		"port=80": "[80]", "port=80,81&port=82": "[80 81 82]", "": `query parameter "port" is required`, "port=": `query parameter "port" cannot be empty`,
-		"port=0": `port "0" must be > 0`, "port=70000": `unable to parse "70000" as a port: strconv.ParseUint: parsing "70000": value out of range`,
+		"port=80": "[80]", "port=80,81&port=82": "[80 81 82]", "": `query parameter "port" is required`,
+		"port=":                                  `query parameter "port" cannot be empty`,
+		"port=0":                                 `port "0" must be > 0`,
+		"port=70000":                             `unable to parse "70000" as a port: strconv.ParseUint: parsing "70000": value out of range`,
 		"port=" + strings.Repeat("1,", 64) + "1": "65 ports are wanted: at most 64 may be forwarded at a time",
 	} {
 		values, err := url.ParseQuery(query)
@@ -222,11 +231,15 @@ func TestWantedPorts(t *testing.T) {
 
 // What the API server makes of the API's options is what is understood here.
 func TestQueryOfTheAPI(t *testing.T) {
-	values, err := scheme.ParameterCodec.EncodeParameters(&v1.PodLogOptions{Follow: true, Timestamps: true, TailLines: new(int64), Container: "c"}, v1.SchemeGroupVersion)
+	values, err := scheme.ParameterCodec.EncodeParameters(&v1.PodLogOptions{
+		Follow: true, Timestamps: true, TailLines: new(int64),
+		Container: "c",
+	}, v1.SchemeGroupVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := logOptions(values); err != nil || !got.Follow || !got.Timestamps || got.Previous || *got.TailLines != 0 || got.LimitBytes != nil {
+	if got, err := logOptions(values); err != nil || !got.Follow || !got.Timestamps || got.Previous || *got.TailLines != 0 ||
+		got.LimitBytes != nil {
 		t.Error(got, err)
 	}
 }

@@ -33,12 +33,18 @@ var claimFigures = []struct {
 	value func(*statsapi.VolumeStats) *uint64
 }{
 	{claimDesc("capacity_bytes", "Capacity in bytes of the volume"), func(v *statsapi.VolumeStats) *uint64 { return v.CapacityBytes }},
-	{claimDesc("available_bytes", "Number of available bytes in the volume"), func(v *statsapi.VolumeStats) *uint64 { return v.AvailableBytes }},
+	{claimDesc("available_bytes", "Number of available bytes in the volume"), func(v *statsapi.VolumeStats) *uint64 {
+		return v.AvailableBytes
+	}},
 	{claimDesc("used_bytes", "Number of used bytes in the volume"), func(v *statsapi.VolumeStats) *uint64 { return v.UsedBytes }},
 	{claimDesc("inodes", "Maximum number of inodes in the volume"), func(v *statsapi.VolumeStats) *uint64 { return v.Inodes }},
 	{claimDesc("inodes_free", "Number of free inodes in the volume"), func(v *statsapi.VolumeStats) *uint64 { return v.InodesFree }},
 	{claimDesc("inodes_used", "Number of used inodes in the volume"), func(v *statsapi.VolumeStats) *uint64 { return v.InodesUsed }},
-	{claimDesc("health_status_abnormal", "Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is healthy"), abnormal},
+	{
+		claimDesc("health_status_abnormal",
+			"Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is healthy"),
+		abnormal,
+	},
 }
 
 func claimDesc(name, help string) *prometheus.Desc {

@@ -121,7 +121,10 @@ func TestGenerate(t *testing.T) {
 		want       string
 	}{
 		{name: "nothing yet", policy: always, run: "a", edit: empty, want: "Pending Initialized a=ContainerCreating"},
-		{name: "nothing yet, with init containers", policy: always, inits: "i", run: "a", edit: empty, want: "Pending i=PodInitializing a=PodInitializing"},
+		{
+			name: "nothing yet, with init containers", policy: always, inits: "i", run: "a", edit: empty,
+			want: "Pending i=PodInitializing a=PodInitializing",
+		},
 		{name: "made", policy: always, run: "a", seen: []string{"a created"}, want: "Pending " + made + " a="},
 		{name: "runs", policy: always, run: "a", seen: []string{"a running"}, want: "Running " + all + " a=running+"},
 		{
@@ -141,24 +144,46 @@ func TestGenerate(t *testing.T) {
 			edit: func(in *Input) { in.Pod.Spec.ReadinessGates = []v1.PodReadinessGate{{ConditionType: "x"}} },
 			want: "Running PodReadyToStartContainers Initialized ContainersReady a=running+",
 		},
-		{name: "crashing", policy: always, run: "a", seen: []string{"a exit 1", "a exit 2"}, waiting: crash, want: "Running " + made + " a=CrashLoopBackOff(Error:1)"},
+		{name: "crashing", policy: always, run: "a", seen: []string{"a exit 1", "a exit 2"}, waiting: crash, want: "Running " + made +
+			" a=CrashLoopBackOff(Error:1)"},
 		{name: "restarted", policy: always, run: "a", seen: []string{"a running", "a exit 2"}, want: "Running " + all + " a=running(Error:2)+"},
-		{name: "one of two ended", policy: never, run: "a b", seen: []string{"a exit 0", "b running"}, want: "Running " + made + " a=Completed:0 b=running+"},
-		{name: "succeeded", policy: never, run: "a b", seen: []string{"a exit 0", "b exit 0"}, want: "Succeeded " + made + " a=Completed:0 b=Completed:0"},
+		{name: "one of two ended", policy: never, run: "a b", seen: []string{"a exit 0", "b running"}, want: "Running " + made +
+			" a=Completed:0 b=running+"},
+		{name: "succeeded", policy: never, run: "a b", seen: []string{"a exit 0", "b exit 0"}, want: "Succeeded " + made +
+			" a=Completed:0 b=Completed:0"},
 		{name: "failed", policy: never, run: "a b", seen: []string{"a exit 0", "b exit 3"}, want: "Failed " + made + " a=Completed:0 b=Error:3"},
 		{name: "to be tried again", policy: onFailure, run: "a", seen: []string{"a exit 3"}, want: "Running " + made + " a=Error:3"},
-		{name: "stopped for good", policy: always, run: "a", seen: []string{"a exit 0"}, ended: true, want: "Succeeded " + made + " a=Completed:0"},
+		{name: "stopped for good", policy: always, run: "a", seen: []string{"a exit 0"}, ended: true, want: "Succeeded " + made +
+			" a=Completed:0"},
 		{
-			name: "an image that cannot be pulled", policy: always, run: "a", waiting: map[string]v1.ContainerStateWaiting{"a": {Reason: "ErrImagePull"}},
-			want: "Pending " + made + " a=ErrImagePull",
+			name: "an image that cannot be pulled", policy: always, run: "a",
+			waiting: map[string]v1.ContainerStateWaiting{"a": {Reason: "ErrImagePull"}},
+			want:    "Pending " + made + " a=ErrImagePull",
 		},
-		{name: "initializing", policy: always, inits: "i j", run: "a", seen: []string{"i exit 0", "j running"}, want: "Pending PodReadyToStartContainers i=Completed:0+ j=running a=PodInitializing"},
-		{name: "initialization failed for good", policy: never, inits: "i", run: "a", seen: []string{"i exit 5"}, want: "Failed PodReadyToStartContainers i=Error:5 a=PodInitializing"},
-		{name: "initialization is tried again", policy: always, inits: "i", run: "a", seen: []string{"i exit 5"}, want: "Pending PodReadyToStartContainers i=Error:5 a=PodInitializing"},
-		{name: "an init container was removed", policy: always, inits: "i", run: "a", seen: []string{"a running"}, want: "Running " + all + " i=Completed:0+ a=running+"},
-		{name: "sidecar and container run", policy: always, inits: "s*", run: "a", seen: []string{"a running", "s running"}, want: "Running " + all + " s=running+ a=running+"},
-		{name: "a sidecar that ends does not end the pod", policy: never, inits: "s*", run: "a", seen: []string{"a exit 0", "s exit 1"}, want: "Succeeded " + made + " s=Error:1 a=Completed:0"},
-		{name: "a pod whose sidecar still runs has not ended", policy: never, inits: "s*", run: "a", seen: []string{"a exit 0", "s running"}, want: "Running " + made + " s=running+ a=Completed:0"},
+		{
+			name: "initializing", policy: always, inits: "i j", run: "a", seen: []string{"i exit 0", "j running"},
+			want: "Pending PodReadyToStartContainers i=Completed:0+ j=running a=PodInitializing",
+		},
+		{
+			name: "initialization failed for good", policy: never, inits: "i", run: "a", seen: []string{"i exit 5"},
+			want: "Failed PodReadyToStartContainers i=Error:5 a=PodInitializing",
+		},
+		{
+			name: "initialization is tried again", policy: always, inits: "i", run: "a", seen: []string{"i exit 5"},
+			want: "Pending PodReadyToStartContainers i=Error:5 a=PodInitializing",
+		},
+		{name: "an init container was removed", policy: always, inits: "i", run: "a", seen: []string{"a running"}, want: "Running " + all +
+			" i=Completed:0+ a=running+"},
+		{name: "sidecar and container run", policy: always, inits: "s*", run: "a", seen: []string{"a running", "s running"}, want: "Running " +
+			all + " s=running+ a=running+"},
+		{
+			name: "a sidecar that ends does not end the pod", policy: never, inits: "s*", run: "a", seen: []string{"a exit 0", "s exit 1"},
+			want: "Succeeded " + made + " s=Error:1 a=Completed:0",
+		},
+		{
+			name: "a pod whose sidecar still runs has not ended", policy: never, inits: "s*", run: "a", seen: []string{"a exit 0", "s running"},
+			want: "Running " + made + " s=running+ a=Completed:0",
+		},
 		{
 			name: "the runtime forgot a container that ran", policy: always, run: "a",
 			edit: func(in *Input) {
@@ -193,7 +218,10 @@ func TestGenerate(t *testing.T) {
 func empty(in *Input) { in.Observed = &kubecontainer.PodStatus{} }
 
 func TestGenerateTheRest(t *testing.T) {
-	in := Input{Pod: onePod(v1.RestartPolicyAlways, "", "a"), Observed: observed(t, "a running"), Results: results{}, Now: noon.Add(time.Millisecond), HostIPs: []string{"192.0.2.1", "fd01::1"}}
+	in := Input{
+		Pod: onePod(v1.RestartPolicyAlways, "", "a"), Observed: observed(t, "a running"), Results: results{},
+		Now: noon.Add(time.Millisecond), HostIPs: []string{"192.0.2.1", "fd01::1"},
+	}
 	in.Pod.Status.Conditions = []v1.PodCondition{{Type: "mine", Status: v1.ConditionTrue}}
 	s := Generate(in)
 	if s.PodIP != "10.0.0.9" || len(s.PodIPs) != 2 || s.PodIPs[1].IP != "fd00::1" {

@@ -145,9 +145,10 @@ func TestAConflictIsNotTheEndOfThePod(t *testing.T) {
 func TestAPodWhoseNameAnotherHasIsNotWritten(t *testing.T) {
 	uid := field.ErrorList{field.Invalid(field.NewPath("metadata", "uid"), "u", "field is immutable")}
 	for name, refusal := range map[string]error{
-		"conflict":                   apierrors.NewConflict(v1.Resource("pods"), "p", errors.New("the object has been modified")),
-		"on this node":               apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("Pod").GroupKind(), "p", uid),
-		"on no node, or another one": apierrors.NewForbidden(v1.Resource("pods"), "p", errors.New(`node "n" can only update pod status for pods with spec.nodeName set to itself`)),
+		"conflict":     apierrors.NewConflict(v1.Resource("pods"), "p", errors.New("the object has been modified")),
+		"on this node": apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("Pod").GroupKind(), "p", uid),
+		"on no node, or another one": apierrors.NewForbidden(v1.Resource("pods"), "p",
+			errors.New(`node "n" can only update pod status for pods with spec.nodeName set to itself`)),
 	} {
 		bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
 			kube.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, refusal })

@@ -53,7 +53,11 @@ func New(unsafe []string) (*Allowed, error) {
 			namespace, name, prefix := sysctl.GetNamespace(pattern)
 			switch {
 			case namespace == sysctl.UnknownNamespace:
-				return nil, fmt.Errorf("allowed sysctl %q belongs to the node and to no namespace of a pod; only those can be allowed: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*, net.*", pattern)
+				return nil,
+					fmt.Errorf(
+						"allowed sysctl %q belongs to the node and to no namespace of a pod; only those can be allowed: kernel.shm*, kernel.msg*, "+
+							"kernel.sem, fs.mqueue.*, net.*", pattern,
+					)
 			case prefix:
 				a.prefixes[name] = namespace
 			default:

@@ -66,8 +66,14 @@ func TestCheck(t *testing.T) {
 		{"kernel.core_pattern", nil, `forbidden sysctl: "kernel.core_pattern" not allowlisted`},
 		{"net.coreutils", nil, `forbidden sysctl: "net.coreutils" not allowlisted`},
 		{"vm/overcommit_memory", nil, `forbidden sysctl: "vm.overcommit_memory" not allowlisted`},
-		{"net.core.somaxconn", func(s *v1.PodSpec) { s.HostNetwork = true }, `forbidden sysctl: "net.core.somaxconn" not allowed with host Net enabled`},
-		{"net.ipv4.tcp_rmem", func(s *v1.PodSpec) { s.HostNetwork = true }, `forbidden sysctl: "net.ipv4.tcp_rmem" not allowed with host Net enabled`},
+		{
+			"net.core.somaxconn", func(s *v1.PodSpec) { s.HostNetwork = true },
+			`forbidden sysctl: "net.core.somaxconn" not allowed with host Net enabled`,
+		},
+		{
+			"net.ipv4.tcp_rmem", func(s *v1.PodSpec) { s.HostNetwork = true },
+			`forbidden sysctl: "net.ipv4.tcp_rmem" not allowed with host Net enabled`,
+		},
 		{"kernel.msgmax", func(s *v1.PodSpec) { s.HostIPC = true }, `forbidden sysctl: "kernel.msgmax" not allowed with host IPC enabled`},
 	} {
 		p := &v1.Pod{}

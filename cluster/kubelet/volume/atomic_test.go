@@ -142,7 +142,10 @@ func TestWriteAtomicRefusesNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	for _, name := range []string{"", "/etc/passwd", "..", "../x", "a/../../x", "..data", "..2020", ".", "a/..", strings.Repeat("n", 256), strings.Repeat("n/", 2100)} {
+	for _, name := range []string{
+		"", "/etc/passwd", "..", "../x", "a/../../x", "..data", "..2020", ".", "a/..", strings.Repeat("n", 256),
+		strings.Repeat("n/", 2100),
+	} {
 		_, err := writeAtomic(root, map[string]file{name: {mode: 0o600}}, func() error { return nil })
 		if err == nil || !strings.HasPrefix(err.Error(), "invalid path: ") {
 			t.Errorf("%.20q: %v", name, err)

@@ -115,7 +115,8 @@ func (m *Manager) volumeOf(ctx context.Context, pod *v1.Pod, claim *v1.Persisten
 	}
 	ref := pv.Spec.ClaimRef
 	if ref == nil || ref.UID != claim.UID || ref.Namespace != claim.Namespace || ref.Name != claim.Name {
-		return nil, fmt.Errorf("persistentvolume %q is not bound to the persistentvolumeclaim %q: it belongs to %s", name, claim.Name, ownerOf(ref))
+		return nil, fmt.Errorf("persistentvolume %q is not bound to the persistentvolumeclaim %q: it belongs to %s", name, claim.Name,
+			ownerOf(ref))
 	}
 	m.waiting.remove(volumeKey(name), pod.UID)
 	return pv, nil

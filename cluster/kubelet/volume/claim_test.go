@@ -149,7 +149,8 @@ func TestALocalVolume(t *testing.T) {
 	if gid, mode := groupOf(t, disk+"/data"); gid != 4242 || mode.Perm() != 0o664 {
 		t.Errorf("its file belongs to group %d, mode %v", gid, mode)
 	}
-	if got := n.Usage(context.Background(), pod); len(got) != 1 || got[0].PVCRef == nil || got[0].PVCRef.Name != "data" || *got[0].CapacityBytes == 0 {
+	if got := n.Usage(context.Background(), pod); len(got) != 1 || got[0].PVCRef == nil || got[0].PVCRef.Name != "data" ||
+		*got[0].CapacityBytes == 0 {
 		t.Errorf("usage %+v", got)
 	}
 	n.unmount(pod)
@@ -265,26 +266,39 @@ func TestVolumesThatAPodMustNotHave(t *testing.T) {
 		"another claim's": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
 			pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: "other", Name: "data", UID: "another"}
 		}, `persistentvolume "pv-data" is not bound to the persistentvolumeclaim "data": it belongs to other/data with the uid "another"`},
-		"an earlier claim's of this name": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.ClaimRef.UID = "earlier" }, `it belongs to ns/data with the uid "earlier"`},
-		"no claim's":                      {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.ClaimRef = nil }, "it belongs to no claim"},
+		"an earlier claim's of this name": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
+			pv.Spec.ClaimRef.UID = "earlier"
+		}, `it belongs to ns/data with the uid "earlier"`},
+		"no claim's": {
+			func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.ClaimRef = nil },
+			"it belongs to no claim",
+		},
 		"another node's": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
 			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"n2"}
 		}, `persistentvolume "pv-data" cannot be reached from node "n1", its nodeAffinity says: no matching NodeSelectorTerms`},
-		"lost": {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume) { c.Status.Phase = v1.ClaimLost }, "bound to non-existent persistentvolume"},
+		"lost": {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume) {
+			c.Status.Phase = v1.ClaimLost
+		}, "bound to non-existent persistentvolume"},
 		"going": {func(c *v1.PersistentVolumeClaim, _ *v1.PersistentVolume) {
 			c.DeletionTimestamp, c.Finalizers = ptr.To(metav1.Now()), []string{"x/y"}
 		}, `persistentvolumeclaim "data" is being deleted`},
 		"a device": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
 			pv.Spec.VolumeMode = ptr.To(v1.PersistentVolumeBlock)
 		}, "volume v has volumeMode Block, but is specified in volumeMounts"},
-		"not there":    {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.Local.Path += "-gone" }, "does not exist on this node"},
-		"a file":       {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.Local.Path += "/data" }, "is no directory"},
-		"backwards":    {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.Local.Path += "/../.." }, "must not contain '..'"},
-		"with options": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.MountOptions = []string{"noexec"} }, "mountOptions of local volumes are not served"},
+		"not there": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
+			pv.Spec.Local.Path += "-gone"
+		}, "does not exist on this node"},
+		"a file":    {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.Local.Path += "/data" }, "is no directory"},
+		"backwards": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { pv.Spec.Local.Path += "/../.." }, "must not contain '..'"},
+		"with options": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
+			pv.Spec.MountOptions = []string{"noexec"}
+		}, "mountOptions of local volumes are not served"},
 		"of a driver": {func(_ *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
 			pv.Spec.Local, pv.Spec.CSI = nil, &v1.CSIPersistentVolumeSource{Driver: "d.example"}
 		}, `(csi, driver "d.example")`},
-		"an odd name": {func(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) { c.Spec.VolumeName, pv.Name = "..", ".." }, "not usable as a directory's name"},
+		"an odd name": {func(c *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) {
+			c.Spec.VolumeName, pv.Name = "..", ".."
+		}, "not usable as a directory's name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, disk, pod := newBound(t, c.change)
@@ -362,7 +376,8 @@ func TestASubPathOfAClaimThatIsALink(t *testing.T) {
 	if _, err := os.Stat(n.path(pod, volumesDir, pluginLocal, "pv-data", "out", "passwd")); err != nil {
 		t.Error("the link leads nowhere, so it proves nothing:", err)
 	}
-	if _, err := n.Mounts(t.Context(), pod, &pod.Spec.Containers[0], nil); err == nil || !strings.Contains(err.Error(), "failed to prepare subPath") {
+	if _, err := n.Mounts(t.Context(), pod, &pod.Spec.Containers[0], nil); err == nil ||
+		!strings.Contains(err.Error(), "failed to prepare subPath") {
 		t.Errorf("followed: %v", err)
 	}
 	n.unmount(pod)
@@ -602,7 +617,10 @@ func TestTwoVolumesOfOneClaim(t *testing.T) {
 // OnRootMismatch looks at the volume's directory only.
 func TestTheGroupOfAVolumeThatHasItAlready(t *testing.T) {
 	n, disk, pod := newBound(t, nil)
-	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4242), FSGroupChangePolicy: ptr.To(v1.FSGroupChangeOnRootMismatch)}
+	pod.Spec.SecurityContext = &v1.PodSecurityContext{
+		FSGroup:             ptr.To[int64](4242),
+		FSGroupChangePolicy: ptr.To(v1.FSGroupChangeOnRootMismatch),
+	}
 	n.mount(pod)
 	n.unmount(pod)
 	if err := os.Chown(disk+"/data", 0, 7); err != nil {

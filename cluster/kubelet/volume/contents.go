@@ -84,7 +84,9 @@ func (m *Manager) ref(p *podVolumes, kind watched.Kind, name string) *watched.Re
 	return ref
 }
 
-func (m *Manager) addConfigMap(ctx context.Context, p *podVolumes, files map[string]file, name string, items []v1.KeyToPath, mode *int32, optional *bool) error {
+func (m *Manager) addConfigMap(ctx context.Context, p *podVolumes, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
+	optional *bool,
+) error {
 	obj, err := m.ref(p, watched.ConfigMap, name).Get(ctx)
 	if err != nil && !mayMiss(err, optional) {
 		return err
@@ -102,7 +104,9 @@ func (m *Manager) addConfigMap(ctx context.Context, p *podVolumes, files map[str
 	return addKeys(files, values, items, mode, optional, "configmap references non-existent config key")
 }
 
-func (m *Manager) addSecret(ctx context.Context, p *podVolumes, files map[string]file, name string, items []v1.KeyToPath, mode *int32, optional *bool) error {
+func (m *Manager) addSecret(ctx context.Context, p *podVolumes, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
+	optional *bool,
+) error {
 	obj, err := m.ref(p, watched.Secret, name).Get(ctx)
 	if err != nil && !mayMiss(err, optional) {
 		return err
@@ -176,7 +180,9 @@ func (m *Manager) addDownwardAPI(pod *v1.Pod, files map[string]file, items []v1.
 	return utilerrors.NewAggregate(errs)
 }
 
-func (m *Manager) addToken(ctx context.Context, p *podVolumes, files map[string]file, s *v1.ServiceAccountTokenProjection, mode int32) error {
+func (m *Manager) addToken(ctx context.Context, p *podVolumes, files map[string]file,
+	s *v1.ServiceAccountTokenProjection, mode int32,
+) error {
 	owner := fsUser(p.pod)
 	if owner != nil || fsGroup(p.pod) != nil {
 		mode = 0o600 // the group's right to read is added with its ownership

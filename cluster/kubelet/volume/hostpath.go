@@ -20,7 +20,8 @@ func (m *Manager) realHostPath(source *v1.HostPathVolumeSource) *v1.HostPathVolu
 		return source
 	}
 	rest, ok := strings.CutPrefix(filepath.Clean(source.Path), m.opts.Alias)
-	if !ok || rest != "" && rest[0] != '/' || strings.HasPrefix(source.Path+"/", m.opts.RootDir+"/") || slices.Contains(strings.Split(source.Path, "/"), "..") {
+	if !ok || rest != "" && rest[0] != '/' || strings.HasPrefix(source.Path+"/", m.opts.RootDir+"/") ||
+		slices.Contains(strings.Split(source.Path, "/"), "..") {
 		return source
 	}
 	real := *source

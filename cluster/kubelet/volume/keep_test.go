@@ -176,7 +176,8 @@ func TestAMountThatHangsHoldsUpNoOtherVolume(t *testing.T) {
 	n, k, pod := newKept(t)
 	n.sources = append(n.sources, k)
 	for _, name := range []string{"x", "y"} {
-		pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "d.example"}}})
+		pod.Spec.Volumes = append(pod.Spec.Volumes,
+			v1.Volume{Name: name, VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "d.example"}}})
 		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, v1.VolumeMount{Name: name, MountPath: "/" + name})
 	}
 	mounting, others := make(chan string, 10), make(chan struct{})

@@ -59,7 +59,8 @@ func (l localVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 	case v.Block:
 		return filepath.EvalSymlinks(path)
 	case kind == unix.S_IFBLK:
-		return "", fmt.Errorf("path %q is a block device, but the volume has volumeMode Filesystem: mount it on a directory and name that one", path)
+		return "", fmt.Errorf("path %q is a block device, but the volume has volumeMode Filesystem: mount it on a directory and name that one",
+			path)
 	case kind != unix.S_IFDIR:
 		return "", fmt.Errorf("path %q is no directory", path)
 	}

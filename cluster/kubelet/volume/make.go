@@ -37,7 +37,10 @@ func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error
 }
 
 func errNotServed(vol *v1.Volume) error {
-	return fmt.Errorf("the volume is a %s, which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, ephemeral, hostPath, image, nfs, persistentVolumeClaim, projected or secret", sourceName(vol))
+	return fmt.Errorf(
+		"the volume is a %s, which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, ephemeral, hostPath, image, nfs, "+
+			"persistentVolumeClaim, projected or secret", sourceName(vol),
+	)
 }
 
 // isProjection says whether the volume's files come from the API and so may change.

@@ -20,7 +20,9 @@ import (
 // Mounts returns what CRI has to mount into the container, in the order of its volumeMounts. Sub paths
 // are resolved now, with envs for subPathExpr, and bound on places of their own. Mount of the pod has
 // succeeded before.
-func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Container, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
+func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Container,
+	envs []*runtimeapi.KeyValue,
+) ([]*runtimeapi.Mount, error) {
 	if err := plainNames(string(pod.UID), container.Name); err != nil {
 		return nil, err
 	}
@@ -40,7 +42,9 @@ func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Contain
 	return mounts, nil
 }
 
-func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, container *v1.Container, index int, envs []*runtimeapi.KeyValue) (*runtimeapi.Mount, error) {
+func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, container *v1.Container, index int,
+	envs []*runtimeapi.KeyValue,
+) (*runtimeapi.Mount, error) {
 	vm := &container.VolumeMounts[index]
 	found := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == vm.Name })
 	if found < 0 {
@@ -98,7 +102,9 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 }
 
 // narrow has the mount show only subPath of the volume, if there is one.
-func (m *Manager) narrow(ctx context.Context, pod *v1.Pod, vol *v1.Volume, container *v1.Container, index int, subPath string, mount *runtimeapi.Mount) (err error) {
+func (m *Manager) narrow(ctx context.Context, pod *v1.Pod, vol *v1.Volume, container *v1.Container, index int, subPath string,
+	mount *runtimeapi.Mount,
+) (err error) {
 	if subPath == "" {
 		return nil
 	}
@@ -159,7 +165,8 @@ func (m *Manager) recursiveReadOnly(pod *v1.Pod, vm *v1.VolumeMount) (bool, erro
 		return false, fmt.Errorf("volume %q requested recursive read-only mode, but it is not read-only", vm.Name)
 	}
 	if vm.MountPropagation != nil && *vm.MountPropagation != v1.MountPropagationNone {
-		return false, fmt.Errorf("volume %q requested recursive read-only mode, but it is not compatible with propagation %q", vm.Name, *vm.MountPropagation)
+		return false, fmt.Errorf("volume %q requested recursive read-only mode, but it is not compatible with propagation %q", vm.Name,
+			*vm.MountPropagation)
 	}
 	able := m.opts.RecursiveReadOnly != nil && m.opts.RecursiveReadOnly(pod)
 	switch *vm.RecursiveReadOnly {

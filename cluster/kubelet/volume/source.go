@@ -93,7 +93,8 @@ func (m *Manager) sourceOf(s *Spec) (Source, error) {
 		}
 	}
 	if s.PV != nil {
-		return nil, fmt.Errorf("persistentvolume %q is of a kind that this kubelet cannot mount (%s): use local, hostPath or nfs", s.Name, kindOf(&s.PV.Spec.PersistentVolumeSource))
+		return nil, fmt.Errorf("persistentvolume %q is of a kind that this kubelet cannot mount (%s): use local, hostPath or nfs", s.Name,
+			kindOf(&s.PV.Spec.PersistentVolumeSource))
 	}
 	return nil, errNotServed(s.Inline)
 }

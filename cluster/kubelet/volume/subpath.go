@@ -24,7 +24,9 @@ import (
 //
 // A container of the pod may replace any part of the path while this runs. So the kernel resolves
 // it, within the volume only, to a descriptor, and the mount is made from that descriptor.
-func (m *Manager) bindSubPath(ctx context.Context, uid types.UID, volumeDir, subPath string, vol, container string, index int) (string, error) {
+func (m *Manager) bindSubPath(ctx context.Context, uid types.UID, volumeDir, subPath string, vol,
+	container string, index int,
+) (string, error) {
 	volume, err := unix.Open(volumeDir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: volumeDir, Err: err}

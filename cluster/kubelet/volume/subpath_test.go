@@ -41,14 +41,21 @@ func TestSubPaths(t *testing.T) {
 		{name: "made", subPath: "a/b", shows: "a/b"},
 		{name: "file", subPath: "f", prepare: func(d string) error { return os.WriteFile(d+"/f", nil, 0o600) }, shows: "f"},
 		{name: "fifo", subPath: "f", prepare: func(d string) error { return syscall.Mkfifo(d+"/f", 0o600) }, shows: "f"},
-		{name: "link inside", subPath: "l/x", prepare: func(d string) error { _ = os.Mkdir(d+"/real", 0o700); return os.Symlink("real", d+"/l") }, shows: "real/x"},
+		{name: "link inside", subPath: "l/x", prepare: func(d string) error {
+			_ = os.Mkdir(d+"/real", 0o700)
+			return os.Symlink("real", d+"/l")
+		}, shows: "real/x"},
 		{name: "expression", expr: "$(POD)/logs", shows: "p/logs"},
 		{name: "expression with nothing", expr: "$(NONE)/$(EMPTY)", fail: "missing value for EMPTY, NONE"},
 		{name: "absolute", subPath: "/etc", fail: "error SubPath `/etc` must not be an absolute path"},
 		{name: "back step", subPath: "a/../..", fail: "unable to provision SubPath `a/../..`: must not contain '..'"},
 		{name: "link to the host", subPath: "l", prepare: func(d string) error { return os.Symlink(outside, d+"/l") }, fail: refused},
-		{name: "file behind a link to the host", subPath: "l/secret", prepare: func(d string) error { return os.Symlink(outside, d+"/l") }, fail: refused},
-		{name: "nothing behind a link to the host", subPath: "l/new", prepare: func(d string) error { return os.Symlink(outside, d+"/l") }, fail: refused},
+		{name: "file behind a link to the host", subPath: "l/secret", prepare: func(d string) error {
+			return os.Symlink(outside, d+"/l")
+		}, fail: refused},
+		{name: "nothing behind a link to the host", subPath: "l/new", prepare: func(d string) error {
+			return os.Symlink(outside, d+"/l")
+		}, fail: refused},
 		{name: "dangling link", subPath: "l", prepare: func(d string) error { return os.Symlink("nowhere", d+"/l") }, fail: refused},
 		{name: "link up", subPath: "l/x", prepare: func(d string) error { return os.Symlink("..", d+"/l") }, fail: refused},
 		{name: "magic link", subPath: "l", prepare: func(d string) error { return os.Symlink("/proc/self/root", d+"/l") }, fail: refused},
@@ -209,7 +216,8 @@ func TestMountsOfAContainer(t *testing.T) {
 	if m := mounts[0]; !m.Readonly || m.ContainerPath != "/cm" || m.HostPath != n.path(pod, volumesDir, "kubernetes.io~configmap/cm") {
 		t.Error(m)
 	}
-	if m := mounts[1]; m.Readonly || m.ContainerPath != "/relative" || m.HostPath != "/srv" || m.Propagation != runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL || m.SelinuxRelabel {
+	if m := mounts[1]; m.Readonly || m.ContainerPath != "/relative" || m.HostPath != "/srv" ||
+		m.Propagation != runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL || m.SelinuxRelabel {
 		t.Error(m)
 	}
 	if m := mounts[2]; m.HostPath != "" || m.Image.GetImage() != "reg/x:1" || m.ImageSubPath != "etc" {
@@ -221,7 +229,9 @@ func TestMountsOfAContainer(t *testing.T) {
 	}{
 		{func(vm *v1.VolumeMount) { vm.Name = "zz" }, `cannot find volume "zz" to mount into container "c"`},
 		{func(vm *v1.VolumeMount) { vm.MountPropagation = ptr.To(v1.MountPropagationMode("Odd")) }, `invalid MountPropagation mode: "Odd"`},
-		{func(vm *v1.VolumeMount) { vm.RecursiveReadOnly = ptr.To(v1.RecursiveReadOnlyEnabled) }, `failed to resolve recursive read-only mode: volume "cm" requested recursive read-only mode, but it is not read-only`},
+		{func(vm *v1.VolumeMount) {
+			vm.RecursiveReadOnly = ptr.To(v1.RecursiveReadOnlyEnabled)
+		}, `failed to resolve recursive read-only mode: volume "cm" requested recursive read-only mode, but it is not read-only`},
 		{func(vm *v1.VolumeMount) {
 			vm.ReadOnly, vm.RecursiveReadOnly = true, ptr.To(v1.RecursiveReadOnlyEnabled)
 		}, `failed to resolve recursive read-only mode: volume "cm" requested recursive read-only mode, but it is not supported by the runtime`},

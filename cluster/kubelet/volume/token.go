@@ -79,7 +79,8 @@ func (s tokenSource) request(ctx context.Context, pod *v1.Pod, key tokenKey) (*t
 	}
 	var answer *authenticationv1.TokenRequest
 	err := watched.OnceGranted(ctx, func() (err error) {
-		answer, err = s.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+		answer, err = s.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request,
+			metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {

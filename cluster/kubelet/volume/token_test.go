@@ -88,7 +88,8 @@ func TestTokenErrors(t *testing.T) {
 		{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token"}},
 	}}}))
 	err := n.Mount(context.Background(), pod)
-	if want := `MountVolume.SetUp failed for volume "api" : failed to fetch token: serviceaccounts "sa" not found`; err == nil || err.Error() != want {
+	if want := `MountVolume.SetUp failed for volume "api" : failed to fetch token: serviceaccounts "sa" not found`; err == nil ||
+		err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	n.unmount(pod)

@@ -163,7 +163,8 @@ func (c *count) add(fd, depth int) error {
 			if !folder || depth >= countedDepth {
 				continue
 			}
-			next, err := unix.Openat2(fd, name, &unix.OpenHow{Flags: openDir, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH})
+			next, err := unix.Openat2(fd, name,
+				&unix.OpenHow{Flags: openDir, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH})
 			if err != nil {
 				continue
 			}

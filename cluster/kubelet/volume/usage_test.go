@@ -15,7 +15,8 @@ func TestUsage(t *testing.T) {
 	n := newNode(t)
 	host := t.TempDir()
 	limit := resource.MustParse("1Mi")
-	pod := podWith(vol("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}), vol("memory", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: &limit}}),
+	pod := podWith(vol("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}),
+		vol("memory", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: &limit}}),
 		vol("host", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: host}}))
 	if got := n.Usage(context.Background(), pod); len(got) != 0 {
 		t.Error("before they are made:", got)

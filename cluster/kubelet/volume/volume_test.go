@@ -101,7 +101,10 @@ func vol(name string, source v1.VolumeSource) v1.Volume {
 }
 
 func configMap(name, version string, data map[string]string) *v1.ConfigMap {
-	return &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("cm-" + name), ResourceVersion: version}, Data: data}
+	return &v1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("cm-" + name), ResourceVersion: version},
+		Data:       data,
+	}
 }
 
 func secret(name string, data map[string]string) *v1.Secret {
@@ -142,8 +145,14 @@ func TestProjectionsAndTheirUpdates(t *testing.T) {
 		}}}),
 		vol("all", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
 			{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}},
-			{Secret: &v1.SecretProjection{LocalObjectReference: v1.LocalObjectReference{Name: "s"}, Items: []v1.KeyToPath{{Key: "pw", Path: "x/pw"}}}},
-			{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{Path: "name", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}},
+			{Secret: &v1.SecretProjection{
+				LocalObjectReference: v1.LocalObjectReference{Name: "s"},
+				Items:                []v1.KeyToPath{{Key: "pw", Path: "x/pw"}},
+			}},
+			{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{
+				Path:     "name",
+				FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.name"},
+			}}}},
 		}}}),
 	)
 	pod.Spec.Volumes = append(pod.Spec.Volumes, vol("unused", fromConfigMap("none", false)))
@@ -162,7 +171,8 @@ func TestProjectionsAndTheirUpdates(t *testing.T) {
 	check("first", "kubernetes.io~downward-api/down", map[string]string{"labels": `app="web"`, "cpu": "2"})
 	check("first", "kubernetes.io~projected/all", map[string]string{"a": "1", "b": "2", "x/pw": "hush", "name": "p"})
 	for dir, memory := range map[string]bool{
-		"kubernetes.io~configmap/cm": false, "kubernetes.io~secret/secret": true, "kubernetes.io~downward-api/down": true, "kubernetes.io~projected/all": true,
+		"kubernetes.io~configmap/cm": false, "kubernetes.io~secret/secret": true, "kubernetes.io~downward-api/down": true,
+		"kubernetes.io~projected/all": true,
 	} {
 		if tmpfsAt(t, n.path(pod, volumesDir, dir)) != memory {
 			t.Errorf("%s: on tmpfs: %v", dir, !memory)
@@ -184,7 +194,8 @@ func TestProjectionsAndTheirUpdates(t *testing.T) {
 	check("updated", "kubernetes.io~configmap/items", map[string]string{"deep/a": "3"})
 	check("updated", "kubernetes.io~projected/all", map[string]string{"a": "3", "x/pw": "hush", "name": "p"})
 
-	if _, err := n.kube.CoreV1().ConfigMaps("ns").Create(context.Background(), configMap("none", "1", map[string]string{"late": "1"}), metav1.CreateOptions{}); err != nil {
+	if _, err := n.kube.CoreV1().ConfigMaps("ns").Create(context.Background(), configMap("none", "1", map[string]string{"late": "1"}),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	<-n.looks
@@ -214,12 +225,34 @@ func TestMountFails(t *testing.T) {
 		{"config map missing", fromConfigMap("none", false), `configmap "none" not found`},
 		{"secret missing", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "none", DefaultMode: mode644}}, `secret "none" not found`},
 		{"key missing", fromConfigMap("cm", false, v1.KeyToPath{Key: "zz", Path: "z"}), "configmap references non-existent config key: zz"},
-		{"secret key missing", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s", DefaultMode: mode644, Items: []v1.KeyToPath{{Key: "zz", Path: "z"}}}}, "references non-existent secret key: zz"},
+		{"secret key missing", v1.VolumeSource{Secret: &v1.SecretVolumeSource{
+			SecretName: "s", DefaultMode: mode644,
+			Items: []v1.KeyToPath{{Key: "zz", Path: "z"}},
+		}}, "references non-existent secret key: zz"},
 		{"path out of the volume", fromConfigMap("cm", false, v1.KeyToPath{Key: "a", Path: "../z"}), "invalid path: must not contain '..': ../z"},
-		{"no directory", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: missing, Type: ptr.To(v1.HostPathDirectory)}}, "hostPath type check failed: /no/such/place is not a directory"},
-		{"claim", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}, `persistentvolumeclaims "data" not found`},
-		{"csi", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "d.example"}}, `the volume is a csi volume (driver "d.example"), which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, ephemeral, hostPath, image, nfs, persistentVolumeClaim, projected or secret`},
-		{"trust bundle", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{{ClusterTrustBundle: &v1.ClusterTrustBundleProjection{Path: "ca"}}}}}, "clusterTrustBundle projections are not served by this kubelet: project a configMap that has the certificates instead"},
+		{
+			"no directory",
+			v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: missing, Type: ptr.To(v1.HostPathDirectory)}},
+			"hostPath type check failed: /no/such/place is not a directory",
+		},
+		{
+			"claim",
+			v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}},
+			`persistentvolumeclaims "data" not found`,
+		},
+		{
+			"csi",
+			v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "d.example"}},
+			`the volume is a csi volume (driver "d.example"), which this kubelet cannot mount: use configMap, downwardAPI, emptyDir, ephemeral, hostPath, image, nfs, persistentVolumeClaim, projected or secret`,
+		},
+		{
+			"trust bundle",
+			v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{
+				DefaultMode: mode644,
+				Sources:     []v1.VolumeProjection{{ClusterTrustBundle: &v1.ClusterTrustBundleProjection{Path: "ca"}}},
+			}},
+			"clusterTrustBundle projections are not served by this kubelet: project a configMap that has the certificates instead",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t, configMap("cm", "1", map[string]string{"a": "1"}), secret("s", nil))
@@ -244,7 +277,8 @@ func TestMountIsWokenWhenWhatWasMissingComes(t *testing.T) {
 	if err := n.Mount(context.Background(), pod); err == nil {
 		t.Fatal("no error")
 	}
-	if _, err := n.kube.CoreV1().ConfigMaps("ns").Create(context.Background(), configMap("cm", "1", map[string]string{"a": "1"}), metav1.CreateOptions{}); err != nil {
+	if _, err := n.kube.CoreV1().ConfigMaps("ns").Create(context.Background(), configMap("cm", "1", map[string]string{"a": "1"}),
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if uid := <-n.wakes; uid != pod.UID {
@@ -274,7 +308,8 @@ func TestVolumesOfEphemeralContainers(t *testing.T) {
 func TestFollowingLooksAtProjectionsOnly(t *testing.T) {
 	n := newNode(t, configMap("cm", "1", map[string]string{"a": "1"}))
 	host := t.TempDir() + "/dir"
-	pod := podWith(vol("v", fromConfigMap("cm", false)), vol("host", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: host, Type: ptr.To(v1.HostPathDirectoryOrCreate)}}))
+	pod := podWith(vol("v", fromConfigMap("cm", false)),
+		vol("host", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: host, Type: ptr.To(v1.HostPathDirectoryOrCreate)}}))
 	n.mount(pod)
 	if err := os.Remove(host); err != nil {
 		t.Fatal(err)
@@ -334,7 +369,8 @@ func TestEmptyDirs(t *testing.T) {
 		q := resource.MustParse(limit)
 		return v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: &q}}
 	}
-	pod := podWith(vol("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}), vol("small", memory("1Mi")), vol("large", memory("1Gi")))
+	pod := podWith(vol("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}), vol("small", memory("1Mi")),
+		vol("large", memory("1Gi")))
 	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4321)}
 	n.mount(pod)
 	dir := func(name string) string { return n.path(pod, volumesDir, "kubernetes.io~empty-dir", name) }

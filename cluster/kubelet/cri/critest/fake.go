@@ -205,7 +205,8 @@ func (f *Fake) RunPodSandbox(_ context.Context, r *runtimeapi.RunPodSandboxReque
 	defer f.mu.Unlock()
 	f.next++
 	s := &runtimeapi.PodSandboxStatus{
-		Id: fmt.Sprintf("sandbox-%d", f.next), Metadata: r.Config.Metadata, Labels: r.Config.Labels, CreatedAt: time.Now().UnixNano() + int64(f.next),
+		Id: fmt.Sprintf("sandbox-%d", f.next), Metadata: r.Config.Metadata, Labels: r.Config.Labels, CreatedAt: time.Now().UnixNano() +
+			int64(f.next),
 		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: fmt.Sprintf("10.0.0.%d", f.next)},
 		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
 			Options: r.Config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
@@ -256,7 +257,10 @@ func (f *Fake) ListPodSandbox(_ context.Context, r *runtimeapi.ListPodSandboxReq
 	resp := &runtimeapi.ListPodSandboxResponse{}
 	for _, s := range f.sandboxes {
 		if selected(s.Labels, r.GetFilter().GetLabelSelector()) {
-			resp.Items = append(resp.Items, &runtimeapi.PodSandbox{Id: s.Id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt, Labels: s.Labels})
+			resp.Items = append(resp.Items, &runtimeapi.PodSandbox{
+				Id: s.Id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt,
+				Labels: s.Labels,
+			})
 		}
 	}
 	return resp, nil
@@ -348,7 +352,9 @@ func (f *Fake) Use(name string, workingSet, writable, inodes uint64) {
 }
 
 // UpdateContainerResources implements CRI.
-func (f *Fake) UpdateContainerResources(_ context.Context, r *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+func (f *Fake) UpdateContainerResources(_ context.Context,
+	r *runtimeapi.UpdateContainerResourcesRequest,
+) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.containers[r.ContainerId]
@@ -371,7 +377,9 @@ func (f *Fake) ContainerStats(_ context.Context, r *runtimeapi.ContainerStatsReq
 }
 
 // ListContainerStats implements CRI.
-func (f *Fake) ListContainerStats(_ context.Context, r *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+func (f *Fake) ListContainerStats(_ context.Context,
+	r *runtimeapi.ListContainerStatsRequest,
+) (*runtimeapi.ListContainerStatsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &runtimeapi.ListContainerStatsResponse{}

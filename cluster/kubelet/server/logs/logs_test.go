@@ -42,11 +42,18 @@ func TestRead(t *testing.T) {
 		{name: "tail nothing", log: sample, opts: Options{Tail: ptr.To[int64](0)}},
 		{name: "since", log: sample, opts: Options{Since: time.Date(2026, 1, 1, 0, 0, 2, 0, time.UTC)}, out: "three\n", errOut: "two\n"},
 		{name: "limit", log: sample, opts: Options{Limit: ptr.To[int64](6)}, out: "one\n", errOut: "tw"},
-		{name: "limit and timestamps", log: sample, opts: Options{Limit: ptr.To[int64](33), Timestamps: true}, out: "2026-01-01T00:00:01.500000000Z on"},
+		{
+			name: "limit and timestamps", log: sample, opts: Options{Limit: ptr.To[int64](33), Timestamps: true},
+			out: "2026-01-01T00:00:01.500000000Z on",
+		},
 		{name: "limit of nothing", log: sample, opts: Options{Limit: ptr.To[int64](0)}},
-		{name: "odd lines", log: "garbage\n\n2026-01-01T00:00:01Z\n2026-01-01T00:00:01Z stdin F x\n2026-01-01T00:00:01Z stdout F fine\n", out: "fine\n"},
+		{
+			name: "odd lines", log: "garbage\n\n2026-01-01T00:00:01Z\n2026-01-01T00:00:01Z stdin F x\n2026-01-01T00:00:01Z stdout F fine\n",
+			out: "fine\n",
+		},
 		{name: "unfinished line", log: sample + "2026-01-01T00:00:06Z stdout F en", out: "one\nthree\nfour\nen", errOut: "two\n"},
-		{name: "lines longer than the buffer", log: "2026-01-01T00:00:01Z stdout F " + long + "\n2026-01-01T00:00:01Z stdout P " + long + "\n2026-01-01T00:00:01Z stdout F end\n", out: long + "\n" + long + "end\n"},
+		{name: "lines longer than the buffer", log: "2026-01-01T00:00:01Z stdout F " + long + "\n2026-01-01T00:00:01Z stdout P " + long +
+			"\n2026-01-01T00:00:01Z stdout F end\n", out: long + "\n" + long + "end\n"},
 		{name: "odd line longer than the buffer", log: long + "\n2026-01-01T00:00:01Z stdout F end\n", out: "end\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -94,7 +101,10 @@ func TestTailStartOnLargeFiles(t *testing.T) {
 
 func TestOptionsOf(t *testing.T) {
 	now := time.Unix(1000, 0)
-	if o := OptionsOf(&v1.PodLogOptions{SinceSeconds: ptr.To[int64](60), TailLines: ptr.To[int64](5), Follow: true}, now); o.Since != time.Unix(940, 0) || *o.Tail != 5 || !o.Follow {
+	if o := OptionsOf(&v1.PodLogOptions{
+		SinceSeconds: ptr.To[int64](60), TailLines: ptr.To[int64](5),
+		Follow: true,
+	}, now); o.Since != time.Unix(940, 0) || *o.Tail != 5 || !o.Follow {
 		t.Error(o)
 	}
 	at := metav1.NewTime(time.Unix(7, 0))

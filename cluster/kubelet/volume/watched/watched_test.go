@@ -17,7 +17,10 @@ import (
 )
 
 func configMap(version, value string) *v1.ConfigMap {
-	return &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cm", ResourceVersion: version}, Data: map[string]string{"k": value}}
+	return &v1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cm", ResourceVersion: version},
+		Data:       map[string]string{"k": value},
+	}
 }
 
 var key = Key{ConfigMap, "ns", "cm"}
