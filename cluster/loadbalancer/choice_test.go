@@ -29,7 +29,8 @@ func TestWhichNodesTakeConnections(t *testing.T) {
 		for _, n := range nodes {
 			name, isReady := strings.CutPrefix(n, "!")
 			isReady = !isReady
-			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{NodeName: &name, Conditions: discoveryv1.EndpointConditions{Ready: &isReady}})
+			slice.Endpoints = append(slice.Endpoints,
+				discoveryv1.Endpoint{NodeName: &name, Conditions: discoveryv1.EndpointConditions{Ready: &isReady}})
 		}
 		return []*discoveryv1.EndpointSlice{slice}
 	}
@@ -42,10 +43,13 @@ func TestWhichNodesTakeConnections(t *testing.T) {
 		"all that are ready":           {nodes: []*corev1.Node{machine("c"), machine("b", unready), machine("a")}, want: "a c"},
 		"an excluded one does not":     {nodes: []*corev1.Node{machine("a", excluded), machine("b")}, want: "b"},
 		"one that is not ready, alone": {nodes: []*corev1.Node{machine("a", unready)}, want: "a"},
-		"those with an endpoint":       {nodes: []*corev1.Node{machine("a"), machine("b"), machine("c")}, local: true, at: at("b", "!c"), want: "b"},
-		"all without any endpoint":     {nodes: []*corev1.Node{machine("a"), machine("b")}, local: true, at: at("!a"), want: "a b"},
-		"a cluster policy":             {nodes: []*corev1.Node{machine("a"), machine("b")}, at: at("b"), want: "a b"},
-		"none":                         {nodes: []*corev1.Node{machine("a", excluded)}, want: ""},
+		"those with an endpoint": {
+			nodes: []*corev1.Node{machine("a"), machine("b"), machine("c")}, local: true, at: at("b", "!c"),
+			want: "b",
+		},
+		"all without any endpoint": {nodes: []*corev1.Node{machine("a"), machine("b")}, local: true, at: at("!a"), want: "a b"},
+		"a cluster policy":         {nodes: []*corev1.Node{machine("a"), machine("b")}, at: at("b"), want: "a b"},
+		"none":                     {nodes: []*corev1.Node{machine("a", excluded)}, want: ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			service := &corev1.Service{Spec: corev1.ServiceSpec{ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster}}

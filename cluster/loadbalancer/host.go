@@ -28,7 +28,8 @@ func CheckPods(p Pool) error {
 	}
 	for _, r := range routes {
 		if to, ok := ipnet.Prefix(r.Dst); ok && r.Protocol == podRoutes && r.Type == unix.RTN_UNREACHABLE && p.Overlaps(to) {
-			return fmt.Errorf("--load-balancer-cidr %s overlaps %s, the range of pods: choose addresses of the node's network that nothing else has", p, to)
+			return fmt.Errorf("--load-balancer-cidr %s overlaps %s, the range of pods: choose addresses of the node's network that nothing else has",
+				p, to)
 		}
 	}
 	return nil

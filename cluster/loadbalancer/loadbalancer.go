@@ -80,7 +80,9 @@ func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
 				continue
 			}
 			candidates := Candidates(service, machines, func() []*discoveryv1.EndpointSlice {
-				its, _ := sliceLister.EndpointSlices(service.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service.Name}))
+				its, _ := sliceLister.EndpointSlices(service.Namespace).List(
+					labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service.Name}),
+				)
 				return its
 			})
 			for _, address := range Addresses(service) {

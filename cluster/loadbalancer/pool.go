@@ -41,7 +41,8 @@ func parseRange(text string) (addressRange, error) {
 	var r addressRange
 	if network, err := netip.ParsePrefix(text); err == nil {
 		if network != network.Masked() {
-			return r, fmt.Errorf("%q is an address in a network: %s is the network, and %s the address alone", text, network.Masked(), network.Addr())
+			return r, fmt.Errorf("%q is an address in a network: %s is the network, and %s the address alone", text, network.Masked(),
+				network.Addr())
 		}
 		r = addressRange{network.Addr(), lastOf(network)}
 	} else {
@@ -72,7 +73,8 @@ func parseRange(text string) (addressRange, error) {
 // notForServices are loopback, link-local, multicast, unspecified and reserved addresses.
 var notForServices = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"),
+	netip.MustParsePrefix("ff00::/8"),
 }
 
 // lastOf is the last address of a network.

@@ -103,7 +103,10 @@ func TestPoolsOverlapNetworks(t *testing.T) {
 
 // Whatever is typed, a pool is refused or gives out addresses that it contains, in order, and ends.
 func FuzzPool(f *testing.F) {
-	for _, text := range []string{"10.0.0.0/8", "2001:db8::/32", "10.0.0.1-10.0.0.9", "::1", "10.0.0.255-10.0.1.0", "1.2.3.4%x", "-", "0.0.0.0/0"} {
+	for _, text := range []string{
+		"10.0.0.0/8", "2001:db8::/32", "10.0.0.1-10.0.0.9", "::1", "10.0.0.255-10.0.1.0", "1.2.3.4%x", "-",
+		"0.0.0.0/0",
+	} {
 		f.Add(text, "10.0.0.7")
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
@@ -118,7 +121,8 @@ func FuzzPool(f *testing.F) {
 				if !next.IsValid() {
 					break
 				}
-				if !p.Contains(next) || next.Is6() != ipv6 || next == last || next.IsLoopback() || next.IsMulticast() || next.IsUnspecified() || !p.Overlaps(netip.PrefixFrom(next, next.BitLen())) {
+				if !p.Contains(next) || next.Is6() != ipv6 || next == last || next.IsLoopback() || next.IsMulticast() || next.IsUnspecified() ||
+					!p.Overlaps(netip.PrefixFrom(next, next.BitLen())) {
 					t.Fatalf("%q, %q gives %s after %s", a, b, next, last)
 				}
 				last = next

@@ -57,7 +57,10 @@ func newCluster(t *testing.T, ranges ...string) (c *cluster, restart func()) {
 	c.pod = c.Pod("web")
 	c.pod.Serve("tcp", 8080)
 	here := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
-	here.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: testnet.Node4}, {Type: corev1.NodeInternalIP, Address: testnet.Node6}}
+	here.Status.Addresses = []corev1.NodeAddress{
+		{Type: corev1.NodeInternalIP, Address: testnet.Node4},
+		{Type: corev1.NodeInternalIP, Address: testnet.Node6},
+	}
 	if _, err := c.api.CoreV1().Nodes().Create(t.Context(), here, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +121,10 @@ func (c *cluster) create(name string, change func(*corev1.Service)) {
 		c.t.Fatal(err)
 	}
 	yes, here, web, port, protocol := true, "here", "http", int32(8080), corev1.ProtocolTCP
-	for kind, ip := range map[discoveryv1.AddressType]netip.Addr{discoveryv1.AddressTypeIPv4: c.pod.IPv4, discoveryv1.AddressTypeIPv6: c.pod.IPv6} {
+	for kind, ip := range map[discoveryv1.AddressType]netip.Addr{
+		discoveryv1.AddressTypeIPv4: c.pod.IPv4,
+		discoveryv1.AddressTypeIPv6: c.pod.IPv6,
+	} {
 		if _, err := c.api.DiscoveryV1().EndpointSlices("default").Create(c.t.Context(), &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: name + strings.ToLower(string(kind)), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: name},

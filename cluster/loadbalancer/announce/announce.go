@@ -223,7 +223,10 @@ func (a *Announcer) reconcile(ctx context.Context, changes *subscription) time.D
 	a.before = state.before.clone()
 	if lost += state.reset; lost > 0 && time.Since(a.said) > quiet {
 		a.said = time.Now()
-		slog.Warn("announcements of load balancers' addresses were lost, since another program changed interfaces, routes or sysctls: they are back", "sink", a.sink)
+		slog.Warn(
+			"announcements of load balancers' addresses were lost, since another program changed interfaces, routes or sysctls: they are back",
+			"sink", a.sink,
+		)
 	}
 	if changes.hear(!everywhere, state.index(), used) {
 		a.signal() // to look once more at what changed meanwhile

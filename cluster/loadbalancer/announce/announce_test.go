@@ -180,7 +180,8 @@ func TestOthersRoutesStay(t *testing.T) {
 		s.Run(command)
 	}
 	routes := func() string {
-		return s.Run("ip route show proto static") + s.Run("ip route show metric 50") + s.Run("ip -6 route show metric 50") + s.Run("ip neigh show proxy "+foreign)
+		return s.Run("ip route show proto static") + s.Run("ip route show metric 50") + s.Run("ip -6 route show metric 50") +
+			s.Run("ip neigh show proxy "+foreign)
 	}
 	before := routes()
 	if n := strings.Count(before, "\n"); n != 4 {
@@ -242,14 +243,18 @@ func TestAddressesThatCannotBeAnnounced(t *testing.T) {
 		"on an unknown interface": {named: "eth9", address: "192.0.2.50", want: "--load-balancer-interface eth9"},
 		"on lo":                   {named: "lo", address: "192.0.2.50", want: "interface lo has no neighbours"},
 		"with a route elsewhere": {
-			prepare: func(s *segment) { s.Run("ip route add 192.0.2.50 via 192.0.2.9") }, address: "192.0.2.50", want: "has another route to 192.0.2.50",
+			prepare: func(s *segment) {
+				s.Run("ip route add 192.0.2.50 via 192.0.2.9")
+			}, address: "192.0.2.50", want: "has another route to 192.0.2.50",
 		},
 		"that another program answers for": {
 			prepare: func(s *segment) { s.Run("ip neigh add proxy 192.0.2.50 dev out") }, address: "192.0.2.50",
 			want: "'ip neigh del proxy 192.0.2.50 dev out'",
 		},
 		"without forwarding": {
-			prepare: func(s *segment) { s.Within(func() { write(s.t, "ipv4/ip_forward", "0") }) }, address: "192.0.2.50", want: "net.ipv4.conf.out.forwarding=1",
+			prepare: func(s *segment) {
+				s.Within(func() { write(s.t, "ipv4/ip_forward", "0") })
+			}, address: "192.0.2.50", want: "net.ipv4.conf.out.forwarding=1",
 		},
 		"on an interface that is named": {named: "out", address: "203.0.113.7", want: "203.0.113.7 out"},
 	} {
@@ -323,7 +328,8 @@ func TestPackets(t *testing.T) {
 		t.Errorf("ARP is %x, want %x", arp, want)
 	}
 	na := naPacket(announced6, mac)
-	if len(na) != 32 || na[0] != 136 || na[4] != 0x20 || netip.AddrFrom16([16]byte(na[8:24])) != announced6 || !slices.Equal(na[24:], append([]byte{2, 1}, mac...)) {
+	if len(na) != 32 || na[0] != 136 || na[4] != 0x20 || netip.AddrFrom16([16]byte(na[8:24])) != announced6 ||
+		!slices.Equal(na[24:], append([]byte{2, 1}, mac...)) {
 		t.Errorf("the neighbour advertisement is %x", na)
 	}
 }

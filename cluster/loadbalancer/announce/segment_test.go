@@ -219,7 +219,8 @@ func (s *segment) answers(want bool, addresses ...netip.Addr) {
 
 // left is what the node has of announcements: devices, proxied neighbours, routes and sysctls.
 func (s *segment) left() string {
-	return s.Run("ip neigh show proxy") + s.Run("ip -6 neigh show proxy") + s.Run("ip -o link show type veth") + s.Run("ip route") + s.Run("ip -6 route") + s.Run("nft list tables") +
+	return s.Run("ip neigh show proxy") + s.Run("ip -6 neigh show proxy") + s.Run("ip -o link show type veth") + s.Run("ip route") +
+		s.Run("ip -6 route") + s.Run("nft list tables") +
 		s.sysctl("ipv6/conf/all/proxy_ndp") + " " + s.sysctl("ipv4/neigh/out/proxy_delay") + " " + s.sysctl("ipv6/neigh/out/proxy_delay")
 }
 

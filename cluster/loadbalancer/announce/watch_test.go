@@ -33,7 +33,8 @@ func (s *segment) routes() (lines string) {
 
 // settings are the sysctls that announcers change.
 func (s *segment) settings() string {
-	return fmt.Sprint("ndp=", s.sysctl("ipv6/conf/all/proxy_ndp"), " 4=", s.sysctl("ipv4/neigh/out/proxy_delay"), " 6=", s.sysctl("ipv6/neigh/out/proxy_delay"))
+	return fmt.Sprint("ndp=", s.sysctl("ipv6/conf/all/proxy_ndp"), " 4=", s.sysctl("ipv4/neigh/out/proxy_delay"), " 6=",
+		s.sysctl("ipv6/neigh/out/proxy_delay"))
 }
 
 // tables are the nftables tables with all they have.
@@ -55,21 +56,28 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 		// announced, which is reported: nothing is lost then.
 		noted bool
 	}{
-		"without an announcer":      {remove: "ip link del " + sink, control: true},
-		"the sink":                  {remove: "ip link del " + sink},
-		"the sink's other end":      {remove: "ip link del coracle-lx1"},
-		"the sink is set down":      {remove: "ip link set " + sink + " down"},
-		"the sink's name":           {remove: "ip link set " + sink + " down name other"},
-		"a route":                   {remove: "ip route del 192.0.2.50 dev " + sink},
-		"all routes of the sink":    {remove: "ip route flush dev " + sink + ";ip -6 route flush dev " + sink},
-		"proxy_ndp":                 {remove: "sysctl -qw net.ipv6.conf.all.proxy_ndp=0"},
-		"all tables of nftables":    {remove: "nft flush ruleset"},
-		"the chains of its table":   {remove: "nft flush table inet " + sink},
-		"the uplink is set down":    {noted: true, remove: "ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
-		"the uplink's address":      {noted: true, remove: "ip addr del " + testnet.Node4 + "/24 dev out;ip addr add " + testnet.Node4 + "/24 dev out"},
-		"the uplink's name":         {noted: true, remove: "ip link set out down;ip link set out name wan;ip link set wan name out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
-		"what one cannot hear of":   {remove: "ip neigh del proxy 192.0.2.50 dev out;ip link set out promisc on;ip link set out promisc off"},
-		"what is removed two times": {noted: true, remove: "ip link del " + sink + ";ip route flush dev out;ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
+		"without an announcer":    {remove: "ip link del " + sink, control: true},
+		"the sink":                {remove: "ip link del " + sink},
+		"the sink's other end":    {remove: "ip link del coracle-lx1"},
+		"the sink is set down":    {remove: "ip link set " + sink + " down"},
+		"the sink's name":         {remove: "ip link set " + sink + " down name other"},
+		"a route":                 {remove: "ip route del 192.0.2.50 dev " + sink},
+		"all routes of the sink":  {remove: "ip route flush dev " + sink + ";ip -6 route flush dev " + sink},
+		"proxy_ndp":               {remove: "sysctl -qw net.ipv6.conf.all.proxy_ndp=0"},
+		"all tables of nftables":  {remove: "nft flush ruleset"},
+		"the chains of its table": {remove: "nft flush table inet " + sink},
+		"the uplink is set down": {noted: true, remove: "ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 +
+			"/64 dev out nodad"},
+		"the uplink's address": {noted: true, remove: "ip addr del " + testnet.Node4 + "/24 dev out;ip addr add " + testnet.Node4 +
+			"/24 dev out"},
+		"the uplink's name": {
+			noted: true,
+			remove: "ip link set out down;ip link set out name wan;ip link set wan name out up;ip addr replace " + testnet.Node6 +
+				"/64 dev out nodad",
+		},
+		"what one cannot hear of": {remove: "ip neigh del proxy 192.0.2.50 dev out;ip link set out promisc on;ip link set out promisc off"},
+		"what is removed two times": {noted: true, remove: "ip link del " + sink +
+			";ip route flush dev out;ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := testkit.CaptureLog(t)
@@ -205,15 +213,35 @@ func TestOnlyWhatConcernsAnnouncementsIsHeard(t *testing.T) {
 		kind    int
 		link    string
 	}{
-		"an interface":      {[]string{"ip link set other mtu 1400"}, "ip link set out mtu 1400", unix.RTM_NEWLINK, "out"},
-		"an address":        {[]string{"ip addr add 198.51.100.1/24 dev other"}, "ip addr add 198.51.100.2/24 dev out", unix.RTM_NEWADDR, "out"},
-		"a route":           {[]string{"ip route add 203.0.113.9 dev " + sink}, "ip route del 203.0.113.9 dev " + sink, unix.RTM_DELROUTE, sink},
-		"a route of IPv6":   {[]string{"ip -6 route add 2001:db8:9::9 dev " + sink}, "ip -6 route del 2001:db8:9::9 dev " + sink, unix.RTM_DELROUTE, sink},
-		"another route":     {[]string{"ip route add 203.0.113.11 dev out", "ip route add 203.0.113.12 dev " + sink, "ip route replace 203.0.113.13 dev other"}, "ip route replace 203.0.113.12 dev out", unix.RTM_NEWROUTE, "out"},
-		"another of IPv6":   {[]string{"ip -6 route add 2001:db8:9::12 dev " + sink}, "ip -6 route replace 2001:db8:9::12 dev out", unix.RTM_NEWROUTE, "out"},
-		"a sysctl":          {[]string{"sysctl -qw net.ipv4.conf.other.forwarding=0"}, "sysctl -qw net.ipv4.conf.out.forwarding=0", unix.RTM_NEWNETCONF, "out"},
-		"a sysctl of IPv6":  {[]string{"sysctl -qw net.ipv6.conf.other.proxy_ndp=1"}, "sysctl -qw net.ipv6.conf.all.proxy_ndp=1", unix.RTM_NEWNETCONF, ""},
-		"the sink":          {[]string{"ip route add 203.0.113.10 via 192.0.2.9", "ip route del 203.0.113.10"}, "ip link set " + sink + " mtu 1400", unix.RTM_NEWLINK, sink},
+		"an interface": {[]string{"ip link set other mtu 1400"}, "ip link set out mtu 1400", unix.RTM_NEWLINK, "out"},
+		"an address":   {[]string{"ip addr add 198.51.100.1/24 dev other"}, "ip addr add 198.51.100.2/24 dev out", unix.RTM_NEWADDR, "out"},
+		"a route":      {[]string{"ip route add 203.0.113.9 dev " + sink}, "ip route del 203.0.113.9 dev " + sink, unix.RTM_DELROUTE, sink},
+		"a route of IPv6": {
+			[]string{"ip -6 route add 2001:db8:9::9 dev " + sink},
+			"ip -6 route del 2001:db8:9::9 dev " + sink,
+			unix.RTM_DELROUTE, sink,
+		},
+		"another route": {[]string{
+			"ip route add 203.0.113.11 dev out", "ip route add 203.0.113.12 dev " + sink,
+			"ip route replace 203.0.113.13 dev other",
+		}, "ip route replace 203.0.113.12 dev out", unix.RTM_NEWROUTE, "out"},
+		"another of IPv6": {
+			[]string{"ip -6 route add 2001:db8:9::12 dev " + sink},
+			"ip -6 route replace 2001:db8:9::12 dev out",
+			unix.RTM_NEWROUTE, "out",
+		},
+		"a sysctl": {
+			[]string{"sysctl -qw net.ipv4.conf.other.forwarding=0"},
+			"sysctl -qw net.ipv4.conf.out.forwarding=0",
+			unix.RTM_NEWNETCONF, "out",
+		},
+		"a sysctl of IPv6": {
+			[]string{"sysctl -qw net.ipv6.conf.other.proxy_ndp=1"},
+			"sysctl -qw net.ipv6.conf.all.proxy_ndp=1",
+			unix.RTM_NEWNETCONF, "",
+		},
+		"the sink": {[]string{"ip route add 203.0.113.10 via 192.0.2.9", "ip route del 203.0.113.10"}, "ip link set " + sink +
+			" mtu 1400", unix.RTM_NEWLINK, sink},
 		"all of the others": {nil, "ip link set other mtu 1300", unix.RTM_NEWLINK, "other"},
 	} {
 		var heard *subscription
