@@ -23,8 +23,10 @@ func TestInstall(t *testing.T) {
 	config.ExternalAddress = "127.0.0.1:443"
 	config.LoopbackClientConfig = &rest.Config{}
 	config.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
-	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(generatedopenapi.GetOpenAPIDefinitions, openapinamer.NewDefinitionNamer(scheme))
-	config.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(generatedopenapi.GetOpenAPIDefinitions, openapinamer.NewDefinitionNamer(scheme))
+	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(generatedopenapi.GetOpenAPIDefinitions,
+		openapinamer.NewDefinitionNamer(scheme))
+	config.OpenAPIConfig = genericapiserver.DefaultOpenAPIConfig(generatedopenapi.GetOpenAPIDefinitions,
+		openapinamer.NewDefinitionNamer(scheme))
 	server, err := config.Complete(nil).New("test", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +49,8 @@ func TestInstall(t *testing.T) {
 	var resources metav1.APIResourceList
 	ask("/apis/metrics.k8s.io/v1beta1", "application/json", &resources)
 	for _, r := range resources.APIResources {
-		if strings.Join(r.Verbs, " ") != "get list" || r.Kind != map[string]string{"nodes": "NodeMetrics", "pods": "PodMetrics"}[r.Name] || r.Namespaced != (r.Name == "pods") {
+		if strings.Join(r.Verbs, " ") != "get list" || r.Kind != map[string]string{"nodes": "NodeMetrics", "pods": "PodMetrics"}[r.Name] ||
+			r.Namespaced != (r.Name == "pods") {
 			t.Error(r)
 		}
 	}
@@ -55,19 +58,23 @@ func TestInstall(t *testing.T) {
 		t.Error(resources)
 	}
 	var pods v1beta1.PodMetricsList
-	if code := ask("/apis/metrics.k8s.io/v1beta1/namespaces/a/pods?labelSelector=app%3Dweb", "application/json", &pods); code != 200 || pods.Kind != "PodMetricsList" || len(pods.Items) != 1 || pods.Items[0].Containers[0].Usage.Cpu().String() != "250m" {
+	if code := ask("/apis/metrics.k8s.io/v1beta1/namespaces/a/pods?labelSelector=app%3Dweb", "application/json", &pods); code != 200 ||
+		pods.Kind != "PodMetricsList" || len(pods.Items) != 1 || pods.Items[0].Containers[0].Usage.Cpu().String() != "250m" {
 		t.Error(code, pods)
 	}
 	var node v1beta1.NodeMetrics
-	if code := ask("/apis/metrics.k8s.io/v1beta1/nodes/n1", "application/json", &node); code != 200 || node.Kind != "NodeMetrics" || node.Usage.Cpu().String() != "123456789n" || node.Window.Duration.String() != "1s" {
+	if code := ask("/apis/metrics.k8s.io/v1beta1/nodes/n1", "application/json", &node); code != 200 || node.Kind != "NodeMetrics" ||
+		node.Usage.Cpu().String() != "123456789n" || node.Window.Duration.String() != "1s" {
 		t.Error(code, node)
 	}
 	var table metav1.Table
-	if code := ask("/apis/metrics.k8s.io/v1beta1/nodes", "application/json;as=Table;v=v1;g=meta.k8s.io", &table); code != 200 || table.Kind != "Table" || len(table.Rows) != 2 {
+	if code := ask("/apis/metrics.k8s.io/v1beta1/nodes", "application/json;as=Table;v=v1;g=meta.k8s.io", &table); code != 200 ||
+		table.Kind != "Table" || len(table.Rows) != 2 {
 		t.Error(code, table)
 	}
 	var status metav1.Status
-	if code := ask("/apis/metrics.k8s.io/v1beta1/namespaces/a/pods/none", "application/json", &status); code != 404 || status.Reason != metav1.StatusReasonNotFound {
+	if code := ask("/apis/metrics.k8s.io/v1beta1/namespaces/a/pods/none", "application/json", &status); code != 404 ||
+		status.Reason != metav1.StatusReasonNotFound {
 		t.Error(code, status)
 	}
 }

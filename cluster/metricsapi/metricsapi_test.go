@@ -42,10 +42,14 @@ type cluster struct {
 
 func newCluster(t *testing.T, objects ...metav1.Object) *cluster {
 	t.Helper()
-	nodes, pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	nodes, pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
+		cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	objects = append(objects,
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "a"}}},
-		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", Labels: map[string]string{"app": "web"}}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}})
+		&v1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", Labels: map[string]string{"app": "web"}},
+			Spec:       v1.PodSpec{Containers: []v1.Container{{Name: "c"}}},
+		})
 	for _, o := range objects {
 		var err error
 		switch o := o.(type) {
@@ -87,11 +91,13 @@ func TestSampler(t *testing.T) {
 		check := func(when string, scrapes int, window time.Duration) {
 			t.Helper()
 			nodes, err := c.NodeMetrics(t.Context())
-			if err != nil || len(nodes) != 1 || nodes[0].Name != "n1" || nodes[0].Labels["zone"] != "a" || nodes[0].Usage.Cpu().String() != "500m" || nodes[0].Usage.Memory().String() != "1Gi" {
+			if err != nil || len(nodes) != 1 || nodes[0].Name != "n1" || nodes[0].Labels["zone"] != "a" || nodes[0].Usage.Cpu().String() != "500m" ||
+				nodes[0].Usage.Memory().String() != "1Gi" {
 				t.Errorf("%s: %v %v", when, nodes, err)
 			}
 			pods, err := c.PodMetrics(t.Context())
-			if err != nil || len(pods) != 1 || pods[0].Labels["app"] != "web" || pods[0].Containers[0].Usage.Cpu().String() != "250m" || pods[0].Containers[0].Usage.Memory().String() != "1Mi" || pods[0].Window.Duration != window {
+			if err != nil || len(pods) != 1 || pods[0].Labels["app"] != "web" || pods[0].Containers[0].Usage.Cpu().String() != "250m" ||
+				pods[0].Containers[0].Usage.Memory().String() != "1Mi" || pods[0].Window.Duration != window {
 				t.Errorf("%s: %v %v", when, pods, err)
 			}
 			if c.scrapes != scrapes {
@@ -143,10 +149,18 @@ func TestBetween(t *testing.T) {
 		"idle":                 {&Usage{At: t0, CPU: time.Second}, Usage{At: t0.Add(10 * time.Second), CPU: time.Second}, "0"},
 		"new":                  {nil, Usage{At: t0.Add(10 * time.Second), CPU: 5 * time.Second, Started: t0}, "500m"},
 		"new, start not known": {nil, Usage{At: t0, CPU: 1}, ""},
-		"restarted":            {&Usage{At: t0, CPU: time.Minute}, Usage{At: t0.Add(10 * time.Second), CPU: time.Second, Started: t0.Add(5 * time.Second)}, "200m"},
-		"counter went back":    {&Usage{At: t0, CPU: time.Minute}, Usage{At: t0.Add(10 * time.Second), CPU: time.Second, Started: t0.Add(-time.Hour)}, ""},
-		"clock stands":         {&Usage{At: t0, CPU: time.Second}, Usage{At: t0, CPU: time.Second}, ""},
-		"clock went back":      {&Usage{At: t0, CPU: time.Second}, Usage{At: t0.Add(-1), CPU: 2 * time.Second}, ""},
+		"restarted": {
+			&Usage{At: t0, CPU: time.Minute},
+			Usage{At: t0.Add(10 * time.Second), CPU: time.Second, Started: t0.Add(5 * time.Second)},
+			"200m",
+		},
+		"counter went back": {
+			&Usage{At: t0, CPU: time.Minute},
+			Usage{At: t0.Add(10 * time.Second), CPU: time.Second, Started: t0.Add(-time.Hour)},
+			"",
+		},
+		"clock stands":    {&Usage{At: t0, CPU: time.Second}, Usage{At: t0, CPU: time.Second}, ""},
+		"clock went back": {&Usage{At: t0, CPU: time.Second}, Usage{At: t0.Add(-1), CPU: 2 * time.Second}, ""},
 	} {
 		r, ok := between(c.before, c.now)
 		if ok != (c.want != "") || ok && r.usage.Cpu().String() != c.want {
@@ -176,7 +190,8 @@ node_memory_working_set_bytes 8192
 		t.Error(r.Node)
 	}
 	got, ok := r.Containers[Container{"ns", "p", "c"}]
-	if !ok || len(r.Containers) != 1 || !got.At.Equal(time.UnixMilli(5000)) || got.CPU != 2500*time.Millisecond || got.Memory != 4096 || !got.Started.Equal(time.UnixMilli(1500)) {
+	if !ok || len(r.Containers) != 1 || !got.At.Equal(time.UnixMilli(5000)) || got.CPU != 2500*time.Millisecond || got.Memory != 4096 ||
+		!got.Started.Equal(time.UnixMilli(1500)) {
 		t.Error(r.Containers)
 	}
 	for _, bad := range []string{"", "{{{", "node_cpu_usage_seconds_total 1\n"} {
@@ -190,13 +205,20 @@ func TestLocal(t *testing.T) {
 	at := metav1.NewTime(time.Unix(9, 0))
 	scrape := Local("n1", func(context.Context) (*statsapi.Summary, error) {
 		return &statsapi.Summary{
-			Node: statsapi.NodeStats{CPU: &statsapi.CPUStats{Time: at, UsageCoreNanoSeconds: ptr.To[uint64](5)}, Memory: &statsapi.MemoryStats{WorkingSetBytes: ptr.To[uint64](6)}},
+			Node: statsapi.NodeStats{
+				CPU:    &statsapi.CPUStats{Time: at, UsageCoreNanoSeconds: ptr.To[uint64](5)},
+				Memory: &statsapi.MemoryStats{WorkingSetBytes: ptr.To[uint64](6)},
+			},
 			Pods: []statsapi.PodStats{{PodRef: statsapi.PodReference{Namespace: "ns", Name: "p"}, Containers: []statsapi.ContainerStats{
-				{Name: "c", CPU: &statsapi.CPUStats{Time: at, UsageCoreNanoSeconds: ptr.To[uint64](7)}, Memory: &statsapi.MemoryStats{WorkingSetBytes: ptr.To[uint64](8)}}, {Name: "none"},
+				{
+					Name: "c", CPU: &statsapi.CPUStats{Time: at, UsageCoreNanoSeconds: ptr.To[uint64](7)},
+					Memory: &statsapi.MemoryStats{WorkingSetBytes: ptr.To[uint64](8)},
+				}, {Name: "none"},
 			}}},
 		}, nil
 	}, func(context.Context, string) (*Reading, error) { return nil, errors.New("elsewhere") })
-	if r, err := scrape(t.Context(), "n1"); err != nil || r.Node.CPU != 5 || len(r.Containers) != 1 || r.Containers[Container{"ns", "p", "c"}].Memory != 8 {
+	if r, err := scrape(t.Context(), "n1"); err != nil || r.Node.CPU != 5 || len(r.Containers) != 1 ||
+		r.Containers[Container{"ns", "p", "c"}].Memory != 8 {
 		t.Error(r, err)
 	}
 	if _, err := scrape(t.Context(), "n2"); err == nil || err.Error() != "elsewhere" {
@@ -224,7 +246,8 @@ func TestKubelets(t *testing.T) {
 	}
 	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
 	if err := nodes.Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: v1.NodeStatus{
-		Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: at.Hostname()}}, DaemonEndpoints: v1.NodeDaemonEndpoints{KubeletEndpoint: v1.DaemonEndpoint{Port: int32(port)}},
+		Addresses:       []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: at.Hostname()}},
+		DaemonEndpoints: v1.NodeDaemonEndpoints{KubeletEndpoint: v1.DaemonEndpoint{Port: int32(port)}},
 	}}); err != nil {
 		t.Fatal(err)
 	}
@@ -257,16 +280,22 @@ type fixed struct{ err error }
 func (f fixed) NodeMetrics(context.Context) ([]metrics.NodeMetrics, error) {
 	return []metrics.NodeMetrics{
 		{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Usage: usage(0.5, 1<<20), Window: lasting(time.Second)},
-		{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "a"}}, Usage: usage(0.123456789, 1000), Window: lasting(time.Second)},
+		{
+			ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "a"}}, Usage: usage(0.123456789, 1000),
+			Window: lasting(time.Second),
+		},
 	}, f.err
 }
 
 func (f fixed) PodMetrics(context.Context) ([]metrics.PodMetrics, error) {
 	return []metrics.PodMetrics{
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "p"}},
-		{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p", Labels: map[string]string{"app": "web"}}, Window: lasting(2 * time.Second), Containers: []metrics.ContainerMetrics{
-			{Name: "x", Usage: usage(0.25, 1<<20)}, {Name: "y", Usage: usage(0.5, 2<<20)},
-		}},
+		{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p", Labels: map[string]string{"app": "web"}}, Window: lasting(2 * time.Second),
+			Containers: []metrics.ContainerMetrics{
+				{Name: "x", Usage: usage(0.25, 1<<20)}, {Name: "y", Usage: usage(0.5, 2<<20)},
+			},
+		},
 	}, f.err
 }
 
@@ -278,14 +307,16 @@ func TestStorage(t *testing.T) {
 		t.Error(list, err)
 	}
 	table, err := nodes.ConvertToTable(t.Context(), list, nil)
-	if err != nil || len(table.Rows) != 2 || table.ColumnDefinitions[1].Name != "cpu" || table.Rows[0].Cells[1] != "123456789n" || table.Rows[0].Cells[2] != "1k" && table.Rows[0].Cells[2] != "1000" || table.Rows[1].Cells[3] != "1s" {
+	if err != nil || len(table.Rows) != 2 || table.ColumnDefinitions[1].Name != "cpu" || table.Rows[0].Cells[1] != "123456789n" ||
+		table.Rows[0].Cells[2] != "1k" && table.Rows[0].Cells[2] != "1000" || table.Rows[1].Cells[3] != "1s" {
 		t.Error(table, err)
 	}
 	list, _ = nodes.List(t.Context(), &internalversion.ListOptions{LabelSelector: labels.SelectorFromSet(labels.Set{"zone": "a"})})
 	if l := list.(*metrics.NodeMetricsList).Items; len(l) != 1 || l[0].Name != "n1" {
 		t.Error(list)
 	}
-	if _, err := nodes.Get(t.Context(), "none", nil); !apierrors.IsNotFound(err) || err.Error() != `nodemetrics.metrics.k8s.io "none" not found` {
+	if _, err := nodes.Get(t.Context(), "none", nil); !apierrors.IsNotFound(err) ||
+		err.Error() != `nodemetrics.metrics.k8s.io "none" not found` {
 		t.Error(err)
 	}
 	if o, err := nodes.Get(t.Context(), "n2", nil); err != nil || o.(*metrics.NodeMetrics).Name != "n2" {
@@ -297,7 +328,8 @@ func TestStorage(t *testing.T) {
 	}
 	list, _ = pods.List(in("a"), &internalversion.ListOptions{LabelSelector: labels.SelectorFromSet(labels.Set{"app": "web"})})
 	table, err = pods.ConvertToTable(t.Context(), list, nil)
-	if err != nil || len(table.Rows) != 1 || table.Rows[0].Cells[1] != "750m" || table.Rows[0].Cells[2] != "3Mi" || table.Rows[0].Cells[3] != "2s" {
+	if err != nil || len(table.Rows) != 1 || table.Rows[0].Cells[1] != "750m" || table.Rows[0].Cells[2] != "3Mi" ||
+		table.Rows[0].Cells[3] != "2s" {
 		t.Error(table, err)
 	}
 	if _, err := pods.Get(in("c"), "p", nil); !apierrors.IsNotFound(err) || err.Error() != `podmetrics.metrics.k8s.io "c/p" not found` {

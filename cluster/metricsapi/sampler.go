@@ -182,7 +182,10 @@ func (s *Sampler) NodeMetrics(ctx context.Context) ([]metrics.NodeMetrics, error
 		if !ok || err != nil {
 			continue
 		}
-		list = append(list, metrics.NodeMetrics{ObjectMeta: described(name, "", node.Labels), Timestamp: stamp(r.at), Window: lasting(r.window), Usage: r.usage})
+		list = append(list, metrics.NodeMetrics{
+			ObjectMeta: described(name, "", node.Labels), Timestamp: stamp(r.at), Window: lasting(r.window),
+			Usage: r.usage,
+		})
 	}
 	return list, nil
 }

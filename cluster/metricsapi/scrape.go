@@ -111,7 +111,8 @@ func usageOf(cpu *statsapi.CPUStats, memory *statsapi.MemoryStats, started time.
 	if cpu == nil || cpu.UsageCoreNanoSeconds == nil || memory == nil || memory.WorkingSetBytes == nil {
 		return Usage{}, false
 	}
-	return Usage{At: cpu.Time.Time, CPU: time.Duration(*cpu.UsageCoreNanoSeconds), Memory: int64(*memory.WorkingSetBytes), Started: started}, true
+	return Usage{At: cpu.Time.Time, CPU: time.Duration(*cpu.UsageCoreNanoSeconds), Memory: int64(*memory.WorkingSetBytes), Started: started},
+		true
 }
 
 // Parse reads what a kubelet answers to /metrics/resource. Samples without a time are of now.

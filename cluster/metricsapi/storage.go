@@ -27,7 +27,8 @@ func selected(o *metav1.ObjectMeta, options *internalversion.ListOptions) bool {
 	if options.LabelSelector != nil && !options.LabelSelector.Matches(labels.Set(o.Labels)) {
 		return false
 	}
-	return options.FieldSelector == nil || options.FieldSelector.Matches(fields.Set{"metadata.name": o.Name, "metadata.namespace": o.Namespace})
+	return options.FieldSelector == nil ||
+		options.FieldSelector.Matches(fields.Set{"metadata.name": o.Name, "metadata.namespace": o.Namespace})
 }
 
 func byName(a, b *metav1.ObjectMeta) int {
@@ -188,7 +189,8 @@ func (t *table) add(object runtime.Object, name string, usage v1.ResourceList, w
 		slices.Sort(t.resources)
 		t.ColumnDefinitions = []metav1.TableColumnDefinition{{Name: "Name", Type: "string", Format: "name", Description: "Name of the resource"}}
 		for _, resource := range t.resources {
-			t.ColumnDefinitions = append(t.ColumnDefinitions, metav1.TableColumnDefinition{Name: string(resource), Type: "string", Format: "quantity"})
+			t.ColumnDefinitions = append(t.ColumnDefinitions,
+				metav1.TableColumnDefinition{Name: string(resource), Type: "string", Format: "quantity"})
 		}
 		t.ColumnDefinitions = append(t.ColumnDefinitions, metav1.TableColumnDefinition{Name: "Window", Type: "string", Format: "duration"})
 	}
