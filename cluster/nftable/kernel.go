@@ -51,7 +51,8 @@ func (k *kernel) open() error {
 	}
 	portID, err := portOf(socket)
 	// A refusal has no copy of what is refused.
-	err = errors.Join(err, socket.SetOption(netlink.CapAcknowledge, true), socket.SetWriteBuffer(sendBuffer), socket.SetReadBuffer(receiveBuffer))
+	err = errors.Join(err, socket.SetOption(netlink.CapAcknowledge, true), socket.SetWriteBuffer(sendBuffer),
+		socket.SetReadBuffer(receiveBuffer))
 	var conn *nftables.Conn
 	if err == nil {
 		conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(largeAnswers))

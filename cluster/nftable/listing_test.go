@@ -29,7 +29,10 @@ func TestChainIsHookedOtherwise(t *testing.T) {
 		before, after Chain
 		want          string
 	}{
-		"priority":   {usual, hooked(nftables.ChainTypeFilter, nftables.ChainHookOutput, -7), "type filter hook output priority -7; policy accept;"},
+		"priority": {
+			usual, hooked(nftables.ChainTypeFilter, nftables.ChainHookOutput, -7),
+			"type filter hook output priority -7; policy accept;",
+		},
 		"hook":       {usual, hooked(nftables.ChainTypeFilter, nftables.ChainHookInput, 5), "type filter hook input priority 5; policy accept;"},
 		"type":       {usual, hooked(nftables.ChainTypeRoute, nftables.ChainHookOutput, 5), "type route hook output priority 5; policy accept;"},
 		"now hooked": {jumped, usual, "type filter hook output priority 5; policy accept;"},
