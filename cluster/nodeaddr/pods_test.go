@@ -135,7 +135,10 @@ func TestPodsOnCoraclesLinksNeedNoRules(t *testing.T) {
 			return
 		}
 		for _, name := range []string{"pods4", "pods6"} {
-			elements, err := conn.GetSetElements(&nftables.Set{Table: &nftables.Table{Name: tableName(held), Family: nftables.TableFamilyINet}, Name: name})
+			elements, err := conn.GetSetElements(&nftables.Set{
+				Table: &nftables.Table{Name: tableName(held), Family: nftables.TableFamilyINet},
+				Name:  name,
+			})
 			if err != nil {
 				t.Error(err)
 			}

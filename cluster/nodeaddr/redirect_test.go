@@ -126,7 +126,8 @@ func (m *machine) hostPort(pod string) {
 		}
 		t := conn.AddTable(&nftables.Table{Name: "hostports", Family: nftables.TableFamilyIPv4})
 		chain := conn.AddChain(&nftables.Chain{
-			Table: t, Name: "prerouting", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest,
+			Table: t, Name: "prerouting", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityNATDest,
 		})
 		conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
 			&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},

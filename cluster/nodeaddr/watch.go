@@ -77,7 +77,8 @@ func (w *watch) run() {
 		default:
 		}
 		if err != nil && !errors.Is(err, unix.ENOBUFS) { // with which some messages were lost
-			slog.Error("addresses of the cluster on lo are not watched: if another program removes one, it is missing until the cluster process is restarted",
+			slog.Error("addresses of the cluster on lo are not watched: if another program removes one, it is missing until the cluster process "+
+				"is restarted",
 				"addresses", w.addrs, "err", err)
 			return
 		}

@@ -148,7 +148,8 @@ func TestOnlyChangesOfLoAreHeard(t *testing.T) {
 		t.Fatal(err)
 	}
 	messages, err := w.heard.Receive()
-	if err != nil || len(messages) != 1 || messages[0].Header.Type != netlink.HeaderType(unix.RTM_NEWADDR) || !strings.Contains(string(messages[0].Data), "\x0a\x09\x09\x09") {
+	if err != nil || len(messages) != 1 || messages[0].Header.Type != netlink.HeaderType(unix.RTM_NEWADDR) ||
+		!strings.Contains(string(messages[0].Data), "\x0a\x09\x09\x09") {
 		t.Errorf("%v, %v", messages, err)
 	}
 }
