@@ -89,7 +89,8 @@ func TestOnlyTheFirstFailureToScheduleIsCompared(t *testing.T) {
 	}
 	var got []string
 	for _, e := range withoutFolded([]*unstructured.Unstructured{
-		event("a", "FailedScheduling", "3"), event("a", "FailedScheduling", "2"), event("a", "Scheduled", "4"), event("b", "FailedScheduling", "5"), event("a", "Scheduled", "6"),
+		event("a", "FailedScheduling", "3"), event("a", "FailedScheduling", "2"), event("a", "Scheduled", "4"),
+		event("b", "FailedScheduling", "5"), event("a", "Scheduled", "6"),
 	}) {
 		got = append(got, e.Object["eventTime"].(string))
 	}

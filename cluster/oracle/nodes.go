@@ -21,7 +21,8 @@ const phaseLabel = "oracle/phase"
 func (s *side) addNodes(ctx context.Context) error {
 	for i, name := range simulatedNodes {
 		room := corev1.ResourceList{
-			corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("16Gi"), corev1.ResourcePods: resource.MustParse("110"),
+			corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("16Gi"),
+			corev1.ResourcePods: resource.MustParse("110"),
 		}
 		node, err := s.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
@@ -38,7 +39,8 @@ func (s *side) addNodes(ctx context.Context) error {
 			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("127.0.1.%d", i+1)}},
 			NodeInfo:  corev1.NodeSystemInfo{KubeletVersion: "v1.36.3", OperatingSystem: "linux", Architecture: "amd64"},
 			Conditions: []corev1.NodeCondition{{
-				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "simulated", LastHeartbeatTime: now, LastTransitionTime: now,
+				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "simulated", LastHeartbeatTime: now,
+				LastTransitionTime: now,
 			}},
 		}
 		if _, err := s.kube.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
@@ -74,7 +76,10 @@ func (s *side) playKubelet() {
 func (s *side) renewLeases(ctx context.Context) {
 	leases := s.kube.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	for _, name := range simulatedNodes {
-		spec := coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: ptr.To[int32](40), RenewTime: &metav1.MicroTime{Time: time.Now()}}
+		spec := coordinationv1.LeaseSpec{
+			HolderIdentity: &name, LeaseDurationSeconds: ptr.To[int32](40),
+			RenewTime: &metav1.MicroTime{Time: time.Now()},
+		}
 		lease, err := leases.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			_, _ = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
@@ -92,7 +97,8 @@ func (s *side) playPod(ctx context.Context, pod *corev1.Pod) {
 	switch {
 	case pod.Spec.NodeName == "":
 	case pod.DeletionTimestamp != nil:
-		_ = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
+		_ = pods.Delete(ctx, pod.Name,
+			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
 	case pod.Status.Phase == corev1.PodPending && len(pod.Spec.SchedulingGates) == 0:
 		now := metav1.Now()
 		pod.Status.Phase, pod.Status.StartTime = corev1.PodRunning, &now
@@ -108,7 +114,10 @@ func (s *side) playPod(ctx context.Context, pod *corev1.Pod) {
 		pod.Status.PodIP, pod.Status.HostIP = podIP, "127.0.1.9"
 		pod.Status.PodIPs, pod.Status.HostIPs = []corev1.PodIP{{IP: podIP}}, []corev1.HostIP{{IP: "127.0.1.9"}}
 		for _, c := range pod.Spec.Containers {
-			status := corev1.ContainerStatus{Name: c.Name, Image: c.Image, ImageID: "sha256:1", ContainerID: "simulated://1", Ready: running, Started: &running}
+			status := corev1.ContainerStatus{
+				Name: c.Name, Image: c.Image, ImageID: "sha256:1", ContainerID: "simulated://1", Ready: running,
+				Started: &running,
+			}
 			if running {
 				status.State.Running = &corev1.ContainerStateRunning{StartedAt: now}
 			} else {

@@ -70,7 +70,8 @@ func (s *side) start(ctx context.Context) error {
 func (s *side) startOurs(ctx context.Context, port string) error {
 	root := filepath.Join(s.dir, "root")
 	s.kubeconfig = filepath.Join(s.dir, "admin.kubeconfig")
-	if err := s.launch("coracle-kube", "apiserver", "--port", port, "--root", root, "--state", filepath.Join(s.dir, "state"), "--kubeconfig-out", s.kubeconfig); err != nil {
+	if err := s.launch("coracle-kube", "apiserver", "--port", port, "--root", root, "--state", filepath.Join(s.dir, "state"),
+		"--kubeconfig-out", s.kubeconfig); err != nil {
 		return err
 	}
 	if err := s.connect(ctx); err != nil {
@@ -84,18 +85,22 @@ func (s *side) startOurs(ctx context.Context, port string) error {
 }
 
 func (s *side) startUpstream(ctx context.Context, ports []string) error {
-	k, err := pki.Ensure(filepath.Join(s.dir, "pki"), "https://127.0.0.1:"+ports[0], []string{"127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"})
+	k, err := pki.Ensure(filepath.Join(s.dir, "pki"), "https://127.0.0.1:"+ports[0],
+		[]string{"127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"})
 	if err != nil {
 		return err
 	}
 	s.kubeconfig = k.AdminKubeconfig
 	etcd, peer := "http://127.0.0.1:"+ports[1], "http://127.0.0.1:"+ports[2]
-	if err := s.launch("peers/bin/etcd", "--data-dir", filepath.Join(s.dir, "etcd"), "--listen-client-urls", etcd, "--advertise-client-urls", etcd,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--log-level", "warn", "--unsafe-no-fsync"); err != nil {
+	if err := s.launch("peers/bin/etcd", "--data-dir", filepath.Join(s.dir, "etcd"), "--listen-client-urls", etcd, "--advertise-client-urls",
+		etcd,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--log-level", "warn",
+		"--unsafe-no-fsync"); err != nil {
 		return err
 	}
 	if err := s.launch("peers/bin/kube-apiserver", "--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--secure-port", ports[0],
-		"--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged", "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
+		"--service-cluster-ip-range", "10.96.0.0/16", "--allow-privileged", "--authorization-mode", "Node,RBAC", "--enable-admission-plugins",
+		"NodeRestriction",
 		"--client-ca-file", k.CACert, "--tls-cert-file", k.Serving, "--tls-private-key-file", k.Serving,
 		"--kubelet-client-certificate", k.KubeletClient, "--kubelet-client-key", k.KubeletClient,
 		"--proxy-client-cert-file", k.FrontProxyClient, "--proxy-client-key-file", k.FrontProxyClient,
@@ -109,7 +114,10 @@ func (s *side) startUpstream(ctx context.Context, ports []string) error {
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	unlimited := []string{"--kubeconfig", s.kubeconfig, "--kube-api-qps=100000", "--kube-api-burst=100000", "--leader-elect=false", "--secure-port=0"}
+	unlimited := []string{
+		"--kubeconfig", s.kubeconfig, "--kube-api-qps=100000", "--kube-api-burst=100000", "--leader-elect=false",
+		"--secure-port=0",
+	}
 	return errors.Join(
 		s.launch("peers/bin/kube-controller-manager", append(unlimited, "--service-account-private-key-file", k.ServiceAccountKey,
 			"--root-ca-file", k.CACert, "--cluster-signing-cert-file", k.CA, "--cluster-signing-key-file", k.CA)...),

@@ -177,7 +177,9 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, d := range deployments.Items {
-		limited := slices.ContainsFunc(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool { return c.Type == appsv1.DeploymentReplicaFailure })
+		limited := slices.ContainsFunc(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool {
+			return c.Type == appsv1.DeploymentReplicaFailure
+		})
 		if d.Status.ObservedGeneration != d.Generation || !limited && !d.Spec.Paused && d.Status.AvailableReplicas != *d.Spec.Replicas {
 			return "deployment " + d.Name, nil
 		}
@@ -187,7 +189,8 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, d := range daemons.Items {
-		if d.Status.ObservedGeneration != d.Generation || d.Status.NumberAvailable != d.Status.DesiredNumberScheduled || d.Status.DesiredNumberScheduled == 0 {
+		if d.Status.ObservedGeneration != d.Generation || d.Status.NumberAvailable != d.Status.DesiredNumberScheduled ||
+			d.Status.DesiredNumberScheduled == 0 {
 			return "daemonset " + d.Name, nil
 		}
 	}
