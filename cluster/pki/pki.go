@@ -105,7 +105,8 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 		return nil, err
 	}
 	// The group is upstream's for this certificate: kubelets ask the API server what it may do.
-	if err := b.issuer.ensurePair(b.KubeletClient, subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}); err != nil {
+	if err := b.issuer.ensurePair(b.KubeletClient,
+		subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}); err != nil {
 		return nil, err
 	}
 	if err := ensureKey(b.ServiceAccountKey); err != nil {

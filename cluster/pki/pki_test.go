@@ -29,7 +29,10 @@ func ensure(t *testing.T, dir string) *Bundle {
 func contents(t *testing.T, b *Bundle) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, path := range []string{b.CACert, b.CA, b.Serving, b.KubeletClient, b.FrontProxyCACert, b.FrontProxyClient, b.ServiceAccountKey, b.AdminKubeconfig} {
+	for _, path := range []string{
+		b.CACert, b.CA, b.Serving, b.KubeletClient, b.FrontProxyCACert, b.FrontProxyClient, b.ServiceAccountKey,
+		b.AdminKubeconfig,
+	} {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -41,7 +44,10 @@ func contents(t *testing.T, b *Bundle) map[string]string {
 
 func changed(before, after map[string]string) string {
 	var names []string
-	for _, name := range []string{"admin.kubeconfig", "apiserver.pem", "ca.crt", "ca.pem", "front-proxy-ca.crt", "front-proxy-client.pem", "kubelet-client.pem", "service-account.pem"} {
+	for _, name := range []string{
+		"admin.kubeconfig", "apiserver.pem", "ca.crt", "ca.pem", "front-proxy-ca.crt", "front-proxy-client.pem",
+		"kubelet-client.pem", "service-account.pem",
+	} {
 		if before[name] != after[name] {
 			names = append(names, name)
 		}
@@ -103,7 +109,10 @@ func TestEnsureRenews(t *testing.T) {
 		{"long before the end", certificateLife - renewBefore - time.Hour, ""},
 		{"30 days before the end", certificateLife - renewBefore + time.Hour, leaves},
 		{"after the end", certificateLife + time.Hour, leaves},
-		{"the authority's end is near", authorityLife - renewBefore + time.Hour, "admin.kubeconfig apiserver.pem ca.crt ca.pem front-proxy-ca.crt front-proxy-client.pem kubelet-client.pem"},
+		{
+			"the authority's end is near", authorityLife - renewBefore + time.Hour,
+			"admin.kubeconfig apiserver.pem ca.crt ca.pem front-proxy-ca.crt front-proxy-client.pem kubelet-client.pem",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -176,7 +185,10 @@ func TestCredentialsVerify(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: test.host, KeyUsages: []x509.ExtKeyUsage{test.usage}}); err != nil {
+		if _, err := pair.Leaf.Verify(x509.VerifyOptions{
+			Roots: roots, DNSName: test.host,
+			KeyUsages: []x509.ExtKeyUsage{test.usage},
+		}); err != nil {
 			t.Errorf("%s: %v", test.path, err)
 		}
 		if got := pair.Leaf.Subject; got.CommonName != test.name || strings.Join(got.Organization, ",") != test.group {
@@ -191,7 +203,8 @@ func TestCredentialsVerify(t *testing.T) {
 	frontCA, _ := os.ReadFile(b.FrontProxyCACert)
 	only.AppendCertsFromPEM(frontCA)
 	clients := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	if _, err := front.Leaf.Verify(x509.VerifyOptions{Roots: only, KeyUsages: clients}); err != nil || front.Leaf.Subject.CommonName != FrontProxyName {
+	if _, err := front.Leaf.Verify(x509.VerifyOptions{Roots: only, KeyUsages: clients}); err != nil ||
+		front.Leaf.Subject.CommonName != FrontProxyName {
 		t.Errorf("%s is for %v: %v", b.FrontProxyClient, front.Leaf.Subject, err)
 	}
 	// With the cluster's authority, each of its clients could say for which user it asks.
@@ -205,7 +218,10 @@ func TestCredentialsVerify(t *testing.T) {
 	if _, err := kubelet.Leaf.Verify(x509.VerifyOptions{Roots: only, KeyUsages: clients}); err == nil {
 		t.Error("a client of the cluster's authority is taken for the front proxy")
 	}
-	for _, path := range []string{b.CA, b.Serving, b.KubeletClient, b.FrontProxyClient, b.ServiceAccountKey, b.AdminKubeconfig, node.Client, node.Kubeconfig} {
+	for _, path := range []string{
+		b.CA, b.Serving, b.KubeletClient, b.FrontProxyClient, b.ServiceAccountKey, b.AdminKubeconfig, node.Client,
+		node.Kubeconfig,
+	} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: mode %v, %v", path, info.Mode(), err)
 		}
