@@ -31,7 +31,8 @@ func benchPod(i int) *corev1.Pod {
 
 func benchAddresses(i int) []netip.Addr {
 	return []netip.Addr{
-		netip.AddrFrom4([4]byte{10, 245, byte(i >> 8), byte(i)}), netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}),
+		netip.AddrFrom4([4]byte{10, 245, byte(i >> 8), byte(i)}),
+		netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}),
 	}
 }
 

@@ -88,7 +88,8 @@ func newFed() (*fed, error) {
 	var board health.Board
 	p, err := New(&client.Set{Kube: api, Informers: informers}, Options{
 		Health: board.Add("network policies"),
-		Table:  testTable, NodeName: "here", PodRanges: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
+		Table:  testTable, NodeName: "here",
+		PodRanges: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
 	})
 	if err != nil {
 		return nil, err

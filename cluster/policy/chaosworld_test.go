@@ -125,7 +125,10 @@ func (w *world) changePolicy() order {
 		case 0:
 			peer.IPBlock = &networkingv1.IPBlock{CIDR: fmt.Sprintf("203.0.%d.0/24", w.random.IntN(9))}
 		case 1:
-			peer.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"role": []string{"friend", "attacker", "victim"}[w.random.IntN(3)]}}
+			peer.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"role": []string{
+				"friend",
+				"attacker", "victim",
+			}[w.random.IntN(3)]}}
 		default:
 			peer.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"group": strconv.Itoa(w.random.IntN(groups))}}
 		}

@@ -87,7 +87,8 @@ func newTierNode(t *testing.T, objects ...any) *tierNode {
 		p.cluster.definition = noStreams{p.cluster.tellDefinition(&cache.ListWatch{
 			ListWithContextFunc: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				if n.forbid.Add(-1) >= 0 {
-					return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, clusterDefinition, errors.New("no right"))
+					return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, clusterDefinition,
+						errors.New("no right"))
 				}
 				return n.definitions.List(o)
 			},
@@ -130,7 +131,10 @@ func definition(established bool, version string) *apiextensionsv1.CustomResourc
 	d := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: clusterDefinition}}
 	d.Spec.Versions = []apiextensionsv1.CustomResourceDefinitionVersion{{Name: version, Served: true}}
 	if established {
-		d.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}
+		d.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{
+			Type:   apiextensionsv1.Established,
+			Status: apiextensionsv1.ConditionTrue,
+		}}
 	}
 	return d
 }
@@ -173,7 +177,8 @@ func TestDefinitionComesAndGoes(t *testing.T) {
 	for range 2 {
 		n.definitions.Modify(definition(true, "v1alpha2"))
 		n.until("the policy is in force", func() bool { return n.table != nil && !n.allowed(tcp("10.0.0.2", "10.0.0.1")) })
-		if s := n.status(); s.name != "wall" || s.condition.Type != "Enforced-here" || s.condition.Status != metav1.ConditionTrue || s.condition.ObservedGeneration != 3 {
+		if s := n.status(); s.name != "wall" || s.condition.Type != "Enforced-here" || s.condition.Status != metav1.ConditionTrue ||
+			s.condition.ObservedGeneration != 3 {
 			t.Errorf("status %+v", s)
 		}
 		n.definitions.Delete(definition(true, "v1alpha2"))
@@ -354,7 +359,8 @@ func TestPoliciesThatCannotBeListed(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if err := n.p.Admit(ctx, pod("c", ""), []netip.Addr{netip.MustParseAddr("10.0.0.3")}); !errors.Is(err, failure) || !strings.Contains(err.Error(), text) {
+		if err := n.p.Admit(ctx, pod("c", ""), []netip.Addr{netip.MustParseAddr("10.0.0.3")}); !errors.Is(err, failure) ||
+			!strings.Contains(err.Error(), text) {
 			t.Errorf("admitted: %v", err)
 		}
 		away.Store(false)
@@ -385,20 +391,23 @@ func TestStatusOfWhatIsNotEnforced(t *testing.T) {
 	n.definitions.Add(definition(true, "v1alpha2"))
 	p := wall()
 	p.Spec.Egress = []policyv1alpha2.ClusterNetworkPolicyEgressRule{{
-		Action: policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, To: []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Nodes: &metav1.LabelSelector{}}},
+		Action: policyv1alpha2.ClusterNetworkPolicyRuleActionAccept,
+		To:     []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Nodes: &metav1.LabelSelector{}}},
 	}}
 	n.objects.Add(p)
 	n.start()
 	n.synced()
 	const text = "egress[0].to[0]: peers by nodes are not supported"
 	s := n.status()
-	if s.condition.Status != metav1.ConditionFalse || s.condition.Reason != compile.ReasonUnsupported || !strings.Contains(s.condition.Message, text) {
+	if s.condition.Status != metav1.ConditionFalse || s.condition.Reason != compile.ReasonUnsupported ||
+		!strings.Contains(s.condition.Message, text) {
 		t.Errorf("status %+v", s)
 	}
 	select {
 	case e := <-events.ResultChan():
 		event := e.Object.(*corev1.Event)
-		if event.InvolvedObject.Kind != "ClusterNetworkPolicy" || event.InvolvedObject.Name != "wall" || event.Reason != compile.ReasonUnsupported || !strings.Contains(event.Message, text) {
+		if event.InvolvedObject.Kind != "ClusterNetworkPolicy" || event.InvolvedObject.Name != "wall" ||
+			event.Reason != compile.ReasonUnsupported || !strings.Contains(event.Message, text) {
 			t.Errorf("event %+v", event)
 		}
 	case <-time.After(patience):

@@ -144,7 +144,8 @@ func (c *cuts) start(ctx context.Context, t table) {
 	go func() {
 		n, err := cut(ctx, p.forbidden, p.gone)
 		if n > 0 {
-			slog.Info("connections were ended, as policies forbid them or their pods are gone", "connections", n, "after", time.Since(p.began).Round(time.Millisecond))
+			slog.Info("connections were ended, as policies forbid them or their pods are gone", "connections", n, "after",
+				time.Since(p.began).Round(time.Millisecond))
 		}
 		c.done <- err
 	}()

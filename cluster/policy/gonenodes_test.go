@@ -12,7 +12,8 @@ import (
 // enforcedBy is a policy that these nodes enforce.
 func enforcedBy(p *policyv1alpha2.ClusterNetworkPolicy, nodes ...string) *policyv1alpha2.ClusterNetworkPolicy {
 	for _, node := range nodes {
-		p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: conditionPrefix + node, Status: metav1.ConditionTrue, Reason: enforced})
+		p.Status.Conditions = append(p.Status.Conditions,
+			metav1.Condition{Type: conditionPrefix + node, Status: metav1.ConditionTrue, Reason: enforced})
 	}
 	return p
 }

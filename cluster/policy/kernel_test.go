@@ -60,7 +60,8 @@ func (l *live) run() (stop func()) {
 	informers := client.NewInformers(l.api)
 	var err error
 	l.p, err = New(&client.Set{Kube: l.api, Informers: informers}, Options{
-		Table: testTable, NodeName: "here", PodRanges: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
+		Table: testTable, NodeName: "here",
+		PodRanges: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:244::/64")},
 	})
 	if err != nil {
 		l.t.Fatal(err)
@@ -377,7 +378,8 @@ func TestPacketsInTiers(t *testing.T) {
 	// A NetworkPolicy is asked about what is passed on or about what no rule matches.
 	l.policy("alone", networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"pod": "a"}}})
 	l.until("the NetworkPolicy is in force", func() bool { return refused(b, a) })
-	accept := l.clusterPolicy("friends", `{tier: Admin, priority: 5, subject: {namespaces: {}}, ingress: [{action: Accept, from: [{namespaces: {matchLabels: {ns: "y"}}}]}]}`)
+	accept := l.clusterPolicy("friends",
+		`{tier: Admin, priority: 5, subject: {namespaces: {}}, ingress: [{action: Accept, from: [{namespaces: {matchLabels: {ns: "y"}}}]}]}`)
 	l.tiers.Add(accept)
 	l.until("a policy of higher precedence accepts", func() bool { return reaches(c, a) })
 	if !refused(b, a) || !refused(l.Outside, a) {
@@ -407,7 +409,9 @@ func (l *live) tracked(from, to *testnet.Space) (n int) {
 			for _, f := range flows {
 				source, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 				destination, _ := netip.AddrFromSlice(f.Forward.DstIP)
-				if is := func(a netip.Addr, s *testnet.Space) bool { return a.Unmap() == s.IPv4 || a == s.IPv6 }; is(source, from) && is(destination, to) {
+				if is := func(a netip.Addr, s *testnet.Space) bool {
+					return a.Unmap() == s.IPv4 || a == s.IPv6
+				}; is(source, from) && is(destination, to) {
 					n++
 				}
 			}

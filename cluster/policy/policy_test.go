@@ -460,7 +460,9 @@ func TestEventOnThePolicy(t *testing.T) {
 	}
 	defer events.Stop()
 	p := denyAll()
-	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "x"}}}}}
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{
+		{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "x"}}}},
+	}
 	n.create(p)
 	select {
 	case e := <-events.ResultChan():

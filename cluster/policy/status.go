@@ -146,7 +146,9 @@ func (c *clusterPolicies) writeStatus(ctx context.Context, r compile.Review) err
 
 // applyConditions has a policy's status have these conditions of a node, and no others of that
 // node.
-func (c *clusterPolicies) applyConditions(ctx context.Context, p *policyv1alpha2.ClusterNetworkPolicy, node string, all ...metav1.Condition) error {
+func (c *clusterPolicies) applyConditions(ctx context.Context, p *policyv1alpha2.ClusterNetworkPolicy, node string,
+	all ...metav1.Condition,
+) error {
 	object := map[string]any{
 		"apiVersion": clusterVersion.String(), "kind": clusterKind.Kind,
 		"metadata": map[string]any{"name": p.Name, "uid": p.UID},

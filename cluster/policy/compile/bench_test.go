@@ -44,7 +44,10 @@ func large() (pods []*corev1.Pod, policies []*networkingv1.NetworkPolicy) {
 					},
 					Ports: ports,
 				}},
-				Egress: []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}, PodSelector: app(i + 2)}}, Ports: ports}},
+				Egress: []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{
+					NamespaceSelector: &metav1.LabelSelector{},
+					PodSelector:       app(i + 2),
+				}}, Ports: ports}},
 			},
 		})
 	}

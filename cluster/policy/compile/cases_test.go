@@ -140,16 +140,18 @@ func TestEachRuleOfTheAPI(t *testing.T) {
 			allowed:  "y/a x/a:80, x/a y/a:80",
 		},
 		{
-			name:     "policies add up",
-			policies: "spec: {podSelector: {}, policyTypes: [Ingress]}\n---\nspec: {podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: 'y'}}}]}]}\n---\nspec: {podSelector: {}, ingress: [{ports: [{port: 81}]}]}",
-			allowed:  "y/a x/a:80, z/a x/a:81, z/a x/b:81",
-			refused:  "y/a x/b:80, z/a x/a:80, z/a x/b:80",
+			name: "policies add up",
+			policies: "spec: {podSelector: {}, policyTypes: [Ingress]}\n---\nspec: {podSelector: {matchLabels: {pod: a}}, ingress: [{from: " +
+				"[{namespaceSelector: {matchLabels: {ns: 'y'}}}]}]}\n---\nspec: {podSelector: {}, ingress: [{ports: [{port: 81}]}]}",
+			allowed: "y/a x/a:80, z/a x/a:81, z/a x/b:81",
+			refused: "y/a x/b:80, z/a x/a:80, z/a x/b:80",
 		},
 		{
-			name:     "both ends must allow a connection",
-			policies: "spec: {podSelector: {matchLabels: {pod: a}}, policyTypes: [Egress], egress: [{to: [{podSelector: {}}]}]}\n---\nspec: {podSelector: {matchLabels: {pod: b}}, policyTypes: [Ingress]}",
-			allowed:  "x/a x/c:80",
-			refused:  "x/a x/b:80, x/c x/b:80, x/a y/a:80",
+			name: "both ends must allow a connection",
+			policies: "spec: {podSelector: {matchLabels: {pod: a}}, policyTypes: [Egress], egress: [{to: [{podSelector: {}}]}]}\n---\nspec: " +
+				"{podSelector: {matchLabels: {pod: b}}, policyTypes: [Ingress]}",
+			allowed: "x/a x/c:80",
+			refused: "x/a x/b:80, x/c x/b:80, x/a y/a:80",
 		},
 		{
 			name:     "podSelector of a peer selects in the policy's namespace",
@@ -164,16 +166,18 @@ func TestEachRuleOfTheAPI(t *testing.T) {
 			refused:  "y/a x/a:80, x/b x/a:80, z/host x/a:80",
 		},
 		{
-			name:     "both selectors in one peer are one condition",
-			policies: "spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: 'y'}}, podSelector: {matchLabels: {pod: a}}}]}]}",
-			allowed:  "y/a x/a:80",
-			refused:  "y/b x/a:80, x/a x/b:80, z/a x/a:80",
+			name: "both selectors in one peer are one condition",
+			policies: "spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: 'y'}}, podSelector: {matchLabels: {pod: " +
+				"a}}}]}]}",
+			allowed: "y/a x/a:80",
+			refused: "y/b x/a:80, x/a x/b:80, z/a x/a:80",
 		},
 		{
-			name:     "two peers are two conditions",
-			policies: "spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: 'y'}}}, {podSelector: {matchLabels: {pod: a}}}]}]}",
-			allowed:  "y/b x/b:80, x/a x/b:80",
-			refused:  "z/a x/b:80, x/c x/b:80",
+			name: "two peers are two conditions",
+			policies: "spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: 'y'}}}, {podSelector: {matchLabels: " +
+				"{pod: a}}}]}]}",
+			allowed: "y/b x/b:80, x/a x/b:80",
+			refused: "z/a x/b:80, x/c x/b:80",
 		},
 		{
 			name:     "an empty namespaceSelector selects all pods and nothing else",
@@ -182,10 +186,11 @@ func TestEachRuleOfTheAPI(t *testing.T) {
 			refused:  "203.0.113.5 x/a:80, x/a 203.0.113.5:80, x/a [2001:db8::5]:80, z/host x/a:80",
 		},
 		{
-			name:     "expressions",
-			policies: "spec: {podSelector: {matchExpressions: [{key: pod, operator: In, values: [a, b]}]}, ingress: [{from: [{namespaceSelector: {matchExpressions: [{key: ns, operator: NotIn, values: [z]}]}}]}]}",
-			allowed:  "y/a x/a:80, z/a x/c:80",
-			refused:  "z/a x/a:80, z/a x/b:80",
+			name: "expressions",
+			policies: "spec: {podSelector: {matchExpressions: [{key: pod, operator: In, values: [a, b]}]}, ingress: [{from: [{namespaceSelector: " +
+				"{matchExpressions: [{key: ns, operator: NotIn, values: [z]}]}}]}]}",
+			allowed: "y/a x/a:80, z/a x/c:80",
+			refused: "z/a x/a:80, z/a x/b:80",
 		},
 		{
 			name:     "ports are TCP's unless they say so",
@@ -206,10 +211,11 @@ func TestEachRuleOfTheAPI(t *testing.T) {
 			refused:  "x/a y/a:79, x/a y/a:91, x/a y/a:80/udp",
 		},
 		{
-			name:     "peers and ports must both match",
-			policies: "spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: 'y'}}}], ports: [{port: 80}]}, {from: [{namespaceSelector: {matchLabels: {ns: z}}}], ports: [{port: 81}]}]}",
-			allowed:  "y/a x/a:80, z/a x/a:81",
-			refused:  "y/a x/a:81, z/a x/a:80",
+			name: "peers and ports must both match",
+			policies: "spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: 'y'}}}], ports: [{port: 80}]}, {from: " +
+				"[{namespaceSelector: {matchLabels: {ns: z}}}], ports: [{port: 81}]}]}",
+			allowed: "y/a x/a:80, z/a x/a:81",
+			refused: "y/a x/a:81, z/a x/a:80",
 		},
 		{
 			name:     "a named port of an ingress rule is that of the pod",
@@ -230,10 +236,13 @@ func TestEachRuleOfTheAPI(t *testing.T) {
 			refused:  "x/a 203.0.113.5:80, x/a y/a:8080",
 		},
 		{
-			name:     "ipBlock with exceptions",
-			policies: "spec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24, except: [203.0.113.64/26, 203.0.113.5/32]}}, {ipBlock: {cidr: 2001:db8::/32, except: [2001:db8:7::/48]}}]}]}",
-			allowed:  "203.0.113.4 x/a:80, 203.0.113.6 x/a:80, 203.0.113.63 x/a:80, 203.0.113.128 x/a:80, 203.0.113.255 x/a:80, [2001:db8::5] x/a:80/udp, [2001:db8:8::] x/a:80",
-			refused:  "203.0.113.5 x/a:80, 203.0.113.64 x/a:80, 203.0.113.127 x/a:80, 203.0.114.0 x/a:80, [2001:db8:7::1] x/a:80, [2001:db9::] x/a:80, y/a x/a:80",
+			name: "ipBlock with exceptions",
+			policies: "spec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24, except: [203.0.113.64/26, 203.0.113.5/32]}}, " +
+				"{ipBlock: {cidr: 2001:db8::/32, except: [2001:db8:7::/48]}}]}]}",
+			allowed: "203.0.113.4 x/a:80, 203.0.113.6 x/a:80, 203.0.113.63 x/a:80, 203.0.113.128 x/a:80, 203.0.113.255 x/a:80, [2001:db8::5] " +
+				"x/a:80/udp, [2001:db8:8::] x/a:80",
+			refused: "203.0.113.5 x/a:80, 203.0.113.64 x/a:80, 203.0.113.127 x/a:80, 203.0.114.0 x/a:80, [2001:db8:7::1] x/a:80, [2001:db9::] " +
+				"x/a:80, y/a x/a:80",
 		},
 		{
 			name:     "all addresses are of one family",
@@ -242,10 +251,11 @@ func TestEachRuleOfTheAPI(t *testing.T) {
 			refused:  "x/a [2001:db8::5]:80",
 		},
 		{
-			name:     "ipBlock and ports",
-			policies: "spec: {podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 443}]}, {to: [{ipBlock: {cidr: 203.0.113.0/28}}], ports: [{port: 400, endPort: 500}]}]}",
-			allowed:  "x/a 203.0.113.5:443, x/a 203.0.113.5:400, x/a 203.0.113.200:443",
-			refused:  "x/a 203.0.113.200:400, x/a 203.0.113.5:501, x/a 203.0.113.5:443/udp",
+			name: "ipBlock and ports",
+			policies: "spec: {podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 443}]}, " +
+				"{to: [{ipBlock: {cidr: 203.0.113.0/28}}], ports: [{port: 400, endPort: 500}]}]}",
+			allowed: "x/a 203.0.113.5:443, x/a 203.0.113.5:400, x/a 203.0.113.200:443",
+			refused: "x/a 203.0.113.200:400, x/a 203.0.113.5:501, x/a 203.0.113.5:443/udp",
 		},
 		{
 			name:     "a namespace by its name",

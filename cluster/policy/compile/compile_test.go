@@ -98,7 +98,10 @@ func TestPodsKeepTheirNumbers(t *testing.T) {
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"pod": "a"}},
 			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{
-				PodSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "pod", Operator: metav1.LabelSelectorOpIn, Values: []string{"b"}}}},
+				PodSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
+					Key: "pod", Operator: metav1.LabelSelectorOpIn,
+					Values: []string{"b"},
+				}}},
 			}}}},
 		},
 	})
@@ -128,7 +131,8 @@ func TestPolicyThatIsGone(t *testing.T) {
 	w.take()
 	w.want(true, "x/c x/a:80")
 	s := w.state
-	if len(s.scopes) != 0 || len(s.identities.cells) != 0 || len(s.classes[rules.Ingress].cells) != 0 || s.kept != (extent{}) || s.Policies() != 0 || len(w.idents) != 0 {
+	if len(s.scopes) != 0 || len(s.identities.cells) != 0 || len(s.classes[rules.Ingress].cells) != 0 || s.kept != (extent{}) ||
+		s.Policies() != 0 || len(w.idents) != 0 {
 		t.Errorf("left are %d scopes, %d identities, %d classes, %v", len(s.scopes), len(s.identities.cells), len(s.classes[0].cells), s.kept)
 	}
 	for _, p := range slices.Clone(w.pods) {
@@ -245,7 +249,10 @@ func TestAdmittedPod(t *testing.T) {
 	}
 	w.policy(&networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "egress"},
-		Spec:       networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: p.Labels}, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: p.Labels},
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
+		},
 	})
 	if r := w.take(); !r.Recheck[address] {
 		t.Errorf("its connections are not looked for when another policy comes: %v", r.Recheck)
@@ -312,7 +319,10 @@ func TestNamedPortsOfSeveralPods(t *testing.T) {
 		p.Spec.Containers[0].Ports = nil
 		p.Spec.InitContainers = []corev1.Container{
 			{Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 7, Protocol: corev1.ProtocolTCP}}},
-			{RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways), Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 81, Protocol: corev1.ProtocolTCP}}},
+			{
+				RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways),
+				Ports:         []corev1.ContainerPort{{Name: "web", ContainerPort: 81, Protocol: corev1.ProtocolTCP}},
+			},
 		}
 	}))
 	w.take()

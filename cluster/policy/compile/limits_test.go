@@ -50,7 +50,8 @@ func TestPolicyWithTooManyRanges(t *testing.T) {
 	}
 	w.policy(ranges("most", "a", 50, 3))
 	r := w.take()
-	if w.allows("203.0.49.1 x/a:82") || len(w.problems) != 1 || w.problems[0].Reason != ReasonTooLarge || !strings.Contains(w.problems[0].Message, "at most 100 are enforced") {
+	if w.allows("203.0.49.1 x/a:82") || len(w.problems) != 1 || w.problems[0].Reason != ReasonTooLarge ||
+		!strings.Contains(w.problems[0].Message, "at most 100 are enforced") {
 		t.Fatalf("a policy beyond the limit allows something, or no one is told: %v", w.problems)
 	}
 	if !r.Recheck[netip.MustParseAddr("10.0.0.1")] {
@@ -75,7 +76,8 @@ func TestClassWithTooManyRanges(t *testing.T) {
 	second.Spec.Ingress[0].Ports[0].Port = ptr.To(intstr.FromInt32(8080))
 	w.policy(second)
 	w.take()
-	if !w.allows("203.0.49.1 x/a:80") || w.allows("203.0.49.1 x/a:8080") || len(w.problems) != 1 || w.problems[0].Policy.GetName() != "second" {
+	if !w.allows("203.0.49.1 x/a:80") || w.allows("203.0.49.1 x/a:8080") || len(w.problems) != 1 ||
+		w.problems[0].Policy.GetName() != "second" {
 		t.Errorf("problems: %v", w.problems)
 	}
 	w.take()
@@ -177,7 +179,10 @@ func TestTooManyIdentities(t *testing.T) {
 	t.Parallel()
 	w := model(t)
 	w.state.identities.numbers.most = 1
-	w.apply("spec: {podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{podSelector: {matchLabels: {pod: b}}}, {podSelector: {matchLabels: {pod: c}}}]}]}")
+	w.apply(
+		"spec: {podSelector: {matchLabels: {pod: a}}, ingress: [{from: [{podSelector: {matchLabels: {pod: b}}}, {podSelector: {matchLabels: " +
+			"{pod: c}}}]}]}",
+	)
 	if w.allows("x/b x/a:80") == w.allows("x/c x/a:80") {
 		t.Error("both or none is a peer")
 	}
@@ -207,17 +212,44 @@ func TestDisjoint(t *testing.T) {
 		areas []area
 		want  string
 	}{
-		"none":                    {nil, ""},
-		"one":                     {[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}}, "10.0.0.1-10.0.0.9:80-80"},
-		"twice":                   {[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}, {at("10.0.0.1", "10.0.0.9"), ports(80, 80)}}, "10.0.0.1-10.0.0.9:80-80"},
-		"touching":                {[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}, {at("10.0.0.10", "10.0.0.20"), ports(80, 80)}}, "10.0.0.1-10.0.0.20:80-80"},
-		"overlapping":             {[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}, {at("10.0.0.5", "10.0.0.20"), ports(81, 81)}}, "10.0.0.1-10.0.0.4:80-80 10.0.0.5-10.0.0.9:80-80 10.0.0.5-10.0.0.9:81-81 10.0.0.10-10.0.0.20:81-81"},
-		"ports that overlap":      {[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 85)}, {at("10.0.0.1", "10.0.0.9"), ports(85, 90)}}, "10.0.0.1-10.0.0.9:80-90"},
-		"all ports win":           {[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 85)}, {at("10.0.0.1", "10.0.0.5"), allPorts}}, "10.0.0.1-10.0.0.5:0-0 10.0.0.6-10.0.0.9:80-85"},
-		"to the end of IPv4":      {[]area{{everywhere[0], allPorts}, {at("2001:db8::", "2001:db8::1"), ports(1, 1)}}, "0.0.0.0-255.255.255.255:0-0 2001:db8::-2001:db8::1:1-1"},
-		"to the end of both":      {[]area{{everywhere[0], ports(1, 1)}, {everywhere[1], ports(2, 2)}}, "0.0.0.0-255.255.255.255:1-1 ::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff:2-2"},
-		"two to the end of IPv4":  {[]area{{everywhere[0], ports(1, 1)}, {at("128.0.0.0", "255.255.255.255"), ports(2, 2)}}, "0.0.0.0-127.255.255.255:1-1 128.0.0.0-255.255.255.255:1-1 128.0.0.0-255.255.255.255:2-2"},
-		"an end before the other": {[]area{{everywhere[0], ports(1, 1)}, {at("10.0.0.0", "10.0.0.0"), ports(1, 1)}}, "0.0.0.0-255.255.255.255:1-1"},
+		"none": {nil, ""},
+		"one":  {[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}}, "10.0.0.1-10.0.0.9:80-80"},
+		"twice": {
+			[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}, {at("10.0.0.1", "10.0.0.9"), ports(80, 80)}},
+			"10.0.0.1-10.0.0.9:80-80",
+		},
+		"touching": {
+			[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}, {at("10.0.0.10", "10.0.0.20"), ports(80, 80)}},
+			"10.0.0.1-10.0.0.20:80-80",
+		},
+		"overlapping": {
+			[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 80)}, {at("10.0.0.5", "10.0.0.20"), ports(81, 81)}},
+			"10.0.0.1-10.0.0.4:80-80 10.0.0.5-10.0.0.9:80-80 10.0.0.5-10.0.0.9:81-81 10.0.0.10-10.0.0.20:81-81",
+		},
+		"ports that overlap": {
+			[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 85)}, {at("10.0.0.1", "10.0.0.9"), ports(85, 90)}},
+			"10.0.0.1-10.0.0.9:80-90",
+		},
+		"all ports win": {
+			[]area{{at("10.0.0.1", "10.0.0.9"), ports(80, 85)}, {at("10.0.0.1", "10.0.0.5"), allPorts}},
+			"10.0.0.1-10.0.0.5:0-0 10.0.0.6-10.0.0.9:80-85",
+		},
+		"to the end of IPv4": {
+			[]area{{everywhere[0], allPorts}, {at("2001:db8::", "2001:db8::1"), ports(1, 1)}},
+			"0.0.0.0-255.255.255.255:0-0 2001:db8::-2001:db8::1:1-1",
+		},
+		"to the end of both": {
+			[]area{{everywhere[0], ports(1, 1)}, {everywhere[1], ports(2, 2)}},
+			"0.0.0.0-255.255.255.255:1-1 ::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff:2-2",
+		},
+		"two to the end of IPv4": {
+			[]area{{everywhere[0], ports(1, 1)}, {at("128.0.0.0", "255.255.255.255"), ports(2, 2)}},
+			"0.0.0.0-127.255.255.255:1-1 128.0.0.0-255.255.255.255:1-1 128.0.0.0-255.255.255.255:2-2",
+		},
+		"an end before the other": {
+			[]area{{everywhere[0], ports(1, 1)}, {at("10.0.0.0", "10.0.0.0"), ports(1, 1)}},
+			"0.0.0.0-255.255.255.255:1-1",
+		},
 	} {
 		blocks, ok := disjoint(test.areas, 100)
 		var got []string

@@ -62,8 +62,10 @@ func (d dice) selector() *metav1.LabelSelector {
 
 func (d dice) ports() (all []networkingv1.NetworkPolicyPort) {
 	for range d.some(3) {
-		p := networkingv1.NetworkPolicyPort{Protocol: of(d, nil, ptr.To(corev1.ProtocolTCP), ptr.To(corev1.ProtocolUDP), ptr.To(corev1.ProtocolSCTP))}
-		p.Port = of(d, nil, ptr.To(intstr.FromInt32(80)), ptr.To(intstr.FromInt32(53)), ptr.To(intstr.FromString("web")), ptr.To(intstr.FromString("dns")))
+		p := networkingv1.NetworkPolicyPort{Protocol: of(d, nil, ptr.To(corev1.ProtocolTCP), ptr.To(corev1.ProtocolUDP),
+			ptr.To(corev1.ProtocolSCTP))}
+		p.Port = of(d, nil, ptr.To(intstr.FromInt32(80)), ptr.To(intstr.FromInt32(53)), ptr.To(intstr.FromString("web")),
+			ptr.To(intstr.FromString("dns")))
 		if p.Port != nil && p.Port.Type == intstr.Int && d.IntN(3) == 0 {
 			p.EndPort = ptr.To(p.Port.IntVal + int32(d.IntN(20)))
 		}
@@ -101,7 +103,8 @@ func (d dice) policy() *networkingv1.NetworkPolicy {
 		ObjectMeta: metav1.ObjectMeta{Namespace: of(d, "x", "y", "z"), Name: of(d, "p", "q", "r", "s")},
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: *d.selector(),
-			PolicyTypes: of(d, nil, nil, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
+			PolicyTypes: of(d, nil, nil, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+				[]networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
 				[]networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}),
 		},
 	}
@@ -180,7 +183,9 @@ func (d dice) clusterPolicy() *policyv1alpha2.ClusterNetworkPolicy {
 	}
 	for range d.some(3) {
 		r := policyv1alpha2.ClusterNetworkPolicyEgressRule{Action: action(), Protocols: d.protocols()}
-		named := slices.ContainsFunc(r.Protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" })
+		named := slices.ContainsFunc(r.Protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool {
+			return p.DestinationNamedPort != ""
+		})
 		for range 1 + d.IntN(3) {
 			if !named && d.IntN(2) == 0 {
 				r.To = append(r.To, policyv1alpha2.ClusterNetworkPolicyEgressPeer{Networks: of(d,

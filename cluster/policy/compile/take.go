@@ -140,7 +140,8 @@ func (s *State) takeClass(r *Result, c *class) {
 			"ranges: it allows some of its pods nothing; use fewer", s.limits.All, s.limits.Ranges)
 		now = &rules.Class{}
 	}
-	if before != nil && slices.Equal(before.Peers, now.Peers) && slices.Equal(before.Blocks, now.Blocks) && slices.Equal(before.Decided, now.Decided) {
+	if before != nil && slices.Equal(before.Peers, now.Peers) && slices.Equal(before.Blocks, now.Blocks) &&
+		slices.Equal(before.Decided, now.Decided) {
 		return
 	}
 	s.kept = s.kept.replace(extentOf(before), extentOf(now))

@@ -142,8 +142,9 @@ func (s *State) compileTiers(c *class) *rules.Class {
 	out := &rules.Class{Decided: []uint32{crowdedIdent}}
 	ok := !s.areas.tooMany && w.compile(out, s.limits.Class) && extentOf(out).elements <= s.limits.Class
 	if !ok {
-		s.tooLarge(c, c.data.policies, "the rules of its pods' policies have more than %d combinations of peers and ports together: these pods may "+
-			"do nothing; use fewer rules, ports or networks", s.limits.Class)
+		s.tooLarge(c, c.data.policies,
+			"the rules of its pods' policies have more than %d combinations of peers and ports together: these pods may "+
+				"do nothing; use fewer rules, ports or networks", s.limits.Class)
 		return &rules.Class{}
 	}
 	slices.Sort(out.Decided)

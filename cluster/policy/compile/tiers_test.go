@@ -66,29 +66,34 @@ func TestEachRuleOfTheTiers(t *testing.T) {
 			refused:  "z/a x/a:80, x/b x/a:80, 203.0.113.5 x/a:80, z/host x/a:80",
 		},
 		{
-			name:     "the Admin tier denies what NetworkPolicies allow",
-			policies: allowXB + "\n---\nspec: {tier: Admin, priority: 10, " + ofX + ", ingress: [{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}]}",
-			allowed:  "x/b y/a:80, x/b x/b:80",
-			refused:  "x/b x/a:80, y/b x/a:80, x/c x/a:80",
+			name: "the Admin tier denies what NetworkPolicies allow",
+			policies: allowXB + "\n---\nspec: {tier: Admin, priority: 10, " + ofX +
+				", ingress: [{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}]}",
+			allowed: "x/b y/a:80, x/b x/b:80",
+			refused: "x/b x/a:80, y/b x/a:80, x/c x/a:80",
 		},
 		{
 			name: "Pass leaves it to NetworkPolicies, and skips the tier",
-			policies: allowXB + "\n---\nspec: {tier: Admin, priority: 10, " + ofX + ", ingress: [{action: Pass, from: [{pods: {podSelector: {matchLabels: {ns: none}}}}, " +
+			policies: allowXB + "\n---\nspec: {tier: Admin, priority: 10, " + ofX +
+				", ingress: [{action: Pass, from: [{pods: {podSelector: {matchLabels: {ns: none}}}}, " +
 				"{namespaces: {matchLabels: {ns: x}}}]}, {action: Deny, from: [" + fromAll + "]}]}",
 			allowed: "x/b x/a:80",
 			refused: "x/c x/a:80, y/b x/a:80",
 		},
 		{
-			name:     "Pass without NetworkPolicies goes to the Baseline tier",
-			policies: "spec: {tier: Admin, priority: 10, " + ofX + ", ingress: [{action: Pass, from: [" + fromY + "]}, {action: Accept, from: [" + fromAll + "]}]}\n---\nspec: {tier: Baseline, priority: 10, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll + "]}]}",
-			allowed:  "z/a x/a:80, 203.0.113.5 x/a:80",
-			refused:  "y/a x/a:80",
+			name: "Pass without NetworkPolicies goes to the Baseline tier",
+			policies: "spec: {tier: Admin, priority: 10, " + ofX + ", ingress: [{action: Pass, from: [" + fromY + "]}, {action: Accept, from: [" +
+				fromAll + "]}]}\n---\nspec: {tier: Baseline, priority: 10, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll + "]}]}",
+			allowed: "z/a x/a:80, 203.0.113.5 x/a:80",
+			refused: "y/a x/a:80",
 		},
 		{
-			name:     "NetworkPolicies override the Baseline tier, in both ways",
-			policies: allowXB + "\n---\nspec: {tier: Baseline, priority: 10, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {matchLabels: {ns: x}}}]}, {action: Accept, from: [" + fromAll + "]}]}",
-			allowed:  "x/b x/a:80, y/a y/b:80, y/a z/a:80",
-			refused:  "y/a x/a:80, x/a y/a:80, x/b z/a:80",
+			name: "NetworkPolicies override the Baseline tier, in both ways",
+			policies: allowXB +
+				"\n---\nspec: {tier: Baseline, priority: 10, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {matchLabels: " +
+				"{ns: x}}}]}, {action: Accept, from: [" + fromAll + "]}]}",
+			allowed: "x/b x/a:80, y/a y/b:80, y/a z/a:80",
+			refused: "y/a x/a:80, x/a y/a:80, x/b z/a:80",
 		},
 		{
 			name:     "without a decision all is allowed",
@@ -98,29 +103,34 @@ func TestEachRuleOfTheTiers(t *testing.T) {
 		},
 		{
 			name: "a lower priority value comes first, whatever the names",
-			policies: "metadata: {name: a}\nspec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll + "]}]}\n---\n" +
+			policies: "metadata: {name: a}\nspec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll +
+				"]}]}\n---\n" +
 				"metadata: {name: b}\nspec: {tier: Admin, priority: 3, " + ofX + ", ingress: [{action: Accept, from: [" + fromY + "]}]}",
 			allowed: "y/a x/a:80",
 			refused: "z/a x/a:80, x/b x/a:80",
 		},
 		{
 			name: "of the same priority, the first name counts",
-			policies: "metadata: {name: b}\nspec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll + "]}]}\n---\n" +
+			policies: "metadata: {name: b}\nspec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll +
+				"]}]}\n---\n" +
 				"metadata: {name: a}\nspec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Accept, from: [" + fromY + "]}]}",
 			allowed: "y/a x/a:80",
 			refused: "z/a x/a:80",
 		},
 		{
-			name:     "the first rule of a policy that matches decides",
-			policies: "spec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromY + "], protocols: [{tcp: {destinationPort: {number: 80}}}]}, {action: Accept, from: [" + fromY + "], protocols: [{tcp: {}}]}, {action: Deny, from: [" + fromY + "]}]}",
-			allowed:  "y/a x/a:81, z/a x/a:80",
-			refused:  "y/a x/a:80, y/a x/a:53/udp, y/a x/a:0/icmp",
+			name: "the first rule of a policy that matches decides",
+			policies: "spec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromY +
+				"], protocols: [{tcp: {destinationPort: {number: 80}}}]}, {action: Accept, from: [" + fromY +
+				"], protocols: [{tcp: {}}]}, {action: Deny, from: [" + fromY + "]}]}",
+			allowed: "y/a x/a:81, z/a x/a:80",
+			refused: "y/a x/a:80, y/a x/a:53/udp, y/a x/a:0/icmp",
 		},
 		{
-			name:     "a port that is denied leaves the others, and protocols without ports",
-			policies: "spec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll + "], protocols: [{tcp: {destinationPort: {number: 80}}}, {udp: {destinationPort: {range: {start: 50, end: 60}}}}]}]}",
-			allowed:  "y/a x/a:79, y/a x/a:81, y/a x/a:80/udp, y/a x/a:80/sctp, y/a x/a:0/icmp, y/a x/a:61/udp",
-			refused:  "y/a x/a:80, y/a x/a:50/udp, y/a x/a:60/udp, y/a x/a:53/udp",
+			name: "a port that is denied leaves the others, and protocols without ports",
+			policies: "spec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll +
+				"], protocols: [{tcp: {destinationPort: {number: 80}}}, {udp: {destinationPort: {range: {start: 50, end: 60}}}}]}]}",
+			allowed: "y/a x/a:79, y/a x/a:81, y/a x/a:80/udp, y/a x/a:80/sctp, y/a x/a:0/icmp, y/a x/a:61/udp",
+			refused: "y/a x/a:80, y/a x/a:50/udp, y/a x/a:60/udp, y/a x/a:53/udp",
 		},
 		{
 			name:     "networks are about pods as well",
@@ -129,29 +139,33 @@ func TestEachRuleOfTheTiers(t *testing.T) {
 			refused:  "x/a y/a:80, x/a x/b:80, x/a 203.0.113.5:80, x/a [2001:db8::5]:80, x/a y/a:0/icmp",
 		},
 		{
-			name:     "unless a rule before passes pods on",
-			policies: "spec: {tier: Admin, priority: 7, " + ofX + `, egress: [{action: Pass, to: [` + fromAll + `]}, {action: Deny, to: [{networks: ["0.0.0.0/0", "::/0"]}]}]}`,
-			allowed:  "x/a y/a:80, x/a z/far:80",
-			refused:  "x/a 203.0.113.5:80, x/a [2001:db8::5]:80",
+			name: "unless a rule before passes pods on",
+			policies: "spec: {tier: Admin, priority: 7, " + ofX + `, egress: [{action: Pass, to: [` + fromAll +
+				`]}, {action: Deny, to: [{networks: ["0.0.0.0/0", "::/0"]}]}]}`,
+			allowed: "x/a y/a:80, x/a z/far:80",
+			refused: "x/a 203.0.113.5:80, x/a [2001:db8::5]:80",
 		},
 		{
 			name: "pods that are denied are not allowed by a network around them",
-			policies: "spec: {tier: Admin, priority: 7, " + ofX + `, egress: [{action: Deny, to: [` + fromY + `]}, {action: Accept, to: [{networks: ["0.0.0.0/0", "::/0"]}]}]}` +
+			policies: "spec: {tier: Admin, priority: 7, " + ofX + `, egress: [{action: Deny, to: [` + fromY +
+				`]}, {action: Accept, to: [{networks: ["0.0.0.0/0", "::/0"]}]}]}` +
 				"\n---\nspec: {podSelector: {}, policyTypes: [Egress]}",
 			allowed: "x/a z/a:80, x/a 203.0.113.5:80, x/a x/b:80",
 			refused: "x/a y/a:80, x/b y/c:81",
 		},
 		{
-			name:     "and not by those of a NetworkPolicy",
-			policies: "spec: {tier: Admin, priority: 7, " + ofX + `, egress: [{action: Deny, to: [` + fromY + `]}]}` + "\n---\nspec: {podSelector: {}, egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: \"::/0\"}}]}]}",
-			allowed:  "x/a z/a:80, x/a 203.0.113.5:80",
-			refused:  "x/a y/a:80",
+			name: "and not by those of a NetworkPolicy",
+			policies: "spec: {tier: Admin, priority: 7, " + ofX + `, egress: [{action: Deny, to: [` + fromY + `]}]}` +
+				"\n---\nspec: {podSelector: {}, egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: \"::/0\"}}]}]}",
+			allowed: "x/a z/a:80, x/a 203.0.113.5:80",
+			refused: "x/a y/a:80",
 		},
 		{
-			name:     "one address of pods that are alike",
-			policies: "spec: {tier: Admin, priority: 7, " + ofX + `, egress: [{action: Accept, to: [{networks: [10.0.0.4/32]}]}, {action: Deny, to: [` + fromAll + `]}]}`,
-			allowed:  "x/a 10.0.0.4:80, x/a 203.0.113.5:80",
-			refused:  "x/a 10.0.0.5:80, x/a fd00::4:80",
+			name: "one address of pods that are alike",
+			policies: "spec: {tier: Admin, priority: 7, " + ofX +
+				`, egress: [{action: Accept, to: [{networks: [10.0.0.4/32]}]}, {action: Deny, to: [` + fromAll + `]}]}`,
+			allowed: "x/a 10.0.0.4:80, x/a 203.0.113.5:80",
+			refused: "x/a 10.0.0.5:80, x/a fd00::4:80",
 		},
 		{
 			name:     "a policy without rules of a direction says nothing of it",
@@ -160,22 +174,26 @@ func TestEachRuleOfTheTiers(t *testing.T) {
 			refused:  "x/a y/a:80",
 		},
 		{
-			name:     "an empty namespaceSelector is all namespaces",
-			policies: "spec: {tier: Admin, priority: 7, subject: {pods: {podSelector: {matchLabels: {pod: a}}}}, ingress: [{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}]}",
-			allowed:  "x/c x/a:80, x/b y/c:80",
-			refused:  "x/b x/a:80, x/b y/a:80, z/b x/a:80",
+			name: "an empty namespaceSelector is all namespaces",
+			policies: "spec: {tier: Admin, priority: 7, subject: {pods: {podSelector: {matchLabels: {pod: a}}}}, ingress: [{action: Deny, from: " +
+				"[{pods: {podSelector: {matchLabels: {pod: b}}}}]}]}",
+			allowed: "x/c x/a:80, x/b y/c:80",
+			refused: "x/b x/a:80, x/b y/a:80, z/b x/a:80",
 		},
 		{
-			name:     "a port's name is that of the destination, of any protocol",
-			policies: "spec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll + "], protocols: [{destinationNamedPort: dns}]}], egress: [{action: Deny, to: [" + fromAll + "], protocols: [{destinationNamedPort: web}]}]}",
-			allowed:  "y/a x/a:80, y/a x/a:53, x/a y/a:53/udp",
-			refused:  "y/a x/a:53/udp, x/a y/a:80",
+			name: "a port's name is that of the destination, of any protocol",
+			policies: "spec: {tier: Admin, priority: 7, " + ofX + ", ingress: [{action: Deny, from: [" + fromAll +
+				"], protocols: [{destinationNamedPort: dns}]}], egress: [{action: Deny, to: [" + fromAll +
+				"], protocols: [{destinationNamedPort: web}]}]}",
+			allowed: "y/a x/a:80, y/a x/a:53, x/a y/a:53/udp",
+			refused: "y/a x/a:53/udp, x/a y/a:80",
 		},
 		{
-			name:     "pods of the host's network are no subjects and no peers",
-			policies: "spec: {tier: Admin, priority: 7, subject: {namespaces: {}}, ingress: [{action: Deny, from: [" + fromAll + "]}], egress: [{action: Deny, to: [" + fromAll + "]}]}",
-			allowed:  "z/host x/a:80, x/a z/host:80",
-			refused:  "x/b x/a:80",
+			name: "pods of the host's network are no subjects and no peers",
+			policies: "spec: {tier: Admin, priority: 7, subject: {namespaces: {}}, ingress: [{action: Deny, from: [" + fromAll +
+				"]}], egress: [{action: Deny, to: [" + fromAll + "]}]}",
+			allowed: "z/host x/a:80, x/a z/host:80",
+			refused: "x/b x/a:80",
 		},
 		{
 			name:     "a NetworkPolicy of the other direction does not isolate",
@@ -215,17 +233,20 @@ func TestRulesThatFailClosed(t *testing.T) {
 		protocols       string
 		reason          string
 	}{
-		"nodes":                  {"egress", "to: [{nodes: {}}]", "", ReasonUnsupported},
-		"domain names":           {"egress", "to: [{domainNames: [example.com]}]", "", ReasonUnsupported},
-		"another kind of peer":   {"egress", "to: [{}]", "", ReasonInvalid},
-		"another ingress peer":   {"ingress", "from: [{}]", "", ReasonInvalid},
-		"no peers":               {"ingress", "from: []", "", ReasonInvalid},
-		"one of several":         {"egress", "to: [{namespaces: {}}, {}]", "", ReasonInvalid},
-		"no network":             {"egress", "to: [{networks: [everywhere]}]", "", ReasonInvalid},
-		"no selector":            {"ingress", "from: [{namespaces: {matchExpressions: [{key: a, operator: Near}]}}]", "", ReasonInvalid},
-		"another protocol":       {"ingress", "from: [{namespaces: {}}]", "protocols: [{}]", ReasonInvalid},
-		"no port":                {"ingress", "from: [{namespaces: {}}]", "protocols: [{tcp: {destinationPort: {}}}]", ReasonInvalid},
-		"a range backwards":      {"ingress", "from: [{namespaces: {}}]", "protocols: [{udp: {destinationPort: {range: {start: 9, end: 8}}}}]", ReasonInvalid},
+		"nodes":                {"egress", "to: [{nodes: {}}]", "", ReasonUnsupported},
+		"domain names":         {"egress", "to: [{domainNames: [example.com]}]", "", ReasonUnsupported},
+		"another kind of peer": {"egress", "to: [{}]", "", ReasonInvalid},
+		"another ingress peer": {"ingress", "from: [{}]", "", ReasonInvalid},
+		"no peers":             {"ingress", "from: []", "", ReasonInvalid},
+		"one of several":       {"egress", "to: [{namespaces: {}}, {}]", "", ReasonInvalid},
+		"no network":           {"egress", "to: [{networks: [everywhere]}]", "", ReasonInvalid},
+		"no selector":          {"ingress", "from: [{namespaces: {matchExpressions: [{key: a, operator: Near}]}}]", "", ReasonInvalid},
+		"another protocol":     {"ingress", "from: [{namespaces: {}}]", "protocols: [{}]", ReasonInvalid},
+		"no port":              {"ingress", "from: [{namespaces: {}}]", "protocols: [{tcp: {destinationPort: {}}}]", ReasonInvalid},
+		"a range backwards": {
+			"ingress", "from: [{namespaces: {}}]", "protocols: [{udp: {destinationPort: {range: {start: 9, end: 8}}}}]",
+			ReasonInvalid,
+		},
 		"names of ports outside": {"egress", "to: [{networks: [0.0.0.0/0]}]", "protocols: [{destinationNamedPort: web}]", ReasonInvalid},
 	} {
 		for _, action := range []string{"Accept", "Deny", "Pass", "Audit"} {
@@ -282,7 +303,8 @@ func TestRulesThatFailClosed(t *testing.T) {
 func TestSubjectThatFails(t *testing.T) {
 	t.Parallel()
 	const near = "{matchExpressions: [{key: a, operator: Near}]}"
-	const accepts, denies, passes = "[{action: Accept, from: [{namespaces: {}}]}]", "[{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: none}}}}]}]", "[{action: Pass, from: [{namespaces: {}}]}]"
+	const accepts, denies, passes = "[{action: Accept, from: [{namespaces: {}}]}]",
+		"[{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: none}}}}]}]", "[{action: Pass, from: [{namespaces: {}}]}]"
 	all, ofX := []string{"y/a x/a:80", "y/a z/a:80", "203.0.113.5 y/a:80", "y/a x/a:0/icmp"}, []string{"y/a x/a:80", "z/b x/b:53/udp"}
 	for _, test := range []struct {
 		name, subject, ingress string
@@ -291,8 +313,15 @@ func TestSubjectThatFails(t *testing.T) {
 		{"neither", "{}", denies, all, []string{"x/a 203.0.113.5:80"}},
 		{"both", "{namespaces: {matchLabels: {ns: x}}, pods: {podSelector: {}}}", denies, all, nil},
 		{"namespaces", "{namespaces: " + near + "}", denies, all, nil},
-		{"pods", "{pods: {namespaceSelector: {matchLabels: {ns: x}}, podSelector: " + near + "}}", denies, ofX, []string{"x/a y/a:80", "y/a z/a:80", "x/a 203.0.113.5:80"}},
-		{"namespaces of pods", "{pods: {namespaceSelector: " + near + ", podSelector: {matchLabels: {pod: a}}}}", denies, []string{"y/b x/a:80", "x/b y/a:80"}, []string{"y/a x/b:80"}},
+		{
+			"pods", "{pods: {namespaceSelector: {matchLabels: {ns: x}}, podSelector: " + near + "}}", denies, ofX,
+			[]string{"x/a y/a:80", "y/a z/a:80", "x/a 203.0.113.5:80"},
+		},
+		{
+			"namespaces of pods", "{pods: {namespaceSelector: " + near + ", podSelector: {matchLabels: {pod: a}}}}", denies,
+			[]string{"y/b x/a:80", "x/b y/a:80"},
+			[]string{"y/a x/b:80"},
+		},
 		{"pass", "{namespaces: " + near + "}", passes, all, nil},
 		{"unknown action", "{namespaces: " + near + "}", "[{action: Audit, from: [{namespaces: {}}]}]", all, nil},
 		{"accept", "{namespaces: " + near + "}", accepts, nil, all},
@@ -301,7 +330,9 @@ func TestSubjectThatFails(t *testing.T) {
 			t.Parallel()
 			w := model(t)
 			p := &policyv1alpha2.ClusterNetworkPolicy{}
-			if err := yaml.UnmarshalStrict([]byte("metadata: {name: odd}\nspec: {tier: Admin, priority: 1, subject: "+test.subject+", ingress: "+test.ingress+"}"), p); err != nil {
+			if err := yaml.UnmarshalStrict(
+				[]byte("metadata: {name: odd}\nspec: {tier: Admin, priority: 1, subject: "+test.subject+", ingress: "+test.ingress+"}"), p,
+			); err != nil {
 				t.Fatal(err)
 			}
 			w.take()
@@ -312,7 +343,8 @@ func TestSubjectThatFails(t *testing.T) {
 			}
 			w.state.SetClusterPolicy(p)
 			r := w.take()
-			if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonInvalid || !strings.Contains(r.Problems[0].Message, "subject: ") || strings.Contains(r.Problems[0].Message, "denies") != (test.closed != nil) {
+			if len(r.Problems) != 1 || r.Problems[0].Reason != ReasonInvalid || !strings.Contains(r.Problems[0].Message, "subject: ") ||
+				strings.Contains(r.Problems[0].Message, "denies") != (test.closed != nil) {
 				t.Errorf("problems %v", r.Problems)
 			}
 			if len(r.Reviews) != 1 || len(r.Reviews[0].Problems) != 1 {
@@ -361,7 +393,10 @@ func TestPodsOfUnknownNamespaces(t *testing.T) {
 func TestNoTiersCostNothing(t *testing.T) {
 	t.Parallel()
 	w := model(t)
-	w.applyBoth("spec: {podSelector: {}, policyTypes: [Ingress, Egress], ingress: [{from: [{namespaceSelector: {}}]}], egress: [{to: [{ipBlock: {cidr: 10.0.0.4/32}}, {namespaceSelector: {}}]}]}")
+	w.applyBoth(
+		"spec: {podSelector: {}, policyTypes: [Ingress, Egress], ingress: [{from: [{namespaceSelector: {}}]}], egress: [{to: [{ipBlock: " +
+			"{cidr: 10.0.0.4/32}}, {namespaceSelector: {}}]}]}",
+	)
 	idents := func() int {
 		all := map[uint32]bool{}
 		for _, n := range w.idents {
@@ -396,7 +431,8 @@ func TestNoTiersCostNothing(t *testing.T) {
 func TestAPodInTiersChangesItsOwnElements(t *testing.T) {
 	t.Parallel()
 	w := model(t)
-	w.applyBoth("spec: {tier: Admin, priority: 1, " + ofX + ", ingress: [{action: Deny, from: [" + fromY + "]}], egress: [{action: Deny, to: [{networks: [203.0.113.0/24]}]}]}")
+	w.applyBoth("spec: {tier: Admin, priority: 1, " + ofX +
+		", ingress: [{action: Deny, from: [" + fromY + "]}], egress: [{action: Deny, to: [{networks: [203.0.113.0/24]}]}]}")
 	w.pod(newPod("y", "more", 50, nil))
 	w.pod(newPod("x", "more", 51, nil))
 	if r := w.take(); r.size() != 6 || len(r.Change.Idents) != 2 || len(r.Change.Pods) != 4 {
@@ -408,7 +444,9 @@ func TestAPodInTiersChangesItsOwnElements(t *testing.T) {
 func TestExplainTiers(t *testing.T) {
 	t.Parallel()
 	w := model(t)
-	w.applyBoth("metadata: {name: wall}\nspec: {tier: Admin, priority: 1, " + ofX + ", ingress: [{name: no-y, action: Deny, from: [" + fromY + "]}, {action: Accept, from: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}]}\n---\n" + isolateX)
+	w.applyBoth("metadata: {name: wall}\nspec: {tier: Admin, priority: 1, " + ofX +
+		", ingress: [{name: no-y, action: Deny, from: [" + fromY +
+		"]}, {action: Accept, from: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}]}\n---\n" + isolateX)
 	for connection, want := range map[string]string{
 		"y/a x/a:80": "false [/wall x/p1] [] &{wall Admin no-y false}",
 		"x/b x/a:80": "true [/wall x/p1] [/wall] &{wall Admin ingress[1] true}",
@@ -427,7 +465,9 @@ func TestExplainTiers(t *testing.T) {
 }
 
 // wall is a policy of many rules for pods of x.
-func wall(name string, priority int32, rulesEach int, rule func(i int) policyv1alpha2.ClusterNetworkPolicyEgressRule) *policyv1alpha2.ClusterNetworkPolicy {
+func wall(name string, priority int32, rulesEach int,
+	rule func(i int) policyv1alpha2.ClusterNetworkPolicyEgressRule,
+) *policyv1alpha2.ClusterNetworkPolicy {
 	p := &policyv1alpha2.ClusterNetworkPolicy{}
 	if err := yaml.UnmarshalStrict([]byte("spec: {tier: Admin, "+ofX+"}"), p); err != nil {
 		panic(err)
@@ -452,7 +492,9 @@ func TestManyClusterPolicies(t *testing.T) {
 			n := i*25 + j
 			return policyv1alpha2.ClusterNetworkPolicyEgressRule{
 				Action: policyv1alpha2.ClusterNetworkPolicyRuleActionDeny,
-				To:     []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Networks: []policyv1alpha2.CIDR{policyv1alpha2.CIDR(fmt.Sprintf("203.%d.%d.0/25", n/256, n%256))}}},
+				To: []policyv1alpha2.ClusterNetworkPolicyEgressPeer{
+					{Networks: []policyv1alpha2.CIDR{policyv1alpha2.CIDR(fmt.Sprintf("203.%d.%d.0/25", n/256, n%256))}},
+				},
 			}
 		})
 		for j := range p.Spec.Ingress {
@@ -491,7 +533,10 @@ func TestClusterPoliciesThatAreTooLarge(t *testing.T) {
 	}
 	action := func(a policyv1alpha2.ClusterNetworkPolicyRuleAction, n int) func(i int) policyv1alpha2.ClusterNetworkPolicyEgressRule {
 		return func(i int) policyv1alpha2.ClusterNetworkPolicyEgressRule {
-			return policyv1alpha2.ClusterNetworkPolicyEgressRule{Action: a, To: []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Networks: networks(i, n)}}}
+			return policyv1alpha2.ClusterNetworkPolicyEgressRule{
+				Action: a,
+				To:     []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Networks: networks(i, n)}},
+			}
 		}
 	}
 	for name, test := range map[string]struct {
@@ -499,16 +544,30 @@ func TestClusterPoliciesThatAreTooLarge(t *testing.T) {
 		policy  *policyv1alpha2.ClusterNetworkPolicy
 		message string
 	}{
-		"policy":  {Limits{Policy: 100, Class: 1000, All: 10000, Ranges: 1000}, wall("p", 1, 5, action("Deny", 25)), "at most 100 are enforced: they deny everything"},
-		"class":   {Limits{Policy: 1000, Class: 100, All: 10000, Ranges: 1000}, wall("p", 1, 5, action("Deny", 25)), "more than 100 combinations"},
-		"ranges":  {Limits{Policy: 1000, Class: 1000, All: 10000, Ranges: 100}, wall("p", 1, 5, action("Deny", 25)), "more than 100 ranges"},
-		"accepts": {Limits{Policy: 100, Class: 1000, All: 10000, Ranges: 1000}, wall("p", 1, 5, action("Accept", 25)), "at most 100 are enforced: they accept nothing"},
+		"policy": {
+			Limits{Policy: 100, Class: 1000, All: 10000, Ranges: 1000},
+			wall("p", 1, 5, action("Deny", 25)),
+			"at most 100 are enforced: they deny everything",
+		},
+		"class": {
+			Limits{Policy: 1000, Class: 100, All: 10000, Ranges: 1000},
+			wall("p", 1, 5, action("Deny", 25)),
+			"more than 100 combinations",
+		},
+		"ranges": {Limits{Policy: 1000, Class: 1000, All: 10000, Ranges: 100}, wall("p", 1, 5, action("Deny", 25)), "more than 100 ranges"},
+		"accepts": {
+			Limits{Policy: 100, Class: 1000, All: 10000, Ranges: 1000},
+			wall("p", 1, 5, action("Accept", 25)),
+			"at most 100 are enforced: they accept nothing",
+		},
 	} {
 		w := model(t)
 		w.state.limits = test.limits
 		w.state.SetClusterPolicy(test.policy)
 		r := w.take()
-		if !slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Reason == ReasonTooLarge && strings.Contains(p.Message, test.message) }) {
+		if !slices.ContainsFunc(r.Problems, func(p Problem) bool {
+			return p.Reason == ReasonTooLarge && strings.Contains(p.Message, test.message)
+		}) {
 			t.Errorf("%s: problems %v", name, r.Problems)
 		}
 		if got := w.allows("x/a 198.51.100.7:80"); got != (name == "accepts") {
@@ -536,7 +595,9 @@ func TestTooManyIdentitiesInTiers(t *testing.T) {
 	t.Parallel()
 	w := model(t)
 	w.state.identities.numbers.most = 1
-	w.applyBoth("spec: {tier: Admin, priority: 1, " + ofX + ", ingress: [{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}, {action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: c}}}}]}]}")
+	w.applyBoth("spec: {tier: Admin, priority: 1, " + ofX +
+		", ingress: [{action: Deny, from: [{pods: {podSelector: {matchLabels: {pod: b}}}}]}, {action: Deny, from: [{pods: {podSelector: " +
+		"{matchLabels: {pod: c}}}}]}]}")
 	if w.allows("x/b x/a:80") || w.allows("x/c x/a:80") {
 		t.Error("a pod that is denied is allowed")
 	}
@@ -597,7 +658,9 @@ func TestRoomAgain(t *testing.T) {
 	deny := func(i int) policyv1alpha2.ClusterNetworkPolicyEgressRule {
 		return policyv1alpha2.ClusterNetworkPolicyEgressRule{
 			Action: policyv1alpha2.ClusterNetworkPolicyRuleActionDeny,
-			To:     []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{Networks: []policyv1alpha2.CIDR{policyv1alpha2.CIDR(fmt.Sprintf("203.0.%d.0/25", i))}}},
+			To: []policyv1alpha2.ClusterNetworkPolicyEgressPeer{
+				{Networks: []policyv1alpha2.CIDR{policyv1alpha2.CIDR(fmt.Sprintf("203.0.%d.0/25", i))}},
+			},
 		}
 	}
 	w.state.SetClusterPolicy(wall("first", 1, 60, deny))

@@ -41,8 +41,9 @@ type world struct {
 func newWorld(t testing.TB, limits Limits) *world {
 	return &world{
 		t: t, state: New(here, limits), rules: rules.NewState(nil), namespaces: map[string]map[string]string{},
-		policies: map[string]*networkingv1.NetworkPolicy{}, cluster: map[string]*policyv1alpha2.ClusterNetworkPolicy{}, classes: [2]map[uint32]*rules.Class{{}, {}},
-		idents: map[netip.Addr]uint32{}, of: map[netip.Addr]rules.Pod{},
+		policies: map[string]*networkingv1.NetworkPolicy{}, cluster: map[string]*policyv1alpha2.ClusterNetworkPolicy{},
+		classes: [2]map[uint32]*rules.Class{{}, {}},
+		idents:  map[netip.Addr]uint32{}, of: map[netip.Addr]rules.Pod{},
 	}
 }
 
@@ -159,7 +160,8 @@ func (w *world) check() {
 			}
 			for i, b := range c.Blocks {
 				for _, other := range c.Blocks[i+1 : min(len(c.Blocks), i+50)] {
-					if b.First.BitLen() == other.First.BitLen() && !b.Last.Less(other.First) && !other.Last.Less(b.First) && overlap(b.Ports, other.Ports) {
+					if b.First.BitLen() == other.First.BitLen() && !b.Last.Less(other.First) && !other.Last.Less(b.First) &&
+						overlap(b.Ports, other.Ports) {
 						w.t.Errorf("class %d has blocks that overlap: %v, %v", n, b, other)
 					}
 				}
@@ -193,7 +195,8 @@ func (w *world) allowed(c rules.Connection) bool {
 		return true
 	}
 	from, to := w.owner(source), w.owner(destination)
-	return w.side(networkingv1.PolicyTypeEgress, from, to, destination, to, c) && w.side(networkingv1.PolicyTypeIngress, to, from, source, to, c)
+	return w.side(networkingv1.PolicyTypeEgress, from, to, destination, to, c) &&
+		w.side(networkingv1.PolicyTypeIngress, to, from, source, to, c)
 }
 
 // side says whether the policies of one end allow a connection with the other one.
@@ -245,7 +248,8 @@ func (w *world) side(kind networkingv1.PolicyType, own, peer *corev1.Pod, addres
 			}
 		}
 	}
-	return !isolated && w.clusterAction(policyv1alpha2.BaselineTier, kind, own, peer, address, to, c) != policyv1alpha2.ClusterNetworkPolicyRuleActionDeny
+	return !isolated && w.clusterAction(policyv1alpha2.BaselineTier, kind, own, peer,
+		address, to, c) != policyv1alpha2.ClusterNetworkPolicyRuleActionDeny
 }
 
 // isSubject says whether a policy says anything of what a pod sends, or receives.
@@ -272,7 +276,8 @@ func (w *world) isPeer(namespaces *metav1.LabelSelector, pods *policyv1alpha2.Na
 
 // clusterAction is that of the first rule of a tier that is about a connection, Pass if there is
 // none.
-func (w *world) clusterAction(tier policyv1alpha2.Tier, kind networkingv1.PolicyType, own, peer *corev1.Pod, address netip.Addr, to *corev1.Pod,
+func (w *world) clusterAction(tier policyv1alpha2.Tier, kind networkingv1.PolicyType, own, peer *corev1.Pod, address netip.Addr,
+	to *corev1.Pod,
 	c rules.Connection,
 ) policyv1alpha2.ClusterNetworkPolicyRuleAction {
 	ordered := slices.SortedFunc(maps.Values(w.cluster), func(a, b *policyv1alpha2.ClusterNetworkPolicy) int {
@@ -327,7 +332,8 @@ func (w *world) isProtocol(all []policyv1alpha2.ClusterNetworkPolicyProtocol, to
 	})
 }
 
-func (w *world) matches(ns string, kind networkingv1.PolicyType, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort,
+func (w *world) matches(ns string, kind networkingv1.PolicyType, peers []networkingv1.NetworkPolicyPeer,
+	ports []networkingv1.NetworkPolicyPort,
 	peer *corev1.Pod, address netip.Addr, to *corev1.Pod, c rules.Connection,
 ) bool {
 	byNumber, byName := len(ports) == 0, false
@@ -507,7 +513,8 @@ func (w *world) explained(c rules.Connection) {
 			}
 			continue
 		}
-		if isolated := h.Kind == Here && len(h.Selecting) > 0; isolated && h.Allowed != (len(h.Allowing) > 0) || len(h.Allowing) > len(h.Selecting) {
+		if isolated := h.Kind == Here && len(h.Selecting) > 0; isolated && h.Allowed != (len(h.Allowing) > 0) ||
+			len(h.Allowing) > len(h.Selecting) {
 			w.t.Fatalf("%d %s to %s: explained as %+v", c.Protocol, c.Source.Addr(), c.Destination, h)
 		}
 	}

@@ -234,7 +234,9 @@ func TestCutKnowsPortsOfSCTP(t *testing.T) {
 		t.Errorf("cut %d, %v, asked about %q, want %q", count, err, asked, want)
 	}
 	cut()
-	if want = slices.DeleteFunc(want, func(s string) bool { return strings.HasSuffix(s, ":81") }); err != nil || count != 0 || !slices.Equal(asked, want) {
+	if want = slices.DeleteFunc(want, func(s string) bool {
+		return strings.HasSuffix(s, ":81")
+	}); err != nil || count != 0 || !slices.Equal(asked, want) {
 		t.Errorf("again: cut %d, %v, asked about %q, want %q", count, err, asked, want)
 	}
 }
@@ -337,6 +339,7 @@ func TestErrorsPass(t *testing.T) {
 	blocks := func(p PortRange) []Block {
 		return []Block{{n.Outside.IPv4, n.Outside.IPv4, p}, {n.Outside.IPv6, n.Outside.IPv6, p}}
 	}
-	n.apply(n.open(), n.pods(Pod{1, 1}, Pod{}, Pod{}).with(Ingress, Class{Blocks: blocks(port(udp, 53))}).with(Egress, Class{Blocks: blocks(port(udp, 80))}))
+	n.apply(n.open(), n.pods(Pod{1, 1}, Pod{}, Pod{}).with(Ingress, Class{Blocks: blocks(port(udp, 53))}).with(Egress,
+		Class{Blocks: blocks(port(udp, 80))}))
 	refused("with rules")
 }

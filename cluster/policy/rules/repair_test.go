@@ -18,9 +18,11 @@ import (
 // sample has something in each map and set.
 func (n *node) sample() Change {
 	return n.pods(Pod{Ingress: 1}, Pod{Ingress: 2, Egress: 1}, Pod{}).
-		with(Ingress, Class{Peers: []Peer{{identB, port(tcp, 80)}, {identC, PortRange{tcp, 80, 90}}, {identA, PortRange{}}}}, Class{Blocks: []Block{
-			block("10.0.0.0", "10.0.0.9", PortRange{}), block("fd00::", "fd00::9", port(udp, 5)), block("10.1.0.0", "10.1.0.9", PortRange{udp, 1, 2}),
-		}}).
+		with(Ingress, Class{Peers: []Peer{{identB, port(tcp, 80)}, {identC, PortRange{tcp, 80, 90}}, {identA, PortRange{}}}},
+			Class{Blocks: []Block{
+				block("10.0.0.0", "10.0.0.9", PortRange{}), block("fd00::", "fd00::9", port(udp, 5)),
+				block("10.1.0.0", "10.1.0.9", PortRange{udp, 1, 2}),
+			}}).
 		with(Egress, Class{Peers: []Peer{{identA, PortRange{}}}, Blocks: []Block{block("fd00::", "fd00::9", PortRange{})}})
 }
 

@@ -156,9 +156,11 @@ func TestPackets(t *testing.T) {
 			join(to(a, b, tcp, 80), to(b, a, tcp, 80), to(a, b, udp, 80), to(b, a, sctp, 80), to(a, outside, ping, 0), to(outside, a, ping, 0)),
 		},
 		{
-			"ingress by ident and port", n.pods(Pod{}, Pod{Ingress: 1}, Pod{}).with(Ingress, Class{Peers: []Peer{{identA, port(tcp, 80)}, {identC, port(udp, 53)}}}),
+			"ingress by ident and port", n.pods(Pod{}, Pod{Ingress: 1}, Pod{}).with(Ingress,
+				Class{Peers: []Peer{{identA, port(tcp, 80)}, {identC, port(udp, 53)}}}),
 			join(to(a, b, tcp, 80), to(c, b, udp, 53), to(b, a, tcp, 80), to(b, c, udp, 9), to(b, a, ping, 0)),
-			join(to(a, b, tcp, 81), to(a, b, udp, 80), to(a, b, sctp, 80), to(a, b, ping, 0), to(c, b, tcp, 80), to(c, b, udp, 54), to(outside, b, tcp, 80)),
+			join(to(a, b, tcp, 81), to(a, b, udp, 80), to(a, b, sctp, 80), to(a, b, ping, 0), to(c, b, tcp, 80), to(c, b, udp, 54),
+				to(outside, b, tcp, 80)),
 		},
 		{
 			"egress by ident and port", n.pods(Pod{Egress: 1}, Pod{}, Pod{}).with(Egress, Class{Peers: []Peer{{identB, port(sctp, 80)}}}),
@@ -167,13 +169,15 @@ func TestPackets(t *testing.T) {
 		},
 		{
 			"egress and ingress have to allow it", n.pods(Pod{Egress: 1}, Pod{Ingress: 1}, Pod{}).
-				with(Egress, Class{Peers: []Peer{{identB, PortRange{tcp, 80, 90}}}}).with(Ingress, Class{Peers: []Peer{{identA, PortRange{tcp, 85, 95}}}}),
+				with(Egress, Class{Peers: []Peer{{identB, PortRange{tcp, 80, 90}}}}).with(Ingress,
+				Class{Peers: []Peer{{identA, PortRange{tcp, 85, 95}}}}),
 			join(to(a, b, tcp, 85), to(a, b, tcp, 90)),
 			join(to(a, b, tcp, 80), to(a, b, tcp, 84), to(a, b, tcp, 91), to(a, b, tcp, 95)),
 		},
 		{
 			"two classes, each its own", n.pods(Pod{}, Pod{Ingress: 1}, Pod{Ingress: 2}).
-				with(Ingress, Class{Peers: []Peer{{identA, port(tcp, 80)}}}, Class{Peers: []Peer{{identA, PortRange{}}}, Blocks: []Block{block("0.0.0.0", "255.255.255.255", port(tcp, 7))}}),
+				with(Ingress, Class{Peers: []Peer{{identA, port(tcp, 80)}}},
+					Class{Peers: []Peer{{identA, PortRange{}}}, Blocks: []Block{block("0.0.0.0", "255.255.255.255", port(tcp, 7))}}),
 			join(to(a, b, tcp, 80), to(a, c, tcp, 81), to(a, c, ping, 0), far(true, c, tcp, 7, "203.0.113.5")),
 			join(to(a, b, tcp, 81), to(a, b, ping, 0), to(b, c, tcp, 80), far(true, b, tcp, 7, "203.0.113.5")),
 		},
@@ -183,7 +187,8 @@ func TestPackets(t *testing.T) {
 			join(to(a, c, tcp, 1), to(a, c, ping, 0), to(a, outside, ping, 0)),
 		},
 		{
-			"a protocol without ports", n.pods(Pod{}, Pod{Ingress: 1}, Pod{}).with(Ingress, Class{Peers: []Peer{{identA, PortRange{udp, 0, 65535}}}}),
+			"a protocol without ports", n.pods(Pod{}, Pod{Ingress: 1}, Pod{}).with(Ingress,
+				Class{Peers: []Peer{{identA, PortRange{udp, 0, 65535}}}}),
 			join(to(a, b, udp, 1), to(a, b, udp, 65535)),
 			join(to(a, b, tcp, 1), to(a, b, ping, 0), to(a, b, sctp, 1), to(c, b, udp, 1)),
 		},
@@ -206,19 +211,27 @@ func TestPackets(t *testing.T) {
 					block("203.0.113.0", "203.0.113.8", PortRange{}), block("203.0.113.10", "203.0.113.255", PortRange{}),
 					block("2001:db8:7::", "2001:db8:7::8", PortRange{}), block("2001:db8:7::a", "2001:db8:7:ffff:ffff:ffff:ffff:ffff", PortRange{}),
 				}}).
-				with(Egress, Class{Blocks: []Block{block("203.0.113.9", "203.0.113.9", port(tcp, 80)), block("2001:db8:7::9", "2001:db8:7::9", PortRange{udp, 5, 6})}}),
+				with(Egress, Class{Blocks: []Block{
+					block("203.0.113.9", "203.0.113.9", port(tcp, 80)),
+					block("2001:db8:7::9", "2001:db8:7::9", PortRange{udp, 5, 6}),
+				}}),
 			join(
-				far(true, a, tcp, 9, "203.0.113.5", "2001:db8:7::5"), far(true, a, unix.IPPROTO_ICMP, 0, "203.0.113.5"), far(true, a, unix.IPPROTO_ICMPV6, 0, "2001:db8:7::5"),
+				far(true, a, tcp, 9, "203.0.113.5", "2001:db8:7::5"), far(true, a, unix.IPPROTO_ICMP, 0, "203.0.113.5"),
+				far(true, a, unix.IPPROTO_ICMPV6, 0, "2001:db8:7::5"),
 				far(false, b, tcp, 80, "203.0.113.9"), far(false, b, udp, 6, "2001:db8:7::9"),
 			),
 			join(
 				far(true, a, tcp, 9, "203.0.113.9", "2001:db8:7::9", testnet.Outside4, testnet.Outside6), to(b, a, tcp, 9),
-				far(false, b, tcp, 80, "203.0.113.5", "2001:db8:7::9"), far(false, b, udp, 6, "2001:db8:7::5", "203.0.113.9"), far(false, b, udp, 7, "2001:db8:7::9"),
+				far(false, b, tcp, 80, "203.0.113.5", "2001:db8:7::9"), far(false, b, udp, 6, "2001:db8:7::5", "203.0.113.9"),
+				far(false, b, udp, 7, "2001:db8:7::9"),
 			),
 		},
 		{
 			"everything in blocks, also pods", n.pods(Pod{Egress: 1}, Pod{}, Pod{}).
-				with(Egress, Class{Blocks: []Block{block("0.0.0.0", "255.255.255.255", PortRange{}), block("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", port(tcp, 80))}}),
+				with(Egress, Class{Blocks: []Block{
+					block("0.0.0.0", "255.255.255.255", PortRange{}),
+					block("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", port(tcp, 80)),
+				}}),
 			join(to(a, b, ping, 0)[:1], to(a, b, tcp, 80), far(false, a, tcp, 80, "203.0.113.5", "2001:db8:7::5"), to(a, outside, udp, 1)[:1]),
 			join(to(a, b, ping, 0)[1:], to(a, b, tcp, 81)[1:], far(false, a, udp, 80, "2001:db8:7::5")),
 		},
@@ -226,9 +239,11 @@ func TestPackets(t *testing.T) {
 			"overlapping blocks", n.pods(Pod{Ingress: 1}, Pod{}, Pod{}).
 				with(Ingress, Class{Blocks: []Block{
 					block("203.0.0.0", "203.0.255.255", port(tcp, 80)), block("203.0.113.0", "203.0.113.255", PortRange{tcp, 70, 90}),
-					block("203.0.113.5", "203.0.113.5", port(tcp, 443)), block("203.0.113.9", "203.0.113.9", PortRange{}), block("0.0.0.0", "203.0.113.5", port(udp, 1)),
+					block("203.0.113.5", "203.0.113.5", port(tcp, 443)), block("203.0.113.9", "203.0.113.9", PortRange{}),
+					block("0.0.0.0", "203.0.113.5", port(udp, 1)),
 				}}),
-			join(far(true, a, tcp, 80, "203.0.113.5"), far(true, a, tcp, 90, "203.0.113.5"), far(true, a, tcp, 443, "203.0.113.5", "203.0.113.9"), far(true, a, udp, 1, "203.0.113.5")),
+			join(far(true, a, tcp, 80, "203.0.113.5"), far(true, a, tcp, 90, "203.0.113.5"), far(true, a, tcp, 443, "203.0.113.5", "203.0.113.9"),
+				far(true, a, udp, 1, "203.0.113.5")),
 			join(far(true, a, tcp, 91, "203.0.113.5"), far(true, a, udp, 2, "203.0.113.5"), far(true, a, tcp, 80, testnet.Outside4)),
 		},
 		{
@@ -344,7 +359,8 @@ func TestPriorityIsRestored(t *testing.T) {
 	}
 	n.Run("nft flush set inet after got")
 	n.apply(n.open(), n.pods(Pod{}, Pod{Ingress: 1, Egress: 1}, Pod{Ingress: 2}).
-		with(Ingress, Class{Blocks: []Block{block("0.0.0.0", "255.255.255.255", PortRange{}), block("::", "ffff::", PortRange{})}}, Class{Peers: []Peer{{identB, PortRange{}}}}).
+		with(Ingress, Class{Blocks: []Block{block("0.0.0.0", "255.255.255.255", PortRange{}), block("::", "ffff::", PortRange{})}},
+			Class{Peers: []Peer{{identB, PortRange{}}}}).
 		with(Egress, Class{Peers: []Peer{{identC, PortRange{}}}}))
 	if got := listed(); got != want {
 		t.Errorf("with rules, priorities are\n%s\nwithout\n%s", got, want)
@@ -358,13 +374,22 @@ func TestListing(t *testing.T) {
 	group := uint32(1<<30 + 77)
 	want := n.pods(Pod{Ingress: 1}, Pod{Egress: 1}, Pod{Ingress: MaxClass}).
 		with(Ingress, Class{
-			Peers:  []Peer{{identA, port(tcp, 80)}, {identB, PortRange{sctp, 80, 90}}, {MaxIdent, PortRange{}}, {identC, OtherProtocols}},
-			Blocks: []Block{block("10.0.0.0", "10.0.0.9", PortRange{}), block("fd00::", "fd00::9", PortRange{}), block("10.1.0.0", "10.1.0.9", PortRange{udp, 1, 2})},
-		}).with(Egress, Class{Blocks: []Block{block("fd00::", "fd00::9", port(tcp, 80)), block("10.2.0.0", "10.2.0.9", OtherProtocols)}, Decided: []uint32{identB}})
+			Peers: []Peer{{identA, port(tcp, 80)}, {identB, PortRange{sctp, 80, 90}}, {MaxIdent, PortRange{}}, {identC, OtherProtocols}},
+			Blocks: []Block{
+				block("10.0.0.0", "10.0.0.9", PortRange{}), block("fd00::", "fd00::9", PortRange{}),
+				block("10.1.0.0", "10.1.0.9", PortRange{udp, 1, 2}),
+			},
+		}).with(Egress, Class{
+		Blocks:  []Block{block("fd00::", "fd00::9", port(tcp, 80)), block("10.2.0.0", "10.2.0.9", OtherProtocols)},
+		Decided: []uint32{identB},
+	})
 	want.LinkGroup = &group
 	n.apply(table, want)
 	out := n.Run("nft list ruleset")
-	for _, part := range []string{"chain in_1", "@blocks_out6", "@ident4", "@any_in", "@self6", "10.1.0.0-10.1.0.9", "@links", "chain tiers_out_1", "@decided_out", "10.2.0.0-10.2.0.9"} {
+	for _, part := range []string{
+		"chain in_1", "@blocks_out6", "@ident4", "@any_in", "@self6", "10.1.0.0-10.1.0.9", "@links",
+		"chain tiers_out_1", "@decided_out", "10.2.0.0-10.2.0.9",
+	} {
 		if !strings.Contains(out, part) {
 			t.Errorf("%q is missing in:\n%s", part, out)
 		}
