@@ -123,7 +123,9 @@ func (c *testCluster) answers(s *testnet.Space, network, address, want string) b
 
 func (c *testCluster) expect(s *testnet.Space, network, address, want string) {
 	c.t.Helper()
-	c.until(fmt.Sprintf("%s %s from %s answers %q", network, address, s.Name, want), func() bool { return c.answers(s, network, address, want) })
+	c.until(fmt.Sprintf("%s %s from %s answers %q", network, address, s.Name, want), func() bool {
+		return c.answers(s, network, address, want)
+	})
 	c.routes(s, network, address, want)
 }
 

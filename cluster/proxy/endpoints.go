@@ -44,7 +44,9 @@ func (l *endpointLists) update(slice *discoveryv1.EndpointSlice, gone bool) bool
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := l.slices[service]
-	at, exists := slices.BinarySearchFunc(all, slice.Name, func(s *discoveryv1.EndpointSlice, name string) int { return cmp.Compare(s.Name, name) })
+	at, exists := slices.BinarySearchFunc(all, slice.Name, func(s *discoveryv1.EndpointSlice, name string) int {
+		return cmp.Compare(s.Name, name)
+	})
 	if gone && !exists {
 		return false
 	}

@@ -35,7 +35,10 @@ func sliceOf(name string, port int32, addresses ...string) *discoveryv1.Endpoint
 
 // What is made of slices is what upstream's tracker makes of them.
 func TestEndpointsAreThoseOfUpstream(t *testing.T) {
-	web := upstream.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "default", Name: "web"}, Port: "http", Protocol: corev1.ProtocolTCP}
+	web := upstream.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: "default", Name: "web"}, Port: "http",
+		Protocol: corev1.ProtocolTCP,
+	}
 	hinted := sliceOf("c", 80, "10.0.0.7")
 	hinted.Endpoints[0].Hints = &discoveryv1.EndpointHints{
 		ForZones: []discoveryv1.ForZone{{Name: "east"}}, ForNodes: []discoveryv1.ForNode{{Name: "here"}, {Name: "there"}},
@@ -88,7 +91,8 @@ func describe(endpoints []upstream.Endpoint) (all []string) {
 		if e.IP() == "<nil>" || e.IP() == "invalid IP" {
 			at = "none"
 		}
-		all = append(all, fmt.Sprint(at, e.Port(), e.IsLocal(), e.IsReady(), e.IsServing(), e.IsTerminating(), e.ZoneHints().Len(), e.NodeHints().Len()))
+		all = append(all, fmt.Sprint(at, e.Port(), e.IsLocal(), e.IsReady(), e.IsServing(), e.IsTerminating(), e.ZoneHints().Len(),
+			e.NodeHints().Len()))
 	}
 	slices.Sort(all)
 	return all
@@ -109,7 +113,8 @@ func TestSliceOfAnotherFamily(t *testing.T) {
 	}{{four, six, v4, v6}, {six, four, v6, v4}} {
 		handler.OnUpdate(step.before, step.now)
 		if len(step.gone.slices) != 0 || len(step.has.slices) != 1 {
-			t.Errorf("%s: %d slices of the former family are left, and there are %d", step.now.AddressType, len(step.gone.slices), len(step.has.slices))
+			t.Errorf("%s: %d slices of the former family are left, and there are %d", step.now.AddressType, len(step.gone.slices),
+				len(step.has.slices))
 		}
 	}
 }

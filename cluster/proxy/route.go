@@ -121,7 +121,9 @@ func (p *Proxy) addEndpoints(t *translation, s *corev1.Service) error {
 func (p *Proxy) routeBy(s *corev1.Service, port string, local bool, wanted *rules.Port, f rules.Frontend, source netip.Addr) *Route {
 	// The maps for this node and its pods have what differs.
 	chosen, masquerade := f.Backend, f.Masquerade
-	inside := p.pods.holds(source) || localAddress(source) || slices.ContainsFunc(p.PodRanges, func(r netip.Prefix) bool { return r.Contains(source) })
+	inside := p.pods.holds(source) || localAddress(source) || slices.ContainsFunc(p.PodRanges, func(r netip.Prefix) bool {
+		return r.Contains(source)
+	})
 	if inside && f.Inside != f.Backend {
 		chosen, masquerade = f.Inside, false
 	}

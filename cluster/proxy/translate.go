@@ -40,7 +40,8 @@ type translation struct {
 
 func newTranslation(family corev1.IPFamily, o *Options) *translation {
 	t := &translation{
-		Options: o, family: family, lists: newEndpointLists(family), portMap: upstream.ServicePortMap{}, dirty: map[upstream.ServicePortName]bool{},
+		Options: o, family: family, lists: newEndpointLists(family), portMap: upstream.ServicePortMap{},
+		dirty: map[upstream.ServicePortName]bool{},
 		local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
 		healthPorts: map[upstream.ServicePortName]uint16{}, conntrack: conntrack.New(),
 	}
@@ -181,7 +182,8 @@ func (t *translation) port(name upstream.ServicePortName, endpoints []upstream.E
 	// and the DNS.
 	if slices.ContainsFunc(port.Backends[cluster].Endpoints, t.held) {
 		if service.NodePort() != 0 || len(service.LoadBalancerVIPs()) > 0 || len(service.ExternalIPs()) > 0 {
-			slog.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service", name.NamespacedName)
+			slog.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service",
+				name.NamespacedName)
 		}
 		return port
 	}
@@ -219,14 +221,17 @@ func (t *translation) targets(name upstream.ServicePortName, endpoints []upstrea
 	for _, each := range endpoints {
 		e := each.(*endpoint)
 		a := e.target.Addr()
-		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || a.Is6() != (t.family == corev1.IPv6Protocol) {
-			slog.Warn("an endpoint is left out, as its address is not one of a pod or node", "service", name.NamespacedName, "address", e.Addresses[0])
+		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() ||
+			a.Is6() != (t.family == corev1.IPv6Protocol) {
+			slog.Warn("an endpoint is left out, as its address is not one of a pod or node", "service", name.NamespacedName, "address",
+				e.Addresses[0])
 			continue
 		}
 		targets = append(targets, e.target)
 	}
 	if len(targets) > rules.MaxEndpoints {
-		slog.Warn("some endpoints get no connections, as there are too many", "service", name.NamespacedName, "endpoints", len(targets), "max", rules.MaxEndpoints)
+		slog.Warn("some endpoints get no connections, as there are too many", "service", name.NamespacedName, "endpoints", len(targets), "max",
+			rules.MaxEndpoints)
 	}
 	return targets
 }

@@ -24,7 +24,8 @@ func services(count int) map[Key]*Port {
 		}
 		for e := range 10 {
 			n := i*10 + e
-			p.Backends[0].Endpoints = append(p.Backends[0].Endpoints, netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(n >> 16), byte(n >> 8), byte(n)}), 8080))
+			p.Backends[0].Endpoints = append(p.Backends[0].Endpoints,
+				netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(n >> 16), byte(n >> 8), byte(n)}), 8080))
 		}
 		all[Key(fmt.Sprintf("default/service-%d:http/TCP/IPv4", i))] = p
 	}

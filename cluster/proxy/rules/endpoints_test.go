@@ -19,7 +19,10 @@ func TestEndpointsChange(t *testing.T) {
 	s := netip.MustParseAddr(service4)
 	set := func(endpoints ...netip.AddrPort) {
 		t.Helper()
-		n.apply(table, map[Key]*Port{"x": {Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: endpoints}}, Frontends: []Frontend{{Addr: s, Port: 80}}}})
+		n.apply(table, map[Key]*Port{"x": {
+			Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: endpoints}},
+			Frontends: []Frontend{{Addr: s, Port: 80}},
+		}})
 	}
 	c := n.Pod("c")
 	c.Serve("tcp", 8080)
@@ -157,7 +160,10 @@ func TestMoreEndpointsThanFit(t *testing.T) {
 		endpoints = append(endpoints, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 245, byte(i / 250), byte(i%250 + 1)}), 80))
 	}
 	port := func(all []netip.AddrPort) map[Key]*Port {
-		return map[Key]*Port{"x": {Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: all}}, Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 80}}}}
+		return map[Key]*Port{"x": {
+			Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: all}},
+			Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 80}},
+		}}
 	}
 	n.apply(table, port(endpoints))
 	if got := strings.Count(n.Run("nft list map inet "+tableName+" ep4"), "10.245."); got != MaxEndpoints-1 {

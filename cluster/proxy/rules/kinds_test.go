@@ -72,9 +72,11 @@ func TestUnusedKindsAreFreed(t *testing.T) {
 	}
 	set(1, time.Hour)
 	if stick, pick := n.chains("stick"), n.chains("pick"); stick != 1 || pick != 2*commonCount {
-		t.Errorf("after a restart: %d chains for affinity, %d without, want 1 and those for few endpoints:\n%s", stick, pick, n.Run("nft list table inet "+tableName))
+		t.Errorf("after a restart: %d chains for affinity, %d without, want 1 and those for few endpoints:\n%s", stick, pick,
+			n.Run("nft list table inet "+tableName))
 	}
-	if out := n.Run("nft list map inet " + tableName + " kinds4"); strings.Count(out, "goto stick") != 1 || strings.Count(out, "goto pick") != commonCount {
+	if out := n.Run("nft list map inet " + tableName + " kinds4"); strings.Count(out, "goto stick") != 1 ||
+		strings.Count(out, "goto pick") != commonCount {
 		t.Errorf("left is:\n%s", out)
 	}
 	n.expect(n.a, "tcp", at(service4, 80), "b "+n.a.IPv4.String())

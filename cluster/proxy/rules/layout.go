@@ -253,7 +253,8 @@ func (t *Table) postrouting() nftable.Chain {
 
 // asIs keeps the source of a connection, also from the rules of other tables.
 func (t *Table) asIs(f *family) []expr.Any {
-	return nftable.Rule(t.forget(), f.Source(0), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}})
+	return nftable.Rule(t.forget(), f.Source(0),
+		[]expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}})
 }
 
 // asNode gives a connection the node's address. Its port is random: that of a client may be in use.

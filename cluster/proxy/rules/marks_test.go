@@ -58,7 +58,8 @@ func TestMarksBelongToOthers(t *testing.T) {
 				}
 			}
 			n.apply(table, ports)
-			n.others("table inet others", "counter inet others kept", "counter inet others lost", "counter inet others ours", "counter inet others left",
+			n.others("table inet others", "counter inet others kept", "counter inet others lost", "counter inet others ours",
+				"counter inet others left",
 				"chain inet others early { type filter hook prerouting priority mangle; }",
 				"rule inet others early ct state new tcp dport 80-81 meta mark set 0x77 ct mark set 0x55",
 				"rule inet others early ct state new tcp dport 82 meta mark set 0x2000",
@@ -120,7 +121,8 @@ func TestMarksSetByOthersChangeNothing(t *testing.T) {
 		"chain inet others prerouting { type filter hook prerouting priority -50; }",
 		"chain inet others forward { type filter hook forward priority filter; }")
 	for _, mark := range []string{"0x0", "0xffffffff"} {
-		n.others("rule inet others prerouting ct state new meta mark set "+mark, "rule inet others forward ct state new meta mark set "+mark+" counter name seen")
+		n.others("rule inet others prerouting ct state new meta mark set "+mark,
+			"rule inet others forward ct state new meta mark set "+mark+" counter name seen")
 		each(func(network, address, node string, ip func(*testnet.Space) netip.Addr, _ func([]Backend, ...Frontend) *Port) {
 			n.expect(n.Outside, network, at(address, 80), "b "+ip(n.Outside).String())
 			n.expect(n.Outside, network, at(node, 30080), "b "+node)

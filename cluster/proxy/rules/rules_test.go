@@ -163,8 +163,12 @@ func TestNodePortAndLoadBalancer(t *testing.T) {
 		// same.
 		none := Backend{Drop: true}
 		ports[Key(network+" local none")] = port([]Backend{all, none}, Frontend{Port: 30081, Backend: 1}, Frontend{Addr: b, Port: 81, Backend: 1})
-		ports[Key(network+" local")] = port([]Backend{{Endpoints: []netip.AddrPort{to(ip(n.a))}}, all}, Frontend{Port: 30082, Backend: 1}, Frontend{Addr: b, Port: 82, Backend: 1})
-		sources := []netip.Prefix{netip.PrefixFrom(ip(n.Outside), ip(n.Outside).BitLen()), netip.PrefixFrom(ip(n.Outside), ip(n.Outside).BitLen()-1)}
+		ports[Key(network+" local")] = port([]Backend{{Endpoints: []netip.AddrPort{to(ip(n.a))}}, all}, Frontend{Port: 30082, Backend: 1},
+			Frontend{Addr: b, Port: 82, Backend: 1})
+		sources := []netip.Prefix{
+			netip.PrefixFrom(ip(n.Outside), ip(n.Outside).BitLen()),
+			netip.PrefixFrom(ip(n.Outside), ip(n.Outside).BitLen()-1),
+		}
 		ports[Key(network+" allowed")] = port([]Backend{all}, Frontend{Addr: b, Port: 83, Masquerade: true, Limited: true, Sources: sources})
 		ports[Key(network+" limited")] = port([]Backend{all}, Frontend{Addr: b, Port: 84, Limited: true})
 	})

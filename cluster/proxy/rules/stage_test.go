@@ -34,7 +34,8 @@ func TestStage(t *testing.T) {
 				if strings.HasPrefix(network, "udp") {
 					b.Affinity = time.Hour
 				}
-				ports[Key(network)] = port([]Backend{b, {}}, Frontend{Addr: netip.MustParseAddr(address), Port: 80}, Frontend{Port: 30080, Backend: 1, Inside: 0})
+				ports[Key(network)] = port([]Backend{b, {}}, Frontend{Addr: netip.MustParseAddr(address), Port: 80},
+					Frontend{Port: 30080, Backend: 1, Inside: 0})
 			})
 			table := n.open()
 			if err := table.Stage(ports); err != nil || len(table.staged) > 0 {
@@ -106,17 +107,24 @@ func TestStageManyEndpoints(t *testing.T) {
 		six.IPv6, six.Backends = true, []Backend{{}}
 		for _, e := range p.Backends[0].Endpoints {
 			b := e.Addr().As4()
-			six.Backends[0].Endpoints = append(six.Backends[0].Endpoints, netip.AddrPortFrom(netip.AddrFrom16([16]byte{0: 0xfd, 12: b[0], 13: b[1], 14: b[2], 15: b[3]}), e.Port()))
+			six.Backends[0].Endpoints = append(six.Backends[0].Endpoints,
+				netip.AddrPortFrom(netip.AddrFrom16([16]byte{0: 0xfd, 12: b[0], 13: b[1], 14: b[2], 15: b[3]}), e.Port()))
 		}
 		six.Frontends = []Frontend{{Addr: netip.MustParseAddr("fd00:96::" + p.Frontends[0].Addr.String()), Port: 80}}
 		ports[Key(p.Frontends[0].Addr.String())] = &six
 	}
-	ports["sctp"] = &Port{Protocol: unix.IPPROTO_SCTP, Backends: []Backend{{Endpoints: []netip.AddrPort{to(n.b.IPv4)}}}, Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 99}}}
+	ports["sctp"] = &Port{
+		Protocol: unix.IPPROTO_SCTP, Backends: []Backend{{Endpoints: []netip.AddrPort{to(n.b.IPv4)}}},
+		Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 99}},
+	}
 	var more []netip.AddrPort
 	for i := range commonCount + 4 { // of such a count there is no chain yet
 		more = append(more, netip.AddrPortFrom(netip.AddrFrom4([4]byte{12, 0, 0, byte(i)}), 80))
 	}
-	ports["more"] = &Port{Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: more}}, Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 98}}}
+	ports["more"] = &Port{
+		Protocol: unix.IPPROTO_TCP, Backends: []Backend{{Endpoints: more}},
+		Frontends: []Frontend{{Addr: netip.MustParseAddr(service4), Port: 98}},
+	}
 	if err := table.Stage(ports); err != nil {
 		t.Fatal(err)
 	}

@@ -97,7 +97,11 @@ func (p *port) frontend(f Frontend) iter.Seq[nftable.Element] {
 			return
 		}
 		for _, s := range widest(f.Sources) {
-			if s.Addr().Is6() == p.IPv6 && !yield(nftable.Element{Set: p.setID(setSources), Key: a.key() + nftable.Field(s.Addr()), End: a.key() + nftable.Field(nftable.Last(s))}) {
+			if s.Addr().Is6() == p.IPv6 &&
+				!yield(nftable.Element{
+					Set: p.setID(setSources), Key: a.key() + nftable.Field(s.Addr()),
+					End: a.key() + nftable.Field(nftable.Last(s)),
+				}) {
 				return
 			}
 		}
@@ -107,7 +111,10 @@ func (p *port) frontend(f Frontend) iter.Seq[nftable.Element] {
 // podElements are those of a pod's address.
 func podElements(a netip.Addr) [2]nftable.Element {
 	f := familyOf(a.Is6())
-	return [2]nftable.Element{{Set: f.setID(setPods), Key: nftable.Field(a)}, {Set: f.setID(setHairpin), Key: nftable.Field(a) + nftable.Field(a)}}
+	return [2]nftable.Element{
+		{Set: f.setID(setPods), Key: nftable.Field(a)},
+		{Set: f.setID(setHairpin), Key: nftable.Field(a) + nftable.Field(a)},
+	}
 }
 
 // Elements yields everything that is wanted, except what Stage has sent.

@@ -72,7 +72,8 @@ func furnish(t testing.TB, node Space) *Node {
 	n := &Node{Space: node}
 	outside := newSpace(t, "outside")
 	n.Outside = &outside
-	n.link(n.Outside, "out", netip.MustParseAddr(Node4), netip.MustParseAddr(Node6), netip.MustParseAddr(Outside4), netip.MustParseAddr(Outside6))
+	n.link(n.Outside, "out", netip.MustParseAddr(Node4), netip.MustParseAddr(Node6), netip.MustParseAddr(Outside4),
+		netip.MustParseAddr(Outside6))
 	n.Within(func() {
 		n.run("ip addr add " + Node4 + "/24 dev out")
 		n.run("ip addr add " + Node6 + "/64 dev out nodad")
