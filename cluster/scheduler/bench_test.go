@@ -85,7 +85,10 @@ func benchNode(i int) *v1.Node {
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{
 			v1.LabelHostname: name, v1.LabelTopologyZone: fmt.Sprintf("zone-%d", i%3),
 		}},
-		Status: v1.NodeStatus{Allocatable: allocatable, Capacity: allocatable, Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}},
+		Status: v1.NodeStatus{
+			Allocatable: allocatable, Capacity: allocatable,
+			Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}},
+		},
 	}
 }
 

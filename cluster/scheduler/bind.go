@@ -19,7 +19,9 @@ var assignedDelete = framework.Event{Kind: framework.AssignedPod, Action: framew
 
 // assume counts pod as being on node and has it bound there alongside what follows. It returns why
 // not, and then has undone what it did.
-func (s *Scheduler) assume(ctx context.Context, profile *framework.Profile, state *framework.CycleState, pod *framework.QueuedPod, node string) *failure {
+func (s *Scheduler) assume(ctx context.Context, profile *framework.Profile, state *framework.CycleState,
+	pod *framework.QueuedPod, node string,
+) *failure {
 	info := pod.OnNode(node)
 	uid := info.Pod().UID
 	if err := s.cache.Assume(info); err != nil {

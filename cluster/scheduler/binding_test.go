@@ -26,7 +26,8 @@ import (
 // later returns the class of volumes that wait for their first pod.
 func later(provisioner string) *storagev1.StorageClass {
 	return &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: "later"}, Provisioner: provisioner, VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+		ObjectMeta: metav1.ObjectMeta{Name: "later"}, Provisioner: provisioner,
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
 }
 
@@ -190,7 +191,8 @@ func TestProvisionerThatHangsKeepsOnlyItsPods(t *testing.T) {
 		// They say so in the end, and wait again.
 		time.Sleep(11 * time.Minute)
 		synctest.Wait()
-		if got, want := condition(c.get("p0")).Message, "binding volumes: claim default/data-0 has had no volume for 10m0s"; !strings.Contains(got, want) {
+		if got, want := condition(c.get("p0")).Message,
+			"binding volumes: claim default/data-0 has had no volume for 10m0s"; !strings.Contains(got, want) {
 			t.Errorf("condition says %q, not %q", got, want)
 		}
 		c.provision("data-0", "a")
@@ -319,7 +321,8 @@ func TestVolumesThatADriverHasTakenOver(t *testing.T) {
 		where.Labels["topology.ebs.csi.aws.com/zone"] = "z1"
 		ebs := func(name string) *v1.PersistentVolume {
 			pv := disk(name, "")
-			pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{AWSElasticBlockStore: &v1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-" + name}}
+			pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{AWSElasticBlockStore: &v1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-" +
+				name}}
 			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0] = v1.NodeSelectorRequirement{
 				Key: v1.LabelTopologyZone, Operator: v1.NodeSelectorOpIn, Values: []string{"z1"},
 			}
@@ -334,7 +337,8 @@ func TestVolumesThatADriverHasTakenOver(t *testing.T) {
 		defer c.stop()
 		c.versioned()
 		p := claiming(pod("p", "1"), "data")
-		p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "w", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "old"}}})
+		p.Spec.Volumes = append(p.Spec.Volumes,
+			v1.Volume{Name: "w", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "old"}}})
 		c.create(p)
 		c.selected("data", "a")
 		c.createVolume(ebs("data"))
@@ -370,7 +374,8 @@ func TestCapacityOfNodes(t *testing.T) {
 		c.versioned()
 		c.create(claiming(pod("p", "1"), "data"))
 		c.says("p", "2 node(s) did not have enough free storage")
-		if _, err := c.client.StorageV1().CSIStorageCapacities("default").Create(t.Context(), capacity("b", "2Gi"), metav1.CreateOptions{}); err != nil {
+		if _, err := c.client.StorageV1().CSIStorageCapacities("default").Create(t.Context(), capacity("b", "2Gi"),
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		pause()
@@ -390,7 +395,10 @@ func TestLimitOfVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := []runtime.Object{node("a", "4"), &storagev1.CSINode{
 			ObjectMeta: metav1.ObjectMeta{Name: "a"},
-			Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: "example.org", NodeID: "a", Allocatable: &storagev1.VolumeNodeResources{Count: ptr.To[int32](1)}}}},
+			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{
+				Name: "example.org", NodeID: "a",
+				Allocatable: &storagev1.VolumeNodeResources{Count: ptr.To[int32](1)},
+			}}},
 		}}
 		for _, name := range []string{"one", "two"} {
 			pv := disk("pv-"+name, "a")
@@ -443,7 +451,8 @@ func TestAPIServerWithoutStorageGroup(t *testing.T) {
 		c.on("plain", "a")
 		c.event()
 		pause()
-		if got, want := condition(c.get("p")).Message, "informers of storage.k8s.io have not synced for 10s: see that the API server works and serves them"; !strings.Contains(got, want) {
+		if got, want := condition(c.get("p")).Message,
+			"informers of storage.k8s.io have not synced for 10s: see that the API server works and serves them"; !strings.Contains(got, want) {
 			t.Errorf("condition says %q, not %q", got, want)
 		}
 		served.Store(true)

@@ -67,7 +67,9 @@ func (s *Scheduler) schedule(ctx context.Context, pod *framework.QueuedPod) {
 var noNomination = ""
 
 // choose returns the best node for pod, or why there is none.
-func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, state *framework.CycleState, pod *framework.PodInfo) (string, *failure) {
+func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (string, *failure) {
 	if len(s.snapshot.Nodes) == 0 {
 		// As if rejected by NodeName, which waits for nodes to come.
 		return "", &failure{err: errNoNodes, rejected: true, plugins: sets.New("NodeName"), nomination: &noNomination}
@@ -121,7 +123,9 @@ func highest(scores []int64) int {
 
 // feasible returns nodes that pod fits: all, or as many as are enough in a large cluster. If it
 // fits none, a FitError says why.
-func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, state *framework.CycleState, pod *framework.PodInfo) ([]*framework.NodeInfo, *framework.FitError, error) {
+func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, state *framework.CycleState,
+	pod *framework.PodInfo,
+) ([]*framework.NodeInfo, *framework.FitError, error) {
 	misfit := &framework.FitError{Nodes: len(s.snapshot.Nodes), Plugins: sets.New[string]()}
 	names, narrowed, status := profile.PreFilter(ctx, state, pod)
 	misfit.Plugins.Insert(narrowed...)
@@ -193,7 +197,9 @@ const filterGrain = 64
 // search filters nodes, beginning where the last search ended, until enough are found. It returns
 // those that fit and how many were tried; s.statuses has why the others do not, by their place in
 // nodes. What is found does not depend on which goroutine is faster.
-func (s *Scheduler) search(profile *framework.Profile, state *framework.CycleState, pod *framework.PodInfo, nodes []*framework.NodeInfo) ([]*framework.NodeInfo, int, error) {
+func (s *Scheduler) search(profile *framework.Profile, state *framework.CycleState, pod *framework.PodInfo,
+	nodes []*framework.NodeInfo,
+) ([]*framework.NodeInfo, int, error) {
 	all := len(nodes)
 	if all == 0 {
 		return nil, 0, nil

@@ -100,13 +100,15 @@ func (c *cluster) device(name string) *resourcev1.ResourceClaim {
 // gets that device before it is given back.
 func TestDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := start(t, scheduler.Options{}, node("a", "16"), node("b", "4"), gpus(), slice("a", 8), slice("b", 8, 24), device("large", 16), device("small", 1), device("more", 1), device("most", 1))
+		c := start(t, scheduler.Options{}, node("a", "16"), node("b", "4"), gpus(), slice("a", 8), slice("b", 8, 24), device("large", 16),
+			device("small", 1), device("more", 1), device("most", 1))
 		defer c.stop()
 		c.versioned()
 		c.create(using(pod("p", "1"), "large"))
 		c.on("p", "b")
 		claim := c.device("large")
-		if claim.Status.Allocation == nil || len(claim.Status.Allocation.Devices.Results) != 1 || claim.Status.Allocation.Devices.Results[0].Device != "gpu-1" {
+		if claim.Status.Allocation == nil || len(claim.Status.Allocation.Devices.Results) != 1 ||
+			claim.Status.Allocation.Devices.Results[0].Device != "gpu-1" {
 			t.Fatalf("the claim got %+v", claim.Status.Allocation)
 		}
 		if r := claim.Status.ReservedFor; len(r) != 1 || r[0].Name != "p" || r[0].UID != "p-uid" {
@@ -226,7 +228,8 @@ func TestAPIServerWithoutDevices(t *testing.T) {
 		c.on("plain", "a")
 		c.event()
 		pause()
-		if got, want := condition(c.get("p")).Message, "informers of resource.k8s.io/v1 have not synced for 10s: see that the API server works and serves them"; !strings.Contains(got, want) {
+		if got, want := condition(c.get("p")).Message,
+			"informers of resource.k8s.io/v1 have not synced for 10s: see that the API server works and serves them"; !strings.Contains(got, want) {
 			t.Errorf("condition says %q, not %q", got, want)
 		}
 	})
@@ -235,7 +238,8 @@ func TestAPIServerWithoutDevices(t *testing.T) {
 // A pod that is turned down before its devices are looked for says no more than why.
 func TestPodWithDevicesThatAnotherPluginTurnsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := start(t, scheduler.Options{}, node("a", "16"), node("b", "16"), gpus(), slice("a", 8), device("gpu", 1), device("first", 1), &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}})
+		c := start(t, scheduler.Options{}, node("a", "16"), node("b", "16"), gpus(), slice("a", 8), device("gpu", 1), device("first", 1),
+			&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}})
 		defer c.stop()
 		c.versioned()
 		c.create(using(pod("warm", "1"), "first"))
@@ -260,11 +264,13 @@ func TestExtendedResourceOfDevices(t *testing.T) {
 		pause()
 		c.on("p", "a")
 		status := c.get("p").Status.ExtendedResourceClaimStatus
-		if status == nil || len(status.RequestMappings) != 1 || status.RequestMappings[0].ContainerName != "c" || status.RequestMappings[0].ResourceName != gpu {
+		if status == nil || len(status.RequestMappings) != 1 || status.RequestMappings[0].ContainerName != "c" ||
+			status.RequestMappings[0].ResourceName != gpu {
 			t.Fatalf("the pod's status is %+v", status)
 		}
 		claim := c.device(status.ResourceClaimName)
-		if claim.Status.Allocation == nil || len(claim.Status.Allocation.Devices.Results) != 2 || claim.Status.Allocation.Devices.Results[0].Pool != "a" {
+		if claim.Status.Allocation == nil || len(claim.Status.Allocation.Devices.Results) != 2 ||
+			claim.Status.Allocation.Devices.Results[0].Pool != "a" {
 			t.Errorf("the claim got %+v", claim.Status.Allocation)
 		}
 		if !metav1.IsControlledBy(claim, c.get("p")) || len(claim.Status.ReservedFor) != 1 || claim.Status.ReservedFor[0].UID != "p-uid" {
@@ -283,7 +289,8 @@ func TestExtendedResourceOfDevices(t *testing.T) {
 		if got := c.event(); !strings.Contains(got, "1 Insufficient "+gpu) || !strings.Contains(got, "1 cannot allocate all claims") {
 			t.Errorf("event is %q", got)
 		}
-		if claims, err := c.client.ResourceV1().ResourceClaims("default").List(t.Context(), metav1.ListOptions{}); err != nil || len(claims.Items) != 1 {
+		if claims, err := c.client.ResourceV1().ResourceClaims("default").List(t.Context(), metav1.ListOptions{}); err != nil ||
+			len(claims.Items) != 1 {
 			t.Errorf("claims are %+v, %v", claims.Items, err)
 		}
 	})

@@ -14,7 +14,9 @@ import (
 )
 
 // extended returns those of nodes that extenders leave, and gives misfit why not the others.
-func (s *Scheduler) extended(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo, misfit *framework.Rejections) ([]*framework.NodeInfo, error) {
+func (s *Scheduler) extended(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo,
+	misfit *framework.Rejections,
+) ([]*framework.NodeInfo, error) {
 	for _, e := range s.extenders {
 		if len(nodes) == 0 || !e.Filters() || !e.Wants(pod) {
 			continue
@@ -84,7 +86,9 @@ func (b *binding) bindExtended(ctx context.Context, e *extender.Extender) *frame
 }
 
 // preemptExtended implements framework.Handle.Preempt.
-func (s *Scheduler) preemptExtended(ctx context.Context, pod *v1.Pod, nodes *framework.Snapshot, victims map[string]framework.Victims) (map[string]framework.Victims, error) {
+func (s *Scheduler) preemptExtended(ctx context.Context, pod *v1.Pod, nodes *framework.Snapshot,
+	victims map[string]framework.Victims,
+) (map[string]framework.Victims, error) {
 	for _, e := range s.extenders {
 		if len(victims) == 0 || !e.Preempts() || !e.Wants(pod) {
 			continue

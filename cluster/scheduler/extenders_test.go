@@ -56,7 +56,10 @@ func (p *peer) times() int {
 // extended returns options with an extender that is asked for the peer's verbs.
 func (p *peer) extended(change func(*config.Extender)) scheduler.Options {
 	c := config.Extender{URLPrefix: "http://peer/scheduler/", Weight: 1}
-	for verb, to := range map[string]*string{"filter": &c.FilterVerb, "prioritize": &c.PrioritizeVerb, "preempt": &c.PreemptVerb, "bind": &c.BindVerb} {
+	for verb, to := range map[string]*string{
+		"filter": &c.FilterVerb, "prioritize": &c.PrioritizeVerb, "preempt": &c.PreemptVerb,
+		"bind": &c.BindVerb,
+	} {
 		if p.verbs[verb] != nil {
 			*to = verb
 		}
@@ -169,7 +172,8 @@ func TestExtenderThatPreempts(t *testing.T) {
 						return extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"a": victims}}
 					}),
 				}
-				c := start(t, p.extended(nil), node("a", "4"), onNode(withPriority(pod("low", "2"), 1), "a"), onNode(withPriority(pod("high", "2"), 100), "a"))
+				c := start(t, p.extended(nil), node("a", "4"), onNode(withPriority(pod("low", "2"), 1), "a"),
+					onNode(withPriority(pod("high", "2"), 100), "a"))
 				defer c.stop()
 				c.create(withPriority(pod("p", "2"), 10))
 				pause()
@@ -203,7 +207,10 @@ func TestHostileExtender(t *testing.T) {
 	}{
 		{"an error", "filter", "extender http://peer/scheduler/: out of order", write(`{"Error": "out of order"}`)},
 		{"an error without end", "filter", " ...", write(`{"Error": "` + strings.Repeat("x", 1<<19) + `"}`)},
-		{"another status", "filter", "its answer is 500 Internal Server Error", func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(500) }},
+		{
+			"another status", "filter", "its answer is 500 Internal Server Error",
+			func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(500) },
+		},
 		{"no JSON", "filter", "its answer is not what was asked for", write("<html>")},
 		{"JSON of another kind", "filter", "its answer is not what was asked for", write("[1]")},
 		{"nothing", "filter", "its answer is not what was asked for", write("")},
@@ -214,15 +221,26 @@ func TestHostileExtender(t *testing.T) {
 				}
 			}
 		}},
-		{"many nodes of a few bytes", "filter", "it has more nodes than it was asked about", write(`{"Nodes": {"items": [{}` + strings.Repeat(",{}", 300000) + `]}}`)},
+		{
+			"many nodes of a few bytes", "filter", "it has more nodes than it was asked about",
+			write(`{"Nodes": {"items": [{}` + strings.Repeat(",{}", 300000) + `]}}`),
+		},
 		{"many names", "filter", "it has more nodes than it was asked about", write(`{"NodeNames": [""` + strings.Repeat(`,""`, 300000) + `]}`)},
 		{"many scores", "prioritize", "", write(`[{}` + strings.Repeat(",{}", 300000) + `]`)},
 		{"nodes of another kind", "filter", "is not a list", write(`{"Nodes": {"items": {"metadata": {"name": "a"}}}}`)},
-		{"a node that it was not asked about", "filter", `its answer has node "z", about which it was not asked`, write(`{"Nodes": {"items": [{"metadata": {"name": "z"}}]}}`)},
-		{"a redirect", "filter", "it sends the scheduler elsewhere, to http://169.254.169.254/", func(w http.ResponseWriter, r *http.Request, _ []byte) {
-			http.Redirect(w, r, "http://169.254.169.254/", http.StatusTemporaryRedirect)
+		{
+			"a node that it was not asked about", "filter", `its answer has node "z", about which it was not asked`,
+			write(`{"Nodes": {"items": [{"metadata": {"name": "z"}}]}}`),
+		},
+		{
+			"a redirect", "filter", "it sends the scheduler elsewhere, to http://169.254.169.254/",
+			func(w http.ResponseWriter, r *http.Request, _ []byte) {
+				http.Redirect(w, r, "http://169.254.169.254/", http.StatusTemporaryRedirect)
+			},
+		},
+		{"a panic", "filter", "extender http://peer/scheduler/: filter:", func(http.ResponseWriter, *http.Request, []byte) {
+			panic(http.ErrAbortHandler)
 		}},
-		{"a panic", "filter", "extender http://peer/scheduler/: filter:", func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }},
 		{"no answer", "filter", "context deadline exceeded", func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }},
 		{"a binding that fails", "bind", "no such node", write(`{"Error": "no such node"}`)},
 		{"a score that is too high", "prioritize", "", write(`[{"Host": "a", "Score": 9223372036854775807}]`)},

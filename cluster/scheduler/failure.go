@@ -90,7 +90,8 @@ func (s *Scheduler) fail(ctx context.Context, profile *framework.Profile, pod *f
 		return
 	}
 	write := func(ctx context.Context) {
-		if err := framework.PatchStatus(ctx, s.handle.Kube, p, status); err != nil && !apierrors.IsNotFound(err) && !errors.Is(err, context.Canceled) {
+		if err := framework.PatchStatus(ctx, s.handle.Kube, p, status); err != nil && !apierrors.IsNotFound(err) &&
+			!errors.Is(err, context.Canceled) {
 			slog.Error("update pod", "pod", name, "err", err)
 		}
 	}
@@ -108,7 +109,9 @@ func unlike(pod *v1.Pod, before, now framework.Told) *v1.Pod {
 	if now.Node != before.Node {
 		other.Status.NominatedNodeName = before.Node
 	}
-	other.Status.Conditions = slices.DeleteFunc(slices.Clone(pod.Status.Conditions), func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled })
+	other.Status.Conditions = slices.DeleteFunc(slices.Clone(pod.Status.Conditions), func(c v1.PodCondition) bool {
+		return c.Type == v1.PodScheduled
+	})
 	return &other
 }
 

@@ -50,7 +50,8 @@ func TestVolumesWithoutPreEnqueue(t *testing.T) {
 // does not allocate devices: they would start without any.
 func TestExtendedResourceInAProfileWithoutDevices(t *testing.T) {
 	const gpu = "example.org/gpu"
-	const head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles:\n- schedulerName: default-scheduler\n- schedulerName: plain\n  plugins:\n"
+	const head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles:\n- schedulerName: " +
+		"default-scheduler\n- schedulerName: plain\n  plugins:\n"
 	for name, plugins := range map[string]string{
 		"disabled":            `    multiPoint: {disabled: [{name: DynamicResources}]}` + "\n",
 		"disabled at preBind": `    preBind: {disabled: [{name: DynamicResources}]}` + "\n",

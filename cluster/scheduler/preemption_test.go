@@ -36,7 +36,9 @@ type slowPods struct {
 	hold map[string]chan struct{}
 }
 
-func (p slowPods) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (*v1.Pod, error) {
+func (p slowPods) Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
+	sub ...string,
+) (*v1.Pod, error) {
 	if ch := p.hold[name]; ch != nil {
 		<-ch
 	}

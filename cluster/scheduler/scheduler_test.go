@@ -57,7 +57,9 @@ func start(t *testing.T, opts scheduler.Options, objects ...runtime.Object) *clu
 }
 
 // startOn starts a cluster whose scheduler makes its calls through what through returns.
-func startOn(t *testing.T, through func(kubernetes.Interface) kubernetes.Interface, opts scheduler.Options, objects ...runtime.Object) *cluster {
+func startOn(t *testing.T, through func(kubernetes.Interface) kubernetes.Interface, opts scheduler.Options,
+	objects ...runtime.Object,
+) *cluster {
 	t.Helper()
 	c := &cluster{t: t, client: fake.NewClientset(objects...), events: make(chan string, 1000)}
 	c.client.PrependReactor("create", "pods", c.bind)
@@ -162,7 +164,10 @@ func pod(name, cpu string) *v1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid"), ResourceVersion: "1"},
 		Spec: v1.PodSpec{
 			SchedulerName: v1.DefaultSchedulerName,
-			Containers:    []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}}},
+			Containers: []v1.Container{{
+				Name:      "c",
+				Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}},
+			}},
 		},
 	}
 }
@@ -478,7 +483,9 @@ func TestPermit(t *testing.T) {
 		event  string
 	}{
 		{"allowed", func(w *framework.WaitingPod) { w.Allow("permit") }, "a", "Normal Scheduled Successfully assigned default/p to a"},
-		{"rejected", func(w *framework.WaitingPod) { w.Reject("permit", "not today") }, "", "Warning FailedScheduling 0/1 nodes are available: 1 not today."},
+		{"rejected", func(w *framework.WaitingPod) {
+			w.Reject("permit", "not today")
+		}, "", "Warning FailedScheduling 0/1 nodes are available: 1 not today."},
 		{
 			"timeout", func(*framework.WaitingPod) { time.Sleep(time.Minute) }, "",
 			"Warning FailedScheduling 0/1 nodes are available: 1 rejected due to timeout after waiting 1m0s at plugin permit.",

@@ -13,14 +13,18 @@ import (
 )
 
 func claiming(p *v1.Pod, claim string) *v1.Pod {
-	p.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}
+	p.Spec.Volumes = []v1.Volume{{
+		Name:         "v",
+		VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: claim}},
+	}}
 	return p
 }
 
 // says checks why the pod waits.
 func (c *cluster) says(name, why string) {
 	c.t.Helper()
-	want := "0/2 nodes are available: " + why + ". no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+	want := "0/2 nodes are available: " + why +
+		". no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
 	if got := condition(c.get(name)); got.Status != v1.ConditionFalse || got.Reason != v1.PodReasonUnschedulable || got.Message != want {
 		c.t.Errorf("condition is %+v, want %s", got, want)
 	}

@@ -221,8 +221,10 @@ func same(t *testing.T, s *framework.Snapshot, nodes map[string]*v1.Node, pods m
 		fresh.SetPod(p)
 	}
 	fresh.Update(want)
-	if len(s.Nodes) != len(want.Nodes) || len(s.WithAffinity) != len(want.WithAffinity) || len(s.WithRequiredAntiAffinity) != len(want.WithRequiredAntiAffinity) {
-		t.Fatalf("%d nodes, %d with affinity, %d with anti-affinity; not %d, %d, %d", len(s.Nodes), len(s.WithAffinity), len(s.WithRequiredAntiAffinity),
+	if len(s.Nodes) != len(want.Nodes) || len(s.WithAffinity) != len(want.WithAffinity) ||
+		len(s.WithRequiredAntiAffinity) != len(want.WithRequiredAntiAffinity) {
+		t.Fatalf("%d nodes, %d with affinity, %d with anti-affinity; not %d, %d, %d", len(s.Nodes), len(s.WithAffinity),
+			len(s.WithRequiredAntiAffinity),
 			len(want.Nodes), len(want.WithAffinity), len(want.WithRequiredAntiAffinity))
 	}
 	for _, n := range want.Nodes {

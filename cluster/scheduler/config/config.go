@@ -117,13 +117,18 @@ func notDone(said *configv1.KubeSchedulerConfiguration) error {
 	var errs []error
 	e := said.LeaderElection
 	if asked := e != (componentconfig.LeaderElectionConfiguration{}); asked && (e.LeaderElect == nil || *e.LeaderElect) {
-		errs = append(errs, errors.New("leaderElection.leaderElect: there is no leader election, one scheduler runs: set it to false, or remove leaderElection"))
+		errs = append(errs,
+			errors.New("leaderElection.leaderElect: there is no leader election, one scheduler runs: set it to false, or remove leaderElection"))
 	}
 	if said.ClientConnection != (componentconfig.ClientConnectionConfiguration{}) {
 		errs = append(errs, errors.New("clientConnection: how the API server is reached does not depend on this file: remove it"))
 	}
 	if on(said.EnableProfiling) || on(said.EnableContentionProfiling) {
-		errs = append(errs, errors.New("enableProfiling: profiles are served on the socket of the cluster process: set it and enableContentionProfiling to false, or remove both"))
+		errs = append(errs,
+			errors.New(
+				"enableProfiling: profiles are served on the socket of the cluster process: set it and enableContentionProfiling to false, or remove "+
+					"both",
+			))
 	}
 	if said.DelayCacheUntilActive {
 		errs = append(errs, errors.New("delayCacheUntilActive: there is no leader election to wait for: remove it"))

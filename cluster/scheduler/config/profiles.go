@@ -101,7 +101,8 @@ func named(path string, said *configv1.KubeSchedulerProfile, known map[string]fr
 	}
 	var errs []error
 	missing := func(place, name string) {
-		errs = append(errs, fmt.Errorf("%s: there is no plugin %q: choose among %s", place, name, strings.Join(slices.Sorted(maps.Keys(known)), ", ")))
+		errs = append(errs, fmt.Errorf("%s: there is no plugin %q: choose among %s", place, name,
+			strings.Join(slices.Sorted(maps.Keys(known)), ", ")))
 	}
 	all := sets(said.Plugins)
 	for _, point := range slices.Sorted(maps.Keys(all)) {
@@ -199,7 +200,8 @@ func whole(path string, all []placed, known map[string]framework.Plugin) error {
 			continue
 		}
 		if !slices.ContainsFunc(all, func(o placed) bool { return o.name == p.name && o.at == before }) {
-			return fmt.Errorf("%s.plugins.%s: plugin %s works at %s only if it is enabled there, too: enable it, or disable it at %s", path, before, p.name, p.at, p.at)
+			return fmt.Errorf("%s.plugins.%s: plugin %s works at %s only if it is enabled there, too: enable it, or disable it at %s", path, before,
+				p.name, p.at, p.at)
 		}
 	}
 	for _, at := range []framework.Point{framework.AtQueueSort, framework.AtBind} {

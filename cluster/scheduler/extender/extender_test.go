@@ -104,7 +104,8 @@ func TestPauseIsToldOfOnce(t *testing.T) {
 	for range 10 {
 		e.heard(true)
 	}
-	if begins, ends := strings.Count(told.String(), "does not answer"), strings.Count(told.String(), "answers again"); begins != 1 || ends != 1 {
+	if begins, ends := strings.Count(told.String(), "does not answer"), strings.Count(told.String(), "answers again"); begins != 1 ||
+		ends != 1 {
 		t.Errorf("%d begins and %d ends are in %s", begins, ends, &told)
 	}
 }

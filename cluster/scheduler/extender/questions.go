@@ -41,7 +41,9 @@ func (e *Extender) args(pod *v1.Pod, nodes []*framework.NodeInfo) *extenderv1.Ex
 }
 
 // Filter returns those of nodes that the extender leaves, and gives rejected why not the others.
-func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo, rejected func(*framework.NodeInfo, *framework.Status)) ([]*framework.NodeInfo, error) {
+func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo,
+	rejected func(*framework.NodeInfo, *framework.Status),
+) ([]*framework.NodeInfo, error) {
 	var result filtered
 	result.Nodes.Items.most, result.NodeNames.most = len(nodes), len(nodes)
 	if err := e.ask(ctx, e.config.FilterVerb, e.args(pod, nodes), &result); err != nil {
@@ -128,7 +130,8 @@ func (e *Extender) Score(ctx context.Context, pod *v1.Pod, nodes []*framework.No
 		case !ok:
 			return nil, e.wrong(fmt.Errorf("its answer has node %q, about which it was not asked", shorten(r.Host)))
 		case r.Score < extenderv1.MinExtenderPriority || r.Score > extenderv1.MaxExtenderPriority:
-			return nil, e.wrong(fmt.Errorf("its score of node %s is %d, not from %d to %d", r.Host, r.Score, extenderv1.MinExtenderPriority, extenderv1.MaxExtenderPriority))
+			return nil, e.wrong(fmt.Errorf("its score of node %s is %d, not from %d to %d", r.Host, r.Score, extenderv1.MinExtenderPriority,
+				extenderv1.MaxExtenderPriority))
 		}
 		scores[i] = r.Score * e.config.Weight * (framework.MaxScore / extenderv1.MaxExtenderPriority)
 	}
@@ -150,7 +153,9 @@ func (e *Extender) Bind(ctx context.Context, pod *v1.Pod, node string) error {
 
 // Preempt returns which pods the extender wants to be removed for pod: on some of the nodes in
 // victims, and there only pods of lower priority than pod has.
-func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes *framework.Snapshot, victims map[string]framework.Victims) (map[string]framework.Victims, error) {
+func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes *framework.Snapshot,
+	victims map[string]framework.Victims,
+) (map[string]framework.Victims, error) {
 	var result extenderv1.ExtenderPreemptionResult
 	if err := e.ask(ctx, e.config.PreemptVerb, e.preemption(pod, victims), &result); err != nil {
 		return nil, err

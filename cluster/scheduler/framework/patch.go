@@ -40,5 +40,6 @@ func PatchStatus(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, st
 }
 
 func transient(err error) bool {
-	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) || utilnet.IsConnectionRefused(err)
+	return apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) ||
+		utilnet.IsConnectionRefused(err)
 }

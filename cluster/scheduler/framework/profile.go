@@ -158,7 +158,9 @@ func add[T Plugin](list *[]T, e Enabled, at Point) {
 
 // PreFilter runs the PreFilter plugins. It returns the only nodes that can fit, or nil if all may,
 // and the plugins that said so.
-func (p *Profile) PreFilter(ctx context.Context, state *CycleState, pod *PodInfo) (names sets.Set[string], narrowed []string, status *Status) {
+func (p *Profile) PreFilter(ctx context.Context, state *CycleState,
+	pod *PodInfo,
+) (names sets.Set[string], narrowed []string, status *Status) {
 	skip := sets.Set[string]{}
 	for _, pl := range p.preFilters {
 		only, s := pl.PreFilter(ctx, state, pod)
@@ -284,7 +286,9 @@ func (p *Profile) RemovePod(state *CycleState, pod, removed *PodInfo, node *Node
 
 // PostFilter runs the PostFilter plugins until one succeeds. It returns the nomination, as
 // PostFilter of a plugin does, and what came of it.
-func (p *Profile) PostFilter(ctx context.Context, state *CycleState, pod *PodInfo, rejected *Rejections) (nomination *string, status *Status) {
+func (p *Profile) PostFilter(ctx context.Context, state *CycleState, pod *PodInfo,
+	rejected *Rejections,
+) (nomination *string, status *Status) {
 	var reasons []string
 	for _, pl := range p.postFilters {
 		n, s := pl.PostFilter(ctx, state, pod, rejected)
@@ -350,7 +354,8 @@ func (p *Profile) Score(ctx context.Context, state *CycleState, pod *PodInfo, no
 		}
 		for n, score := range scores {
 			if score < 0 || score > MaxScore {
-				return nil, Errored(pl.Name(), fmt.Errorf("plugin %q returns an invalid score %v, it should in the range of [0, %v] after normalizing", pl.Name(), score, MaxScore))
+				return nil, Errored(pl.Name(), fmt.Errorf("plugin %q returns an invalid score %v, it should in the range of [0, %v] after normalizing",
+					pl.Name(), score, MaxScore))
 			}
 			p.total[n] += score * pl.weight
 		}

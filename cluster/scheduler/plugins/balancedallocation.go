@@ -14,7 +14,9 @@ type balancedAllocation struct{}
 func (balancedAllocation) Name() string { return "NodeResourcesBalancedAllocation" }
 
 // PreScore skips pods that request nothing: they would all be put on the same nodes.
-func (balancedAllocation) PreScore(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (balancedAllocation) PreScore(_ context.Context, _ *framework.CycleState, pod *framework.PodInfo,
+	_ []*framework.NodeInfo,
+) *framework.Status {
 	if pod.Requests.MilliCPU == 0 && pod.Requests.Memory == 0 {
 		return framework.Skipped
 	}

@@ -105,7 +105,8 @@ func TestHintsLikeUpstream(t *testing.T) {
 				}
 				// Upstream's does not look at namespaces' labels, nor at single terms, here.
 				if more := got && !want && e.Name() == "InterPodAffinity"; got != want && !more {
-					t.Fatalf("seed %d: %s says %v of %v, upstream %v of %v:\npod %+v\nold %+v\nnew %+v", seed, e.Name(), got, events, want, upEvents, pod, before, after)
+					t.Fatalf("seed %d: %s says %v of %v, upstream %v of %v:\npod %+v\nold %+v\nnew %+v", seed, e.Name(), got, events, want, upEvents, pod,
+						before, after)
 				}
 				if got {
 					helped++
@@ -126,16 +127,20 @@ func (w *world) happens(pod *v1.Pod) (events []framework.Event, upEvents []fwk.C
 	other := w.stores(w.PodOn(node))
 	switch w.IntN(10) {
 	case 0:
-		return []framework.Event{{Kind: framework.Node, Action: framework.Add}}, []fwk.ClusterEvent{{Resource: fwk.Node, ActionType: fwk.Add}}, nil, node
+		return []framework.Event{{Kind: framework.Node, Action: framework.Add}}, []fwk.ClusterEvent{{Resource: fwk.Node, ActionType: fwk.Add}},
+			nil, node
 	case 1:
-		return []framework.Event{{Kind: framework.Node, Action: framework.Delete}}, []fwk.ClusterEvent{{Resource: fwk.Node, ActionType: fwk.Delete}}, node, nil
+		return []framework.Event{{Kind: framework.Node, Action: framework.Delete}},
+			[]fwk.ClusterEvent{{Resource: fwk.Node, ActionType: fwk.Delete}}, node, nil
 	case 2:
 		changed := w.changeNode(node)
 		return framework.NodeChange(node, changed), upframework.NodeSchedulingPropertiesChange(changed, node), node, changed
 	case 3:
-		return []framework.Event{{Kind: framework.AssignedPod, Action: framework.Add}}, []fwk.ClusterEvent{upframework.EventAssignedPodAdd}, nil, other
+		return []framework.Event{{Kind: framework.AssignedPod, Action: framework.Add}}, []fwk.ClusterEvent{upframework.EventAssignedPodAdd}, nil,
+			other
 	case 4:
-		return []framework.Event{{Kind: framework.AssignedPod, Action: framework.Delete}}, []fwk.ClusterEvent{upframework.EventAssignedPodDelete}, other, nil
+		return []framework.Event{{Kind: framework.AssignedPod, Action: framework.Delete}}, []fwk.ClusterEvent{upframework.EventAssignedPodDelete},
+			other, nil
 	case 5:
 		changed := w.change(other)
 		return framework.PodChange(other, changed), upframework.PodSchedulingPropertiesChange(changed, other), other, changed
@@ -152,9 +157,12 @@ func (w *world) happens(pod *v1.Pod) (events []framework.Event, upEvents []fwk.C
 }
 
 // storageHappens has an object of storage come, or change from old to new.
-func (w *world) storageHappens(kind framework.Kind, resource fwk.EventResource, old, new any) (events []framework.Event, upEvents []fwk.ClusterEvent, before, after any) {
+func (w *world) storageHappens(kind framework.Kind, resource fwk.EventResource,
+	old, new any,
+) (events []framework.Event, upEvents []fwk.ClusterEvent, before, after any) {
 	if w.IntN(2) == 0 {
 		return []framework.Event{{Kind: kind, Action: framework.Add}}, []fwk.ClusterEvent{{Resource: resource, ActionType: fwk.Add}}, nil, new
 	}
-	return []framework.Event{{Kind: kind, Action: framework.UpdateOther}}, []fwk.ClusterEvent{{Resource: resource, ActionType: fwk.Update}}, old, new
+	return []framework.Event{{Kind: kind, Action: framework.UpdateOther}}, []fwk.ClusterEvent{{Resource: resource, ActionType: fwk.Update}},
+		old, new
 }

@@ -24,7 +24,9 @@ var podImages = framework.NewKey[[]string]()
 
 func (imageLocality) Name() string { return "ImageLocality" }
 
-func (imageLocality) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (imageLocality) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	_ []*framework.NodeInfo,
+) *framework.Status {
 	spec := &pod.Pod().Spec
 	names := make([]string, 0, len(spec.InitContainers)+len(spec.Containers))
 	for _, containers := range [][]v1.Container{spec.InitContainers, spec.Containers} {

@@ -141,9 +141,12 @@ func identity(pod *v1.Pod, namespace labels.Set) string {
 }
 
 // PreFilter counts the pods, and terms of pods, in each domain that concern the pod.
-func (pl *interPodAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *interPodAffinity) PreFilter(_ context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
-	if len(pod.RequiredAffinity) == 0 && len(pod.RequiredAntiAffinity) == 0 && pod.Err == nil && len(state.Nodes.WithRequiredAntiAffinity) == 0 {
+	if len(pod.RequiredAffinity) == 0 && len(pod.RequiredAntiAffinity) == 0 && pod.Err == nil &&
+		len(state.Nodes.WithRequiredAntiAffinity) == 0 {
 		return nil, framework.Skipped
 	}
 	if pod.Err != nil {
@@ -231,7 +234,9 @@ func (pl *interPodAffinity) AddPod(state *framework.CycleState, pod, added *fram
 	return nil
 }
 
-func (pl *interPodAffinity) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *interPodAffinity) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo,
+	node *framework.NodeInfo,
+) *framework.Status {
 	affinityFilterKey.Read(state).count(pod.Pod(), removed, node.Node(), -1)
 	return nil
 }

@@ -14,7 +14,9 @@ var affinityScores = framework.NewKey[domains]()
 
 // PreScore sums up in each domain the weights of the new pod's preferences that pods there match,
 // and of the preferences of pods there that the new pod matches.
-func (pl *interPodAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (pl *interPodAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	_ []*framework.NodeInfo,
+) *framework.Status {
 	own := len(pod.PreferredAffinity) + len(pod.PreferredAntiAffinity)
 	if own == 0 && (len(state.Nodes.WithAffinity) == 0 || pl.ignorePreferred) {
 		return framework.Skipped

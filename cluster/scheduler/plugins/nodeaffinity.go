@@ -63,7 +63,9 @@ func requiredTerms(pod *v1.Pod) ([]v1.NodeSelectorTerm, bool) {
 }
 
 // PreFilter parses what is required. When every term names nodes, only those can fit.
-func (pl nodeAffinity) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl nodeAffinity) PreFilter(_ context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
 	terms, any := requiredTerms(p)
 	if !any && p.Spec.NodeSelector == nil && pl.required == nil {
@@ -110,7 +112,9 @@ func (pl nodeAffinity) Filter(state *framework.CycleState, _ *framework.PodInfo,
 	return nil
 }
 
-func (pl nodeAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (pl nodeAffinity) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	_ []*framework.NodeInfo,
+) *framework.Status {
 	a := pod.Pod().Spec.Affinity
 	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution == nil {
 		if pl.preferred == nil {

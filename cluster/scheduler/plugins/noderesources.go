@@ -138,7 +138,9 @@ func (f *nodeResourcesFit) fits(requests *framework.Resource, node *framework.No
 	return framework.NewStatus(shortageCode(small), "NodeResourcesFit", reasons...)
 }
 
-func (f *nodeResourcesFit) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (f *nodeResourcesFit) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	_ []*framework.NodeInfo,
+) *framework.Status {
 	cpu, memory := pod.ScoringRequests()
 	amounts := make([]int64, len(f.resources))
 	for i, r := range f.resources {

@@ -58,7 +58,8 @@ func (o *ours) open(ctx context.Context) {
 	}
 	o.opening.Wait()
 	for _, pl := range o.profile.Enqueuers {
-		if pre, ok := pl.(framework.PreFilter); ok && (pl.Name() == "VolumeBinding" || pl.Name() == "NodeVolumeLimits" || pl.Name() == "DynamicResources") {
+		if pre, ok := pl.(framework.PreFilter); ok && (pl.Name() == "VolumeBinding" || pl.Name() == "NodeVolumeLimits" ||
+			pl.Name() == "DynamicResources") {
 			pre.PreFilter(ctx, framework.NewCycleState(o.snapshot, nil), framework.NewPodInfo(pod))
 		}
 	}
@@ -80,7 +81,11 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{Random: testkit.New(seed), nominated: make(map[string][]*v1.Pod), rejectors: sets.New[string]()}
 	w.args.Packing = seed%2 == 1
 	if seed%3 == 0 {
-		w.args.Resources = []plugins.ResourceWeight{{Name: v1.ResourceCPU, Weight: 1}, {Name: v1.ResourceEphemeralStorage, Weight: 2}, {Name: testkit.GPU, Weight: 3}}
+		w.args.Resources = []plugins.ResourceWeight{
+			{Name: v1.ResourceCPU, Weight: 1},
+			{Name: v1.ResourceEphemeralStorage, Weight: 2},
+			{Name: testkit.GPU, Weight: 3},
+		}
 	}
 	w.settings(seed)
 	var objects []runtime.Object
@@ -175,11 +180,21 @@ func (w *world) settings(seed uint64) {
 		w.args.HardAffinityWeight, w.args.IgnorePreferred = ptr.To(int32(w.IntN(101))), w.IntN(2) == 0
 	}
 	if seed%5 == 2 {
-		w.args.Shape = []plugins.ShapePoint{{Used: 0, Score: 100}, {Used: int64(20 + w.IntN(40)), Score: 10 * int64(w.IntN(11))}, {Used: 90, Score: 50}}
+		w.args.Shape = []plugins.ShapePoint{
+			{Used: 0, Score: 100},
+			{Used: int64(20 + w.IntN(40)), Score: 10 * int64(w.IntN(11))},
+			{Used: 90, Score: 50},
+		}
 	}
 	if seed%5 == 3 {
-		disk := v1.NodeSelectorTerm{MatchExpressions: []v1.NodeSelectorRequirement{{Key: "disk", Operator: v1.NodeSelectorOpIn, Values: []string{"ssd"}}}}
-		w.args.AddedAffinity = &v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{Weight: 7, Preference: disk}}}
+		disk := v1.NodeSelectorTerm{MatchExpressions: []v1.NodeSelectorRequirement{{
+			Key: "disk", Operator: v1.NodeSelectorOpIn,
+			Values: []string{"ssd"},
+		}}}
+		w.args.AddedAffinity = &v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{
+			Weight:     7,
+			Preference: disk,
+		}}}
 		if w.IntN(2) == 0 {
 			w.args.AddedAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{disk}}
 		}
@@ -221,7 +236,8 @@ func (w *world) strategy(s *config.ScoringStrategy) {
 	if len(w.args.Shape) > 0 {
 		s.Type, s.RequestedToCapacityRatio = config.RequestedToCapacityRatio, &config.RequestedToCapacityRatioParam{}
 		for _, p := range w.args.Shape {
-			s.RequestedToCapacityRatio.Shape = append(s.RequestedToCapacityRatio.Shape, config.UtilizationShapePoint{Utilization: int32(p.Used), Score: int32(p.Score / 10)})
+			s.RequestedToCapacityRatio.Shape = append(s.RequestedToCapacityRatio.Shape,
+				config.UtilizationShapePoint{Utilization: int32(p.Used), Score: int32(p.Score / 10)})
 		}
 	}
 	if len(w.args.Resources) > 0 {
@@ -243,7 +259,9 @@ func (w *world) upstream(ctx context.Context, t *testing.T) (upframework.Framewo
 		t.Fatal(err)
 	}
 	profile := &cfg.Profiles[0]
-	profile.Plugins.MultiPoint.Enabled = slices.DeleteFunc(profile.Plugins.MultiPoint.Enabled, func(p config.Plugin) bool { return notCompared.Has(p.Name) })
+	profile.Plugins.MultiPoint.Enabled = slices.DeleteFunc(profile.Plugins.MultiPoint.Enabled, func(p config.Plugin) bool {
+		return notCompared.Has(p.Name)
+	})
 	for _, c := range profile.PluginConfig {
 		w.configure(c.Args)
 	}
@@ -353,7 +371,10 @@ func (w *world) compare(ctx context.Context, t *testing.T, o *ours, pod *v1.Pod,
 	var feasible []*framework.NodeInfo
 	var upFeasible []fwk.NodeInfo
 	misfit := &framework.FitError{Nodes: len(w.nodes), Rejections: framework.NewRejections(o.snapshot)}
-	upMisfit := &upframework.FitError{Pod: pod, NumAllNodes: len(w.nodes), Diagnosis: upframework.Diagnosis{NodeToStatus: upframework.NewDefaultNodeToStatus()}}
+	upMisfit := &upframework.FitError{
+		Pod: pod, NumAllNodes: len(w.nodes),
+		Diagnosis: upframework.Diagnosis{NodeToStatus: upframework.NewDefaultNodeToStatus()},
+	}
 	for _, n := range o.snapshot.Nodes {
 		upNode, err := snapshot.Get(n.Node().Name)
 		if err != nil {

@@ -163,7 +163,9 @@ func (pl *podTopologySpread) matchesOf(c *constraint, namespace string, nodes *f
 }
 
 // PreFilter counts the pods that match strict constraints in each domain.
-func (pl *podTopologySpread) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *podTopologySpread) PreFilter(_ context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
 	constraints, err := pl.strictConstraints(p)
 	if err != nil {
@@ -201,12 +203,16 @@ func hasKeys(node *v1.Node, constraints []constraint) bool {
 	return true
 }
 
-func (pl *podTopologySpread) AddPod(state *framework.CycleState, pod, added *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *podTopologySpread) AddPod(state *framework.CycleState, pod, added *framework.PodInfo,
+	node *framework.NodeInfo,
+) *framework.Status {
 	spreadFilterKey.Read(state).count(pod, added, node.Node(), 1)
 	return nil
 }
 
-func (pl *podTopologySpread) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
+func (pl *podTopologySpread) RemovePod(state *framework.CycleState, pod, removed *framework.PodInfo,
+	node *framework.NodeInfo,
+) *framework.Status {
 	spreadFilterKey.Read(state).count(pod, removed, node.Node(), -1)
 	return nil
 }
@@ -252,11 +258,17 @@ func (pl *podTopologySpread) Filter(state *framework.CycleState, pod *framework.
 func (pl *podTopologySpread) Events() []framework.EventHint {
 	return []framework.EventHint{
 		{
-			Event: framework.Event{Kind: framework.Pod, Action: framework.Add | framework.UpdatePodLabel | framework.UpdatePodToleration | framework.Delete},
-			Hint:  framework.OnPod(pl.changedByPod),
+			Event: framework.Event{
+				Kind:   framework.Pod,
+				Action: framework.Add | framework.UpdatePodLabel | framework.UpdatePodToleration | framework.Delete,
+			},
+			Hint: framework.OnPod(pl.changedByPod),
 		}, {
-			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.Delete | framework.UpdateNodeLabel | framework.UpdateNodeTaint},
-			Hint:  framework.OnNode(pl.changedByNode),
+			Event: framework.Event{
+				Kind:   framework.Node,
+				Action: framework.Add | framework.Delete | framework.UpdateNodeLabel | framework.UpdateNodeTaint,
+			},
+			Hint: framework.OnNode(pl.changedByNode),
 		},
 	}
 }

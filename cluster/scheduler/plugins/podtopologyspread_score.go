@@ -82,7 +82,9 @@ func (pl *podTopologySpread) strictConstraints(pod *v1.Pod) ([]constraint, error
 }
 
 // PreScore counts the pods that match preferred constraints in each domain of feasible nodes.
-func (pl *podTopologySpread) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, feasible []*framework.NodeInfo) *framework.Status {
+func (pl *podTopologySpread) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	feasible []*framework.NodeInfo,
+) *framework.Status {
 	p := pod.Pod()
 	constraints, needAll, err := pl.preferredConstraints(p)
 	if err != nil {

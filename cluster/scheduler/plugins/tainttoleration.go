@@ -40,7 +40,9 @@ func tolerated(pod *v1.Pod, node *v1.Node) bool {
 	return true
 }
 
-func (taintToleration) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (taintToleration) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	_ []*framework.NodeInfo,
+) *framework.Status {
 	var prefer []v1.Toleration
 	for _, t := range pod.Pod().Spec.Tolerations {
 		if t.Effect == "" || t.Effect == v1.TaintEffectPreferNoSchedule {

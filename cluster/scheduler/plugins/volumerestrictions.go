@@ -52,7 +52,9 @@ func newVolumeRestrictions(h *framework.Handle) *volumeRestrictions {
 
 func (*volumeRestrictions) Name() string { return "VolumeRestrictions" }
 
-func (pl *volumeRestrictions) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *volumeRestrictions) PreFilter(_ context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	p := pod.Pod()
 	var claims []string
 	for name := range namedClaims(p) {

@@ -24,8 +24,14 @@ const (
 // plugin would bind it, and no class provisions any.
 func (w *world) storage() []runtime.Object {
 	objects := []runtime.Object{
-		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "now"}, Provisioner: volume.NotSupportedProvisioner, VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate)},
-		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "later"}, Provisioner: volume.NotSupportedProvisioner, VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer)},
+		&storagev1.StorageClass{
+			ObjectMeta: metav1.ObjectMeta{Name: "now"}, Provisioner: volume.NotSupportedProvisioner,
+			VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
+		},
+		&storagev1.StorageClass{
+			ObjectMeta: metav1.ObjectMeta{Name: "later"}, Provisioner: volume.NotSupportedProvisioner,
+			VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+		},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "undecided"}, Provisioner: volume.NotSupportedProvisioner},
 	}
 	for i := range volumesMade {
@@ -52,7 +58,8 @@ func (w *world) volume(name string) *v1.PersistentVolume {
 	pv := &v1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}},
 		Spec: v1.PersistentVolumeSpec{
-			Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}, ClaimRef: &v1.ObjectReference{Namespace: "else", Name: "where", UID: "x"},
+			Capacity:               v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")},
+			ClaimRef:               &v1.ObjectReference{Namespace: "else", Name: "where", UID: "x"},
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "example.org", VolumeHandle: name}},
 		},
 	}
@@ -73,10 +80,16 @@ func (w *world) volume(name string) *v1.PersistentVolume {
 func (w *world) class() *storagev1.StorageClass {
 	class := &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: "now"}, Provisioner: volume.NotSupportedProvisioner,
-		VolumeBindingMode: []*storagev1.VolumeBindingMode{ptr.To(storagev1.VolumeBindingImmediate), ptr.To(storagev1.VolumeBindingWaitForFirstConsumer), nil}[w.IntN(3)],
+		VolumeBindingMode: []*storagev1.VolumeBindingMode{
+			ptr.To(storagev1.VolumeBindingImmediate),
+			ptr.To(storagev1.VolumeBindingWaitForFirstConsumer), nil,
+		}[w.IntN(3)],
 	}
 	if w.IntN(2) == 0 {
-		class.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{{Key: "disk", Values: []string{"ssd"}}}}}
+		class.AllowedTopologies = []v1.TopologySelectorTerm{{MatchLabelExpressions: []v1.TopologySelectorLabelRequirement{{
+			Key:    "disk",
+			Values: []string{"ssd"},
+		}}}}
 	}
 	return class
 }

@@ -48,7 +48,9 @@ func newVolumeZone(h *framework.Handle) *volumeZone {
 
 func (*volumeZone) Name() string { return "VolumeZone" }
 
-func (pl *volumeZone) PreFilter(_ context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *volumeZone) PreFilter(_ context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	var all []zones
 	p := pod.Pod()
 	for name := range namedClaims(p) {

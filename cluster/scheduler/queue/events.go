@@ -39,7 +39,8 @@ func newRules(p *framework.Profile) *rules {
 // may change why it waits, which users read after they have cordoned a node; upstream's does the
 // same.
 func withTaints(hints []framework.EventHint) []framework.EventHint {
-	comes, taint := framework.Event{Kind: framework.Node, Action: framework.Add}, framework.Event{Kind: framework.Node, Action: framework.UpdateNodeTaint}
+	comes, taint := framework.Event{Kind: framework.Node, Action: framework.Add},
+		framework.Event{Kind: framework.Node, Action: framework.UpdateNodeTaint}
 	asked := func(e framework.Event) bool {
 		return slices.ContainsFunc(hints, func(h framework.EventHint) bool { return h.Event.Matches(e) })
 	}

@@ -11,8 +11,9 @@ func (r *Random) constrain(pod *v1.Pod) {
 	for range 2 {
 		if r.chance(25) {
 			spec.Tolerations = append(spec.Tolerations, v1.Toleration{
-				Key: pick(r, "", "k1", "k2", v1.TaintNodeUnschedulable), Operator: pick(r, v1.TolerationOpExists, v1.TolerationOpExists, v1.TolerationOpEqual),
-				Effect: pick(r, "", v1.TaintEffectNoSchedule, v1.TaintEffectNoExecute, v1.TaintEffectPreferNoSchedule),
+				Key:      pick(r, "", "k1", "k2", v1.TaintNodeUnschedulable),
+				Operator: pick(r, v1.TolerationOpExists, v1.TolerationOpExists, v1.TolerationOpEqual),
+				Effect:   pick(r, "", v1.TaintEffectNoSchedule, v1.TaintEffectNoExecute, v1.TaintEffectPreferNoSchedule),
 			})
 		}
 	}
@@ -102,16 +103,23 @@ func (r *Random) nodeSelectorTerm() v1.NodeSelectorTerm {
 	var t v1.NodeSelectorTerm
 	if r.chance(25) {
 		t.MatchFields = []v1.NodeSelectorRequirement{{
-			Key: metav1.ObjectNameField, Operator: pick(r, v1.NodeSelectorOpIn, v1.NodeSelectorOpNotIn), Values: []string{pick(r, "node-1", "node-2", "node-3")},
+			Key: metav1.ObjectNameField, Operator: pick(r, v1.NodeSelectorOpIn, v1.NodeSelectorOpNotIn),
+			Values: []string{pick(r, "node-1", "node-2", "node-3")},
 		}}
 	}
 	switch r.IntN(4) {
 	case 0:
 		t.MatchExpressions = []v1.NodeSelectorRequirement{{Key: "rack", Operator: v1.NodeSelectorOpGt, Values: []string{"2"}}}
 	case 1:
-		t.MatchExpressions = []v1.NodeSelectorRequirement{{Key: v1.LabelTopologyZone, Operator: v1.NodeSelectorOpIn, Values: []string{"z1", "z2"}}}
+		t.MatchExpressions = []v1.NodeSelectorRequirement{{
+			Key: v1.LabelTopologyZone, Operator: v1.NodeSelectorOpIn,
+			Values: []string{"z1", "z2"},
+		}}
 	case 2:
-		t.MatchExpressions = []v1.NodeSelectorRequirement{{Key: "disk", Operator: pick(r, v1.NodeSelectorOpExists, v1.NodeSelectorOpDoesNotExist)}}
+		t.MatchExpressions = []v1.NodeSelectorRequirement{{
+			Key:      "disk",
+			Operator: pick(r, v1.NodeSelectorOpExists, v1.NodeSelectorOpDoesNotExist),
+		}}
 	}
 	return t
 }

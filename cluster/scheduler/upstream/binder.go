@@ -62,7 +62,10 @@ type claimed struct {
 const noTime = "binding volumes: "
 
 func newBinder(h *framework.Handle, upstreams volumebinding.SchedulerVolumeBinder, patience time.Duration) (*binder, error) {
-	b := &binder{SchedulerVolumeBinder: upstreams, h: h, drivers: csitrans.New(), patience: patience, waiting: make(map[string]map[*binding]bool)}
+	b := &binder{
+		SchedulerVolumeBinder: upstreams, h: h, drivers: csitrans.New(), patience: patience,
+		waiting: make(map[string]map[*binding]bool),
+	}
 	core := h.Informers.Core().V1()
 	changed := toolscache.ResourceEventHandlerFuncs{
 		AddFunc: b.changed, UpdateFunc: func(_, obj any) { b.changed(obj) }, DeleteFunc: b.changed,

@@ -132,7 +132,10 @@ func NewDynamicResources(h *framework.Handle, filter, binding time.Duration) *Dy
 	all := allocationsOf(h)
 	pl := &DynamicResources{imported{name: dynamicresources.Name, needs: wantsDevices, gate: all.gate}}
 	pl.make = func(ctx context.Context) (fwk.Plugin, error) {
-		args := &config.DynamicResourcesArgs{FilterTimeout: &metav1.Duration{Duration: filter}, BindingTimeout: &metav1.Duration{Duration: binding}}
+		args := &config.DynamicResourcesArgs{
+			FilterTimeout:  &metav1.Duration{Duration: filter},
+			BindingTimeout: &metav1.Duration{Duration: binding},
+		}
 		return dynamicresources.New(ctx, args, handleView{h: h, devices: all.manager.Load()}, features())
 	}
 	return pl
@@ -151,7 +154,9 @@ func (pl *DynamicResources) PreEnqueue(pod *v1.Pod) *framework.Status {
 }
 
 // PreFilter looks up the pod's claims and what is free.
-func (pl *DynamicResources) PreFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *DynamicResources) PreFilter(ctx context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	names, s := pl.preFilter(ctx, state, pod)
 	if c := cycles.Read(state); c != nil && pl.needs(pod.Pod()) && pl.current.Load() != nil {
 		c.devices = true
@@ -166,7 +171,9 @@ func (pl *DynamicResources) Filter(state *framework.CycleState, pod *framework.P
 
 // PostFilter takes devices back from a claim of the pod's that keeps it from all nodes, if no other
 // pod uses it.
-func (pl *DynamicResources) PostFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo, _ *framework.Rejections) (*string, *framework.Status) {
+func (pl *DynamicResources) PostFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	_ *framework.Rejections,
+) (*string, *framework.Status) {
 	c := cycles.Read(state)
 	if made := pl.current.Load(); c != nil && c.devices && made != nil && pl.needs(pod.Pod()) {
 		_, s := made.Plugin.(fwk.PostFilterPlugin).PostFilter(ctx, c.state, pod.Pod(), nil)
@@ -178,7 +185,9 @@ func (pl *DynamicResources) PostFilter(ctx context.Context, state *framework.Cyc
 var noClaims = framework.NewStatus(framework.Unschedulable, dynamicresources.Name, "no new claims to deallocate")
 
 // PreScore skips pods without claims.
-func (pl *DynamicResources) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo, _ []*framework.NodeInfo) *framework.Status {
+func (pl *DynamicResources) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	_ []*framework.NodeInfo,
+) *framework.Status {
 	if c := cycles.Read(state); c == nil || !c.devices || !pl.needs(pod.Pod()) {
 		return framework.Skipped
 	}
@@ -186,7 +195,9 @@ func (pl *DynamicResources) PreScore(_ context.Context, state *framework.CycleSt
 }
 
 // Score prefers nodes with the devices that claims name first.
-func (pl *DynamicResources) Score(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
+func (pl *DynamicResources) Score(state *framework.CycleState, pod *framework.PodInfo,
+	node *framework.NodeInfo,
+) (int64, *framework.Status) {
 	c := cycles.Read(state)
 	score, s := pl.current.Load().Plugin.(fwk.ScorePlugin).Score(c.ctx, c.state, pod.Pod(), nodeView{node: node})
 	return score, pl.status(s)
@@ -198,7 +209,9 @@ func (pl *DynamicResources) Normalize(_ *framework.CycleState, scores []int64, _
 }
 
 // Reserve keeps the devices that Filter has found from other pods.
-func (pl *DynamicResources) Reserve(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo, node string) *framework.Status {
+func (pl *DynamicResources) Reserve(ctx context.Context, state *framework.CycleState,
+	pod *framework.PodInfo, node string,
+) *framework.Status {
 	return pl.reserve(ctx, state, pod, node)
 }
 
@@ -213,7 +226,9 @@ func (pl *DynamicResources) Prepares(state *framework.CycleState, pod *framework
 }
 
 // PreBind writes the allocation to the claims, and waits for devices that need time to be ready.
-func (pl *DynamicResources) PreBind(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo, node string) *framework.Status {
+func (pl *DynamicResources) PreBind(ctx context.Context, state *framework.CycleState,
+	pod *framework.PodInfo, node string,
+) *framework.Status {
 	return pl.preBind(ctx, state, pod, node)
 }
 

@@ -19,8 +19,9 @@ var (
 	kinds = map[fwk.EventResource]framework.Kind{
 		fwk.Node: framework.Node, fwk.Pod: framework.Pod,
 		fwk.PersistentVolume: framework.Volume, fwk.PersistentVolumeClaim: framework.Claim, fwk.StorageClass: framework.Class,
-		fwk.CSINode: framework.CSINode, fwk.CSIDriver: framework.CSIDriver, fwk.CSIStorageCapacity: framework.CSICapacity, fwk.VolumeAttachment: framework.Attachment,
-		fwk.ResourceClaim: framework.ResourceClaim, fwk.ResourceSlice: framework.ResourceSlice, fwk.DeviceClass: framework.DeviceClass,
+		fwk.CSINode: framework.CSINode, fwk.CSIDriver: framework.CSIDriver, fwk.CSIStorageCapacity: framework.CSICapacity,
+		fwk.VolumeAttachment: framework.Attachment,
+		fwk.ResourceClaim:    framework.ResourceClaim, fwk.ResourceSlice: framework.ResourceSlice, fwk.DeviceClass: framework.DeviceClass,
 	}
 	actions = map[fwk.ActionType]framework.Action{
 		fwk.Add: framework.Add, fwk.Delete: framework.Delete, fwk.Update: framework.Update,

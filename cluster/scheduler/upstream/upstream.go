@@ -75,7 +75,9 @@ func (p *imported) preEnqueue(pod *v1.Pod) *framework.Status {
 	return p.gate.admit(p.name, pod)
 }
 
-func (p *imported) preFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (p *imported) preFilter(ctx context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	if !p.needs(pod.Pod()) {
 		return nil, framework.Skipped
 	}

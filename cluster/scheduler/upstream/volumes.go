@@ -33,7 +33,8 @@ func hasClaims(pod *v1.Pod) bool {
 func attaches(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.AWSElasticBlockStore != nil ||
-			v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.AzureFile != nil || v.Cinder != nil || v.PortworxVolume != nil || v.VsphereVolume != nil {
+			v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.AzureFile != nil || v.Cinder != nil || v.PortworxVolume != nil ||
+			v.VsphereVolume != nil {
 			return true
 		}
 	}
@@ -95,7 +96,9 @@ func NewVolumeBinding(h *framework.Handle, patience time.Duration) *VolumeBindin
 func (pl *VolumeBinding) PreEnqueue(pod *v1.Pod) *framework.Status { return pl.preEnqueue(pod) }
 
 // PreFilter looks up the pod's claims.
-func (pl *VolumeBinding) PreFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *VolumeBinding) PreFilter(ctx context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	return pl.preFilter(ctx, state, pod)
 }
 
@@ -158,7 +161,9 @@ func NewNodeVolumeLimits(h *framework.Handle) *NodeVolumeLimits {
 func (pl *NodeVolumeLimits) PreEnqueue(pod *v1.Pod) *framework.Status { return pl.preEnqueue(pod) }
 
 // PreFilter skips pods without claims.
-func (pl *NodeVolumeLimits) PreFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo) (sets.Set[string], *framework.Status) {
+func (pl *NodeVolumeLimits) PreFilter(ctx context.Context, state *framework.CycleState,
+	pod *framework.PodInfo,
+) (sets.Set[string], *framework.Status) {
 	return pl.preFilter(ctx, state, pod)
 }
 

@@ -8,7 +8,9 @@ import (
 )
 
 // VictimsOn lets tests ask about one node.
-func (pl *Plugin) VictimsOn(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo, budgets []*policyv1.PodDisruptionBudget) ([]*v1.Pod, int, *framework.Status) {
+func (pl *Plugin) VictimsOn(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo,
+	budgets []*policyv1.PodDisruptionBudget,
+) ([]*v1.Pod, int, *framework.Status) {
 	c, status := pl.victims(state, pod, node, budgets)
 	return c.victims, c.violations, status
 }

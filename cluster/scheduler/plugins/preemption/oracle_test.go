@@ -50,7 +50,9 @@ func budgets() []*policyv1.PodDisruptionBudget {
 	return []*policyv1.PodDisruptionBudget{budget("red", "web", 0), budget("red", "db", 1), budget("green", "web", 0)}
 }
 
-func upstream(ctx context.Context, t *testing.T, client *fake.Clientset, shared informers.SharedInformerFactory, pods []*v1.Pod, nodes []*v1.Node) (upframework.Framework, *upcache.Snapshot) {
+func upstream(ctx context.Context, t *testing.T, client *fake.Clientset, shared informers.SharedInformerFactory, pods []*v1.Pod,
+	nodes []*v1.Node,
+) (upframework.Framework, *upcache.Snapshot) {
 	t.Helper()
 	upmetrics.Register()
 	var versioned configv1.KubeSchedulerConfiguration
@@ -61,7 +63,9 @@ func upstream(ctx context.Context, t *testing.T, client *fake.Clientset, shared 
 	}
 	left := sets.New("VolumeRestrictions", "NodeVolumeLimits", "VolumeBinding", "VolumeZone", "DynamicResources")
 	profile := &cfg.Profiles[0]
-	profile.Plugins.MultiPoint.Enabled = slices.DeleteFunc(profile.Plugins.MultiPoint.Enabled, func(p config.Plugin) bool { return left.Has(p.Name) })
+	profile.Plugins.MultiPoint.Enabled = slices.DeleteFunc(profile.Plugins.MultiPoint.Enabled, func(p config.Plugin) bool {
+		return left.Has(p.Name)
+	})
 	snapshot := upcache.NewSnapshot(pods, nodes)
 	f, err := upruntime.NewFramework(ctx, upplugins.NewInTreeRegistry(), profile, upruntime.WithClientSet(client),
 		upruntime.WithInformerFactory(shared), upruntime.WithSnapshotSharedLister(snapshot), upruntime.WithPodNominator(noNominations{}))
@@ -124,9 +128,12 @@ func TestVictimsLikeUpstream(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.Profile = profile
-		plugin := enabled[slices.IndexFunc(enabled, func(e framework.Enabled) bool { return e.Name() == "DefaultPreemption" })].Plugin.(*preemption.Plugin)
+		plugin := enabled[slices.IndexFunc(enabled, func(e framework.Enabled) bool {
+			return e.Name() == "DefaultPreemption"
+		})].Plugin.(*preemption.Plugin)
 		up, snapshot := upstream(ctx, t, client, shared, pods, nodes)
-		upPlugin, err := defaultpreemption.New(ctx, &config.DefaultPreemptionArgs{MinCandidateNodesPercentage: 10, MinCandidateNodesAbsolute: 100}, up, feature.Features{})
+		upPlugin, err := defaultpreemption.New(ctx,
+			&config.DefaultPreemptionArgs{MinCandidateNodesPercentage: 10, MinCandidateNodesAbsolute: 100}, up, feature.Features{})
 		if err != nil {
 			t.Fatal(err)
 		}

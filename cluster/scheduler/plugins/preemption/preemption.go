@@ -64,7 +64,9 @@ func New(h *framework.Handle, args Args) *Plugin {
 func (*Plugin) Name() string { return name }
 
 // PostFilter nominates the pod to the node where making room hurts least and starts to make it.
-func (pl *Plugin) PostFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo, rejected *framework.Rejections) (*string, *framework.Status) {
+func (pl *Plugin) PostFilter(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	rejected *framework.Rejections,
+) (*string, *framework.Status) {
 	p, err := pl.pods.Pods(pod.Pod().Namespace).Get(pod.Pod().Name)
 	if err != nil {
 		return nil, failed(err)
@@ -140,7 +142,9 @@ func beingEvicted(pod *v1.Pod) bool {
 
 // candidates returns nodes on which room can be made, those without broken disruption budgets
 // first, and why it cannot on the others that were tried.
-func (pl *Plugin) candidates(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo, rejected *framework.Rejections) ([]candidate, *framework.Rejections, error) {
+func (pl *Plugin) candidates(ctx context.Context, state *framework.CycleState, pod *framework.PodInfo,
+	rejected *framework.Rejections,
+) ([]candidate, *framework.Rejections, error) {
 	statuses := framework.NewRejections(state.Nodes)
 	nodes := rejected.Nodes(framework.Unschedulable)
 	if len(nodes) == 0 {

@@ -29,7 +29,9 @@ func lower(victim *framework.PodInfo, pod *v1.Pod) bool {
 // victims works out which pods have to go from node, which is a copy as state is. All that may are
 // taken off; if the pod fits then, they are put back, the most important first and those that a
 // budget wants to keep before all others, as long as it still fits.
-func (pl *Plugin) victims(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo, budgets []*policyv1.PodDisruptionBudget) (candidate, *framework.Status) {
+func (pl *Plugin) victims(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo,
+	budgets []*policyv1.PodDisruptionBudget,
+) (candidate, *framework.Status) {
 	profile := pl.handle.Profile
 	remove := func(p *framework.PodInfo) *framework.Status {
 		if err := node.Remove(p); err != nil {
