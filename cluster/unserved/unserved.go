@@ -28,7 +28,10 @@ var always = Kinds{
 
 	{Group: "flowcontrol.apiserver.k8s.io", Resource: "flowschemas"}:                 "requests are shared out by upstream's default levels",
 	{Group: "flowcontrol.apiserver.k8s.io", Resource: "prioritylevelconfigurations"}: "requests are shared out by upstream's default levels",
-	{Group: "resource.k8s.io", Resource: "resourceclaims"}:                           "the scheduler chooses devices for it, and the node does not prepare them",
+	{
+		Group:    "resource.k8s.io",
+		Resource: "resourceclaims",
+	}: "the scheduler chooses devices for it, and the node does not prepare them",
 }
 
 // With returns what no cluster acts on, and these.
