@@ -32,7 +32,10 @@ func (s *source) addressFor(other netip.Addr) netip.Addr {
 // NAME.
 type reference struct{ kind, namespace, name string }
 
-var shortKinds = map[string]string{"pod": "pod", "pods": "pod", "po": "pod", "svc": "service", "service": "service", "services": "service", "node": "node"}
+var shortKinds = map[string]string{
+	"pod": "pod", "pods": "pod", "po": "pod", "svc": "service", "service": "service", "services": "service",
+	"node": "node",
+}
 
 func parseReference(text, namespace string) (reference, bool) {
 	parts := strings.Split(text, "/")
@@ -85,7 +88,10 @@ func (a *Asker) source(q Question) (*source, error) {
 }
 
 func podSource(asked string, pod *corev1.Pod) (*source, error) {
-	s := &source{End{Asked: asked, Kind: "pod", Name: pod.Namespace + "/" + pod.Name, Node: pod.Spec.NodeName, Addresses: addressesOf(pod)}, pod}
+	s := &source{
+		End{Asked: asked, Kind: "pod", Name: pod.Namespace + "/" + pod.Name, Node: pod.Spec.NodeName, Addresses: addressesOf(pod)},
+		pod,
+	}
 	if len(s.Addresses) == 0 {
 		return nil, fmt.Errorf("source %q: pod %s has no address yet", asked, s.Name)
 	}
@@ -155,7 +161,8 @@ func (w wantedPort) takes(number uint16, name string, protocol corev1.Protocol) 
 	if protocol == "" {
 		protocol = corev1.ProtocolTCP
 	}
-	return (w.text == "" || w.number == number && w.number != 0 || w.name != "" && w.name == name) && (w.protocol == "" || w.protocol == protocol)
+	return (w.text == "" || w.number == number && w.number != 0 || w.name != "" && w.name == name) &&
+		(w.protocol == "" || w.protocol == protocol)
 }
 
 func (a *Asker) destination(ctx context.Context, q Question, from *source) (*destination, error) {
@@ -168,7 +175,9 @@ func (a *Asker) destination(ctx context.Context, q Question, from *source) (*des
 	}
 	ref, ok := parseReference(text, q.Namespace)
 	if !ok {
-		return nil, fmt.Errorf("destination %q: it is pod/NAME, svc/NAME, NAMESPACE/NAME, an IP address or a DNS name, each with or without :PORT", q.Destination)
+		return nil,
+			fmt.Errorf("destination %q: it is pod/NAME, svc/NAME, NAMESPACE/NAME, an IP address or a DNS name, each with or without :PORT",
+				q.Destination)
 	}
 	if ref.kind == "" && !strings.Contains(text, "/") {
 		return a.byName(ctx, q.Destination, text, port, from)
@@ -222,7 +231,10 @@ func (a *Asker) atAddress(asked string, address netip.Addr, port wantedPort) (*d
 }
 
 func (a *Asker) ofPod(asked string, pod *corev1.Pod, port wantedPort) (*destination, error) {
-	d := &destination{End: End{Asked: asked, Kind: "pod", Name: pod.Namespace + "/" + pod.Name, Node: pod.Spec.NodeName, Addresses: addressesOf(pod)}}
+	d := &destination{End: End{
+		Asked: asked, Kind: "pod", Name: pod.Namespace + "/" + pod.Name, Node: pod.Spec.NodeName,
+		Addresses: addressesOf(pod),
+	}}
 	if len(d.Addresses) == 0 {
 		return nil, fmt.Errorf("destination %q: pod %s has no address yet", asked, d.Name)
 	}
@@ -320,7 +332,8 @@ func (a *Asker) headless(d *destination, s *corev1.Service, port wantedPort) (*d
 		}
 	}
 	if len(d.targets) == 0 {
-		return nil, fmt.Errorf("destination %q: Service %s has no endpoint that is ready with such a port, so its name has no address", d.Asked, d.Name)
+		return nil, fmt.Errorf("destination %q: Service %s has no endpoint that is ready with such a port, so its name has no address", d.Asked,
+			d.Name)
 	}
 	return d, nil
 }

@@ -31,7 +31,8 @@ func (a *Asker) podAt(address netip.Addr) *corev1.Pod {
 		return nil
 	}
 	for _, pod := range all {
-		if !pod.Spec.HostNetwork && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && slices.Contains(addressesOf(pod), address) {
+		if !pod.Spec.HostNetwork && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
+			slices.Contains(addressesOf(pod), address) {
 			return pod
 		}
 	}

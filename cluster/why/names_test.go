@@ -28,23 +28,57 @@ func TestNamesFollowThePodsResolvConf(t *testing.T) {
 		to          string
 		want        string // of the answer, or of the error; NAME is the name asked for
 	}{
-		"ClusterFirst":                    {policy: corev1.DNSClusterFirst, to: "none", want: "tried " + cluster + ", NAME.;"},
-		"ClusterFirst, found":             {policy: corev1.DNSClusterFirst, to: "web", want: web},
-		"ClusterFirst, the host network":  {policy: corev1.DNSClusterFirst, hostNetwork: true, to: "web", want: "tried NAME.lan.example., NAME." + outside + "192.0.2.53"},
-		"ClusterFirstWithHostNet":         {policy: corev1.DNSClusterFirstWithHostNet, hostNetwork: true, to: "web", want: web},
-		"Default":                         {policy: corev1.DNSDefault, to: "web", want: "tried NAME.lan.example., NAME." + outside + "192.0.2.53"},
-		"Default, the node's servers":     {policy: corev1.DNSDefault, to: "www.example.org", want: "but 192.0.2.53, which may answer something else"},
-		"None, other servers":             {policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"198.51.100.53"}}, to: "web.shop.svc.cluster.local", want: "tried NAME." + outside + "198.51.100.53"},
-		"None, the cluster's DNS":         {policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}}, to: "web.shop.svc.cluster.local", want: web},
-		"None, with a domain to search":   {policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}, Searches: []string{"shop.svc.cluster.local"}}, to: "web", want: web},
-		"None, and no domain to search":   {policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}}, to: "web", want: "tried NAME.; svc"},
-		"a server before the cluster's":   {policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"198.51.100.53", "10.96.0.10"}}, to: "web.shop.svc.cluster.local", want: outside + "198.51.100.53, 10.96.0.10"},
-		"a further server":                {policy: corev1.DNSClusterFirst, config: &corev1.PodDNSConfig{Nameservers: []string{"198.51.100.53"}}, to: "web", want: web},
-		"a further domain":                {policy: corev1.DNSClusterFirst, config: &corev1.PodDNSConfig{Searches: []string{"corp.example"}}, to: "none", want: "tried " + cluster + ", NAME.corp.example., NAME.;"},
-		"fewer dots":                      {policy: corev1.DNSClusterFirst, config: ndots("1"), to: "none.shop", want: "tried NAME., " + cluster + ";"},
-		"more dots than a resolver takes": {policy: corev1.DNSClusterFirst, config: ndots("99"), to: "none.shop", want: "tried " + cluster + ", NAME.;"},
-		"ndots without a number":          {policy: corev1.DNSClusterFirst, config: ndots("many"), to: "none.shop", want: "tried NAME., " + cluster + ";"},
-		"an option without a value":       {policy: corev1.DNSClusterFirst, config: &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "edns0"}, {Name: "timeout", Value: ptr.To("1")}}}, to: "none", want: "tried " + cluster + ", NAME.;"},
+		"ClusterFirst":        {policy: corev1.DNSClusterFirst, to: "none", want: "tried " + cluster + ", NAME.;"},
+		"ClusterFirst, found": {policy: corev1.DNSClusterFirst, to: "web", want: web},
+		"ClusterFirst, the host network": {policy: corev1.DNSClusterFirst, hostNetwork: true, to: "web", want: "tried NAME.lan.example., NAME." +
+			outside + "192.0.2.53"},
+		"ClusterFirstWithHostNet": {policy: corev1.DNSClusterFirstWithHostNet, hostNetwork: true, to: "web", want: web},
+		"Default": {policy: corev1.DNSDefault, to: "web", want: "tried NAME.lan.example., NAME." + outside +
+			"192.0.2.53"},
+		"Default, the node's servers": {
+			policy: corev1.DNSDefault, to: "www.example.org",
+			want: "but 192.0.2.53, which may answer something else",
+		},
+		"None, other servers": {
+			policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"198.51.100.53"}},
+			to: "web.shop.svc.cluster.local", want: "tried NAME." + outside + "198.51.100.53",
+		},
+		"None, the cluster's DNS": {
+			policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}},
+			to: "web.shop.svc.cluster.local", want: web,
+		},
+		"None, with a domain to search": {
+			policy: corev1.DNSNone,
+			config: &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}, Searches: []string{"shop.svc.cluster.local"}}, to: "web", want: web,
+		},
+		"None, and no domain to search": {
+			policy: corev1.DNSNone, config: &corev1.PodDNSConfig{Nameservers: []string{"10.96.0.10"}}, to: "web",
+			want: "tried NAME.; svc",
+		},
+		"a server before the cluster's": {
+			policy: corev1.DNSNone,
+			config: &corev1.PodDNSConfig{Nameservers: []string{"198.51.100.53", "10.96.0.10"}}, to: "web.shop.svc.cluster.local",
+			want: outside + "198.51.100.53, 10.96.0.10",
+		},
+		"a further server": {
+			policy: corev1.DNSClusterFirst, config: &corev1.PodDNSConfig{Nameservers: []string{"198.51.100.53"}},
+			to: "web", want: web,
+		},
+		"a further domain": {
+			policy: corev1.DNSClusterFirst, config: &corev1.PodDNSConfig{Searches: []string{"corp.example"}},
+			to: "none", want: "tried " + cluster + ", NAME.corp.example., NAME.;",
+		},
+		"fewer dots": {policy: corev1.DNSClusterFirst, config: ndots("1"), to: "none.shop", want: "tried NAME., " + cluster +
+			";"},
+		"more dots than a resolver takes": {policy: corev1.DNSClusterFirst, config: ndots("99"), to: "none.shop", want: "tried " + cluster +
+			", NAME.;"},
+		"ndots without a number": {policy: corev1.DNSClusterFirst, config: ndots("many"), to: "none.shop", want: "tried NAME., " +
+			cluster + ";"},
+		"an option without a value": {
+			policy: corev1.DNSClusterFirst,
+			config: &corev1.PodDNSConfig{Options: []corev1.PodDNSConfigOption{{Name: "edns0"}, {Name: "timeout", Value: ptr.To("1")}}}, to: "none",
+			want: "tried " + cluster + ", NAME.;",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cart, err := a.Pods.Pods("shop").Get("cart")

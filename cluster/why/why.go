@@ -206,7 +206,10 @@ type target struct {
 	protocol byte
 }
 
-var protocolNames = map[byte]corev1.Protocol{unix.IPPROTO_TCP: corev1.ProtocolTCP, unix.IPPROTO_UDP: corev1.ProtocolUDP, unix.IPPROTO_SCTP: corev1.ProtocolSCTP}
+var protocolNames = map[byte]corev1.Protocol{
+	unix.IPPROTO_TCP: corev1.ProtocolTCP, unix.IPPROTO_UDP: corev1.ProtocolUDP,
+	unix.IPPROTO_SCTP: corev1.ProtocolSCTP,
+}
 
 func numberOf(p corev1.Protocol) byte {
 	for number, name := range protocolNames {

@@ -79,9 +79,13 @@ func newTestAsker(t *testing.T) *Asker {
 	far := pod("shop", "far", "10.86.0.2")
 	far.Spec.NodeName = "there"
 	objects := []runtime.Object{
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}}},
+		&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "here"},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}},
+		},
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}},
-		pod("shop", "cart", "10.85.0.2"), pod("shop", "web-1", "10.85.0.3", http), pod("shop", "web-2", "10.85.0.4", http), pod("shop", "web-3", "10.85.0.5", http),
+		pod("shop", "cart", "10.85.0.2"), pod("shop", "web-1", "10.85.0.3", http), pod("shop", "web-2", "10.85.0.4", http),
+		pod("shop", "web-3", "10.85.0.5", http),
 		far, pod("shop", "new", ""), pod("other", "tool", "10.85.0.9"),
 		service("web", "10.96.0.20", nil), slice("web", endpoint("10.85.0.3", true), endpoint("10.85.0.4", true), endpoint("10.85.0.5", false)),
 		service("empty", "10.96.0.21", nil), slice("empty"),
@@ -90,7 +94,8 @@ func newTestAsker(t *testing.T) *Asker {
 		service("near", "", alias("web.shop.svc.cluster.local")), service("nearer", "", alias("near.shop.svc.cluster.local")),
 		service("loop", "", alias("loop.shop.svc.cluster.local")), service("short", "", alias("web")),
 		service("sticky", "10.96.0.22", func(s *corev1.Service) {
-			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP, &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
+			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP,
+				&corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
 		}), slice("sticky", endpoint("10.85.0.3", true)),
 	}
 	// Its slice must not be taken by the proxy, as the controller marks it.
@@ -105,13 +110,17 @@ func newTestAsker(t *testing.T) *Asker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := dns.New(set, dns.Options{Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ServiceNets: services, ResolvConf: "/dev/null"})
+	names, err := dns.New(set, dns.Options{
+		Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ServiceNets: services,
+		ResolvConf: "/dev/null",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	core := set.Informers.Core().V1()
 	a := &Asker{
-		Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Services: core.Services().Lister(), Slices: set.Informers.Discovery().V1().EndpointSlices().Lister(),
+		Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Services: core.Services().Lister(),
+		Slices: set.Informers.Discovery().V1().EndpointSlices().Lister(),
 		Routes: routes, Names: names, Node: "here", Domain: "cluster.local",
 		Local: func(netip.Addr) bool { return false }, ServiceRanges: services,
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, PodDNS: podDNS(t, "nameserver 192.0.2.53\n").GetPodDNS,
@@ -140,7 +149,8 @@ func podDNS(t *testing.T, node string) *upstream.Configurer {
 	if err := os.WriteFile(path, []byte(node), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return upstream.NewConfigurer(&record.FakeRecorder{}, &corev1.ObjectReference{}, nil, []net.IP{net.ParseIP("10.96.0.10")}, "cluster.local", path)
+	return upstream.NewConfigurer(&record.FakeRecorder{}, &corev1.ObjectReference{}, nil, []net.IP{net.ParseIP("10.96.0.10")}, "cluster.local",
+		path)
 }
 
 // said is an answer in short: each connection with its verdict, its Service and the endpoints,
@@ -168,7 +178,8 @@ func said(answer *Answer) string {
 
 func TestWhy(t *testing.T) {
 	a := newTestAsker(t)
-	const web = "10.96.0.20:80/TCP reached by shop/web:http, cluster address 10.85.0.3:8080=shop/web-1 10.85.0.4:8080=shop/web-2 10.85.0.5:8080=shop/web-3 (it is not ready)"
+	const web = "10.96.0.20:80/TCP reached by shop/web:http, cluster address 10.85.0.3:8080=shop/web-1 10.85.0.4:8080=shop/web-2 " +
+		"10.85.0.5:8080=shop/web-3 (it is not ready)"
 	const alias = "www.example.org. was resolved by this node's name servers"
 	for _, tc := range []struct{ from, to, want string }{
 		{"pod/cart", "svc/web", web},
@@ -193,14 +204,29 @@ func TestWhy(t *testing.T) {
 		{"pod/cart", "10.85.0.3:8080", "10.85.0.3:8080/TCP reached 10.85.0.3:8080=shop/web-1"},
 		{"pod/cart", "203.0.113.5:443", "203.0.113.5:443/TCP reached 203.0.113.5:443="},
 		{"node/here", "svc/sticky", "10.96.0.22:80/TCP reached by shop/sticky:http, cluster address 10.85.0.3:8080=shop/web-1"},
-		{"pod/cart", "svc/db", "10.85.0.3:8080/TCP reached 10.85.0.3:8080=shop/web-1\nService shop/db is headless: clients connect to its endpoints themselves"},
-		{"pod/cart", "svc/db:9", "10.85.0.3:9/TCP reached 10.85.0.3:9=shop/web-1\nService shop/db is headless: clients connect to its endpoints themselves"},
+		{
+			"pod/cart", "svc/db",
+			"10.85.0.3:8080/TCP reached 10.85.0.3:8080=shop/web-1\nService shop/db is headless: clients connect to its endpoints themselves",
+		},
+		{
+			"pod/cart", "svc/db:9",
+			"10.85.0.3:9/TCP reached 10.85.0.3:9=shop/web-1\nService shop/db is headless: clients connect to its endpoints themselves",
+		},
 		{"pod/cart", "db:8080", "10.85.0.3:8080/TCP reached 10.85.0.3:8080=shop/web-1"},
-		{"pod/cart", "svc/away:443", "203.0.113.5:443/TCP reached 203.0.113.5:443=\nService shop/away is another name of www.example.org\n" + alias},
+		{"pod/cart", "svc/away:443", "203.0.113.5:443/TCP reached 203.0.113.5:443=\nService shop/away is another name of www.example.org\n" +
+			alias},
 		{"pod/cart", "svc/near", web + "\nService shop/near is another name of web.shop.svc.cluster.local"},
 		{"pod/cart", "near", web + "\nnear.shop.svc.cluster.local. is another name of web.shop.svc.cluster.local."},
-		{"pod/cart", "svc/nearer:http", web + "\nService shop/nearer is another name of near.shop.svc.cluster.local\nnear.shop.svc.cluster.local. is another name of web.shop.svc.cluster.local."},
-		{"pod/cart", "away:443", "203.0.113.5:443/TCP reached 203.0.113.5:443=\naway.shop.svc.cluster.local. is another name of www.example.org.\n" + alias},
+		{
+			"pod/cart", "svc/nearer:http",
+			web +
+				"\nService shop/nearer is another name of near.shop.svc.cluster.local\nnear.shop.svc.cluster.local. is another name of " +
+				"web.shop.svc.cluster.local.",
+		},
+		{
+			"pod/cart", "away:443",
+			"203.0.113.5:443/TCP reached 203.0.113.5:443=\naway.shop.svc.cluster.local. is another name of www.example.org.\n" + alias,
+		},
 	} {
 		t.Run(tc.from+" "+tc.to, func(t *testing.T) {
 			answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: tc.from, Destination: tc.to})
@@ -234,7 +260,10 @@ func TestBadQuestions(t *testing.T) {
 		{"pod/cart", "svc/web:80/icmp", `"icmp" is none of tcp, udp and sctp`},
 		{"pod/cart", "203.0.113.5", "name a port by its number, such as 203.0.113.5:80"},
 		{"pod/cart", "pod/cart", "name a port by its number, such as pod/cart:80"},
-		{"pod/cart", "nowhere:80", "the name does not exist: tried nowhere.shop.svc.cluster.local., nowhere.svc.cluster.local., nowhere.cluster.local., nowhere."},
+		{
+			"pod/cart", "nowhere:80",
+			"the name does not exist: tried nowhere.shop.svc.cluster.local., nowhere.svc.cluster.local., nowhere.cluster.local., nowhere.",
+		},
 		{"node/here", "web:80", "the source does not ask the cluster's DNS"},
 		{"pod/cart", "[fd00::1]:80", "pod/cart has no address of the family of [fd00::1]:80"},
 		{"pod/cart", "loop", "resolve loop.shop.svc.cluster.local.: more than 8 Services of type ExternalName lead to each other"},
@@ -242,7 +271,8 @@ func TestBadQuestions(t *testing.T) {
 		{"pod/cart", "svc/short", "the name does not exist: tried web.;"}, // as it is, without the domains that are searched
 		{"pod/cart", "node/here:80", "name the node's address"},
 	} {
-		if answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: tc.from, Destination: tc.to}); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: tc.from, Destination: tc.to}); err == nil ||
+			!strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%q to %q: %+v, %v, want %q", tc.from, tc.to, answer, err, tc.want)
 		}
 	}
@@ -261,7 +291,8 @@ func TestOtherPrograms(t *testing.T) {
 	a := newTestAsker(t)
 	a.Routes = nil
 	answer, err := a.Why(t.Context(), Question{Namespace: "shop", Source: "pod/cart", Destination: "svc/web"})
-	if err != nil || len(answer.Notes) != 2 || !strings.HasPrefix(answer.Notes[0], "another program routes Services") || !strings.HasPrefix(answer.Notes[1], "another program enforces policies") {
+	if err != nil || len(answer.Notes) != 2 || !strings.HasPrefix(answer.Notes[0], "another program routes Services") ||
+		!strings.HasPrefix(answer.Notes[1], "another program enforces policies") {
 		t.Errorf("%+v, %v", answer, err)
 	}
 }
@@ -292,7 +323,8 @@ func TestPolicies(t *testing.T) {
 			t.Errorf("%s with %v denied: %+v", tc.to, tc.denied, c)
 		}
 		for _, e := range c.Endpoints {
-			if e.Used != (e.Policy != nil) || e.Used && e.Policy.Allowed == slices.Contains(tc.denied, e.Address.Addr()) && e.Address.Port() == 8080 {
+			if e.Used != (e.Policy != nil) || e.Used && e.Policy.Allowed == slices.Contains(tc.denied, e.Address.Addr()) &&
+				e.Address.Port() == 8080 {
 				t.Errorf("%s with %v denied: %+v", tc.to, tc.denied, e)
 			}
 		}
@@ -340,7 +372,8 @@ func TestAddressesOfTheNode(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := answer.Connections[0]
-		if c.Verdict != tc.verdict || c.Because != tc.because || len(c.Endpoints) != 1 || c.Endpoints[0].Node != tc.node || answer.Destination.Node != tc.node {
+		if c.Verdict != tc.verdict || c.Because != tc.because || len(c.Endpoints) != 1 || c.Endpoints[0].Node != tc.node ||
+			answer.Destination.Node != tc.node {
 			t.Errorf("%s to %s: %+v", tc.from, tc.to, answer)
 		}
 	}
