@@ -113,7 +113,10 @@ func (p place) checkCSI() error {
 	if n := len(found) - mostNamed; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Errorf("volumes of CSI drivers are still on this node: %s%s; run 'coracle up%s', delete the pods that use them, wait until the drivers have taken "+
-		"them away ('kubectl get node -o yaml' lists them in volumesInUse), and purge again; where a driver is gone for good, unmount its volumes by hand "+
-		"and remove the directories of their %s below %s", strings.Join(found[:min(len(found), mostNamed)], ", "), more, p.flags(), csiRecord, p.kubelet())
+	return fmt.Errorf("volumes of CSI drivers are still on this node: %s%s; run 'coracle up%s', delete the pods that use them, wait until "+
+		"the drivers have taken "+
+		"them away ('kubectl get node -o yaml' lists them in volumesInUse), and purge again; where a driver is gone for good, unmount its "+
+		"volumes by hand "+
+		"and remove the directories of their %s below %s", strings.Join(found[:min(len(found), mostNamed)], ", "), more, p.flags(), csiRecord,
+		p.kubelet())
 }

@@ -12,9 +12,18 @@ import (
 // A purge while a CSI driver has volumes on the node does nothing, and names them.
 func TestPurgeOfCSIVolumes(t *testing.T) {
 	for name, record := range map[string]struct{ path, content, want string }{
-		"staged":     {"plugins/kubernetes.io/csi/d.example/0123/" + csiRecord, `{"specVolID":"pv-1","volumeHandle":"h","driverName":"d.example"}`, `"pv-1" of driver "d.example"`},
-		"block":      {"plugins/kubernetes.io/csi/volumeDevices/pv-2/data/" + csiRecord, `{"volumeHandle":"h","driverName":"d.example"}`, `"h" of driver "d.example"`},
-		"published":  {"pods/u/volumes/kubernetes.io~csi/v/" + csiRecord, `{"specVolID":"v","volumeHandle":"h","driverName":"d.example"}`, `"v" of driver`},
+		"staged": {
+			"plugins/kubernetes.io/csi/d.example/0123/" + csiRecord,
+			`{"specVolID":"pv-1","volumeHandle":"h","driverName":"d.example"}`, `"pv-1" of driver "d.example"`,
+		},
+		"block": {
+			"plugins/kubernetes.io/csi/volumeDevices/pv-2/data/" + csiRecord, `{"volumeHandle":"h","driverName":"d.example"}`,
+			`"h" of driver "d.example"`,
+		},
+		"published": {
+			"pods/u/volumes/kubernetes.io~csi/v/" + csiRecord, `{"specVolID":"v","volumeHandle":"h","driverName":"d.example"}`,
+			`"v" of driver`,
+		},
 		"unreadable": {"pods/u/plugins/kubernetes.io~csi/v/" + csiRecord, "", "pods/u/plugins/kubernetes.io~csi/v"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,7 +14,8 @@ import (
 func TestPurgeCanBeRepeated(t *testing.T) {
 	programs := t.TempDir()
 	refuse := filepath.Join(programs, "refuse")
-	script := "#!/bin/sh\n[ -e " + refuse + " ] && { echo no; exit 1; }\n[ \"$1 $2 $3\" = 'load-balancers remove --sink' ] && exec ip link del \"$4\"\n"
+	script := "#!/bin/sh\n[ -e " + refuse +
+		" ] && { echo no; exit 1; }\n[ \"$1 $2 $3\" = 'load-balancers remove --sink' ] && exec ip link del \"$4\"\n"
 	for name, content := range map[string]string{"coracle-kube": script, "refuse": ""} {
 		if err := os.WriteFile(filepath.Join(programs, name), []byte(content), 0o700); err != nil {
 			t.Fatal(err)
@@ -35,7 +36,8 @@ func TestPurgeCanBeRepeated(t *testing.T) {
 			}
 		}
 		err := down(t.Context(), p, true, false, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), "load-balancers remove") || !strings.Contains(err.Error(), "another 'coracle down --root "+p.root) {
+		if err == nil || !strings.Contains(err.Error(), "load-balancers remove") ||
+			!strings.Contains(err.Error(), "another 'coracle down --root "+p.root) {
 			t.Errorf("the first purge: %v", err)
 		}
 		if !announces(7443) {

@@ -59,7 +59,8 @@ each line is an object, with -o yaml a document. Earlier events are not shown:
 				following, err := followEvents(ctx, c, print)
 				for began := following; began && (status.Code(err) == codes.Unavailable || following && ended(err)); {
 					if following {
-						_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "coracle: the stream of events ended, and is followed again as soon as coracled answers; what happens meanwhile is not shown")
+						_, _ = fmt.Fprintln(cmd.ErrOrStderr(),
+							"coracle: the stream of events ended, and is followed again as soon as coracled answers; what happens meanwhile is not shown")
 					}
 					following, err = followEvents(ctx, c, print, grpc.WaitForReady(true))
 				}
@@ -77,7 +78,9 @@ each line is an object, with -o yaml a document. Earlier events are not shown:
 
 // followEvents calls print for each event until the stream ends, and returns why it did and whether
 // there was one.
-func followEvents(ctx context.Context, c runtimeapi.RuntimeServiceClient, print func(happening) error, how ...grpc.CallOption) (following bool, err error) {
+func followEvents(ctx context.Context, c runtimeapi.RuntimeServiceClient, print func(happening) error,
+	how ...grpc.CallOption,
+) (following bool, err error) {
 	stream, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}, how...)
 	if err != nil {
 		return false, err

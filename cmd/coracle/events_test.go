@@ -56,12 +56,17 @@ type runtimeDouble struct {
 	listed chan struct{}
 }
 
-func (r runtimeDouble) ListPodSandbox(ctx context.Context, _ *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+func (r runtimeDouble) ListPodSandbox(ctx context.Context,
+	_ *runtimeapi.ListPodSandboxRequest,
+) (*runtimeapi.ListPodSandboxResponse, error) {
 	if r.listed != nil {
 		close(r.listed)
 		<-ctx.Done()
 	}
-	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Id: r.pod, Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod}}}}, nil
+	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{
+		Id:       r.pod,
+		Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod},
+	}}}, nil
 }
 
 func (runtimeDouble) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
@@ -72,8 +77,13 @@ func (runtimeDouble) ListContainers(context.Context, *runtimeapi.ListContainersR
 	return &runtimeapi.ListContainersResponse{}, nil
 }
 
-func (r runtimeDouble) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse]) error {
-	if err := stream.Send(&runtimeapi.ContainerEventResponse{ContainerId: r.pod, ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT}); err != nil {
+func (r runtimeDouble) GetContainerEvents(_ *runtimeapi.GetEventsRequest,
+	stream grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse],
+) error {
+	if err := stream.Send(&runtimeapi.ContainerEventResponse{
+		ContainerId:        r.pod,
+		ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT,
+	}); err != nil {
 		return err
 	}
 	<-stream.Context().Done()

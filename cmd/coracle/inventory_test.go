@@ -115,7 +115,8 @@ func TestOffersMeanOneThing(t *testing.T) {
 		}
 	}
 	containers := someThings.containerNames(false)
-	if want := []string{"db/postgres", "job/main", "shop/web/nginx", "web/sidecar", "test/web/nginx", "web/other"}; !slices.Equal(containers, want) {
+	if want := []string{"db/postgres", "job/main", "shop/web/nginx", "web/sidecar", "test/web/nginx", "web/other"}; !slices.Equal(containers,
+		want) {
 		t.Errorf("containers %q, want %q", containers, want)
 	}
 	for _, name := range containers {

@@ -89,7 +89,11 @@ func (p place) checkPurge(ctx context.Context, agreed bool) (volumeData, error) 
 		return data, fmt.Errorf("down --purge: volumes of claims: %w; 'coracle down --purge --delete-volumes' deletes them all the same", err)
 	}
 	if data.volumes > 0 {
-		return data, fmt.Errorf("down: --purge would delete %s: nothing was done; 'coracle down' alone keeps them, 'coracle down --purge --delete-volumes' deletes them", data)
+		return data,
+			fmt.Errorf(
+				"down: --purge would delete %s: nothing was done; 'coracle down' alone keeps them, 'coracle down --purge --delete-volumes' deletes them",
+				data,
+			)
 	}
 	return data, nil
 }

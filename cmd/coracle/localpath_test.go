@@ -83,7 +83,8 @@ func TestPurgeOfAVolumeThatIsBeingMade(t *testing.T) {
 	ended := startHolder(t, p, process)
 	alone(t, func() {
 		err := down(t.Context(), p, true, false, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), "down has stopped everything, and deleted nothing: --purge would delete the data of 1 volume") {
+		if err == nil || !strings.Contains(err.Error(),
+			"down has stopped everything, and deleted nothing: --purge would delete the data of 1 volume") {
 			t.Errorf("down: %v", err)
 		}
 		if err := <-ended; err != nil {

@@ -82,7 +82,9 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("--since %q: it is a duration like 10m or 1h30m, or a time like %s", s, now.UTC().Format(time.RFC3339))
 }
 
-func (f *logFlags) print(ctx context.Context, c runtimeapi.RuntimeServiceClient, id string, since time.Time, stdout, stderr io.Writer) error {
+func (f *logFlags) print(ctx context.Context, c runtimeapi.RuntimeServiceClient, id string, since time.Time, stdout,
+	stderr io.Writer,
+) error {
 	o := crilog.Options{Tail: f.tail, Since: since}
 	if f.follow {
 		ctx, cancel := context.WithCancel(ctx)

@@ -152,7 +152,8 @@ func (p *pod) waitsFor() string {
 		case c.State.Waiting != nil:
 			return words("container "+c.Name+" waits", c.State.Waiting.Reason, c.State.Waiting.Message)
 		case c.State.Terminated != nil && c.State.Terminated.ExitCode != 0:
-			return words(fmt.Sprintf("container %s ended with %d", c.Name, c.State.Terminated.ExitCode), c.State.Terminated.Reason, c.State.Terminated.Message)
+			return words(fmt.Sprintf("container %s ended with %d", c.Name, c.State.Terminated.ExitCode), c.State.Terminated.Reason,
+				c.State.Terminated.Message)
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
@@ -222,7 +223,8 @@ func (a *api) obstaclesOf(ctx context.Context, name objectName) ([]string, error
 	var pods struct {
 		Items []pod `json:"items"`
 	}
-	if err := a.ask(ctx, "/api/v1/namespaces/"+namespace+"/pods", url.Values{"labelSelector": {d.Spec.Selector.query()}, "limit": {"500"}}, &pods); err != nil {
+	if err := a.ask(ctx, "/api/v1/namespaces/"+namespace+"/pods",
+		url.Values{"labelSelector": {d.Spec.Selector.query()}, "limit": {"500"}}, &pods); err != nil {
 		return nil, err
 	}
 	var all []string

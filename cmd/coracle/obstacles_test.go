@@ -54,7 +54,8 @@ func TestObstacles(t *testing.T) {
 			events: `{"reason": "FailedScheduling", "message": "untolerated taint", "lastTimestamp": "2026-01-01T00:00:00Z"},
 				{"reason": "Older", "message": "x", "eventTime": "2025-01-01T00:00:00.000000Z", "lastTimestamp": null}`,
 			want: []string{
-				"node boat has DiskPressure: kubelet has disk pressure: free some room, or say how much has to be free: 'coracle down --root /srv/c --state /run/c', then 'coracle up --root /srv/c --state /run/c --eviction-hard",
+				"node boat has DiskPressure: kubelet has disk pressure: free some room, or say how much has to be free: 'coracle down --root /srv/c " +
+					"--state /run/c', then 'coracle up --root /srv/c --state /run/c --eviction-hard",
 				"pod default/web-1: it is not scheduled: Unschedulable: 0/1 nodes are available; its last event: FailedScheduling: untolerated taint",
 			},
 		},

@@ -20,7 +20,10 @@ func partsHealth(ctx context.Context, p place) ([]health, error) {
 	}
 	var all []health
 	for _, part := range parts {
-		h := health{Component: part.Component, Healthy: part.Healthy, Message: part.Message, Since: part.Since, LastError: part.LastError, LastErrorAt: part.LastErrorAt}
+		h := health{
+			Component: part.Component, Healthy: part.Healthy, Message: part.Message, Since: part.Since, LastError: part.LastError,
+			LastErrorAt: part.LastErrorAt,
+		}
 		all = append(all, h)
 	}
 	return all, nil

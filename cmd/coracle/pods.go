@@ -74,7 +74,8 @@ func podLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, all invent
 		}
 		l := podLine{
 			ID: p.GetId(), Name: p.GetMetadata().GetName(), Namespace: p.GetMetadata().GetNamespace(), Attempt: p.GetMetadata().GetAttempt(),
-			State: "not ready", IPs: []string{}, Handler: p.GetRuntimeHandler(), Created: time.Unix(0, p.GetCreatedAt()).UTC(), Labels: p.GetLabels(),
+			State: "not ready", IPs: []string{}, Handler: p.GetRuntimeHandler(), Created: time.Unix(0, p.GetCreatedAt()).UTC(),
+			Labels: p.GetLabels(),
 		}
 		if r.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
 			l.State = "ready"

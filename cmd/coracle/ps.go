@@ -69,7 +69,9 @@ RESTARTS is the number of earlier attempts.`,
 }
 
 // containerLines asks how each container is; one that goes meanwhile is left out.
-func containerLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, v inventory, wanted func(*runtimeapi.Container) bool) ([]containerLine, error) {
+func containerLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, v inventory,
+	wanted func(*runtimeapi.Container) bool,
+) ([]containerLine, error) {
 	lines := []containerLine{}
 	for _, ctr := range v.containers {
 		if !wanted(ctr) {

@@ -50,10 +50,19 @@ func TestServiceRangesThatOverlap(t *testing.T) {
 		"a default route":                     {has: network{to: "0.0.0.0/0", link: "tun7"}, service: "10.96.0.0/16"},
 		"half of the addresses, as VPNs have": {has: network{to: "0.0.0.0/1", link: "tun7"}, service: "10.96.0.0/16"},
 		"another network":                     {has: network{to: "10.97.0.0/16", link: "tun7"}, service: "10.96.0.0/16"},
-		"a network in it":                     {has: network{to: "10.96.7.0/24", link: "tun7"}, service: "10.96.0.0/16", want: "the route to 10.96.7.0/24 by tun7"},
-		"a network around it":                 {has: network{to: "10.0.0.0/8", link: "tun7"}, service: "10.96.0.0/16", want: "the route to 10.0.0.0/8 by tun7"},
-		"a network of another table":          {has: network{to: "10.96.0.0/12", link: "tun7", table: 52}, service: "10.96.0.0/16", want: "the route to 10.96.0.0/12 by tun7"},
-		"a null route":                        {has: network{to: "10.0.0.0/8", kind: unix.RTN_BLACKHOLE}, service: "10.96.0.0/16"},
+		"a network in it": {
+			has: network{to: "10.96.7.0/24", link: "tun7"}, service: "10.96.0.0/16",
+			want: "the route to 10.96.7.0/24 by tun7",
+		},
+		"a network around it": {
+			has: network{to: "10.0.0.0/8", link: "tun7"}, service: "10.96.0.0/16",
+			want: "the route to 10.0.0.0/8 by tun7",
+		},
+		"a network of another table": {
+			has: network{to: "10.96.0.0/12", link: "tun7", table: 52}, service: "10.96.0.0/16",
+			want: "the route to 10.96.0.0/12 by tun7",
+		},
+		"a null route": {has: network{to: "10.0.0.0/8", kind: unix.RTN_BLACKHOLE}, service: "10.96.0.0/16"},
 		"the range of pods": {
 			has: network{to: "10.85.0.0/16", kind: unix.RTN_UNREACHABLE, proto: podRoutes}, service: "10.85.128.0/20",
 			want: "the route to 10.85.0.0/16, the range of coracled's pods",

@@ -326,7 +326,8 @@ func withoutSocketDiagnosis() error {
 			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: from, Jf: to},
 		}
 	}
-	filter := slices.Concat(differs(number, unix.SYS_SOCKET, 5), differs(domain, unix.AF_NETLINK, 3), differs(protocol, unix.NETLINK_SOCK_DIAG, 1),
+	filter := slices.Concat(differs(number, unix.SYS_SOCKET, 5), differs(domain, unix.AF_NETLINK, 3),
+		differs(protocol, unix.NETLINK_SOCK_DIAG, 1),
 		[]unix.SockFilter{
 			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)},
 			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},

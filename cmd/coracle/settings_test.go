@@ -21,25 +21,34 @@ func TestWhatUpRemembers(t *testing.T) {
 		Config: "/etc/c.toml", ShortNames: "none", Bind: "10.0.0.1", Port: 7443, KubeletPort: 10350, Node: "boat", NodeIPs: []string{"10.0.0.1"},
 		PodLogs: "/logs", CgroupRoot: "/c", Etcd: []string{"http://e:2379"}, EvictionHard: "memory.available<1Mi", ServiceCIDR: "10.112.0.0/16",
 		LoadBalancerCIDR: []string{"10.0.0.20-10.0.0.29"}, LoadBalancerInterface: "eth0",
-		ClusterDomain: "boat.example", ClusterDNS: []string{"10.112.0.53"}, StubDomains: []string{"corp.example=10.0.0.53"}, ResolvConf: "/etc/upstream.conf",
-		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi", SchedulerConfig: "/etc/s.yaml",
+		ClusterDomain: "boat.example", ClusterDNS: []string{"10.112.0.53"}, StubDomains: []string{"corp.example=10.0.0.53"},
+		ResolvConf:       "/etc/upstream.conf",
+		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi",
+		SchedulerConfig:      "/etc/s.yaml",
 		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
 	}
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)
 	}
-	defaults := upOptions{ShortNames: "docker.io", Bind: "127.0.0.1", Port: 6443, Node: "host", PodLogs: "/var/log/pods", CgroupRoot: "/coracle-kube", ServiceCIDR: defaultServices}
+	defaults := upOptions{
+		ShortNames: "docker.io", Bind: "127.0.0.1", Port: 6443, Node: "host", PodLogs: "/var/log/pods",
+		CgroupRoot: "/coracle-kube", ServiceCIDR: defaultServices,
+	}
 	for name, tc := range map[string]struct {
 		given  []string
 		change func(*upOptions)
 		differ []string
 	}{
-		"no flags":        {},
-		"the same":        {given: []string{"port"}, change: func(o *upOptions) { o.Port = 7443 }},
-		"another":         {given: []string{"port"}, change: func(o *upOptions) { o.Port = 8443 }, differ: []string{"port"}},
-		"another address": {given: []string{"node-ip", "port"}, change: func(o *upOptions) { o.NodeIPs, o.Port = []string{"10.0.0.2"}, 7443 }, differ: []string{"node-ip"}},
+		"no flags": {},
+		"the same": {given: []string{"port"}, change: func(o *upOptions) { o.Port = 7443 }},
+		"another":  {given: []string{"port"}, change: func(o *upOptions) { o.Port = 8443 }, differ: []string{"port"}},
+		"another address": {given: []string{"node-ip", "port"}, change: func(o *upOptions) {
+			o.NodeIPs, o.Port = []string{"10.0.0.2"}, 7443
+		}, differ: []string{"node-ip"}},
 		"other load balancers": {
-			given: []string{"load-balancer-cidr"}, change: func(o *upOptions) { o.LoadBalancerCIDR = []string{"10.0.0.30"} }, differ: []string{"load-balancer-cidr"},
+			given: []string{"load-balancer-cidr"}, change: func(o *upOptions) {
+				o.LoadBalancerCIDR = []string{"10.0.0.30"}
+			}, differ: []string{"load-balancer-cidr"},
 		},
 		"back to default": {given: []string{"port", "config"}, change: func(o *upOptions) { o.Config = "" }, differ: []string{"config", "port"}},
 	} {
@@ -92,13 +101,16 @@ func TestDNSFlags(t *testing.T) {
 		return i >= 0 && args[i+1] == value
 	}
 	o := upOptions{
-		ClusterDomain: "boat.example", ClusterDNS: []string{"10.96.0.53", "fd00::53"}, StubDomains: []string{"a=10.0.0.1", "b=10.0.0.2"}, ResolvConf: "/etc/upstream.conf",
-		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi", SchedulerConfig: "/etc/s.yaml",
+		ClusterDomain: "boat.example", ClusterDNS: []string{"10.96.0.53", "fd00::53"}, StubDomains: []string{"a=10.0.0.1", "b=10.0.0.2"},
+		ResolvConf:       "/etc/upstream.conf",
+		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi",
+		SchedulerConfig:      "/etc/s.yaml",
 		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
 		KubeletPort: 10350,
 	}
 	for flag, value := range map[string]string{
-		"--cluster-domain": "boat.example", "--cluster-dns": "10.96.0.53,fd00::53", "--dns-stub-domain": "a=10.0.0.1,b=10.0.0.2", "--resolv-conf": "/etc/upstream.conf",
+		"--cluster-domain": "boat.example", "--cluster-dns": "10.96.0.53,fd00::53", "--dns-stub-domain": "a=10.0.0.1,b=10.0.0.2",
+		"--resolv-conf":                "/etc/upstream.conf",
 		"--encryption-provider-config": "/etc/e.yaml", "--audit-policy-file": "/etc/a.yaml", "--audit-log-path": "/var/log/a",
 		"--audit-webhook-config-file": "/etc/w", "--etcd-quota": "8Gi", "--scheduler-config": "/etc/s.yaml",
 		"--authentication-config": "/etc/i.yaml", "--authentication-token-webhook-config-file": "/etc/t",
@@ -118,7 +130,10 @@ func TestDNSFlags(t *testing.T) {
 // Regression: - was the name of a file.
 func TestAuditLogOnStandardOutput(t *testing.T) {
 	var p place
-	for path, want := range map[string]string{"-": "up: --audit-log-path -: the cluster's standard output is its own log", "./-": "--timeout"} {
+	for path, want := range map[string]string{
+		"-":   "up: --audit-log-path -: the cluster's standard output is its own log",
+		"./-": "--timeout",
+	} {
 		cmd := upCommand(&p)
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs([]string{"--audit-log-path", path})
@@ -161,7 +176,8 @@ func TestPoliciesOff(t *testing.T) {
 		t.Errorf("with %s: %q, %q", off, kubeArgs(p, o), differ)
 	}
 	said := o.differs("the cluster", differ, upOptions{}, "down")
-	if want := "up --network-policies=false: the cluster runs with --network-policies=true;"; said == nil || !strings.HasPrefix(said.Error(), want) {
+	if want := "up --network-policies=false: the cluster runs with --network-policies=true;"; said == nil ||
+		!strings.HasPrefix(said.Error(), want) {
 		t.Errorf("%v, want %s", said, want)
 	}
 	o.Port = 6443
@@ -181,7 +197,8 @@ func TestPoliciesOff(t *testing.T) {
 	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "neither true nor false") {
 		t.Errorf("%v", err)
 	}
-	if usage := upCommand(&p).UsageString(); !strings.Contains(usage, "--network-policies ") || !strings.Contains(usage, "false if a network plugin does (default true)") {
+	if usage := upCommand(&p).UsageString(); !strings.Contains(usage, "--network-policies ") ||
+		!strings.Contains(usage, "false if a network plugin does (default true)") {
 		t.Errorf("%s", usage)
 	}
 }
@@ -201,8 +218,14 @@ func TestSettingsOfAnEarlierRelease(t *testing.T) {
 }
 
 func TestWrongKubeletPorts(t *testing.T) {
-	for port, want := range map[int]string{-1: "--kubelet-port -1 is not between", 65536: "--kubelet-port 65536 is not between", 6443: "--kubelet-port 6443 is the API server's", 0: "", 10350: ""} {
-		o := upOptions{Bind: "127.0.0.1", Port: 6443, KubeletPort: port, ServiceCIDR: defaultServices, PodLogs: "/l", CgroupRoot: "/c", timeout: time.Second}
+	for port, want := range map[int]string{
+		-1: "--kubelet-port -1 is not between", 65536: "--kubelet-port 65536 is not between",
+		6443: "--kubelet-port 6443 is the API server's", 0: "", 10350: "",
+	} {
+		o := upOptions{
+			Bind: "127.0.0.1", Port: 6443, KubeletPort: port, ServiceCIDR: defaultServices, PodLogs: "/l", CgroupRoot: "/c",
+			timeout: time.Second,
+		}
 		if err := o.check(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("port %d: %v, want %q", port, err, want)
 		}
@@ -252,7 +275,9 @@ func TestAnEmptyListIsNoChange(t *testing.T) {
 		}
 	}
 	o := upOptions{Etcd: []string{}}
-	if differ := o.follow(upOptions{Etcd: []string{"http://e:2379"}}, func(flag string) bool { return flag == "etcd-servers" }); !slices.Equal(differ, []string{"etcd-servers"}) {
+	if differ := o.follow(upOptions{Etcd: []string{"http://e:2379"}}, func(flag string) bool {
+		return flag == "etcd-servers"
+	}); !slices.Equal(differ, []string{"etcd-servers"}) {
 		t.Errorf("the built-in etcd instead of another: %q", differ)
 	}
 }

@@ -88,7 +88,9 @@ status is lost.`,
 }
 
 // print prints the shims that a call returns.
-func (s *shims) print(cmd *cobra.Command, format output.Format, call func(context.Context, nodev1.NodeClient) ([]*nodev1.Shim, error)) error {
+func (s *shims) print(cmd *cobra.Command, format output.Format,
+	call func(context.Context, nodev1.NodeClient) ([]*nodev1.Shim, error),
+) error {
 	return s.daemon.Call(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 		found, err := call(ctx, nodev1.NewNodeClient(conn))
 		if err != nil {

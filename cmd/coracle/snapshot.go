@@ -101,7 +101,8 @@ start of the cluster completes it or undoes it.`,
 }
 
 // snapshotVerb completes a command that has a file for its argument.
-func snapshotVerb(p *place, cmd *cobra.Command, act func(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error),
+func snapshotVerb(p *place, cmd *cobra.Command,
+	act func(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error),
 	tell func(io.Writer, snapshotFacts),
 ) *cobra.Command {
 	var format output.Format
@@ -194,7 +195,8 @@ func (p place) runs(pid int) error {
 		running.root = root
 	}
 	if running.root != p.root {
-		return fmt.Errorf("the cluster in %s runs with --state %s: give the one in %s another --state, or end that one with 'coracle down%s', which ends its pods",
+		return fmt.Errorf("the cluster in %s runs with --state %s: give the one in %s another --state, or end that one with 'coracle down%s', "+
+			"which ends its pods",
 			running.root, p.state, p.root, running.flags())
 	}
 	return fmt.Errorf("the cluster runs: 'coracle down%s' first, which ends its pods", running.flags())

@@ -23,7 +23,8 @@ func TestRestoreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := restoreSnapshot(t.Context(), p, progress, "file"); err == nil || !strings.Contains(err.Error(), "nothing was changed: the cluster runs: 'coracle down --root "+p.root) {
+	if _, err := restoreSnapshot(t.Context(), p, progress, "file"); err == nil ||
+		!strings.Contains(err.Error(), "nothing was changed: the cluster runs: 'coracle down --root "+p.root) {
 		t.Errorf("error %v", err)
 	}
 	_ = lock.Close()
@@ -50,7 +51,8 @@ func restoring(t *testing.T, p place, killed bool, name, settings string) {
 	if killed {
 		script += "kill -KILL $$\n"
 	}
-	script += fmt.Sprintf("mv restore/intent.json restored.json\nrmdir restore\necho '{\"result\":{\"kept\":\"%s/%s\",\"settings\":%s}}'\n", p.kubeRoot(), name, settings)
+	script += fmt.Sprintf("mv restore/intent.json restored.json\nrmdir restore\necho '{\"result\":{\"kept\":\"%s/%s\",\"settings\":%s}}'\n",
+		p.kubeRoot(), name, settings)
 	if err := os.WriteFile(filepath.Join(dir, "coracle-kube"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +95,8 @@ func TestUpFollowsARestore(t *testing.T) {
 				t.Fatalf("restore: %+v, %v", facts, err)
 			}
 			u, err := up()
-			if o := u.o; err != nil || o.ServiceCIDR != "10.112.0.0/16" || o.Node != "boat" || o.ClusterDomain != "" || o.Port != 7443 || !slices.Equal(o.ClusterDNS, []string{"192.0.2.53"}) {
+			if o := u.o; err != nil || o.ServiceCIDR != "10.112.0.0/16" || o.Node != "boat" || o.ClusterDomain != "" || o.Port != 7443 ||
+				!slices.Equal(o.ClusterDNS, []string{"192.0.2.53"}) {
 				t.Errorf("up has %+v, %v", o, err)
 			}
 			remember(t, p, *u.o) // as up does, before the cluster's program finishes the restore
@@ -136,7 +139,10 @@ func TestUpFollowsARestore(t *testing.T) {
 func TestWhichClusterRuns(t *testing.T) {
 	p := place{root: "/srv/coracle", state: "/run/coracle"}
 	for _, test := range []struct{ root, want, not string }{
-		{"/var/lib/coracle", "the cluster in /var/lib/coracle runs with --state /run/coracle: give the one in /srv/coracle another --state", "down --root"},
+		{
+			"/var/lib/coracle", "the cluster in /var/lib/coracle runs with --state /run/coracle: give the one in /srv/coracle another --state",
+			"down --root",
+		},
 		{"/srv/coracle", "the cluster runs: 'coracle down --root /srv/coracle' first", "another"},
 	} {
 		supervisor := exec.Command("sh", "-c", "echo; read end; exit", "supervise", "--root", test.root)

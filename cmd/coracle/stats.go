@@ -86,7 +86,8 @@ func statsRows(out io.Writer, all []usage.Usage, pods bool) {
 			output.Row(out, u.Namespace, u.Pod, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit), u.Processes,
 				rateText(u.Received), rateText(u.Sent), output.Size(int64(u.Disk)))
 		} else {
-			output.Row(out, u.Namespace, u.Pod, u.Container, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit), output.Size(int64(u.Disk)))
+			output.Row(out, u.Namespace, u.Pod, u.Container, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit),
+				output.Size(int64(u.Disk)))
 		}
 	}
 }

@@ -103,7 +103,9 @@ func readKeys(ctx context.Context, in io.Reader, keys chan<- byte) {
 
 // loop asks a second after each answer, as the daemon looks once a second, and draws; after a key,
 // too.
-func (f *topFlags) loop(ctx context.Context, c runtimeapi.RuntimeServiceClient, keys <-chan byte, v *topView, draw func([]usage.Usage) error) error {
+func (f *topFlags) loop(ctx context.Context, c runtimeapi.RuntimeServiceClient, keys <-chan byte, v *topView,
+	draw func([]usage.Usage) error,
+) error {
 	var m usage.Meter
 	tick := time.NewTicker(between)
 	defer tick.Stop()

@@ -114,37 +114,53 @@ that fails before the node is Ready stops what it started; pods that ran before 
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.Config, "config", "", "configuration file for coracled")
-	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io", "registry for image names without one, unless --config names one; "+refuseShortNames+" refuses such names")
+	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io",
+		"registry for image names without one, unless --config names one; "+refuseShortNames+" refuses such names")
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
-	f.IntVar(&o.KubeletPort, "kubelet-port", 0, "port of the kubelet's HTTPS API, another one for each cluster of this machine (default: 10250)")
+	f.IntVar(&o.KubeletPort, "kubelet-port", 0,
+		"port of the kubelet's HTTPS API, another one for each cluster of this machine (default: 10250)")
 	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses; this machine must have no route to it")
-	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil, "addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
-		"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to others")
-	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "", "`INTERFACE` to answer on for --load-balancer-cidr (default: the one whose network has the address)")
+	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil,
+		"addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
+			"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to "+
+			"others")
+	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "",
+		"`INTERFACE` to answer on for --load-balancer-cidr (default: the one whose network has the address)")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
 	f.StringSliceVar(&o.NodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
 	f.StringVar(&o.CgroupRoot, "cgroup-root", "/coracle-kube", "parent of the pods' cgroups; down removes it")
 	f.StringSliceVar(&o.Etcd, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
 	f.StringVar(&o.ClusterDomain, "cluster-domain", "", "domain of Services' names (default: cluster.local)")
-	f.StringSliceVar(&o.ClusterDNS, "cluster-dns", nil, "`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr); outside of --service-cidr they are of a DNS elsewhere")
-	f.StringSliceVar(&o.StubDomains, "dns-stub-domain", nil, "name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53; again for further servers")
+	f.StringSliceVar(&o.ClusterDNS, "cluster-dns", nil,
+		"`ADDRESSES` of the cluster's DNS, or none (default: the tenth address of --service-cidr); outside of --service-cidr they are of a "+
+			"DNS elsewhere")
+	f.StringSliceVar(&o.StubDomains, "dns-stub-domain", nil,
+		"name servers of a domain that the cluster's DNS asks instead of the node's: `DOMAIN=ADDRESS` such as corp.example=10.0.0.53; again "+
+			"for further servers")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "", "`FILE` with the name servers for all other names (default: the node's)")
 	f.Var(&o.PoliciesOff, "network-policies", "enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	f.Lookup("network-policies").NoOptDefVal = "true"
-	f.StringVar(&o.EvictionHard, "eviction-hard", "", "when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
-	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil, "sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
-	f.StringVar(&o.EncryptionConfig, "encryption-provider-config", "", "`FILE` with an EncryptionConfiguration: how objects are encrypted in etcd (default: not encrypted)")
+	f.StringVar(&o.EvictionHard, "eviction-hard", "",
+		"when pods are evicted, `THRESHOLDS` such as memory.available<100Mi,nodefs.available<5% (default: upstream's)")
+	f.StringSliceVar(&o.UnsafeSysctls, "allowed-unsafe-sysctls", nil,
+		"sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
+	f.StringVar(&o.EncryptionConfig, "encryption-provider-config", "",
+		"`FILE` with an EncryptionConfiguration: how objects are encrypted in etcd (default: not encrypted)")
 	f.StringVar(&o.AuditPolicy, "audit-policy-file", "", "`FILE` with an audit Policy: which requests are recorded (default: none)")
 	f.StringVar(&o.AuditLog, "audit-log-path", "", "`FILE` for the recorded requests")
 	f.StringVar(&o.AuditWebhook, "audit-webhook-config-file", "", "kubeconfig `FILE` of a server that gets the recorded requests")
 	f.StringVar(&o.EtcdQuota, "etcd-quota", "", "largest `SIZE` of the built-in etcd's database, such as 8Gi (default: 4Gi)")
-	f.StringVar(&o.SchedulerConfig, "scheduler-config", "", "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: upstream's defaults)")
-	f.StringVar(&o.AuthenticationConfig, "authentication-config", "", "`FILE` with an AuthenticationConfiguration: issuers of tokens (OpenID Connect) (default: none)")
+	f.StringVar(&o.SchedulerConfig, "scheduler-config", "",
+		"`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: upstream's defaults)")
+	f.StringVar(&o.AuthenticationConfig, "authentication-config", "",
+		"`FILE` with an AuthenticationConfiguration: issuers of tokens (OpenID Connect) (default: none)")
 	f.StringVar(&o.TokenWebhook, "authentication-token-webhook-config-file", "", "kubeconfig `FILE` of a server that reviews tokens")
-	f.StringVar(&o.TokenWebhookVersion, "authentication-token-webhook-version", "", "version of authentication.k8s.io for it: v1 or v1beta1 (default: v1beta1)")
-	f.StringVar(&o.PodSecurity, "pod-security", "", "`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
+	f.StringVar(&o.TokenWebhookVersion, "authentication-token-webhook-version", "",
+		"version of authentication.k8s.io for it: v1 or v1beta1 (default: v1beta1)")
+	f.StringVar(&o.PodSecurity, "pod-security", "",
+		"`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "limit for the whole start")
 	return cmd
@@ -159,7 +175,10 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	for _, file := range []*string{&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook, &o.SchedulerConfig, &o.AuthenticationConfig, &o.TokenWebhook} {
+	for _, file := range []*string{
+		&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook,
+		&o.SchedulerConfig, &o.AuthenticationConfig, &o.TokenWebhook,
+	} {
 		if *file == "" || *file == standardOutput {
 			continue
 		}
@@ -246,7 +265,10 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 
 // coracledArgs are what coracled is started with.
 func coracledArgs(p place, o upOptions) []string {
-	args := []string{"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", p.coracledLog(), "--only-listed-loopback"}
+	args := []string{
+		"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", p.coracledLog(),
+		"--only-listed-loopback",
+	}
 	if o.Config != "" {
 		args = append(args, "--config", o.Config)
 	}
@@ -260,7 +282,8 @@ func coracledArgs(p place, o upOptions) []string {
 func kubeArgs(p place, o upOptions) []string {
 	args := []string{
 		"server", "--root", p.kubeRoot(), "--state", p.kubeState(),
-		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--service-cidr", o.ServiceCIDR, "--node-name", o.Node, "--cri", "unix://" + p.socket(),
+		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--service-cidr", o.ServiceCIDR, "--node-name", o.Node, "--cri",
+		"unix://" + p.socket(),
 		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
 	}
 	if len(o.NodeIPs) > 0 {

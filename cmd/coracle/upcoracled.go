@@ -139,7 +139,8 @@ func (u *upping) endCoracled(ctx context.Context) (purged bool, err error) {
 	if pid, err := holder(u.place.runtime()); err != nil || pid != 0 && !u.coracled.served {
 		return false, err
 	}
-	return true, errors.Join(purgeCoracled(ctx, u.place, *u.o, false), unmountBelow(filepath.Join(u.kubelet(), "pods")), removeCgroups(u.o.CgroupRoot))
+	return true, errors.Join(purgeCoracled(ctx, u.place, *u.o, false), unmountBelow(filepath.Join(u.kubelet(), "pods")),
+		removeCgroups(u.o.CgroupRoot))
 }
 
 // endLaunched ends a program that launch has started, which may not have come to its lock yet.

@@ -60,7 +60,8 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 	if boot, err := bootID(); err == nil && u.last.Coracled && u.last.Boot == boot {
 		return u.o.differs("coracled", differ, u.last, again)
 	}
-	return fmt.Errorf("up --%s: the coracled that serves %s was not started by up and has settings of its own: change those, and leave the flags out",
+	return fmt.Errorf("up --%s: the coracled that serves %s was not started by up and has settings of its own: change those, and leave the "+
+		"flags out",
 		strings.Join(differ, ", --"), u.socket())
 }
 

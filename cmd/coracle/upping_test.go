@@ -110,7 +110,8 @@ func TestUpThatFails(t *testing.T) {
 			}
 			if test.hung {
 				pid, err := holder(p.runtime())
-				if want := fmt.Sprintf("coracled with pid %d, which ran before, does not answer", pid); err != nil || !strings.Contains(said.String(), want) {
+				if want := fmt.Sprintf("coracled with pid %d, which ran before, does not answer", pid); err != nil ||
+					!strings.Contains(said.String(), want) {
 					t.Errorf("%s, want %q, %v", said.String(), want, err)
 				}
 			}
@@ -204,7 +205,8 @@ func TestChecksThatSayNothing(t *testing.T) {
 		if err := os.WriteFile(config, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--config", config, "--timeout", test.timeout).CombinedOutput()
+		said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--config", config, "--timeout",
+			test.timeout).CombinedOutput()
 		if err == nil || string(said) != test.want {
 			t.Errorf("%v, %q, want %q", err, said, test.want)
 		}

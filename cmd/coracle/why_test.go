@@ -107,10 +107,12 @@ func TestWhy(t *testing.T) {
 	if a, b := fmt.Sprint(now), fmt.Sprint(want); a != b {
 		t.Errorf("%s\nwant\n%s", a, b)
 	}
-	if _, err := runCommand(t, p, "why", "pod/cart", "nothing"); err == nil || err.Error() != `why: destination "nothing": the name does not exist` {
+	if _, err := runCommand(t, p, "why", "pod/cart", "nothing"); err == nil ||
+		err.Error() != `why: destination "nothing": the name does not exist` {
 		t.Errorf("%v", err)
 	}
-	if _, err := runCommand(t, place{root: t.TempDir(), state: t.TempDir()}, "why", "a", "b"); err == nil || !strings.Contains(err.Error(), "the cluster process does not run") || !strings.Contains(err.Error(), "'coracle up --root ") {
+	if _, err := runCommand(t, place{root: t.TempDir(), state: t.TempDir()}, "why", "a", "b"); err == nil ||
+		!strings.Contains(err.Error(), "the cluster process does not run") || !strings.Contains(err.Error(), "'coracle up --root ") {
 		t.Errorf("without a cluster: %v", err)
 	}
 	if _, err := runCommand(t, p, "why", "pod/cart", "web", "-o", "xml"); err == nil || !strings.Contains(err.Error(), "table, json or yaml") {
@@ -124,7 +126,8 @@ func TestCompleteWhy(t *testing.T) {
 		"/api/v1/namespaces/shop/pods":     `{"items": [{"metadata": {"name": "cart"}}]}`,
 		"/api/v1/namespaces/shop/services": `{"items": [{"metadata": {"name": "web"}}]}`,
 	}, nil)
-	if got := fmt.Sprint(client.names(t.Context(), "shop", "pods", "pod/"), client.names(t.Context(), "shop", "services", "svc/")); got != "[pod/cart] [svc/web]" {
+	if got := fmt.Sprint(client.names(t.Context(), "shop", "pods", "pod/"),
+		client.names(t.Context(), "shop", "services", "svc/")); got != "[pod/cart] [svc/web]" {
 		t.Error(got)
 	}
 	if got := client.names(t.Context(), "none", "pods", "pod/"); len(got) != 0 {
@@ -146,7 +149,8 @@ func TestStatusOfParts(t *testing.T) {
 	local := func(day int) string {
 		return time.Date(2026, 1, day, 0, 0, 0, 0, time.UTC).Local().Format(time.DateTime)
 	}
-	for i, want := range []string{"routes (since " + local(1) + ")", "address in use (since " + local(1) + ")", "in force (since " + local(1) + "); last error, " + local(2) + ": repaired"} {
+	for i, want := range []string{"routes (since " + local(1) + ")", "address in use (since " + local(1) + ")", "in force (since " +
+		local(1) + "); last error, " + local(2) + ": repaired"} {
 		if got := all[i].told(); got != want || all[i].Healthy == (i == 1) {
 			t.Errorf("%q, want %q: %+v", got, want, all[i])
 		}
@@ -172,12 +176,14 @@ func TestStatusOfPartsWithoutAPIServer(t *testing.T) {
 			p.root = filepath.Dir(tc.kubeconfig)
 		}
 		all := look(ctx, p)
-		if last := all[len(all)-1]; last.Component != "DNS" || last.Healthy || last.Message != "address in use" || all[2].Component != "apiserver" || all[2].Healthy {
+		if last := all[len(all)-1]; last.Component != "DNS" || last.Healthy || last.Message != "address in use" ||
+			all[2].Component != "apiserver" || all[2].Healthy {
 			t.Errorf("%s: %+v", tc.name, all)
 		}
 	}
 	all := look(t.Context(), place{root: t.TempDir(), state: t.TempDir()})
-	if last := all[len(all)-1]; last.Component != "cluster process" || last.Healthy || !strings.HasPrefix(last.Message, "the cluster process does not run, or is of an earlier release: ") {
+	if last := all[len(all)-1]; last.Component != "cluster process" || last.Healthy ||
+		!strings.HasPrefix(last.Message, "the cluster process does not run, or is of an earlier release: ") {
 		t.Errorf("without a cluster process: %+v", all)
 	}
 }

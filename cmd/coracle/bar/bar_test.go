@@ -75,7 +75,8 @@ func TestPartsOfBar(t *testing.T) {
 		out.Reset()
 		p.height = 3 // too low for all of them: those that are done are left out, and the last of the others
 		p.show()
-		if text, ok := strings.CutPrefix(out.String(), "\r\x1b[4A\x1b[J"); !ok || strings.Count(text, "\n") != 2 || strings.Contains(text, "cccc") || strings.Contains(text, "dddd") {
+		if text, ok := strings.CutPrefix(out.String(), "\r\x1b[4A\x1b[J"); !ok || strings.Count(text, "\n") != 2 ||
+			strings.Contains(text, "cccc") || strings.Contains(text, "dddd") {
 			t.Errorf("low: %q", out.String())
 		}
 		out.Reset()
@@ -96,7 +97,8 @@ func TestPlainProgress(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 		}
 		p.End()
-		if lines := strings.Split(strings.TrimSpace(out.String()), "\n"); len(lines) != 3 || lines[2] != "load: 60MB, 5MB/s" || strings.Contains(out.String(), "\x1b") {
+		if lines := strings.Split(strings.TrimSpace(out.String()), "\n"); len(lines) != 3 || lines[2] != "load: 60MB, 5MB/s" ||
+			strings.Contains(out.String(), "\x1b") {
 			t.Errorf("said %q", out.String())
 		}
 	})

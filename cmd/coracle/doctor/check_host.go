@@ -27,10 +27,12 @@ func checkKernel(f *Facts) []Finding {
 	older := func(a, b int) bool { return major < a || major == a && minor < b }
 	switch {
 	case older(oldestMajor, oldestMinor):
-		return one("kernel", Error, fmt.Sprintf("Linux %s is older than %d.%d", f.Kernel.Release, oldestMajor, oldestMinor), "install a newer kernel")
+		return one("kernel", Error, fmt.Sprintf("Linux %s is older than %d.%d", f.Kernel.Release, oldestMajor, oldestMinor),
+			"install a newer kernel")
 	case older(exitMajor, exitMinor):
-		return one("kernel", OK, fmt.Sprintf("Linux %s; before %d.%d, a container that ends while its shim is dead is reported with exit code 255",
-			f.Kernel.Release, exitMajor, exitMinor), "")
+		return one("kernel", OK,
+			fmt.Sprintf("Linux %s; before %d.%d, a container that ends while its shim is dead is reported with exit code 255",
+				f.Kernel.Release, exitMajor, exitMinor), "")
 	}
 	return one("kernel", OK, "Linux "+f.Kernel.Release, "")
 }
@@ -38,13 +40,22 @@ func checkKernel(f *Facts) []Finding {
 func checkModules(f *Facts) []Finding {
 	var all []Finding
 	if !f.Kernel.Overlay {
-		all = append(all, Finding{"overlayfs", Error, "the kernel has no overlayfs, and no module of it", "install the distribution's full kernel (CONFIG_OVERLAY_FS), or set snapshot.driver = \"native\""})
+		all = append(all, Finding{
+			"overlayfs", Error, "the kernel has no overlayfs, and no module of it",
+			"install the distribution's full kernel (CONFIG_OVERLAY_FS), or set snapshot.driver = \"native\"",
+		})
 	}
 	if !f.Kernel.NFTables && f.CNI.File == "" {
-		all = append(all, Finding{"nftables", Error, "the kernel has no nftables, which the built-in network needs", "modprobe nf_tables; or configure CNI plugins in " + f.CNI.Dir})
+		all = append(all, Finding{
+			"nftables", Error, "the kernel has no nftables, which the built-in network needs",
+			"modprobe nf_tables; or configure CNI plugins in " + f.CNI.Dir,
+		})
 	}
 	if !f.Kernel.Seccomp {
-		all = append(all, Finding{"seccomp", Error, "the kernel has no seccomp filters, which confine containers", "boot a kernel with CONFIG_SECCOMP_FILTER"})
+		all = append(all, Finding{
+			"seccomp", Error, "the kernel has no seccomp filters, which confine containers",
+			"boot a kernel with CONFIG_SECCOMP_FILTER",
+		})
 	}
 	if len(all) == 0 {
 		return one("features", OK, "overlayfs, nftables and seccomp are there", "")
@@ -60,10 +71,12 @@ func checkNamespaces(f *Facts) []Finding {
 		}
 	}
 	if len(missing) > 0 {
-		return one("namespaces", Error, "the kernel has no namespaces of kind "+strings.Join(missing, ", "), "boot a kernel with CONFIG_NAMESPACES and its kinds")
+		return one("namespaces", Error, "the kernel has no namespaces of kind "+strings.Join(missing, ", "),
+			"boot a kernel with CONFIG_NAMESPACES and its kinds")
 	}
 	if !slices.Contains(f.Kernel.Namespaces, "user") || f.Limits.UserNamespaces == 0 {
-		return one("namespaces", Warning, "user namespaces are off: pods with hostUsers: false cannot start", "sysctl -w user.max_user_namespaces=15000, and the same in /etc/sysctl.d")
+		return one("namespaces", Warning, "user namespaces are off: pods with hostUsers: false cannot start",
+			"sysctl -w user.max_user_namespaces=15000, and the same in /etc/sysctl.d")
 	}
 	return one("namespaces", OK, "all kinds are there", "")
 }
@@ -78,18 +91,30 @@ func checkCgroups(f *Facts) []Finding {
 		return !slices.ContainsFunc(names, func(n string) bool { return slices.Contains(c.Controllers, n) })
 	}
 	if lacks("memory") {
-		all = append(all, Finding{"cgroups", Error, "there is no memory controller: limits of memory cannot be kept", "boot with cgroup_enable=memory on the kernel's command line"})
+		all = append(all, Finding{
+			"cgroups", Error, "there is no memory controller: limits of memory cannot be kept",
+			"boot with cgroup_enable=memory on the kernel's command line",
+		})
 	}
 	for _, other := range [][]string{{"cpu"}, {"cpuset"}, {"pids"}, {"io", "blkio"}} {
 		if lacks(other...) {
-			all = append(all, Finding{"cgroups", Warning, "there is no " + other[0] + " controller: its limits cannot be kept", "boot a kernel that has it, without cgroup_disable=" + other[len(other)-1]})
+			all = append(all, Finding{
+				"cgroups", Warning, "there is no " + other[0] + " controller: its limits cannot be kept",
+				"boot a kernel that has it, without cgroup_disable=" + other[len(other)-1],
+			})
 		}
 	}
 	switch {
 	case c.Driver == "systemd" && !c.Systemd:
-		all = append(all, Finding{"cgroups", Error, "cgroup.driver is systemd, but systemd does not run this machine", `set cgroup.driver = "cgroupfs", and the kubelet's cgroupDriver likewise`})
+		all = append(all, Finding{
+			"cgroups", Error, "cgroup.driver is systemd, but systemd does not run this machine",
+			`set cgroup.driver = "cgroupfs", and the kubelet's cgroupDriver likewise`,
+		})
 	case c.Driver != "systemd" && c.Systemd && c.Version == 2:
-		all = append(all, Finding{"cgroups", Warning, "systemd owns the cgroups, but cgroup.driver is cgroupfs: two writers of one tree", `set cgroup.driver = "systemd"`})
+		all = append(all, Finding{
+			"cgroups", Warning, "systemd owns the cgroups, but cgroup.driver is cgroupfs: two writers of one tree",
+			`set cgroup.driver = "systemd"`,
+		})
 	}
 	if len(all) == 0 {
 		return one("cgroups", OK, fmt.Sprintf("version %d with %s", c.Version, strings.Join(c.Controllers, ", ")), "")
@@ -102,14 +127,16 @@ const fewInotify = 128
 
 func checkLimits(f *Facts) []Finding {
 	if n := f.Limits.InotifyInstances; n < fewInotify {
-		return one("limits", Warning, fmt.Sprintf("fs.inotify.max_user_instances is %d: logs cannot be followed by many", n), "sysctl -w fs.inotify.max_user_instances=1024, and the same in /etc/sysctl.d")
+		return one("limits", Warning, fmt.Sprintf("fs.inotify.max_user_instances is %d: logs cannot be followed by many", n),
+			"sysctl -w fs.inotify.max_user_instances=1024, and the same in /etc/sysctl.d")
 	}
 	return one("limits", OK, fmt.Sprintf("%d inotify instances for each user", f.Limits.InotifyInstances), "")
 }
 
 func checkSecurity(f *Facts) []Finding {
 	if f.Security.AppArmor && !f.Security.AppArmorParser {
-		return one("apparmor", Warning, "AppArmor is on, but there is no apparmor_parser: containers run without a profile", "install the package apparmor")
+		return one("apparmor", Warning, "AppArmor is on, but there is no apparmor_parser: containers run without a profile",
+			"install the package apparmor")
 	}
 	return nil
 }

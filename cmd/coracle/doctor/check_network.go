@@ -21,7 +21,8 @@ func checkFirewalls(f *Facts) []Finding {
 		all = append(all, n.judge(w))
 	}
 	if n.LegacyUnread != "" {
-		all = append(all, Finding{"firewall", Warning, "there are rules of iptables-legacy, which may drop pods' packets and cannot be read: " + n.LegacyUnread, "install the package iptables, and look with: iptables-legacy -S"})
+		all = append(all, Finding{"firewall", Warning, "there are rules of iptables-legacy, which may drop pods' packets and cannot be read: " +
+			n.LegacyUnread, "install the package iptables, and look with: iptables-legacy -S"})
 	}
 	if n.Err != "" {
 		all = append(all, Finding{"network", Warning, "not all of the network could be looked at: " + n.Err, "sudo coracle doctor"})
@@ -38,11 +39,13 @@ func (n *Network) judge(w Firewall) Finding {
 	if w.Family != "" {
 		pods, packets = "pods with addresses of "+w.Family, w.Family+" packets of "
 	}
-	what := fmt.Sprintf("chain %s of table %s drops %swhat this node forwards, and no rule of it lets pods' packets and the replies to them through: "+
+	what := fmt.Sprintf("chain %s of table %s drops %swhat this node forwards, and no rule of it lets pods' packets and the replies to "+
+		"them through: "+
 		"%s may not reach each other or beyond this node", w.Chain, w.Table, packets, pods)
 	remedy := n.letThrough(w.Manager)
 	if w.Keeps != "" {
-		what = fmt.Sprintf("chain %s of table %s drops %swhat pods send to this node: %s may not reach %s", w.Chain, w.Table, packets, pods, w.Keeps)
+		what = fmt.Sprintf("chain %s of table %s drops %swhat pods send to this node: %s may not reach %s", w.Chain, w.Table, packets, pods,
+			w.Keeps)
 		remedy = n.letIn(w.Manager)
 	}
 	if w.Manager != "" {
@@ -116,7 +119,8 @@ func checkConntrack(f *Facts) []Finding {
 	}
 	percent := n.Tracked * 100 / n.TrackedMax
 	what := fmt.Sprintf("%d of at most %d connections are tracked", n.Tracked, n.TrackedMax)
-	remedy := fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d, and the same in /etc/sysctl.d; conntrack -L shows whose they are", 4*n.TrackedMax)
+	remedy := fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d, and the same in /etc/sysctl.d; conntrack -L shows whose they are",
+		4*n.TrackedMax)
 	switch {
 	case percent >= errTracked:
 		return one("conntrack", Error, what+": new ones are dropped", remedy)
@@ -132,10 +136,12 @@ func checkMTU(f *Facts) []Finding {
 		return nil
 	}
 	larger := func(what string, mtu int) string {
-		return fmt.Sprintf("%s: an MTU of %d, more than %s has, %d: large packets of pods are lost or fragmented", what, mtu, n.Uplink.Name, n.Uplink.MTU)
+		return fmt.Sprintf("%s: an MTU of %d, more than %s has, %d: large packets of pods are lost or fragmented", what, mtu, n.Uplink.Name,
+			n.Uplink.MTU)
 	}
 	if f.CNI.File == "" && n.MTU > n.Uplink.MTU {
-		return one("mtu", Warning, larger("network.mtu", n.MTU), fmt.Sprintf("set network.mtu = %d or 0, restart coracled, and recreate the pods", n.Uplink.MTU))
+		return one("mtu", Warning, larger("network.mtu", n.MTU), fmt.Sprintf("set network.mtu = %d or 0, restart coracled, and recreate the pods",
+			n.Uplink.MTU))
 	}
 	var links []string
 	most := 0
@@ -204,10 +210,13 @@ func checkPolicy(f *Facts) []Finding {
 	case slices.Contains(bridgedPlugins, plugin) && n.Bridged4 && n.Bridged6:
 		return one(check, OK, "packets of pods cross "+hooks+": br_netfilter shows them those of "+plugin, "")
 	case slices.Contains(bridgedPlugins, plugin):
-		return one(check, Warning, "packets between pods of this node do not cross "+hooks+": the plugin "+plugin+" has them cross a bridge, without br_netfilter",
-			"modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1, and the same in /etc/modules-load.d and /etc/sysctl.d; or use the built-in network")
+		return one(check, Warning,
+			"packets between pods of this node do not cross "+hooks+": the plugin "+plugin+" has them cross a bridge, without br_netfilter",
+			"modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1, and the same in "+
+				"/etc/modules-load.d and /etc/sysctl.d; or use the built-in network")
 	case slices.Contains(passedPlugins, plugin):
-		return one(check, Warning, "packets of pods do not cross "+hooks+": the plugin "+plugin+" sends them past the node's network stack", "use the built-in network, or a plugin that routes (ptp)")
+		return one(check, Warning, "packets of pods do not cross "+hooks+": the plugin "+plugin+" sends them past the node's network stack",
+			"use the built-in network, or a plugin that routes (ptp)")
 	case slices.Contains(ownPolicies, plugin):
 		return one(check, OK, "the plugin "+plugin+" has its own NetworkPolicy: "+hooks+" may not see all packets", "")
 	case plugin == "ptp":
@@ -234,7 +243,8 @@ func checkNodePorts(f *Facts) []Finding {
 		case l.Process == "coracle-kube" || l.Process == "kube-proxy": // healthCheckNodePorts
 		default:
 			all = append(all, Finding{
-				"nodeports", Warning, fmt.Sprintf("%s listens on %s, in the range of node ports: a Service that gets this port takes its connections", who, at),
+				"nodeports", Warning, fmt.Sprintf("%s listens on %s, in the range of node ports: a Service that gets this port takes its connections",
+					who, at),
 				fmt.Sprintf("give it a port outside of %d to %d", firstNodePort, lastNodePort),
 			})
 		}
@@ -258,7 +268,10 @@ func checkCluster(f *Facts) []Finding {
 	for _, p := range c.Parts {
 		switch {
 		case !p.Healthy:
-			all = append(all, Finding{"cluster", Error, p.Component + ": " + p.Message, "docs/kubernetes.md, \"When something is wrong\"; kube.log says more"})
+			all = append(all, Finding{
+				"cluster", Error, p.Component + ": " + p.Message,
+				"docs/kubernetes.md, \"When something is wrong\"; kube.log says more",
+			})
 		case len(p.Warnings) > 0:
 			for _, w := range p.Warnings {
 				all = append(all, Finding{"cluster", Warning, p.Component + ": " + w, "docs/kubernetes.md says what is acted on"})

@@ -25,7 +25,8 @@ func checkConfig(f *Facts) []Finding {
 
 func checkShim(f *Facts) []Finding {
 	if f.Shim.Path == "" {
-		return one("shim", Error, f.Shim.Name+" is not installed: no container can be made", "install it next to coracled, or name it in shim.binary")
+		return one("shim", Error, f.Shim.Name+" is not installed: no container can be made",
+			"install it next to coracled, or name it in shim.binary")
 	}
 	return one("shim", OK, f.Shim.Path, "")
 }
@@ -47,7 +48,8 @@ func checkDisks(f *Facts) []Finding {
 func checkDisk(d *Disk) Finding {
 	f := Finding{Check: "disk", Level: Error}
 	at := fmt.Sprintf("%s (%s)", d.Path, d.Purpose)
-	room, inodes := "find what takes space with coracle image du; free what no container needs with coracle image prune", "free what no container needs with coracle image prune; or recreate the file system with more inodes"
+	room, inodes := "find what takes space with coracle image du; free what no container needs with coracle image prune",
+		"free what no container needs with coracle image prune; or recreate the file system with more inodes"
 	if d.Purpose == "state" {
 		room = "remove pods, and check for other files on it; to enlarge a tmpfs: mount -o remount,size=SIZE " + d.Path
 		inodes = "remove pods, and check for other files on it; to raise the limit of a tmpfs: mount -o remount,nr_inodes=NUMBER " + d.Path
@@ -78,7 +80,8 @@ func checkDisk(d *Disk) Finding {
 	case d.Purpose == "state" && d.Inodes > 0 && percent(d.InodesFree, d.Inodes) < warnPercent:
 		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s: %d of %d inodes free", at, d.InodesFree, d.Inodes), inodes
 	case d.Purpose == "state" && d.Type != "tmpfs":
-		f.Level, f.Message, f.Remedy = Warning, at+" is on "+d.Type+": records are written to a disk that a reboot makes worthless", "put state on a tmpfs, as /run is on most machines"
+		f.Level, f.Message, f.Remedy = Warning, at+" is on "+d.Type+": records are written to a disk that a reboot makes worthless",
+			"put state on a tmpfs, as /run is on most machines"
 	default:
 		f.Level, f.Message = OK, fmt.Sprintf("%s: %s, %s", at, d.Type, free)
 	}
@@ -90,7 +93,8 @@ func checkCNI(f *Facts) []Finding {
 	case c.Err != "":
 		return one("cni", Error, c.Err, "fix the file, or remove it to use the built-in network; pods are refused meanwhile")
 	case len(c.Missing) > 0:
-		return one("cni", Error, fmt.Sprintf("%s asks for plugins that are in none of %s: %s", c.File, strings.Join(c.BinDirs, ", "), strings.Join(c.Missing, ", ")),
+		return one("cni", Error, fmt.Sprintf("%s asks for plugins that are in none of %s: %s", c.File, strings.Join(c.BinDirs, ", "),
+			strings.Join(c.Missing, ", ")),
 			"install them (package containernetworking-plugins), or name their directory in network.cni_bin_dirs")
 	case c.File == "":
 		return one("cni", OK, "no configuration in "+c.Dir+": the built-in network is used", "")
@@ -105,7 +109,8 @@ func checkBridged(f *Facts) []Finding {
 		return nil
 	}
 	return one("network", Warning,
-		fmt.Sprintf("on the bridge of an earlier release, where neighbours can forge addresses: %d pods (%s)", len(f.Daemon.Bridged), strings.Join(f.Daemon.Bridged, ", ")),
+		fmt.Sprintf("on the bridge of an earlier release, where neighbours can forge addresses: %d pods (%s)", len(f.Daemon.Bridged),
+			strings.Join(f.Daemon.Bridged, ", ")),
 		"recreate them, for example with: kubectl rollout restart; the bridge is removed with the last one")
 }
 
@@ -116,7 +121,10 @@ func checkUnmanaged(f *Facts) []Finding {
 		if u.Kind == "pod" {
 			remove = "crictl rmp "
 		}
-		all = append(all, Finding{"unmanaged", Warning, u.Kind + " " + u.ID + " is not managed: " + u.Reason, "repair its record and restart coracled, or remove all of it: " + remove + u.ID})
+		all = append(all, Finding{
+			"unmanaged", Warning, u.Kind + " " + u.ID + " is not managed: " + u.Reason,
+			"repair its record and restart coracled, or remove all of it: " + remove + u.ID,
+		})
 	}
 	return all
 }
@@ -131,13 +139,16 @@ func checkDaemon(f *Facts) []Finding {
 		}
 		return all
 	case d.Version != "" && d.Version != d.Mine:
-		return one("daemon", Warning, fmt.Sprintf("coracled is %s, this command is %s", d.Version, d.Mine), "restart coracled, which leaves containers alone: systemctl restart coracled")
+		return one("daemon", Warning, fmt.Sprintf("coracled is %s, this command is %s", d.Version, d.Mine),
+			"restart coracled, which leaves containers alone: systemctl restart coracled")
 	case d.Version != "":
 		return one("daemon", OK, "coracled "+d.Version+" answers on "+d.Socket+" and is ready", "")
 	case d.Exists:
-		return one("daemon", Error, "nothing answers on "+d.Socket+": "+d.Err, "systemctl restart coracled; journalctl -u coracled says why it ended")
+		return one("daemon", Error, "nothing answers on "+d.Socket+": "+d.Err,
+			"systemctl restart coracled; journalctl -u coracled says why it ended")
 	}
-	return one("daemon", Warning, "coracled does not run: there is no "+d.Socket, "systemctl start coracled, or say where its socket is with --address or --state")
+	return one("daemon", Warning, "coracled does not run: there is no "+d.Socket,
+		"systemctl start coracled, or say where its socket is with --address or --state")
 }
 
 // slow is a registry's answer that makes pulls slow too.
@@ -171,9 +182,11 @@ func checkRegistry(r *Registry) Finding {
 			f.Remedy = "see whether it runs; docs/images.md says how registries are named"
 		}
 	case r.Status != http.StatusOK && r.Status != http.StatusUnauthorized:
-		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s answers %s with %d", r.Host, r.URL, r.Status), "see whether it is a registry, and whether it is well"
+		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s answers %s with %d", r.Host, r.URL, r.Status),
+			"see whether it is a registry, and whether it is well"
 	case r.Took > slow:
-		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s took %.1f s to answer", r.Host, r.Took.Seconds()), "pulls will be slow; a mirror may help (docs/images.md)"
+		f.Level, f.Message, f.Remedy = Warning, fmt.Sprintf("%s took %.1f s to answer", r.Host, r.Took.Seconds()),
+			"pulls will be slow; a mirror may help (docs/images.md)"
 	default:
 		f.Level, f.Message = OK, fmt.Sprintf("%s answers in %d ms", r.Host, r.Took.Milliseconds())
 	}

@@ -189,7 +189,8 @@ func readServices() (all []nodeService) {
 
 // meets says whether a table sees packets of a family that the node forwards.
 func meets(t *nftables.Table, ipv6 bool) bool {
-	return t.Family == nftables.TableFamilyINet || t.Family == nftables.TableFamilyIPv4 && !ipv6 || t.Family == nftables.TableFamilyIPv6 && ipv6
+	return t.Family == nftables.TableFamilyINet || t.Family == nftables.TableFamilyIPv4 && !ipv6 || t.Family == nftables.TableFamilyIPv6 &&
+		ipv6
 }
 
 func familyName(f nftables.TableFamily) string {

@@ -19,7 +19,10 @@ var podRanges = []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16"), netip.Must
 // nodeWith is what is asked of firewalls of a node with this pod's link and uplink.
 func nodeWith(ranges ...netip.Prefix) firewalled {
 	group := uint32(0x40000001)
-	return firewalled{ranges: ranges, own: "ours", pod: side{name: "cor0123456789ab", group: &group}, uplink: side{name: "eth0", index: 2, group: new(uint32)}}
+	return firewalled{
+		ranges: ranges, own: "ours", pod: side{name: "cor0123456789ab", group: &group},
+		uplink: side{name: "eth0", index: 2, group: new(uint32)},
+	}
 }
 
 // nft has the rules of a chain of the hook forward.
@@ -41,11 +44,16 @@ func TestReadFirewalls(t *testing.T) {
 		run  []string // commands
 		want []Firewall
 	}{
-		"none":                               {},
-		"ours":                               {nft: "table inet coracle0 { " + forwardChain("drop") + " }\ntable inet ours { " + forwardChain("drop") + " }"},
-		"one that accepts":                   {nft: forwardChain("accept") + " chain out { type filter hook output priority filter; policy drop; };"},
-		"policy drop":                        {nft: forwardChain("drop"), want: mine},
-		"policy drop, of another priority":   {nft: "chain f { type filter hook forward priority 200; policy drop; }; chain g { type filter hook forward priority -200; policy accept; accept; };", want: mine},
+		"none": {},
+		"ours": {nft: "table inet coracle0 { " + forwardChain("drop") + " }\ntable inet ours { " +
+			forwardChain("drop") + " }"},
+		"one that accepts": {nft: forwardChain("accept") +
+			" chain out { type filter hook output priority filter; policy drop; };"},
+		"policy drop": {nft: forwardChain("drop"), want: mine},
+		"policy drop, of another priority": {
+			nft: "chain f { type filter hook forward priority 200; policy drop; }; chain g { type filter hook forward priority -200; policy " +
+				"accept; accept; };", want: mine,
+		},
 		"policy drop of a bridge":            {nft: "table bridge mine { " + forwardChain("drop") + " }"},
 		"a last rule that rejects":           {nft: forwardChain("accept", replies, "reject"), want: mine},
 		"a last rule that drops":             {nft: forwardChain("accept", replies, "counter drop"), want: mine},
@@ -53,40 +61,72 @@ func TestReadFirewalls(t *testing.T) {
 		"accepts by range, replies are lost": {nft: forwardChain("drop", both), want: mine},
 		"accepts one family":                 {nft: forwardChain("drop", replies, "ip saddr 10.85.0.0/16 accept"), want: mine},
 		"accepts a larger range":             {nft: forwardChain("drop", replies, "ip saddr 10.0.0.0/8 accept; ip6 saddr fd00::/8 accept")},
-		"accepts another range":              {nft: forwardChain("drop", replies, "ip saddr 10.86.0.0/16 accept; ip6 saddr fd85::/64 accept"), want: mine},
-		"accepts by the links' name":         {nft: forwardChain("drop", replies, `iifname "cor*" accept`)},
-		"accepts by the links' group":        {nft: forwardChain("drop", replies, "meta iifgroup & 0xc0000000 == 0x40000000 accept")},
-		"accepts by the uplink":              {nft: forwardChain("drop", replies, `oifname "eth0" accept`), want: mine}, // pods do not reach each other
-		"accepts all but the uplink":         {nft: forwardChain("drop", replies, `iifname != "eth0" accept`)},
-		"accepts by a set":                   {nft: "set pods { type ipv4_addr; flags interval; elements = { 10.64.0.0/10, 192.168.0.0/16 }; }; " + forwardChain("drop", replies, "ip saddr @pods accept; ip6 saddr { fd84::/64, fd85::/64 } accept")},
-		"drops by a set":                     {nft: "set bad { type ipv4_addr; flags interval; elements = { 203.0.113.0/24 }; }; " + forwardChain("accept", "ip saddr @bad drop")},
-		"drops pods by a set":                {nft: "set bad { type ipv4_addr; flags interval; elements = { 10.85.0.0-10.85.0.255 }; }; " + forwardChain("accept", "ip saddr @bad drop"), want: mine},
-		"names the range to drop it":         {nft: forwardChain("drop", replies, "ip saddr 10.85.0.0/16 drop; ip6 saddr fd85::/64 drop"), want: mine},
-		"names the range elsewhere":          {nft: "chain post { type nat hook postrouting priority srcnat; ip saddr 10.85.0.0/16 masquerade; ip6 saddr fd85::/64 masquerade; }; " + forwardChain("drop", replies), want: mine},
+		"accepts another range": {
+			nft:  forwardChain("drop", replies, "ip saddr 10.86.0.0/16 accept; ip6 saddr fd85::/64 accept"),
+			want: mine,
+		},
+		"accepts by the links' name":  {nft: forwardChain("drop", replies, `iifname "cor*" accept`)},
+		"accepts by the links' group": {nft: forwardChain("drop", replies, "meta iifgroup & 0xc0000000 == 0x40000000 accept")},
+		// pods do not reach each other
+		"accepts by the uplink":      {nft: forwardChain("drop", replies, `oifname "eth0" accept`), want: mine},
+		"accepts all but the uplink": {nft: forwardChain("drop", replies, `iifname != "eth0" accept`)},
+		"accepts by a set": {
+			nft: "set pods { type ipv4_addr; flags interval; elements = { 10.64.0.0/10, 192.168.0.0/16 }; }; " +
+				forwardChain("drop", replies, "ip saddr @pods accept; ip6 saddr { fd84::/64, fd85::/64 } accept"),
+		},
+		"drops by a set": {nft: "set bad { type ipv4_addr; flags interval; elements = { 203.0.113.0/24 }; }; " +
+			forwardChain("accept", "ip saddr @bad drop")},
+		"drops pods by a set": {nft: "set bad { type ipv4_addr; flags interval; elements = { 10.85.0.0-10.85.0.255 }; }; " +
+			forwardChain("accept", "ip saddr @bad drop"), want: mine},
+		"names the range to drop it": {
+			nft:  forwardChain("drop", replies, "ip saddr 10.85.0.0/16 drop; ip6 saddr fd85::/64 drop"),
+			want: mine,
+		},
+		"names the range elsewhere": {
+			nft: "chain post { type nat hook postrouting priority srcnat; ip saddr 10.85.0.0/16 masquerade; ip6 saddr fd85::/64 masquerade; }; " +
+				forwardChain("drop", replies), want: mine,
+		},
 		"accepts in a chain":                 {nft: "chain pods { " + both + "; }; " + forwardChain("drop", replies, "jump pods")},
 		"accepts after a chain that returns": {nft: "chain pods { return; drop; }; " + forwardChain("drop", replies, "jump pods", both)},
 		"rejects in a chain":                 {nft: "chain no { reject; }; " + forwardChain("accept", replies, "goto no"), want: mine},
-		"accepts by a map":                   {nft: "chain pods { accept; }; " + forwardChain("drop", replies, `iifname vmap { "eth0" : drop, "cor0123456789ab" : goto pods }`)},
-		"drops by a map":                     {nft: forwardChain("accept", "ct state vmap { established : accept, related : accept, new : drop }"), want: mine},
-		"accepts the rest by a map":          {nft: forwardChain("drop", replies, `iifname vmap { "eth0" : drop, * : accept }`)},
-		"drops the rest by a map":            {nft: forwardChain("accept", replies, `iifname vmap { "eth0" : accept, * : drop }`), want: mine},
-		"a range, and the rest, by a map":    {nft: forwardChain("accept", replies, "ip saddr vmap { 203.0.113.0/24 : drop, 10.85.0.0/16 : accept, * : drop }")},
-		"drops the rest of ranges by a map":  {nft: forwardChain("accept", replies, "ip saddr vmap { 203.0.113.0/24 : accept, * : drop }"), want: mine},
-		"accepts a port by a map":            {nft: forwardChain("drop", replies, "tcp dport vmap { 443 : accept, 25 : drop }"), want: mine},
-		"accepts a range's port by a map":    {nft: forwardChain("drop", replies, "ip saddr 10.85.0.0/16 tcp dport vmap { 443 : accept, 25 : drop }; ip6 saddr fd85::/64 tcp dport vmap { 443 : accept, 80-90 : accept }")},
-		"drops a port by a map":              {nft: forwardChain("accept", "tcp dport vmap { 25 : drop }")},
-		"accepts by the state":               {nft: forwardChain("drop", "ct state vmap { established : accept, related : accept, invalid : drop }", "ct state new accept")},
-		"accepts a port":                     {nft: forwardChain("drop", replies, "tcp dport 443 accept"), want: mine},
-		"accepts a port of the range":        {nft: forwardChain("drop", replies, "ip saddr 10.85.0.0/16 tcp dport 443 accept; ip6 saddr fd85::/64 tcp dport 443 accept")},
-		"drops what is not TCP":              {nft: forwardChain("accept", "meta l4proto != { tcp, udp, icmp, icmpv6 } drop", "tcp flags & (fin|syn|rst|ack) == 0 drop", "ip frag-off & 0x1fff != 0 drop")},
+		"accepts by a map": {nft: "chain pods { accept; }; " +
+			forwardChain("drop", replies, `iifname vmap { "eth0" : drop, "cor0123456789ab" : goto pods }`)},
+		"drops by a map": {nft: forwardChain("accept",
+			"ct state vmap { established : accept, related : accept, new : drop }"), want: mine},
+		"accepts the rest by a map": {nft: forwardChain("drop", replies, `iifname vmap { "eth0" : drop, * : accept }`)},
+		"drops the rest by a map":   {nft: forwardChain("accept", replies, `iifname vmap { "eth0" : accept, * : drop }`), want: mine},
+		"a range, and the rest, by a map": {nft: forwardChain("accept", replies,
+			"ip saddr vmap { 203.0.113.0/24 : drop, 10.85.0.0/16 : accept, * : drop }")},
+		"drops the rest of ranges by a map": {
+			nft:  forwardChain("accept", replies, "ip saddr vmap { 203.0.113.0/24 : accept, * : drop }"),
+			want: mine,
+		},
+		"accepts a port by a map": {nft: forwardChain("drop", replies, "tcp dport vmap { 443 : accept, 25 : drop }"), want: mine},
+		"accepts a range's port by a map": {nft: forwardChain("drop", replies,
+			"ip saddr 10.85.0.0/16 tcp dport vmap { 443 : accept, 25 : drop }; ip6 saddr fd85::/64 tcp dport vmap { 443 : accept, 80-90 : accept }")},
+		"drops a port by a map": {nft: forwardChain("accept", "tcp dport vmap { 25 : drop }")},
+		"accepts by the state": {nft: forwardChain("drop",
+			"ct state vmap { established : accept, related : accept, invalid : drop }", "ct state new accept")},
+		"accepts a port": {nft: forwardChain("drop", replies, "tcp dport 443 accept"), want: mine},
+		"accepts a port of the range": {nft: forwardChain("drop", replies,
+			"ip saddr 10.85.0.0/16 tcp dport 443 accept; ip6 saddr fd85::/64 tcp dport 443 accept")},
+		"drops what is not TCP": {nft: forwardChain("accept", "meta l4proto != { tcp, udp, icmp, icmpv6 } drop",
+			"tcp flags & (fin|syn|rst|ack) == 0 drop", "ip frag-off & 0x1fff != 0 drop")},
 		"drops what the kernel cannot track": {nft: forwardChain("accept", "ct state invalid drop", "fib saddr . iif oif missing drop")},
-		"iptables, FORWARD":                  {run: []string{"iptables-nft -P FORWARD DROP"}, want: []Firewall{{Table: "ip filter", Chain: "FORWARD"}}},
+		"iptables, FORWARD": {
+			run:  []string{"iptables-nft -P FORWARD DROP"},
+			want: []Firewall{{Table: "ip filter", Chain: "FORWARD"}},
+		},
 		"iptables, a last rule": {
-			run:  []string{"iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "iptables-nft -A FORWARD -j REJECT --reject-with icmp-host-prohibited"},
+			run: []string{
+				"iptables-nft -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+				"iptables-nft -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
+			},
 			want: []Firewall{{Table: "ip filter", Chain: "FORWARD"}},
 		},
 		"iptables, let through": {run: []string{
-			"iptables-nft -P FORWARD DROP", "iptables-nft -A FORWARD -m state --state RELATED,ESTABLISHED -j ACCEPT", "iptables-nft -A FORWARD -i cor+ -m comment --comment pods -j ACCEPT",
+			"iptables-nft -P FORWARD DROP", "iptables-nft -A FORWARD -m state --state RELATED,ESTABLISHED -j ACCEPT",
+			"iptables-nft -A FORWARD -i cor+ -m comment --comment pods -j ACCEPT",
 		}},
 		"docker": {run: slices.Concat(dockers), want: docker},
 		"docker, as doctor proposes": {run: slices.Concat(dockers, []string{
@@ -94,7 +134,10 @@ func TestReadFirewalls(t *testing.T) {
 		})},
 		"docker, with half of it": {run: slices.Concat(dockers, []string{"iptables-nft -I DOCKER-USER -d 10.85.0.0/16 -j ACCEPT"}), want: docker},
 		"ufw, IPv6": {
-			run:  []string{"ip6tables-nft -N ufw6-before-forward", "ip6tables-nft -A FORWARD -j ufw6-before-forward", "ip6tables-nft -P FORWARD DROP"},
+			run: []string{
+				"ip6tables-nft -N ufw6-before-forward", "ip6tables-nft -A FORWARD -j ufw6-before-forward",
+				"ip6tables-nft -P FORWARD DROP",
+			},
 			want: []Firewall{{Manager: "ufw", Table: "ip6 filter", Chain: "FORWARD"}},
 		},
 		"firewalld": {nft: firewalld, want: []Firewall{{Manager: "firewalld", Table: "inet firewalld", Chain: "filter_FORWARD"}}},
@@ -128,9 +171,11 @@ func TestReadFirewalls(t *testing.T) {
 
 // dockers are Docker's rules, shortened.
 var dockers = []string{
-	"iptables-nft -N DOCKER", "iptables-nft -N DOCKER-FORWARD", "iptables-nft -N DOCKER-USER", "iptables-nft -N DOCKER-CT", "iptables-nft -P FORWARD DROP",
+	"iptables-nft -N DOCKER", "iptables-nft -N DOCKER-FORWARD", "iptables-nft -N DOCKER-USER", "iptables-nft -N DOCKER-CT",
+	"iptables-nft -P FORWARD DROP",
 	"iptables-nft -A FORWARD -j DOCKER-USER", "iptables-nft -A FORWARD -j DOCKER-FORWARD", "iptables-nft -A DOCKER-FORWARD -j DOCKER-CT",
-	"iptables-nft -A DOCKER-FORWARD -i docker0 -j ACCEPT", "iptables-nft -A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+	"iptables-nft -A DOCKER-FORWARD -i docker0 -j ACCEPT",
+	"iptables-nft -A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
 }
 
 // firewalld is its table, shortened.
@@ -178,12 +223,14 @@ func TestReadFirewallsOfTheNode(t *testing.T) {
 		all     = api + ", " + dns + ", " + ports
 		usual   = "iif lo accept; ct state established,related accept; ct state invalid drop; tcp dport 22 accept"
 		both    = "ip saddr 10.85.0.0/16 accept; ip6 saddr fd85::/64 accept"
-		foreign = "ip saddr 10.85.0.0/16 udp dport 334 accept; ip saddr 10.85.0.0/16 tcp dport { 6443, 10250 } accept; ip6 saddr fd85::/64 tcp dport 10250 accept"
+		foreign = "ip saddr 10.85.0.0/16 udp dport 334 accept; ip saddr 10.85.0.0/16 tcp dport { 6443, 10250 } accept; ip6 saddr fd85::/64 " +
+			"tcp dport 10250 accept"
 	)
 	ufw := []string{
 		"iptables-nft -N ufw-before-input", "iptables-nft -N ufw-not-local", "iptables-nft -N ufw-user-input", "iptables-nft -P INPUT DROP",
 		"iptables-nft -A INPUT -j ufw-before-input", "iptables-nft -A INPUT -j ufw-user-input",
-		"iptables-nft -A ufw-before-input -i lo -j ACCEPT", "iptables-nft -A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+		"iptables-nft -A ufw-before-input -i lo -j ACCEPT",
+		"iptables-nft -A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
 		"iptables-nft -A ufw-before-input -p icmp --icmp-type echo-request -j ACCEPT", "iptables-nft -A ufw-before-input -j ufw-not-local",
 		"iptables-nft -A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN", "iptables-nft -A ufw-not-local -j DROP",
 		"iptables-nft -A ufw-user-input -p tcp --dport 22 -j ACCEPT",
@@ -207,15 +254,17 @@ func TestReadFirewallsOfTheNode(t *testing.T) {
 		"accepts untracked":        {nft: inputChain("drop", "ct state { new, untracked } accept")},
 		"accepts the API server":   {nft: inputChain("drop", usual, "ct status dnat accept"), want: dns + ", " + ports},
 		// Regression: a rule that names the range for what is forwarded says nothing of this.
-		"names the range elsewhere": {nft: strings.Replace(forwardChain("drop", both, "ct state established accept"), "chain f", "chain g", 1) + inputChain("drop", usual), want: all},
-		"ufw":                       {run: ufw, want: all, owner: Firewall{Manager: "ufw", Table: "ip filter", Chain: "INPUT"}},
-		"ufw, as doctor proposes":   {run: slices.Concat(ufw, []string{"iptables-nft -A ufw-user-input -s 10.85.0.0/16 -j ACCEPT"})},
+		"names the range elsewhere": {nft: strings.Replace(forwardChain("drop", both, "ct state established accept"), "chain f", "chain g", 1) +
+			inputChain("drop", usual), want: all},
+		"ufw":                     {run: ufw, want: all, owner: Firewall{Manager: "ufw", Table: "ip filter", Chain: "INPUT"}},
+		"ufw, as doctor proposes": {run: slices.Concat(ufw, []string{"iptables-nft -A ufw-user-input -s 10.85.0.0/16 -j ACCEPT"})},
 		"iptables where docker is": {
 			run:  []string{"iptables-nft -N DOCKER", "iptables-nft -P INPUT DROP"},
 			want: all, owner: Firewall{Manager: "iptables", Table: "ip filter", Chain: "INPUT"},
 		},
 		"firewalld": {
-			nft: strings.NewReplacer("FORWARD", "INPUT", "hook forward", "hook input", "FWD", "IN", `oifname "eth0" ip daddr 203.0.113.0/24`, "tcp dport 22").Replace(firewalld),
+			nft: strings.NewReplacer("FORWARD", "INPUT", "hook forward", "hook input", "FWD", "IN", `oifname "eth0" ip daddr 203.0.113.0/24`,
+				"tcp dport 22").Replace(firewalld),
 			// It accepts what is translated.
 			want: dns + ", " + ports, owner: Firewall{Manager: "firewalld", Table: "inet firewalld", Chain: "filter_INPUT"},
 		},
@@ -330,7 +379,8 @@ func TestFirewallsThatCannotBeRead(t *testing.T) {
 	drop := nftables.ChainPolicyDrop
 	table := &nftables.Table{Name: "mine", Family: nftables.TableFamilyINet}
 	r := newRuleset(c, table)
-	if drops, sure := r.drops(&nftables.Chain{Name: "f", Table: table, Policy: &drop}, packet{}, map[string]bool{}); !drops || sure || len(r.unread) != 1 {
+	if drops, sure := r.drops(&nftables.Chain{Name: "f", Table: table, Policy: &drop}, packet{}, map[string]bool{}); !drops || sure ||
+		len(r.unread) != 1 {
 		t.Errorf("of a chain that cannot be read: drops %t, sure %t, %v", drops, sure, r.unread)
 	}
 }
@@ -356,7 +406,8 @@ func TestReadLegacy(t *testing.T) {
 			"iptables-legacy -A FORWARD -i cor+ -m comment --comment pods -j ACCEPT",
 		}},
 		"as doctor proposes": {run: []string{
-			"iptables-legacy -P FORWARD DROP", "iptables-legacy -I FORWARD -s 10.85.0.0/16 -j ACCEPT", "iptables-legacy -I FORWARD -d 10.85.0.0/16 -j ACCEPT",
+			"iptables-legacy -P FORWARD DROP", "iptables-legacy -I FORWARD -s 10.85.0.0/16 -j ACCEPT",
+			"iptables-legacy -I FORWARD -d 10.85.0.0/16 -j ACCEPT",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -379,23 +430,34 @@ func TestJudgeLegacy(t *testing.T) {
 		rules, manager string
 		drops          bool
 	}{
-		"another chain's policy":    {"-P INPUT DROP\n-P FORWARD ACCEPT\n-P OUTPUT ACCEPT\n", "iptables-legacy", false},
-		"its policy":                {"-P INPUT ACCEPT\n-P FORWARD DROP\n", "iptables-legacy", true},
-		"docker":                    {"-P FORWARD DROP\n-N DOCKER-USER\n-A FORWARD -j DOCKER-USER\n-A DOCKER-USER -j RETURN\n", "docker", true},
-		"ufw":                       {"-P FORWARD DROP\n-N DOCKER\n-N ufw-before-forward\n", "ufw", true},
-		"a range":                   {"-P FORWARD DROP\n" + replies + "-A FORWARD -s 10.85.0.0/16 -j ACCEPT\n", "iptables-legacy", false},
-		"a larger range":            {"-P FORWARD DROP\n" + replies + "-A FORWARD -s 10.0.0.0/8 -j ACCEPT\n", "iptables-legacy", false},
-		"a range without replies":   {"-P FORWARD DROP\n-A FORWARD -s 10.85.0.0/16 -j ACCEPT\n", "iptables-legacy", true},
-		"a last rule":               {"-P FORWARD ACCEPT\n" + replies + "-A FORWARD -j REJECT --reject-with icmp-host-prohibited\n", "iptables-legacy", true},
-		"a last rule for others":    {"-P FORWARD ACCEPT\n-A FORWARD ! -i cor+ -o docker0 -j DROP\n", "iptables-legacy", false},
-		"a chain":                   {"-P FORWARD DROP\n-N pods\n" + replies + "-A FORWARD -g pods\n-A pods -i cor+ -m comment --comment \"of pods -j DROP\" -j ACCEPT\n", "iptables-legacy", false},
-		"a port":                    {"-P FORWARD DROP\n" + replies + "-A FORWARD -p tcp -m tcp --dport 443 -j ACCEPT\n", "iptables-legacy", true},
-		"a port of the range":       {"-P FORWARD DROP\n" + replies + "-A FORWARD -s 10.85.0.0/16 -p tcp -m tcp --dport 443 -j ACCEPT\n", "iptables-legacy", false},
+		"another chain's policy":  {"-P INPUT DROP\n-P FORWARD ACCEPT\n-P OUTPUT ACCEPT\n", "iptables-legacy", false},
+		"its policy":              {"-P INPUT ACCEPT\n-P FORWARD DROP\n", "iptables-legacy", true},
+		"docker":                  {"-P FORWARD DROP\n-N DOCKER-USER\n-A FORWARD -j DOCKER-USER\n-A DOCKER-USER -j RETURN\n", "docker", true},
+		"ufw":                     {"-P FORWARD DROP\n-N DOCKER\n-N ufw-before-forward\n", "ufw", true},
+		"a range":                 {"-P FORWARD DROP\n" + replies + "-A FORWARD -s 10.85.0.0/16 -j ACCEPT\n", "iptables-legacy", false},
+		"a larger range":          {"-P FORWARD DROP\n" + replies + "-A FORWARD -s 10.0.0.0/8 -j ACCEPT\n", "iptables-legacy", false},
+		"a range without replies": {"-P FORWARD DROP\n-A FORWARD -s 10.85.0.0/16 -j ACCEPT\n", "iptables-legacy", true},
+		"a last rule": {
+			"-P FORWARD ACCEPT\n" + replies + "-A FORWARD -j REJECT --reject-with icmp-host-prohibited\n",
+			"iptables-legacy", true,
+		},
+		"a last rule for others": {"-P FORWARD ACCEPT\n-A FORWARD ! -i cor+ -o docker0 -j DROP\n", "iptables-legacy", false},
+		"a chain": {"-P FORWARD DROP\n-N pods\n" + replies +
+			"-A FORWARD -g pods\n-A pods -i cor+ -m comment --comment \"of pods -j DROP\" -j ACCEPT\n", "iptables-legacy", false},
+		"a port": {
+			"-P FORWARD DROP\n" + replies + "-A FORWARD -p tcp -m tcp --dport 443 -j ACCEPT\n", "iptables-legacy",
+			true,
+		},
+		"a port of the range": {
+			"-P FORWARD DROP\n" + replies + "-A FORWARD -s 10.85.0.0/16 -p tcp -m tcp --dport 443 -j ACCEPT\n",
+			"iptables-legacy", false,
+		},
 		"a chain that calls itself": {"-P FORWARD DROP\n-N a\n-A FORWARD -j a\n-A a -j a\n", "iptables-legacy", true},
 		"what no program prints":    {"-A\n-P FORWARD\n-A FORWARD -s\n-A FORWARD -j\n\"\n-A FORWARD --comment \"\n", "iptables-legacy", false},
 	} {
 		l := parseLegacy(tc.rules)
-		if manager, drops := l.manager(), len(l.dropped(nodeWith(podRanges...), "FORWARD", false)) > 0; manager != tc.manager || drops != tc.drops {
+		if manager, drops := l.manager(), len(l.dropped(nodeWith(podRanges...), "FORWARD", false)) > 0; manager != tc.manager ||
+			drops != tc.drops {
 			t.Errorf("%s: %s, %v", name, manager, drops)
 		}
 	}
@@ -405,8 +467,10 @@ func TestJudgeLegacy(t *testing.T) {
 func TestJudgeLegacyInput(t *testing.T) {
 	const (
 		drop  = "-P INPUT DROP\n-P FORWARD ACCEPT\n"
-		usual = "-A INPUT -i lo -j ACCEPT\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n"
-		ufw   = "-N ufw-not-local\n-N ufw-user\n-A INPUT -j ufw-not-local\n-A INPUT -j ufw-user\n-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN\n-A ufw-not-local -j DROP\n"
+		usual = "-A INPUT -i lo -j ACCEPT\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 22 " +
+			"-j ACCEPT\n"
+		ufw = "-N ufw-not-local\n-N ufw-user\n-A INPUT -j ufw-not-local\n-A INPUT -j ufw-user\n-A ufw-not-local -m addrtype --dst-type " +
+			"LOCAL -j RETURN\n-A ufw-not-local -j DROP\n"
 	)
 	w := nodeWith(podRanges...)
 	w.services = []nodeService{

@@ -30,7 +30,11 @@ func TestReadCNI(t *testing.T) {
 		err              string
 		missing          []string
 	}{
-		{name: "list", file: "10-net.conflist", text: `{"name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}},{"type":"portmap"}]}`, missing: []string{"host-local", "portmap"}},
+		{
+			name: "list", file: "10-net.conflist",
+			text:    `{"name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}},{"type":"portmap"}]}`,
+			missing: []string{"host-local", "portmap"},
+		},
 		{name: "single", file: "10-net.conf", text: `{"name":"n","type":"bridge"}`},
 		{name: "no JSON", file: "10-net.conf", text: `name: n`, err: "10-net.conf: invalid character"},
 		{name: "no plugins", file: "10-net.conflist", text: `{"name":"n"}`, err: `no "plugins"`},
@@ -46,7 +50,8 @@ func TestReadCNI(t *testing.T) {
 			write(t, filepath.Join(dir, "net.d", "20-later.conf"), "not looked at", 0o644)
 			write(t, filepath.Join(dir, "net.d", tc.file), tc.text, 0o644)
 			c := readCNI(filepath.Join(dir, "net.d"), []string{bin})
-			if (c.Err == "") != (tc.err == "") || !strings.Contains(c.Err, tc.err) || !slices.Equal(c.Missing, tc.missing) || filepath.Base(c.File) != tc.file {
+			if (c.Err == "") != (tc.err == "") || !strings.Contains(c.Err, tc.err) || !slices.Equal(c.Missing, tc.missing) ||
+				filepath.Base(c.File) != tc.file {
 				t.Errorf("%+v", c)
 			}
 		})
@@ -82,7 +87,10 @@ func TestRegistriesOf(t *testing.T) {
 
 // Without a question to the machine's own name servers.
 func TestANameThatIsNotThere(t *testing.T) {
-	err := &url.Error{Op: "Get", Err: &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "name.invalid", IsNotFound: true}}}
+	err := &url.Error{Op: "Get", Err: &net.OpError{
+		Op:  "dial",
+		Err: &net.DNSError{Err: "no such host", Name: "name.invalid", IsNotFound: true},
+	}}
 	if said, kind := reason(err); kind != NoName {
 		t.Errorf("%q, %q", said, kind)
 	}
@@ -107,7 +115,12 @@ func TestAskRegistries(t *testing.T) {
 		{"plain", asked{Registry: Registry{URL: plain.URL + "/v2/"}}, 401, ""},
 		{"plain, asked with TLS", asked{Registry: Registry{URL: "https://" + plainHost + "/v2/"}}, 0, NotTLS},
 		{"certificate", asked{Registry: Registry{URL: secure.URL + "/v2/"}}, 0, NoTrust},
-		{"certificate, not looked at", asked{Registry{URL: "https://" + secureHost + "/v2/"}, config.Registry{InsecureSkipVerify: true}}, 401, ""},
+		{
+			"certificate, not looked at",
+			asked{Registry{URL: "https://" + secureHost + "/v2/"}, config.Registry{InsecureSkipVerify: true}},
+			401,
+			"",
+		},
 		{"authority that is not there", asked{Registry{URL: secure.URL + "/v2/"}, config.Registry{CAFile: "/no/such/file"}}, 0, OtherReason},
 		{"nobody", asked{Registry: Registry{URL: "http://127.0.0.1:1/v2/"}}, 0, OtherReason},
 	} {

@@ -218,7 +218,8 @@ func (r *registers) run(exprs []expr.Any) (matches match, verdicts []*expr.Verdi
 				m = inverted(no, e.Op == expr.CmpOpNeq) // no pod's packet comes from there
 			}
 		case *expr.Range:
-			from, to := compare(r.load(e.Register, len(e.FromData)), expr.CmpOpGte, e.FromData), compare(r.load(e.Register, len(e.ToData)), expr.CmpOpLte, e.ToData)
+			from, to := compare(r.load(e.Register, len(e.FromData)), expr.CmpOpGte, e.FromData),
+				compare(r.load(e.Register, len(e.ToData)), expr.CmpOpLte, e.ToData)
 			m = inverted(max(from, to), e.Op == expr.CmpOpNeq)
 			if from == no || to == no {
 				m = inverted(no, e.Op == expr.CmpOpNeq)
@@ -535,7 +536,8 @@ func (p packet) xtStates() uint32 {
 // isLoopback says whether a rule compares an interface with lo: its name, or its index, which is 1
 // in each network namespace.
 func isLoopback(data []byte) bool {
-	return bytes.Equal(data, binary.NativeEndian.AppendUint32(nil, 1)) || bytes.Equal(bytes.TrimRight(data, "\x00"), []byte("lo")) && len(data) > 2
+	return bytes.Equal(data, binary.NativeEndian.AppendUint32(nil, 1)) || bytes.Equal(bytes.TrimRight(data, "\x00"), []byte("lo")) &&
+		len(data) > 2
 }
 
 // hasState says whether the states of a rule have a packet's.

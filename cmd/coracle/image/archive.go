@@ -71,7 +71,8 @@ Otherwise save writes a new manifest and says so. The id does not change.`,
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "where to write to, instead of standard output")
 	cmd.Flags().StringVar(&format, "format", "oci", "oci, docker or oci-dir")
-	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"oci", "docker", "oci-dir"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("format",
+		cobra.FixedCompletions([]string{"oci", "docker", "oci-dir"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

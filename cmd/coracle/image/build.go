@@ -21,7 +21,8 @@ func buildCommand(program func(name string) (path string, err error)) *cobra.Com
 		RunE: func(_ *cobra.Command, args []string) error {
 			path, err := program(builder)
 			if err != nil {
-				return fmt.Errorf("image build needs %s next to coracle or on PATH: 'make builder' builds it, 'make install' installs it: %w", builder, err)
+				return fmt.Errorf("image build needs %s next to coracle or on PATH: 'make builder' builds it, 'make install' installs it: %w", builder,
+					err)
 			}
 			return fmt.Errorf("run %s: %w", path, syscall.Exec(path, append([]string{builder}, args...), os.Environ()))
 		},

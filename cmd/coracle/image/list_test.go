@@ -15,7 +15,10 @@ func TestHistory(t *testing.T) {
 		config string
 		want   string
 	}{
-		"as many steps":  {`{"history":[{"created_by":"ADD"},{"created_by":"ENV","empty_layer":true},{"created_by":"RUN"}]}`, "RUN sha256:b|ENV |ADD sha256:a"},
+		"as many steps": {
+			`{"history":[{"created_by":"ADD"},{"created_by":"ENV","empty_layer":true},{"created_by":"RUN"}]}`,
+			"RUN sha256:b|ENV |ADD sha256:a",
+		},
 		"none":           {`{}`, " sha256:b| sha256:a"},
 		"too few layers": {`{"history":[{"created_by":"1"},{"created_by":"2"},{"created_by":"3"}]}`, "3 |2 sha256:b|1 sha256:a"},
 	} {

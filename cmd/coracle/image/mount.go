@@ -91,7 +91,9 @@ file that it writes at that moment may be incomplete.`,
 	f := cmd.Flags()
 	f.StringVar(&r.Author, "author", "", "author, for the image's configuration")
 	f.StringVarP(&r.Comment, "message", "m", "", "comment, for the image's history")
-	f.StringArrayVarP(&r.Changes, "change", "c", nil, "instruction of a Dockerfile for the configuration: CMD, ENTRYPOINT, ENV, EXPOSE,\nLABEL, STOPSIGNAL, USER, VOLUME or WORKDIR; may be given again")
+	f.StringArrayVarP(&r.Changes, "change", "c", nil,
+		"instruction of a Dockerfile for the configuration: CMD, ENTRYPOINT, ENV, EXPOSE,\nLABEL, STOPSIGNAL, USER, VOLUME or WORKDIR; may be "+
+			"given again")
 	format.Define(cmd)
 	return cmd
 }

@@ -41,7 +41,10 @@ Mounts below the root directory are not counted.`,
 				}
 				all := make([]owner, 0, len(r.GetOwners()))
 				for _, o := range r.GetOwners() {
-					all = append(all, owner{Kind: o.GetKind(), Name: o.GetName(), Owners: orEmpty(o.GetOwners()), Bytes: o.GetBytes(), Inodes: o.GetInodes()})
+					all = append(all, owner{
+						Kind: o.GetKind(), Name: o.GetName(), Owners: orEmpty(o.GetOwners()), Bytes: o.GetBytes(),
+						Inodes: o.GetInodes(),
+					})
 				}
 				return format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { usageRows(w, r.GetRoot(), all) })
 			})

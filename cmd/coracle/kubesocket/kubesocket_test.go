@@ -39,7 +39,8 @@ func TestParts(t *testing.T) {
 	}})
 	for _, ask := range []func(context.Context, string) ([]Part, error){Parts, AwaitParts} {
 		parts, err := ask(t.Context(), socket)
-		if err != nil || len(parts) != 1 || parts[0].Component != "DNS" || !parts[0].Healthy || parts[0].Since.Year() != 2026 || parts[0].Warnings[0] != "w" {
+		if err != nil || len(parts) != 1 || parts[0].Component != "DNS" || !parts[0].Healthy || parts[0].Since.Year() != 2026 ||
+			parts[0].Warnings[0] != "w" {
 			t.Errorf("%+v, %v", parts, err)
 		}
 	}

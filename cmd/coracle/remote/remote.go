@@ -213,7 +213,10 @@ func outcome(said []byte) (exitCode int, err error) {
 	}
 	message := status.Message
 	// What upstream's server puts before a runtime's error says nothing more.
-	for _, ornament := range []string{"Internal error occurred: ", "error executing command in container: ", "error attaching to container: "} {
+	for _, ornament := range []string{
+		"Internal error occurred: ", "error executing command in container: ",
+		"error attaching to container: ",
+	} {
 		message = strings.TrimPrefix(message, ornament)
 	}
 	return 0, errors.New(message)

@@ -23,7 +23,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // command is what the server runs for an exec.
 type command func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser, sizes <-chan remotecommand.TerminalSize) error
 
-func (c command) Exec(ctx context.Context, _ string, _ []string, in io.Reader, out, errOut io.WriteCloser, _ bool, sizes <-chan remotecommand.TerminalSize) error {
+func (c command) Exec(ctx context.Context, _ string, _ []string, in io.Reader, out, errOut io.WriteCloser, _ bool,
+	sizes <-chan remotecommand.TerminalSize,
+) error {
 	return c(ctx, in, out, errOut, sizes)
 }
 
@@ -186,7 +188,10 @@ func TestOutcome(t *testing.T) {
 	for _, tc := range []struct{ name, said, err string }{
 		{"nothing", "", "the connection ended before the command did"},
 		{"no JSON", "command terminated", `read the command's status from "command terminated"`},
-		{"a code that is none", `{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"-1"}]}}`, `exit code "-1"`},
+		{
+			"a code that is none", `{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"-1"}]}}`,
+			`exit code "-1"`,
+		},
 		{"no cause", `{"status":"Failure","reason":"NonZeroExitCode"}`, "unknown status of the command"},
 		{"a message", `{"status":"Failure","message":"gone"}`, "gone"},
 	} {
