@@ -86,7 +86,8 @@ func (r *refusals) refused(t *testing.T, says string, args ...string) {
 		t.Errorf("%s: status %d, output %q", what, code, &out)
 	}
 	got := errs.String()
-	if !strings.HasPrefix(got, "coracle-oci: ") || !strings.Contains(got, says) || strings.Count(got, "\n") != 1 || strings.Contains(got, "%!") {
+	if !strings.HasPrefix(got, "coracle-oci: ") || !strings.Contains(got, says) || strings.Count(got, "\n") != 1 ||
+		strings.Contains(got, "%!") {
 		t.Errorf("%s: error %q, want one line saying %q", what, got, says)
 	}
 	r.nothingLeft(t, what)

@@ -86,7 +86,9 @@ func (m *makeFlags) load() (*specs.Spec, string, error) {
 }
 
 // make creates the container and tells who wants to know. On error nothing is left.
-func (a *app) make(ctx context.Context, id string, spec *specs.Spec, bundle string, m *makeFlags, stdio runtime.Stdio) (runtime.Container, error) {
+func (a *app) make(ctx context.Context, id string, spec *specs.Spec, bundle string, m *makeFlags,
+	stdio runtime.Stdio,
+) (runtime.Container, error) {
 	e, err := a.engine()
 	if err != nil {
 		return nil, err

@@ -28,7 +28,10 @@ func Example() *specs.Spec {
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+			{
+				Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+				Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"},
+			},
 			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: with("mode=1777", "size=65536k")},
 			{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: safe},
 			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: with("ro")},

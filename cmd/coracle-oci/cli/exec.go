@@ -62,7 +62,8 @@ func (a *app) execCommand() *cobra.Command {
 	f.StringVar(&x.apparmor, "apparmor", "", "AppArmor profile")
 	f.StringVar(&x.label, "process-label", "", "SELinux label")
 	f.StringVar(&x.pidfdSocket, "pidfd-socket", "", "unix socket that gets a pidfd of the program")
-	f.StringArrayVar(&x.cgroups, "cgroup", nil, "existing cgroup below the container's, as PATH or, on cgroup v1, CONTROLLER[,CONTROLLER...]:PATH")
+	f.StringArrayVar(&x.cgroups, "cgroup", nil,
+		"existing cgroup below the container's, as PATH or, on cgroup v1, CONTROLLER[,CONTROLLER...]:PATH")
 	f.BoolVar(&x.ignorePaused, "ignore-paused", false, "run it also in a paused container; it starts when that is resumed")
 	f.IntVar(&x.preserveFDs, "preserve-fds", 0, "pass on this many descriptors after the standard streams")
 	return cmd

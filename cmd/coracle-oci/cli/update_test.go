@@ -22,7 +22,10 @@ func TestUpdateFlags(t *testing.T) {
 		{"no limit of memory is none of swap", updateFlags{memory: "-1"}, specs.LinuxResources{
 			Memory: &specs.LinuxMemory{Limit: i(-1), Swap: i(0)},
 		}},
-		{"cpu", updateFlags{period: "1000", quota: "-1", burst: "5", shares: "7", cpus: "0-1", mems: "0", realtimePeriod: "8", realtimeRuntime: "9"}, specs.LinuxResources{
+		{"cpu", updateFlags{
+			period: "1000", quota: "-1", burst: "5", shares: "7", cpus: "0-1", mems: "0", realtimePeriod: "8",
+			realtimeRuntime: "9",
+		}, specs.LinuxResources{
 			CPU: &specs.LinuxCPU{
 				Period: u(1000), Quota: i(-1), Burst: u(5), Shares: u(7), Cpus: "0-1", Mems: "0",
 				RealtimePeriod: u(8), RealtimeRuntime: i(9),

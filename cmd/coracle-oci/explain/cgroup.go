@@ -28,7 +28,10 @@ func usualCgroup(version int, name string) plan.Cgroup {
 		return plan.Cgroup{Unified: true, Own: top + name}
 	}
 	var c plan.Cgroup
-	for _, h := range []string{"blkio", "cpu,cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "net_cls,net_prio", "perf_event", "pids", "rdma"} {
+	for _, h := range []string{
+		"blkio", "cpu,cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "net_cls,net_prio", "perf_event",
+		"pids", "rdma",
+	} {
 		at := path.Join(top, h, name)
 		c.Tasks = append(c.Tasks, at+"/tasks")
 		own := plan.Hierarchy{Name: h, Options: h, Path: at}

@@ -36,7 +36,8 @@ func (e *Document) warn(level, field, problem, why, instead string) {
 func (e *Document) dangers(spec *specs.Spec) {
 	e.capabilityDangers()
 	for _, c := range plan.UnknownCapabilities(spec.Process.Capabilities) {
-		e.warn(low, "process.capabilities", fmt.Sprintf("%q is unknown", c), "it is ignored", "write it as capabilities(7) does, such as CAP_CHOWN")
+		e.warn(low, "process.capabilities", fmt.Sprintf("%q is unknown", c), "it is ignored",
+			"write it as capabilities(7) does, such as CAP_CHOWN")
 	}
 	e.namespaceDangers()
 	e.mountDangers()
@@ -151,7 +152,10 @@ var hostPaths = []struct {
 }
 
 // sockets are names of those by which a runtime takes orders.
-var sockets = []string{"docker.sock", "containerd.sock", "containerd.sock.ttrpc", "crio.sock", "podman.sock", "coracled.sock", "coracle.sock", "buildkitd.sock"}
+var sockets = []string{
+	"docker.sock", "containerd.sock", "containerd.sock.ttrpc", "crio.sock", "podman.sock", "coracled.sock",
+	"coracle.sock", "buildkitd.sock",
+}
 
 func (e *Document) mountDangers() {
 	for _, m := range e.Mounts {
@@ -160,7 +164,8 @@ func (e *Document) mountDangers() {
 		if m.Type == "bind" {
 			e.bindDangers(m, field, readonly)
 		}
-		if (m.Type == "cgroup" || m.Type == "cgroup2" || strings.HasPrefix(m.Source, "/sys/fs/cgroup")) && !readonly && e.of(specs.UserNamespace).Of != "new" {
+		if (m.Type == "cgroup" || m.Type == "cgroup2" || strings.HasPrefix(m.Source, "/sys/fs/cgroup")) && !readonly &&
+			e.of(specs.UserNamespace).Of != "new" {
 			level, why := medium, "root in the container changes its own limits"
 			if m.Type == "cgroup" || m.Type == "bind" && e.Cgroup.Version == 1 {
 				level, why = high, "release_agent of cgroup version 1 runs a program on the host (CVE-2022-0492), and root changes its own limits"
@@ -168,14 +173,18 @@ func (e *Document) mountDangers() {
 			e.warn(level, field, "the cgroups are writable", why, `add the option "ro"`)
 		}
 		if m.Type == "sysfs" && !readonly {
-			e.warn(high, field, "sysfs is writable", "root in the container changes the host's devices and kernel, and has programs run by uevent_helper", `add the option "ro"`)
+			e.warn(high, field, "sysfs is writable",
+				"root in the container changes the host's devices and kernel, and has programs run by uevent_helper", `add the option "ro"`)
 		}
 		if m.has("shared") || m.has("rshared") {
-			e.warn(medium, field, "mounts made in it show up on the host", "propagation goes both ways, so that a mount in the container is one of the host", `set "rslave" if the container is to see later mounts, else "rprivate"`)
+			e.warn(medium, field, "mounts made in it show up on the host",
+				"propagation goes both ways, so that a mount in the container is one of the host",
+				`set "rslave" if the container is to see later mounts, else "rprivate"`)
 		}
 	}
 	if p := e.Root.Propagation; p == "shared" || p == "rshared" {
-		e.warn(medium, "linux.rootfsPropagation", "it is "+p, "what the container mounts in a volume whose options do not say otherwise shows up on the host", `set "rslave", or leave it out`)
+		e.warn(medium, "linux.rootfsPropagation", "it is "+p,
+			"what the container mounts in a volume whose options do not say otherwise shows up on the host", `set "rslave", or leave it out`)
 	}
 	if e.Root.Path == "/" {
 		e.warn(high, "root.path", "the root file system is the host's", "the program has all files of the host", "give a directory of its own")
@@ -185,7 +194,8 @@ func (e *Document) mountDangers() {
 func (e *Document) bindDangers(m Mount, field string, readonly bool) {
 	src := path.Clean(m.Source)
 	if name := path.Base(src); slices.Contains(sockets, name) {
-		e.warn(high, field, "it is the socket of a container runtime ("+src+")", "who can connect makes a privileged container; read-only does not keep it from that",
+		e.warn(high, field, "it is the socket of a container runtime ("+src+")",
+			"who can connect makes a privileged container; read-only does not keep it from that",
 			"leave it out, or give the program a proxy that allows single requests")
 		return
 	}
@@ -202,7 +212,8 @@ func (e *Document) bindDangers(m Mount, field string, readonly bool) {
 		e.warn(level, field, what, h.why, instead)
 	}
 	if strings.HasPrefix(src, "/proc/sys") && !readonly {
-		e.warn(high, field, src+" of the host is bound, writable", "kernel settings such as core_pattern run programs on the host", "use linux.sysctl for the container's own settings")
+		e.warn(high, field, src+" of the host is bound, writable", "kernel settings such as core_pattern run programs on the host",
+			"use linux.sysctl for the container's own settings")
 	}
 }
 
@@ -226,7 +237,8 @@ func (e *Document) procDangers() {
 	for _, p := range []string{"/proc/sys", "/proc/sysrq-trigger"} {
 		if proc && !user && !covered(closed, p) {
 			e.warn(high, "linux.readonlyPaths", p+" is writable",
-				"root in the container sets kernel settings of the host (kernel.core_pattern runs a program there), or restarts it", "add it to linux.readonlyPaths")
+				"root in the container sets kernel settings of the host (kernel.core_pattern runs a program there), or restarts it",
+				"add it to linux.readonlyPaths")
 		}
 	}
 	var open []string
@@ -236,27 +248,33 @@ func (e *Document) procDangers() {
 		}
 	}
 	if len(open) > 0 {
-		e.warn(medium, "linux.maskedPaths", strings.Join(open, ", ")+" can be read", "they show the host's memory, keys and hardware", "add them to linux.maskedPaths")
+		e.warn(medium, "linux.maskedPaths", strings.Join(open, ", ")+" can be read", "they show the host's memory, keys and hardware",
+			"add them to linux.maskedPaths")
 	}
 }
 
 func (e *Document) processDangers(spec *specs.Spec) {
 	if !e.Process.NoNewPrivileges {
-		e.warn(medium, "process.noNewPrivileges", "it is off", "programs with the setuid bit or file capabilities in the image raise the program's rights", "set it to true")
+		e.warn(medium, "process.noNewPrivileges", "it is off",
+			"programs with the setuid bit or file capabilities in the image raise the program's rights", "set it to true")
 	}
 	p := spec.Process
 	switch profile := p.ApparmorProfile; {
 	case profile == "unconfined":
-		e.warn(medium, "process.apparmorProfile", "it is unconfined", "no security module holds what gets past the other walls", "name a profile that is loaded on the host")
+		e.warn(medium, "process.apparmorProfile", "it is unconfined", "no security module holds what gets past the other walls",
+			"name a profile that is loaded on the host")
 	case profile == "" && p.SelinuxLabel == "":
-		e.warn(low, "process.apparmorProfile", "neither an AppArmor profile nor an SELinux label is set", "no security module holds what gets past the other walls",
+		e.warn(low, "process.apparmorProfile", "neither an AppArmor profile nor an SELinux label is set",
+			"no security module holds what gets past the other walls",
 			"set process.apparmorProfile or process.selinuxLabel, whichever the host has")
 	}
 	if strings.Contains(p.SelinuxLabel, ":spc_t") || strings.Contains(p.SelinuxLabel, ":unconfined_t") {
-		e.warn(medium, "process.selinuxLabel", p.SelinuxLabel+" is not confined", "no security module holds what gets past the other walls", "use a type such as container_t")
+		e.warn(medium, "process.selinuxLabel", p.SelinuxLabel+" is not confined", "no security module holds what gets past the other walls",
+			"use a type such as container_t")
 	}
 	if p.OOMScoreAdj != nil && *p.OOMScoreAdj < -500 {
-		e.warn(low, "process.oomScoreAdj", fmt.Sprintf("it is %d", *p.OOMScoreAdj), "if memory runs out, services of the host are killed before this container", "set 0 or more")
+		e.warn(low, "process.oomScoreAdj", fmt.Sprintf("it is %d", *p.OOMScoreAdj),
+			"if memory runs out, services of the host are killed before this container", "set 0 or more")
 	}
 }
 
@@ -268,7 +286,8 @@ func (e *Document) seccompDangers(spec *specs.Spec) {
 	}
 	for _, a := range e.Seccomp.Archs {
 		if a.Denied == 0 && a.Conditional == 0 {
-			e.warn(medium, "linux.seccomp", "the filter denies nothing on "+string(a.Arch), why, "let defaultAction be SCMP_ACT_ERRNO, and list what the program needs")
+			e.warn(medium, "linux.seccomp", "the filter denies nothing on "+string(a.Arch), why,
+				"let defaultAction be SCMP_ACT_ERRNO, and list what the program needs")
 		}
 	}
 }
@@ -305,9 +324,11 @@ func (e *Document) deviceRuleDangers(rules []specs.LinuxDeviceCgroup) {
 		opens := strings.ContainsAny(d.Access, "rw")
 		switch {
 		case (d.Type == "" || d.Type == "a") && any(d.Major) && any(d.Minor) && opens:
-			e.warn(high, field, "it allows all devices ("+deviceRule(d)+")", "with CAP_MKNOD the program makes any disk's device node and reads or writes it", "allow the devices that are needed by number")
+			e.warn(high, field, "it allows all devices ("+deviceRule(d)+")",
+				"with CAP_MKNOD the program makes any disk's device node and reads or writes it", "allow the devices that are needed by number")
 		case d.Type == "b" && opens:
-			e.warn(high, field, "it allows a disk ("+deviceRule(d)+")", "what is on it can be read or written past all permissions", "bind a directory of it instead")
+			e.warn(high, field, "it allows a disk ("+deviceRule(d)+")", "what is on it can be read or written past all permissions",
+				"bind a directory of it instead")
 		case d.Type == "c" && d.Major != nil && *d.Major == 1 && (d.Minor == nil || memoryDevices[*d.Minor]) && opens:
 			e.warn(high, field, "it allows physical memory ("+deviceRule(d)+")", "the program reads and writes the kernel", "leave it out")
 		}
@@ -315,7 +336,8 @@ func (e *Document) deviceRuleDangers(rules []specs.LinuxDeviceCgroup) {
 	if rules == nil || !slices.ContainsFunc(rules, func(d specs.LinuxDeviceCgroup) bool {
 		return !d.Allow && (d.Type == "" || d.Type == "a") && any(d.Major) && any(d.Minor)
 	}) {
-		e.warn(medium, "linux.resources.devices", "nothing denies devices that are not listed", "with CAP_MKNOD the program makes device nodes of the host's disks and opens them",
+		e.warn(medium, "linux.resources.devices", "nothing denies devices that are not listed",
+			"with CAP_MKNOD the program makes device nodes of the host's disks and opens them",
 			`begin the list with {"allow": false, "access": "rwm"}`)
 	}
 }

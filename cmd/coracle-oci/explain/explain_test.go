@@ -114,7 +114,9 @@ func TestDangers(t *testing.T) {
 			s.Hostname = ""
 			dropNamespace(specs.UTSNamespace)(s)
 		}, low, "linux.namespaces", "host's uts namespace"},
-		"network of init":             {func(s *specs.Spec) { s.Linux.Namespaces[1].Path = "/proc/1/ns/net" }, medium, "linux.namespaces", "(/proc/1/ns/net)"},
+		"network of init": {func(s *specs.Spec) {
+			s.Linux.Namespaces[1].Path = "/proc/1/ns/net"
+		}, medium, "linux.namespaces", "(/proc/1/ns/net)"},
 		"network of a pod":            {spoil: func(s *specs.Spec) { s.Linux.Namespaces[1].Path = "/proc/self/ns/net" }},
 		"mounts of the host":          {dropNamespace(specs.MountNamespace), high, "linux.namespaces", "host's mount namespace"},
 		"root":                        {func(s *specs.Spec) { s.Process.User.UID = 0 }, medium, "process.user.uid", "root of the host"},
@@ -130,32 +132,48 @@ func TestDangers(t *testing.T) {
 		"cgroups of version 1, bound": {bindOf("/sys/fs/cgroup/memory"), high, "mounts /x", "the cgroups are writable"},
 		"a source that is not there":  {bindOf("/no/such/place"), high, "mounts", "/no/such/place cannot be used"},
 		"a mount that spreads":        {bindOf("/mnt", "rshared"), medium, "mounts /x", "show up on the host"},
-		"a root that spreads":         {func(s *specs.Spec) { s.Linux.RootfsPropagation = "shared" }, medium, "linux.rootfsPropagation", "shared"},
-		"writable sysfs":              {func(s *specs.Spec) { s.Mounts[5].Options = nil }, high, "mounts /sys", "sysfs is writable"},
+		"a root that spreads": {func(s *specs.Spec) {
+			s.Linux.RootfsPropagation = "shared"
+		}, medium, "linux.rootfsPropagation", "shared"},
+		"writable sysfs": {func(s *specs.Spec) { s.Mounts[5].Options = nil }, high, "mounts /sys", "sysfs is writable"},
 		"cgroups, read-only": {spoil: func(s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Options: []string{"ro"}})
 		}},
-		"root /":                {func(s *specs.Spec) { s.Root.Path = "/" }, high, "root.path", "the host's"},
-		"writable /proc/sys":    {func(s *specs.Spec) { s.Linux.ReadonlyPaths = []string{"/proc/sysrq-trigger"} }, high, "linux.readonlyPaths", "/proc/sys is writable"},
-		"nothing masked":        {func(s *specs.Spec) { s.Linux.MaskedPaths = nil }, medium, "linux.maskedPaths", "/proc/kcore, /proc/keys"},
-		"new privileges":        {func(s *specs.Spec) { s.Process.NoNewPrivileges = false }, medium, "process.noNewPrivileges", "off"},
-		"no LSM":                {func(s *specs.Spec) { s.Process.ApparmorProfile = "" }, low, "process.apparmorProfile", "neither"},
-		"unconfined":            {func(s *specs.Spec) { s.Process.ApparmorProfile = "unconfined" }, medium, "process.apparmorProfile", "unconfined"},
-		"unconfined by SELinux": {func(s *specs.Spec) { s.Process.SelinuxLabel = "system_u:system_r:spc_t:s0" }, medium, "process.selinuxLabel", "not confined"},
-		"spared from OOM":       {func(s *specs.Spec) { n := -999; s.Process.OOMScoreAdj = &n }, low, "process.oomScoreAdj", "-999"},
-		"no filter":             {func(s *specs.Spec) { s.Linux.Seccomp = nil }, medium, "linux.seccomp", "no filter"},
-		"a filter of nothing":   {func(s *specs.Spec) { s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActLog} }, medium, "linux.seccomp", "denies nothing"},
-		"no memory limit":       {func(s *specs.Spec) { s.Linux.Resources.Memory = nil }, low, "linux.resources.memory.limit", "none"},
+		"root /": {func(s *specs.Spec) { s.Root.Path = "/" }, high, "root.path", "the host's"},
+		"writable /proc/sys": {func(s *specs.Spec) {
+			s.Linux.ReadonlyPaths = []string{"/proc/sysrq-trigger"}
+		}, high, "linux.readonlyPaths", "/proc/sys is writable"},
+		"nothing masked": {func(s *specs.Spec) { s.Linux.MaskedPaths = nil }, medium, "linux.maskedPaths", "/proc/kcore, /proc/keys"},
+		"new privileges": {func(s *specs.Spec) { s.Process.NoNewPrivileges = false }, medium, "process.noNewPrivileges", "off"},
+		"no LSM":         {func(s *specs.Spec) { s.Process.ApparmorProfile = "" }, low, "process.apparmorProfile", "neither"},
+		"unconfined": {func(s *specs.Spec) {
+			s.Process.ApparmorProfile = "unconfined"
+		}, medium, "process.apparmorProfile", "unconfined"},
+		"unconfined by SELinux": {func(s *specs.Spec) {
+			s.Process.SelinuxLabel = "system_u:system_r:spc_t:s0"
+		}, medium, "process.selinuxLabel", "not confined"},
+		"spared from OOM": {func(s *specs.Spec) { n := -999; s.Process.OOMScoreAdj = &n }, low, "process.oomScoreAdj", "-999"},
+		"no filter":       {func(s *specs.Spec) { s.Linux.Seccomp = nil }, medium, "linux.seccomp", "no filter"},
+		"a filter of nothing": {func(s *specs.Spec) {
+			s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActLog}
+		}, medium, "linux.seccomp", "denies nothing"},
+		"no memory limit": {func(s *specs.Spec) { s.Linux.Resources.Memory = nil }, low, "linux.resources.memory.limit", "none"},
 		"a unified memory limit": {spoil: func(s *specs.Spec) {
 			s.Linux.Resources.Memory = nil
 			s.Linux.Resources.Unified = map[string]string{"memory.max": "1000000"}
 		}},
 		"no limit of processes": {func(s *specs.Spec) { s.Linux.Resources.Pids = nil }, low, "linux.resources.pids.limit", "none"},
 		"all devices":           {allowed(specs.LinuxDeviceCgroup{}), high, "linux.resources.devices[1]", "all devices (allow a *:* rwm)"},
-		"a disk":                {allowed(specs.LinuxDeviceCgroup{Type: "b", Major: &eight, Minor: &one}), high, "linux.resources.devices[1]", "a disk"},
-		"physical memory":       {allowed(specs.LinuxDeviceCgroup{Type: "c", Major: &one, Minor: &one}), high, "linux.resources.devices[1]", "physical memory"},
-		"/dev/null":             {spoil: allowed(specs.LinuxDeviceCgroup{Type: "c", Major: &one, Minor: &three})},
-		"no rule that denies":   {func(s *specs.Spec) { s.Linux.Resources.Devices = nil }, medium, "linux.resources.devices", "nothing denies"},
+		"a disk": {
+			allowed(specs.LinuxDeviceCgroup{Type: "b", Major: &eight, Minor: &one}), high, "linux.resources.devices[1]",
+			"a disk",
+		},
+		"physical memory": {
+			allowed(specs.LinuxDeviceCgroup{Type: "c", Major: &one, Minor: &one}), high, "linux.resources.devices[1]",
+			"physical memory",
+		},
+		"/dev/null":           {spoil: allowed(specs.LinuxDeviceCgroup{Type: "c", Major: &one, Minor: &three})},
+		"no rule that denies": {func(s *specs.Spec) { s.Linux.Resources.Devices = nil }, medium, "linux.resources.devices", "nothing denies"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -226,7 +244,10 @@ func TestExplainAll(t *testing.T) {
 		}
 	}
 	for _, want := range []Setting{
-		{"AppArmor profile", "boat"}, {"SELinux label", s.Process.SelinuxLabel}, {"I/O priority", "IOPRIO_CLASS_BE 3"}, {"personality", "LINUX32"},
+		{"AppArmor profile", "boat"},
+		{"SELinux label", s.Process.SelinuxLabel},
+		{"I/O priority", "IOPRIO_CLASS_BE 3"},
+		{"personality", "LINUX32"},
 	} {
 		if !slices.Contains(e.Process.Settings, want) {
 			t.Errorf("process has %+v and not %+v", e.Process.Settings, want)

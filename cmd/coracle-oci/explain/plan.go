@@ -46,8 +46,10 @@ func (e *Document) fromPlan(p *plan.Plan) {
 // internal are operations that say nothing of the container that is not told elsewhere.
 func internal(op plan.Op) bool {
 	switch op.(type) {
-	case plan.Unshare, plan.Setns, plan.Wait, plan.Fork, plan.Keep, plan.Joined, plan.JoinCgroups, plan.BecomeRoot, plan.SetCaps, plan.AllCPUs, plan.MemoryPolicy,
-		plan.LoopbackUp, plan.HostView, plan.MakeDir, plan.MakeFile, plan.Stdio, plan.Session, plan.KeepFds, plan.FindProgram, plan.EndBySignals, plan.Gate, plan.Seccomp:
+	case plan.Unshare, plan.Setns, plan.Wait, plan.Fork, plan.Keep, plan.Joined, plan.JoinCgroups, plan.BecomeRoot, plan.SetCaps, plan.AllCPUs,
+		plan.MemoryPolicy,
+		plan.LoopbackUp, plan.HostView, plan.MakeDir, plan.MakeFile, plan.Stdio, plan.Session, plan.KeepFds, plan.FindProgram, plan.EndBySignals,
+		plan.Gate, plan.Seccomp:
 		return true
 	}
 	return false
