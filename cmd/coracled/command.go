@@ -85,9 +85,11 @@ func (f *flags) define(cmd *cobra.Command) {
 	p.StringVar(&f.address, "address", "unix://"+d.Socket(), "socket to serve on; follows --state unless given")
 	p.StringVar(&f.config, "config", defaultConfigFile, "TOML file; only the default may be absent")
 	p.StringVar(&f.logLevel, "log-level", d.Log.Level, "debug, info, warn or error")
-	cmd.Flags().StringVar(&f.shortNames, "short-name-registry", "", "registry of images whose names have none, unless the configuration file names one (default: such names are refused)")
+	cmd.Flags().StringVar(&f.shortNames, "short-name-registry", "",
+		"registry of images whose names have none, unless the configuration file names one (default: such names are refused)")
 	cmd.Flags().BoolVar(&f.onlyListed, onlyListed, false, "set image.only_listed_loopback, whatever the file says")
-	cmd.Flags().StringVar(&f.logFile, "log-file", "", "file to log to instead of standard error; from 10 MiB on it is set aside as FILE.1 to FILE.3")
+	cmd.Flags().StringVar(&f.logFile, "log-file", "",
+		"file to log to instead of standard error; from 10 MiB on it is set aside as FILE.1 to FILE.3")
 }
 
 // load reads the file and puts the flags that were given over it.

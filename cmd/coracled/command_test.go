@@ -19,7 +19,10 @@ func TestArgumentsOfTheNextStart(t *testing.T) {
 		"none": {nil, []string{}},
 		"all": {
 			[]string{"--root=r", "--state", "s", "--address", "unix:///a.sock", "--log-level", "warn", "--only-listed-loopback", "--log-file", "l"},
-			[]string{"--root", filepath.Join(dir, "r"), "--state", filepath.Join(dir, "s"), "--address", "unix:///a.sock", "--log-level", "warn", "--log-file", filepath.Join(dir, "l"), "--only-listed-loopback"},
+			[]string{
+				"--root", filepath.Join(dir, "r"), "--state", filepath.Join(dir, "s"), "--address", "unix:///a.sock", "--log-level", "warn",
+				"--log-file", filepath.Join(dir, "l"), "--only-listed-loopback",
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

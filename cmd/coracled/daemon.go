@@ -89,7 +89,8 @@ func makeDirs(c config.Config) error {
 // serve answers CRI calls until ctx ends, and reloads s at each hangup.
 func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup <-chan os.Signal, s source) error {
 	deps := cri.Deps{
-		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Beside: n.services,
+		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps,
+		Worked: worked, Log: n.log, Beside: n.services,
 	}
 	if err := n.observe(ctx, &deps, began); err != nil {
 		return err
@@ -148,7 +149,10 @@ func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup
 // services adds the services of `coracle image` and `coracle shim`.
 func (n *node) services(r grpc.ServiceRegistrar) {
 	nodeapi.Register(r, n.shim)
-	imageapi.Register(r, imageapi.Deps{Images: n.images, Snapshots: n.snapshots, Containers: n.pods, Root: n.config.Root, State: n.config.State})
+	imageapi.Register(r, imageapi.Deps{
+		Images: n.images, Snapshots: n.snapshots, Containers: n.pods, Root: n.config.Root,
+		State: n.config.State,
+	})
 }
 
 // engineSteps reads what the shim has left of how it made a container.

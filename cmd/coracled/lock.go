@@ -122,7 +122,8 @@ func own(f *os.File) (*dirLock, error) {
 	pid := strconv.Itoa(os.Getpid()) + "\n"
 	// Overwrite the old pid first, because that needs no new page. The daemon must start even on a
 	// full file system: otherwise nothing on it could be removed.
-	if err := errors.Join(writeAt(f, pid), f.Truncate(int64(len(pid)))); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+	if err := errors.Join(writeAt(f, pid), f.Truncate(int64(len(pid)))); err != nil && !errors.Is(err, unix.ENOSPC) &&
+		!errors.Is(err, unix.EDQUOT) {
 		_ = f.Close()
 		return nil, fmt.Errorf("write %s: %w", f.Name(), err)
 	}

@@ -22,7 +22,8 @@ func TestLockTellsItsHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = lockDir(dir)
-	if !errors.Is(err, errRunning) || !strings.Contains(err.Error(), fmt.Sprintf("pid %d", os.Getpid())) || !strings.Contains(err.Error(), dir) {
+	if !errors.Is(err, errRunning) || !strings.Contains(err.Error(), fmt.Sprintf("pid %d", os.Getpid())) ||
+		!strings.Contains(err.Error(), dir) {
 		t.Errorf("second lock: %v", err)
 	}
 	first.release()

@@ -130,7 +130,8 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 		n.log.Error("layers that were pulled lazily may be lost with their process", "error", err)
 	}
 	deps := pod.Deps{
-		Shim: n.shim, Images: n.images, Snapshots: layers.NewRoots(n.layers, n.images, garbage.Poke), Network: n.network, Starting: n.starting(), Log: n.log,
+		Shim: n.shim, Images: n.images, Snapshots: layers.NewRoots(n.layers, n.images, garbage.Poke), Network: n.network, Starting: n.starting(),
+		Log: n.log,
 	}
 	var plugins *nri.Plugins
 	if c.NRI.Enabled {

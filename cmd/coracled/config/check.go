@@ -263,10 +263,12 @@ func (i *Image) check() error {
 		errs = append(errs, wrong("image.max_concurrent_downloads", "%d is not from 1 to %d", n, maxDownloads))
 	}
 	if d, err := time.ParseDuration(i.PullProgressTimeout); err != nil || d < minProgressTimeout {
-		errs = append(errs, wrong("image.image_pull_progress_timeout", "%q is not a duration of at least %s, such as 5m", i.PullProgressTimeout, minProgressTimeout))
+		errs = append(errs, wrong("image.image_pull_progress_timeout", "%q is not a duration of at least %s, such as 5m", i.PullProgressTimeout,
+			minProgressTimeout))
 	}
 	if d, err := time.ParseDuration(i.LazyReadTimeout); err != nil || d < minLazyTimeout || d > maxLazyTimeout {
-		errs = append(errs, wrong("image.lazy_read_timeout", "%q is not a duration from %s to %s, such as 30s", i.LazyReadTimeout, minLazyTimeout, maxLazyTimeout))
+		errs = append(errs, wrong("image.lazy_read_timeout", "%q is not a duration from %s to %s, such as 30s", i.LazyReadTimeout, minLazyTimeout,
+			maxLazyTimeout))
 	}
 	if r := i.ShortNameRegistry; r != "" {
 		errs = append(errs, checkShortNameRegistry("image.short_name_registry", r))

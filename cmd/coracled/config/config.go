@@ -184,10 +184,13 @@ func Default() Config {
 			CertsDirs:              []string{"/etc/coracle/certs.d", "/etc/containerd/certs.d", "/etc/docker/certs.d"},
 		},
 		Snapshot: Snapshot{Driver: "overlay"},
-		Runtime:  Runtime{Handlers: []string{"coracle"}, RestoreBases: []string{}, Ulimits: []string{}, CDISpecDirs: []string{"/etc/cdi", "/var/run/cdi"}},
-		NRI:      NRI{Socket: "/var/run/nri/nri.sock", PluginDir: "/opt/nri/plugins", PluginConfigDir: "/etc/nri/conf.d"},
-		Tracing:  Tracing{SamplePercent: 100},
-		Stream:   Stream{Address: "127.0.0.1:0"},
+		Runtime: Runtime{
+			Handlers: []string{"coracle"}, RestoreBases: []string{}, Ulimits: []string{},
+			CDISpecDirs: []string{"/etc/cdi", "/var/run/cdi"},
+		},
+		NRI:     NRI{Socket: "/var/run/nri/nri.sock", PluginDir: "/opt/nri/plugins", PluginConfigDir: "/etc/nri/conf.d"},
+		Tracing: Tracing{SamplePercent: 100},
+		Stream:  Stream{Address: "127.0.0.1:0"},
 	}
 }
 

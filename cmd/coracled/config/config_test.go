@@ -204,7 +204,10 @@ func TestRejections(t *testing.T) {
 		{"token service as URL", "[image.registry.'r']\ntoken_hosts = ['https://a']", "token_hosts: "},
 		{"mirror with other scheme", "[image.registry.'r']\nmirrors = ['ftp://m']", "mirrors: "},
 		{"ca file", "[image.registry.'r']\nca_file = 'ca.pem'", "ca_file: "},
-		{"registry without downloads", "[image.registry.'r']\nmax_concurrent_downloads = -1", "line 2: image.registry.r.max_concurrent_downloads: "},
+		{
+			"registry without downloads", "[image.registry.'r']\nmax_concurrent_downloads = -1",
+			"line 2: image.registry.r.max_concurrent_downloads: ",
+		},
 		{"short names without registry", "[image]\nshort_name_registry = 'library'", "line 2: image.short_name_registry: "},
 		{"short names with scheme", "[image]\nshort_name_registry = 'https://r.example'", "image.short_name_registry: "},
 		{"short names with slash", "[image]\nshort_name_registry = 'r.example/'", "image.short_name_registry: "},
@@ -240,23 +243,53 @@ func TestRejections(t *testing.T) {
 		{"relative plugins", "[nri]\nplugin_dir = 'plugins'", "nri.plugin_dir: "},
 		{"relative plugins' configuration", "[nri]\nplugin_config_dir = 'conf.d'", "nri.plugin_config_dir: "},
 		{"handler without a runtime", "[runtime.handler.x]", `runtime.handler.x.runtime: "" is none of coracle, oci:PATH, shim:NAME`},
-		{"handler of an unknown kind", "[runtime.handler.x]\nruntime = 'vm:x'", `line 2: runtime.handler.x.runtime: "vm:x" is none of coracle, oci:PATH, shim:NAME`},
-		{"relative OCI runtime", "[runtime.handler.x]\nruntime = 'oci:runc'", `line 2: runtime.handler.x.runtime: "runc" is not an absolute path`},
-		{"shim that is no name", "[runtime.handler.x]\nruntime = 'shim:kata'", `line 2: runtime.handler.x.runtime: "kata" is neither an absolute path nor a name such as io.containerd.runc.v2`},
+		{
+			"handler of an unknown kind", "[runtime.handler.x]\nruntime = 'vm:x'",
+			`line 2: runtime.handler.x.runtime: "vm:x" is none of coracle, oci:PATH, shim:NAME`,
+		},
+		{
+			"relative OCI runtime", "[runtime.handler.x]\nruntime = 'oci:runc'",
+			`line 2: runtime.handler.x.runtime: "runc" is not an absolute path`,
+		},
+		{
+			"shim that is no name", "[runtime.handler.x]\nruntime = 'shim:kata'",
+			`line 2: runtime.handler.x.runtime: "kata" is neither an absolute path nor a name such as io.containerd.runc.v2`,
+		},
 		{"shim with a relative path", "[runtime.handler.x]\nruntime = 'shim:../io.x.v2'", "runtime.handler.x.runtime: "},
 		{"handler's key", "[runtime.handler.x]\nruntime = 'coracle'\npath = '/x'", "line 3: unknown key runtime.handler.x.path"},
 		{"handler's name", "[runtime.handler.X_y]\nruntime = 'coracle'", `"X_y": only lower-case letters, digits and -`},
 		{"handler without a name", "[runtime.handler.'']\nruntime = 'coracle'", "the unnamed handler is always there"},
 		{"handler in both", "[runtime.handler.coracle]\nruntime = 'coracle'", `"coracle" is also in runtime.handlers; take it away there`},
-		{"handler's annotations", "[runtime.handler.x]\nruntime = 'coracle'\nannotations = ['a[']", `line 3: runtime.handler.x.annotations: "a[" is neither a name nor a pattern`},
-		{"handler's pattern that steers", "[runtime.handler.x]\nruntime = 'coracle'\nannotations = ['*', 'run.oci.*']", `line 3: runtime.handler.x.annotations: "run.oci.*": such annotations tell the runtime what to do`},
-		{"handler's overhead", "[runtime.handler.x]\nruntime = 'coracle'\noverhead_memory_bytes = -1", "line 3: runtime.handler.x.overhead_memory_bytes: -1 is below 0"},
-		{"handler's snapshotter", "[runtime.handler.x]\nruntime = 'coracle'\nsnapshotter = 'zfs'", `line 3: runtime.handler.x.snapshotter: "zfs"`},
+		{
+			"handler's annotations", "[runtime.handler.x]\nruntime = 'coracle'\nannotations = ['a[']",
+			`line 3: runtime.handler.x.annotations: "a[" is neither a name nor a pattern`,
+		},
+		{
+			"handler's pattern that steers", "[runtime.handler.x]\nruntime = 'coracle'\nannotations = ['*', 'run.oci.*']",
+			`line 3: runtime.handler.x.annotations: "run.oci.*": such annotations tell the runtime what to do`,
+		},
+		{
+			"handler's overhead", "[runtime.handler.x]\nruntime = 'coracle'\noverhead_memory_bytes = -1",
+			"line 3: runtime.handler.x.overhead_memory_bytes: -1 is below 0",
+		},
+		{
+			"handler's snapshotter", "[runtime.handler.x]\nruntime = 'coracle'\nsnapshotter = 'zfs'",
+			`line 3: runtime.handler.x.snapshotter: "zfs"`,
+		},
 		{"small log", "[runtime]\nlog_file_bytes = 1000", "line 2: runtime.log_file_bytes: 1000 is neither 0 nor at least 262144"},
-		{"negative log", "[runtime.handler.x]\nruntime = 'coracle'\nlog_file_bytes = -1", "line 3: runtime.handler.x.log_file_bytes: -1 is neither 0 nor at least 262144"},
-		{"log of one file", "[runtime]\nlog_file_bytes = 1000000\nlog_files = 1", "line 3: runtime.log_files: 1 is neither 0 nor within 2 to 1000"},
+		{
+			"negative log", "[runtime.handler.x]\nruntime = 'coracle'\nlog_file_bytes = -1",
+			"line 3: runtime.handler.x.log_file_bytes: -1 is neither 0 nor at least 262144",
+		},
+		{
+			"log of one file", "[runtime]\nlog_file_bytes = 1000000\nlog_files = 1",
+			"line 3: runtime.log_files: 1 is neither 0 nor within 2 to 1000",
+		},
 		{"log of files without a size", "[runtime]\nlog_files = 3", "line 2: runtime.log_files: 3 files of any size: set log_file_bytes, too"},
-		{"handler's cpu", "[runtime.handler.x]\nruntime = 'coracle'\noverhead_cpu_millis = -1", "runtime.handler.x.overhead_cpu_millis: -1 is below 0"},
+		{
+			"handler's cpu", "[runtime.handler.x]\nruntime = 'coracle'\noverhead_cpu_millis = -1",
+			"runtime.handler.x.overhead_cpu_millis: -1 is below 0",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Parse([]byte(tt.text))

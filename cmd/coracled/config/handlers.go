@@ -56,7 +56,8 @@ func (h *Handler) check(key string) error {
 			errs = append(errs, wrong(key+".annotations", "%q is neither a name nor a pattern", a))
 		}
 		if i := strings.IndexAny(a, `*?[\`); i >= 0 && runtime.Steers(a[:i]) {
-			errs = append(errs, wrong(key+".annotations", "%q: such annotations tell the runtime what to do on the host; name each that pods may use", a))
+			errs = append(errs, wrong(key+".annotations",
+				"%q: such annotations tell the runtime what to do on the host; name each that pods may use", a))
 		}
 	}
 	if h.Snapshotter != "" {

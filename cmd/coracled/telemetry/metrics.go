@@ -51,7 +51,8 @@ func NewMetrics(version string) *Metrics {
 		}),
 		recovery: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "recovered",
-			Help: "What the daemon found of its predecessor when it started: pods, containers, and errors that kept something from being put in order.",
+			Help: "What the daemon found of its predecessor when it started: pods, containers, and errors that kept something from being put in " +
+				"order.",
 		}, []string{"what"}),
 		took: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "recovery_duration_seconds",
