@@ -12,7 +12,9 @@ import (
 )
 
 // CheckpointContainer saves a running container in an archive, and lets it go on.
-func (s *service) CheckpointContainer(ctx context.Context, r *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
+func (s *service) CheckpointContainer(ctx context.Context,
+	r *runtimeapi.CheckpointContainerRequest,
+) (*runtimeapi.CheckpointContainerResponse, error) {
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}

@@ -167,7 +167,9 @@ func (s *service) containerInfo(c pod.Container) containerInfo {
 }
 
 // UpdateContainerResources changes a container's limits.
-func (s *service) UpdateContainerResources(ctx context.Context, r *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+func (s *service) UpdateContainerResources(ctx context.Context,
+	r *runtimeapi.UpdateContainerResourcesRequest,
+) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
@@ -181,7 +183,9 @@ func (s *service) UpdateContainerResources(ctx context.Context, r *runtimeapi.Up
 }
 
 // ReopenContainerLog lets go of a rotated log file.
-func (s *service) ReopenContainerLog(ctx context.Context, r *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
+func (s *service) ReopenContainerLog(ctx context.Context,
+	r *runtimeapi.ReopenContainerLogRequest,
+) (*runtimeapi.ReopenContainerLogResponse, error) {
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}

@@ -28,7 +28,10 @@ func fullContainerConfig() *runtimeapi.ContainerConfig {
 			{ContainerPath: "/data", HostPath: "/d", Readonly: true, RecursiveReadOnly: true, SelinuxRelabel: true},
 			{ContainerPath: "/b", HostPath: "/b", Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL},
 			{ContainerPath: "/img", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "sub"},
-			{ContainerPath: "/m", HostPath: "/m", UidMappings: []*runtimeapi.IDMapping{{Length: 1}}, GidMappings: []*runtimeapi.IDMapping{{ContainerId: 1, HostId: 2, Length: 3}}, MountOptions: []string{"noexec"}},
+			{
+				ContainerPath: "/m", HostPath: "/m", UidMappings: []*runtimeapi.IDMapping{{Length: 1}},
+				GidMappings: []*runtimeapi.IDMapping{{ContainerId: 1, HostId: 2, Length: 3}}, MountOptions: []string{"noexec"},
+			},
 		},
 		Devices:    []*runtimeapi.Device{{HostPath: "/dev/null"}, {HostPath: "/dev/zero", ContainerPath: "/dev/z", Permissions: "r"}},
 		CDIDevices: []*runtimeapi.CDIDevice{{Name: "v/c=d"}},
@@ -77,10 +80,17 @@ func convertedContainerConfig() pod.ContainerConfig {
 		Command: []string{"/srv"}, Args: []string{"-v"}, WorkingDir: "/w",
 		Env: [][2]string{{"A", "1=2"}, {"A", ""}},
 		Mounts: []pod.Mount{
-			{ContainerPath: "/data", HostPath: "/d", Readonly: true, RecursiveReadonly: true, SELinuxRelabel: true, Propagation: pod.PropagationPrivate},
+			{
+				ContainerPath: "/data", HostPath: "/d", Readonly: true, RecursiveReadonly: true, SELinuxRelabel: true,
+				Propagation: pod.PropagationPrivate,
+			},
 			{ContainerPath: "/b", HostPath: "/b", Propagation: pod.PropagationBidirectional},
 			{ContainerPath: "/img", Image: "x", ImageSubPath: "sub", Propagation: pod.PropagationPrivate},
-			{ContainerPath: "/m", HostPath: "/m", Users: pod.IDMaps{UIDs: []pod.IDMap{{Length: 1}}, GIDs: []pod.IDMap{{Container: 1, Host: 2, Length: 3}}}, Options: []string{"noexec"}, Propagation: pod.PropagationPrivate},
+			{
+				ContainerPath: "/m", HostPath: "/m",
+				Users: pod.IDMaps{UIDs: []pod.IDMap{{Length: 1}}, GIDs: []pod.IDMap{{Container: 1, Host: 2, Length: 3}}}, Options: []string{"noexec"},
+				Propagation: pod.PropagationPrivate,
+			},
 		},
 		Devices: []pod.Device{
 			{ContainerPath: "/dev/null", HostPath: "/dev/null", Permissions: "rwm"},

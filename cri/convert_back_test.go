@@ -24,7 +24,11 @@ func TestConfigsSurviveTheWayBack(t *testing.T) {
 }
 
 func TestProfilesSurviveTheWayBack(t *testing.T) {
-	for _, s := range []pod.Seccomp{{Type: pod.ProfileUnconfined}, {Type: pod.ProfileRuntimeDefault}, {Type: pod.ProfileLocalhost, Localhost: "/p"}} {
+	for _, s := range []pod.Seccomp{
+		{Type: pod.ProfileUnconfined},
+		{Type: pod.ProfileRuntimeDefault},
+		{Type: pod.ProfileLocalhost, Localhost: "/p"},
+	} {
 		if got, err := seccomp("f", seccompBack(s), ""); got != s || err != nil {
 			t.Errorf("%+v: %+v, %v", s, got, err)
 		}
@@ -43,8 +47,14 @@ func TestInfoHasTheNamesOfCRI(t *testing.T) {
 		info any
 		want []string
 	}{
-		{podInfo{Config: podConfigBack(&p.Config)}, []string{`"config":{"metadata":{"name":"web","uid":"u1","namespace":"default"`, `"log_directory":`, `"port_mappings":`}},
-		{(&service{}).containerInfo(c), []string{`"config":{"metadata":{"name":"srv","attempt":3}`, `"log_path":"srv/0.log"`, `"user_specified_image":`}},
+		{
+			podInfo{Config: podConfigBack(&p.Config)},
+			[]string{`"config":{"metadata":{"name":"web","uid":"u1","namespace":"default"`, `"log_directory":`, `"port_mappings":`},
+		},
+		{(&service{}).containerInfo(c), []string{
+			`"config":{"metadata":{"name":"srv","attempt":3}`, `"log_path":"srv/0.log"`,
+			`"user_specified_image":`,
+		}},
 	} {
 		text, err := json.Marshal(i.info)
 		if err != nil {

@@ -19,7 +19,9 @@ var eventTypes = map[pod.EventKind]runtimeapi.ContainerEventType{
 // GetContainerEvents streams what becomes of pods and containers, each with the state of its pod
 // and of all the pod's containers as it is when the event is sent. A client that reads too slowly
 // is told so and cut off: it has to list and begin again.
-func (s *service) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse]) error {
+func (s *service) GetContainerEvents(_ *runtimeapi.GetEventsRequest,
+	stream grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse],
+) error {
 	events, stop := s.deps.Pods.Watch()
 	defer stop()
 	// The client knows that nothing escapes it from here on.

@@ -42,7 +42,8 @@ func TestContainerEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.ContainerId != "c1" || got.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT || got.CreatedAt != at.UnixNano() {
+	if got.ContainerId != "c1" || got.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT ||
+		got.CreatedAt != at.UnixNano() {
 		t.Errorf("the event is %v", got)
 	}
 	if got.PodSandboxStatus.GetId() != "p1" || len(got.ContainersStatuses) != 1 || got.ContainersStatuses[0].ExitCode != 3 {

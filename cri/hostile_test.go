@@ -22,13 +22,27 @@ func whole() []proto.Message {
 		&runtimeapi.CreateContainerRequest{PodSandboxId: "p1", Config: fullContainerConfig(), SandboxConfig: fullPodConfig()},
 		&runtimeapi.UpdateContainerResourcesRequest{ContainerId: "c1", Linux: fullResources()},
 		&runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: "p1", Overhead: fullResources()},
-		&runtimeapi.RestorePodRequest{CheckpointPath: "/x", Config: fullPodConfig(), ContainerConfigs: []*runtimeapi.ContainerConfig{fullContainerConfig()}},
+		&runtimeapi.RestorePodRequest{
+			CheckpointPath: "/x", Config: fullPodConfig(),
+			ContainerConfigs: []*runtimeapi.ContainerConfig{fullContainerConfig()},
+		},
 		&runtimeapi.CheckpointPodRequest{PodSandboxId: "p1", OutputPath: "/x", ContainerIds: []string{"c1"}},
-		&runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "x"}, Auth: &runtimeapi.AuthConfig{Auth: "eDp5", ServerAddress: "x"}, SandboxConfig: fullPodConfig()},
-		&runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: "10.0.0.0/8"}}},
+		&runtimeapi.PullImageRequest{
+			Image: &runtimeapi.ImageSpec{Image: "x"}, Auth: &runtimeapi.AuthConfig{Auth: "eDp5", ServerAddress: "x"},
+			SandboxConfig: fullPodConfig(),
+		},
+		&runtimeapi.UpdateRuntimeConfigRequest{
+			RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: "10.0.0.0/8"}},
+		},
 		&runtimeapi.ExecRequest{ContainerId: "c1", Cmd: []string{"x"}, Stdin: true},
-		&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: "c", State: &runtimeapi.ContainerStateValue{}, LabelSelector: map[string]string{"a": "b"}}},
-		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "p", State: &runtimeapi.PodSandboxStateValue{}, LabelSelector: map[string]string{"a": "b"}}},
+		&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{
+			Id: "c", State: &runtimeapi.ContainerStateValue{},
+			LabelSelector: map[string]string{"a": "b"},
+		}},
+		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
+			Id: "p", State: &runtimeapi.PodSandboxStateValue{},
+			LabelSelector: map[string]string{"a": "b"},
+		}},
 	}
 }
 
@@ -113,8 +127,9 @@ func TestSpoiltRequests(t *testing.T) {
 
 func hostileDouble() *double {
 	return &double{
-		containers: []pod.Container{aContainer()}, pods: []pod.Pod{aPod()}, stats: make([]pod.ContainerStats, 1), podStats: make([]pod.PodStats, 1),
-		fail: map[string]error{"Pull": pod.ErrNotFound},
+		containers: []pod.Container{aContainer()}, pods: []pod.Pod{aPod()}, stats: make([]pod.ContainerStats, 1),
+		podStats: make([]pod.PodStats, 1),
+		fail:     map[string]error{"Pull": pod.ErrNotFound},
 	}
 }
 

@@ -69,7 +69,8 @@ func TestPullForAHandler(t *testing.T) {
 		}
 	})
 	pull := func(handler string) error {
-		_, err := e.image.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "reg.example/web:1", RuntimeHandler: handler}})
+		_, err := e.image.PullImage(t.Context(),
+			&runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "reg.example/web:1", RuntimeHandler: handler}})
 		return err
 	}
 	for _, handler := range []string{"", "coracle"} {
@@ -97,17 +98,29 @@ func TestCredentials(t *testing.T) {
 		want image.Auth
 		code codes.Code
 	}{
-		"none":             {nil, "web", image.Auth{}, codes.OK},
-		"encoded":          {&runtimeapi.AuthConfig{Auth: encoded("u:p:q")}, "web", image.Auth{Username: "u", Password: "p:q"}, codes.OK},
-		"encoded, padded":  {&runtimeapi.AuthConfig{Auth: encoded("u:p\x00\x00")}, "web", image.Auth{Username: "u", Password: "p"}, codes.OK},
-		"not base64":       {&runtimeapi.AuthConfig{Auth: "s3cret!"}, "web", image.Auth{}, codes.InvalidArgument},
-		"no colon":         {&runtimeapi.AuthConfig{Auth: encoded("s3cret")}, "web", image.Auth{}, codes.InvalidArgument},
-		"same server":      {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "reg.example:5000"}, "reg.example:5000/web", image.Auth{Username: "u"}, codes.OK},
-		"same server, url": {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "https://reg.example/v2/"}, "reg.example/web", image.Auth{Username: "u"}, codes.OK},
-		"hub":              {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "https://index.docker.io/v1/"}, "busybox", image.Auth{Username: "u"}, codes.OK},
-		"other server":     {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "other.example"}, "reg.example/web", image.Auth{}, codes.OK},
-		"bad server":       {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "https://%zz"}, "reg.example/web", image.Auth{}, codes.OK},
-		"bad reference":    {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "reg.example"}, "UPPER", image.Auth{}, codes.OK},
+		"none":            {nil, "web", image.Auth{}, codes.OK},
+		"encoded":         {&runtimeapi.AuthConfig{Auth: encoded("u:p:q")}, "web", image.Auth{Username: "u", Password: "p:q"}, codes.OK},
+		"encoded, padded": {&runtimeapi.AuthConfig{Auth: encoded("u:p\x00\x00")}, "web", image.Auth{Username: "u", Password: "p"}, codes.OK},
+		"not base64":      {&runtimeapi.AuthConfig{Auth: "s3cret!"}, "web", image.Auth{}, codes.InvalidArgument},
+		"no colon":        {&runtimeapi.AuthConfig{Auth: encoded("s3cret")}, "web", image.Auth{}, codes.InvalidArgument},
+		"same server": {
+			&runtimeapi.AuthConfig{Username: "u", ServerAddress: "reg.example:5000"}, "reg.example:5000/web",
+			image.Auth{Username: "u"},
+			codes.OK,
+		},
+		"same server, url": {
+			&runtimeapi.AuthConfig{Username: "u", ServerAddress: "https://reg.example/v2/"}, "reg.example/web",
+			image.Auth{Username: "u"},
+			codes.OK,
+		},
+		"hub": {
+			&runtimeapi.AuthConfig{Username: "u", ServerAddress: "https://index.docker.io/v1/"}, "busybox",
+			image.Auth{Username: "u"},
+			codes.OK,
+		},
+		"other server":  {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "other.example"}, "reg.example/web", image.Auth{}, codes.OK},
+		"bad server":    {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "https://%zz"}, "reg.example/web", image.Auth{}, codes.OK},
+		"bad reference": {&runtimeapi.AuthConfig{Username: "u", ServerAddress: "reg.example"}, "UPPER", image.Auth{}, codes.OK},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := credentials(tt.auth, tt.ref)
@@ -169,7 +182,8 @@ func TestImageStatus(t *testing.T) {
 		t.Errorf("absent image: %v, %v", resp, err)
 	}
 	e.fail["Get"] = image.ErrInvalidReference
-	if _, err = e.image.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: spec("::")}); status.Code(err) != codes.InvalidArgument {
+	if _, err = e.image.ImageStatus(t.Context(),
+		&runtimeapi.ImageStatusRequest{Image: spec("::")}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("%v, want InvalidArgument", err)
 	}
 }

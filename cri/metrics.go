@@ -12,12 +12,16 @@ import (
 )
 
 // ListMetricDescriptors describes what ListPodSandboxMetrics gives.
-func (s *service) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+func (s *service) ListMetricDescriptors(context.Context,
+	*runtimeapi.ListMetricDescriptorsRequest,
+) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: cadvisor.Descriptors()}, nil
 }
 
 // ListPodSandboxMetrics gives the metrics of all ready pods and their running containers.
-func (s *service) ListPodSandboxMetrics(ctx context.Context, _ *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+func (s *service) ListPodSandboxMetrics(ctx context.Context,
+	_ *runtimeapi.ListPodSandboxMetricsRequest,
+) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: s.metricsItems(ctx)}, nil
 }
 

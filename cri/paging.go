@@ -43,7 +43,9 @@ func inPagesOf[T any](items []T, bytes func(T) int, send func(page []T) error) e
 }
 
 // StreamPodSandboxes is ListPodSandbox in pages.
-func (s *service) StreamPodSandboxes(r *runtimeapi.StreamPodSandboxesRequest, out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxesResponse]) error {
+func (s *service) StreamPodSandboxes(r *runtimeapi.StreamPodSandboxesRequest,
+	out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxesResponse],
+) error {
 	items, err := s.podItems(r.GetFilter())
 	if err != nil {
 		return err
@@ -52,7 +54,9 @@ func (s *service) StreamPodSandboxes(r *runtimeapi.StreamPodSandboxesRequest, ou
 }
 
 // StreamContainers is ListContainers in pages.
-func (s *service) StreamContainers(r *runtimeapi.StreamContainersRequest, out grpc.ServerStreamingServer[runtimeapi.StreamContainersResponse]) error {
+func (s *service) StreamContainers(r *runtimeapi.StreamContainersRequest,
+	out grpc.ServerStreamingServer[runtimeapi.StreamContainersResponse],
+) error {
 	items, err := s.containerItems(r.GetFilter())
 	if err != nil {
 		return err
@@ -72,21 +76,27 @@ func (s *service) StreamImages(r *runtimeapi.StreamImagesRequest, out grpc.Serve
 }
 
 // StreamContainerStats is ListContainerStats in pages.
-func (s *service) StreamContainerStats(r *runtimeapi.StreamContainerStatsRequest, out grpc.ServerStreamingServer[runtimeapi.StreamContainerStatsResponse]) error {
+func (s *service) StreamContainerStats(r *runtimeapi.StreamContainerStatsRequest,
+	out grpc.ServerStreamingServer[runtimeapi.StreamContainerStatsResponse],
+) error {
 	return inPages(s.containerStatsItems(out.Context(), r.GetFilter()), func(page []*runtimeapi.ContainerStats) error {
 		return out.Send(&runtimeapi.StreamContainerStatsResponse{ContainerStats: page})
 	})
 }
 
 // StreamPodSandboxStats is ListPodSandboxStats in pages.
-func (s *service) StreamPodSandboxStats(r *runtimeapi.StreamPodSandboxStatsRequest, out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxStatsResponse]) error {
+func (s *service) StreamPodSandboxStats(r *runtimeapi.StreamPodSandboxStatsRequest,
+	out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxStatsResponse],
+) error {
 	return inPages(s.podStatsItems(out.Context(), r.GetFilter()), func(page []*runtimeapi.PodSandboxStats) error {
 		return out.Send(&runtimeapi.StreamPodSandboxStatsResponse{PodSandboxStats: page})
 	})
 }
 
 // StreamPodSandboxMetrics is ListPodSandboxMetrics in pages.
-func (s *service) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxMetricsResponse]) error {
+func (s *service) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest,
+	out grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxMetricsResponse],
+) error {
 	return inPages(s.metricsItems(out.Context()), func(page []*runtimeapi.PodSandboxMetrics) error {
 		return out.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: page})
 	})

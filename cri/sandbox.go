@@ -35,7 +35,9 @@ func (s *service) StopPodSandbox(ctx context.Context, r *runtimeapi.StopPodSandb
 }
 
 // RemovePodSandbox removes a pod and all its containers.
-func (s *service) RemovePodSandbox(ctx context.Context, r *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+func (s *service) RemovePodSandbox(ctx context.Context,
+	r *runtimeapi.RemovePodSandboxRequest,
+) (*runtimeapi.RemovePodSandboxResponse, error) {
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
@@ -61,7 +63,10 @@ func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxSt
 		Status: podStatus(p), ContainersStatuses: s.containerStatuses(p.ID), Timestamp: nanos(asOf),
 	}
 	if r.GetVerbose() {
-		resp.Info, err = info(podInfo{PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler, Config: podConfigBack(&p.Config), Steps: p.Steps})
+		resp.Info, err = info(podInfo{
+			PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler,
+			Config: podConfigBack(&p.Config), Steps: p.Steps,
+		})
 	}
 	return resp, err
 }
@@ -78,11 +83,14 @@ type podInfo struct {
 }
 
 // UpdatePodSandboxResources notes what the kubelet has given a pod as a whole.
-func (s *service) UpdatePodSandboxResources(ctx context.Context, r *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+func (s *service) UpdatePodSandboxResources(ctx context.Context,
+	r *runtimeapi.UpdatePodSandboxResourcesRequest,
+) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.UpdatePodResources(ctx, r.GetPodSandboxId(), optionalResources(r.GetOverhead()), optionalResources(r.GetResources())); err != nil {
+	if err := s.deps.Pods.UpdatePodResources(ctx, r.GetPodSandboxId(), optionalResources(r.GetOverhead()),
+		optionalResources(r.GetResources())); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil

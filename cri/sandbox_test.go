@@ -273,7 +273,8 @@ func TestStopAndRemovePod(t *testing.T) {
 		t.Errorf("%v", c)
 	}
 	e.fail["Stop"] = errors.New("umount: busy")
-	if _, err := e.runtime.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: "p"}); status.Code(err) != codes.Unknown {
+	if _, err := e.runtime.StopPodSandbox(t.Context(),
+		&runtimeapi.StopPodSandboxRequest{PodSandboxId: "p"}); status.Code(err) != codes.Unknown {
 		t.Errorf("%v, want Unknown", err)
 	}
 }

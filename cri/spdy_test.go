@@ -43,7 +43,10 @@ func TestVastSizeIsNotKept(t *testing.T) {
 				}
 				return 0, nil
 			}})
-			resp, err := e.runtime.Exec(t.Context(), &runtimeapi.ExecRequest{ContainerId: "c1", Cmd: []string{"sh"}, Stdin: true, Stdout: true, Tty: true})
+			resp, err := e.runtime.Exec(t.Context(), &runtimeapi.ExecRequest{
+				ContainerId: "c1", Cmd: []string{"sh"}, Stdin: true, Stdout: true,
+				Tty: true,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -89,7 +92,10 @@ func TestVastSizeIsNotKept(t *testing.T) {
 // TestStatusOverOldSPDY is a sentence, or nothing for success.
 func TestStatusOverOldSPDY(t *testing.T) {
 	for code, want := range map[int32]string{0: "", 3: "command terminated with non-zero exit code: command exited with code 3"} {
-		for _, version := range []string{remotecommand.StreamProtocolV1Name, remotecommand.StreamProtocolV2Name, remotecommand.StreamProtocolV3Name} {
+		for _, version := range []string{
+			remotecommand.StreamProtocolV1Name, remotecommand.StreamProtocolV2Name,
+			remotecommand.StreamProtocolV3Name,
+		} {
 			e := serve(t, &double{exec: func(context.Context, pod.ExecRequest) (int32, error) { return code, nil }})
 			resp, err := e.runtime.Exec(t.Context(), &runtimeapi.ExecRequest{ContainerId: "c1", Cmd: []string{"x"}, Stdout: true})
 			if err != nil {
@@ -118,7 +124,10 @@ func TestStreamsThatNobodyAskedFor(t *testing.T) {
 	}
 	conn := dial(t, resp.Url, remotecommand.StreamProtocolV4Name)
 	failed := open(t, conn, remotecommand.StreamTypeError, nil)
-	for _, kind := range []string{"", "nonsense", remotecommand.StreamTypeStderr, remotecommand.StreamTypeResize, remotecommand.StreamTypeError} {
+	for _, kind := range []string{
+		"", "nonsense", remotecommand.StreamTypeStderr, remotecommand.StreamTypeResize,
+		remotecommand.StreamTypeError,
+	} {
 		if _, err := conn.CreateStream(http.Header{http.CanonicalHeaderKey(remotecommand.StreamType): {kind}}); err == nil {
 			t.Errorf("stream %q is open", kind)
 		}

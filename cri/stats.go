@@ -26,12 +26,15 @@ func (s *service) ContainerStats(ctx context.Context, r *runtimeapi.ContainerSta
 }
 
 // ListContainerStats reads what containers use. One that cannot be read is left out.
-func (s *service) ListContainerStats(ctx context.Context, r *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+func (s *service) ListContainerStats(ctx context.Context,
+	r *runtimeapi.ListContainerStatsRequest,
+) (*runtimeapi.ListContainerStatsResponse, error) {
 	return &runtimeapi.ListContainerStatsResponse{Stats: s.containerStatsItems(ctx, r.GetFilter())}, nil
 }
 
 func (s *service) containerStatsItems(ctx context.Context, f *runtimeapi.ContainerStatsFilter) []*runtimeapi.ContainerStats {
-	return s.withContainers(s.deps.Pods.ListStats(ctx, pod.ContainerFilter{ID: f.GetId(), PodID: f.GetPodSandboxId(), Labels: f.GetLabelSelector()}))
+	return s.withContainers(s.deps.Pods.ListStats(ctx,
+		pod.ContainerFilter{ID: f.GetId(), PodID: f.GetPodSandboxId(), Labels: f.GetLabelSelector()}))
 }
 
 // withContainers converts readings; those of containers that were removed since are left out.
@@ -62,7 +65,9 @@ func (s *service) PodSandboxStats(ctx context.Context, r *runtimeapi.PodSandboxS
 }
 
 // ListPodSandboxStats reads what ready pods use. One that cannot be read is left out.
-func (s *service) ListPodSandboxStats(ctx context.Context, r *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+func (s *service) ListPodSandboxStats(ctx context.Context,
+	r *runtimeapi.ListPodSandboxStatsRequest,
+) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	return &runtimeapi.ListPodSandboxStatsResponse{Stats: s.podStatsItems(ctx, r.GetFilter())}, nil
 }
 

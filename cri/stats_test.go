@@ -86,11 +86,13 @@ func TestContainerStats(t *testing.T) {
 	if diff := cmp.Diff(wireStats(), resp.Stats, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	if _, err := e.runtime.ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: "x"}); status.Code(err) != codes.NotFound {
+	if _, err := e.runtime.ContainerStats(t.Context(),
+		&runtimeapi.ContainerStatsRequest{ContainerId: "x"}); status.Code(err) != codes.NotFound {
 		t.Errorf("%v, want NotFound", err)
 	}
 	e.fail["Stats"] = pod.ErrUnavailable
-	if _, err := e.runtime.ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: "c1"}); status.Code(err) != codes.Unavailable {
+	if _, err := e.runtime.ContainerStats(t.Context(),
+		&runtimeapi.ContainerStatsRequest{ContainerId: "c1"}); status.Code(err) != codes.Unavailable {
 		t.Errorf("%v, want Unavailable", err)
 	}
 }
@@ -123,7 +125,10 @@ func TestAvailableMemoryNeedsALimit(t *testing.T) {
 }
 
 func TestPodSandboxStats(t *testing.T) {
-	e := serve(t, &double{pods: []pod.Pod{aMeasuredPod()}, containers: []pod.Container{aContainer()}, podStats: []pod.PodStats{somePodStats()}})
+	e := serve(t, &double{
+		pods: []pod.Pod{aMeasuredPod()}, containers: []pod.Container{aContainer()},
+		podStats: []pod.PodStats{somePodStats()},
+	})
 	want := &runtimeapi.PodSandboxStats{
 		Attributes: &runtimeapi.PodSandboxAttributes{
 			Id: "p1", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u1"},
@@ -135,9 +140,15 @@ func TestPodSandboxStats(t *testing.T) {
 			Io:      &runtimeapi.IoUsage{Timestamp: 5e9},
 			Process: &runtimeapi.ProcessUsage{Timestamp: 5e9, ProcessCount: value(11)},
 			Network: &runtimeapi.NetworkUsage{
-				Timestamp:        6e9,
-				DefaultInterface: &runtimeapi.NetworkInterfaceUsage{Name: "eth0", RxBytes: value(1), RxErrors: value(2), TxBytes: value(3), TxErrors: value(4)},
-				Interfaces:       []*runtimeapi.NetworkInterfaceUsage{{Name: "net1", RxBytes: value(5), RxErrors: value(0), TxBytes: value(0), TxErrors: value(0)}},
+				Timestamp: 6e9,
+				DefaultInterface: &runtimeapi.NetworkInterfaceUsage{
+					Name: "eth0", RxBytes: value(1), RxErrors: value(2), TxBytes: value(3),
+					TxErrors: value(4),
+				},
+				Interfaces: []*runtimeapi.NetworkInterfaceUsage{{
+					Name: "net1", RxBytes: value(5), RxErrors: value(0), TxBytes: value(0),
+					TxErrors: value(0),
+				}},
 			},
 			Containers: []*runtimeapi.ContainerStats{wireStats()},
 		},
@@ -170,7 +181,10 @@ func TestPodSandboxStats(t *testing.T) {
 }
 
 func TestMetricsFitTheirDescriptors(t *testing.T) {
-	e := serve(t, &double{pods: []pod.Pod{aMeasuredPod()}, containers: []pod.Container{aContainer()}, podStats: []pod.PodStats{somePodStats()}})
+	e := serve(t, &double{
+		pods: []pod.Pod{aMeasuredPod()}, containers: []pod.Container{aContainer()},
+		podStats: []pod.PodStats{somePodStats()},
+	})
 	described, err := e.runtime.ListMetricDescriptors(t.Context(), &runtimeapi.ListMetricDescriptorsRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -232,7 +246,8 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	if diff := cmp.Diff([]any{"p1", (*pod.Resources)(nil), &pod.Resources{CPUShares: 5}}, e.last(t).args); diff != "" {
 		t.Error(diff)
 	}
-	if _, err := e.runtime.UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{}); status.Code(err) != codes.InvalidArgument {
+	if _, err := e.runtime.UpdatePodSandboxResources(t.Context(),
+		&runtimeapi.UpdatePodSandboxResourcesRequest{}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("no id: %v", err)
 	}
 }

@@ -95,7 +95,9 @@ func (s *service) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigReques
 
 // UpdateRuntimeConfig takes the address ranges that the cluster gives to this node, one or
 // one of each family with a comma between. Without any nothing is changed.
-func (s *service) UpdateRuntimeConfig(ctx context.Context, r *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
+func (s *service) UpdateRuntimeConfig(ctx context.Context,
+	r *runtimeapi.UpdateRuntimeConfigRequest,
+) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	text := r.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if text == "" {
 		return &runtimeapi.UpdateRuntimeConfigResponse{}, nil

@@ -152,7 +152,9 @@ func (s *streamServer) url(kind string, serve http.HandlerFunc) (string, error) 
 
 func (s *streamServer) execURL(r *runtimeapi.ExecRequest, o remotecommand.Options) (string, error) {
 	return s.url("exec", func(w http.ResponseWriter, req *http.Request) {
-		serveCommand(w, req, o, func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
+		serveCommand(w, req, o, func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser,
+			resize <-chan remotecommand.TerminalSize,
+		) error {
 			return s.runtime.Exec(ctx, r.GetContainerId(), r.GetCmd(), in, out, errOut, o.TTY, resize)
 		})
 	})
@@ -160,7 +162,9 @@ func (s *streamServer) execURL(r *runtimeapi.ExecRequest, o remotecommand.Option
 
 func (s *streamServer) attachURL(r *runtimeapi.AttachRequest, o remotecommand.Options) (string, error) {
 	return s.url("attach", func(w http.ResponseWriter, req *http.Request) {
-		serveCommand(w, req, o, func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
+		serveCommand(w, req, o, func(ctx context.Context, in io.Reader, out, errOut io.WriteCloser,
+			resize <-chan remotecommand.TerminalSize,
+		) error {
 			return s.runtime.Attach(ctx, r.GetContainerId(), in, out, errOut, resize)
 		})
 	})
@@ -210,7 +214,9 @@ func (s streams) left(ctx context.Context, err error) error {
 }
 
 // Exec runs a command to its end.
-func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errOut io.WriteCloser, tty bool,
+	resize <-chan remotecommand.TerminalSize,
+) error {
 	sizes, done := terminalSizes(ctx, resize)
 	defer done()
 	code, err := s.pods.Exec(ctx, pod.ExecRequest{
@@ -230,7 +236,9 @@ func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader
 }
 
 // Attach takes from the container, not from the request, whether it has a terminal.
-func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
+func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser,
+	resize <-chan remotecommand.TerminalSize,
+) error {
 	c, err := s.pods.Container(id)
 	if err != nil {
 		return err

@@ -58,10 +58,22 @@ func TestMetrics(t *testing.T) {
 	}{
 		{out.Metrics, "container_cpu_usage_seconds_total", []string{"", "p1", "", "", "default", "web", "total"}, 2},
 		{out.Metrics, "container_network_receive_bytes_total", []string{"", "p1", "", "", "default", "web", "eth0"}, 7},
-		{out.ContainerMetrics[0].Metrics, "container_fs_reads_bytes_total", []string{"main", "c1", "busybox", "c1", "default", "web", "/dev/sda"}, 10},
-		{out.ContainerMetrics[0].Metrics, "container_blkio_device_usage_total", []string{"main", "c1", "busybox", "c1", "default", "web", "/dev/sda", "8", "0", "Write"}, 20},
+		{
+			out.ContainerMetrics[0].Metrics, "container_fs_reads_bytes_total",
+			[]string{"main", "c1", "busybox", "c1", "default", "web", "/dev/sda"},
+			10,
+		},
+		{
+			out.ContainerMetrics[0].Metrics, "container_blkio_device_usage_total",
+			[]string{"main", "c1", "busybox", "c1", "default", "web", "/dev/sda", "8", "0", "Write"},
+			20,
+		},
 		{out.ContainerMetrics[0].Metrics, "container_hugetlb_usage_bytes", []string{"main", "c1", "busybox", "c1", "default", "web", "2MB"}, 1},
-		{out.ContainerMetrics[0].Metrics, "container_pressure_io_waiting_seconds_total", []string{"main", "c1", "busybox", "c1", "default", "web"}, 9},
+		{
+			out.ContainerMetrics[0].Metrics, "container_pressure_io_waiting_seconds_total",
+			[]string{"main", "c1", "busybox", "c1", "default", "web"},
+			9,
+		},
 		{out.ContainerMetrics[0].Metrics, "container_tasks_state", []string{"main", "c1", "busybox", "c1", "default", "web", "sleeping"}, 3},
 	} {
 		if !slices.ContainsFunc(want.in, func(m *runtimeapi.Metric) bool {

@@ -50,15 +50,20 @@ func bytesOf(name, help string, of func(*cgstat.Memory) uint64) family[*cgstat.U
 
 var memoryFamilies = []family[*cgstat.Usage]{
 	bytesOf("container_memory_usage_bytes", "Memory in use, in bytes, all of it.", func(m *cgstat.Memory) uint64 { return m.Used }),
-	bytesOf("container_memory_working_set_bytes", "Memory in use, in bytes, less inactive file pages.", func(m *cgstat.Memory) uint64 { return m.WorkingSet }),
-	bytesOf("container_memory_max_usage_bytes", "The most memory that was ever in use, in bytes.", func(m *cgstat.Memory) uint64 { return m.Peak }),
+	bytesOf("container_memory_working_set_bytes", "Memory in use, in bytes, less inactive file pages.",
+		func(m *cgstat.Memory) uint64 { return m.WorkingSet }),
+	bytesOf("container_memory_max_usage_bytes", "The most memory that was ever in use, in bytes.",
+		func(m *cgstat.Memory) uint64 { return m.Peak }),
 	bytesOf("container_memory_rss", "Anonymous memory, in bytes.", func(m *cgstat.Memory) uint64 { return m.RSS }),
 	bytesOf("container_memory_cache", "File pages, in bytes.", func(m *cgstat.Memory) uint64 { return m.Cache }),
 	bytesOf("container_memory_mapped_file", "File pages that are mapped, in bytes.", func(m *cgstat.Memory) uint64 { return m.Mapped }),
-	bytesOf("container_memory_kernel_usage", "Memory of the kernel's for these tasks, in bytes.", func(m *cgstat.Memory) uint64 { return m.Kernel }),
+	bytesOf("container_memory_kernel_usage", "Memory of the kernel's for these tasks, in bytes.",
+		func(m *cgstat.Memory) uint64 { return m.Kernel }),
 	bytesOf("container_memory_swap", "Swap space in use, in bytes.", func(m *cgstat.Memory) uint64 { return m.Swap }),
-	bytesOf("container_memory_total_active_file_bytes", "File pages used lately, in bytes.", func(m *cgstat.Memory) uint64 { return m.ActiveFile }),
-	bytesOf("container_memory_total_inactive_file_bytes", "File pages not used lately, in bytes.", func(m *cgstat.Memory) uint64 { return m.InactiveFile }),
+	bytesOf("container_memory_total_active_file_bytes", "File pages used lately, in bytes.",
+		func(m *cgstat.Memory) uint64 { return m.ActiveFile }),
+	bytesOf("container_memory_total_inactive_file_bytes", "File pages not used lately, in bytes.",
+		func(m *cgstat.Memory) uint64 { return m.InactiveFile }),
 	{
 		name: "container_memory_failcnt", help: "How often the memory limit was hit.", kind: counter,
 		of: func(u *cgstat.Usage) []point { return one(u.Memory.Failures) },
@@ -77,8 +82,10 @@ var memoryFamilies = []family[*cgstat.Usage]{
 		of: func(u *cgstat.Usage) []point { return one(u.Memory.OOMKills) },
 	},
 	hugepages("container_hugetlb_usage_bytes", "Huge pages in use, in bytes.", gauge, func(h cgstat.Hugepages) uint64 { return h.Used }),
-	hugepages("container_hugetlb_max_usage_bytes", "The most huge pages that were ever in use, in bytes.", gauge, func(h cgstat.Hugepages) uint64 { return h.Peak }),
-	hugepages("container_hugetlb_failcnt", "How often a huge page was refused.", counter, func(h cgstat.Hugepages) uint64 { return h.Failures }),
+	hugepages("container_hugetlb_max_usage_bytes", "The most huge pages that were ever in use, in bytes.", gauge,
+		func(h cgstat.Hugepages) uint64 { return h.Peak }),
+	hugepages("container_hugetlb_failcnt", "How often a huge page was refused.", counter,
+		func(h cgstat.Hugepages) uint64 { return h.Failures }),
 }
 
 func hugepages(name, help string, kind runtimeapi.MetricType, of func(cgstat.Hugepages) uint64) family[*cgstat.Usage] {
@@ -127,7 +134,9 @@ var deviceFamilies = []family[*cgstat.Usage]{
 }
 
 // pressureOf makes a counter of time lost waiting; no kernel that counts it, no point.
-func pressureOf(name, help string, of func(*cgstat.Usage) *cgstat.Pressure, stall func(*cgstat.Pressure) cgstat.Stall) family[*cgstat.Usage] {
+func pressureOf(name, help string, of func(*cgstat.Usage) *cgstat.Pressure,
+	stall func(*cgstat.Pressure) cgstat.Stall,
+) family[*cgstat.Usage] {
 	return family[*cgstat.Usage]{
 		name: name, help: help, kind: counter,
 		of: func(u *cgstat.Usage) []point {
@@ -151,9 +160,11 @@ var (
 
 var pressureFamilies = []family[*cgstat.Usage]{
 	pressureOf("container_pressure_cpu_waiting_seconds_total", "Time in which a task waited for a processor, in seconds.", cpuPressure, some),
-	pressureOf("container_pressure_cpu_stalled_seconds_total", "Time in which all tasks waited for a processor, in seconds.", cpuPressure, full),
+	pressureOf("container_pressure_cpu_stalled_seconds_total", "Time in which all tasks waited for a processor, in seconds.", cpuPressure,
+		full),
 	pressureOf("container_pressure_memory_waiting_seconds_total", "Time in which a task waited for memory, in seconds.", memoryPressure, some),
-	pressureOf("container_pressure_memory_stalled_seconds_total", "Time in which all tasks waited for memory, in seconds.", memoryPressure, full),
+	pressureOf("container_pressure_memory_stalled_seconds_total", "Time in which all tasks waited for memory, in seconds.", memoryPressure,
+		full),
 	pressureOf("container_pressure_io_waiting_seconds_total", "Time in which a task waited for a device, in seconds.", ioPressure, some),
 	pressureOf("container_pressure_io_stalled_seconds_total", "Time in which all tasks waited for a device, in seconds.", ioPressure, full),
 }

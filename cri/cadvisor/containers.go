@@ -73,13 +73,17 @@ var ofContainers = []family[*Container]{
 		of: func(c *Container) []point { return one(uint64(max(c.resources().MemorySwapLimit, 0))) },
 	},
 	{
-		name: "container_spec_memory_reservation_limit_bytes", help: "Memory that is kept from being taken back, in bytes; CRI has no such setting.", kind: gauge,
+		name: "container_spec_memory_reservation_limit_bytes",
+		help: "Memory that is kept from being taken back, in bytes; CRI has no such setting.", kind: gauge,
 		of: func(*Container) []point { return one(0) },
 	},
 	fsOf("container_fs_usage_bytes", "What the writable layer takes, in bytes.", func(c *Container) uint64 { return c.Stats.DiskBytes }),
-	fsOf("container_fs_limit_bytes", "Size of the file system that the writable layer is on, in bytes.", func(c *Container) uint64 { return c.FS.Bytes }),
-	fsOf("container_fs_inodes_total", "Inodes of the file system that the writable layer is on.", func(c *Container) uint64 { return c.FS.Inodes }),
-	fsOf("container_fs_inodes_free", "Free inodes of the file system that the writable layer is on.", func(c *Container) uint64 { return c.FS.InodesFree }),
+	fsOf("container_fs_limit_bytes", "Size of the file system that the writable layer is on, in bytes.",
+		func(c *Container) uint64 { return c.FS.Bytes }),
+	fsOf("container_fs_inodes_total", "Inodes of the file system that the writable layer is on.",
+		func(c *Container) uint64 { return c.FS.Inodes }),
+	fsOf("container_fs_inodes_free", "Free inodes of the file system that the writable layer is on.",
+		func(c *Container) uint64 { return c.FS.InodesFree }),
 }
 
 func (c *Container) resources() *pod.Resources { return &c.Container.Config.Resources }
@@ -118,10 +122,12 @@ func linkOf(name, help string, of func(*pod.InterfaceUsage) uint64) family[*pod.
 var ofNetworks = []family[*pod.PodStats]{
 	linkOf("container_network_receive_bytes_total", "Bytes received.", func(i *pod.InterfaceUsage) uint64 { return i.RxBytes }),
 	linkOf("container_network_receive_packets_total", "Packets received.", func(i *pod.InterfaceUsage) uint64 { return i.RxPackets }),
-	linkOf("container_network_receive_packets_dropped_total", "Received packets that were dropped.", func(i *pod.InterfaceUsage) uint64 { return i.RxDropped }),
+	linkOf("container_network_receive_packets_dropped_total", "Received packets that were dropped.",
+		func(i *pod.InterfaceUsage) uint64 { return i.RxDropped }),
 	linkOf("container_network_receive_errors_total", "Errors in receiving.", func(i *pod.InterfaceUsage) uint64 { return i.RxErrors }),
 	linkOf("container_network_transmit_bytes_total", "Bytes sent.", func(i *pod.InterfaceUsage) uint64 { return i.TxBytes }),
 	linkOf("container_network_transmit_packets_total", "Packets sent.", func(i *pod.InterfaceUsage) uint64 { return i.TxPackets }),
-	linkOf("container_network_transmit_packets_dropped_total", "Packets to be sent that were dropped.", func(i *pod.InterfaceUsage) uint64 { return i.TxDropped }),
+	linkOf("container_network_transmit_packets_dropped_total", "Packets to be sent that were dropped.",
+		func(i *pod.InterfaceUsage) uint64 { return i.TxDropped }),
 	linkOf("container_network_transmit_errors_total", "Errors in sending.", func(i *pod.InterfaceUsage) uint64 { return i.TxErrors }),
 }
