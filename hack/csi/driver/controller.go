@@ -34,11 +34,17 @@ func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
-		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}},
+		{
+			Type: &csi.PluginCapability_VolumeExpansion_{
+				VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+			},
+		},
 	}}, nil
 }
 
-func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (d *driver) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	types := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
@@ -137,12 +143,19 @@ func (d *driver) reachable(r *csi.TopologyRequirement) error {
 }
 
 func (d *driver) describe(v volume) *csi.Volume {
-	r := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Bytes, VolumeContext: map[string]string{"name": v.Name}, AccessibleTopology: []*csi.Topology{d.topology()}}
+	r := &csi.Volume{
+		VolumeId: v.ID, CapacityBytes: v.Bytes, VolumeContext: map[string]string{"name": v.Name},
+		AccessibleTopology: []*csi.Topology{d.topology()},
+	}
 	switch {
 	case len(v.Source) > 9 && v.Source[:9] == "snapshot:":
-		r.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.Source[9:]}}}
+		r.ContentSource = &csi.VolumeContentSource{
+			Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.Source[9:]}},
+		}
 	case len(v.Source) > 7 && v.Source[:7] == "volume:":
-		r.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.Source[7:]}}}
+		r.ContentSource = &csi.VolumeContentSource{
+			Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.Source[7:]}},
+		}
 	}
 	return r
 }
@@ -216,7 +229,9 @@ func (d *driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (
 	return &csi.DeleteVolumeResponse{}, d.store.remove("volumes", id)
 }
 
-func (d *driver) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (d *driver) ControllerPublishVolume(_ context.Context,
+	req *csi.ControllerPublishVolumeRequest,
+) (*csi.ControllerPublishVolumeResponse, error) {
 	if !d.attach {
 		return nil, status.Error(codes.Unimplemented, "volumes are not attached")
 	}
@@ -260,7 +275,9 @@ func (d *driver) ControllerPublishVolume(_ context.Context, req *csi.ControllerP
 	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{attachment: id + "@" + node}}, nil
 }
 
-func (d *driver) ControllerUnpublishVolume(_ context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (d *driver) ControllerUnpublishVolume(_ context.Context,
+	req *csi.ControllerUnpublishVolumeRequest,
+) (*csi.ControllerUnpublishVolumeResponse, error) {
 	id, node := req.GetVolumeId(), req.GetNodeId()
 	if id == "" {
 		return nil, missing("volume_id")
@@ -289,7 +306,9 @@ func (d *driver) ControllerUnpublishVolume(_ context.Context, req *csi.Controlle
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }
 
-func (d *driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (d *driver) ValidateVolumeCapabilities(_ context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest,
+) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, missing("volume_id")
 	}
@@ -387,7 +406,9 @@ func (d *driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	return &csi.GetCapacityResponse{AvailableCapacity: free}, nil
 }
 
-func (d *driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (d *driver) ControllerExpandVolume(_ context.Context,
+	req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, missing("volume_id")

@@ -11,7 +11,10 @@ import (
 )
 
 func describeSnapshot(s snapshot) *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: s.ID, SourceVolumeId: s.Volume, SizeBytes: s.Bytes, CreationTime: timestamppb.New(s.Taken), ReadyToUse: true}
+	return &csi.Snapshot{
+		SnapshotId: s.ID, SourceVolumeId: s.Volume, SizeBytes: s.Bytes, CreationTime: timestamppb.New(s.Taken),
+		ReadyToUse: true,
+	}
 }
 
 func (d *driver) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {

@@ -36,7 +36,9 @@ func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registr
 
 // NotifyRegistrationStatus ends the program if the kubelet refuses the driver, so that it is tried
 // again.
-func (r registrar) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (r registrar) NotifyRegistrationStatus(_ context.Context,
+	s *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
 	fmt.Printf("registered: %v %s\n", s.GetPluginRegistered(), s.GetError())
 	if !s.GetPluginRegistered() {
 		r.failed(fmt.Errorf("the kubelet refuses the driver: %s", s.GetError()))

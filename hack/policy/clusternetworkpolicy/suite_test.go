@@ -18,7 +18,10 @@ import (
 )
 
 // The StatefulSets of the suite, by the last word of their namespaces.
-var houses = map[string]string{"gryffindor": "harry-potter", "slytherin": "draco-malfoy", "hufflepuff": "cedric-diggory", "ravenclaw": "luna-lovegood"}
+var houses = map[string]string{
+	"gryffindor": "harry-potter", "slytherin": "draco-malfoy", "hufflepuff": "cedric-diggory",
+	"ravenclaw": "luna-lovegood",
+}
 
 func TestConformance(t *testing.T) {
 	c, err := config.GetConfig()
