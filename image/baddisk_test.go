@@ -136,7 +136,8 @@ func TestHelperBadDisk(t *testing.T) {
 		"manifest": {func(s *testStore) string { return s.blobs.blob(p.manifest) }, "", []string{"image dropped", eio}, 1},
 		"config":   {func(s *testStore) string { return s.blobs.blob(p.config) }, "", []string{"image dropped", eio}, 1},
 		"index":    {func(s *testStore) string { return s.blobs.index() }, "", []string{"image index is damaged", eio}, 1},
-		"ledger":   {func(s *testStore) string { return s.blobs.ledger() }, "", []string{"image ledger set aside"}, 0}, // bbolt has words of its own
+		// bbolt has words of its own
+		"ledger": {func(s *testStore) string { return s.blobs.ledger() }, "", []string{"image ledger set aside"}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := newBadDisk(t, filepath.Join(dir, name))
@@ -164,7 +165,8 @@ func TestHelperBadDisk(t *testing.T) {
 				}
 			} else {
 				v, err := s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged})
-				if err != nil || len(v.Damaged) != 1 || v.Damaged[0].Kind != tc.kind || !errors.Is(v.Damaged[0].Cause, unix.EIO) || len(v.Dropped) != 0 {
+				if err != nil || len(v.Damaged) != 1 || v.Damaged[0].Kind != tc.kind || !errors.Is(v.Damaged[0].Cause, unix.EIO) ||
+					len(v.Dropped) != 0 {
 					t.Fatalf("%+v, %v", v, err)
 				}
 			}

@@ -125,7 +125,8 @@ func TestPullRefuses(t *testing.T) {
 		}, ErrPlatform, "linux/s390x"},
 		"index of other platforms": {func(r *fakeRegistry) string {
 			p := r.image("app:x", one(), nil)
-			r.index("app:1", ocispec.MediaTypeImageIndex, r.of("app", p.manifest, "linux", "s390x", ""), r.of("app", p.manifest, "windows", "amd64", ""))
+			r.index("app:1", ocispec.MediaTypeImageIndex, r.of("app", p.manifest, "linux", "s390x", ""),
+				r.of("app", p.manifest, "windows", "amd64", ""))
 			return "app:1"
 		}, ErrPlatform, "linux/s390x, windows/amd64"},
 		"empty index": {func(r *fakeRegistry) string {
@@ -142,15 +143,26 @@ func TestPullRefuses(t *testing.T) {
 			}
 			return "app:1"
 		}, ErrInvalidImage, "nested"},
-		"layer with dot dot":            {layerOf(evil(tar.Header{Typeflag: tar.TypeReg, Name: "../../evil"})), ErrInvalidImage, `"../../evil"`},
-		"layer through absolute link":   {layerOf(evil(tar.Header{Typeflag: tar.TypeReg, Name: "link/evil"})), ErrInvalidImage, `"link/evil"`},
-		"layer with outside hard link":  {layerOf(evil(tar.Header{Typeflag: tar.TypeLink, Name: "x", Linkname: "/link/passwd"})), ErrInvalidImage, `"x"`},
-		"layer that is no archive":      {layerOf([]testLayer{plainLayer(bytes.Repeat([]byte("junk"), 300))}), ErrInvalidImage, "damaged archive"},
-		"layer with damaged gzip":       {layerOf([]testLayer{{tar: nil, data: append([]byte{0x1f, 0x8b, 8, 0}, make([]byte, 50)...), mediaType: ocispec.MediaTypeImageLayerGzip}}), ErrInvalidImage, "damaged compressed"},
+		"layer with dot dot":          {layerOf(evil(tar.Header{Typeflag: tar.TypeReg, Name: "../../evil"})), ErrInvalidImage, `"../../evil"`},
+		"layer through absolute link": {layerOf(evil(tar.Header{Typeflag: tar.TypeReg, Name: "link/evil"})), ErrInvalidImage, `"link/evil"`},
+		"layer with outside hard link": {
+			layerOf(evil(tar.Header{Typeflag: tar.TypeLink, Name: "x", Linkname: "/link/passwd"})), ErrInvalidImage,
+			`"x"`,
+		},
+		"layer that is no archive": {
+			layerOf([]testLayer{plainLayer(bytes.Repeat([]byte("junk"), 300))}), ErrInvalidImage,
+			"damaged archive",
+		},
+		"layer with damaged gzip": {layerOf([]testLayer{{
+			tar: nil, data: append([]byte{0x1f, 0x8b, 8, 0}, make([]byte, 50)...),
+			mediaType: ocispec.MediaTypeImageLayerGzip,
+		}}), ErrInvalidImage, "damaged compressed"},
 		"layer with more than allowed":  {layerOf([]testLayer{gzipLayer(tarOf("f", strings.Repeat("x", 2<<20)))}), ErrInvalidImage, "limit"},
 		"reference with capitals":       {func(*fakeRegistry) string { return "App:1" }, ErrInvalidReference, "App:1"},
 		"reference that is an image id": {nil, ErrInvalidReference, "image id"},
-		"reference with sha512":         {func(*fakeRegistry) string { return "app@" + string(digest.SHA512.FromString("x")) }, ErrInvalidReference, "sha256"},
+		"reference with sha512": {func(*fakeRegistry) string {
+			return "app@" + string(digest.SHA512.FromString("x"))
+		}, ErrInvalidReference, "sha256"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newFake(t)
@@ -199,10 +211,16 @@ func TestOpenRefuses(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"relative root": {Root: "images", Layers: layers},
 		"no layers":     {Root: t.TempDir()},
-		"bad mirror":    {Root: t.TempDir(), Layers: layers, Registries: registry.Config{Settings: map[string]Registry{"a": {Mirrors: []string{"ftp://x"}}}}},
-		"mirror path":   {Root: t.TempDir(), Layers: layers, Registries: registry.Config{Settings: map[string]Registry{"a": {Mirrors: []string{"https://x/y"}}}}},
-		"missing CA":    {Root: t.TempDir(), Layers: layers, Registries: registry.Config{Settings: map[string]Registry{"a": {CAFile: "/none"}}}},
-		"CA is no PEM":  {Root: t.TempDir(), Layers: layers, Registries: registry.Config{Settings: map[string]Registry{"a": {CAFile: notPEM}}}},
+		"bad mirror": {
+			Root: t.TempDir(), Layers: layers,
+			Registries: registry.Config{Settings: map[string]Registry{"a": {Mirrors: []string{"ftp://x"}}}},
+		},
+		"mirror path": {
+			Root: t.TempDir(), Layers: layers,
+			Registries: registry.Config{Settings: map[string]Registry{"a": {Mirrors: []string{"https://x/y"}}}},
+		},
+		"missing CA":   {Root: t.TempDir(), Layers: layers, Registries: registry.Config{Settings: map[string]Registry{"a": {CAFile: "/none"}}}},
+		"CA is no PEM": {Root: t.TempDir(), Layers: layers, Registries: registry.Config{Settings: map[string]Registry{"a": {CAFile: notPEM}}}},
 	} {
 		if s, err := Open(cfg); err == nil {
 			s.Close()
@@ -214,10 +232,13 @@ func TestOpenRefuses(t *testing.T) {
 func TestAmbiguousDocuments(t *testing.T) {
 	d := string(digest.FromString("x"))
 	for name, c := range map[string]struct{ data, mediaType string }{
-		"both":                  {`{"schemaVersion":2,"manifests":[],"layers":[],"config":{}}`, ""},
-		"neither":               {`{"schemaVersion":2}`, ""},
-		"index as manifest":     {`{"schemaVersion":2,"manifests":[]}`, ocispec.MediaTypeImageManifest},
-		"manifest as index":     {`{"schemaVersion":2,"layers":[],"config":{"mediaType":"` + dockerConfig + `","digest":"` + d + `"}}`, dockerIndex},
+		"both":              {`{"schemaVersion":2,"manifests":[],"layers":[],"config":{}}`, ""},
+		"neither":           {`{"schemaVersion":2}`, ""},
+		"index as manifest": {`{"schemaVersion":2,"manifests":[]}`, ocispec.MediaTypeImageManifest},
+		"manifest as index": {
+			`{"schemaVersion":2,"layers":[],"config":{"mediaType":"` + dockerConfig + `","digest":"` + d + `"}}`,
+			dockerIndex,
+		},
 		"contradicting types":   {`{"schemaVersion":2,"mediaType":"` + dockerIndex + `","manifests":[]}`, ocispec.MediaTypeImageManifest},
 		"unknown type":          {`{"schemaVersion":2,"mediaType":"text/plain","manifests":[]}`, ""},
 		"other schema":          {`{"schemaVersion":3,"manifests":[]}`, ""},
@@ -233,7 +254,10 @@ func TestAmbiguousDocuments(t *testing.T) {
 
 func FuzzDocument(f *testing.F) {
 	d := string(digest.FromString("x"))
-	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"`+d+`","size":1,"platform":{"os":"linux","architecture":"arm","variant":"v7"}}]}`), dockerIndex)
+	f.Add(
+		[]byte(`{"schemaVersion":2,"manifests":[{"digest":"`+d+`","size":1,"platform":{"os":"linux","architecture":"arm","variant":"v7"}}]}`),
+		dockerIndex,
+	)
 	f.Add([]byte(`{"schemaVersion":2,"config":{"mediaType":"`+dockerConfig+`","digest":"`+d+`","size":2},"layers":[]}`), "")
 	f.Add([]byte(`{"rootfs":{"diff_ids":["`+d+`"]}}`), "x")
 	f.Fuzz(func(t *testing.T, data []byte, mediaType string) {
@@ -294,11 +318,13 @@ func TestDocumentsOfManyBytes(t *testing.T) {
 	var index ocispec.Index
 	index.SchemaVersion = 2
 	for i := range maxManifestReads {
-		index.Manifests = append(index.Manifests, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(fmt.Sprint(i)), Size: maxManifestBytes})
+		index.Manifests = append(index.Manifests,
+			ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(fmt.Sprint(i)), Size: maxManifestBytes})
 	}
 	data, _ := json.Marshal(index)
 	top := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(data), Size: int64(len(data))}
-	if _, err := resolve(t.Context(), top, data, reader); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), "have more than") || read > maxDocuments {
+	if _, err := resolve(t.Context(), top, data, reader); !errors.Is(err, ErrInvalidImage) ||
+		!strings.Contains(err.Error(), "have more than") || read > maxDocuments {
 		t.Errorf("%d bytes read, %v", read, err)
 	}
 }

@@ -73,7 +73,8 @@ func TestCatalogChanges(t *testing.T) {
 			}
 			var all uses
 			all.change(change{come: c.entries}, true)
-			if !maps.Equal(u.blobs, all.blobs) && len(u.blobs)+len(all.blobs) > 0 || !maps.Equal(u.layers, all.layers) && len(u.layers)+len(all.layers) > 0 {
+			if !maps.Equal(u.blobs, all.blobs) && len(u.blobs)+len(all.blobs) > 0 || !maps.Equal(u.layers, all.layers) &&
+				len(u.layers)+len(all.layers) > 0 {
 				t.Fatalf("seed %d, step %d: uses %v %v, counted anew %v %v", seed, step, u.blobs, u.layers, all.blobs, all.layers)
 			}
 			var had uses
@@ -127,7 +128,8 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 		t.Fatal(entries, damage, err)
 	}
 	for i, e := range entries {
-		if want := next.entries[i]; e.name.String() != want.name.String() || !reflect.DeepEqual(e.top, want.top) || !e.pulled.Equal(want.pulled.time()) {
+		if want := next.entries[i]; e.name.String() != want.name.String() || !reflect.DeepEqual(e.top, want.top) ||
+			!e.pulled.Equal(want.pulled.time()) {
 			t.Errorf("entry %d: %+v, want %+v", i, e, want)
 		}
 	}

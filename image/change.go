@@ -17,7 +17,8 @@ func Change(c *ocispec.ImageConfig, instruction string) error {
 	name, rest, _ := strings.Cut(strings.TrimSpace(instruction), " ")
 	change, ok := instructions[strings.ToUpper(name)]
 	if !ok {
-		return fmt.Errorf("%w: change %q: the instruction is none of %s", ErrInvalidImage, instruction, strings.Join(slices.Sorted(maps.Keys(instructions)), ", "))
+		return fmt.Errorf("%w: change %q: the instruction is none of %s", ErrInvalidImage, instruction,
+			strings.Join(slices.Sorted(maps.Keys(instructions)), ", "))
 	}
 	if rest = strings.TrimSpace(rest); rest == "" {
 		return fmt.Errorf("%w: change %q: a value is missing", ErrInvalidImage, instruction)

@@ -273,7 +273,8 @@ func TestVerifyAndRepair(t *testing.T) {
 		if _, err := s.Get(r.ref("app:1")); err != nil {
 			t.Errorf("%s: reporting removed the image: %v", name, err)
 		}
-		if v, err := s.Verify(t.Context(), VerifyOptions{Images: []string{r.ref("other:1")}}); err != nil || len(v.Damaged) != 0 || v.Layers != 1 {
+		if v, err := s.Verify(t.Context(), VerifyOptions{Images: []string{r.ref("other:1")}}); err != nil || len(v.Damaged) != 0 ||
+			v.Layers != 1 {
 			t.Errorf("%s: the other image: %+v, %v", name, v, err)
 		}
 		v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged})

@@ -36,9 +36,10 @@ func encrypted(t *testing.T, r *fakeRegistry, name string) (p pushed, private []
 	must(t, err)
 	annotations, err := finish()
 	must(t, err)
-	p = r.image(name, []testLayer{{tar: plain.tar, data: data, mediaType: plain.mediaType + "+encrypted"}}, func(m *ocispec.Manifest, _ *ocispec.Image) {
-		m.Layers[0].Annotations = annotations
-	})
+	p = r.image(name, []testLayer{{tar: plain.tar, data: data, mediaType: plain.mediaType + "+encrypted"}},
+		func(m *ocispec.Manifest, _ *ocispec.Image) {
+			m.Layers[0].Annotations = annotations
+		})
 	return p, pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
 }
 

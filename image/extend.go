@@ -16,7 +16,9 @@ import (
 // Extend makes an image of another one, found as by Get, and one layer more: what write
 // writes, a tar archive. change makes its configuration of the other's. Kinds: ErrNotFound,
 // ErrInvalidReference, ErrInvalidImage.
-func (s *Store) Extend(ctx context.Context, refOrID, ref string, change func(*ocispec.Image) error, write func(context.Context, io.Writer) error) (Image, error) {
+func (s *Store) Extend(ctx context.Context, refOrID, ref string, change func(*ocispec.Image) error,
+	write func(context.Context, io.Writer) error,
+) (Image, error) {
 	n, err := parseTag(ref)
 	if err != nil {
 		return Image{}, err
@@ -60,7 +62,8 @@ func keepUnknown(original, made []byte) ([]byte, error) {
 		return nil, err
 	}
 	var all, understood, result map[string]any
-	if err := errors.Join(boundedjson.Unmarshal(original, &all), boundedjson.Unmarshal(plain, &understood), boundedjson.Unmarshal(made, &result)); err != nil {
+	if err := errors.Join(boundedjson.Unmarshal(original, &all), boundedjson.Unmarshal(plain, &understood),
+		boundedjson.Unmarshal(made, &result)); err != nil {
 		return nil, err
 	}
 	addMissing(all, understood, result)

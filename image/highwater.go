@@ -73,7 +73,8 @@ func (s *Store) reclaim(ctx context.Context) error {
 		if gone.ID == "" {
 			continue
 		}
-		s.cfg.Log.Info("image removed: the disk is over the high water mark", "image", img.ID.String(), "names", img.RepoTags, "used", used, "mark", s.cfg.HighWater)
+		s.cfg.Log.Info("image removed: the disk is over the high water mark", "image", img.ID.String(), "names", img.RepoTags, "used", used,
+			"mark", s.cfg.HighWater)
 		if err := s.cfg.Layers.Flush(ctx); err != nil { // or the next look is at a disk still full
 			return err
 		}

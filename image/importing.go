@@ -78,7 +78,9 @@ func (s *Store) compose(ctx context.Context, n reference.Name, b base, write fun
 }
 
 // stageLayer writes a layer to a file and finds out what it is.
-func (s *Store) stageLayer(ctx context.Context, path string, write func(context.Context, io.Writer) error) (layer ocispec.Descriptor, diffID digest.Digest, err error) {
+func (s *Store) stageLayer(ctx context.Context, path string,
+	write func(context.Context, io.Writer) error,
+) (layer ocispec.Descriptor, diffID digest.Digest, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return layer, "", err

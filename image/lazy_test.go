@@ -143,7 +143,8 @@ func TestPullLazily(t *testing.T) {
 	f.mu.Lock()
 	l := f.shown[p.diffIDs[0]]
 	f.mu.Unlock()
-	if l.Image != r.ref("app:1") || l.Domain != r.host() || l.Path != "app" || l.Auth.Password != "secret" || l.TOC != digest.FromString("table") ||
+	if l.Image != r.ref("app:1") || l.Domain != r.host() || l.Path != "app" || l.Auth.Password != "secret" ||
+		l.TOC != digest.FromString("table") ||
 		l.Blob.Digest != p.layers[0] || !l.Hosts.Settings[r.host()].PlainHTTP {
 		t.Errorf("shown is %+v", l)
 	}

@@ -157,7 +157,10 @@ func TestLoadForgedDigest(t *testing.T) {
 // Images without a name are not called by the same, one after the other.
 func TestLoadFallbackOnce(t *testing.T) {
 	config, layer := dockerArchive()[1], dockerArchive()[0]
-	two := entries{layer, config, {"manifest.json", `[{"Config":"c.json","RepoTags":["1"],"Layers":["abc/layer.tar"]},{"Config":"c.json","RepoTags":["2"],"Layers":["abc/layer.tar"]}]`}}
+	two := entries{layer, config, {
+		"manifest.json",
+		`[{"Config":"c.json","RepoTags":["1"],"Layers":["abc/layer.tar"]},{"Config":"c.json","RepoTags":["2"],"Layers":["abc/layer.tar"]}]`,
+	}}
 	if _, err := openStore(t, nil).Load(t.Context(), two.tar(), "app:3"); !errors.Is(err, ErrInvalidReference) {
 		t.Errorf("both app:3: %v", err)
 	}
@@ -233,7 +236,8 @@ func TestLoadTogether(t *testing.T) {
 func TestImport(t *testing.T) {
 	s := openStore(t, nil)
 	layer := gzipLayer(tarOf("bin/", "", "bin/app", "1"))
-	img, err := s.Import(t.Context(), bytes.NewReader(layer.data), "imported", ocispec.Image{Config: ocispec.ImageConfig{Cmd: []string{"/bin/app"}}})
+	img, err := s.Import(t.Context(), bytes.NewReader(layer.data), "imported",
+		ocispec.Image{Config: ocispec.ImageConfig{Cmd: []string{"/bin/app"}}})
 	must(t, err)
 	if !slices.Equal(img.RepoTags, []string{"docker.io/library/imported:latest"}) || !slices.Equal(img.Config.Cmd, []string{"/bin/app"}) ||
 		!slices.Equal(img.Layers, []digest.Digest{digest.FromBytes(layer.tar)}) {

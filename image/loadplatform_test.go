@@ -25,12 +25,21 @@ func TestLoadSeveralPlatforms(t *testing.T) {
 		return ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(data)), Platform: p}
 	}
 	here := ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH}
-	config, _ := json.Marshal(ocispec.Image{Platform: here, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromString(layer)}}})
-	manifest := ocispec.Manifest{Config: blob(ocispec.MediaTypeImageConfig, config, nil), Layers: []ocispec.Descriptor{blob(ocispec.MediaTypeImageLayer, []byte(layer), nil)}}
+	config, _ := json.Marshal(ocispec.Image{
+		Platform: here,
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromString(layer)}},
+	})
+	manifest := ocispec.Manifest{
+		Config: blob(ocispec.MediaTypeImageConfig, config, nil),
+		Layers: []ocispec.Descriptor{blob(ocispec.MediaTypeImageLayer, []byte(layer), nil)},
+	}
 	manifest.SchemaVersion = 2
 	data, _ := json.Marshal(manifest)
 	index := ocispec.Index{Manifests: []ocispec.Descriptor{
-		{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("absent"), Size: 6, Platform: &ocispec.Platform{OS: "linux", Architecture: "s390x"}},
+		{
+			MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("absent"), Size: 6,
+			Platform: &ocispec.Platform{OS: "linux", Architecture: "s390x"},
+		},
 		blob(ocispec.MediaTypeImageManifest, data, &here),
 	}}
 	index.SchemaVersion = 2
@@ -112,11 +121,15 @@ func TestLoadNotesAreQuoted(t *testing.T) {
 	l := &layoutArchive{entries: entries{{"oci-layout", `{"imageLayoutVersion":"1.0.0"}`}}}
 	named := absentFor("s390x", "")
 	named.Annotations = map[string]string{ocispec.AnnotationRefName: "\x1b[2Japp\n"}
-	data, _ := json.Marshal(ocispec.Index{Manifests: []ocispec.Descriptor{named, l.index(absentFor("\x1b]0;title\a", ""), l.image(runtime.GOARCH))}})
+	data, _ := json.Marshal(ocispec.Index{Manifests: []ocispec.Descriptor{
+		named,
+		l.index(absentFor("\x1b]0;title\a", ""), l.image(runtime.GOARCH)),
+	}})
 	loaded, err := openStore(t, nil).Load(t.Context(), append(l.entries, entries{{"index.json", string(data)}}...).tar(), "app:1")
 	must(t, err)
 	notes := strings.Join(loaded.Notes, "")
-	if len(loaded.Notes) != 2 || strings.ContainsFunc(notes, unicode.IsControl) || !strings.Contains(notes, `\x1b[2Japp\n`) || !strings.Contains(notes, `linux/\x1b]0;title\a`) {
+	if len(loaded.Notes) != 2 || strings.ContainsFunc(notes, unicode.IsControl) || !strings.Contains(notes, `\x1b[2Japp\n`) ||
+		!strings.Contains(notes, `linux/\x1b]0;title\a`) {
 		t.Errorf("notes %q", loaded.Notes)
 	}
 }
@@ -133,7 +146,8 @@ func TestLoadNotesAreBounded(t *testing.T) {
 		loaded, err := openStore(t, nil).Load(t.Context(), append(l.entries, entries{{"index.json", string(data)}}...).tar(), "app:1")
 		must(t, err)
 		more := foreign - maxNotes
-		if last := loaded.Notes[len(loaded.Notes)-1]; len(loaded.Notes) != maxNotes+min(1, more) || (more > 0) != strings.Contains(last, fmt.Sprintf("of %d more", more)) {
+		if last := loaded.Notes[len(loaded.Notes)-1]; len(loaded.Notes) != maxNotes+min(1, more) ||
+			(more > 0) != strings.Contains(last, fmt.Sprintf("of %d more", more)) {
 			t.Errorf("%d images: %d notes, the last %q", foreign, len(loaded.Notes), last)
 		}
 	}
@@ -157,7 +171,8 @@ func (l *layoutArchive) image(arch string) ocispec.Descriptor {
 	p := ocispec.Platform{OS: "linux", Architecture: arch}
 	layer := tarOf("f", arch)
 	m := ocispec.Manifest{
-		Config: l.blob(ocispec.MediaTypeImageConfig, ocispec.Image{Platform: p, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}}}),
+		Config: l.blob(ocispec.MediaTypeImageConfig,
+			ocispec.Image{Platform: p, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}}}),
 		Layers: []ocispec.Descriptor{l.blob(ocispec.MediaTypeImageLayer, layer)},
 	}
 	m.SchemaVersion = 2

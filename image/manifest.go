@@ -80,7 +80,9 @@ func parseDocument(data []byte, mediaType string) (*document, error) {
 	return &d, checkManifest(&d)
 }
 
-var errSchema1 = fmt.Errorf("%w: manifest is of Docker schema 1, which nobody should use since 2017: push the image again with a current tool", ErrInvalidImage)
+var errSchema1 = fmt.Errorf(
+	"%w: manifest is of Docker schema 1, which nobody should use since 2017: push the image again with a current tool", ErrInvalidImage,
+)
 
 type documentKind int
 

@@ -32,7 +32,10 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 		}
 		n, err := reference.Parse(r.ref(ref))
 		must(b, err)
-		top := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: p.manifest, Size: int64(len(r.manifests["many@"+p.manifest.String()].data))}
+		top := ocispec.Descriptor{
+			MediaType: ocispec.MediaTypeImageManifest, Digest: p.manifest,
+			Size: int64(len(r.manifests["many@"+p.manifest.String()].data)),
+		}
 		c, err := s.loadContent(b.Context(), top)
 		must(b, err)
 		all[i] = named{name: n, pulled: at(time.Now()), content: c}

@@ -238,7 +238,8 @@ func TestBearerAuth(t *testing.T) {
 // registry's could not be used at all.
 func TestTokenServiceOnAPrivateAddress(t *testing.T) {
 	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if u, p, _ := req.BasicAuth(); u+p != "mesecret" || req.URL.Path != "/a/token" || req.FormValue("service") != "s" || req.FormValue("x") != "1" {
+		if u, p, _ := req.BasicAuth(); u+p != "mesecret" || req.URL.Path != "/a/token" || req.FormValue("service") != "s" ||
+			req.FormValue("x") != "1" {
 			refuse(w, http.StatusUnauthorized, "DENIED")
 			return
 		}
@@ -323,7 +324,8 @@ func TestTLS(t *testing.T) {
 	}
 	plain := newFake(t)
 	s := openStore(t, func(c *Config) { c.Registries.Settings = map[string]Registry{plain.host(): {}} })
-	if _, err := s.Pull(t.Context(), plain.ref("app:1"), PullOptions{}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "plain_http") {
+	if _, err := s.Pull(t.Context(), plain.ref("app:1"), PullOptions{}); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "plain_http") {
 		t.Errorf("HTTPS where HTTP is spoken: %v", err)
 	}
 }
@@ -346,7 +348,8 @@ func TestMirrors(t *testing.T) {
 	})
 	img, err := s.Pull(t.Context(), origin.ref("app:1"), PullOptions{Auth: Auth{Username: "a", Password: "b"}})
 	must(t, err)
-	if img.RepoTags[0] != origin.ref("app:1") || mirror.asked("/manifests/") == 0 || origin.asked("/manifests/") != 0 || origin.asked("/blobs/") != 1 {
+	if img.RepoTags[0] != origin.ref("app:1") || mirror.asked("/manifests/") == 0 || origin.asked("/manifests/") != 0 ||
+		origin.asked("/blobs/") != 1 {
 		t.Errorf("tags %q; mirror %v, origin %v", img.RepoTags, mirror.requests, origin.requests)
 	}
 	_, err = s.Pull(t.Context(), origin.ref("none:1"), PullOptions{})

@@ -251,6 +251,8 @@ func (p *parcel) remake(manifest []byte) error {
 	delete(p.Documents, p.Manifest.Digest)
 	p.Manifest.Digest, p.Manifest.Size = digest.FromBytes(data), int64(len(data))
 	p.Documents[p.Manifest.Digest] = data
-	p.notes = append(p.notes, fmt.Sprintf("the registry's blobs of %s were not kept: its layers are packed anew, and its manifest is %s, not %s", p.Names[0], p.Manifest.Digest, p.was))
+	p.notes = append(p.notes,
+		fmt.Sprintf("the registry's blobs of %s were not kept: its layers are packed anew, and its manifest is %s, not %s", p.Names[0],
+			p.Manifest.Digest, p.was))
 	return nil
 }

@@ -34,9 +34,12 @@ func signed(t *testing.T, registry string) (policy trust.File, sign func(r *fake
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "key.pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600))
 	policy.Path = filepath.Join(dir, "policy.toml")
-	must(t, os.WriteFile(policy.Path, fmt.Appendf(nil, "default = 'reject'\n[scope.%q]\npolicy = 'cosign'\nkeys = ['key.pub']\n", registry), 0o600))
+	must(t, os.WriteFile(policy.Path, fmt.Appendf(nil, "default = 'reject'\n[scope.%q]\npolicy = 'cosign'\nkeys = ['key.pub']\n", registry),
+		0o600))
 	return policy, func(r *fakeRegistry, repo string, d digest.Digest) {
-		payload := fmt.Appendf(nil, `{"critical":{"type":"cosign container image signature","identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q}}}`, r.ref(repo), d)
+		payload := fmt.Appendf(nil,
+			`{"critical":{"type":"cosign container image signature","identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q}}}`,
+			r.ref(repo), d)
 		hash := sha256.Sum256(payload)
 		sig, err := ecdsa.SignASN1(rand.Reader, key, hash[:])
 		must(t, err)
@@ -74,7 +77,8 @@ func TestSignaturePolicy(t *testing.T) {
 		t.Errorf("%v, %d images", err, len(s.List()))
 	}
 	must(t, os.Remove(policy.Path))
-	if _, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{}); !errors.Is(err, ErrUntrusted) || !strings.Contains(err.Error(), policy.Path) {
+	if _, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{}); !errors.Is(err, ErrUntrusted) ||
+		!strings.Contains(err.Error(), policy.Path) {
 		t.Errorf("a policy that is gone: %v", err)
 	}
 	if _, err := Open(s.cfg); err == nil || !strings.Contains(err.Error(), policy.Path) {

@@ -39,7 +39,8 @@ func TestPullByTag(t *testing.T) {
 	if img.ID != want.config || img.Manifest != want.manifest || !slices.Equal(img.Layers, want.diffIDs) {
 		t.Errorf("image %+v, want %+v", img, want)
 	}
-	if !slices.Equal(img.RepoTags, []string{r.ref("app:1")}) || !slices.Equal(img.RepoDigests, []string{r.ref("app@" + want.manifest.String())}) {
+	if !slices.Equal(img.RepoTags, []string{r.ref("app:1")}) ||
+		!slices.Equal(img.RepoDigests, []string{r.ref("app@" + want.manifest.String())}) {
 		t.Errorf("names %q %q", img.RepoTags, img.RepoDigests)
 	}
 	if img.Config.User != "1000" || img.Size != total || last != total || total == 0 {
@@ -53,13 +54,17 @@ func TestPullByTag(t *testing.T) {
 	if got := s.left(t); got != "images 1 blobs 5 layers 3 ingest 0 staging 0" {
 		t.Error(got)
 	}
-	for _, ref := range []string{r.ref("app:1"), r.ref("app@" + want.manifest.String()), string(img.ID), img.ID.Encoded(), img.ID.Encoded()[:8], string(img.ID)[:16]} {
+	for _, ref := range []string{
+		r.ref("app:1"), r.ref("app@" + want.manifest.String()), string(img.ID), img.ID.Encoded(),
+		img.ID.Encoded()[:8], string(img.ID)[:16],
+	} {
 		if got, err := s.Get(ref); err != nil || got.ID != img.ID {
 			t.Errorf("Get(%q) = %v, %v", ref, got.ID, err)
 		}
 	}
 	s.reopen(t)
-	if again, err := s.Get(r.ref("app:1")); err != nil || again.ID != img.ID || !again.Pulled.Equal(img.Pulled.Round(0)) || again.Size != img.Size {
+	if again, err := s.Get(r.ref("app:1")); err != nil || again.ID != img.ID || !again.Pulled.Equal(img.Pulled.Round(0)) ||
+		again.Size != img.Size {
 		t.Errorf("after reopening: %+v, %v; was %+v", again, err, img)
 	}
 	bytes, inodes, err := s.Usage()

@@ -115,7 +115,9 @@ func siblings(img *Image, n reference.Name) (paths []string) {
 }
 
 // sendAll sends the blobs that the registry has not.
-func sendAll(ctx context.Context, up *registry.Upload, p *parcel, from []string, there map[digest.Digest]bool, report func(done, total int64)) error {
+func sendAll(ctx context.Context, up *registry.Upload, p *parcel, from []string, there map[digest.Digest]bool,
+	report func(done, total int64),
+) error {
 	m := &meter{}
 	if report != nil {
 		m.watchers = []*watcher{{report: report}}

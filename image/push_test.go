@@ -160,10 +160,11 @@ func TestDockerManifest(t *testing.T) {
 	pushable(to, nil)
 	_, err = s.Push(t.Context(), r.ref("a:1"), to.ref("a:1"), PushOptions{})
 	must(t, err)
-	_, err = s.Extend(t.Context(), r.ref("a:1"), "localhost/more:1", func(*ocispec.Image) error { return nil }, func(_ context.Context, w io.Writer) error {
-		_, err := w.Write(tarOf("more", "1"))
-		return err
-	})
+	_, err = s.Extend(t.Context(), r.ref("a:1"), "localhost/more:1", func(*ocispec.Image) error { return nil },
+		func(_ context.Context, w io.Writer) error {
+			_, err := w.Write(tarOf("more", "1"))
+			return err
+		})
 	must(t, err)
 	_, docs, err := s.Documents(t.Context(), "localhost/more:1")
 	must(t, err)

@@ -214,7 +214,10 @@ func (r *fakeRegistry) image(name string, layers []testLayer, change func(*ocisp
 		Config:   ocispec.ImageConfig{User: "1000", Env: []string{"A=" + name}, Cmd: []string{"/run"}},
 		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{}},
 	}
-	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Layers: []ocispec.Descriptor{}}
+	m := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Layers: []ocispec.Descriptor{},
+	}
 	for _, l := range layers {
 		d := r.blob(l.data)
 		p.layers = append(p.layers, d)
@@ -363,7 +366,10 @@ func openStore(t testing.TB, change func(*Config)) *testStore {
 	t.Helper()
 	dir := t.TempDir()
 	layers := newDirLayers(t, filepath.Join(dir, "layers"))
-	cfg := Config{Root: filepath.Join(dir, "images"), Layers: layers, Registries: registry.Config{StallTimeout: 10 * time.Second}, KeepBlobs: true}
+	cfg := Config{
+		Root: filepath.Join(dir, "images"), Layers: layers, Registries: registry.Config{StallTimeout: 10 * time.Second},
+		KeepBlobs: true,
+	}
 	cfg.Layer.MinFree = 1
 	if change != nil {
 		change(&cfg)

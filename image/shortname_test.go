@@ -9,7 +9,8 @@ import (
 
 func TestShortNameIsRefusedWithAHint(t *testing.T) {
 	_, err := openStore(t, nil).Pull(t.Context(), "team/app:1", PullOptions{})
-	if !errors.Is(err, ErrInvalidReference) || !strings.Contains(err.Error(), "docker.io/team/app:1") || !strings.Contains(err.Error(), "short_name_registry") {
+	if !errors.Is(err, ErrInvalidReference) || !strings.Contains(err.Error(), "docker.io/team/app:1") ||
+		!strings.Contains(err.Error(), "short_name_registry") {
 		t.Error(err)
 	}
 }

@@ -198,7 +198,10 @@ func TestFind(t *testing.T) {
 
 func catalogEntry(repo, hex string) named {
 	id := digest.NewDigestFromEncoded(digest.SHA256, hex+strings.Repeat("0", 64-len(hex)))
-	return named{name: reference.Name{Repo: repo, Tag: "1"}, pulled: at(time.Time{}), content: &content{config: ocispec.Descriptor{Digest: id}, image: &ocispec.Image{}}}
+	return named{
+		name: reference.Name{Repo: repo, Tag: "1"}, pulled: at(time.Time{}),
+		content: &content{config: ocispec.Descriptor{Digest: id}, image: &ocispec.Image{}},
+	}
 }
 
 func TestPlatformScores(t *testing.T) {

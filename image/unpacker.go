@@ -105,7 +105,9 @@ func (u *unpacker) fetchLayer(ctx context.Context, src *registry.Repository, d o
 
 // arrive unpacks a blob as it arrives, again without the mirrors that were found out to be
 // wrong. An image that is itself invalid is not fetched twice.
-func (u *unpacker) arrive(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
+func (u *unpacker) arrive(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest,
+	hasLayer bool, m part,
+) error {
 	for {
 		before := src.Honest()
 		err := u.unpackArriving(ctx, src, d, diffID, hasLayer, m)
@@ -125,7 +127,9 @@ func (u *unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
 // blob is hashed and written to ingest/ as it comes, while a second goroutine
 // reads behind, decompresses, hashes again and unpacks. Both are committed only
 // when both digests are right.
-func (u *unpacker) unpackArriving(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) (err error) {
+func (u *unpacker) unpackArriving(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest,
+	hasLayer bool, m part,
+) (err error) {
 	f, err := u.blobs.stage()
 	if err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
@@ -217,7 +221,9 @@ func (u *unpacker) unpackFile(ctx context.Context, f *os.File, d ocispec.Descrip
 // unpack decrypts, decompresses and unpacks a blob into a new layer writer and checks the diff
 // id. With only set to verify, nothing is written and the writer is nil. The
 // caller commits or aborts the writer, also after an error.
-func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor, diffID digest.Digest, verifyOnly bool) (w LayerWriter, err error) {
+func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor, diffID digest.Digest,
+	verifyOnly bool,
+) (w LayerWriter, err error) {
 	defer func() {
 		if errors.Is(err, unpack.ErrInvalid) {
 			err = fmt.Errorf("%w: layer %s: %w", ErrInvalidImage, diffID, err)

@@ -41,7 +41,9 @@ func TestVerifyCopies(t *testing.T) {
 	read := func(repair Repair) (Verified, []string) {
 		t.Helper()
 		var kinds []string
-		v, err := s.Verify(t.Context(), VerifyOptions{Repair: repair, Progress: func(kind string, _ digest.Digest) { kinds = append(kinds, kind) }})
+		v, err := s.Verify(t.Context(), VerifyOptions{Repair: repair, Progress: func(kind string, _ digest.Digest) {
+			kinds = append(kinds, kind)
+		}})
 		must(t, err)
 		return v, kinds
 	}
@@ -50,10 +52,12 @@ func TestVerifyCopies(t *testing.T) {
 	}
 	c.copies[p.diffIDs[0]], c.copies[p.diffIDs[1]] = nil, unpack.ErrDamaged
 	v, kinds := read(ReportDamage)
-	if len(v.Damaged) != 1 || v.Damaged[0].Kind != "copy" || v.Damaged[0].Digest != p.diffIDs[1] || v.Layers != 2 || !slices.Contains(kinds, "copy") {
+	if len(v.Damaged) != 1 || v.Damaged[0].Kind != "copy" || v.Damaged[0].Digest != p.diffIDs[1] || v.Layers != 2 ||
+		!slices.Contains(kinds, "copy") {
 		t.Errorf("found %+v, read %v", v, kinds)
 	}
-	if v, _ := read(RefetchDamaged); len(v.Damaged) != 1 || len(v.Refetched)+len(v.Dropped) != 0 || c.HasCopy(p.diffIDs[1]) || !c.HasCopy(p.diffIDs[0]) {
+	if v, _ := read(RefetchDamaged); len(v.Damaged) != 1 || len(v.Refetched)+len(v.Dropped) != 0 || c.HasCopy(p.diffIDs[1]) ||
+		!c.HasCopy(p.diffIDs[0]) {
 		t.Errorf("repair: %+v, left %v", v, c.copies)
 	}
 	if v, _ := read(ReportDamage); len(v.Damaged) != 0 {

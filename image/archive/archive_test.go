@@ -94,7 +94,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 	data, err := c.Document(t.Context(), c.Images[1].Top)
 	var m ocispec.Manifest
-	if err := errors.Join(err, json.Unmarshal(data, &m)); err != nil || m.Config.Digest != images[1].Config.Digest || m.Layers[0].Digest != digest.FromString("two") {
+	if err := errors.Join(err, json.Unmarshal(data, &m)); err != nil || m.Config.Digest != images[1].Config.Digest ||
+		m.Layers[0].Digest != digest.FromString("two") {
 		t.Errorf("made manifest %s, %v", data, err)
 	}
 }
@@ -172,7 +173,11 @@ func TestRefused(t *testing.T) {
 		{"no layout", []entry{{name: "index.json", data: "{}"}}, "no oci-layout"},
 		{"another layout", []entry{{name: "index.json", data: "{}"}, {name: "oci-layout", data: `{"imageLayoutVersion":"2"}`}}, `version "2"`},
 		{"no digest", []entry{{name: "oci-layout", data: layoutFile}, index("nonsense")}, `"nonsense"`},
-		{"a huge index", []entry{{name: "oci-layout", data: layoutFile}, {name: "index.json", data: strings.Repeat(" ", maxDocument+1)}}, "at most"},
+		{
+			"a huge index",
+			[]entry{{name: "oci-layout", data: layoutFile}, {name: "index.json", data: strings.Repeat(" ", maxDocument+1)}},
+			"at most",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := read(t, makeTar(tc.in...))

@@ -92,7 +92,8 @@ func (c *Contents) read(ctx context.Context, r io.Reader, lim unpack.Limits) err
 
 // damaged makes ErrInvalid of what the archive's form is to blame for.
 func damaged(err error) error {
-	if errors.Is(err, unpack.ErrInvalid) || errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, io.ErrUnexpectedEOF) {
+	if errors.Is(err, unpack.ErrInvalid) || errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) ||
+		errors.Is(err, io.ErrUnexpectedEOF) {
 		return invalid("it is cut off, or no tar archive: %w", err)
 	}
 	return err

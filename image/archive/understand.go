@@ -29,7 +29,8 @@ func (c *Contents) understand() error {
 	case index:
 		return invalid("it has an %s but no %s", ocispec.ImageIndexFile, ocispec.ImageLayoutFile)
 	default:
-		return invalid("it is neither a docker-archive (%s) nor an OCI layout (%s); a root file system is imported", dockerManifestFile, ocispec.ImageLayoutFile)
+		return invalid("it is neither a docker-archive (%s) nor an OCI layout (%s); a root file system is imported", dockerManifestFile,
+			ocispec.ImageLayoutFile)
 	}
 	if err != nil {
 		return err
@@ -115,7 +116,10 @@ func (c *Contents) dockerImages() error {
 
 // makeManifest makes the manifest that a docker-archive does not have.
 func (c *Contents) makeManifest(e dockerEntry) (ocispec.Descriptor, error) {
-	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Layers: []ocispec.Descriptor{}}
+	m := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Layers: []ocispec.Descriptor{},
+	}
 	f, err := c.named(e.Config)
 	if err != nil {
 		return ocispec.Descriptor{}, err

@@ -39,7 +39,10 @@ func WriteOCI(ctx context.Context, w io.Writer, images []Packed) error {
 	if err != nil {
 		return err
 	}
-	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{}}
+	index := ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{},
+	}
 	for _, img := range images {
 		for _, name := range orNone(img.Names) {
 			d := img.Manifest

@@ -45,7 +45,10 @@ func newPair(t testing.TB, key crypto.Signer) pair {
 	must(t, err)
 	public, err := x509.MarshalPKIXPublicKey(key.Public())
 	must(t, err)
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "node"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "node"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+	}
 	cert, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
 	must(t, err)
 	return pair{block("PRIVATE KEY", private), block("PUBLIC KEY", public), block("CERTIFICATE", cert)}
@@ -68,7 +71,10 @@ func encrypt(t testing.TB, cc config.CryptoConfig, plain []byte) (ocispec.Descri
 	must(t, err)
 	annotations, err := finish()
 	must(t, err)
-	return ocispec.Descriptor{MediaType: d.MediaType + suffix, Digest: digest.FromBytes(data), Size: int64(len(data)), Annotations: annotations}, data
+	return ocispec.Descriptor{
+		MediaType: d.MediaType + suffix, Digest: digest.FromBytes(data), Size: int64(len(data)),
+		Annotations: annotations,
+	}, data
 }
 
 func TestDecrypt(t *testing.T) {

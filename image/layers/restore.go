@@ -48,7 +48,9 @@ func (r *Roots) Recover(ctx context.Context, claimed []string) error {
 const restoreTime = 10 * time.Minute
 
 // AddLayer unpacks what a container had written when it was saved.
-func (r *Roots) AddLayer(ctx context.Context, id string, archive io.ReadSeeker) (d digest.Digest, release func(context.Context) error, err error) {
+func (r *Roots) AddLayer(ctx context.Context, id string,
+	archive io.ReadSeeker,
+) (d digest.Digest, release func(context.Context) error, err error) {
 	if d, err = digest.FromReader(archive); err != nil {
 		return "", nil, err
 	}

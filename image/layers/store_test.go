@@ -123,7 +123,10 @@ func (r *rig) native() *snapshot.Store {
 
 func (r *rig) prepare(id string, driver snapshot.DriverName, layers ...digest.Digest) snapshot.Snapshot {
 	r.Helper()
-	snap, err := r.stores.Prepare(r.Context(), id, snapshot.PrepareOptions{Layers: layers, Target: filepath.Join(r.dir, "roots", id), Driver: driver})
+	snap, err := r.stores.Prepare(r.Context(), id, snapshot.PrepareOptions{
+		Layers: layers, Target: filepath.Join(r.dir, "roots", id),
+		Driver: driver,
+	})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -325,7 +328,8 @@ func TestStartRefuses(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.dir, "snapshotters", "erofs"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.stores.Start(t.Context(), []snapshot.DriverName{snapshot.EROFS}); err == nil || !strings.Contains(err.Error(), "snapshotter erofs of a runtime handler") {
+	if err := r.stores.Start(t.Context(), []snapshot.DriverName{snapshot.EROFS}); err == nil ||
+		!strings.Contains(err.Error(), "snapshotter erofs of a runtime handler") {
 		t.Errorf("start: %v", err)
 	}
 	if err := r.stores.Start(t.Context(), nil); err != nil { // a warning is enough

@@ -29,7 +29,8 @@ func (s ShortNames) Parse(ref string) (Name, error) {
 	case err != nil:
 		return n, err
 	case s == "":
-		return Name{}, fmt.Errorf("%w: %q names no registry: write %s if Docker Hub is meant, or set image.short_name_registry", ErrInvalid, ref, n)
+		return Name{}, fmt.Errorf("%w: %q names no registry: write %s if Docker Hub is meant, or set image.short_name_registry", ErrInvalid, ref,
+			n)
 	case s == DockerHub:
 		return n, nil
 	}

@@ -242,12 +242,14 @@ func (t *transfer) check(e *endpoint, resp *http.Response, s *span, partial bool
 		said := resp.Header.Get("Content-Range")
 		first := fmt.Sprintf("bytes %d-", s.at)
 		if _, total, _ := strings.Cut(said, "/"); !strings.HasPrefix(said, first) || total != "*" && total != strconv.FormatInt(t.d.Size, 10) {
-			return fmt.Errorf("%w: registry %s sends range %q of blob %s, asked for byte %d on of %d", ErrInvalid, e.Host.Host, said, t.d.Digest, s.at, t.d.Size)
+			return fmt.Errorf("%w: registry %s sends range %q of blob %s, asked for byte %d on of %d", ErrInvalid, e.Host.Host, said, t.d.Digest,
+				s.at, t.d.Size)
 		}
 		return nil
 	}
 	if resp.ContentLength >= 0 && resp.ContentLength != t.d.Size {
-		return fmt.Errorf("%w: registry %s has %d bytes of blob %s, the manifest of %s says %d", ErrInvalid, e.Host.Host, resp.ContentLength, t.d.Digest, t.r, t.d.Size)
+		return fmt.Errorf("%w: registry %s has %d bytes of blob %s, the manifest of %s says %d", ErrInvalid, e.Host.Host, resp.ContentLength,
+			t.d.Digest, t.r, t.d.Size)
 	}
 	return nil
 }

@@ -69,7 +69,8 @@ func testCertificate(t *testing.T) (dir string) {
 	must(t, err)
 	dir = t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "ca.pem"), ca, 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "client.pem"), append(ca, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "client.pem"), append(ca, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...),
+		0o600))
 	return dir
 }
 
@@ -137,7 +138,8 @@ func TestSkipVerifyIsForItsHostAlone(t *testing.T) {
 		_, err := repository(t, c, registry.host, Auth{}).Fetch(t.Context(), blob)
 		return err
 	}
-	if err := fetch("skip_verify = true", Settings{}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "not verified of "+registry.host+" alone") {
+	if err := fetch("skip_verify = true", Settings{}); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "not verified of "+registry.host+" alone") {
 		t.Errorf("a token service that nobody named: %v", err)
 	}
 	if n := len(elsewhere.asked()); n != 0 {
@@ -150,7 +152,10 @@ func TestSkipVerifyIsForItsHostAlone(t *testing.T) {
 
 func TestSameHost(t *testing.T) {
 	for host, urls := range map[string]map[string]bool{
-		"r.example":      {"https://r.example/": true, "https://R.EXAMPLE:443/": true, "https://r.example:80": false, "https://r.example:5000": false, "https://s.r.example": false, "https://": false},
+		"r.example": {
+			"https://r.example/": true, "https://R.EXAMPLE:443/": true, "https://r.example:80": false,
+			"https://r.example:5000": false, "https://s.r.example": false, "https://": false,
+		},
 		"r.example:443":  {"https://r.example": true, "http://r.example": false},
 		"r.example:5000": {"https://r.example:5000/x?y": true, "https://r.example": false},
 		"[::1]:5000":     {"https://[::1]:5000": true, "https://[::1]": false, "https://[::2]:5000": false},

@@ -37,13 +37,17 @@ func TestDockerConfig(t *testing.T) {
 		auth   Auth
 		want   string
 	}{
-		"auth":                 {dockerConfig(t, `{"auths":{%q:{"auth":"dXNlcjpzZWNyZXQ="}}}`, f.host()), Auth{}, ""},
-		"as a URL":             {dockerConfig(t, `{"auths":{"http://%s/v1/":{"auth":"dXNlcjpzZWNyZXQ="}}}`, f.host()), Auth{}, ""},
-		"another registry's":   {dockerConfig(t, `{"auths":{"r.example":{"auth":"dXNlcjpzZWNyZXQ="}}}`), Auth{}, "credential"},
-		"the pull's own count": {dockerConfig(t, `{"auths":{%q:{"auth":"dXNlcjpzZWNyZXQ="}}}`, f.host()), Auth{Username: "user", Password: "wrong"}, "check user name"},
-		"not there":            {"/does/not/exist.json", Auth{}, "credential"},
-		"no JSON":              {dockerConfig(t, `{`), Auth{}, "config.json"},
-		"no such helper":       {dockerConfig(t, `{"credHelpers":{%q:"does-not-exist"}}`, f.host()), Auth{}, "docker-credential-does-not-exist"},
+		"auth":               {dockerConfig(t, `{"auths":{%q:{"auth":"dXNlcjpzZWNyZXQ="}}}`, f.host()), Auth{}, ""},
+		"as a URL":           {dockerConfig(t, `{"auths":{"http://%s/v1/":{"auth":"dXNlcjpzZWNyZXQ="}}}`, f.host()), Auth{}, ""},
+		"another registry's": {dockerConfig(t, `{"auths":{"r.example":{"auth":"dXNlcjpzZWNyZXQ="}}}`), Auth{}, "credential"},
+		"the pull's own count": {
+			dockerConfig(t, `{"auths":{%q:{"auth":"dXNlcjpzZWNyZXQ="}}}`, f.host()),
+			Auth{Username: "user", Password: "wrong"},
+			"check user name",
+		},
+		"not there":      {"/does/not/exist.json", Auth{}, "credential"},
+		"no JSON":        {dockerConfig(t, `{`), Auth{}, "config.json"},
+		"no such helper": {dockerConfig(t, `{"credHelpers":{%q:"does-not-exist"}}`, f.host()), Auth{}, "docker-credential-does-not-exist"},
 	} {
 		_, err := repository(t, client(t, Config{DockerConfig: c.config}, "", ""), f.host(), c.auth).Fetch(t.Context(), blob)
 		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrUnauthorized) || !strings.Contains(err.Error(), c.want)) {
@@ -100,7 +104,8 @@ func TestMirrorCredentials(t *testing.T) {
 	origin, mirror := newFake(t), newFake(t)
 	blob := mirror.has([]byte("blob"))
 	basic(mirror, "mirror:secret")
-	config := dockerConfig(t, `{"auths":{%q:{"username":"mirror","password":"secret"},%q:{"username":"origin","password":"secret"}}}`, mirror.host(), origin.host())
+	config := dockerConfig(t, `{"auths":{%q:{"username":"mirror","password":"secret"},%q:{"username":"origin","password":"secret"}}}`,
+		mirror.host(), origin.host())
 	c := client(t, Config{DockerConfig: config}, origin.host(), fmt.Sprintf("server = %q\n[host.%q]", origin.URL, mirror.URL))
 	_, err := repository(t, c, origin.host(), Auth{Username: "pull", Password: "secret"}).Fetch(t.Context(), blob)
 	must(t, err)

@@ -83,7 +83,9 @@ func Verify(data []byte, want digest.Digest) error {
 
 // small fetches a document of at most limit bytes from the first endpoint that has it
 // and whose answer passes check.
-func (r *Repository) small(ctx context.Context, need Capability, what string, limit int64, check func(*http.Response, []byte) error) ([]byte, error) {
+func (r *Repository) small(ctx context.Context, need Capability, what string, limit int64,
+	check func(*http.Response, []byte) error,
+) ([]byte, error) {
 	endpoints, err := r.able(need)
 	if err != nil {
 		return nil, err
@@ -109,7 +111,9 @@ func (r *Repository) small(ctx context.Context, need Capability, what string, li
 	return nil, withMirrors(mirrorErrs[last], mirrorErrs[:last])
 }
 
-func (r *Repository) smallFrom(ctx context.Context, e *endpoint, what string, tries int, limit int64, check func(*http.Response, []byte) error) (data []byte, err error) {
+func (r *Repository) smallFrom(ctx context.Context, e *endpoint, what string, tries int, limit int64,
+	check func(*http.Response, []byte) error,
+) (data []byte, err error) {
 	header := http.Header{}
 	if strings.HasPrefix(what, "manifests/") {
 		header["Accept"] = acceptManifests

@@ -134,7 +134,10 @@ func (r *Repository) transportError(ctx context.Context, e *endpoint, err error)
 	text := fmt.Sprintf("registry %s://%s: %s", e.scheme(), e.Host.Host, said)
 	hint, transient := hintFor(err)
 	if e.SkipVerify && isCertificate(err) { // of where the host sends us
-		hint = fmt.Sprintf("; certificates are not verified of %s alone: set ca_file for the registry, or ca in its hosts.toml, if this one is to be trusted, or name a token service in token_hosts", e.Host.Host)
+		hint = fmt.Sprintf(
+			"; certificates are not verified of %s alone: set ca_file for the registry, or ca in its hosts.toml, if this one is to be trusted, "+
+				"or name a token service in token_hosts", e.Host.Host,
+		)
 	}
 	return &remoteError{kind: ErrUnavailable, cause: err, text: text + hint, transient: transient}
 }

@@ -36,7 +36,8 @@ func TestMirrorsOfAHostsFile(t *testing.T) {
 	_, err = r.Fetch(t.Context(), blob)
 	must(t, err)
 	got := mirror.asked()[0]
-	if got.URL.Path != "/cache/hub/team/app/blobs/"+blob.Digest.String() || got.URL.Query().Get("ns") != origin.host() || got.Header.Get("X-Team") != "blue" {
+	if got.URL.Path != "/cache/hub/team/app/blobs/"+blob.Digest.String() || got.URL.Query().Get("ns") != origin.host() ||
+		got.Header.Get("X-Team") != "blue" {
 		t.Errorf("%s %v", got.URL, got.Header)
 	}
 	if n := len(origin.asked()); n != 1 {
@@ -57,7 +58,8 @@ func TestNoHostMayResolve(t *testing.T) {
 
 func TestBrokenHostsFileIsTold(t *testing.T) {
 	c := client(t, Config{}, "r.example", `mirror = "x"`)
-	if _, err := c.Repository("r.example", "app", Auth{}); err == nil || !strings.Contains(err.Error(), "r.example/hosts.toml: line 1: unknown key mirror") {
+	if _, err := c.Repository("r.example", "app", Auth{}); err == nil ||
+		!strings.Contains(err.Error(), "r.example/hosts.toml: line 1: unknown key mirror") {
 		t.Error(err)
 	}
 	c = client(t, Config{}, "r.example", `ca = "none.pem"`)
@@ -120,7 +122,8 @@ func TestForeignChallengeGetsNothing(t *testing.T) {
 		return true
 	}
 	c := client(t, Config{}, origin.host(), fmt.Sprintf("server = %q", origin.URL))
-	if _, err := repository(t, c, origin.host(), Auth{Username: "u", Password: "p"}).Fetch(t.Context(), blob); !errors.Is(err, ErrUnauthorized) {
+	if _, err := repository(t, c, origin.host(), Auth{Username: "u", Password: "p"}).Fetch(t.Context(), blob); !errors.Is(err,
+		ErrUnauthorized) {
 		t.Error(err)
 	}
 }

@@ -17,11 +17,17 @@ func TestHostsFile(t *testing.T) {
 		registry, text string
 		want           []Host
 	}{
-		"empty":          {"r.example", "", []Host{{Scheme: "https", Host: "r.example", Path: "/v2", Can: everything}}},
-		"Docker Hub":     {"docker.io", "", []Host{{Scheme: "https", Host: "registry-1.docker.io", Path: "/v2", Can: everything}}},
-		"loopback":       {"127.0.0.1:5000", "", []Host{{Scheme: "http", Host: "127.0.0.1:5000", Path: "/v2", Can: everything, guess: true}}},
-		"loopback, TLS":  {"127.0.0.1:5000", "skip_verify = true", []Host{{Scheme: "https", Host: "127.0.0.1:5000", Path: "/v2", Can: everything, SkipVerify: true}}},
-		"server":         {"r.example", `server = "http://s.example:80/"`, []Host{{Scheme: "http", Host: "s.example:80", Path: "/v2", Can: everything}}},
+		"empty":      {"r.example", "", []Host{{Scheme: "https", Host: "r.example", Path: "/v2", Can: everything}}},
+		"Docker Hub": {"docker.io", "", []Host{{Scheme: "https", Host: "registry-1.docker.io", Path: "/v2", Can: everything}}},
+		"loopback":   {"127.0.0.1:5000", "", []Host{{Scheme: "http", Host: "127.0.0.1:5000", Path: "/v2", Can: everything, guess: true}}},
+		"loopback, TLS": {
+			"127.0.0.1:5000", "skip_verify = true",
+			[]Host{{Scheme: "https", Host: "127.0.0.1:5000", Path: "/v2", Can: everything, SkipVerify: true}},
+		},
+		"server": {
+			"r.example", `server = "http://s.example:80/"`,
+			[]Host{{Scheme: "http", Host: "s.example:80", Path: "/v2", Can: everything}},
+		},
 		"server by name": {"r.example", `server = "s.example"`, []Host{{Scheme: "https", Host: "s.example", Path: "/v2", Can: everything}}},
 		"everything": {"docker.io", `
 			server = "https://registry-1.docker.io"
@@ -45,13 +51,23 @@ func TestHostsFile(t *testing.T) {
 			[host."https://registry-1.docker.io/hub"]
 			`, []Host{
 			{
-				Scheme: "https", Host: "z.example", Path: "/v2", Can: Pull, CAs: []string{"/dir/z.pem", "/y.pem"}, mirror: true, DialTimeout: 3 * time.Second,
-				Pairs:  []KeyPair{{"/dir/c.pem", "/dir/c.key"}, {"/d.pem", "/dir/d.key"}},
-				Header: http.Header{"X-Team": {"a"}, "X-Many": {"b", "c"}},
+				Scheme: "https", Host: "z.example", Path: "/v2", Can: Pull, CAs: []string{"/dir/z.pem", "/y.pem"}, mirror: true,
+				DialTimeout: 3 * time.Second,
+				Pairs:       []KeyPair{{"/dir/c.pem", "/dir/c.key"}, {"/d.pem", "/dir/d.key"}},
+				Header:      http.Header{"X-Team": {"a"}, "X-Many": {"b", "c"}},
 			},
-			{Scheme: "https", Host: "a.example", Path: "/v2/hub", Can: everything, mirror: true, Pairs: []KeyPair{{"/dir/both.pem", "/dir/both.pem"}}},
-			{Scheme: "http", Host: "m.example:5000", Path: "/v2", Can: everything, mirror: true, Pairs: []KeyPair{{"/dir/one.pem", "/dir/one.pem"}, {"/dir/two.pem", "/dir/two.pem"}}},
-			{Scheme: "http", Host: "e.example", Path: "/v2", Can: everything, mirror: true, Pairs: []KeyPair{{"/dir/both.pem", "/dir/both.pem"}, {"/c.pem", "/dir/c.key"}}},
+			{
+				Scheme: "https", Host: "a.example", Path: "/v2/hub", Can: everything, mirror: true,
+				Pairs: []KeyPair{{"/dir/both.pem", "/dir/both.pem"}},
+			},
+			{
+				Scheme: "http", Host: "m.example:5000", Path: "/v2", Can: everything, mirror: true,
+				Pairs: []KeyPair{{"/dir/one.pem", "/dir/one.pem"}, {"/dir/two.pem", "/dir/two.pem"}},
+			},
+			{
+				Scheme: "http", Host: "e.example", Path: "/v2", Can: everything, mirror: true,
+				Pairs: []KeyPair{{"/dir/both.pem", "/dir/both.pem"}, {"/c.pem", "/dir/c.key"}},
+			},
 			{Scheme: "https", Host: "registry-1.docker.io", Path: "/hub/v2", Can: everything},
 			{Scheme: "https", Host: "registry-1.docker.io", Path: "/v2", Can: Pull | Resolve, CAs: []string{"/ca.pem"}},
 		}},
@@ -163,7 +179,10 @@ func TestCertsDirs(t *testing.T) {
 }
 
 func FuzzHostsFile(f *testing.F) {
-	f.Add("server = 'https://a'\n[host.'http://b:1/c']\ncapabilities = ['pull']\nca = ['x']\nclient = [['a','b']]\nheader = {a = 'b'}\ndial_timeout = '1s'")
+	f.Add(
+		"server = 'https://a'\n[host.'http://b:1/c']\ncapabilities = ['pull']\nca = ['x']\nclient = [['a','b']]\nheader = {a = " +
+			"'b'}\ndial_timeout = '1s'",
+	)
 	f.Add("host.'a'.override_path = true\n[host.'https://x'.header]\nx = ['y']")
 	f.Add("host = {a = {}, b = {skip_verify = true}}")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -20,7 +20,9 @@ import (
 // about to be connected to: a name could resolve to another one a moment later.
 
 // errLoopback is a connection to this machine that no setting asks for.
-var errLoopback = errors.New("loopback address that the settings do not name; list it as [image.registry.\"host:port\"] or in certs_dirs if it is a registry")
+var errLoopback = errors.New(
+	"loopback address that the settings do not name; list it as [image.registry.\"host:port\"] or in certs_dirs if it is a registry",
+)
 
 // loopbackGuard makes connections. The zero value lets all pass.
 type loopbackGuard struct {

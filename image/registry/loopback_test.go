@@ -91,11 +91,14 @@ func TestListedLoopbackRegistries(t *testing.T) {
 	}{
 		"settings":                 {cfg: Config{Settings: map[string]Settings{f.host(): {PlainHTTP: true}}}},
 		"settings that say little": {cfg: Config{Settings: map[string]Settings{f.host(): {MaxConcurrentDownloads: 1, PlainHTTP: true}}}},
-		"a mirror":                 {cfg: Config{Settings: map[string]Settings{"r.invalid": {Mirrors: []string{"http://" + f.host()}}}}, registry: "r.invalid"},
-		"its directory":            {cfg: Config{CertsDirs: []string{dir}}},
-		"the default's mirror":     {cfg: Config{CertsDirs: []string{defaults}}, registry: "r.invalid"},
-		"not by another's name":    {cfg: Config{Settings: map[string]Settings{"r.invalid": {PlainHTTP: true}}}, refused: true},
-		"not by the default":       {cfg: Config{CertsDirs: []string{empty}}, refused: true},
+		"a mirror": {
+			cfg:      Config{Settings: map[string]Settings{"r.invalid": {Mirrors: []string{"http://" + f.host()}}}},
+			registry: "r.invalid",
+		},
+		"its directory":         {cfg: Config{CertsDirs: []string{dir}}},
+		"the default's mirror":  {cfg: Config{CertsDirs: []string{defaults}}, registry: "r.invalid"},
+		"not by another's name": {cfg: Config{Settings: map[string]Settings{"r.invalid": {PlainHTTP: true}}}, refused: true},
+		"not by the default":    {cfg: Config{CertsDirs: []string{empty}}, refused: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.registry == "" {
@@ -113,7 +116,10 @@ func TestListedLoopbackRegistries(t *testing.T) {
 
 // FuzzRefuseLoopback compares the guard with what the kernel takes for this machine.
 func FuzzRefuseLoopback(f *testing.F) {
-	for _, a := range []string{"127.0.0.1:1", "[::1]:1", "0.0.0.0:1", "[::]:1", "[::ffff:127.1.2.3]:1", "10.0.0.1:1", "[fe80::1%lo]:1", "x", "127.1:1"} {
+	for _, a := range []string{
+		"127.0.0.1:1", "[::1]:1", "0.0.0.0:1", "[::]:1", "[::ffff:127.1.2.3]:1", "10.0.0.1:1", "[fe80::1%lo]:1", "x",
+		"127.1:1",
+	} {
 		f.Add(a)
 	}
 	f.Fuzz(func(t *testing.T, address string) {

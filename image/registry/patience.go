@@ -23,7 +23,10 @@ func (r *Repository) patience(ctx context.Context) (context.Context, *patience) 
 	p := &patience{limit: r.client.cfg.ProgressTimeout}
 	ctx, p.cancel = context.WithCancelCause(ctx)
 	p.timer = time.AfterFunc(p.limit, func() {
-		p.cancel(&remoteError{kind: ErrUnavailable, cause: errImpatient, text: fmt.Sprintf("registry %s: no byte of %s came for %s", r.domain, r, p.limit)})
+		p.cancel(&remoteError{
+			kind: ErrUnavailable, cause: errImpatient,
+			text: fmt.Sprintf("registry %s: no byte of %s came for %s", r.domain, r, p.limit),
+		})
 	})
 	return ctx, p
 }

@@ -178,7 +178,8 @@ func (u *Upload) put(ctx context.Context, d ocispec.Descriptor, open func() (io.
 	query := where.Query()
 	query.Set("digest", d.Digest.String())
 	where.RawQuery = query.Encode()
-	resp, err = u.do(ctx, http.MethodPut, where.String(), &payload{open: open, size: d.Size, mediaType: "application/octet-stream", progress: progress})
+	resp, err = u.do(ctx, http.MethodPut, where.String(),
+		&payload{open: open, size: d.Size, mediaType: "application/octet-stream", progress: progress})
 	if err != nil {
 		return err
 	}
@@ -194,10 +195,14 @@ func (u *Upload) put(ctx context.Context, d ocispec.Descriptor, open func() (io.
 func (u *Upload) location(resp *http.Response) (string, error) {
 	to, err := resp.Location()
 	if err != nil {
-		return "", &remoteError{kind: ErrUnavailable, cause: err, text: fmt.Sprintf("registry %s says nowhere to upload to: %v", u.e.Host.Host, err)}
+		return "", &remoteError{
+			kind: ErrUnavailable, cause: err,
+			text: fmt.Sprintf("registry %s says nowhere to upload to: %v", u.e.Host.Host, err),
+		}
 	}
 	if to.Scheme != "https" && u.e.scheme() == "https" {
-		return "", &remoteError{kind: ErrUnavailable, text: fmt.Sprintf("registry %s wants an upload to go to %s://%s, without encryption", u.e.Host.Host, to.Scheme, to.Host)}
+		return "", &remoteError{kind: ErrUnavailable, text: fmt.Sprintf("registry %s wants an upload to go to %s://%s, without encryption",
+			u.e.Host.Host, to.Scheme, to.Host)}
 	}
 	return to.String(), nil
 }
@@ -211,7 +216,8 @@ func (u *Upload) Manifest(ctx context.Context, d ocispec.Descriptor, data []byte
 		what = "manifests/" + tag
 	}
 	return retry(ctx, smallTries, func() error {
-		resp, err := u.do(ctx, http.MethodPut, u.e.url(u.repo, what), &payload{open: opener(data), size: int64(len(data)), mediaType: d.MediaType})
+		resp, err := u.do(ctx, http.MethodPut, u.e.url(u.repo, what),
+			&payload{open: opener(data), size: int64(len(data)), mediaType: d.MediaType})
 		if err != nil {
 			return err
 		}

@@ -93,7 +93,8 @@ func TestTooManyTokens(t *testing.T) {
 			return true
 		}
 		_, err := repository(t, client(t, Config{}, "", ""), f.host(), Auth{Username: "u", Password: "p"}).Fetch(t.Context(), blob)
-		if tries != c.tries || c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
+		if tries != c.tries || c.want == "" && err != nil ||
+			c.want != "" && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("Retry-After %q: %d tries, %v", after, tries, err)
 		}
 	}
@@ -117,7 +118,8 @@ func TestTooManyRequests(t *testing.T) {
 			return true
 		}
 		_, err := repository(t, client(t, Config{}, "", ""), f.host(), Auth{}).Fetch(t.Context(), blob)
-		if tries != c.tries || c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
+		if tries != c.tries || c.want == "" && err != nil ||
+			c.want != "" && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("Retry-After %s: %d tries, %v", c.after, tries, err)
 		}
 	}

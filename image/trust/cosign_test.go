@@ -28,15 +28,18 @@ func TestCosignsOwnSignatures(t *testing.T) {
 	for name, c := range map[string]struct {
 		tag, drop, extra, want string
 	}{
-		"both kinds":            {"1", "", "", ""},
-		"bundle only":           {"1", ".sig", "any_repository = true", ""},
-		"bundle, unnamed":       {"1", ".sig", "", "it names no repository"},
-		"tag only":              {"1", "bundle", "", ""},
-		"copied, bundle":        {"1", ".sig", "signed_as = 'r.example/app'", "it names no repository"},
-		"copied, any":           {"1", "bundle", "any_repository = true", ""},
-		"copied from elsewhere": {"1", "bundle", "signed_as = 'r.example/app'", "it is for \"127.0.0.1:5977/team/app\": if the image was copied from there, say so with signed_as"},
-		"neither":               {"1", "both", "", "it has no signature by cosign"},
-		"an attestation by it":  {"2", "", "", "its signature by cosign does not count: it states "},
+		"both kinds":      {"1", "", "", ""},
+		"bundle only":     {"1", ".sig", "any_repository = true", ""},
+		"bundle, unnamed": {"1", ".sig", "", "it names no repository"},
+		"tag only":        {"1", "bundle", "", ""},
+		"copied, bundle":  {"1", ".sig", "signed_as = 'r.example/app'", "it names no repository"},
+		"copied, any":     {"1", "bundle", "any_repository = true", ""},
+		"copied from elsewhere": {
+			"1", "bundle", "signed_as = 'r.example/app'",
+			"it is for \"127.0.0.1:5977/team/app\": if the image was copied from there, say so with signed_as",
+		},
+		"neither":              {"1", "both", "", "it has no signature by cosign"},
+		"an attestation by it": {"2", "", "", "its signature by cosign does not count: it states "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := cosigned(t)
@@ -150,7 +153,8 @@ func TestKindsOfKey(t *testing.T) {
 		if err := s.policy(t).Check(t.Context(), r, image); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		s.bundled(t, r, image.Digest, `{"predicateType":"`+imageSignature+`","subject":[{"name":"`+r.name+`","digest":{"sha256":"`+image.Digest.Encoded()+`"}}]}`)
+		s.bundled(t, r, image.Digest,
+			`{"predicateType":"`+imageSignature+`","subject":[{"name":"`+r.name+`","digest":{"sha256":"`+image.Digest.Encoded()+`"}}]}`)
 		delete(r.tags, strings.Replace(image.Digest.String(), ":", "-", 1)+".sig")
 		if err := s.policy(t).Check(t.Context(), r, image); err != nil {
 			t.Errorf("%s, bundle: %v", name, err)
@@ -164,7 +168,8 @@ func TestManifestOfAnIndex(t *testing.T) {
 	index, manifest := r.putJSON(t, "index"), r.putJSON(t, "manifest")
 	s.tagged(t, r, manifest.Digest, nil)
 	must(t, s.policy(t).Check(t.Context(), r, index, manifest))
-	if err := s.policy(t).Check(t.Context(), r, index, index); !errors.Is(err, ErrUntrusted) || !strings.Contains(err.Error(), index.Digest.String()) {
+	if err := s.policy(t).Check(t.Context(), r, index, index); !errors.Is(err, ErrUntrusted) ||
+		!strings.Contains(err.Error(), index.Digest.String()) {
 		t.Error(err)
 	}
 }
@@ -181,8 +186,12 @@ func TestSignaturesThatDoNotCount(t *testing.T) {
 		"of another repository": {func(p *payload.SimpleContainerImage, _ *ocispec.Descriptor) {
 			p.Critical.Identity.DockerReference = "r.example/other"
 		}, `it is for "r.example/other"`},
-		"of no repository":  {func(p *payload.SimpleContainerImage, _ *ocispec.Descriptor) { p.Critical.Identity.DockerReference = "" }, "it names no repository"},
-		"of something else": {func(p *payload.SimpleContainerImage, _ *ocispec.Descriptor) { p.Critical.Type = "cosign blob" }, `it signs a "cosign blob"`},
+		"of no repository": {func(p *payload.SimpleContainerImage, _ *ocispec.Descriptor) {
+			p.Critical.Identity.DockerReference = ""
+		}, "it names no repository"},
+		"of something else": {func(p *payload.SimpleContainerImage, _ *ocispec.Descriptor) {
+			p.Critical.Type = "cosign blob"
+		}, `it signs a "cosign blob"`},
 		"not base64": {func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) {
 			l.Annotations = map[string]string{signatureAnnotation: "?"}
 		}, "it is not base64"},
@@ -190,9 +199,12 @@ func TestSignaturesThatDoNotCount(t *testing.T) {
 		"junk": {func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) {
 			l.Annotations = map[string]string{signatureAnnotation: "anVuaw=="}
 		}, "not by any of the keys"},
-		"large":                   {func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) { l.Size = 1 << 30 }, "more than the"},
-		"payload missing":         {func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) { l.Digest = other }, "image not found"},
-		"payload of other digest": {func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) { l.Digest = "md5:00" }, "is not a SHA-256 digest"},
+		"large":           {func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) { l.Size = 1 << 30 }, "more than the"},
+		"payload missing": {func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) { l.Digest = other }, "image not found"},
+		"payload of other digest": {
+			func(_ *payload.SimpleContainerImage, l *ocispec.Descriptor) { l.Digest = "md5:00" },
+			"is not a SHA-256 digest",
+		},
 	} {
 		s, r := newKeyHolder(t, ecdsaKey(t)), newRepo("r.example/app")
 		image := r.putJSON(t, "image")
@@ -208,7 +220,8 @@ func TestAnotherKey(t *testing.T) {
 	image := r.putJSON(t, "image")
 	theirs.tagged(t, r, image.Digest, nil)
 	theirs.bundled(t, r, image.Digest, `{"predicateType":"`+imageSignature+`","subject":[{"digest":{"sha256":"`+image.Digest.Encoded()+`"}}]}`)
-	if err := ours.policy(t).Check(t.Context(), r, image); !errors.Is(err, ErrUntrusted) || !strings.Contains(err.Error(), "none of its 2 signatures by cosign counts: it is not by any of the keys") {
+	if err := ours.policy(t).Check(t.Context(), r, image); !errors.Is(err, ErrUntrusted) ||
+		!strings.Contains(err.Error(), "none of its 2 signatures by cosign counts: it is not by any of the keys") {
 		t.Error(err)
 	}
 }
@@ -233,8 +246,10 @@ func TestBundlesThatDoNotCount(t *testing.T) {
 func TestBundleOfAnotherRepository(t *testing.T) {
 	s, r := newKeyHolder(t, ecdsaKey(t)), newRepo("r.example/app")
 	image := r.putJSON(t, "image")
-	s.bundled(t, r, image.Digest, `{"predicateType":"`+imageSignature+`","subject":[{"name":"r.example/other","digest":{"sha256":"`+image.Digest.Encoded()+`"}}]}`)
-	if err := s.policy(t).Check(t.Context(), r, image); !errors.Is(err, ErrUntrusted) || !strings.Contains(err.Error(), `it is for "r.example/other"`) {
+	s.bundled(t, r, image.Digest,
+		`{"predicateType":"`+imageSignature+`","subject":[{"name":"r.example/other","digest":{"sha256":"`+image.Digest.Encoded()+`"}}]}`)
+	if err := s.policy(t).Check(t.Context(), r, image); !errors.Is(err, ErrUntrusted) ||
+		!strings.Contains(err.Error(), `it is for "r.example/other"`) {
 		t.Error(err)
 	}
 }
@@ -262,7 +277,8 @@ func TestManySignatures(t *testing.T) {
 func FuzzBundle(f *testing.F) {
 	s := newKeyHolder(f, ecdsaKey(f))
 	p := s.policy(f)
-	f.Add([]byte(`{"dsseEnvelope":{"payload":"e30=","payloadType":"application/vnd.in-toto+json","signatures":[{"sig":"AA=="}]}}`), []byte(`{"layers":[{"mediaType":"`+simpleSigningType+`","annotations":{"`+signatureAnnotation+`":"AA=="}}]}`))
+	f.Add([]byte(`{"dsseEnvelope":{"payload":"e30=","payloadType":"application/vnd.in-toto+json","signatures":[{"sig":"AA=="}]}}`),
+		[]byte(`{"layers":[{"mediaType":"`+simpleSigningType+`","annotations":{"`+signatureAnnotation+`":"AA=="}}]}`))
 	f.Fuzz(func(t *testing.T, data, manifest []byte) {
 		r := newRepo("r.example/app")
 		image := r.put([]byte("image"))

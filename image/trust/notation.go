@@ -98,10 +98,11 @@ func (n *notary) signature(ctx context.Context, repo Repository, d, r ocispec.De
 	if err != nil {
 		return err
 	}
-	_, err = n.verifier.Verify(ctx, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, envelope, notation.VerifierVerifyOptions{
-		ArtifactReference:  repo.String() + "@" + d.Digest.String(),
-		SignatureMediaType: l.MediaType,
-	})
+	_, err = n.verifier.Verify(ctx, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, envelope,
+		notation.VerifierVerifyOptions{
+			ArtifactReference:  repo.String() + "@" + d.Digest.String(),
+			SignatureMediaType: l.MediaType,
+		})
 	switch {
 	case err == nil:
 		return nil

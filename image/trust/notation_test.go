@@ -57,20 +57,34 @@ func TestNotation(t *testing.T) {
 		attach func(r *repo, image ocispec.Descriptor)
 		want   string
 	}{
-		"JWS":          {"certificates = ['ca.crt']", func(r *repo, i ocispec.Descriptor) { notarize(t, r, i, jws.MediaTypeEnvelope, time.Hour) }, ""},
-		"COSE":         {"certificates = ['other.crt', 'ca.crt']", func(r *repo, i ocispec.Descriptor) { notarize(t, r, i, cose.MediaTypeEnvelope, 0) }, ""},
-		"the signer":   {"certificates = ['ca.crt']\nidentities = ['x509.subject: " + subject + "']", func(r *repo, i ocispec.Descriptor) { notarize(t, r, i, jws.MediaTypeEnvelope, 0) }, ""},
-		"other signer": {"certificates = ['ca.crt']\nidentities = ['x509.subject: C=US, ST=WA, O=else']", func(r *repo, i ocispec.Descriptor) { notarize(t, r, i, jws.MediaTypeEnvelope, 0) }, "trusted identities"},
-		"other CA":     {"certificates = ['other.crt']", func(r *repo, i ocispec.Descriptor) { notarize(t, r, i, jws.MediaTypeEnvelope, 0) }, "does not count"},
+		"JWS": {"certificates = ['ca.crt']", func(r *repo, i ocispec.Descriptor) {
+			notarize(t, r, i, jws.MediaTypeEnvelope, time.Hour)
+		}, ""},
+		"COSE": {"certificates = ['other.crt', 'ca.crt']", func(r *repo, i ocispec.Descriptor) {
+			notarize(t, r, i, cose.MediaTypeEnvelope, 0)
+		}, ""},
+		"the signer": {"certificates = ['ca.crt']\nidentities = ['x509.subject: " + subject + "']", func(r *repo, i ocispec.Descriptor) {
+			notarize(t, r, i, jws.MediaTypeEnvelope, 0)
+		}, ""},
+		"other signer": {"certificates = ['ca.crt']\nidentities = ['x509.subject: C=US, ST=WA, O=else']", func(r *repo, i ocispec.Descriptor) {
+			notarize(t, r, i, jws.MediaTypeEnvelope, 0)
+		}, "trusted identities"},
+		"other CA": {"certificates = ['other.crt']", func(r *repo, i ocispec.Descriptor) {
+			notarize(t, r, i, jws.MediaTypeEnvelope, 0)
+		}, "does not count"},
 		"other image": {"certificates = ['ca.crt']", func(r *repo, i ocispec.Descriptor) {
 			other := i
 			other.Digest = digest.FromString("other")
 			notarize(t, r, other, jws.MediaTypeEnvelope, 0)
 			r.tags[strings.Replace(i.Digest.String(), ":", "-", 1)] = r.tags[strings.Replace(other.Digest.String(), ":", "-", 1)]
 		}, "mismatch"},
-		"none":         {"certificates = ['ca.crt']", func(*repo, ocispec.Descriptor) {}, "it has no signature by notation"},
-		"junk":         {"certificates = ['ca.crt']", func(r *repo, i ocispec.Descriptor) { attach(t, r, i.Digest, jws.MediaTypeEnvelope, []byte("junk")) }, "does not count"},
-		"unknown kind": {"certificates = ['ca.crt']", func(r *repo, i ocispec.Descriptor) { attach(t, r, i.Digest, "text/plain", []byte("junk")) }, "does not count"},
+		"none": {"certificates = ['ca.crt']", func(*repo, ocispec.Descriptor) {}, "it has no signature by notation"},
+		"junk": {"certificates = ['ca.crt']", func(r *repo, i ocispec.Descriptor) {
+			attach(t, r, i.Digest, jws.MediaTypeEnvelope, []byte("junk"))
+		}, "does not count"},
+		"unknown kind": {"certificates = ['ca.crt']", func(r *repo, i ocispec.Descriptor) {
+			attach(t, r, i.Digest, "text/plain", []byte("junk"))
+		}, "does not count"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRepo("r.example/app")
@@ -87,7 +101,9 @@ func TestNotation(t *testing.T) {
 func TestNotationIdentitiesAreChecked(t *testing.T) {
 	dir := t.TempDir()
 	writeCert(t, dir, "ca.crt", testhelper.GetECRootCertificate().Cert)
-	_, err := parsePolicy([]byte("default = 'accept'\n[scope.'r.example']\npolicy = 'notation'\ncertificates = ['ca.crt']\nidentities = ['me']"), dir)
+	_, err := parsePolicy(
+		[]byte("default = 'accept'\n[scope.'r.example']\npolicy = 'notation'\ncertificates = ['ca.crt']\nidentities = ['me']"), dir,
+	)
 	if err == nil || !strings.Contains(err.Error(), "identities: ") {
 		t.Error(err)
 	}

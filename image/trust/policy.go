@@ -130,7 +130,8 @@ func (s *scopeFile) rule(dir string) (rule, error) {
 			return nil, err
 		}
 		if s.AnyRepository && s.SignedAs != "" {
-			return nil, errors.New("signed_as and any_repository: one says which repository signatures name, the other that it does not matter; give one")
+			return nil,
+				errors.New("signed_as and any_repository: one says which repository signatures name, the other that it does not matter; give one")
 		}
 		c, err := newCosign(s.Keys, s.SignedAs, dir)
 		if err != nil {

@@ -104,7 +104,10 @@ func (z *igzipReader) start(ctx context.Context, path string, in io.Reader) erro
 	defer stdout.Close()
 	widen(feed)
 	widen(out)
-	process, err := confine.Start(ctx, confine.Program{Name: path, Args: []string{"-d", "-c"}, Stdin: stdin, Stdout: stdout, Limits: igzipLimits})
+	process, err := confine.Start(ctx, confine.Program{
+		Name: path, Args: []string{"-d", "-c"}, Stdin: stdin, Stdout: stdout,
+		Limits: igzipLimits,
+	})
 	if err != nil {
 		return errors.Join(err, feed.Close(), out.Close())
 	}

@@ -201,7 +201,10 @@ func Rebuild(ctx context.Context, recipe io.Reader, dir string, to io.Writer) er
 		return fmt.Errorf("%w: recipe: %w", ErrDamaged, err)
 	}
 	defer z.Close()
-	b := &rebuilder{ctx: ctx, root: root.Strict(), in: bufio.NewReaderSize(z, recipeChunk), out: bufio.NewWriterSize(to, chunk), buf: make([]byte, chunk)}
+	b := &rebuilder{
+		ctx: ctx, root: root.Strict(), in: bufio.NewReaderSize(z, recipeChunk), out: bufio.NewWriterSize(to, chunk),
+		buf: make([]byte, chunk),
+	}
 	if err := b.run(); err != nil {
 		return err
 	}

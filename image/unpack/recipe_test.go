@@ -67,7 +67,10 @@ func sparseArchive(t testing.TB) []byte {
 	i := file("GNUSparseFile.0/sparse", body)
 	i.Format = tar.FormatPAX
 	// archive/tar refuses to write these keys: put others of the same length, and change them.
-	i.PAXRecords = map[string]string{"GNV.sparse.major": "1", "GNV.sparse.minor": "0", "GNV.sparse.name": "sparse", "GNV.sparse.realsize": "8196"}
+	i.PAXRecords = map[string]string{
+		"GNV.sparse.major": "1", "GNV.sparse.minor": "0", "GNV.sparse.name": "sparse",
+		"GNV.sparse.realsize": "8196",
+	}
 	return bytes.ReplaceAll(archive(t, i), []byte("GNV.sparse"), []byte("GNU.sparse"))
 }
 
@@ -100,7 +103,8 @@ func TestRecipeLeavesDiskFree(t *testing.T) {
 	for i := 0; i < len(noise); i += 8 {
 		binary.LittleEndian.PutUint64(noise[i:], rand.Uint64())
 	}
-	err := Layer(t.Context(), bytes.NewReader(append(archive(t, file("f", "x")), noise...)), Target{Dir: t.TempDir(), Recipe: io.Discard}, Limits{MinFree: 1 << 60})
+	err := Layer(t.Context(), bytes.NewReader(append(archive(t, file("f", "x")), noise...)), Target{Dir: t.TempDir(), Recipe: io.Discard},
+		Limits{MinFree: 1 << 60})
 	if !errors.Is(err, unix.ENOSPC) || errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
@@ -125,11 +129,15 @@ func TestRebuildOfDamagedLayers(t *testing.T) {
 			must(t, os.WriteFile(f, []byte("content"), 0o600))
 		}
 		must(t, damage())
-		if err := Rebuild(t.Context(), bytes.NewReader(recipe), dir, io.Discard); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "d/f") {
+		if err := Rebuild(t.Context(), bytes.NewReader(recipe), dir, io.Discard); !errors.Is(err, ErrDamaged) ||
+			!strings.Contains(err.Error(), "d/f") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, bad := range [][]byte{nil, []byte("junk"), recipe[:len(recipe)/2], compressed(t, []byte("otherone")), compressed(t, []byte(recipeMagic+"\x07")), compressed(t, []byte(recipeMagic))} {
+	for _, bad := range [][]byte{
+		nil, []byte("junk"), recipe[:len(recipe)/2], compressed(t, []byte("otherone")),
+		compressed(t, []byte(recipeMagic+"\x07")), compressed(t, []byte(recipeMagic)),
+	} {
 		if err := Rebuild(t.Context(), bytes.NewReader(bad), dir, io.Discard); !errors.Is(err, ErrDamaged) {
 			t.Errorf("recipe %q: %v", bad, err)
 		}
@@ -154,7 +162,8 @@ func FuzzRebuild(f *testing.F) {
 		must(t, os.WriteFile(filepath.Join(top, "fs", "f"), []byte("body"), 0o600))
 		var out bytes.Buffer
 		err := Rebuild(t.Context(), bytes.NewReader(compressed(t, append([]byte(recipeMagic), records...))), filepath.Join(top, "fs"), &out)
-		if err != nil && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNoRecipe) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENAMETOOLONG) && !errors.Is(err, unix.EISDIR) {
+		if err != nil && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNoRecipe) && !errors.Is(err, unix.EINVAL) &&
+			!errors.Is(err, unix.ENAMETOOLONG) && !errors.Is(err, unix.EISDIR) {
 			t.Errorf("error %v", err)
 		}
 		if err == nil && !bytes.Contains(records, []byte("outs")) && bytes.Contains(out.Bytes(), []byte("outs")) {

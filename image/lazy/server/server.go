@@ -139,7 +139,10 @@ func (s *Server) newShown(key string, l lazy.Layer) (*shown, error) {
 		return nil, err
 	}
 	log := s.log.With("image", l.Image, "layer", l.DiffID.String(), "registry", l.Domain)
-	return &shown{Layer: l, key: key, source: src, chunks: s.chunks, slots: newSlots(), log: log, whole: make(chan struct{}), done: make(chan struct{})}, nil
+	return &shown{
+		Layer: l, key: key, source: src, chunks: s.chunks, slots: newSlots(), log: log, whole: make(chan struct{}),
+		done: make(chan struct{}),
+	}, nil
 }
 
 // hold gives a layer to the holder, with what is known of it now.

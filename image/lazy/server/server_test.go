@@ -54,7 +54,10 @@ func TestAdoptLeavesNothingOpen(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l := lazy.Layer{DiffID: digest.FromString("layer"), TOC: digest.FromString("table"), Domain: "registry.example", Path: "app", Dir: t.TempDir(), Timeout: time.Hour}
+		l := lazy.Layer{
+			DiffID: digest.FromString("layer"), TOC: digest.FromString("table"), Domain: "registry.example", Path: "app",
+			Dir: t.TempDir(), Timeout: time.Hour,
+		}
 		data, err := json.Marshal(record{Layer: l, Unpacked: dir, End: 1})
 		if err != nil {
 			t.Fatal(err)

@@ -32,7 +32,8 @@ func Mount(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
-	options := fmt.Sprintf("fd=%d,rootmode=%o,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", conn.Fd(), unix.S_IFDIR, maxRead)
+	options := fmt.Sprintf("fd=%d,rootmode=%o,user_id=0,group_id=0,default_permissions,allow_other,max_read=%d", conn.Fd(), unix.S_IFDIR,
+		maxRead)
 	if err := unix.Mount("coracle-lazy", dir, "fuse.coracle-lazy", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return nil, errors.Join(fmt.Errorf("mount %s: %w", dir, err), conn.Close())
 	}

@@ -266,10 +266,12 @@ func TestParseRefuses(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"{": "EOF", "": "EOF", "[]": "stands where { has to", "{}": "no entries", `{"entries":{}}`: "stands where [ has to", `{"entries":[`: "EOF",
+		"{": "EOF", "": "EOF", "[]": "stands where { has to", "{}": "no entries", `{"entries":{}}`: "stands where [ has to",
+		`{"entries":[`:                "EOF",
 		`{"entries":[],"entries":[]}`: "two lists", `{"entries":[]}{}`: "comes after it", `{"entries":[1]}`: "cannot unmarshal", `{"x":`: "EOF",
 	} {
-		if _, err := Parse([]byte(text), 1000, digest.FromString(text)); !errors.Is(err, ErrUnsuitable) || !strings.Contains(fmt.Sprint(err), want) {
+		if _, err := Parse([]byte(text), 1000, digest.FromString(text)); !errors.Is(err, ErrUnsuitable) ||
+			!strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
@@ -283,7 +285,8 @@ func TestTooManyEntries(t *testing.T) {
 	}
 	b.WriteString(`{"name":"x","type":"fifo"}]}`)
 	table := []byte(b.String())
-	if _, err := Parse(table, 1000, digest.FromBytes(table)); !errors.Is(err, ErrUnsuitable) || !strings.Contains(err.Error(), "more than 524288 entries") {
+	if _, err := Parse(table, 1000, digest.FromBytes(table)); !errors.Is(err, ErrUnsuitable) ||
+		!strings.Contains(err.Error(), "more than 524288 entries") {
 		t.Errorf("one too many: %v", err)
 	}
 }
@@ -318,7 +321,11 @@ func TestXattrs(t *testing.T) {
 
 // Whatever a table says, what is made of it is a tree, with chunks that cover the files.
 func FuzzParse(f *testing.F) {
-	blob, d := pack(f, []*tar.Header{dir("a"), reg("a/file"), {Typeflag: tar.TypeReg, Name: ".wh.x"}, {Typeflag: tar.TypeLink, Name: "l", Linkname: "a/file"}}, content)
+	blob, d := pack(f, []*tar.Header{
+		dir("a"), reg("a/file"),
+		{Typeflag: tar.TypeReg, Name: ".wh.x"},
+		{Typeflag: tar.TypeLink, Name: "l", Linkname: "a/file"},
+	}, content)
 	tree, err := Read(blob, blob.Size(), d)
 	if err != nil {
 		f.Fatal(err)
@@ -336,7 +343,8 @@ func FuzzParse(f *testing.F) {
 			n := tree.Node(id)
 			for i, e := range n.Entries {
 				names++
-				if tree.Node(e.Node) == nil || strings.ContainsAny(e.Name, "/\x00") || e.Name == ".." || e.Name == "" || i > 0 && n.Entries[i-1].Name >= e.Name {
+				if tree.Node(e.Node) == nil || strings.ContainsAny(e.Name, "/\x00") || e.Name == ".." || e.Name == "" ||
+					i > 0 && n.Entries[i-1].Name >= e.Name {
 					t.Fatalf("entry %q of %d", e.Name, id)
 				}
 			}
