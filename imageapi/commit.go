@@ -40,7 +40,8 @@ func (s *service) Commit(ctx context.Context, r *imagesv1.CommitRequest) (*image
 		return statusOf(s.deps.Snapshots.Changes(ctx, c.ID, w))
 	})
 	if errors.Is(err, image.ErrNotFound) {
-		return nil, status.Errorf(codes.FailedPrecondition, "the image of container %s is not in the store any more: pull %s again", c.ID, c.Config.UserImage)
+		return nil, status.Errorf(codes.FailedPrecondition, "the image of container %s is not in the store any more: pull %s again", c.ID,
+			c.Config.UserImage)
 	}
 	if err != nil {
 		return nil, err

@@ -191,7 +191,8 @@ func TestCommit(t *testing.T) {
 	made := w.imported("localhost/made:1", "hello", "hello")
 	id := strings.Repeat("ab", 32)
 	target := filepath.Join(t.TempDir(), "rootfs")
-	_, err := w.snapshots.Prepare(t.Context(), id, snapshot.PrepareOptions{Layers: []digest.Digest{digest.Digest(made.GetLayers()[0].GetDiffId())}, Target: target})
+	_, err := w.snapshots.Prepare(t.Context(), id,
+		snapshot.PrepareOptions{Layers: []digest.Digest{digest.Digest(made.GetLayers()[0].GetDiffId())}, Target: target})
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(target, "new"), []byte("new"), 0o644))
 	w.containers = containers{{ID: id, ImageID: made.GetId()}, {ID: "abcd", ImageID: made.GetId()}}
@@ -238,7 +239,8 @@ func TestPrune(t *testing.T) {
 	}
 	l, err := w.List(t.Context(), &imagesv1.ListRequest{})
 	must(t, err)
-	if len(l.GetImages()) != 1 || l.GetImages()[0].GetId() != used.GetId() || len(l.GetImages()[0].GetContainers()) != 1 || l.GetImages()[0].GetFrees() == 0 {
+	if len(l.GetImages()) != 1 || l.GetImages()[0].GetId() != used.GetId() || len(l.GetImages()[0].GetContainers()) != 1 ||
+		l.GetImages()[0].GetFrees() == 0 {
 		t.Errorf("left %v", l)
 	}
 }

@@ -93,7 +93,10 @@ func (n *news) take() *imagesv1.Progress {
 	m := &imagesv1.Progress{Done: n.done, Total: n.total}
 	for _, place := range slices.Sorted(maps.Keys(n.layers)) {
 		l := n.layers[place]
-		m.Layers = append(m.Layers, &imagesv1.LayerProgress{Place: int32(place), Digest: l.Digest.String(), Done: l.Done, Total: l.Total, Complete: l.Complete})
+		m.Layers = append(m.Layers, &imagesv1.LayerProgress{
+			Place: int32(place), Digest: l.Digest.String(), Done: l.Done, Total: l.Total,
+			Complete: l.Complete,
+		})
 	}
 	clear(n.layers)
 	return m

@@ -17,7 +17,8 @@ func TestNewsOfLayers(t *testing.T) {
 	n.layer(image.LayerProgress{Place: 1, Digest: "sha256:b", Done: 2, Total: 2, Complete: true})
 	n.amount(5, 5)
 	m := n.take()
-	if l := m.GetLayers(); m.GetDone() != 5 || len(l) != 2 || l[0].GetDigest() != "sha256:a" || l[0].GetComplete() || !l[1].GetComplete() || l[1].GetDone() != 2 {
+	if l := m.GetLayers(); m.GetDone() != 5 || len(l) != 2 || l[0].GetDigest() != "sha256:a" || l[0].GetComplete() || !l[1].GetComplete() ||
+		l[1].GetDone() != 2 {
 		t.Errorf("%v", m)
 	}
 	if m := n.take(); len(m.GetLayers()) != 0 || m.GetDone() != 5 {

@@ -58,7 +58,11 @@ type place struct{ dir, kind, prefix string }
 
 // places are those of the image store, of the node's snapshots, and of those of runtime handlers.
 var places = slices.Concat(
-	[]place{{"images/blobs/sha256", "blob", "sha256:"}, {"images/ingest", "download", ""}, {"snapshots/lazy", "layer being pulled", "sha256:"}},
+	[]place{
+		{"images/blobs/sha256", "blob", "sha256:"},
+		{"images/ingest", "download", ""},
+		{"snapshots/lazy", "layer being pulled", "sha256:"},
+	},
 	snapshotPlaces("snapshots", "layer"),
 	snapshotPlaces(handlers+"/overlay", "copy of a layer"),
 	snapshotPlaces(handlers+"/erofs", "copy of a layer"),

@@ -23,7 +23,8 @@ func TestUsageIsComplete(t *testing.T) {
 	made := w.imported("localhost/made:1", "hello", strings.Repeat("x", 50_000))
 	w.imported("localhost/other:1", "b", "b")
 	target := filepath.Join(t.TempDir(), "rootfs")
-	_, err := w.snapshots.Prepare(t.Context(), "cafe", snapshot.PrepareOptions{Layers: []digest.Digest{digest.Digest(made.GetLayers()[0].GetDiffId())}, Target: target})
+	_, err := w.snapshots.Prepare(t.Context(), "cafe",
+		snapshot.PrepareOptions{Layers: []digest.Digest{digest.Digest(made.GetLayers()[0].GetDiffId())}, Target: target})
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(target, "new"), make([]byte, 100_000), 0o644))
 	must(t, os.Link(filepath.Join(target, "new"), filepath.Join(target, "twice")))
@@ -36,7 +37,10 @@ func TestUsageIsComplete(t *testing.T) {
 	f, err := os.Open(w.root)
 	must(t, err)
 	must(t, errors.Join(unix.Syncfs(int(f.Fd())), f.Close())) // blocks are allocated late
-	w.containers = containers{{ID: "cafe", Config: pod.ContainerConfig{Name: "main"}}, {ID: "beef", Config: pod.ContainerConfig{Name: "virtual"}}}
+	w.containers = containers{
+		{ID: "cafe", Config: pod.ContainerConfig{Name: "main"}},
+		{ID: "beef", Config: pod.ContainerConfig{Name: "virtual"}},
+	}
 
 	r, err := w.Usage(t.Context(), &imagesv1.UsageRequest{})
 	must(t, err)
