@@ -108,10 +108,13 @@ func TestHostileRegistry(t *testing.T) {
 			rewrite(t, h, func(m *ocispec.Manifest) { m.Layers[0].Size -= 3 })
 		}},
 		{name: "index without this platform", code: "NotFound", change: func(t *testing.T, h *hostile) {
-			raw, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{{
-				MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(h.manifest), Size: int64(len(h.manifest)),
-				Platform: &ocispec.Platform{OS: "plan9", Architecture: "mips"},
-			}}})
+			raw, err := json.Marshal(ocispec.Index{
+				Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+				Manifests: []ocispec.Descriptor{{
+					MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(h.manifest), Size: int64(len(h.manifest)),
+					Platform: &ocispec.Platform{OS: "plan9", Architecture: "mips"},
+				}},
+			})
 			if err != nil {
 				t.Fatal(err)
 			}

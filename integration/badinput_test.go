@@ -152,7 +152,10 @@ func TestBadInput(t *testing.T) {
 		}},
 		{"create with missing seccomp profile", "InvalidArgument", func(context.Context) error {
 			return create(p, func(c *cri.ContainerConfig) {
-				c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: "/no/such/profile.json"}
+				c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{
+					ProfileType:  cri.SecurityProfile_Localhost,
+					LocalhostRef: "/no/such/profile.json",
+				}
 			})
 		}},
 		{"run without config", "InvalidArgument", func(ctx context.Context) error {

@@ -74,7 +74,8 @@ func checkpointAndRestore(t *testing.T, n *node) {
 func restorePod(t *testing.T, n *node, saved *pod, dir string) {
 	t.Helper()
 	config := n.podConfig()
-	r, err := n.RestorePod(n.ctx(), &cri.RestorePodRequest{CheckpointPath: dir, Config: config, ContainerConfigs: []*cri.ContainerConfig{counter()}})
+	r, err := n.RestorePod(n.ctx(),
+		&cri.RestorePodRequest{CheckpointPath: dir, Config: config, ContainerConfigs: []*cri.ContainerConfig{counter()}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,8 @@ func TestCrictl(t *testing.T) {
 		}
 	}
 	// attach: the shell reads what crictl reads.
-	if out, err := n.TryCrictl([]byte("echo attached-$((40+2)); exit\n"), "attach", "-i", shell); err != nil || !strings.Contains(out, "attached-42") {
+	if out, err := n.TryCrictl([]byte("echo attached-$((40+2)); exit\n"), "attach", "-i", shell); err != nil ||
+		!strings.Contains(out, "attached-42") {
 		t.Errorf("attach: %q, %v", out, err)
 	}
 	eventually(t, "the log has what the shell said", func() bool {
@@ -141,7 +142,8 @@ func portForward(t *testing.T, n *node, pod string) string {
 	l.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, testkit.Bin(t, "tools", "crictl"), "-c", "/dev/null", "-r", "unix://"+n.Socket, "port-forward", pod, port+":8080")
+	cmd := exec.CommandContext(ctx, testkit.Bin(t, "tools", "crictl"), "-c", "/dev/null", "-r", "unix://"+n.Socket, "port-forward", pod,
+		port+":8080")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

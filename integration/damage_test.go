@@ -114,7 +114,8 @@ func TestFullRootDirectory(t *testing.T) {
 	eventually(t, "the container waits for SIGTERM", func() bool { return c.output("stdout") == "ready\n" })
 	filling := filepath.Join(n.Root, "filling")
 	fill(t, filling)
-	_, err := n.CreateContainer(n.ctx(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: shell("more", forever), SandboxConfig: p.config})
+	_, err := n.CreateContainer(n.ctx(),
+		&cri.CreateContainerRequest{PodSandboxId: p.id, Config: shell("more", forever), SandboxConfig: p.config})
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), n.Root) {
 		t.Errorf("a container on a full root directory: %v", err)
 	}

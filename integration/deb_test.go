@@ -71,7 +71,10 @@ func TestDebianPackage(t *testing.T) {
 			t.Errorf("%s has no %q: %v", want.file, want.text, err)
 		}
 	}
-	for page, text := range map[string]string{"coracle": "coracle logs", "coracled": "config check", "coracle-oci-libcontainer": "checkpoint"} {
+	for page, text := range map[string]string{
+		"coracle": "coracle logs", "coracled": "config check",
+		"coracle-oci-libcontainer": "checkpoint",
+	} {
 		if said := run(nil, "gzip", "-dc", in("usr/share/man/man8/"+page+".8.gz")); !strings.Contains(strings.ReplaceAll(said, `\-`, "-"), text) {
 			t.Errorf("%s(8) has no %q", page, text)
 		}

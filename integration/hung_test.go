@@ -25,7 +25,8 @@ func hangingDir(t *testing.T) (dir string, asked <-chan struct{}, release func()
 		t.Fatal(err)
 	}
 	dir = t.TempDir()
-	if err := unix.Mount("hangs", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("fd=%d,rootmode=40755,user_id=0,group_id=0,allow_other", fd)); err != nil {
+	if err := unix.Mount("hangs", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
+		fmt.Sprintf("fd=%d,rootmode=40755,user_id=0,group_id=0,allow_other", fd)); err != nil {
 		t.Fatal(err)
 	}
 	// Before the mount it cannot be waited for.

@@ -174,7 +174,8 @@ func TestImageUsage(t *testing.T) {
 	n.pull("busybox")
 	plain := compare("one image")
 	copied := func(name string) {
-		if _, err := n.Images.PullImage(n.ctx(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: testRef(name), RuntimeHandler: "copied"}}); err != nil {
+		if _, err := n.Images.PullImage(n.ctx(),
+			&cri.PullImageRequest{Image: &cri.ImageSpec{Image: testRef(name), RuntimeHandler: "copied"}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -40,7 +40,10 @@ func scratch(ts *testscript.TestScript, name string) string {
 
 func podman(ts *testscript.TestScript, neg bool, args []string) {
 	dir := scratch(ts, "podman")
-	own := []string{"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--tmpdir", filepath.Join(dir, "tmp"), "--storage-driver", "vfs"}
+	own := []string{
+		"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--tmpdir", filepath.Join(dir, "tmp"),
+		"--storage-driver", "vfs",
+	}
 	if err := ts.Exec("podman", append(own, args...)...); (err != nil) != neg {
 		ts.Fatalf("podman %s: %v", strings.Join(args, " "), err)
 	}
@@ -62,8 +65,10 @@ func docker(ts *testscript.TestScript, neg bool, args []string) {
 // namespace of its own, and waits until it answers. It ends with the script.
 func startDocker(ts *testscript.TestScript, bin, socket string) {
 	dir := filepath.Dir(socket)
-	cmd := exec.Command(filepath.Join(bin, "sbin", "dockerd"), "-H", "unix://"+socket, "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
-		"--pidfile", filepath.Join(dir, "pid"), "--config-file", filepath.Join(dir, "none.json"), "--storage-driver", "vfs", "--bridge", "none", "--iptables=false", "--ip6tables=false")
+	cmd := exec.Command(filepath.Join(bin, "sbin", "dockerd"), "-H", "unix://"+socket, "--data-root", filepath.Join(dir, "data"),
+		"--exec-root", filepath.Join(dir, "exec"),
+		"--pidfile", filepath.Join(dir, "pid"), "--config-file", filepath.Join(dir, "none.json"), "--storage-driver", "vfs", "--bridge", "none",
+		"--iptables=false", "--ip6tables=false")
 	cmd.Env = []string{"PATH=" + filepath.Join(bin, "bin") + ":" + filepath.Join(bin, "sbin") + ":" + os.Getenv("PATH")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	log, err := os.Create(filepath.Join(dir, "log"))

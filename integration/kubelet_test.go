@@ -92,7 +92,8 @@ func startKubelet(t *testing.T, n *node, o kubeletOptions) *kubelet {
 		t.Fatal(err)
 	}
 	furnishForKubelet(t, n, dir)
-	config := strings.NewReplacer("{SOCKET}", n.Socket, "{MANIFESTS}", k.manifests, "{LOGS}", n.Logs, "{CGROUP}", n.Cgroup).Replace(kubeletConfig) + o.config
+	config := strings.NewReplacer("{SOCKET}", n.Socket, "{MANIFESTS}", k.manifests, "{LOGS}", n.Logs,
+		"{CGROUP}", n.Cgroup).Replace(kubeletConfig) + o.config
 	if !strings.Contains(o.config, "evictionHard") {
 		config += "evictionHard: {memory.available: 1Mi}\n"
 	}
@@ -175,7 +176,10 @@ func furnishForKubelet(t *testing.T, n *node, dir string) {
 		}
 		over[path] = own
 	}
-	for _, name := range []string{"kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes", "vm/overcommit_memory", "vm/panic_on_oom"} {
+	for _, name := range []string{
+		"kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
+		"vm/overcommit_memory", "vm/panic_on_oom",
+	} {
 		own := filepath.Join(dir, filepath.Base(name))
 		if err := os.WriteFile(own, []byte("0"), 0o644); err != nil {
 			t.Fatal(err)

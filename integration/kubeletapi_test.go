@@ -32,7 +32,10 @@ func TestKubeletWithAPIServer(t *testing.T) {
 	n := newNode(t, testkit.Options{LogLevel: "info"})
 	addKubeletIP(t)
 	c := startControlPlane(t)
-	config := fmt.Sprintf("featureGates: {EventedPLEG: true}\ntlsCertFile: %[1]s\ntlsPrivateKeyFile: %[1]s\nclusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\n", c.serving(t))
+	config := fmt.Sprintf(
+		"featureGates: {EventedPLEG: true}\ntlsCertFile: %[1]s\ntlsPrivateKeyFile: %[1]s\nclusterDNS: [10.96.0.10]\nclusterDomain: "+
+			"cluster.local\n", c.serving(t),
+	)
 	k := startKubelet(t, n, kubeletOptions{config: config, kubeconfig: c.kubeconfig})
 	k.await(t, "the node is Ready", func() error {
 		_, err := c.tryKubectl("wait", "node/"+kubeletNode, "--for=condition=Ready", "--timeout=1s")
@@ -79,7 +82,8 @@ func startControlPlane(t *testing.T) *controlPlane {
 		})
 		return exit
 	}
-	ended := run("apiserver", "--bind-address", kubeletIP, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "state"), "--kubeconfig-out", c.kubeconfig)
+	ended := run("apiserver", "--bind-address", kubeletIP, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "state"),
+		"--kubeconfig-out", c.kubeconfig)
 	end := time.NewTimer(kubeletPatience)
 	defer end.Stop()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -115,9 +119,11 @@ func (c *controlPlane) serving(t *testing.T) string {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "system:node:" + kubeletNode, Organization: []string{"system:nodes"}},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		DNSNames: []string{kubeletNode}, IPAddresses: []net.IP{net.ParseIP(kubeletIP)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		SerialNumber: big.NewInt(time.Now().UnixNano()),
+		Subject:      pkix.Name{CommonName: "system:node:" + kubeletNode, Organization: []string{"system:nodes"}},
+		NotBefore:    time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		DNSNames: []string{kubeletNode}, IPAddresses: []net.IP{net.ParseIP(kubeletIP)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	// The authority's own key will do for a node that lives for minutes.
 	cert, err := x509.CreateCertificate(rand.Reader, template, ca.Leaf, ca.Leaf.PublicKey, ca.PrivateKey)
@@ -129,7 +135,8 @@ func (c *controlPlane) serving(t *testing.T) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(c.dir, "kubelet.pem")
-	pair := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
+	pair := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
 	if err := os.WriteFile(path, pair, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -90,7 +90,10 @@ func TestKubeletChurn(t *testing.T) {
 	k.await(t, "the kubelet has nothing left", k.empty)
 	after := n.figures(t)
 	t.Logf("before %v, after %v", before, after)
-	for name, slack := range map[string]float64{"go_goroutines": 8, "process_open_fds": 4, "process_resident_memory_bytes": rssSlack, "shim": rssSlack} {
+	for name, slack := range map[string]float64{
+		"go_goroutines": 8, "process_open_fds": 4, "process_resident_memory_bytes": rssSlack,
+		"shim": rssSlack,
+	} {
 		if after[name] > before[name]+slack {
 			t.Errorf("%s: %.0f, was %.0f", name, after[name], before[name])
 		}

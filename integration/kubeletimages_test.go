@@ -31,7 +31,10 @@ func TestKubeletEvictsImages(t *testing.T) {
 	if _, err := rand.NewChaCha8([32]byte{}).Read(big); err != nil { // of zeros the unpacked file would have none
 		t.Fatal(err)
 	}
-	built, err := ociimage.Image{Layers: []ociimage.Layer{{Compression: ociimage.Plain, Files: []ociimage.File{{Path: "big", Mode: 0o644, Data: big}}}}}.Build()
+	built, err := ociimage.Image{Layers: []ociimage.Layer{{
+		Compression: ociimage.Plain,
+		Files:       []ociimage.File{{Path: "big", Mode: 0o644, Data: big}},
+	}}}.Build()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +43,8 @@ func TestKubeletEvictsImages(t *testing.T) {
 	}
 	n := newNode(t, testkit.Options{LogLevel: "info", RootSize: disk})
 	k := startKubelet(t, n, kubeletOptions{config: fmt.Sprintf(
-		"evictionHard: {imagefs.available: %s}\nevictionPressureTransitionPeriod: 1s\nimageMinimumGCAge: 1s\nimageGCHighThresholdPercent: 100\n", least)})
+		"evictionHard: {imagefs.available: %s}\nevictionPressureTransitionPeriod: 1s\nimageMinimumGCAge: 1s\nimageGCHighThresholdPercent: 100\n",
+		least)})
 	manifest := strings.NewReplacer("{NAME}", "stays", "{IMAGE}", testRef("busybox"), "{RESOURCES}", "{}").Replace(warmPod)
 	if err := os.WriteFile(filepath.Join(k.manifests, "stays"), []byte(manifest), 0o600); err != nil {
 		t.Fatal(err)

@@ -132,7 +132,8 @@ func (k *kubelet) scriptCtr(ts *testscript.TestScript, neg bool, args []string) 
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: ctr POD CONTAINER")
 	}
-	out, err := k.n.TryCrictl(nil, "ps", "-q", "--label", "io.kubernetes.pod.name="+args[0], "--label", "io.kubernetes.container.name="+args[1])
+	out, err := k.n.TryCrictl(nil, "ps", "-q", "--label", "io.kubernetes.pod.name="+args[0], "--label",
+		"io.kubernetes.container.name="+args[1])
 	ts.Check(err)
 	if out == "" || strings.Contains(out, "\n") {
 		ts.Fatalf("container %s of pod %s: %q", args[1], args[0], out)

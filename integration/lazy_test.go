@@ -123,7 +123,9 @@ func (r *lazyRig) blob() ocispec.Descriptor { return r.built.Order[0] }
 // node starts a daemon that pulls lazily through the proxy.
 func (r *lazyRig) node(t *testing.T, o testkit.Options) *node {
 	t.Helper()
-	o.Config += fmt.Sprintf("\n[image]\nlazy_read_timeout = \"10s\"\n"+r.settings+"[image.registry.%q]\ninsecure_skip_verify = true\nlazy = true\n", r.Host())
+	o.Config += fmt.Sprintf(
+		"\n[image]\nlazy_read_timeout = \"10s\"\n"+r.settings+"[image.registry.%q]\ninsecure_skip_verify = true\nlazy = true\n", r.Host(),
+	)
 	return newNode(t, o)
 }
 

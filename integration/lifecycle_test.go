@@ -234,7 +234,8 @@ func podStats(t *testing.T, p *pod) {
 	if s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
 		t.Errorf("pod without use: %v", s)
 	}
-	if s.GetNetwork().GetDefaultInterface().GetName() != "eth0" || s.GetProcess().GetProcessCount().GetValue() == 0 || len(s.GetContainers()) != 1 {
+	if s.GetNetwork().GetDefaultInterface().GetName() != "eth0" || s.GetProcess().GetProcessCount().GetValue() == 0 ||
+		len(s.GetContainers()) != 1 {
 		t.Errorf("pod's network, processes or containers: %v", s)
 	}
 	_, err = os.Stat("/proc/pressure/cpu")

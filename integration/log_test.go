@@ -69,7 +69,13 @@ func TestFollowersOfRotatedLog(t *testing.T) {
 	n.pull("busybox")
 	p := n.runPod(nil)
 	const rounds, each = 6, 3000 // of 170 kB
-	c := p.run(shell("main", fmt.Sprintf("i=0; r=0; while :; do while ! [ -e /go$r ]; do sleep 0.02; done; r=$((r+1)); n=0; while [ $n -lt %d ]; do n=$((n+1)); i=$((i+1)); echo line $i; done; done", each)))
+	c := p.run(
+		shell("main",
+			fmt.Sprintf(
+				"i=0; r=0; while :; do while ! [ -e /go$r ]; do sleep 0.02; done; r=$((r+1)); n=0; while [ $n -lt %d ]; do n=$((n+1)); i=$((i+1)); "+
+					"echo line $i; done; done", each,
+			)),
+	)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	followers := map[string]*bufio.Scanner{}

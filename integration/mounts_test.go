@@ -19,10 +19,14 @@ func TestImageVolume(t *testing.T) {
 	n.pull("busybox")
 	check := n.noLeaks()
 	p := n.runPod(nil)
-	conf := shell("main", `ls /image/bin/busybox /part/busybox && ! touch /image/x 2>/tmp/why && cat /tmp/why && mount | grep ' /part '; `+forever)
+	conf := shell("main",
+		`ls /image/bin/busybox /part/busybox && ! touch /image/x 2>/tmp/why && cat /tmp/why && mount | grep ' /part '; `+forever)
 	conf.Mounts = []*cri.Mount{
 		{ContainerPath: "/image", Image: &cri.ImageSpec{Image: testRef("busybox")}},
-		{ContainerPath: "/part", Image: &cri.ImageSpec{Image: testRef("busybox")}, ImageSubPath: "bin", MountOptions: []string{"noexec", "nosuid"}},
+		{
+			ContainerPath: "/part", Image: &cri.ImageSpec{Image: testRef("busybox")}, ImageSubPath: "bin",
+			MountOptions: []string{"noexec", "nosuid"},
+		},
 	}
 	c := p.run(conf)
 	eventually(t, "the container looks at its volumes", func() bool { return strings.Contains(c.output(""), " /part ") })

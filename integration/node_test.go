@@ -117,7 +117,10 @@ func (n *node) podConfig() *cri.PodSandboxConfig {
 		Hostname:     name,
 		LogDirectory: dir,
 		Labels:       map[string]string{"test": "yes"},
-		Linux:        &cri.LinuxPodSandboxConfig{CgroupParent: n.Cgroup, SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
+		Linux: &cri.LinuxPodSandboxConfig{
+			CgroupParent:    n.Cgroup,
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}},
+		},
 	}
 }
 
@@ -176,7 +179,9 @@ func shell(name, script string) *cri.ContainerConfig {
 		Image:    &cri.ImageSpec{Image: testRef("busybox")},
 		Command:  []string{"sh", "-c", script},
 		LogPath:  name + ".log",
-		Linux:    &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
+		Linux: &cri.LinuxContainerConfig{
+			SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}},
+		},
 	}
 }
 

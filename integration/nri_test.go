@@ -32,7 +32,8 @@ func nriNode(t *testing.T) (n *node, socket, journal string) {
 	}
 	journal, socket = filepath.Join(dir, "journal"), filepath.Join(dir, "nri.sock")
 	writeFile(t, filepath.Join(conf, "10-boat.conf"), journal)
-	n = newNode(t, testkit.Options{Config: fmt.Sprintf("[nri]\nenabled = true\nsocket = %q\nplugin_dir = %q\nplugin_config_dir = %q\n", socket, plugins, conf)})
+	n = newNode(t, testkit.Options{Config: fmt.Sprintf("[nri]\nenabled = true\nsocket = %q\nplugin_dir = %q\nplugin_config_dir = %q\n", socket,
+		plugins, conf)})
 	return n, socket, journal
 }
 
@@ -68,12 +69,16 @@ func TestNRI(t *testing.T) {
 
 	refused := shell("refused", "true")
 	refused.Annotations = map[string]string{"boat.refused": "yes"}
-	if _, err := n.CreateContainer(n.ctx(), &cri.CreateContainerRequest{PodSandboxId: p.id, Config: refused, SandboxConfig: p.config}); err == nil || !strings.Contains(err.Error(), "no such boat here") {
+	if _, err := n.CreateContainer(n.ctx(), &cri.CreateContainerRequest{
+		PodSandboxId: p.id, Config: refused,
+		SandboxConfig: p.config,
+	}); err == nil || !strings.Contains(err.Error(), "no such boat here") {
 		t.Errorf("create of a container that the plugin refuses: %v", err)
 	}
 	updatePod := func(limit int64) error {
 		_, err := n.UpdatePodSandboxResources(n.ctx(), &cri.UpdatePodSandboxResourcesRequest{
-			PodSandboxId: p.id, Overhead: &cri.LinuxContainerResources{MemoryLimitInBytes: 5}, Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: limit},
+			PodSandboxId: p.id, Overhead: &cri.LinuxContainerResources{MemoryLimitInBytes: 5},
+			Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: limit},
 		})
 		return err
 	}
@@ -86,8 +91,10 @@ func TestNRI(t *testing.T) {
 	c.stop()
 	name := p.config.Metadata.Name
 	want := []string{
-		"configure [coracle]", "synchronize [0 0]", "run [" + name + "]", "create [" + name + " main]", "created [main]", "start [main]", "started [main]",
-		"update [main]", "updated [main]", "update pod [" + name + " 5 6]", "updated pod [" + name + " 6]", "stopped [main 0]", "removed [main]", "stop [" + name + "]", "remove [" + name + "]",
+		"configure [coracle]", "synchronize [0 0]", "run [" + name + "]", "create [" + name + " main]", "created [main]", "start [main]",
+		"started [main]",
+		"update [main]", "updated [main]", "update pod [" + name + " 5 6]", "updated pod [" + name + " 6]", "stopped [main 0]", "removed [main]",
+		"stop [" + name + "]", "remove [" + name + "]",
 	}
 	lines := func() []string {
 		b, _ := os.ReadFile(journal)

@@ -163,7 +163,8 @@ func attackPodInit(t *testing.T, n *node, users *cri.UserNamespace) {
 	conf.Linux.SecurityContext.Capabilities = &cri.Capability{AddCapabilities: []string{"SYS_PTRACE"}}
 	look := p.run(conf)
 	look.wait()
-	if got, want := strings.Fields(look.output("stdout")), "/proc/1/root/: coracle-pod-init dev proc /proc/1/root/proc: self thread-self"; strings.Join(got, " ") != want {
+	if got, want := strings.Fields(look.output("stdout")),
+		"/proc/1/root/: coracle-pod-init dev proc /proc/1/root/proc: self thread-self"; strings.Join(got, " ") != want {
 		t.Errorf("init's root shows %q", got)
 	}
 }
@@ -179,7 +180,8 @@ func TestPodInitLimits(t *testing.T) {
 	conf.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_POD}
 	p.run(conf)
 	limit := func(controller, file, unified string) string {
-		for _, path := range []string{"/sys/fs/cgroup/" + controller + n.Cgroup + "/" + p.id + "/" + file, "/sys/fs/cgroup" + n.Cgroup + "/" + p.id + "/" + unified} {
+		for _, path := range []string{"/sys/fs/cgroup/" + controller + n.Cgroup + "/" + p.id + "/" + file, "/sys/fs/cgroup" + n.Cgroup + "/" +
+			p.id + "/" + unified} {
 			if b, err := os.ReadFile(path); err == nil {
 				return strings.TrimSpace(string(b))
 			}

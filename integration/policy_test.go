@@ -40,7 +40,8 @@ func TestSignaturePolicy(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "team.pub"), string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))
 	policy := filepath.Join(dir, "policy.toml")
-	writeFile(t, policy, fmt.Sprintf("default = \"accept\"\n[scope.\"%s/signed\"]\npolicy = \"cosign\"\nkeys = [\"team.pub\"]\n", registry.Addr))
+	writeFile(t, policy, fmt.Sprintf("default = \"accept\"\n[scope.\"%s/signed\"]\npolicy = \"cosign\"\nkeys = [\"team.pub\"]\n",
+		registry.Addr))
 	n := newNode(t, testkit.Options{Config: fmt.Sprintf("[image]\npolicy = %q\n", policy)})
 	n.warm()
 	check := n.noLeaks()
@@ -62,7 +63,9 @@ func TestSignaturePolicy(t *testing.T) {
 	}
 	check()
 
-	payload := fmt.Appendf(nil, `{"critical":{"type":"cosign container image signature","identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q}}}`, repo, image.Manifest.Digest)
+	payload := fmt.Appendf(nil,
+		`{"critical":{"type":"cosign container image signature","identity":{"docker-reference":%q},"image":{"docker-manifest-digest":%q}}}`, repo,
+		image.Manifest.Digest)
 	hash := sha256.Sum256(payload)
 	sig, err := ecdsa.SignASN1(rand.Reader, key, hash[:])
 	if err != nil {

@@ -63,7 +63,9 @@ func (n *node) ready() {
 // numbered writes lines 1 to count, pausing now and then so that kills fall between
 // and into them, and then waits.
 func numbered(count int) string {
-	return fmt.Sprintf(`i=1; while [ $i -le %d ]; do echo "line $i"; [ $((i %% 200)) = 0 ] && usleep 5000; i=$((i+1)); done; echo done >&2; %s`, count, forever)
+	return fmt.Sprintf(
+		`i=1; while [ $i -le %d ]; do echo "line $i"; [ $((i %% 200)) = 0 ] && usleep 5000; i=$((i+1)); done; echo done >&2; %s`, count, forever,
+	)
 }
 
 // checkNumbered fails if a line is missing, there twice, torn or out of order.
@@ -343,7 +345,8 @@ func again(t *testing.T, n *node, what string, call func() error) {
 // after, or the fault that the test itself makes. Any other code is final, and must not come of a
 // process that died.
 func passes(err error) bool {
-	return status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unknown && strings.Contains(err.Error(), fault.ErrInjected.Error())
+	return status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unknown &&
+		strings.Contains(err.Error(), fault.ErrInjected.Error())
 }
 
 func TestKillDuringPull(t *testing.T) {

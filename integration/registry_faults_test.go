@@ -145,7 +145,8 @@ func TestClientCertificates(t *testing.T) {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}}
 	t.Cleanup(transport.CloseIdleConnections)
 	g := &guarded{cert: cert, built: build(t, ociimage.File{Path: "x", Mode: 0o644}), ref: "team/app:1"}
-	if err := ociimage.Push(context.Background(), r.Addr+"/"+g.ref, g.built, ociimage.Registry{Client: &http.Client{Transport: transport}}); err != nil {
+	if err := ociimage.Push(context.Background(), r.Addr+"/"+g.ref, g.built,
+		ociimage.Registry{Client: &http.Client{Transport: transport}}); err != nil {
 		t.Fatal(err)
 	}
 	for text, code := range map[string]string{
@@ -194,7 +195,12 @@ func TestRegistryFaults(t *testing.T) {
 	}{
 		{"429 twice", faultproxy.Fault{Status: 429, RetryAfter: "0"}, 2, "OK", "OK", "OK", "OK"},
 		{"429 with a date", faultproxy.Fault{Status: 429, RetryAfter: "Thu, 01 Jan 2026 00:00:00 GMT"}, 1, "OK", "OK", "OK", "OK"},
-		{"429 for an hour", faultproxy.Fault{Status: 429, RetryAfter: "3600"}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{
+			"429 for an hour",
+			faultproxy.Fault{Status: 429, RetryAfter: "3600"},
+			always, "Unavailable", "Unavailable", "Unavailable",
+			"Unavailable",
+		},
 		{"429 for ever", faultproxy.Fault{Status: 429}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
 		{"500 once", faultproxy.Fault{Status: 500}, 1, "OK", "OK", "OK", "OK"},
 		{"503 for ever", faultproxy.Fault{Status: 503}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
@@ -207,10 +213,25 @@ func TestRegistryFaults(t *testing.T) {
 		{"delay", faultproxy.Fault{Delay: 100 * time.Millisecond}, always, "OK", "OK", "OK", "OK"},
 		{"cut once", faultproxy.Fault{Break: faultproxy.Cut, At: 100}, 1, "OK", "OK", "OK", "OK"},
 		{"cut again and again", faultproxy.Fault{Break: faultproxy.Cut, At: 100_000}, 2, "OK", "OK", "OK", "OK"},
-		{"cut at once for ever", faultproxy.Fault{Break: faultproxy.Cut, At: 0}, always, "Unavailable", "Unavailable", "Unavailable", "Unavailable"},
+		{
+			"cut at once for ever",
+			faultproxy.Fault{Break: faultproxy.Cut, At: 0},
+			always, "Unavailable", "Unavailable", "Unavailable",
+			"Unavailable",
+		},
 		{"truncated", faultproxy.Fault{Break: faultproxy.Truncate, At: 100}, 1, "OK", "InvalidArgument", "InvalidArgument", "OK"},
-		{"truncated to nothing", faultproxy.Fault{Break: faultproxy.Truncate, At: 0}, always, "Unavailable", "InvalidArgument", "InvalidArgument", "InvalidArgument"},
-		{"corrupt", faultproxy.Fault{Break: faultproxy.Corrupt, At: 100}, always, "Unauthenticated", "InvalidArgument", "InvalidArgument", "InvalidArgument"},
+		{
+			"truncated to nothing",
+			faultproxy.Fault{Break: faultproxy.Truncate, At: 0},
+			always, "Unavailable", "InvalidArgument", "InvalidArgument",
+			"InvalidArgument",
+		},
+		{
+			"corrupt",
+			faultproxy.Fault{Break: faultproxy.Corrupt, At: 100},
+			always, "Unauthenticated", "InvalidArgument", "InvalidArgument",
+			"InvalidArgument",
+		},
 		{"corrupt near the end", faultproxy.Fault{Break: faultproxy.Corrupt, At: 250_000}, always, "OK", "OK", "OK", "InvalidArgument"},
 	} {
 		for kind, code := range map[string]string{"token": c.token, "manifest": c.manifest, "config": c.config, "layer": c.layer} {

@@ -63,8 +63,9 @@ func TestProxy(t *testing.T) {
 	proxy, asked := connectProxy(t, g.Addr)
 	const name = "registry.example:5000"
 	n := newNode(t, testkit.Options{
-		Config: g.hosts(t, name, "skip_verify = true") + fmt.Sprintf("[image.registry.%q]\ntoken_hosts = [%q]\n", name, hostOf(t, g.tokens.Realm)),
-		Env:    []string{"HTTPS_PROXY=" + proxy},
+		Config: g.hosts(t, name, "skip_verify = true") + fmt.Sprintf("[image.registry.%q]\ntoken_hosts = [%q]\n", name,
+			hostOf(t, g.tokens.Realm)),
+		Env: []string{"HTTPS_PROXY=" + proxy},
 	})
 	_, err := n.Images.PullImage(n.ctx(), &cri.PullImageRequest{
 		Image: &cri.ImageSpec{Image: name + "/" + g.ref},

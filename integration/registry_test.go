@@ -63,7 +63,8 @@ func TestSecureRegistry(t *testing.T) {
 	secure := testkit.StartRegistry(t, testkit.RegistryOptions{Cert: cert, Key: key, Htpasswd: users})
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}
 	t.Cleanup(transport.CloseIdleConnections)
-	if err := pushAll(secure.Addr, ociimage.Registry{Username: "user", Password: "secret", Client: &http.Client{Transport: transport}}); err != nil {
+	if err := pushAll(secure.Addr,
+		ociimage.Registry{Username: "user", Password: "secret", Client: &http.Client{Transport: transport}}); err != nil {
 		t.Fatal(err)
 	}
 	spec := &cri.ImageSpec{Image: secure.Addr + "/test/busybox:1"}

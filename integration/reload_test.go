@@ -100,7 +100,8 @@ func TestReload(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(brokenCNI, "10.conf"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	more := string(before) + "\n[runtime]\nhandlers = [\"coracle\", \"more\"]\n[image.registry.\"gone.invalid\"]\nmirrors = [\"http://" + registry.Addr + "\"]\n"
+	more := string(before) + "\n[runtime]\nhandlers = [\"coracle\", \"more\"]\n[image.registry.\"gone.invalid\"]\nmirrors = [\"http://" +
+		registry.Addr + "\"]\n"
 	if log := reload(more); !strings.Contains(log, "settings reloaded") {
 		t.Errorf("log: %s", log)
 	}
@@ -128,7 +129,8 @@ func TestReload(t *testing.T) {
 		t.Error("ready with a broken CNI configuration")
 	}
 
-	if log := reload("nonsense = 1\n"); !strings.Contains(log, "settings not reloaded, those before hold") || !strings.Contains(log, "unknown key nonsense") {
+	if log := reload("nonsense = 1\n"); !strings.Contains(log, "settings not reloaded, those before hold") ||
+		!strings.Contains(log, "unknown key nonsense") {
 		t.Errorf("log: %s", log)
 	}
 	if err := pull(); err != nil {

@@ -57,7 +57,9 @@ func TestTwoThousandPods(t *testing.T) {
 		p.id = r.PodSandboxId
 		c, err := n.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.id, SandboxConfig: p.config, Config: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: "pause"}, Image: &cri.ImageSpec{Image: image}, Command: []string{"/pause"}, LogPath: "log",
-			Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}}},
+			Linux: &cri.LinuxContainerConfig{
+				SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}},
+			},
 		}})
 		if err != nil {
 			return err
@@ -71,7 +73,8 @@ func TestTwoThousandPods(t *testing.T) {
 		t.Fatalf("a list of %d pods, %v", len(list.GetItems()), err)
 	}
 	running := cri.ContainerState_CONTAINER_RUNNING
-	containers, err := n.ListContainers(n.ctx(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: running}}})
+	containers, err := n.ListContainers(n.ctx(),
+		&cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: running}}})
 	if err != nil || len(containers.Containers) != count {
 		t.Fatalf("a list of %d running containers, %v", len(containers.GetContainers()), err)
 	}

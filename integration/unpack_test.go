@@ -93,7 +93,8 @@ func everything(t *testing.T) ociimage.Built {
 	long := strings.Repeat("long-name-", 20)
 	capability := "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 	lower := []tar.Header{
-		dir("./", 0o755), dir("bin/", 0o755), dir("d/", 0o2755), dir("d/sub/", 0o1777), dir("gone/", 0o755), dir("opaque/", 0o750), dir("merged/", 0o755),
+		dir("./", 0o755), dir("bin/", 0o755), dir("d/", 0o2755), dir("d/sub/", 0o1777), dir("gone/", 0o755), dir("opaque/", 0o750),
+		dir("merged/", 0o755),
 		with(file("bin/setuid", "#!"), func(h *tar.Header) { h.Mode = 0o4711 }),
 		with(file("bin/capable", "x"), func(h *tar.Header) {
 			h.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": capability, "SCHILY.xattr.user.note": "hello"}
@@ -108,7 +109,8 @@ func everything(t *testing.T) ociimage.Built {
 		{Typeflag: tar.TypeFifo, Name: "d/fifo", Mode: 0o640},
 		dir(long+"/", 0o755), file(long+"/"+long, "long"), file("ünïcödé", "é"), file("d/space and\ttab", "s"),
 		file("empty", ""), file("zeros", strings.Repeat("\x00", 300_000)), file("gone/x", "x"), file("deleted", "x"), file("opaque/hidden", "x"),
-		file("merged/kept", "kept"), file("merged/deleted", "x"), file("replaced-by-dir", "x"), dir("replaced-by-file/", 0o755), file("replaced-by-file/x", "x"),
+		file("merged/kept", "kept"), file("merged/deleted", "x"), file("replaced-by-dir", "x"), dir("replaced-by-file/", 0o755),
+		file("replaced-by-file/x", "x"),
 	}
 	upper := []tar.Header{
 		dir("merged/", 0o711), dir("opaque/", 0o755),

@@ -101,7 +101,13 @@ func TestUpgrade(t *testing.T) {
 		{"daemon", (*installed).daemon, restartDaemon, daemons, false},
 		{"shim", (*installed).shim, func(n *node) { killShims(n); n.ready() }, shims, true},
 		{"keeper", (*installed).shim, func(n *node) { killKeeper(n); n.ready() }, keepers, false},
-		{"all", (*installed).release, func(n *node) { killKeeper(n); n.ready(); killShims(n); n.ready(); restartDaemon(n) }, func(n *node) []int { return slices.Concat(daemons(n), shims(n), keepers(n)) }, true},
+		{"all", (*installed).release, func(n *node) {
+			killKeeper(n)
+			n.ready()
+			killShims(n)
+			n.ready()
+			restartDaemon(n)
+		}, func(n *node) []int { return slices.Concat(daemons(n), shims(n), keepers(n)) }, true},
 	}
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) {
@@ -123,7 +129,8 @@ func TestUpgrade(t *testing.T) {
 				for k, c := range []*container{writer, ends} {
 					s := c.status()
 					if s.GetState() != cri.ContainerState_CONTAINER_RUNNING || s.GetStartedAt() != began[k] {
-						t.Fatalf("%s: container %s is %v, started at %d, was %d", release, s.GetMetadata().GetName(), s.GetState(), s.GetStartedAt(), began[k])
+						t.Fatalf("%s: container %s is %v, started at %d, was %d", release, s.GetMetadata().GetName(), s.GetState(), s.GetStartedAt(),
+							began[k])
 					}
 					if out, code := c.exec("echo", release); out != release+"\n" || code != 0 {
 						t.Errorf("%s: exec: %q, %d", release, out, code)
@@ -155,7 +162,8 @@ func TestUpgrade(t *testing.T) {
 				}
 				for _, pid := range pids {
 					// The link of a replaced file ends in " (deleted)".
-					if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || filepath.Dir(exe) != programs.dir || strings.HasSuffix(exe, " (deleted)") {
+					if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || filepath.Dir(exe) != programs.dir ||
+						strings.HasSuffix(exe, " (deleted)") {
 						t.Errorf("process %d runs %q, %v", pid, exe, err)
 					}
 				}

@@ -122,7 +122,10 @@ func measureStack(ctx context.Context, stack, dir, flags string) (out clusterOut
 		}
 		argv = append(argv, "-config", config)
 	} else {
-		t := &target{name: stack, handler: "runc", dir: filepath.Join(filepath.Dir(dir), "t1"), launch: launchContainerd(filepath.Join(bin, "peers"))}
+		t := &target{
+			name: stack, handler: "runc", dir: filepath.Join(filepath.Dir(dir), "t1"),
+			launch: launchContainerd(filepath.Join(bin, "peers")),
+		}
 		if err := t.open(); err != nil {
 			return out, err
 		}

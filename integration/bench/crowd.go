@@ -41,7 +41,9 @@ func together(ctx context.Context, t *target, clients, pods int) (all []*pod, to
 }
 
 // inParallel has several clients do something so many times together.
-func inParallel(ctx context.Context, t *target, clients, times int, do func(context.Context, *client) error) (took time.Duration, err error) {
+func inParallel(ctx context.Context, t *target, clients, times int,
+	do func(context.Context, *client) error,
+) (took time.Duration, err error) {
 	list := make([]*client, clients)
 	for i := range list {
 		if list[i], err = t.another(); err != nil {

@@ -190,7 +190,9 @@ func (t *target) createSome(ctx context.Context, ref string) (float64, error) {
 			Config: &cri.ContainerConfig{
 				Metadata: &cri.ContainerMetadata{Name: fmt.Sprint("c", i)}, Image: &cri.ImageSpec{Image: ref, UserSpecifiedImage: ref},
 				Command: []string{"/" + program},
-				Linux:   &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: config.GetLinux().GetSecurityContext().GetNamespaceOptions()}},
+				Linux: &cri.LinuxContainerConfig{
+					SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: config.GetLinux().GetSecurityContext().GetNamespaceOptions()},
+				},
 			},
 		})
 		if err != nil {

@@ -57,7 +57,9 @@ func main() { os.Exit(testkit.Isolate(run)) }
 
 func run() int {
 	var o options
-	flag.StringVar(&o.targets, "targets", "", "comma-separated: coracle, coracle+CNI, containerd+runc, containerd+crun, cri-o+crun (default: those that are installed); with -cluster: coracle, upstream")
+	flag.StringVar(&o.targets, "targets", "",
+		"comma-separated: coracle, coracle+CNI, containerd+runc, containerd+crun, cri-o+crun (default: those that are installed); with "+
+			"-cluster: coracle, upstream")
 	flag.StringVar(&o.parts, "parts", "latency,memory,crowd,scale", "what is measured of runtimes, comma-separated")
 	flag.IntVar(&o.runs, "runs", 5, "how often everything is measured")
 	flag.IntVar(&o.n, "n", 20, "pods, one after another, per runtime and run")
@@ -71,7 +73,8 @@ func run() int {
 	flag.StringVar(&o.clusterFlags, "cluster-flags", "", "flags for cluster-bench, which -cluster runs")
 	flag.BoolVar(&o.images, "images", false, "measure pulling and unpacking images instead")
 	flag.IntVar(&o.tiny, "tiny", 1000, "tiny images of -images")
-	flag.IntVar(&o.writers, "writers", 0, "measure starts and execs next to this many containers that write empty lines, each with 5 % of a CPU")
+	flag.IntVar(&o.writers, "writers", 0,
+		"measure starts and execs next to this many containers that write empty lines, each with 5 % of a CPU")
 	flag.StringVar(&o.out, "o", "", "write the figures as JSON to this file")
 	flag.StringVar(&o.md, "md", "", "write the table into this Markdown page")
 	flag.Parse()

@@ -57,7 +57,8 @@ func measureWriters(ctx context.Context, t *target, o options) (err error) {
 		quiet, loud = quiet.and(q), loud.and(l)
 	}
 	start, exec := quantile(loud.starts, .5)/quantile(quiet.starts, .5), quantile(loud.execs, .5)/quantile(quiet.execs, .5)
-	fmt.Printf("%s: all rounds: quiet %s; %d writers %s; pod start %.2f times, ExecSync %.2f times\n", t.name, quiet, o.writers, loud, start, exec)
+	fmt.Printf("%s: all rounds: quiet %s; %d writers %s; pod start %.2f times, ExecSync %.2f times\n", t.name, quiet, o.writers, loud, start,
+		exec)
 	return nil
 }
 
@@ -116,7 +117,8 @@ func besideWriters(ctx context.Context, c *client, o options) (b beside, note st
 	began, cpu, size := time.Now(), shimCPU(), logBytes(writers)
 	b, err = c.others(ctx, o.n)
 	took := time.Since(began).Seconds()
-	note = fmt.Sprintf("%.0f MB/s of log, shims took %.0f %% of a CPU", float64(logBytes(writers)-size)/1e6/took, 100*(shimCPU()-cpu).Seconds()/took)
+	note = fmt.Sprintf("%.0f MB/s of log, shims took %.0f %% of a CPU", float64(logBytes(writers)-size)/1e6/took,
+		100*(shimCPU()-cpu).Seconds()/took)
 	return b, note, err
 }
 

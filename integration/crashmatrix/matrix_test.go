@@ -27,7 +27,8 @@ var elsewhere = map[string]string{
 
 // prefixes are the packages that have side effects, and therefore fault points.
 var prefixes = []string{
-	"image.", "network.cni.", "network.setup.", "network.teardown.", "nspin.", "pod.", "runtime.", "runtime.oci.", "runtime.shim.", "shim.", "snapshot.",
+	"image.", "network.cni.", "network.setup.", "network.teardown.", "nspin.", "pod.", "runtime.", "runtime.oci.", "runtime.shim.", "shim.",
+	"snapshot.",
 }
 
 // row is an operation and a point that it passes.

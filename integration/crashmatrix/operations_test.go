@@ -85,9 +85,14 @@ var operations = []operation{
 	{name: "stop pod, port mapping", from: running, pod: mapPort, kills: true, do: onWorkload((*workload).stopPod)},
 	{name: "stop pod, CNI", node: onCNI, from: running, kills: true, do: onWorkload((*workload).stopPod)},
 	{name: "remove pod", from: stopped, do: onWorkload((*workload).removePod)},
-	{name: "remove pod, running, shared PID namespace", from: running, pod: sharedPID, container: sharesPID, kills: true, do: onWorkload((*workload).removePod)},
+	{
+		name: "remove pod, running, shared PID namespace", from: running, pod: sharedPID, container: sharesPID, kills: true,
+		do: onWorkload((*workload).removePod),
+	},
 	{name: "checkpoint", from: running, do: (*cell).checkpoint, done: (*cell).checkpointed, skip: testkit.NoCRIU},
-	{name: "remove image", prepare: func(c *cell) error { return c.n.pull(testRef("web")) }, do: func(c *cell) error { return c.removeOnce("web") }, done: (*cell).withoutWeb},
+	{name: "remove image", prepare: func(c *cell) error {
+		return c.n.pull(testRef("web"))
+	}, do: func(c *cell) error { return c.removeOnce("web") }, done: (*cell).withoutWeb},
 	{name: "import", do: func(c *cell) error { return c.importOnce("1") }, done: (*cell).removeMade},
 	{name: "verify", prepare: (*cell).damaged, do: (*cell).verify, done: (*cell).removeMade},
 	{name: "tag", prepare: func(c *cell) error { return c.importMade("1") }, do: (*cell).tag, done: (*cell).removeMade},

@@ -53,12 +53,17 @@ func (n *node) newWorkload(changePod func(*cri.PodSandboxConfig), changeContaine
 		n: n,
 		pod: &cri.PodSandboxConfig{
 			Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "test", Uid: "uid-" + name}, Hostname: name, LogDirectory: dir,
-			Linux: &cri.LinuxPodSandboxConfig{CgroupParent: n.Cgroup, SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: own}}},
+			Linux: &cri.LinuxPodSandboxConfig{
+				CgroupParent:    n.Cgroup,
+				SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: own}},
+			},
 		},
 		conf: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: "main"}, Image: &cri.ImageSpec{Image: testRef("busybox")},
 			Command: []string{"sh", "-c", counting},
-			Linux:   &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: own}}},
+			Linux: &cri.LinuxContainerConfig{
+				SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: own}},
+			},
 		},
 	}
 	if changePod != nil {
@@ -132,7 +137,10 @@ func (w *workload) pid() (int, error) {
 
 // exec runs a command with a known output and exit code.
 func (w *workload) exec(command string, wantOut string, wantCode int32) error {
-	r, err := call(w.n.ExecSync, &cri.ExecSyncRequest{ContainerId: w.id, Cmd: []string{"sh", "-c", command}, Timeout: int64(callLimit.Seconds())})
+	r, err := call(w.n.ExecSync, &cri.ExecSyncRequest{
+		ContainerId: w.id, Cmd: []string{"sh", "-c", command},
+		Timeout: int64(callLimit.Seconds()),
+	})
 	if err != nil {
 		return err
 	}

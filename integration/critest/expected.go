@@ -41,7 +41,8 @@ func expected(text string, m machine) (e expectation, err error) {
 // skipped for a reason of this machine, and one that is skipped no longer.
 func (e expectation) differences(results []result) (wrong []string) {
 	if len(results) != e.tests {
-		wrong = append(wrong, fmt.Sprintf("%d tests have run or say why not, want %d: if critest has changed, change expected.txt", len(results), e.tests))
+		wrong = append(wrong, fmt.Sprintf("%d tests have run or say why not, want %d: if critest has changed, change expected.txt", len(results),
+			e.tests))
 	}
 	want := slices.Clone(e.skipped)
 	for _, r := range results {

@@ -25,9 +25,11 @@ func TestMerge(t *testing.T) {
 }
 
 func TestPart(t *testing.T) {
-	got := part(machine{kernel: "6.1", arch: "arm64", runtime: "coracled 1.2.3", unified: true}, []result{{"a", passed, ""}, {"b", failed, "broken"}, {"c", skipped, "odd"}})
+	got := part(machine{kernel: "6.1", arch: "arm64", runtime: "coracled 1.2.3", unified: true},
+		[]result{{"a", passed, ""}, {"b", failed, "broken"}, {"c", skipped, "odd"}})
 	for _, want := range []string{
-		"## cgroup v2, driver cgroupfs, no AppArmor\n", "| 1 | 1 | 1 |", "Linux 6.1, arm64.\nRuntime: coracled 1.2.3.\n", "### Failed\n\n- b: broken\n", "### Skipped\n\n- c: odd\n",
+		"## cgroup v2, driver cgroupfs, no AppArmor\n", "| 1 | 1 | 1 |", "Linux 6.1, arm64.\nRuntime: coracled 1.2.3.\n",
+		"### Failed\n\n- b: broken\n", "### Skipped\n\n- c: odd\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
@@ -43,7 +45,10 @@ func TestPeersPart(t *testing.T) {
 	if !strings.Contains(page, part(ours, good)) || !strings.HasSuffix(page, part(theirs, good)) {
 		t.Errorf("page is\n%s", page)
 	}
-	for _, want := range []string{"## cgroup v1, driver cgroupfs, no AppArmor: containerd, to compare with\n", "Runtime: containerd 2.4.2 with runc 1.5.2.\n"} {
+	for _, want := range []string{
+		"## cgroup v1, driver cgroupfs, no AppArmor: containerd, to compare with\n",
+		"Runtime: containerd 2.4.2 with runc 1.5.2.\n",
+	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %q in\n%s", want, page)
 		}
@@ -65,7 +70,8 @@ func TestTakePart(t *testing.T) {
 	if err := takePart(page, said); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(page); err != nil || !strings.HasSuffix(string(got), "\n\n"+mine) || strings.Contains(string(got), "1 passed\n") {
+	if got, err := os.ReadFile(page); err != nil || !strings.HasSuffix(string(got), "\n\n"+mine) ||
+		strings.Contains(string(got), "1 passed\n") {
 		t.Errorf("%s, %v", got, err)
 	}
 	for _, bad := range []string{"", "critest: no report\n", mine + mine} {

@@ -94,7 +94,11 @@ func (s Source) Policy() ([]Named, error) {
 		ociimage.Layer{Files: []ociimage.File{{Path: "bin/bash", Mode: 0o777, Symlink: "/usr/bin/bash"}}})
 	worker := host.Over(ocispec.ImageConfig{Entrypoint: []string{"/worker"}, Env: []string{path}},
 		ociimage.Layer{Files: []ociimage.File{{Path: "worker", Mode: 0o755, Source: filepath.Join(dir, "worker")}}})
-	return []Named{{"e2e-test-images/agnhost:2.63.0", host}, {"e2e-test-images/agnhost:2.45", houses}, {"mfenwick100/cyclonus-worker:latest", worker}}, nil
+	return []Named{
+		{"e2e-test-images/agnhost:2.63.0", host},
+		{"e2e-test-images/agnhost:2.45", houses},
+		{"mfenwick100/cyclonus-worker:latest", worker},
+	}, nil
 }
 
 // agnhost is the image of the suite's own program, with what its Dockerfile adds to it.
@@ -113,8 +117,14 @@ func (s Source) agnhost(base ociimage.Image, dir string) (ociimage.Image, error)
 		ociimage.File{Path: "localhost.crt", Mode: 0o644, Source: filepath.Join(dir, "localhost.crt")},
 		ociimage.File{Path: "localhost.key", Mode: 0o644, Source: filepath.Join(dir, "localhost.key")},
 		ociimage.File{Path: "home/user-defined-in-image", Mode: fs.ModeDir | 0o755, UID: 1000, GID: 1000},
-		ociimage.File{Path: "etc/passwd", Mode: 0o644, Data: []byte(passwd + "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n")},
-		ociimage.File{Path: "etc/group", Mode: 0o644, Data: []byte(group + "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n")},
+		ociimage.File{
+			Path: "etc/passwd", Mode: 0o644,
+			Data: []byte(passwd + "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"),
+		},
+		ociimage.File{
+			Path: "etc/group", Mode: 0o644,
+			Data: []byte(group + "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n"),
+		},
 		ociimage.File{Path: "etc/nsswitch.conf", Mode: 0o644, Data: []byte("hosts: files dns\n")},
 		// The test of image volumes looks for a line of it.
 		ociimage.File{Path: "etc/os-release", Mode: 0o644, Data: []byte("NAME=\"Alpine Linux\"\nID=alpine\n")},

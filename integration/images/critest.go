@@ -40,7 +40,10 @@ func (s Source) Critest() ([]Named, error) {
 		ociimage.Layer{Files: append(ociimage.Dirs("etc", "home"),
 			ociimage.File{Path: "home/default-user", Mode: fs.ModeDir | 0o755, UID: 1000, GID: 1000},
 			ociimage.File{Path: "etc/passwd", Mode: 0o644, Data: []byte(passwd + "default-user:x:1000:1000::/home/default-user:/bin/sh\n")},
-			ociimage.File{Path: "etc/group", Mode: 0o644, Data: []byte(group + "default-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n")})})
+			ociimage.File{
+				Path: "etc/group", Mode: 0o644,
+				Data: []byte(group + "default-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n"),
+			})})
 	const cri = "k8s-staging-cri-tools/"
 	list := []Named{
 		{"pause:3.9", s.pause("3.9")},
@@ -57,7 +60,10 @@ func (s Source) Critest() ([]Named, error) {
 		{cri + "test-image-predefined-group:latest", groups},
 		{cri + "test-image-digest:latest", Digest()},
 	}
-	for _, name := range []string{"test-image-1:latest", "test-image-2:latest", "test-image-3:latest", "test-image-latest:latest", "test-image-tag:test", "test-image-tag:all"} {
+	for _, name := range []string{
+		"test-image-1:latest", "test-image-2:latest", "test-image-3:latest", "test-image-latest:latest",
+		"test-image-tag:test", "test-image-tag:all",
+	} {
 		list = append(list, Named{cri + name, base.Over(base.Config, oneFile(name).Layers...)})
 	}
 	for _, tag := range []string{"1", "2", "3"} {
@@ -72,7 +78,10 @@ func Digest() ociimage.Image { return oneFile("test-image-digest") }
 
 func oneFile(content string) ociimage.Image {
 	return ociimage.Image{
-		Layers: []ociimage.Layer{{Compression: ociimage.Plain, Files: []ociimage.File{{Path: "name", Mode: 0o644, Data: []byte(content + "\n")}}}},
+		Layers: []ociimage.Layer{{
+			Compression: ociimage.Plain,
+			Files:       []ociimage.File{{Path: "name", Mode: 0o644, Data: []byte(content + "\n")}},
+		}},
 		Config: ocispec.ImageConfig{Cmd: []string{"/name"}},
 	}
 }

@@ -31,7 +31,8 @@ func (s Source) CSI() ([]Named, error) {
 	}
 	driver := ociimage.Layer{Files: append(ociimage.Dirs("csi"),
 		ociimage.File{Path: "csi-driver", Mode: 0o755, Source: s.csiFile("csi-driver")})}
-	return append(list, Named{"csi/driver:1", base.Over(ocispec.ImageConfig{Entrypoint: []string{"/csi-driver"}, Env: []string{path}}, mkfs, driver)}), nil
+	return append(list, Named{"csi/driver:1", base.Over(ocispec.ImageConfig{Entrypoint: []string{"/csi-driver"}, Env: []string{path}},
+		mkfs, driver)}), nil
 }
 
 // CSIMock are the images of Kubernetes' specs "CSI Mock", at the names that the manifests of its
@@ -46,7 +47,10 @@ func (s Source) CSIMock() ([]Named, error) {
 	if err != nil {
 		return nil, err
 	}
-	mock := ociimage.Layer{Files: []ociimage.File{{Path: "csimock", Mode: 0o755, Source: filepath.Join(filepath.Dir(s.Bin), "conformance", "csimock")}}}
+	mock := ociimage.Layer{Files: []ociimage.File{{
+		Path: "csimock", Mode: 0o755,
+		Source: filepath.Join(filepath.Dir(s.Bin), "conformance", "csimock"),
+	}}}
 	const storage = "sig-storage/"
 	return append(list,
 		Named{"e2e-test-images/busybox:1.36.1-1", base},

@@ -91,7 +91,8 @@ func (s Source) Test() ([]Named, error) {
 	web, base := demo[0].Image, demo[1].Image
 	docker := base
 	docker.Docker = true
-	zstd := base.Over(base.Config, ociimage.Layer{Compression: ociimage.Zstd, Files: []ociimage.File{{Path: "etc/zstd", Mode: 0o644, Data: []byte("zstd\n")}}},
+	zstd := base.Over(base.Config,
+		ociimage.Layer{Compression: ociimage.Zstd, Files: []ociimage.File{{Path: "etc/zstd", Mode: 0o644, Data: []byte("zstd\n")}}},
 		ociimage.Layer{Compression: ociimage.Plain, Files: []ociimage.File{{Path: "etc/plain", Mode: 0o644, Data: []byte("plain\n")}}})
 	// The upper layer hides a file and a whole directory of the lower one.
 	whiteout := base.Over(base.Config,
@@ -106,7 +107,10 @@ func (s Source) Test() ([]Named, error) {
 	// The same layer is listed twice; the second one brings back what the layer between hides.
 	again := ociimage.Layer{Files: []ociimage.File{{Path: "etc/again", Mode: 0o644, Data: []byte("again\n")}}}
 	repeated := base.Over(base.Config, again, ociimage.Layer{Files: []ociimage.File{{Path: "etc/.wh.again", Mode: 0o644}}}, again)
-	user := base.Over(ocispec.ImageConfig{Cmd: []string{"sh"}, Env: []string{path, "FROM_IMAGE=yes"}, User: "www-data", WorkingDir: "/var/www"})
+	user := base.Over(ocispec.ImageConfig{
+		Cmd: []string{"sh"}, Env: []string{path, "FROM_IMAGE=yes"}, User: "www-data",
+		WorkingDir: "/var/www",
+	})
 	return []Named{
 		{"test/busybox:1", base},
 		{"test/docker:1", docker},
@@ -132,7 +136,8 @@ func (s Source) Bench() ([]Named, error) {
 }
 
 func (s Source) web(as string) ociimage.Layer {
-	return ociimage.Layer{Files: append(ociimage.Dirs(filepath.Dir(as)), ociimage.File{Path: as, Mode: 0o755, Source: filepath.Join(s.Bin, "web")})}
+	return ociimage.Layer{Files: append(ociimage.Dirs(filepath.Dir(as)),
+		ociimage.File{Path: as, Mode: 0o755, Source: filepath.Join(s.Bin, "web")})}
 }
 
 // pause is the smallest image; a version makes it another one.

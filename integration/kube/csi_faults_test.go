@@ -94,7 +94,9 @@ spec: {volumeSnapshotClassName: disk, source: {persistentVolumeClaimName: life}}
 
 // eachCall lives a volume's life once for each call of the driver, and for the moments before and
 // after it did its work. hit is called when the call has reached the fault.
-func eachCall(t *testing.T, do string, except []string, prepare func(t *testing.T, d *disks), hit func(t *testing.T, d *disks, fault string)) {
+func eachCall(t *testing.T, do string, except []string, prepare func(t *testing.T, d *disks),
+	hit func(t *testing.T, d *disks, fault string),
+) {
 	d := newDisks(t)
 	ran, reached := 0, 0
 	var points []string

@@ -307,7 +307,8 @@ func (d *disks) awaitEvent(t *testing.T, object, reason string, says ...string) 
 	t.Helper()
 	var out string
 	d.awaitTrue(t, fmt.Sprintf("%s has an event %s that says %q", object, reason, says), func() bool {
-		out = d.kube(t, "get", "events", "--field-selector", "involvedObject.name="+object+",reason="+reason, "-o", "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}")
+		out = d.kube(t, "get", "events", "--field-selector", "involvedObject.name="+object+",reason="+reason, "-o",
+			"jsonpath={range .items[*]}{.message}{\"\\n\"}{end}")
 		for message := range strings.Lines(out) {
 			if !slices.ContainsFunc(says, func(s string) bool { return !strings.Contains(message, s) }) {
 				return true
@@ -352,7 +353,8 @@ func (d *disks) awaitNothingLeft(t *testing.T) {
 func (d *disks) leftInCluster(t *testing.T) (left []string) {
 	t.Helper()
 	left = strings.Fields(d.kube(t, "get", "persistentvolumes,volumeattachments,volumesnapshotcontents", "-o", "name"))
-	left = append(left, strings.Fields(d.kube(t, "get", "node", "boat", "-o", "jsonpath={.status.volumesInUse[*]} {.status.volumesAttached[*].name}"))...)
+	left = append(left, strings.Fields(d.kube(t, "get", "node", "boat", "-o",
+		"jsonpath={.status.volumesInUse[*]} {.status.volumesAttached[*].name}"))...)
 	for _, kind := range []string{"volumes", "snapshots"} {
 		files, err := filepath.Glob(filepath.Join(d.data, kind, "*"))
 		if err != nil {
@@ -369,7 +371,8 @@ func (d *disks) leftOnNode(t *testing.T) (left []string) {
 	left = append(diskMounts(t), loopsOf(d.data)...)
 	kubelet := filepath.Join(d.root, "kube", "kubelet")
 	for _, pattern := range []string{
-		"plugins/kubernetes.io/csi/" + diskDriver + "/*", "plugins/kubernetes.io/csi/volumeDevices/p[vu]*/*", "plugins/kubernetes.io/csi/volumeDevices/staging/*", "pods/*/volumes/kubernetes.io~csi", "pods/*/volumeDevices/*",
+		"plugins/kubernetes.io/csi/" + diskDriver + "/*", "plugins/kubernetes.io/csi/volumeDevices/p[vu]*/*",
+		"plugins/kubernetes.io/csi/volumeDevices/staging/*", "pods/*/volumes/kubernetes.io~csi", "pods/*/volumeDevices/*",
 	} {
 		found, err := filepath.Glob(filepath.Join(kubelet, pattern))
 		if err != nil {

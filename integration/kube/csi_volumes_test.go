@@ -62,7 +62,8 @@ func dataSurvive(t *testing.T, d *disks) {
 		t.Errorf("VolumeAttachments: attached is %q", attachment)
 	}
 	volume := d.handle(t, "kept")
-	if got, want := d.kube(t, "get", "node", "boat", "-o", "jsonpath={.status.volumesInUse[*]}"), "kubernetes.io/csi/"+diskDriver+"^"+volume; got != want {
+	if got, want := d.kube(t, "get", "node", "boat", "-o", "jsonpath={.status.volumesInUse[*]}"),
+		"kubernetes.io/csi/"+diskDriver+"^"+volume; got != want {
 		t.Errorf("the node's volumesInUse are %q, want %q", got, want)
 	}
 	started := d.kube(t, "get", "pod", "one", "-o", "jsonpath={.status.containerStatuses[0].containerID}")
@@ -174,7 +175,8 @@ func groupOfFiles(t *testing.T, d *disks) {
 	for policy, want := range map[string]string{"File": "2000", "None": "0", "ReadWriteOnceWithFSType": "2000"} {
 		d.setPolicy(t, policy)
 		name := "group-" + strings.ToLower(policy)
-		d.apply(t, diskClaim(name, "disk", "320Mi", "")+diskPod(name, ofClaim(name), "\n  securityContext: {fsGroup: 2000, runAsUser: 1000, runAsGroup: 1000}"))
+		d.apply(t, diskClaim(name, "disk", "320Mi", "")+diskPod(name, ofClaim(name),
+			"\n  securityContext: {fsGroup: 2000, runAsUser: 1000, runAsGroup: 1000}"))
 		d.awaitReady(t, name)
 		if got := strings.TrimSpace(d.in(t, name, "stat -c %g /data")); got != want {
 			t.Errorf("with the policy %s the volume's group is %s, want %s", policy, got, want)
@@ -195,7 +197,8 @@ func (d *disks) setPolicy(t *testing.T, policy string) {
 func (d *disks) grow(t *testing.T, claim, size string) {
 	t.Helper()
 	d.kube(t, "patch", "pvc", claim, "-p", fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, size))
-	if out, err := d.tryKube("", "wait", "pvc/"+claim, "--for=jsonpath={.status.capacity.storage}="+size, "--timeout", patience.String()); err != nil {
+	if out, err := d.tryKube("", "wait", "pvc/"+claim, "--for=jsonpath={.status.capacity.storage}="+size, "--timeout",
+		patience.String()); err != nil {
 		t.Fatalf("claim %s does not grow: %v, %s\n%s", claim, err, out, d.story())
 	}
 }
@@ -251,7 +254,8 @@ spec: {volumeSnapshotClassName: disk, source: {persistentVolumeClaimName: origin
 // A claim of a class that waits is bound where its pod is, and the volume stays there. Without a
 // place, or room, the pod waits, and says why.
 func lateBinding(t *testing.T, d *disks) {
-	d.apply(t, diskClaim("late", "disk-late", "320Mi", "")+diskClaim("elsewhere", "disk-elsewhere", "320Mi", "")+diskClaim("huge", "disk-late", "900Gi", ""))
+	d.apply(t, diskClaim("late", "disk-late", "320Mi", "")+diskClaim("elsewhere", "disk-elsewhere", "320Mi", "")+diskClaim("huge", "disk-late",
+		"900Gi", ""))
 	if got := d.kube(t, "get", "node", "boat", "-o", `jsonpath={.metadata.labels.disk\.csi\.coracle\.test/zone}`); got != "here" {
 		t.Errorf("the node's zone is %q", got)
 	}
@@ -259,7 +263,8 @@ func lateBinding(t *testing.T, d *disks) {
 	d.apply(t, diskPod("late", ofClaim("late"), "")+diskPod("elsewhere", ofClaim("elsewhere"), "")+diskPod("huge", ofClaim("huge"), ""))
 	d.awaitReady(t, "late")
 	pv := d.kube(t, "get", "pvc", "late", "-o", "jsonpath={.spec.volumeName}")
-	if got := d.kube(t, "get", "pv", pv, "-o", "jsonpath={.spec.nodeAffinity.required.nodeSelectorTerms}"); !strings.Contains(got, `"disk.csi.coracle.test/zone"`) || !strings.Contains(got, `"here"`) {
+	if got := d.kube(t, "get", "pv", pv, "-o", "jsonpath={.spec.nodeAffinity.required.nodeSelectorTerms}"); !strings.Contains(got,
+		`"disk.csi.coracle.test/zone"`) || !strings.Contains(got, `"here"`) {
 		t.Errorf("the volume's node affinity is %s", got)
 	}
 	d.awaitEvent(t, "elsewhere", "FailedScheduling", "available persistent volumes to bind")
@@ -371,7 +376,8 @@ func fullVolume(t *testing.T, d *disks) {
 	d.apply(t, diskClaim("full", "disk", "320Mi", "")+diskClaim("roomy", "disk", "320Mi", "")+
 		diskPod("full", ofClaim("full"), "")+diskPod("roomy", ofClaim("roomy"), ""))
 	d.awaitReady(t, "full", "roomy")
-	if out, err := d.tryKube("", "exec", "full", "--", "dd", "if=/dev/zero", "of=/data/ballast", "bs=65536"); err == nil || !strings.Contains(out, "No space left on device") {
+	if out, err := d.tryKube("", "exec", "full", "--", "dd", "if=/dev/zero", "of=/data/ballast", "bs=65536"); err == nil ||
+		!strings.Contains(out, "No space left on device") {
 		t.Errorf("filling the volume: %v, %s", err, out)
 	}
 	d.in(t, "roomy", "echo words >/data/file")
@@ -403,7 +409,8 @@ func (d *disks) figure(t *testing.T, token, claim, metric string) (bytes float64
 	}
 	for line := range strings.Lines(metrics) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
-		if !strings.HasPrefix(name, "kubelet_volume_stats_"+metric+"{") || !strings.Contains(name, fmt.Sprintf("persistentvolumeclaim=%q", claim)) {
+		if !strings.HasPrefix(name, "kubelet_volume_stats_"+metric+"{") ||
+			!strings.Contains(name, fmt.Sprintf("persistentvolumeclaim=%q", claim)) {
 			continue
 		}
 		bytes, err := strconv.ParseFloat(strings.Fields(value)[0], 64)

@@ -256,7 +256,8 @@ func (d *database) write(ctx context.Context, client int) {
 // row whose answer did not arrive is not written again: it may be there.
 func (d *database) session(ctx context.Context, client, n int) int {
 	// Without its own limits the kernel would ask an address that is gone for a quarter of an hour.
-	cmd := exec.CommandContext(ctx, d.psql, "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "tcp_user_timeout=3000 keepalives_idle=2 keepalives_interval=1 keepalives_count=3")
+	cmd := exec.CommandContext(ctx, d.psql, "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1",
+		"tcp_user_timeout=3000 keepalives_idle=2 keepalives_interval=1 keepalives_count=3")
 	cmd.Env = d.env
 	in, err := cmd.StdinPipe()
 	if err != nil {

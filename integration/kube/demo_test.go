@@ -68,7 +68,8 @@ func TestDemo(t *testing.T) {
 	}
 	kubectl := func(args ...string) string {
 		t.Helper()
-		out, err := exec.Command(testkit.Bin(t, "tools", "kubectl"), append([]string{"--kubeconfig", filepath.Join(root, "kubeconfig")}, args...)...).CombinedOutput()
+		out, err := exec.Command(testkit.Bin(t, "tools", "kubectl"),
+			append([]string{"--kubeconfig", filepath.Join(root, "kubeconfig")}, args...)...).CombinedOutput()
 		if err != nil {
 			t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
@@ -84,8 +85,9 @@ func TestDemo(t *testing.T) {
 	}
 	const answer = "Hello from Coracle, in pod web-"
 	for how, said := range map[string]string{
-		"from another pod":           kubectl("exec", "deployment/visitor", "--", "wget", "-q", "-O", "-", "http://web/"),
-		"with the whole name":        kubectl("exec", "deployment/visitor", "--", "wget", "-q", "-O", "-", "http://web.default.svc.cluster.local/"),
+		"from another pod": kubectl("exec", "deployment/visitor", "--", "wget", "-q", "-O", "-", "http://web/"),
+		"with the whole name": kubectl("exec", "deployment/visitor", "--", "wget", "-q", "-O", "-",
+			"http://web.default.svc.cluster.local/"),
 		"from the host":              curl(node),
 		"at the gateway of the pods": curl("10.85.0.1"),
 	} {
@@ -96,7 +98,8 @@ func TestDemo(t *testing.T) {
 	// What decides is what has just happened.
 	coracle := func(args ...string) string {
 		t.Helper()
-		out, err := exec.Command(testkit.Bin(t, "coracle"), append(args, "--root", root, "--state", filepath.Join(dir, "state"))...).CombinedOutput()
+		out, err := exec.Command(testkit.Bin(t, "coracle"),
+			append(args, "--root", root, "--state", filepath.Join(dir, "state"))...).CombinedOutput()
 		if err != nil {
 			t.Errorf("coracle %s: %v", strings.Join(args, " "), err)
 		}
@@ -105,10 +108,14 @@ func TestDemo(t *testing.T) {
 	visitor := "pod/" + kubectl("get", "pods", "-l", "app=visitor", "-o", "jsonpath={.items[0].metadata.name}")
 	for _, tc := range []struct{ from, to, by string }{
 		{visitor, "web", ":80/TCP: reached\n  cluster address of Service default/web\n"},
-		{"198.51.100.7", node + ":30080", ":30080/TCP: reached\n  node port of Service default/web; the endpoint sees the node's address as the source\n"},
+		{
+			"198.51.100.7", node + ":30080",
+			":30080/TCP: reached\n  node port of Service default/web; the endpoint sees the node's address as the source\n",
+		},
 	} {
 		said := coracle("why", tc.from, tc.to)
-		for end := time.Now().Add(patience); strings.Contains(said, "not used: ") && time.Now().Before(end); { // ready pods become endpoints a moment later
+		// ready pods become endpoints a moment later
+		for end := time.Now().Add(patience); strings.Contains(said, "not used: ") && time.Now().Before(end); {
 			said = coracle("why", tc.from, tc.to)
 		}
 		if !strings.Contains(said, tc.by) || strings.Count(said, "\n  endpoint 10.85.") != 2 || strings.Count(said, ", pod default/web-") != 2 {
@@ -116,12 +123,16 @@ func TestDemo(t *testing.T) {
 		}
 	}
 	// The node's own addresses are for it and its pods.
-	for own, endpoint := range map[string]string{"10.96.0.1:443": "  endpoint 10.96.0.1:6443, node boat itself\n", "10.96.0.10:53": "  no Service: 10.96.0.10:53, node boat itself\n"} {
+	for own, endpoint := range map[string]string{
+		"10.96.0.1:443": "  endpoint 10.96.0.1:6443, node boat itself\n",
+		"10.96.0.10:53": "  no Service: 10.96.0.10:53, node boat itself\n",
+	} {
 		for from, by := range map[string]string{
 			visitor:        ": reached\n",
 			"198.51.100.7": ": dropped: only the node and its pods reach this address\n",
 		} {
-			if said := coracle("why", from, own); !strings.Contains(said, "\nto    node boat (") || !strings.Contains(said, by) || !strings.Contains(said, endpoint) {
+			if said := coracle("why", from, own); !strings.Contains(said, "\nto    node boat (") || !strings.Contains(said, by) ||
+				!strings.Contains(said, endpoint) {
 				t.Errorf("why %s %s:\n%s", from, own, said)
 			}
 		}
@@ -162,7 +173,8 @@ func TestDemo(t *testing.T) {
 	kubectl("delete", "-f", policy)
 	// up shows both, and it may be repeated.
 	for range 2 {
-		if strings.Count(out, answer) != 2 || !strings.Contains(out, "$ curl -fsS http://"+node+":30080/\n"+answer) || !strings.Contains(out, "-- wget -q -O - http://web/\n"+answer) {
+		if strings.Count(out, answer) != 2 || !strings.Contains(out, "$ curl -fsS http://"+node+":30080/\n"+answer) ||
+			!strings.Contains(out, "-- wget -q -O - http://web/\n"+answer) {
 			t.Errorf("up.sh prints:\n%s", out)
 		}
 		out = demo("up.sh")
@@ -232,7 +244,10 @@ func TestUpTellsWhatADeploymentWaitsFor(t *testing.T) {
 		t.Error(err)
 	}
 	err = cmd.Wait()
-	for _, want := range []string{"the cluster runs, but --apply failed", "deployment default/web is not available", "\nnode boat has DiskPressure: ", "coracle up --root " + c.root + " --state " + c.state + " --eviction-hard", "\npod default/web-"} {
+	for _, want := range []string{
+		"the cluster runs, but --apply failed", "deployment default/web is not available",
+		"\nnode boat has DiskPressure: ", "coracle up --root " + c.root + " --state " + c.state + " --eviction-hard", "\npod default/web-",
+	} {
 		if err == nil || !strings.Contains(failed.String(), want) {
 			t.Errorf("the error is %v, %s, want %q", err, failed.String(), want)
 		}

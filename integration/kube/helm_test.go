@@ -93,7 +93,8 @@ func TestHelm(t *testing.T) {
 
 	must(slices.Concat([]string{"install", "boat", chart}, set("one", 2), wait)...)
 	is("one", 2)
-	if out := c.kube(t, "get", "events", "-n", ns, "--field-selector", "involvedObject.kind=Job,reason=Completed", "-o", "jsonpath={.items[*].involvedObject.name}"); !strings.Contains(out, "prepare") {
+	if out := c.kube(t, "get", "events", "-n", ns, "--field-selector", "involvedObject.kind=Job,reason=Completed", "-o",
+		"jsonpath={.items[*].involvedObject.name}"); !strings.Contains(out, "prepare") {
 		t.Errorf("the hook before the installation did not run: %q", out)
 	}
 	must("test", "boat", "--timeout", patience.String())
@@ -171,9 +172,10 @@ func (c *cluster) quietObjects(t *testing.T, ns string) []string {
 
 func (c *cluster) list(t *testing.T, namespaced string, args ...string) []string {
 	t.Helper()
-	kinds := slices.DeleteFunc(strings.Fields(c.kube(t, "api-resources", "--verbs=list,delete", "--namespaced="+namespaced, "-o", "name")), func(kind string) bool {
-		return strings.HasPrefix(kind, "events")
-	})
+	kinds := slices.DeleteFunc(strings.Fields(c.kube(t, "api-resources", "--verbs=list,delete", "--namespaced="+namespaced, "-o", "name")),
+		func(kind string) bool {
+			return strings.HasPrefix(kind, "events")
+		})
 	return strings.Fields(c.kube(t, append([]string{"get", strings.Join(kinds, ","), "-o", "name", "--ignore-not-found"}, args...)...))
 }
 

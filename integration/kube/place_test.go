@@ -131,7 +131,8 @@ func TestUpRefusesANetworkOfOthers(t *testing.T) {
 	c.up(t) // the cluster runs, and goes on
 	c.run(t, "down")
 	out, err := c.command(c.upArgs()...).CombinedOutput()
-	if want := "the Services' network 10.96.0.0/16 overlaps the route to 10.96.128.0/17 by lo"; err == nil || !strings.Contains(string(out), want) || strings.Contains(string(out), "serves") {
+	if want := "the Services' network 10.96.0.0/16 overlaps the route to 10.96.128.0/17 by lo"; err == nil ||
+		!strings.Contains(string(out), want) || strings.Contains(string(out), "serves") {
 		t.Errorf("up: %v, %s, want %q", err, out, want)
 	}
 	_, proposed, _ := strings.Cut(string(out), "--service-cidr ")
@@ -143,7 +144,8 @@ func TestUpRefusesANetworkOfOthers(t *testing.T) {
 	c.run(t, "down", "--purge")
 	c.up(t, "--service-cidr", proposed)
 	c.await(t, "wait", "--for=create", "service/kubernetes") // the API server makes it when it serves
-	if got, want := c.kube(t, "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}"), netip.MustParsePrefix(proposed).Addr().Next().String(); got != want {
+	if got, want := c.kube(t, "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}"),
+		netip.MustParsePrefix(proposed).Addr().Next().String(); got != want {
 		t.Errorf("with --service-cidr %s the API server's address is %s, want %s", proposed, got, want)
 	}
 }
@@ -154,7 +156,8 @@ func TestUpWithAStoppedCoracled(t *testing.T) {
 	c := newCluster(t)
 	c.apply(t, webDeployment("web", 1))
 	c.await(t, "rollout", "status", "deployment/web")
-	const started = "jsonpath={.items[0].status.containerStatuses[0].containerID} {.items[0].status.containerStatuses[0].state.running.startedAt}"
+	const started = "jsonpath={.items[0].status.containerStatuses[0].containerID} " +
+		"{.items[0].status.containerStatuses[0].state.running.startedAt}"
 	before := c.kube(t, "get", "pods", "-l", "app=web", "-o", started)
 	pid := c.process(t, "coracled")
 	if err := testkit.Halt(pid); err != nil {
@@ -164,7 +167,8 @@ func TestUpWithAStoppedCoracled(t *testing.T) {
 	if cerr := unix.Kill(pid, unix.SIGCONT); cerr != nil {
 		t.Fatal(cerr)
 	}
-	if want := fmt.Sprintf("coracled with pid %d, which ran before, does not answer", pid); err == nil || !strings.Contains(string(out), want) {
+	if want := fmt.Sprintf("coracled with pid %d, which ran before, does not answer", pid); err == nil ||
+		!strings.Contains(string(out), want) {
 		t.Errorf("up: %v, %s, want %q", err, out, want)
 	}
 	c.up(t)
@@ -236,7 +240,10 @@ func TestUpWithOtherFlags(t *testing.T) {
 		t.Errorf("an up that failed is remembered: %s", settings())
 	}
 	rules.make(6443) // as if the cluster process had been killed, and not brought down
-	again := []string{"up", "--port", "7443", "--short-name-registry", registry.Addr + "/demo", "--cluster-domain", "boat.example", "--cluster-dns", "10.96.0.53", "--dns-stub-domain", "lab.example=192.0.2.53", "--network-policies=false"}
+	again := []string{
+		"up", "--port", "7443", "--short-name-registry", registry.Addr + "/demo", "--cluster-domain", "boat.example",
+		"--cluster-dns", "10.96.0.53", "--dns-stub-domain", "lab.example=192.0.2.53", "--network-policies=false",
+	}
 	if got := rules.list(); !slices.Equal(got, []string{"coracle-services-6443"}) {
 		t.Errorf("an up that failed, and a cluster that was killed, have left %v", got)
 	}
@@ -245,11 +252,13 @@ func TestUpWithOtherFlags(t *testing.T) {
 	}
 	c.kube(t, "get", "node", "boat")
 	// It fails, as the Service of the DNS has its old address.
-	if out, _ := c.command("status").CombinedOutput(); !strings.Contains(string(out), "off (--network-policies=false)") || !strings.Contains(settings(), `"networkPoliciesOff": true`) {
+	if out, _ := c.command("status").CombinedOutput(); !strings.Contains(string(out), "off (--network-policies=false)") ||
+		!strings.Contains(settings(), `"networkPoliciesOff": true`) {
 		t.Errorf("status does not tell that network policies are off: %s, remembered %s", out, settings())
 	}
 	warned, err := c.tryKube(wall, "create", "-f", "-")
-	if err != nil || !strings.Contains(warned, `Warning: NetworkPolicy "wall" is stored but not acted on by this cluster: with --network-policies=false`) {
+	if err != nil || !strings.Contains(warned,
+		`Warning: NetworkPolicy "wall" is stored but not acted on by this cluster: with --network-policies=false`) {
 		t.Errorf("a policy that nothing enforces: %v, %s", err, warned)
 	}
 	for deadline := time.Now().Add(patience); !strings.Contains(c.kube(t, "events", "--for", "networkpolicy/wall"), "NotActedOn"); {
@@ -260,7 +269,8 @@ func TestUpWithOtherFlags(t *testing.T) {
 	// A name without a registry, as in kubectl run n --image=nginx, is the setting's.
 	c.kube(t, "run", "n", "--image", "web:1")
 	c.await(t, "wait", "--for=condition=Ready", "pod/n")
-	if got := c.kube(t, "exec", "n", "--", "cat", "/etc/resolv.conf"); !strings.Contains(got, "nameserver 10.96.0.53\n") || !strings.Contains(got, "svc.boat.example") {
+	if got := c.kube(t, "exec", "n", "--", "cat", "/etc/resolv.conf"); !strings.Contains(got, "nameserver 10.96.0.53\n") ||
+		!strings.Contains(got, "svc.boat.example") {
 		t.Errorf("the flags of the DNS give pods %s", got)
 	}
 	if got := rules.list(); !slices.Equal(got, []string{"coracle-services-7443"}) {
@@ -275,13 +285,15 @@ func TestUpWithOtherFlags(t *testing.T) {
 	}
 	// The Service of the DNS has the former address. Without one, it is made again with the new
 	// address.
-	if out, err := c.command("status").CombinedOutput(); err == nil || !strings.Contains(string(out), "has the address 10.96.0.10, not 10.96.0.53") {
+	if out, err := c.command("status").CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "has the address 10.96.0.10, not 10.96.0.53") {
 		t.Errorf("status of a cluster without DNS: %v, %s", err, out)
 	}
 	c.kube(t, "delete", "service", "kube-dns", "--namespace", "kube-system")
 	for deadline := time.Now().Add(patience); ; {
 		out, err := c.command("status").CombinedOutput()
-		if err == nil && strings.Contains(string(out), "answers at [10.96.0.53]") && strings.Contains(string(out), "reach the API server at 10.96.0.1:443") {
+		if err == nil && strings.Contains(string(out), "answers at [10.96.0.53]") &&
+			strings.Contains(string(out), "reach the API server at 10.96.0.1:443") {
 			break
 		}
 		if time.Now().After(deadline) {

@@ -60,7 +60,10 @@ func request(address, path, token string) (status int, body string, err error) {
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	transport := &http.Transport{DisableKeepAlives: true, DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return secure, nil }}
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return secure, nil },
+	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		return 0, "", err

@@ -32,14 +32,16 @@ func TestSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.kube(t, "delete", "deployment", "web")
-	if out, err := c.command("snapshot", "restore", file).CombinedOutput(); err == nil || !strings.Contains(string(out), "nothing was changed: the cluster runs: 'coracle down") {
+	if out, err := c.command("snapshot", "restore", file).CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "nothing was changed: the cluster runs: 'coracle down") {
 		t.Errorf("restoring a cluster that runs: %v, %s", err, out)
 	}
 	if _, err := c.tryKube("", "get", "deployment", "web"); err == nil {
 		t.Error("the Deployment is there again")
 	}
 	c.run(t, "down")
-	if out := c.run(t, "snapshot", "restore", file); !strings.Contains(out, "start it with: coracle up --root "+c.root) || strings.Contains(out, "--node-name") {
+	if out := c.run(t, "snapshot", "restore", file); !strings.Contains(out, "start it with: coracle up --root "+c.root) ||
+		strings.Contains(out, "--node-name") {
 		t.Errorf("restore printed %s", out)
 	}
 	c.up(t)

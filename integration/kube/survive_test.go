@@ -42,7 +42,8 @@ func TestKillWhileRolling(t *testing.T) {
 	c.apply(t, webDeployment("steady", 1)+"---\n"+webDeployment("web", 4))
 	c.await(t, "rollout", "status", "deployment/steady")
 	c.await(t, "rollout", "status", "deployment/web")
-	const started = "jsonpath={.items[0].status.containerStatuses[0].containerID} {.items[0].status.containerStatuses[0].state.running.startedAt}"
+	const started = "jsonpath={.items[0].status.containerStatuses[0].containerID} " +
+		"{.items[0].status.containerStatuses[0].state.running.startedAt}"
 	before := c.kube(t, "get", "pods", "-l", "app=steady", "-o", started)
 	for round := range 3 {
 		c.kube(t, "set", "env", "deployment/web", fmt.Sprintf("ROUND=%d", round))

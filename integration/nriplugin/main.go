@@ -66,7 +66,8 @@ func (p *plugin) UpdatePodSandbox(_ context.Context, pod *api.PodSandbox, overhe
 	if resources.GetMemory().GetLimit().GetValue() == 77 {
 		return errors.New("too small for a boat")
 	}
-	return p.note("update pod", pod.GetName(), fmt.Sprint(overhead.GetMemory().GetLimit().GetValue()), fmt.Sprint(resources.GetMemory().GetLimit().GetValue()))
+	return p.note("update pod", pod.GetName(), fmt.Sprint(overhead.GetMemory().GetLimit().GetValue()),
+		fmt.Sprint(resources.GetMemory().GetLimit().GetValue()))
 }
 
 func (p *plugin) PostUpdatePodSandbox(_ context.Context, pod *api.PodSandbox) error {
@@ -81,7 +82,9 @@ func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error 
 	return p.note("remove", pod.GetName())
 }
 
-func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
+	c *api.Container,
+) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	if c.GetAnnotations()["boat.refused"] != "" {
 		return nil, nil, errors.New("no such boat here")
 	}
@@ -105,7 +108,9 @@ func (p *plugin) PostStartContainer(_ context.Context, _ *api.PodSandbox, c *api
 	return p.note("started", c.GetName())
 }
 
-func (p *plugin) UpdateContainer(_ context.Context, _ *api.PodSandbox, c *api.Container, r *api.LinuxResources) ([]*api.ContainerUpdate, error) {
+func (p *plugin) UpdateContainer(_ context.Context, _ *api.PodSandbox, c *api.Container,
+	r *api.LinuxResources,
+) ([]*api.ContainerUpdate, error) {
 	u := &api.ContainerUpdate{ContainerId: c.GetId()}
 	u.SetLinuxMemoryLimit(2 * r.GetMemory().GetLimit().GetValue())
 	return []*api.ContainerUpdate{u}, p.note("update", c.GetName())

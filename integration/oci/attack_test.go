@@ -90,7 +90,10 @@ func TestExecBeforePivot(t *testing.T) {
 	r.must(unix.Mkfifo(reached, 0o600))
 	r.must(unix.Mkfifo(goOn, 0o600))
 	s := spec("/bin/true")
-	s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", "echo > " + reached + "; read x < " + goOn}}}}
+	s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{
+		Path: "/bin/sh",
+		Args: []string{"sh", "-c", "echo > " + reached + "; read x < " + goOn},
+	}}}
 	failed := make(chan error, 1)
 	go func() {
 		c, pid, err := r.create(s, runtime.Stdio{})
@@ -256,7 +259,10 @@ func TestConsoleIsNotInProc(t *testing.T) {
 		t.Error("a careless mount does not cover core_pattern: this test proves nothing")
 	}
 	r.must(unix.Unmount(pattern, 0))
-	for _, to := range []string{"/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/attr/exec", "../proc/sys/kernel/core_pattern"} {
+	for _, to := range []string{
+		"/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/attr/exec",
+		"../proc/sys/kernel/core_pattern",
+	} {
 		_ = os.Remove(r.inRoot("dev/console"))
 		r.must(os.Symlink(to, r.inRoot("dev/console")))
 		if err := create(); err == nil {
@@ -292,7 +298,8 @@ func TestWritesToProcAreNotRedirected(t *testing.T) {
 	}
 	// A write by path goes into the image, or where its link leads.
 	r.must(os.WriteFile(r.inRoot("proc/self/oom_score_adj"), []byte("321"), 0o644))
-	if data, _ := os.ReadFile(r.inRoot("proc/self/oom_score_adj")); string(data) != "321" || !leads(filepath.Join(fake, "ip_forward"), "/proc/version") {
+	if data, _ := os.ReadFile(r.inRoot("proc/self/oom_score_adj")); string(data) != "321" ||
+		!leads(filepath.Join(fake, "ip_forward"), "/proc/version") {
 		t.Error("a careless write is not redirected either: this test proves nothing")
 	}
 }
@@ -317,7 +324,9 @@ func TestTargetsThatAreExchanged(t *testing.T) {
 	r.must(err)
 	made := 0
 	for range 100 {
-		v := spec("/bin/sh", "-c", "test -e /mark && echo root; while read a b c d at rest; do echo $at; done < /proc/self/mountinfo | grep -v -e ^/proc -e ^/dev -e ^/sys -e ^/vol -e ^/$ -e '^"+outside+"'")
+		v := spec("/bin/sh", "-c",
+			"test -e /mark && echo root; while read a b c d at rest; do echo $at; done < /proc/self/mountinfo | grep -v -e ^/proc -e ^/dev -e "+
+				"^/sys -e ^/vol -e ^/$ -e '^"+outside+"'")
 		v.Mounts = append(v.Mounts, shared,
 			specs.Mount{Destination: "/vol/dir/deep/new", Source: source, Type: "bind", Options: []string{"rbind"}},
 			specs.Mount{Destination: "/vol/dir/tmp", Type: "tmpfs", Source: "tmpfs"})
@@ -390,7 +399,10 @@ func TestReleaseAgent(t *testing.T) {
 		if !namespaced {
 			s.Linux.Namespaces = s.Linux.Namespaces[:5]
 		}
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"}})
+		s.Mounts = append(s.Mounts, specs.Mount{
+			Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+			Options: []string{"ro", "nosuid", "noexec", "nodev"},
+		})
 		if hits := r.attackOnce(s); len(hits) > 0 {
 			t.Errorf("namespaced %v: %q", namespaced, hits)
 		}

@@ -113,7 +113,10 @@ func TestAttackerWinsAgainstWritableCgroups(t *testing.T) {
 	c.Bounding = append(c.Bounding, "CAP_SYS_ADMIN")
 	c.Permitted, c.Effective = c.Bounding, c.Bounding
 	// In its own cgroup namespace the root's release_agent is out of its sight: nothing is harmed.
-	s.Mounts = append(s.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"rw", "nosuid", "noexec", "nodev"}})
+	s.Mounts = append(s.Mounts, specs.Mount{
+		Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+		Options: []string{"rw", "nosuid", "noexec", "nodev"},
+	})
 	won := map[string]bool{}
 	for _, hit := range r.attackOnce(s) {
 		var what string

@@ -65,7 +65,9 @@ In process, as in the shim, with the default seccomp profile, in turns with the 
 - %s has a starter for each container that it makes, which has to copy the host's mounts and let them go, 1 to 2 µs each: the kernel
   had no way to an empty mount namespace before OPEN_TREE_NAMESPACE (Linux 7.0).
 `, r.engines[0].starterPSS, manyMounts, "`coracle-oci`")
-	b.WriteString("\nWhere the time of `coracle-oci run` goes (`--trace-steps`, default seccomp profile, medians; steps below 10 µs are left out):\n\n")
+	b.WriteString(
+		"\nWhere the time of `coracle-oci run` goes (`--trace-steps`, default seccomp profile, medians; steps below 10 µs are left out):\n\n",
+	)
 	b.WriteString(page.Table(r.stepRows()))
 	return b.String()
 }

@@ -94,7 +94,10 @@ func (w *workshop) close() {
 // sizes are the programs' in bytes.
 func (w *workshop) sizes() map[string]int64 {
 	out := map[string]int64{}
-	for name, path := range map[string]string{"coracle-oci": w.bin + "/coracle-oci", "crun": w.bin + "/peers/bin/crun", "runc": w.bin + "/peers/bin/runc"} {
+	for name, path := range map[string]string{
+		"coracle-oci": w.bin + "/coracle-oci", "crun": w.bin + "/peers/bin/crun",
+		"runc": w.bin + "/peers/bin/runc",
+	} {
 		if st, err := os.Stat(path); err == nil {
 			out[name] = st.Size()
 		}

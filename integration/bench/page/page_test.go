@@ -15,10 +15,16 @@ func TestReplace(t *testing.T) {
 		text string
 		want string
 	}{
-		"first":      {"", Container, "## One container\n\nx\n", "## One container\n\nx\n"},
-		"between":    {runtimes + "\n" + clusters, Container, "## One container\n\nx\n", runtimes + "\n## One container\n\nx\n\n" + clusters},
-		"again":      {runtimes + "\n## One container\n\nx\n\n" + clusters, Container, "## One container\n\ny\n", runtimes + "\n## One container\n\ny\n\n" + clusters},
-		"begin":      {runtimes + "\n## One container\n\nx\n\n" + clusters, Runtimes, "# Benchmarks\n\nz\n", "# Benchmarks\n\nz\n\n## One container\n\nx\n\n" + clusters},
+		"first":   {"", Container, "## One container\n\nx\n", "## One container\n\nx\n"},
+		"between": {runtimes + "\n" + clusters, Container, "## One container\n\nx\n", runtimes + "\n## One container\n\nx\n\n" + clusters},
+		"again": {
+			runtimes + "\n## One container\n\nx\n\n" + clusters, Container, "## One container\n\ny\n",
+			runtimes + "\n## One container\n\ny\n\n" + clusters,
+		},
+		"begin": {
+			runtimes + "\n## One container\n\nx\n\n" + clusters, Runtimes, "# Benchmarks\n\nz\n",
+			"# Benchmarks\n\nz\n\n## One container\n\nx\n\n" + clusters,
+		},
 		"at the end": {runtimes, Clusters, clusters, runtimes + "\n" + clusters},
 	} {
 		if got := replace(c.page, c.part, c.text); got != c.want {

@@ -142,7 +142,8 @@ func look(dir string, root *syscall.Stat_t, buf []byte) {
 	for _, fd := range fds {
 		to, err := os.Readlink(dir + "/fd/" + fd.Name())
 		// A container's /dev/null is "/null" if its mounts go while the kernel reads the link.
-		if err != nil || to == "/null" || strings.HasPrefix(to, "pipe:") || strings.HasPrefix(to, "socket:") || strings.HasPrefix(to, "/dev/") || strings.HasPrefix(to, "/proc") || strings.HasPrefix(to, "anon_inode:") {
+		if err != nil || to == "/null" || strings.HasPrefix(to, "pipe:") || strings.HasPrefix(to, "socket:") || strings.HasPrefix(to, "/dev/") ||
+			strings.HasPrefix(to, "/proc") || strings.HasPrefix(to, "anon_inode:") {
 			continue
 		}
 		report("descriptor %s %s", fd.Name(), to)

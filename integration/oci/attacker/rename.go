@@ -9,6 +9,7 @@ import (
 func renameExchange(a, b []byte) bool {
 	const exchange = 2
 	at := -100 // AT_FDCWD
-	_, _, err := syscall.RawSyscall6(sysRenameat2, uintptr(at), uintptr(unsafe.Pointer(&a[0])), uintptr(at), uintptr(unsafe.Pointer(&b[0])), exchange, 0)
+	_, _, err := syscall.RawSyscall6(sysRenameat2, uintptr(at), uintptr(unsafe.Pointer(&a[0])), uintptr(at), uintptr(unsafe.Pointer(&b[0])),
+		exchange, 0)
 	return err == 0
 }
