@@ -27,7 +27,8 @@ func TestLoadDefault(t *testing.T) {
 	}
 	args, _ := os.ReadFile(filepath.Join(dir, "args"))
 	got, _ := os.ReadFile(filepath.Join(dir, "profile"))
-	if string(args) != "--replace --skip-cache\n" || string(got) != string(pinned(directory)) || !strings.Contains(string(got), "profile \""+Default+"\" ") {
+	if string(args) != "--replace --skip-cache\n" || string(got) != string(pinned(directory)) ||
+		!strings.Contains(string(got), "profile \""+Default+"\" ") {
 		t.Errorf("called with %q and %d bytes", args, len(got))
 	}
 	parser("echo 'AppArmor parser error, line 3' >&2; exit 1")
@@ -116,7 +117,10 @@ func TestAdministrators(t *testing.T) {
 	if !strings.HasPrefix(string(pinned(dir)), "abi <abi/3.0>,\n") || strings.HasPrefix(string(pinned(t.TempDir())), "abi") {
 		t.Error("the version of the rules is wrong")
 	}
-	for _, line := range []string{"profile coracle-default {", "profile \"coracle-default\" flags=(complain) {", "  profile coracle-default\n{"} {
+	for _, line := range []string{
+		"profile coracle-default {", "profile \"coracle-default\" flags=(complain) {",
+		"  profile coracle-default\n{",
+	} {
 		file := write("own", "# mine\n"+line+"\n}\n")
 		if got, err := declared(dir); got != file || err != nil {
 			t.Errorf("%s: found %q, %v", line, got, err)

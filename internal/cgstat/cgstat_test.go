@@ -36,14 +36,15 @@ var wantPressure = &Pressure{
 
 func TestReadV2(t *testing.T) {
 	dir := group(t, map[string]string{
-		"cpu.stat":              "usage_usec 5000\nuser_usec 3000\nsystem_usec 2000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 700\n",
-		"cpu.pressure":          psi,
-		"memory.pressure":       psi,
-		"io.pressure":           psi,
-		"memory.current":        "10000\n",
-		"memory.peak":           "12000\n",
-		"memory.max":            "20000\n",
-		"memory.stat":           "anon 4000\nfile 5000\nfile_mapped 600\nkernel 900\nactive_file 1500\ninactive_file 3500\npgfault 70\npgmajfault 8\n",
+		"cpu.stat":        "usage_usec 5000\nuser_usec 3000\nsystem_usec 2000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 700\n",
+		"cpu.pressure":    psi,
+		"memory.pressure": psi,
+		"io.pressure":     psi,
+		"memory.current":  "10000\n",
+		"memory.peak":     "12000\n",
+		"memory.max":      "20000\n",
+		"memory.stat": "anon 4000\nfile 5000\nfile_mapped 600\nkernel 900\nactive_file 1500\ninactive_file 3500\npgfault " +
+			"70\npgmajfault 8\n",
 		"memory.swap.current":   "300\n",
 		"memory.swap.max":       "max\n",
 		"memory.events":         "low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n",
@@ -92,7 +93,8 @@ func TestReadV1WithTheUnifiedHierarchyBeside(t *testing.T) {
 		"cpuacct.usage_all":    "cpu user system\n0 3000 2000\n",
 	})
 	memory := group(t, map[string]string{
-		"memory.stat":               "cache 1\ntotal_cache 5000\ntotal_rss 4000\ntotal_mapped_file 600\ntotal_swap 300\ntotal_pgfault 70\ntotal_pgmajfault 8\ntotal_inactive_file 12000\ntotal_active_file 1500\n",
+		"memory.stat": "cache 1\ntotal_cache 5000\ntotal_rss 4000\ntotal_mapped_file 600\ntotal_swap 300\ntotal_pgfault " +
+			"70\ntotal_pgmajfault 8\ntotal_inactive_file 12000\ntotal_active_file 1500\n",
 		"memory.usage_in_bytes":     "10000\n",
 		"memory.max_usage_in_bytes": "12000\n",
 		"memory.limit_in_bytes":     "9223372036854771712\n",

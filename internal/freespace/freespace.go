@@ -37,5 +37,6 @@ func Keep(place string, left, n, keep int64) error {
 	if left-keep >= n {
 		return nil
 	}
-	return fmt.Errorf("%d bytes are left on the file system of %s, not enough for %d more with %d kept free: %w", left, place, n, keep, unix.ENOSPC)
+	return fmt.Errorf("%d bytes are left on the file system of %s, not enough for %d more with %d kept free: %w", left, place, n, keep,
+		unix.ENOSPC)
 }

@@ -141,7 +141,8 @@ func TestALogThatCannotBeSetAsideGoesOn(t *testing.T) {
 	fmt.Fprintln(l, "a line that is long enough")
 	fmt.Fprintln(l, "another")
 	content, err := os.ReadFile(path)
-	if err != nil || !strings.HasPrefix(string(content), "a line that is long enough\nthe log could not be set aside: ") || !strings.HasSuffix(string(content), "another\n") {
+	if err != nil || !strings.HasPrefix(string(content), "a line that is long enough\nthe log could not be set aside: ") ||
+		!strings.HasSuffix(string(content), "another\n") {
 		t.Errorf("%q, %v", content, err)
 	}
 }

@@ -96,9 +96,15 @@ func TestReadOnly(t *testing.T) {
 		headers []header
 		want    []span
 	}{
-		"Go's":                  {[]header{text, constants, data}, []span{{0x400000, 0x402000}, {0x402000, 0x403000}}},
-		"of a C linker":         {[]header{text, data, {kind: protected, flags: 4, address: 0x403080, inFile: 0x80}}, []span{{0x400000, 0x402000}}},
-		"a page with data, too": {[]header{text, {kind: load, flags: 6, address: 0x401800, inFile: 0x100, inMemory: 0x100}}, []span{{0x400000, 0x401000}}},
+		"Go's": {[]header{text, constants, data}, []span{{0x400000, 0x402000}, {0x402000, 0x403000}}},
+		"of a C linker": {
+			[]header{text, data, {kind: protected, flags: 4, address: 0x403080, inFile: 0x80}},
+			[]span{{0x400000, 0x402000}},
+		},
+		"a page with data, too": {
+			[]header{text, {kind: load, flags: 6, address: 0x401800, inFile: 0x100, inMemory: 0x100}},
+			[]span{{0x400000, 0x401000}},
+		},
 		"nothing from the file": {[]header{{kind: load, flags: 4, address: 0x400000, inMemory: 0x1000}}, nil},
 		"with a loader":         {[]header{{kind: loader}, text, constants, data}, nil},
 		"for any place":         {[]header{text, constants, data, {kind: dynamic}}, nil},

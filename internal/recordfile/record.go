@@ -31,7 +31,8 @@ type NewerError struct {
 }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("record %s has version %d, and this program knows versions up to %d: a newer Coracle wrote it; install that version again, or first remove with it what the record describes",
+	return fmt.Sprintf("record %s has version %d, and this program knows versions up to %d: a newer Coracle wrote it; install that version "+
+		"again, or first remove with it what the record describes",
 		e.Path, e.Found, e.Known)
 }
 

@@ -70,7 +70,8 @@ func TestPathsGoThroughSafepath(t *testing.T) {
 			for _, call := range pathCalls(t, file, src) {
 				used[entry] = true
 				if entry == "" {
-					t.Errorf("%s: use internal/safepath, or list the file in internal/safepath/allowed.txt with the reason why its paths are trusted", call)
+					t.Errorf("%s: use internal/safepath, or list the file in internal/safepath/allowed.txt with the reason why its paths are trusted",
+						call)
 				}
 			}
 			return nil

@@ -243,7 +243,8 @@ func TestRemoveAllManyEntries(t *testing.T) {
 	root, dir, _ := tree(t)
 	must(t, root.MkdirAll("many/sub", 0o755))
 	for i := range 3000 {
-		must(t, os.WriteFile(filepath.Join(dir, "many", strings.Repeat("x", 1+i%200)+string(rune('a'+i%26))+time.Duration(i).String()), nil, 0o600))
+		must(t, os.WriteFile(filepath.Join(dir, "many", strings.Repeat("x", 1+i%200)+string(rune('a'+i%26))+time.Duration(i).String()), nil,
+			0o600))
 	}
 	must(t, root.RemoveAll("many"))
 	if _, err := root.Lstat("many"); !errors.Is(err, fs.ErrNotExist) {
@@ -403,7 +404,8 @@ func TestSymlinkSwap(t *testing.T) {
 				return
 			default:
 				// Both exist all the time; which is called flip changes.
-				if err := unix.Renameat2(unix.AT_FDCWD, filepath.Join(dir, "flip"), unix.AT_FDCWD, filepath.Join(dir, "trap"), unix.RENAME_EXCHANGE); err != nil {
+				if err := unix.Renameat2(unix.AT_FDCWD, filepath.Join(dir, "flip"), unix.AT_FDCWD, filepath.Join(dir, "trap"),
+					unix.RENAME_EXCHANGE); err != nil {
 					t.Error(err)
 					return
 				}
@@ -480,7 +482,10 @@ func TestOpenFd(t *testing.T) {
 
 // FuzzPath asks for arbitrary paths: whatever comes back must be from inside.
 func FuzzPath(f *testing.F) {
-	for _, s := range []string{"etc/passwd", "../secret", "up-file", "abs/../../secret", "host/secret", "magic/etc", "//", "etc//..///../secret"} {
+	for _, s := range []string{
+		"etc/passwd", "../secret", "up-file", "abs/../../secret", "host/secret", "magic/etc", "//",
+		"etc//..///../secret",
+	} {
 		f.Add(s)
 	}
 	root, _, secret := tree(f)

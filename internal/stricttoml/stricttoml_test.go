@@ -78,7 +78,10 @@ func TestKeyName(t *testing.T) {
 // Whatever the file, nothing panics; and what is quoted is read back as it was, as key and
 // as value.
 func FuzzDecode(f *testing.F) {
-	for _, s := range []string{"", "size = 1", "[items.a]\non = true", "x = 1\n[y.\"\\n\"]\nz = {a = 1}", "name = '''\n", "\"\\\u007f\xff", "\u2028\ufeff\ufffd"} {
+	for _, s := range []string{
+		"", "size = 1", "[items.a]\non = true", "x = 1\n[y.\"\\n\"]\nz = {a = 1}", "name = '''\n", "\"\\\u007f\xff",
+		"\u2028\ufeff\ufffd",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

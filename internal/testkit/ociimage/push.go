@@ -50,7 +50,8 @@ func Push(ctx context.Context, ref string, b Built, r Registry) error {
 			return fmt.Errorf("push %s blob %s: %w", ref, d.Digest, err)
 		}
 	}
-	if err := repo.Manifests().PushReference(ctx, b.Manifest, bytes.NewReader(b.Blobs[b.Manifest.Digest]), repo.Reference.Reference); err != nil {
+	if err := repo.Manifests().PushReference(ctx, b.Manifest, bytes.NewReader(b.Blobs[b.Manifest.Digest]),
+		repo.Reference.Reference); err != nil {
 		return fmt.Errorf("push %s: %w", ref, err)
 	}
 	return nil

@@ -15,7 +15,8 @@ import (
 
 // strings that something may not be prepared for. %s is a directory of the test's.
 var texts = []string{
-	"", "..", "../../..", ".", "/", "//", "%s/../escape", "%s/a\nb", "a\x00b", "\x1b[31m", "a b", "-rf", "--", "$(reboot)", "*", "\u202e", "ÿ", "\xff\xfe",
+	"", "..", "../../..", ".", "/", "//", "%s/../escape", "%s/a\nb", "a\x00b", "\x1b[31m", "a b", "-rf", "--", "$(reboot)", "*", "\u202e", "ÿ",
+	"\xff\xfe",
 	strings.Repeat("a", 300), strings.Repeat("a", 70_000), strings.Repeat("../", 2000), "a/b", "localhost/", "0", "-1", "2147483648",
 }
 

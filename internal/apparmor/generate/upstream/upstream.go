@@ -64,7 +64,8 @@ func Profile() (_ []byte, err error) {
 		if !bytes.Contains(b, []byte(denied)) {
 			return nil, fmt.Errorf("no %q in the library's profile", denied)
 		}
-		b = bytes.Replace(b, []byte(denied), []byte(denied+"  # AF_VSOCK leads to the host, whatever the network namespace.\n  deny network vsock,\n"), 1)
+		b = bytes.Replace(b, []byte(denied),
+			[]byte(denied+"  # AF_VSOCK leads to the host, whatever the network namespace.\n  deny network vsock,\n"), 1)
 	}
 	return append([]byte(header), blank.ReplaceAll(b, nil)...), nil
 }
