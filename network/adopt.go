@@ -43,7 +43,8 @@ func (b *builtin) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
 	if err != nil {
-		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+		b.log.Warn("cannot read addresses of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err",
+			err)
 		return l, true, nil
 	}
 	l.IPs = b.assigned(given)
@@ -52,7 +53,8 @@ func (b *builtin) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
 	if err != nil {
-		b.log.Warn("cannot read host ports of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err", err)
+		b.log.Warn("cannot read host ports of pod whose network record is lost; another pod may get them", "pod", podID, "link", l.Link, "err",
+			err)
 	}
 	return l, true, nil
 }

@@ -220,7 +220,9 @@ func (a arena) targets(v6 bool) []target {
 
 // arrives sends what forge makes to the victim and to the host, and returns to whom it came. An
 // honest packet after it, which is repeated until it comes, shows that there was a way.
-func arrives(t *testing.T, a arena, v6 bool, forge func(own, dst netip.Addr, port uint16) (src net.HardwareAddr, packets [][]byte)) outcome {
+func arrives(t *testing.T, a arena, v6 bool,
+	forge func(own, dst netip.Addr, port uint16) (src net.HardwareAddr, packets [][]byte),
+) outcome {
 	t.Helper()
 	own, network, proto := a.attacker.ip4, "udp4", uint16(unix.ETH_P_IP)
 	if v6 {

@@ -91,7 +91,8 @@ func TestExhaustion(t *testing.T) {
 		pods = append(pods, connect(t, m, fmt.Sprint("p", i)))
 	}
 	path, _ := newNetNS(t)
-	if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: path}); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "10.1.2.0/29") {
+	if _, err := m.Setup(t.Context(), Pod{ID: "late", NetNS: path}); !errors.Is(err, ErrExhausted) ||
+		!strings.Contains(err.Error(), "10.1.2.0/29") {
 		t.Errorf("error %v", err)
 	}
 	if n := len(m.Leases()); n != 5 {
@@ -237,7 +238,8 @@ func TestRecoverDropsTheUnclaimed(t *testing.T) {
 	if l := m.Leases(); len(l) != 1 || l[0].PodID != "keep" {
 		t.Errorf("leases %v", l)
 	}
-	if names := hostLinkNames(t); strings.Contains(names, vethName("drop")) || strings.Contains(names, stray.Name) || !strings.Contains(names, vethName("keep")) {
+	if names := hostLinkNames(t); strings.Contains(names, vethName("drop")) || strings.Contains(names, stray.Name) ||
+		!strings.Contains(names, vethName("keep")) {
 		t.Errorf("links %s", names)
 	}
 	localhost, gw := netip.MustParseAddr("127.0.0.1"), m.builtin.pools[0].gateway().String()
@@ -401,7 +403,10 @@ func TestWarnsOfAFirewallThatDropsForwarded(t *testing.T) {
 	must(t, err)
 	drop := nftables.ChainPolicyDrop
 	table := nft.AddTable(&nftables.Table{Name: "docker", Family: nftables.TableFamilyIPv4})
-	nft.AddChain(&nftables.Chain{Table: table, Name: "FORWARD", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	nft.AddChain(&nftables.Chain{
+		Table: table, Name: "FORWARD", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+		Priority: nftables.ChainPriorityFilter, Policy: &drop,
+	})
 	must(t, nft.Flush())
 	defer func() {
 		nft.DelTable(table)

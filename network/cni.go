@@ -259,7 +259,8 @@ func (n *cniNet) removeFor(ctx context.Context, l cniLease, p Pod) error {
 		return fmt.Errorf("remove network of pod %s: %w", l.PodID, err)
 	}
 	if !l.known() {
-		n.log.Warn("network record of pod was lost and there is no CNI configuration; its namespace is removed, but what plugins keep outside it may remain", "pod", l.PodID)
+		n.log.Warn("network record of pod was lost and there is no CNI configuration; its namespace is removed, but what plugins keep outside "+
+			"it may remain", "pod", l.PodID)
 		return n.forget(l)
 	}
 	return n.remove(ctx, l)

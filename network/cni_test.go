@@ -80,8 +80,10 @@ func TestCNIGetsWhatItNeeds(t *testing.T) {
 	}
 	log := pluginLog(t, dir)
 	for _, want := range []string{
-		"ADD a netns=\"" + path + "\"", "K8S_POD_NAMESPACE=shop", "K8S_POD_NAME=web-0", "K8S_POD_INFRA_CONTAINER_ID=a", "K8S_POD_UID=u1", "IgnoreUnknown=1",
-		`"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]`, `"bandwidth":{"ingressRate":10000000,"ingressBurst":2147483647}`,
+		"ADD a netns=\"" + path + "\"", "K8S_POD_NAMESPACE=shop", "K8S_POD_NAME=web-0", "K8S_POD_INFRA_CONTAINER_ID=a", "K8S_POD_UID=u1",
+		"IgnoreUnknown=1",
+		`"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]`,
+		`"bandwidth":{"ingressRate":10000000,"ingressBurst":2147483647}`,
 		`"dns":{"servers":["192.0.2.54"],"searches":["shop.svc.test","svc.test"],"options":["ndots:5"]}`,
 		`"ipRanges":[[{"subnet":"198.51.100.0/24"}],[{"subnet":"2001:db8:1::/64"}]]`,
 	} {
@@ -286,10 +288,12 @@ func TestParseBits(t *testing.T) {
 			t.Errorf("%q = %d, want an error", s, got)
 		}
 	}
-	if _, err := bandwidthOf(map[string]string{egressAnnotation: "fast"}); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), egressAnnotation) {
+	if _, err := bandwidthOf(map[string]string{egressAnnotation: "fast"}); !errors.Is(err, ErrConfig) ||
+		!strings.Contains(err.Error(), egressAnnotation) {
 		t.Errorf("error %v", err)
 	}
-	if b, err := bandwidthOf(map[string]string{egressAnnotation: "1M"}); err != nil || b != (bandwidth{EgressRate: 1e6, EgressBurst: math.MaxInt32}) {
+	if b, err := bandwidthOf(map[string]string{egressAnnotation: "1M"}); err != nil ||
+		b != (bandwidth{EgressRate: 1e6, EgressBurst: math.MaxInt32}) {
 		t.Errorf("%+v, %v", b, err)
 	}
 }

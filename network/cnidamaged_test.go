@@ -54,7 +54,8 @@ func TestCNIDamagedRecord(t *testing.T) {
 				}
 				must(t, os.Remove(filepath.Join(dir, "log")))
 				must(t, m.Teardown(t.Context(), a.Pod))
-				if log := pluginLog(t, dir); !strings.HasPrefix(log, fmt.Sprintf("DEL a netns=%q", a.NetNS)) || !strings.Contains(log, "K8S_POD_UID=a") {
+				if log := pluginLog(t, dir); !strings.HasPrefix(log, fmt.Sprintf("DEL a netns=%q", a.NetNS)) ||
+					!strings.Contains(log, "K8S_POD_UID=a") {
 					t.Errorf("the plugin was told %s", log)
 				}
 				must(t, m.Teardown(t.Context(), b.Pod))

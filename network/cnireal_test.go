@@ -39,7 +39,10 @@ func realPlugins(t *testing.T, bin, version, plugins string) (c Config, leased f
 	c = testConfig(t)
 	c.CNIBinDirs = []string{bin}
 	dir := t.TempDir()
-	ipam := fmt.Sprintf(`"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":%q}],[{"subnet":%q}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`, dir, real4, real6)
+	ipam := fmt.Sprintf(
+		`"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":%q}],[{"subnet":%q}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}`, dir,
+		real4, real6,
+	)
 	config := fmt.Sprintf(`{"cniVersion":%q,"name":"real","plugins":[%s]}`, version, strings.ReplaceAll(plugins, "IPAM", ipam))
 	if !json.Valid([]byte(config)) {
 		t.Fatalf("not JSON: %s", config)

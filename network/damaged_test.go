@@ -67,7 +67,8 @@ func TestDamagedRecord(t *testing.T) {
 			c.Log = slog.New(slog.NewTextHandler(&log, nil))
 			m = started(t, c)
 			must(t, m.Recover(t.Context(), []string{"a", "b"}))
-			if !strings.Contains(log.String(), "network record") || !strings.Contains(log.String(), "pod=a") || strings.Contains(log.String(), "pod=b") {
+			if !strings.Contains(log.String(), "network record") || !strings.Contains(log.String(), "pod=a") ||
+				strings.Contains(log.String(), "pod=b") {
 				t.Errorf("log %s", log.String())
 			}
 			kept, err := os.ReadDir(filepath.Join(c.StateDir, damagedDir))
@@ -235,7 +236,9 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(dir, "cni"), 0o700))
 	path := filepath.Join(dir, "cni", "a.json")
-	must(t, os.WriteFile(path, []byte(`{"version":1,"podID":"a","stage":"connected","netns":"/run/netns/a","config":{"name":"x"},"later":{"x":[1,2]}}`), 0o600))
+	must(t,
+		os.WriteFile(path,
+			[]byte(`{"version":1,"podID":"a","stage":"connected","netns":"/run/netns/a","config":{"name":"x"},"later":{"x":[1,2]}}`), 0o600))
 	r := newRecords[cniLease](dir, "cni", slog.New(slog.DiscardHandler))
 	all, err := r.load()
 	must(t, err)
@@ -308,7 +311,10 @@ func TestDamagedRecordOfGreedyPod(t *testing.T) {
 			return err
 		}
 		add := func(link netlink.Link, ip netip.Addr) error {
-			return netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}, Flags: unix.IFA_F_NODAD})
+			return netlink.AddrAdd(link, &netlink.Addr{
+				IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())},
+				Flags: unix.IFA_F_NODAD,
+			})
 		}
 		err = errors.Join(add(eth, netip.MustParseAddr("192.0.2.1")), add(extra, netip.MustParseAddr("192.0.2.2")))
 		for i, ip := range b.ips {

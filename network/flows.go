@@ -37,7 +37,9 @@ func forgetFlows(ports []hostPort) error {
 	}
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		if !slices.ContainsFunc(flows, func(flow *netlink.ConntrackFlow) bool {
-			return netlink.InetFamily(flow.FamilyType) == family && slices.ContainsFunc(filters, func(f netlink.CustomConntrackFilter) bool { return f.MatchConntrackFlow(flow) })
+			return netlink.InetFamily(flow.FamilyType) == family && slices.ContainsFunc(filters, func(f netlink.CustomConntrackFilter) bool {
+				return f.MatchConntrackFlow(flow)
+			})
 		}) {
 			continue
 		}

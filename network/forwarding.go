@@ -72,7 +72,8 @@ func (b *builtin) turnedOn(off []family) ([]family, error) {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil || json.Unmarshal(data, &rec) != nil:
-		b.log.Warn("cannot read for which families forwarding was turned on; the host forwards nothing between its uplinks", "path", b.forwardedFile(), "err", err)
+		b.log.Warn("cannot read for which families forwarding was turned on; the host forwards nothing between its uplinks", "path",
+			b.forwardedFile(), "err", err)
 		return all, nil
 	}
 	var on []family

@@ -182,7 +182,10 @@ func (b *builtin) dress(h *host) error {
 // rangeRoute is an unreachable route for a range of pods. Without it, a packet to a deleted pod
 // would leave by the default route. Protocol and metric mark it as ours.
 func (b *builtin) rangeRoute(s netip.Prefix) *netlink.Route {
-	return &netlink.Route{Dst: ipNet(s.Addr(), s.Bits()), Type: unix.RTN_UNREACHABLE, Protocol: routeProtocol, Priority: int(linkGroup(b.name))}
+	return &netlink.Route{
+		Dst: ipNet(s.Addr(), s.Bits()), Type: unix.RTN_UNREACHABLE, Protocol: routeProtocol,
+		Priority: int(linkGroup(b.name)),
+	}
 }
 
 // gatewayAddr is the host's address towards pods. It is on loopback, since it belongs to no one

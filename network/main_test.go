@@ -74,7 +74,10 @@ var quiet = slog.New(slog.DiscardHandler)
 func testConfig(t testing.TB) Config {
 	t.Helper()
 	dir := t.TempDir()
-	return Config{StateDir: filepath.Join(dir, "state"), CNIConfDir: filepath.Join(dir, "net.d"), CNIBinDirs: []string{filepath.Join(dir, "bin")}, Log: quiet}
+	return Config{
+		StateDir: filepath.Join(dir, "state"), CNIConfDir: filepath.Join(dir, "net.d"),
+		CNIBinDirs: []string{filepath.Join(dir, "bin")}, Log: quiet,
+	}
 }
 
 // managers are the last ones started, by their state directory.

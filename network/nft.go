@@ -234,7 +234,9 @@ func (f *firewall) drop(p podEntry) error {
 	return errors.Join(errs...)
 }
 
-func (f *firewall) change(elements map[string][]nftables.SetElement, op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error) error {
+func (f *firewall) change(elements map[string][]nftables.SetElement,
+	op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error,
+) error {
 	if len(elements) == 0 {
 		return nil
 	}

@@ -98,7 +98,8 @@ func TestPodsOnTheOldBridge(t *testing.T) {
 		for i := range from.ips {
 			expect(t, when, from.NetNS, "tcp", to.ips[i], 80, to.ID+" "+from.ips[i].String())
 			expect(t, when+", from the host", "", "tcp", to.ips[i], 80, to.ID+" "+m.builtin.pools[i].gateway().String())
-			expect(t, when+", to the outside", from.NetNS, "tcp", []netip.Addr{outside4, outside6}[i], 80, "out "+[]netip.Addr{hostOut4, hostOut6}[i].String())
+			expect(t, when+", to the outside", from.NetNS, "tcp", []netip.Addr{outside4, outside6}[i], 80,
+				"out "+[]netip.Addr{hostOut4, hostOut6}[i].String())
 			expect(t, when+", to the host", from.NetNS, "tcp", m.builtin.pools[i].gateway(), 9000, "host "+from.ips[i].String())
 		}
 	}

@@ -117,7 +117,8 @@ func (h *holds) bind(p hostPort, ip netip.Addr) (sockets []int, err error) {
 			return nil, fmt.Errorf("%w: %s: a process of the node listens on %s; stop it, or choose another host port", ErrPortInUse, p, at)
 		}
 		// Connections keep their port, and go on. What is sent to ::1 is not translated.
-		h.log.Info("a host port of a pod cannot be kept from programs of the node: connections of the node use it, or a listener on ::1", "port", p.String())
+		h.log.Info("a host port of a pod cannot be kept from programs of the node: connections of the node use it, or a listener on ::1", "port",
+			p.String())
 		return nil, nil
 	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EPROTONOSUPPORT):
 		return nil, nil // No IPv6 here, or no SCTP: no program can listen there either.

@@ -116,7 +116,12 @@ func TestAProcessOfTheNodeDoesNotListenOnAPodsPort(t *testing.T) {
 		return err
 	}
 	all := []struct{ network, addr string }{
-		{"tcp", "127.0.0.1:5000"}, {"tcp", "[::]:5000"}, {"tcp4", "0.0.0.0:5000"}, {"tcp", "[::1]:5000"}, {"udp", "127.0.0.1:5000"}, {"udp", "[::]:5000"},
+		{"tcp", "127.0.0.1:5000"},
+		{"tcp", "[::]:5000"},
+		{"tcp4", "0.0.0.0:5000"},
+		{"tcp", "[::1]:5000"},
+		{"udp", "127.0.0.1:5000"},
+		{"udp", "[::]:5000"},
 	}
 	for _, l := range all {
 		if err := listens(l.network, l.addr); !errors.Is(err, unix.EADDRINUSE) {

@@ -42,7 +42,8 @@ func (b *builtin) reholdOne(ctx context.Context, podID string) error {
 		}
 		// Where the earlier daemon held nothing, the process may have been there all the time.
 		if errors.Is(err, ErrPortInUse) && slices.Contains(l.Held, p) && !mayBeClient(p) {
-			b.log.Error("a pod has lost a host port: a process of the node took it while coracled was away", "pod", podID, "port", p.String(), "err", err)
+			b.log.Error("a pod has lost a host port: a process of the node took it while coracled was away", "pod", podID, "port", p.String(), "err",
+				err)
 			lost = append(lost, p)
 			continue
 		}

@@ -52,7 +52,10 @@ type reaping struct {
 }
 
 func newReaper(log *slog.Logger, work func(context.Context, string) error) *reaper {
-	return &reaper{work: work, log: log, pending: map[*reaping]struct{}{}, keeping: map[*reaping]struct{}{}, retries: map[*time.Timer]struct{}{}, waiting: map[string]*reaping{}}
+	return &reaper{
+		work: work, log: log, pending: map[*reaping]struct{}{}, keeping: map[*reaping]struct{}{},
+		retries: map[*time.Timer]struct{}{}, waiting: map[string]*reaping{},
+	}
 }
 
 // close processes the rest of the queue, unless hanging calls prevent it. It does not wait for

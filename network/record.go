@@ -52,7 +52,10 @@ type records[T record[T]] struct {
 }
 
 func newRecords[T record[T]](stateDir, kind string, log *slog.Logger) records[T] {
-	return records[T]{dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: recordfile.Read, kept: &sync.Map{}}
+	return records[T]{
+		dir: filepath.Join(stateDir, kind), aside: filepath.Join(stateDir, damagedDir), log: log, read: recordfile.Read,
+		kept: &sync.Map{},
+	}
 }
 
 func (r records[T]) path(podID string) string { return filepath.Join(r.dir, podID+".json") }

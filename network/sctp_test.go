@@ -51,7 +51,8 @@ func parseSCTP(b []byte) (sctpPacket, error) {
 	if want := crc32.Checksum(b, castagnoli); sum != want {
 		return sctpPacket{}, fmt.Errorf("checksum %x, want %x", sum, want)
 	}
-	return sctpPacket{from: binary.BigEndian.Uint16(b), to: binary.BigEndian.Uint16(b[2:]), tag: binary.BigEndian.Uint32(b[4:]), kind: b[12]}, nil
+	return sctpPacket{from: binary.BigEndian.Uint16(b), to: binary.BigEndian.Uint16(b[2:]), tag: binary.BigEndian.Uint32(b[4:]), kind: b[12]},
+		nil
 }
 
 // sctpSocket gets all packets of SCTP that come to a namespace.

@@ -326,7 +326,10 @@ func TestPodsCannotReachTheHostsLoopback(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		err = h.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: ipNet(netip.MustParseAddr("127.0.0.0"), 8), Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+		err = h.RouteAdd(&netlink.Route{
+			LinkIndex: eth.Attrs().Index, Dst: ipNet(netip.MustParseAddr("127.0.0.0"), 8), Gw: gateway.AsSlice(),
+			Flags: int(netlink.FLAG_ONLINK),
+		})
 		if err != nil {
 			return err
 		}

@@ -29,7 +29,8 @@ func NewPlugins(confDir string, binDirs []string, cacheDir string) *Plugins {
 func (p *Plugins) Check(list *libcni.NetworkConfigList) error {
 	for _, c := range list.Plugins {
 		if name := c.Network.Type; !p.has(name) {
-			return fmt.Errorf("%w: CNI network %q needs the plugin %q, which is not in %s", ErrConfig, list.Name, name, strings.Join(p.BinDirs, ", "))
+			return fmt.Errorf("%w: CNI network %q needs the plugin %q, which is not in %s", ErrConfig, list.Name, name,
+				strings.Join(p.BinDirs, ", "))
 		}
 	}
 	return nil
