@@ -35,12 +35,16 @@ func TestContainerOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			at := time.Unix(1, 2)
-			got := containerOf(&pod.PluggedContainer{Container: pod.Container{ID: "id", PodID: "pod", State: pod.Running, Pid: 7, StartedAt: at}, Spec: spec})
+			got := containerOf(&pod.PluggedContainer{
+				Container: pod.Container{ID: "id", PodID: "pod", State: pod.Running, Pid: 7, StartedAt: at},
+				Spec:      spec,
+			})
 			if got.Id != "id" || got.PodSandboxId != "pod" || got.State != api.ContainerState_CONTAINER_RUNNING || got.Pid != 7 ||
 				got.StartedAt != at.UnixNano() || got.FinishedAt != 0 {
 				t.Errorf("%v", got)
 			}
-			if spec.Linux != nil && spec.Linux.Seccomp != nil && (got.Linux.SeccompPolicy.DefaultAction != "SCMP_ACT_ERRNO" || got.Linux.OomScoreAdj.Value != -5) {
+			if spec.Linux != nil && spec.Linux.Seccomp != nil &&
+				(got.Linux.SeccompPolicy.DefaultAction != "SCMP_ACT_ERRNO" || got.Linux.OomScoreAdj.Value != -5) {
 				t.Errorf("%v", got)
 			}
 		})

@@ -49,7 +49,9 @@ func (e editor) AddOrReplaceLinuxNamespace(kind, path string) error {
 }
 
 func (e editor) RemoveLinuxNamespace(kind string) error {
-	e.spec.Linux.Namespaces = slices.DeleteFunc(e.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == namespaceOf(kind) })
+	e.spec.Linux.Namespaces = slices.DeleteFunc(e.spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == namespaceOf(kind)
+	})
 	return nil
 }
 
