@@ -40,7 +40,8 @@ func TestExec(t *testing.T) {
 	if err != nil || code != 3 || !strings.Contains(out.String(), "TERM=xterm") {
 		t.Errorf("got code %d, %v, output %q", code, err, out.String())
 	}
-	if r := must[ExecSyncResult](t)(m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"flood"}}, 0)); len(r.Stdout) != MaxExecSyncOutput {
+	if r := must[ExecSyncResult](t)(m.ExecSync(ctx,
+		ExecRequest{Container: id, Command: []string{"flood"}}, 0)); len(r.Stdout) != MaxExecSyncOutput {
 		t.Errorf("output of %d bytes", len(r.Stdout))
 	}
 	_, err = m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"sleep"}}, time.Millisecond)
@@ -146,7 +147,8 @@ func TestUpdateResources(t *testing.T) {
 		t.Errorf("updated with %+v", l)
 	}
 	want := Resources{CPUShares: 100, MemoryLimit: 2 << 20, CPUQuota: 5000}
-	if got := must[Container](t)(m.Container(id)).Config.Resources; got.MemoryLimit != want.MemoryLimit || got.CPUQuota != want.CPUQuota || got.CPUShares != want.CPUShares {
+	if got := must[Container](t)(m.Container(id)).Config.Resources; got.MemoryLimit != want.MemoryLimit || got.CPUQuota != want.CPUQuota ||
+		got.CPUShares != want.CPUShares {
 		t.Errorf("recorded %+v", got)
 	}
 	if err := m.UpdateResources(ctx, id, Resources{CPUShares: -1}, nil); !errors.Is(err, ErrInvalid) {

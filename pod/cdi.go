@@ -49,7 +49,8 @@ func (m *Manager) injectCDI(spec *specs.Spec, names []string) error {
 		broken = append(broken, fmt.Errorf("%s: %w", path, errors.Join(errs...)))
 	}
 	if len(broken) > 0 {
-		return fail(ErrPrecondition, "no CDI device %s in %s, where a spec cannot be read: %w", strings.Join(unknown, ", "), dirs, errors.Join(broken...))
+		return fail(ErrPrecondition, "no CDI device %s in %s, where a spec cannot be read: %w", strings.Join(unknown, ", "), dirs,
+			errors.Join(broken...))
 	}
 	return fail(ErrPrecondition, "no CDI device %s in %s", strings.Join(unknown, ", "), dirs)
 }

@@ -236,7 +236,8 @@ func TestRestorePod(t *testing.T) {
 		return c
 	}
 	both := []ContainerConfig{config("two"), config("one")}
-	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrPrecondition) || !strings.Contains(err.Error(), "runtime.restore") {
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrPrecondition) ||
+		!strings.Contains(err.Error(), "runtime.restore") {
 		t.Errorf("restoring is off: %v", err)
 	}
 	m.opts.Restore = true
@@ -268,14 +269,16 @@ func TestRestorePod(t *testing.T) {
 	other2 := own
 	other2.ID = digest.FromString("another busybox")
 	b.images["busybox"] = other2
-	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "is of image") {
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "is of image") {
 		t.Errorf("of another image: %v", err)
 	}
 	b.images["busybox"] = own
 	moved := filepath.Join(t.TempDir(), "0")
 	ok(t, os.Rename(filepath.Join(dir, "0"), moved))
 	ok(t, os.Symlink(moved, filepath.Join(dir, "0")))
-	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "not a directory in it") {
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "not a directory in it") {
 		t.Errorf("by way of a link: %v", err)
 	}
 	ok(t, os.Remove(filepath.Join(dir, "0")))

@@ -168,7 +168,8 @@ func TestReadingNeverWaits(t *testing.T) {
 		if c := must[Container](t)(m.Container(id)); c.State != Created {
 			t.Fatalf("container is %s", c.State)
 		}
-		if len(slices.Collect(m.Containers(ContainerFilter{PodID: podID[:10]}))) != 1 || len(slices.Collect(m.Pods(PodFilter{State: Ready}))) != 1 {
+		if len(slices.Collect(m.Containers(ContainerFilter{PodID: podID[:10]}))) != 1 ||
+			len(slices.Collect(m.Pods(PodFilter{State: Ready}))) != 1 {
 			t.Fatal("lists are not whole")
 		}
 	}

@@ -39,7 +39,10 @@ func (s fakeShim) Create(ctx context.Context, r client.CreateRequest) (pid int, 
 		}
 		s.nextPid++
 		pid = s.nextPid
-		s.procs[r.ID] = &proc{podID: r.PodID, handler: r.Handler, args: spec.Process.Args, checkpoint: r.Checkpoint, logDirectory: r.LogDirectory, pid: pid, state: client.StateCreated, limits: spec.Linux.Resources}
+		s.procs[r.ID] = &proc{
+			podID: r.PodID, handler: r.Handler, args: spec.Process.Args, checkpoint: r.Checkpoint, logDirectory: r.LogDirectory,
+			pid: pid, state: client.StateCreated, limits: spec.Linux.Resources,
+		}
 		return nil
 	})
 	return pid, err

@@ -38,7 +38,8 @@ func (o *Options) handlerNames() []string {
 func (m *Manager) handler(c *Config) (Handler, error) {
 	h, ok := m.opts.Handlers()[c.RuntimeHandler]
 	if !ok && c.RuntimeHandler != "" {
-		return h, fail(ErrPrecondition, "runtime handler %q of the pod is no longer configured; there are %q", c.RuntimeHandler, m.opts.handlerNames())
+		return h, fail(ErrPrecondition, "runtime handler %q of the pod is no longer configured; there are %q", c.RuntimeHandler,
+			m.opts.handlerNames())
 	}
 	return h, nil
 }

@@ -52,7 +52,8 @@ func TestHandler(t *testing.T) {
 	}
 
 	p, spec, proc := create("vm")
-	if want := map[string]string{"vm.example.kernel": "small", "vm.example.disk": "container", "exact": "1"}; !maps.Equal(spec.Annotations, want) {
+	if want := map[string]string{"vm.example.kernel": "small", "vm.example.disk": "container", "exact": "1"}; !maps.Equal(spec.Annotations,
+		want) {
 		t.Errorf("annotations %v, want %v", spec.Annotations, want)
 	}
 	if len(spec.Linux.Devices) > 0 || spec.Linux.Resources.Devices[0].Allow {
@@ -65,7 +66,8 @@ func TestHandler(t *testing.T) {
 	p, spec, proc = create("own")
 	if len(spec.Annotations) > 0 || len(spec.Linux.Devices) == 0 || !spec.Linux.Resources.Devices[0].Allow ||
 		p.Config.Overhead != nil || proc.handler != "" {
-		t.Errorf("our own runtime: annotations %v, %d devices, overhead %v, handler %q", spec.Annotations, len(spec.Linux.Devices), p.Config.Overhead, proc.handler)
+		t.Errorf("our own runtime: annotations %v, %d devices, overhead %v, handler %q", spec.Annotations, len(spec.Linux.Devices),
+			p.Config.Overhead, proc.handler)
 	}
 }
 
@@ -80,12 +82,14 @@ func TestHandlerThatIsGone(t *testing.T) {
 	podID := must[string](t)(m.Run(t.Context(), pc))
 	delete(handlers, "old")
 	_, err := m.Create(t.Context(), podID, containerConfig("run"))
-	if !errors.Is(err, ErrPrecondition) || !strings.Contains(err.Error(), `runtime handler "old" of the pod is no longer configured; there are ["new"]`) {
+	if !errors.Is(err, ErrPrecondition) ||
+		!strings.Contains(err.Error(), `runtime handler "old" of the pod is no longer configured; there are ["new"]`) {
 		t.Errorf("%v", err)
 	}
 	pc = podConfig("q")
 	pc.RuntimeHandler = "old"
-	if _, err := m.Run(t.Context(), pc); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `unknown runtime handler "old"; there are ["new"]`) {
+	if _, err := m.Run(t.Context(), pc); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), `unknown runtime handler "old"; there are ["new"]`) {
 		t.Errorf("%v", err)
 	}
 	ok(t, m.Stop(t.Context(), podID))

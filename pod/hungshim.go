@@ -53,14 +53,16 @@ func (m *Manager) leaveUnanswered(a answers, b bare) (rest bare) {
 			rest.containers = append(rest.containers, id)
 			continue
 		}
-		m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its record is missing, and a shim that may have it does not answer"))
+		m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID},
+			errors.New("its record is missing, and a shim that may have it does not answer"))
 	}
 	for _, id := range b.pods {
 		if a.answered(id) {
 			rest.pods = append(rest.pods, id)
 			continue
 		}
-		m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, fmt.Errorf("its record is missing, and its shim does not answer: %w", a.silent[id]))
+		m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id},
+			fmt.Errorf("its record is missing, and its shim does not answer: %w", a.silent[id]))
 	}
 	return rest
 }

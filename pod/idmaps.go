@@ -14,7 +14,8 @@ import (
 // user_namespaces(7) has them.
 func validateIDMaps(what string, maps IDMaps) error {
 	if (len(maps.UIDs) == 0) != (len(maps.GIDs) == 0) {
-		return fail(ErrInvalid, "%s maps %d ranges of user ids and %d of group ids; both or none are needed", what, len(maps.UIDs), len(maps.GIDs))
+		return fail(ErrInvalid, "%s maps %d ranges of user ids and %d of group ids; both or none are needed", what, len(maps.UIDs),
+			len(maps.GIDs))
 	}
 	for _, list := range [][]IDMap{maps.UIDs, maps.GIDs} {
 		for _, m := range list {

@@ -233,7 +233,8 @@ func TestPodInit(t *testing.T) {
 	ok(t, m.StartContainer(ctx, id))
 	b.exit(podID, 137)
 	<-m.exits.of(podID, func() bool { return must[Pod](t)(m.Pod(podID)).State == NotReady })
-	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrPrecondition) || !strings.Contains(err.Error(), "seccomp profile "+profile+" must allow") {
+	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrPrecondition) ||
+		!strings.Contains(err.Error(), "seccomp profile "+profile+" must allow") {
 		t.Errorf("create in a pod without init: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))

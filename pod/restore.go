@@ -31,7 +31,9 @@ type Restored struct{ Name, ID string }
 // with a configuration of that name, which goes on from there when it is started. The
 // directory must stay until then. On error nothing is left. ErrPrecondition unless restoring
 // is on.
-func (m *Manager) RestorePod(ctx context.Context, dir string, c Config, containers []ContainerConfig) (podID string, out []Restored, err error) {
+func (m *Manager) RestorePod(ctx context.Context, dir string, c Config,
+	containers []ContainerConfig,
+) (podID string, out []Restored, err error) {
 	saved, err := m.openSavedPod(dir, &c, containers)
 	if err != nil {
 		return "", nil, during("restore pod", c.String(), err)
@@ -135,7 +137,8 @@ func (m *Manager) checkpointIn(ctx context.Context, e *entry[containerRecord], i
 		return nil, nil
 	}
 	target := filepath.Join(m.containerDir().Of(e.id), "checkpoint")
-	_, err := m.Snapshots.Prepare(ctx, checkpointImageID(e.id), snapshot.PrepareOptions{Layers: img.Layers, Target: target, Access: snapshot.ReadOnly})
+	_, err := m.Snapshots.Prepare(ctx, checkpointImageID(e.id),
+		snapshot.PrepareOptions{Layers: img.Layers, Target: target, Access: snapshot.ReadOnly})
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint image: %w", err)
 	}
@@ -167,7 +170,8 @@ func (m *Manager) baseOf(s *checkpointed, named image.Image, from string) (image
 		}
 	}
 	// One error for both: who wrote the checkpoint is not told which images there are.
-	return image.Image{}, fail(ErrNotFound, "image %.100q (%.80q) of the saved container %.100q is not on this node, or not in runtime.restore_bases; pull it or add it there",
+	return image.Image{}, fail(ErrNotFound,
+		"image %.100q (%.80q) of the saved container %.100q is not on this node, or not in runtime.restore_bases; pull it or add it there",
 		s.config.ImageName, s.config.ImageID, s.config.Name)
 }
 
@@ -184,7 +188,9 @@ func (m *Manager) mayBeBase(img *image.Image) bool {
 
 // layersOf are the layers of a saved container's root: its image's, and one with what it had
 // written, which is kept until release is called.
-func (m *Manager) layersOf(ctx context.Context, id string, s *checkpointed, img *image.Image) (layers []digest.Digest, release func(context.Context) error, err error) {
+func (m *Manager) layersOf(ctx context.Context, id string, s *checkpointed,
+	img *image.Image,
+) (layers []digest.Digest, release func(context.Context) error, err error) {
 	f, err := s.diff()
 	if err != nil {
 		return nil, nil, fail(ErrInvalid, "checkpoint: %w", err)

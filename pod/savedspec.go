@@ -22,7 +22,8 @@ func (s *checkpointed) check(c *ContainerConfig, made *specs.Spec) error {
 	case c.WorkingDir != "" && own.Cwd != saved.Cwd:
 		return s.differs("working directory %q; the checkpoint of %s has %q", own.Cwd, saved.Cwd)
 	case own.User.UID != saved.User.UID || own.User.GID != saved.User.GID:
-		return s.differs("user and group %d; the checkpoint of %s is of %d", []uint32{own.User.UID, own.User.GID}, []uint32{saved.User.UID, saved.User.GID})
+		return s.differs("user and group %d; the checkpoint of %s is of %d", []uint32{own.User.UID, own.User.GID},
+			[]uint32{saved.User.UID, saved.User.GID})
 	case !subset(saved.User.AdditionalGids, own.User.AdditionalGids):
 		return s.differs("groups %d; the checkpoint of %s has %d", own.User.AdditionalGids, saved.User.AdditionalGids)
 	case own.Terminal != saved.Terminal:

@@ -13,7 +13,9 @@ import (
 
 // specInput takes all decisions that the container's spec depends on: everything here
 // may look at the host, nothing in ocispec does.
-func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity, root string, volumes map[int]volume, labels SELinuxLabels) (ocispec.Input, error) {
+func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity,
+	root string, volumes map[int]volume, labels SELinuxLabels,
+) (ocispec.Input, error) {
 	pc, c := &p.get().Config, &e.get().Config
 	sec := &c.Security
 	if err := sec.Namespaces.fitsPod(&pc.Namespaces); err != nil {

@@ -136,7 +136,9 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 // relaunch continues a start that was interrupted by the shim's death. The next shim knows how far
 // the start got. If the user's program never ran, the start is repeated once, so the program never
 // runs twice.
-func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause error, launch func() (pid int, err error)) (pid int, err error) {
+func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause error,
+	launch func() (pid int, err error),
+) (pid int, err error) {
 	podID := e.get().PodID
 	s, err := m.Shim.Status(ctx, podID, e.id)
 	switch {

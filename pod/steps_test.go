@@ -18,7 +18,10 @@ func TestSteps(t *testing.T) {
 		want  []string
 	}{
 		{"pod", must[Pod](t)(m.Pod(podID)).Steps, []string{"record the intent", "make namespaces", "connect network", "write files"}},
-		{"container", must[Container](t)(m.Container(id)).Steps, []string{"mount root file system", "compute and write specification", "make process (shim and engine)", "execute program"}},
+		{
+			"container", must[Container](t)(m.Container(id)).Steps,
+			[]string{"mount root file system", "compute and write specification", "make process (shim and engine)", "execute program"},
+		},
 	} {
 		for _, want := range tc.want {
 			if !slices.ContainsFunc(tc.steps, func(s Step) bool { return s.What == want && s.Took >= 0 && !s.Began.IsZero() }) {

@@ -60,7 +60,10 @@ var damage = []struct {
 	{"truncated", "unexpected end of JSON", func(t *testing.T, file string) { t.Helper(); ok(t, os.Truncate(file, 30)) }},
 	{"emptied", "unexpected end of JSON", func(t *testing.T, file string) { t.Helper(); ok(t, os.Truncate(file, 0)) }},
 	{"another's", "belongs to", func(t *testing.T, file string) { t.Helper(); ok(t, replaceIn(file, `"id":"`, `"id":"x`)) }},
-	{"phase of the future", `unknown phase "xr`, func(t *testing.T, file string) { t.Helper(); ok(t, replaceIn(file, `"phase":"r`, `"phase":"xr`)) }},
+	{"phase of the future", `unknown phase "xr`, func(t *testing.T, file string) {
+		t.Helper()
+		ok(t, replaceIn(file, `"phase":"r`, `"phase":"xr`))
+	}},
 	{"unreadable for now", "resource temporarily unavailable", func(t *testing.T, file string) { t.Helper(); unreadable(t, file) }},
 	{"missing", "missing", func(t *testing.T, file string) { t.Helper(); ok(t, os.Remove(file)) }},
 }
@@ -381,7 +384,8 @@ func TestBareDirectories(t *testing.T) {
 			c := newID()
 			ok := m.containerDir().Make(c)
 			return errors.Join(ok, os.WriteFile(m.containerDir().File(c), nil, 0o600),
-				os.WriteFile(filepath.Join(m.containerDir().Of(c), "config.json"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+id+`"}}`), 0o600))
+				os.WriteFile(filepath.Join(m.containerDir().Of(c), "config.json"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+id+`"}}`),
+					0o600))
 		}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

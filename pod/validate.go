@@ -115,7 +115,8 @@ func (n *Namespaces) validateUser() error {
 		return fail(ErrInvalid, "user namespace mode %q; a pod has %q or %q", n.User, NamespacePod, NamespaceNode)
 	}
 	if len(n.Users.UIDs) != 1 || len(n.Users.GIDs) != 1 || n.Users.UIDs[0] != n.Users.GIDs[0] {
-		return fail(ErrInvalid, "user namespace with %d ranges of user ids and %d of group ids; one range, the same for both, is supported", len(n.Users.UIDs), len(n.Users.GIDs))
+		return fail(ErrInvalid, "user namespace with %d ranges of user ids and %d of group ids; one range, the same for both, is supported",
+			len(n.Users.UIDs), len(n.Users.GIDs))
 	}
 	if n.Users.UIDs[0].Container != 0 {
 		return fail(ErrInvalid, "user namespace whose ids begin with %d; id 0 of the container must be mapped", n.Users.UIDs[0].Container)

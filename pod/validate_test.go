@@ -50,7 +50,9 @@ func TestBadPods(t *testing.T) {
 		"host net sysctl": {func(c *Config) {
 			c.Sysctls, c.Namespaces.Network = map[string]string{"net.core.somaxconn": "1"}, NamespaceNode
 		}, ErrInvalid},
-		"host ipc sysctl":             {func(c *Config) { c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, NamespaceNode }, ErrInvalid},
+		"host ipc sysctl": {func(c *Config) {
+			c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, NamespaceNode
+		}, ErrInvalid},
 		"cgroup parent":               {func(c *Config) { c.CgroupParent = "/a/../../b" }, ErrInvalid},
 		"cgroup as scope":             {func(c *Config) { c.CgroupParent = "a.slice:b:c" }, ErrInvalid},
 		"network mode":                {func(c *Config) { c.Namespaces.Network = NamespaceTarget }, ErrInvalid},
@@ -141,7 +143,9 @@ func TestBadContainers(t *testing.T) {
 		"relative mount":         {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "x", HostPath: "/x"}} }, ErrInvalid},
 		"relative host path":     {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "x"}} }, ErrInvalid},
 		"host path below a file": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: file + "/x"}} }, ErrInvalid},
-		"propagation":            {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Propagation: "x"}} }, ErrInvalid},
+		"propagation": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Propagation: "x"}}
+		}, ErrInvalid},
 		"rro without ro": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", RecursiveReadonly: true}}
 		}, ErrInvalid},
@@ -174,11 +178,15 @@ func TestBadContainers(t *testing.T) {
 			maps := []IDMap{{Host: 1<<32 - 1, Length: 2}}
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Users: IDMaps{UIDs: maps, GIDs: maps}}}
 		}, ErrInvalid},
-		"device that is none":             {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: file}} }, ErrInvalid},
-		"unknown device":                  {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/none"}} }, ErrInvalid},
-		"relative device":                 {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "null"}} }, ErrInvalid},
-		"relative device target":          {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/null", ContainerPath: "x"}} }, ErrInvalid},
-		"device permissions":              {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/null", Permissions: "x"}} }, ErrInvalid},
+		"device that is none": {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: file}} }, ErrInvalid},
+		"unknown device":      {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/none"}} }, ErrInvalid},
+		"relative device":     {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "null"}} }, ErrInvalid},
+		"relative device target": {func(c *ContainerConfig) {
+			c.Devices = []Device{{HostPath: "/dev/null", ContainerPath: "x"}}
+		}, ErrInvalid},
+		"device permissions": {func(c *ContainerConfig) {
+			c.Devices = []Device{{HostPath: "/dev/null", Permissions: "x"}}
+		}, ErrInvalid},
 		"cdi device of no form":           {func(c *ContainerConfig) { c.CDIDevices = []string{"gpu0"} }, ErrInvalid},
 		"cdi device that is not there":    {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c"} }, ErrPrecondition},
 		"cdi device twice":                {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c", "a.example/b=c"} }, ErrInvalid},
@@ -293,7 +301,8 @@ func TestResolveMounts(t *testing.T) {
 func TestResolveDevices(t *testing.T) {
 	got, err := resolveDevices([]Device{{HostPath: "/dev/null", ContainerPath: "/dev/nothing", Permissions: "r"}}, false)
 	ok(t, err)
-	if n := got[0].Node; len(got) != 1 || n.Path != "/dev/nothing" || n.Major != 1 || n.Minor != 3 || n.Type != "c" || got[0].Permissions != "r" {
+	if n := got[0].Node; len(got) != 1 || n.Path != "/dev/nothing" || n.Major != 1 || n.Minor != 3 || n.Type != "c" ||
+		got[0].Permissions != "r" {
 		t.Errorf("got %+v", got)
 	}
 	all, err := resolveDevices(nil, true)

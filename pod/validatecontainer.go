@@ -108,7 +108,8 @@ func (m *Mount) validateImage() error {
 	case m.ImageSubPath != "" && !filepath.IsLocal(m.ImageSubPath):
 		return fail(ErrInvalid, "sub-path %q of mount %s is not a relative path below the image's root", m.ImageSubPath, m.ContainerPath)
 	case m.Propagation != "" && m.Propagation != PropagationPrivate:
-		return fail(ErrInvalid, "mount %s is of an image, where nothing is ever mounted; propagation %q is not possible", m.ContainerPath, m.Propagation)
+		return fail(ErrInvalid, "mount %s is of an image, where nothing is ever mounted; propagation %q is not possible", m.ContainerPath,
+			m.Propagation)
 	}
 	return nil
 }

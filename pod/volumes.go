@@ -45,7 +45,9 @@ type volume struct {
 }
 
 // mountVolumes mounts the images that the container's mounts name, by number of the mount.
-func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], users snapshot.Users, labels SELinuxLabels) (map[int]volume, error) {
+func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], users snapshot.Users,
+	labels SELinuxLabels,
+) (map[int]volume, error) {
 	var out map[int]volume
 	for i := range e.get().Config.Mounts {
 		mount := &e.get().Config.Mounts[i]
@@ -64,7 +66,9 @@ func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], u
 	return out, nil
 }
 
-func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i int, users snapshot.Users, labels SELinuxLabels) (volume, error) {
+func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i int, users snapshot.Users,
+	labels SELinuxLabels,
+) (volume, error) {
 	mount := &e.get().Config.Mounts[i]
 	img, err := m.Images.Get(mount.Image)
 	if errors.Is(err, image.ErrNotFound) {

@@ -92,7 +92,10 @@ func TestMountOptionsAndIDs(t *testing.T) {
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	c := containerConfig("run")
 	maps := []IDMap{{Container: 0, Host: 100000, Length: 65536}}
-	c.Mounts = []Mount{{ContainerPath: "/d", HostPath: t.TempDir(), Users: IDMaps{UIDs: maps, GIDs: maps}, Options: []string{"nodev", "nosuid"}}}
+	c.Mounts = []Mount{{
+		ContainerPath: "/d", HostPath: t.TempDir(), Users: IDMaps{UIDs: maps, GIDs: maps},
+		Options: []string{"nodev", "nosuid"},
+	}}
 	got := mountAt(t, b.bundle(must[string](t)(m.Create(ctx, podID, c))), "/d")
 	want := specs.LinuxIDMapping{ContainerID: 0, HostID: 100000, Size: 65536}
 	if !slices.Contains(got.Options, "nodev") || !slices.Contains(got.Options, "nosuid") ||

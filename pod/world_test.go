@@ -90,7 +90,8 @@ type proc struct {
 
 func newWorld() *world {
 	w := &world{
-		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]IDMaps{}, labels: map[string]string{}, layers: map[string][]digest.Digest{}, contents: map[string]fs.FS{}, networks: map[string]network.Pod{},
+		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]IDMaps{}, labels: map[string]string{},
+		layers: map[string][]digest.Digest{}, contents: map[string]fs.FS{}, networks: map[string]network.Pod{},
 		pins: map[string]bool{}, hostnames: map[string]string{}, images: map[string]image.Image{}, nextPid: 100,
 		cgroups: map[string]cgstat.Usage{},
 		before:  map[string]func(context.Context) error{},

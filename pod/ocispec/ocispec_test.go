@@ -195,7 +195,12 @@ func TestCapabilities(t *testing.T) {
 		{"add", Capabilities{Add: []string{"sys_admin"}}, false, []string{"CAP_CHOWN", "CAP_KILL", "CAP_NET_RAW", "CAP_SYS_ADMIN"}},
 		{"drop", Capabilities{Drop: []string{"KILL"}}, false, []string{"CAP_CHOWN", "CAP_NET_RAW"}},
 		{"add all", Capabilities{Add: []string{"ALL"}}, false, available},
-		{"add all but one", Capabilities{Add: []string{"ALL"}, Drop: []string{"CHOWN"}}, false, []string{"CAP_KILL", "CAP_NET_RAW", "CAP_SYS_ADMIN"}},
+		{
+			"add all but one",
+			Capabilities{Add: []string{"ALL"}, Drop: []string{"CHOWN"}},
+			false,
+			[]string{"CAP_KILL", "CAP_NET_RAW", "CAP_SYS_ADMIN"},
+		},
 		{"drop all but one", Capabilities{Drop: []string{"ALL"}, Add: []string{"CHOWN"}}, false, []string{"CAP_CHOWN"}},
 		{"drop all", Capabilities{Drop: []string{"all"}}, false, []string{}},
 		{"asked for by name though not available", Capabilities{Drop: []string{"ALL"}, Add: []string{"BPF"}}, false, []string{"CAP_BPF"}},

@@ -35,7 +35,9 @@ type Earlier[T any] struct {
 // Get returns a reading of id not older than age. read continues when ctx ends, so it must have a
 // deadline of its own. If ctx's deadline passes first, Get returns an older reading if there is
 // one. A reading is not kept if keep returns false, because the object has been removed meanwhile.
-func (r *Cache[T]) Get(ctx context.Context, id string, age time.Duration, keep func(id string) bool, read func(context.Context) (T, error)) (Reading[T], error) {
+func (r *Cache[T]) Get(ctx context.Context, id string, age time.Duration, keep func(id string) bool,
+	read func(context.Context) (T, error),
+) (Reading[T], error) {
 	old, known := r.Peek(id)
 	if known && time.Since(old.At) < age {
 		return old, nil
@@ -49,7 +51,9 @@ func (r *Cache[T]) Get(ctx context.Context, id string, age time.Duration, keep f
 
 // renew reads id, or joins a read in progress. It looks for a young reading again: a read that was
 // in progress when Get looked may just have ended.
-func (r *Cache[T]) renew(ctx context.Context, id string, age time.Duration, keep func(id string) bool, read func(context.Context) (T, error)) (Reading[T], error) {
+func (r *Cache[T]) renew(ctx context.Context, id string, age time.Duration, keep func(id string) bool,
+	read func(context.Context) (T, error),
+) (Reading[T], error) {
 	return r.reads.Do(ctx, id, func(ctx context.Context) (Reading[T], error) {
 		old, known := r.Peek(id)
 		if known && time.Since(old.At) < age {

@@ -149,7 +149,10 @@ func FuzzResolve(f *testing.F) {
 // a pod names. An image whose /etc/passwd has a user of that name must not get that user's number instead
 // (CVE-2026-46680 is the case of a number that is out of range).
 func TestNumbersAreNotNames(t *testing.T) {
-	numbers := []string{"1000", "+1000", "01000", "-1", "2147483648", "4294967296", "9223372036854775807", "9223372036854775808", strings.Repeat("9", 400)}
+	numbers := []string{
+		"1000", "+1000", "01000", "-1", "2147483648", "4294967296", "9223372036854775807", "9223372036854775808",
+		strings.Repeat("9", 400),
+	}
 	var p, g strings.Builder
 	for _, n := range numbers {
 		p.WriteString(n + ":x:0:0:root:/root:/bin/sh\n")
