@@ -28,7 +28,8 @@ func TestCancelledAtAnyMoment(t *testing.T) {
 	}
 	defer e.Close()
 	id := func(what string) string { return fmt.Sprintf("%s-%d", what, os.Getpid()) }
-	running, err := e.Create(t.Context(), id("running"), runtimetest.Spec(id("running"), "/bin/sleep", "1000"), runtime.CreateOptions{Bundle: bundle})
+	running, err := e.Create(t.Context(), id("running"), runtimetest.Spec(id("running"), "/bin/sleep", "1000"),
+		runtime.CreateOptions{Bundle: bundle})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,10 @@ type startHooks struct {
 }
 
 func (b *birth) remember(rec *base.Record) {
-	o := own{Namespaces: b.plan.Joinable(), NoNewKeyring: b.opts.NoNewKeyring, NoPivot: b.opts.NoPivot, NoGroups: b.mapper.noGroups, MemoryPolicy: b.spec.Linux.MemoryPolicy}
+	o := own{
+		Namespaces: b.plan.Joinable(), NoNewKeyring: b.opts.NoNewKeyring, NoPivot: b.opts.NoPivot, NoGroups: b.mapper.noGroups,
+		MemoryPolicy: b.spec.Linux.MemoryPolicy,
+	}
 	if p := b.spec.Linux.Personality; p != nil {
 		o.Personality = p.Domain
 	}

@@ -92,7 +92,10 @@ func (b *birth) rootfs() string {
 }
 
 func (b *birth) containerHook(ctx context.Context, c *container, h specs.Hook, pidfd int, stdio runtime.Stdio) (int, error) {
-	e := &entry{container: c, opts: runtime.ExecOptions{Stdio: stdio}, plan: plan.Hook(h, b.plan.Joinable(), b.rootfs()), watch: b.engine.stopwatch("hook")}
+	e := &entry{
+		container: c, opts: runtime.ExecOptions{Stdio: stdio}, plan: plan.Hook(h, b.plan.Joinable(), b.rootfs()),
+		watch: b.engine.stopwatch("hook"),
+	}
 	defer e.open.close()
 	var err error
 	if e.code, err = e.plan.Encode(b.engine.features); err != nil {

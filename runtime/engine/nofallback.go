@@ -22,7 +22,9 @@ func (noFallback) Load(_ context.Context, id string) (runtime.Container, error) 
 
 func (noFallback) List(context.Context) ([]string, error) { return nil, ErrLibcontainer }
 
-func (noFallback) Restore(_ context.Context, id string, _ *specs.Spec, _ runtime.CreateOptions, _ runtime.RestoreOptions) (runtime.Container, error) {
+func (noFallback) Restore(_ context.Context, id string, _ *specs.Spec, _ runtime.CreateOptions,
+	_ runtime.RestoreOptions,
+) (runtime.Container, error) {
 	return nil, wrap("restore", id, ErrLibcontainer)
 }
 

@@ -84,10 +84,12 @@ func TestServiceClassIsMissing(t *testing.T) {
 	spec.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: "no-such-class"}
 	want := "no resctrl file system is mounted"
 	var st unix.Statfs_t
-	if slices.Contains(strings.Fields(string(data)), "resctrl") && unix.Statfs("/sys/fs/resctrl", &st) == nil && st.Type == unix.RDTGROUP_SUPER_MAGIC {
+	if slices.Contains(strings.Fields(string(data)), "resctrl") && unix.Statfs("/sys/fs/resctrl", &st) == nil &&
+		st.Type == unix.RDTGROUP_SUPER_MAGIC {
 		want = "there is no such class"
 	}
-	if _, err := e.Create(t.Context(), id, spec, runtime.CreateOptions{Bundle: runtimetest.Bundle(t)}); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := e.Create(t.Context(), id, spec, runtime.CreateOptions{Bundle: runtimetest.Bundle(t)}); err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want one with %q", err, want)
 	}
 }

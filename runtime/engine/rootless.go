@@ -22,5 +22,8 @@ func needsUserNamespace(spec *specs.Spec) error {
 	if os.Geteuid() == 0 || spec.Linux != nil && slices.ContainsFunc(spec.Linux.Namespaces, is) {
 		return nil
 	}
-	return fmt.Errorf("%w: a container of a user other than root needs a user namespace: add a user namespace to linux.namespaces, with mappings (coracle-oci spec --rootless writes such a configuration)", runtime.ErrInvalidSpec)
+	return fmt.Errorf(
+		"%w: a container of a user other than root needs a user namespace: add a user namespace to linux.namespaces, with mappings "+
+			"(coracle-oci spec --rootless writes such a configuration)", runtime.ErrInvalidSpec,
+	)
 }

@@ -32,7 +32,10 @@ func asUser() *syscall.SysProcAttr {
 func rootlessOrder(t *testing.T, script string) order {
 	t.Helper()
 	dir, id := t.TempDir(), fmt.Sprintf("rootless-%d", os.Getpid())
-	o := order{State: filepath.Join(dir, "state"), Bundle: filepath.Join(dir, "bundle"), ID: id, Spec: runtimetest.Spec(id, "/bin/sh", "-c", script)}
+	o := order{
+		State: filepath.Join(dir, "state"), Bundle: filepath.Join(dir, "bundle"), ID: id,
+		Spec: runtimetest.Spec(id, "/bin/sh", "-c", script),
+	}
 	if err := runtimetest.MakeRootfs(filepath.Join(o.Bundle, "rootfs")); err != nil {
 		t.Fatal(err)
 	}
@@ -121,8 +124,9 @@ func inside(o order, script string) *specs.Process {
 }
 
 const (
-	whoami = "id -u; id -g; id -G; tr -s ' ' < /proc/self/uid_map; stat -c '%n %u %t:%T' /bin/sh /dev/null; ls -A / | tr '\\n' ' '; ls /proc/self/fd | wc -l; hostname"
-	me     = "0\n0\n0\n 0 4711 1\n/bin/sh 0 0:0\n/dev/null 0 1:3\nbin dev proc sys tmp 4\nboat"
+	whoami = "id -u; id -g; id -G; tr -s ' ' < /proc/self/uid_map; stat -c '%n %u %t:%T' /bin/sh /dev/null; ls -A / | tr '\\n' ' '; ls " +
+		"/proc/self/fd | wc -l; hostname"
+	me = "0\n0\n0\n 0 4711 1\n/bin/sh 0 0:0\n/dev/null 0 1:3\nbin dev proc sys tmp 4\nboat"
 )
 
 // An ordinary user makes a container with nothing but the rights that everybody has.
@@ -178,7 +182,8 @@ func TestRootlessRefusals(t *testing.T) {
 		many(t).refused(t, asUser(), "see whether /etc/subuid gives these ids to the user")
 	})
 	t.Run("no newuidmap", func(t *testing.T) {
-		many(t).refused(t, asUser(), "install it (Debian: uidmap), or map no id but your own: containerID 0, hostID 4711, size 1", "PATH=/nowhere")
+		many(t).refused(t, asUser(), "install it (Debian: uidmap), or map no id but your own: containerID 0, hostID 4711, size 1",
+			"PATH=/nowhere")
 	})
 	t.Run("groups", func(t *testing.T) {
 		o := rootlessOrder(t, "true")

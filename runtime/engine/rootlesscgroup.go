@@ -37,7 +37,9 @@ func rootlessCgroup(config *cgroups.Cgroup, m cgroups.Manager, limits *specs.Lin
 	}
 	if c.none = c.unified && len(usable) == 0; c.none {
 		if field := limited(limits); field != "" {
-			return nil, fmt.Errorf("%s cannot be set: this user may make no cgroup; remove it, or have a cgroup delegated to this user (--systemd-cgroup)", field)
+			return nil,
+				fmt.Errorf("%s cannot be set: this user may make no cgroup; remove it, or have a cgroup delegated to this user (--systemd-cgroup)",
+					field)
 		}
 		return c, nil
 	}

@@ -113,7 +113,8 @@ func (o order) carryOut() (status int, err error) {
 	defer in.Close()
 	defer hold.Close()
 	streams := runtime.Stdio{Stdin: in, Stdout: os.Stdout, Stderr: os.Stderr}
-	c, err := e.Create(ctx, o.ID, o.Spec, runtime.CreateOptions{Bundle: o.Bundle, Stdio: streams, NoPivot: o.NoPivot, SystemdCgroup: o.SystemdCgroup})
+	c, err := e.Create(ctx, o.ID, o.Spec,
+		runtime.CreateOptions{Bundle: o.Bundle, Stdio: streams, NoPivot: o.NoPivot, SystemdCgroup: o.SystemdCgroup})
 	if err != nil {
 		return 0, err
 	}

@@ -34,7 +34,10 @@ func TestSystemdCgroup(t *testing.T) {
 
 func TestSystemdCgroupOfAnotherForm(t *testing.T) {
 	id := fmt.Sprintf("scope-%d", os.Getpid())
-	o := order{State: filepath.Join(t.TempDir(), "state"), Bundle: runtimetest.Bundle(t), ID: id, Spec: runtimetest.Spec(id, "/bin/true"), SystemdCgroup: true}
+	o := order{
+		State: filepath.Join(t.TempDir(), "state"), Bundle: runtimetest.Bundle(t), ID: id, Spec: runtimetest.Spec(id, "/bin/true"),
+		SystemdCgroup: true,
+	}
 	if said, err := o.run(t); err == nil || !strings.Contains(said, "is not of the form SLICE:PREFIX:NAME") {
 		t.Errorf("%v, %s", err, said)
 	}

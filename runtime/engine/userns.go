@@ -58,7 +58,10 @@ func writeTimeOffsets(pid int, offsets map[string]specs.LinuxTimeOffset) error {
 // process must be in it for it to be made; that one waits, and ends when it is no longer
 // needed.
 func (e *Engine) userNamespace(m *plan.Mappings) (int, error) {
-	p := &plan.Plan{Opens: []plan.Open{{Name: plan.FdSync}}, Namespaces: unix.CLONE_NEWUSER, Ops: []plan.Op{plan.Wait{For: plan.PointMappings}}}
+	p := &plan.Plan{
+		Opens: []plan.Open{{Name: plan.FdSync}}, Namespaces: unix.CLONE_NEWUSER,
+		Ops: []plan.Op{plan.Wait{For: plan.PointMappings}},
+	}
 	code, err := p.Encode(e.features)
 	if err != nil {
 		return -1, err

@@ -111,7 +111,9 @@ func (r *remains) Exec(context.Context, *specs.Process, runtime.ExecOptions) (in
 }
 
 // Restore implements runtime.Restorer, for containers without a handler.
-func (e *Engine) Restore(ctx context.Context, id string, spec *specs.Spec, create runtime.CreateOptions, opts runtime.RestoreOptions) (runtime.Container, error) {
+func (e *Engine) Restore(ctx context.Context, id string, spec *specs.Spec, create runtime.CreateOptions,
+	opts runtime.RestoreOptions,
+) (runtime.Container, error) {
 	r, ok := e.builtin.(runtime.Restorer)
 	if !ok || create.Handler != "" {
 		return nil, fmt.Errorf("restore container %s: handler %q: %w", id, create.Handler, runtime.ErrUnsupported)

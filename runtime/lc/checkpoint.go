@@ -57,7 +57,9 @@ func (c *container) checkpoint(opts runtime.CheckpointOptions) error {
 }
 
 // Restore implements runtime.Restorer.
-func (e *Engine) Restore(ctx context.Context, id string, spec *specs.Spec, create runtime.CreateOptions, opts runtime.RestoreOptions) (runtime.Container, error) {
+func (e *Engine) Restore(ctx context.Context, id string, spec *specs.Spec, create runtime.CreateOptions,
+	opts runtime.RestoreOptions,
+) (runtime.Container, error) {
 	c, err := e.restore(ctx, id, spec, create, opts)
 	if err != nil {
 		return nil, fmt.Errorf("restore container %s: %w", id, err)
@@ -65,7 +67,9 @@ func (e *Engine) Restore(ctx context.Context, id string, spec *specs.Spec, creat
 	return c, nil
 }
 
-func (e *Engine) restore(ctx context.Context, id string, spec *specs.Spec, create runtime.CreateOptions, opts runtime.RestoreOptions) (*container, error) {
+func (e *Engine) restore(ctx context.Context, id string, spec *specs.Spec, create runtime.CreateOptions,
+	opts runtime.RestoreOptions,
+) (*container, error) {
 	criu, err := criuOptions(opts.ImageOptions)
 	if err != nil {
 		return nil, err

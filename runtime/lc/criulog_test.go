@@ -16,10 +16,14 @@ func TestCRIULog(t *testing.T) {
 	failed := errors.New("criu failed")
 	long := strings.Repeat("x", 1<<17)
 	for name, c := range map[string]struct{ log, want string }{
-		"nothing":   {"", "criu failed"},
-		"no error":  {"(00.000010) Version: 3.17.1\n(00.000020) Error is no word for this\n", "criu failed"},
-		"one":       {"(00.1) fine\n(00.2)      1: Error (criu/mount.c:42): no mount\n(00.3) fine\n", "criu failed; CRIU says in dump.log: Error (criu/mount.c:42): no mount"},
-		"many":      {strings.Repeat("(0) Error (a.c:1): b\n", 9), "criu failed; CRIU says in dump.log: Error (a.c:1): b" + strings.Repeat("; Error (a.c:1): b", 3)},
+		"nothing":  {"", "criu failed"},
+		"no error": {"(00.000010) Version: 3.17.1\n(00.000020) Error is no word for this\n", "criu failed"},
+		"one": {
+			"(00.1) fine\n(00.2)      1: Error (criu/mount.c:42): no mount\n(00.3) fine\n",
+			"criu failed; CRIU says in dump.log: Error (criu/mount.c:42): no mount",
+		},
+		"many": {strings.Repeat("(0) Error (a.c:1): b\n", 9), "criu failed; CRIU says in dump.log: Error (a.c:1): b" +
+			strings.Repeat("; Error (a.c:1): b", 3)},
 		"unended":   {"(00.2) Error (a.c:1): cut o", "criu failed; CRIU says in dump.log: Error (a.c:1): cut o"},
 		"long":      {"(0) Error (" + long + "\n", "criu failed; CRIU says in dump.log: Error (" + long[:maxCRIUErrorText]},
 		"long line": {long + "\n(0) Error (a.c:1): b\n", "criu failed; CRIU says in dump.log: Error (a.c:1): b"},

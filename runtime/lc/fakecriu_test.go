@@ -111,7 +111,8 @@ func TestErrorsOfCRIU(t *testing.T) {
 	if err := c.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	says(c.(runtime.Checkpointer).Checkpoint(t.Context(), runtime.CheckpointOptions{ImageOptions: images, LeaveRunning: true, StatusFD: -1}), "DUMP")
+	says(c.(runtime.Checkpointer).Checkpoint(t.Context(), runtime.CheckpointOptions{ImageOptions: images, LeaveRunning: true, StatusFD: -1}),
+		"DUMP")
 	if err := c.Signal(t.Context(), unix.SIGKILL); err != nil {
 		t.Error(err)
 	}

@@ -32,7 +32,10 @@ func TestLimitsAreRuncs(t *testing.T) {
 		"pids": {Resources: &specs.LinuxResources{Pids: &specs.LinuxPids{Limit: new(int64(7))}}},
 		"block I/O": {Resources: &specs.LinuxResources{BlockIO: &specs.LinuxBlockIO{
 			Weight: new(uint16(10)), LeafWeight: new(uint16(11)),
-			WeightDevice:            []specs.LinuxWeightDevice{{LinuxBlockIODevice: specs.LinuxBlockIODevice{Major: 8, Minor: 1}, Weight: new(uint16(12))}},
+			WeightDevice: []specs.LinuxWeightDevice{{
+				LinuxBlockIODevice: specs.LinuxBlockIODevice{Major: 8, Minor: 1},
+				Weight:             new(uint16(12)),
+			}},
 			ThrottleReadBpsDevice:   []specs.LinuxThrottleDevice{{LinuxBlockIODevice: specs.LinuxBlockIODevice{Major: 8}, Rate: 1}},
 			ThrottleWriteBpsDevice:  []specs.LinuxThrottleDevice{{Rate: 2}},
 			ThrottleReadIOPSDevice:  []specs.LinuxThrottleDevice{{Rate: 3}},
@@ -46,7 +49,8 @@ func TestLimitsAreRuncs(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			want, err := specconv.CreateCgroupConfig(&specconv.CreateOpts{CgroupName: "id", Spec: &specs.Spec{Linux: linux}}, specconv.AllowedDevices)
+			want, err := specconv.CreateCgroupConfig(&specconv.CreateOpts{CgroupName: "id", Spec: &specs.Spec{Linux: linux}},
+				specconv.AllowedDevices)
 			if err != nil {
 				t.Fatal(err)
 			}

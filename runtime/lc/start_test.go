@@ -30,7 +30,8 @@ func TestProgramNamedLikeInit(t *testing.T) {
 	}
 	defer passed.Close()
 	// When told, it closes what libcontainer closes before it executes the program.
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", "printf 'runc:[2:INIT]' >/proc/$$/comm; echo named; read told; exec 3<&-; echo closed; read end")
+	cmd := exec.CommandContext(t.Context(), "sh", "-c",
+		"printf 'runc:[2:INIT]' >/proc/$$/comm; echo named; read told; exec 3<&-; echo closed; read end")
 	cmd.ExtraFiles = []*os.File{passed}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

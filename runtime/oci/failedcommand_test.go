@@ -16,7 +16,8 @@ import (
 func TestFailedExecLeavesNothing(t *testing.T) {
 	e := with(testkit.Crun(t))(t, filepath.Join(t.TempDir(), "state")).(by)
 	defer e.Close()
-	c, err := e.Create(t.Context(), "left", runtimetest.Spec("left", "/bin/sleep", "1000"), runtime.CreateOptions{Bundle: runtimetest.Bundle(t)})
+	c, err := e.Create(t.Context(), "left", runtimetest.Spec("left", "/bin/sleep", "1000"),
+		runtime.CreateOptions{Bundle: runtimetest.Bundle(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,15 +28,19 @@ func TestCommandsThatDoNotServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ command, want string }{
-		"relative":           {"runc", `OCI runtime "runc" is not an absolute path`},
-		"missing":            {"/nowhere/runc", "OCI runtime: stat /nowhere/runc: no such file"},
-		"a directory":        {dir, "is not a program"},
-		"not executable":     {filepath.Join(dir, "text"), "is not a program"},
-		"fails silently":     {script("silent", "exit 3"), "silent create: exit status 3"},
-		"says why":           {script("talks", "echo no boat today >&2; exit 1"), "talks create: exit status 1: no boat today"},
-		"logs why":           {script("logs", `echo '{"level":"warning","msg":"wind"}{' > "$4"; echo '{"level":"error","msg":"no water"}' >> "$4"; exit 1`), "logs create: no water"},
-		"makes no process":   {script("lazy", "exit 0"), "wrote no pid file"},
-		"writes no number":   {script("wrong", `while [ $# -gt 1 ]; do [ "$1" != --pid-file ] || echo boat > "$2"; shift; done`), `wrote "boat\n" as a pid`},
+		"relative":       {"runc", `OCI runtime "runc" is not an absolute path`},
+		"missing":        {"/nowhere/runc", "OCI runtime: stat /nowhere/runc: no such file"},
+		"a directory":    {dir, "is not a program"},
+		"not executable": {filepath.Join(dir, "text"), "is not a program"},
+		"fails silently": {script("silent", "exit 3"), "silent create: exit status 3"},
+		"says why":       {script("talks", "echo no boat today >&2; exit 1"), "talks create: exit status 1: no boat today"},
+		"logs why": {script("logs",
+			`echo '{"level":"warning","msg":"wind"}{' > "$4"; echo '{"level":"error","msg":"no water"}' >> "$4"; exit 1`), "logs create: no water"},
+		"makes no process": {script("lazy", "exit 0"), "wrote no pid file"},
+		"writes no number": {
+			script("wrong", `while [ $# -gt 1 ]; do [ "$1" != --pid-file ] || echo boat > "$2"; shift; done`),
+			`wrote "boat\n" as a pid`,
+		},
 		"names another init": {script("one", `while [ $# -gt 1 ]; do [ "$1" != --pid-file ] || echo 1 > "$2"; shift; done`), "as a pid"},
 	} {
 		t.Run(name, func(t *testing.T) {

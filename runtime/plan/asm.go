@@ -268,7 +268,9 @@ func (a *asm) code() (*Code, error) {
 		return nil, a.err
 	}
 	if len(a.insns) > math.MaxUint16 { // skips have 16 bits
-		return nil, fmt.Errorf("the container needs %d system calls to be made, the most is %d; give it fewer mounts and fewer directories in PATH", len(a.insns), math.MaxUint16)
+		return nil,
+			fmt.Errorf("the container needs %d system calls to be made, the most is %d; give it fewer mounts and fewer directories in PATH",
+				len(a.insns), math.MaxUint16)
 	}
 	code := &Code{Insns: len(a.insns), Targets: a.targets}
 	dataAt := uint64(len(a.insns) * insnSize)

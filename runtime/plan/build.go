@@ -302,7 +302,8 @@ func (b *builder) rootPropagation() (uintptr, error) {
 	}
 	o := mountOptions[p]
 	if o.propagation == 0 {
-		return 0, fmt.Errorf("linux.rootfsPropagation %q is unknown, use private, slave, shared or unbindable, or one of them with an r before it", p)
+		return 0,
+			fmt.Errorf("linux.rootfsPropagation %q is unknown, use private, slave, shared or unbindable, or one of them with an r before it", p)
 	}
 	return o.propagation, nil
 }
@@ -467,7 +468,10 @@ func (b *builder) cgroupMount(target string, o options) error {
 		return b.cgroupBind(cg.Own, target, o)
 	}
 	const safe = unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV
-	b.add(Mount{Target: target, Type: "tmpfs", Source: "tmpfs", Flags: safe, Data: join("mode=755", contextOption(b.spec.Linux.MountLabel)), ReadonlyLater: o.flags&unix.MS_RDONLY != 0})
+	b.add(Mount{
+		Target: target, Type: "tmpfs", Source: "tmpfs", Flags: safe, Data: join("mode=755", contextOption(b.spec.Linux.MountLabel)),
+		ReadonlyLater: o.flags&unix.MS_RDONLY != 0,
+	})
 	for _, h := range cg.Hierarchies {
 		at := path.Join(target, h.Name)
 		if namespaced && !(h.Own && !cg.Wait) {
@@ -497,7 +501,10 @@ func (b *builder) cgroupBind(from, target string, o options) error {
 	tree := &Tree{Path: from, Recursive: true, Propagation: unix.MS_PRIVATE | unix.MS_REC}
 	tree.Set, tree.Clear = withTimes(o.set, o.clear)
 	fd := b.fd(Open{Name: "cgroup mount " + target, Tree: tree})
-	b.add(Attach{Tree: fd, From: from, Target: target, Dir: true, Flags: o.flags &^ (unix.MS_BIND | unix.MS_REC), Propagation: tree.Propagation})
+	b.add(Attach{
+		Tree: fd, From: from, Target: target, Dir: true, Flags: o.flags &^ (unix.MS_BIND | unix.MS_REC),
+		Propagation: tree.Propagation,
+	})
 	return nil
 }
 

@@ -81,15 +81,24 @@ var mountCases = []mutation{
 	mounting("volume that sees later mounts", with(bind, "rbind", "rslave")),
 	mounting("recursively read-only", with(bind, "rbind", "rro")),
 	mounting("access times", with(bind, "noatime", "nodiratime")),
-	mounting("of what another has brought", bind, specs.Mount{Destination: "/copy", Type: "bind", Source: "/bundle/rootfs/data/sub", Options: []string{"rbind", "ro"}}),
-	mounting("of what another has brought, mapped", bind, specs.Mount{Destination: "/copy", Type: "bind", Source: "/bundle/rootfs/data/sub", Options: []string{"idmap"}}),
+	mounting("of what another has brought", bind, specs.Mount{
+		Destination: "/copy", Type: "bind", Source: "/bundle/rootfs/data/sub",
+		Options: []string{"rbind", "ro"},
+	}),
+	mounting("of what another has brought, mapped", bind, specs.Mount{
+		Destination: "/copy", Type: "bind", Source: "/bundle/rootfs/data/sub",
+		Options: []string{"idmap"},
+	}),
 	mounting("to the root file system's own path", specs.Mount{Destination: "/bundle/rootfs/data", Type: "bind", Source: "/data"}),
 	mounting("to proc by that path", specs.Mount{Destination: "/bundle/rootfs/proc/x", Type: "bind", Source: "/data"}),
 	mounting("of the image's own", specs.Mount{Destination: "/copy", Type: "bind", Source: "/bundle/rootfs/srv"}),
 	mounting("twice", bind, specs.Mount{Destination: "/data", Type: "tmpfs", Source: "tmpfs"}),
 	mounting("mapped by its own ids", specs.Mount{Destination: "/data", Type: "bind", Source: "/data", UIDMappings: ids, GIDMappings: ids}),
 	mounting("mapped tmpfs", specs.Mount{Destination: "/data", Type: "tmpfs", UIDMappings: ids, GIDMappings: ids}),
-	mounting("copied-up tmpfs", specs.Mount{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"tmpcopyup", "ro", "mode=700"}}),
+	mounting("copied-up tmpfs", specs.Mount{
+		Destination: "/run", Type: "tmpfs", Source: "tmpfs",
+		Options: []string{"tmpcopyup", "ro", "mode=700"},
+	}),
 	mounting("copied-up proc", specs.Mount{Destination: "/p", Type: "proc", Source: "proc", Options: []string{"tmpcopyup"}}),
 	onLinux("label", func(l *specs.Linux) { l.MountLabel = "system_u:object_r:container_file_t:s0:c1,c2" }),
 	mounting("read-only tmpfs", specs.Mount{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"ro", "size=64k"}}),
@@ -183,7 +192,10 @@ func newUser(l *specs.Linux) {
 
 var userCases = []mutation{
 	onLinux("new user namespace", newUser),
-	onSpec("user namespace and pid that is joined", func(s *specs.Spec) { newUser(s.Linux); namespace(specs.PIDNamespace, "/ns/pid")(s.Linux) }),
+	onSpec("user namespace and pid that is joined", func(s *specs.Spec) {
+		newUser(s.Linux)
+		namespace(specs.PIDNamespace, "/ns/pid")(s.Linux)
+	}),
 	onSpec("user namespace with a mapped volume", func(s *specs.Spec) {
 		newUser(s.Linux)
 		s.Mounts = append(s.Mounts, with(bind, "rbind", "idmap"))
@@ -201,14 +213,16 @@ var userCases = []mutation{
 		one := []specs.LinuxIDMapping{{HostID: 1000, Size: 1}}
 		s.Linux.UIDMappings, s.Linux.GIDMappings = one, one
 		without(specs.NetworkNamespace)(s.Linux)
-		s.Mounts = append(s.Mounts[:3], specs.Mount{Destination: "/sys", Type: "none", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", "ro"}})
+		s.Mounts = append(s.Mounts[:3],
+			specs.Mount{Destination: "/sys", Type: "none", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", "ro"}})
 	}),
 	gathering("an ordinary user", func(s *specs.Spec, o *plan.Options) {
 		newUser(s.Linux)
 		one := []specs.LinuxIDMapping{{HostID: 1000, Size: 1}}
 		s.Linux.UIDMappings, s.Linux.GIDMappings = one, one
 		o.NoGroups = true
-		s.Mounts = append(s.Mounts[:3], specs.Mount{Destination: "/sys", Type: "none", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", "ro"}})
+		s.Mounts = append(s.Mounts[:3],
+			specs.Mount{Destination: "/sys", Type: "none", Source: "/sys", Options: []string{"rbind", "nosuid", "noexec", "nodev", "ro"}})
 	}),
 	gathering("an ordinary user, with groups that cannot be set", func(s *specs.Spec, o *plan.Options) {
 		newUser(s.Linux)
@@ -246,7 +260,9 @@ var deviceCases = []mutation{
 		l.Devices = []specs.LinuxDevice{{Path: "/dev/disk", Type: "b", Major: 8, Minor: 1, FileMode: mode, UID: &id, GID: &id}}
 	}),
 	onLinux("fifo", func(l *specs.Linux) { l.Devices = []specs.LinuxDevice{{Path: "/dev/pipe", Type: "p"}} }),
-	onLinux("unbuffered, outside of /dev", func(l *specs.Linux) { l.Devices = []specs.LinuxDevice{{Path: "/srv/x", Type: "u", Major: 1, Minor: 3}} }),
+	onLinux("unbuffered, outside of /dev", func(l *specs.Linux) {
+		l.Devices = []specs.LinuxDevice{{Path: "/srv/x", Type: "u", Major: 1, Minor: 3}}
+	}),
 	onLinux("instead of a default one", func(l *specs.Linux) {
 		l.Devices = []specs.LinuxDevice{{Path: "/dev/null", Type: "c", Major: 1, Minor: 3}}
 	}),
@@ -270,7 +286,10 @@ var pathCases = []mutation{
 }
 
 var (
-	cgroupMount = specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}}
+	cgroupMount = specs.Mount{
+		Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+		Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"},
+	}
 	unified     = plan.Cgroup{Unified: true, Own: "/sys/fs/cgroup/boats/one"}
 	hierarchies = []plan.Hierarchy{
 		{Name: "cpu,cpuacct", Options: "cpu,cpuacct", Links: []string{"cpu", "cpuacct"}, Path: "/sys/fs/cgroup/cpu,cpuacct/boats/one"},
@@ -305,11 +324,13 @@ var cgroupCases = []mutation{
 	mountedOn("version 2, mounted without namespace", unified, without(specs.CgroupNamespace)),
 	mountedOn("version 2, of a cgroup that is not known", plan.Cgroup{Unified: true}, without(specs.CgroupNamespace)),
 	mountedOn("systemd's, mounted", plan.Cgroup{Unified: true, Own: unified.Own, Wait: true}, func(*specs.Linux) {}),
-	mountedOn("systemd's, mounted without namespace", plan.Cgroup{Unified: true, Own: unified.Own, Wait: true}, without(specs.CgroupNamespace)),
+	mountedOn("systemd's, mounted without namespace", plan.Cgroup{Unified: true, Own: unified.Own, Wait: true},
+		without(specs.CgroupNamespace)),
 	mountedOn("version 1, mounted", plan.Cgroup{Hierarchies: hierarchies}, func(*specs.Linux) {}),
 	mountedOn("version 1, mounted writable", plan.Cgroup{Hierarchies: hierarchies}, func(*specs.Linux) {}, "rw"),
 	mountedOn("version 1, the container's own mounted", plan.Cgroup{Hierarchies: ownHierarchies}, func(*specs.Linux) {}),
-	mountedOn("version 1, the container's own by systemd mounted", plan.Cgroup{Hierarchies: ownHierarchies, Wait: true}, func(*specs.Linux) {}),
+	mountedOn("version 1, the container's own by systemd mounted", plan.Cgroup{Hierarchies: ownHierarchies, Wait: true},
+		func(*specs.Linux) {}),
 	mountedOn("version 1, mounted without namespace", plan.Cgroup{Hierarchies: hierarchies}, without(specs.CgroupNamespace)),
 }
 
@@ -345,7 +366,10 @@ var processCases = []mutation{
 	onProcess("new privileges", func(p *specs.Process) { p.NoNewPrivileges = false }),
 	onLinux("personality", func(l *specs.Linux) { l.Personality = &specs.LinuxPersonality{Domain: specs.PerLinux32} }),
 	onLinux("memory policy", func(l *specs.Linux) {
-		l.MemoryPolicy = &specs.LinuxMemoryPolicy{Mode: specs.MpolBind, Nodes: "0-1,3", Flags: []specs.MemoryPolicyFlagType{specs.MpolFStaticNodes}}
+		l.MemoryPolicy = &specs.LinuxMemoryPolicy{
+			Mode: specs.MpolBind, Nodes: "0-1,3",
+			Flags: []specs.MemoryPolicyFlagType{specs.MpolFStaticNodes},
+		}
 	}),
 	onLinux("memory policy without nodes", func(l *specs.Linux) { l.MemoryPolicy = &specs.LinuxMemoryPolicy{Mode: specs.MpolLocal} }),
 	onLinux("memory policy unknown", func(l *specs.Linux) { l.MemoryPolicy = &specs.LinuxMemoryPolicy{Mode: "MPOL_NOPE"} }),

@@ -127,7 +127,10 @@ func (g generator) flip() bool        { return g.IntN(2) == 0 }
 func (g generator) caps() plan.CapSet { return plan.CapSet(g.Uint64()) }
 
 func (g generator) text() string {
-	words := []string{"", "/", "/a", "/a/b/../c", "relative", "/proc/cpuinfo", "/proc/x", "//", "..", "ä b", "/" + string(make([]byte, g.IntN(300)))}
+	words := []string{
+		"", "/", "/a", "/a/b/../c", "relative", "/proc/cpuinfo", "/proc/x", "//", "..", "ä b",
+		"/" + string(make([]byte, g.IntN(300))),
+	}
 	return words[g.IntN(len(words))]
 }
 
@@ -150,7 +153,10 @@ func (g generator) fds() []plan.Fd {
 func (g generator) op() plan.Op {
 	all := []func() plan.Op{
 		func() plan.Op {
-			return plan.Mount{Target: g.text(), Type: g.text(), Source: g.text(), Flags: g.flags(), Data: g.text(), ReadonlyLater: g.flip(), Propagation: g.flags(), KeepMode: g.flip(), CopyUp: g.flip(), Label: g.text()}
+			return plan.Mount{
+				Target: g.text(), Type: g.text(), Source: g.text(), Flags: g.flags(), Data: g.text(), ReadonlyLater: g.flip(),
+				Propagation: g.flags(), KeepMode: g.flip(), CopyUp: g.flip(), Label: g.text(),
+			}
 		},
 		func() plan.Op { return plan.Finish{ReadonlyRoot: g.flip(), RootFlags: g.flags()} },
 		func() plan.Op {
@@ -191,7 +197,10 @@ func (g generator) op() plan.Op {
 		func() plan.Op { return plan.NoNewPrivs{} },
 		func() plan.Op { return plan.Keyring{Name: g.text()} },
 		func() plan.Op {
-			return plan.User{UID: g.Uint32(), GID: g.Uint32(), Groups: make([]uint32, g.IntN(9)), NoGroups: g.flip(), Caps: plan.Caps{Bounding: g.caps(), Effective: g.caps(), Permitted: g.caps(), Inheritable: g.caps(), Ambient: g.caps()}}
+			return plan.User{
+				UID: g.Uint32(), GID: g.Uint32(), Groups: make([]uint32, g.IntN(9)), NoGroups: g.flip(),
+				Caps: plan.Caps{Bounding: g.caps(), Effective: g.caps(), Permitted: g.caps(), Inheritable: g.caps(), Ambient: g.caps()},
+			}
 		},
 		func() plan.Op { return plan.FindProgram{Name: g.text(), Env: g.texts()} },
 		func() plan.Op { return plan.Execute{Args: g.texts(), Env: g.texts()} },
@@ -202,7 +211,10 @@ func (g generator) op() plan.Op {
 		func() plan.Op { return plan.Gate{} },
 		func() plan.Op { return plan.MemoryPolicy{Mode: g.text(), Nodes: g.text()} },
 		func() plan.Op {
-			return plan.Take{Into: g.fd(), Tree: &plan.Tree{Path: g.text(), Recursive: g.flip(), Set: plan.Attrs(g.Uint32()), Propagation: g.flags(), Proc: g.flip(), Device: &[2]uint32{g.Uint32(), g.Uint32()}}}
+			return plan.Take{Into: g.fd(), Tree: &plan.Tree{
+				Path: g.text(), Recursive: g.flip(), Set: plan.Attrs(g.Uint32()), Propagation: g.flags(),
+				Proc: g.flip(), Device: &[2]uint32{g.Uint32(), g.Uint32()},
+			}}
 		},
 		func() plan.Op { return plan.Settle{Null: g.fd(), NoPivot: g.flip(), Hide: g.flip()} },
 		func() plan.Op { return plan.Show{} },

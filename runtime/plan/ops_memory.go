@@ -33,7 +33,10 @@ func (o MemoryPolicy) explain(errno unix.Errno) error {
 	if errno != unix.EINVAL {
 		return nil
 	}
-	return fmt.Errorf("%s: %w: see whether these nodes are among the container's (linux.resources.cpu.mems) and this kernel knows mode and flags of linux.memoryPolicy", o, errno)
+	return fmt.Errorf(
+		"%s: %w: see whether these nodes are among the container's (linux.resources.cpu.mems) and this kernel knows mode and flags of "+
+			"linux.memoryPolicy", o, errno,
+	)
 }
 
 var memoryModes = map[specs.MemoryPolicyModeType]int{

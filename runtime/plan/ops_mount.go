@@ -118,7 +118,8 @@ type Mount struct {
 
 func (o Mount) explain(errno unix.Errno) error {
 	if o.NoLink && (errno == unix.ENOTDIR || errno == unix.ELOOP) {
-		return fmt.Errorf("mount on %s: filesystem %q must be mounted on ordinary directory, not on a link or a file: %w", o.Target, o.Type, errno)
+		return fmt.Errorf("mount on %s: filesystem %q must be mounted on ordinary directory, not on a link or a file: %w", o.Target, o.Type,
+			errno)
 	}
 	return nil
 }

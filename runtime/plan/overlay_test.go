@@ -32,7 +32,10 @@ func TestOverlayIsMadeOnTheHost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tree := &Tree{Path: "overlay", Overlay: &Overlay{Options: []string{"lowerdir=" + dir + "/upper:" + dir + "/lower", "index=off"}}, Set: unix.MOUNT_ATTR_RDONLY}
+	tree := &Tree{
+		Path: "overlay", Overlay: &Overlay{Options: []string{"lowerdir=" + dir + "/upper:" + dir + "/lower", "index=off"}},
+		Set: unix.MOUNT_ATTR_RDONLY,
+	}
 	fd, err := tree.Open(Probe())
 	if err != nil {
 		t.Fatal(err)

@@ -64,7 +64,8 @@ func (b *builder) early(p *specs.Process, calls ...call) bool {
 	if f == nil || p.NoNewPrivileges {
 		return false
 	}
-	calls = append(calls, call{nr: unix.SYS_WRITE}, call{nr: unix.SYS_CAPSET}, call{unix.SYS_EXIT_GROUP, []uint64{0}}, call{nr: unix.SYS_EXECVE})
+	calls = append(calls, call{nr: unix.SYS_WRITE}, call{nr: unix.SYS_CAPSET}, call{unix.SYS_EXIT_GROUP, []uint64{0}},
+		call{nr: unix.SYS_EXECVE})
 	return !slices.ContainsFunc(calls, func(c call) bool { return !f.allows(c) })
 }
 
@@ -113,8 +114,9 @@ func Exec(spec *specs.Spec, p *specs.Process, join Namespaces, opts Options) (*P
 	}
 	// An agent is given the descriptor of the process that it is for.
 	notify := b.opts.Seccomp != nil && b.opts.Seccomp.Notify
-	early := !notify && !b.schedulerLater && b.early(p, call{unix.SYS_CLONE, []uint64{unix.CLONE_PARENT, 0, 0, 0, 0}}, call{nr: unix.SYS_SETSID},
-		call{unix.SYS_IOCTL, []uint64{0, unix.TIOCSCTTY, 0}})
+	early := !notify && !b.schedulerLater &&
+		b.early(p, call{unix.SYS_CLONE, []uint64{unix.CLONE_PARENT, 0, 0, 0, 0}}, call{nr: unix.SYS_SETSID},
+			call{unix.SYS_IOCTL, []uint64{0, unix.TIOCSCTTY, 0}})
 	if early {
 		b.seccomp(u)
 	}
@@ -188,7 +190,8 @@ func (b *builder) limits(p *specs.Process) error {
 		b.add(op)
 	}
 	if p.ApparmorProfile != "" {
-		b.add(WriteProc{Path: "thread-self/attr/apparmor/exec", Value: "exec " + p.ApparmorProfile, What: "apply AppArmor profile " + p.ApparmorProfile, Missing: "it is not loaded, see aa-status(8)"})
+		b.add(WriteProc{Path: "thread-self/attr/apparmor/exec", Value: "exec " + p.ApparmorProfile, What: "apply AppArmor profile " +
+			p.ApparmorProfile, Missing: "it is not loaded, see aa-status(8)"})
 	}
 	if p.SelinuxLabel != "" {
 		b.add(WriteProc{Path: "thread-self/attr/exec", Value: p.SelinuxLabel, What: "apply SELinux label " + p.SelinuxLabel})
@@ -200,7 +203,10 @@ func (b *builder) limits(p *specs.Process) error {
 // a new one it is from its beginning: there the maker does it, at PointMappings.
 func (b *builder) oomScore(p *specs.Process) {
 	if p.OOMScoreAdj != nil && b.plan.Mappings == nil {
-		b.add(Keep{}, WriteProc{Path: "self/oom_score_adj", Value: strconv.Itoa(*p.OOMScoreAdj), What: fmt.Sprintf("set oom_score_adj to %d", *p.OOMScoreAdj)})
+		b.add(Keep{}, WriteProc{
+			Path: "self/oom_score_adj", Value: strconv.Itoa(*p.OOMScoreAdj),
+			What: fmt.Sprintf("set oom_score_adj to %d", *p.OOMScoreAdj),
+		})
 	}
 }
 
@@ -306,7 +312,8 @@ func (b *builder) identity(p *specs.Process) (User, error) {
 	// Without no_new_privs a filter takes CAP_SYS_ADMIN.
 	user.KeepAdmin = b.opts.Seccomp != nil && !p.NoNewPrivileges
 	if user.NoGroups && len(user.Groups) > 0 {
-		return User{}, fmt.Errorf("process.user.additionalGids cannot be set: only one group is mapped; map more, which takes newgidmap(1), or remove them")
+		return User{},
+			fmt.Errorf("process.user.additionalGids cannot be set: only one group is mapped; map more, which takes newgidmap(1), or remove them")
 	}
 	b.add(user)
 	b.show()
@@ -327,7 +334,10 @@ func (b *builder) seccomp(u User) {
 }
 
 func (b *builder) filter() {
-	b.add(Seccomp{Filter: b.opts.Seccomp.Program, Flags: b.opts.Seccomp.Flags, Insns: len(b.opts.Seccomp.Program), Notify: b.opts.Seccomp.Notify})
+	b.add(Seccomp{
+		Filter: b.opts.Seccomp.Program, Flags: b.opts.Seccomp.Flags, Insns: len(b.opts.Seccomp.Program),
+		Notify: b.opts.Seccomp.Notify,
+	})
 }
 
 // execute is the last step. A filter that comes just before it leaves it CAP_SYS_ADMIN, which

@@ -52,13 +52,15 @@ func TestRandomConfigurations(t *testing.T) {
 	full.Linux.Sysctl = map[string]string{"net.ipv4.ip_forward": "1"}
 	full.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: 1000, Size: 10}}
 	full.Linux.GIDMappings = full.Linux.UIDMappings
-	full.Linux.Namespaces = append(full.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace}, specs.LinuxNamespace{Type: specs.TimeNamespace})
+	full.Linux.Namespaces = append(full.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace},
+		specs.LinuxNamespace{Type: specs.TimeNamespace})
 	full.Linux.TimeOffsets = map[string]specs.LinuxTimeOffset{"monotonic": {Secs: 1}}
 	full.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1, Hard: 2}}
 	full.Process.Scheduler = &specs.Scheduler{Policy: specs.SchedBatch}
 	full.Process.IOPriority = &specs.LinuxIOPriority{Class: specs.IOPRIO_CLASS_BE}
 	full.Hooks = &specs.Hooks{StartContainer: []specs.Hook{{Path: "/bin/true"}}}
-	full.Mounts = append(full.Mounts, specs.Mount{Destination: "/vol", Source: "/tmp", Type: "bind", Options: []string{"rbind", "ro", "idmap"}})
+	full.Mounts = append(full.Mounts,
+		specs.Mount{Destination: "/vol", Source: "/tmp", Type: "bind", Options: []string{"rbind", "ro", "idmap"}})
 	data, err := json.Marshal(full)
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +89,10 @@ func TestRandomConfigurations(t *testing.T) {
 					t.Fatalf("seed %d: %v for\n%s", seed, p, text)
 				}
 			}()
-			p, err := plan.Create(spec, plan.Options{Rootfs: "/", Bundle: "/", ID: "random", Home: "/", IsDir: func(string) (bool, error) { return true, nil }})
+			p, err := plan.Create(spec, plan.Options{
+				Rootfs: "/", Bundle: "/", ID: "random", Home: "/",
+				IsDir: func(string) (bool, error) { return true, nil },
+			})
 			if err != nil {
 				return
 			}

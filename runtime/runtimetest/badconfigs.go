@@ -121,13 +121,25 @@ func BadConfigs() []BadConfig {
 		{"mount to nowhere", "mounts", `[{"type": "tmpfs"}]`, "mounts[0].destination is empty"},
 		{"mount of no type", "mounts", `[{"destination": "/x"}]`, "mounts[0].type is empty"},
 		{"bind of nothing", "mounts", `[{"destination": "/x", "type": "bind"}]`, "mounts[0].source is empty"},
-		{"mount in proc", "mounts", `[{"destination": "/proc/self/attr", "type": "tmpfs"}]`, `mounts[0].destination "/proc/self/attr" is inside /proc`},
+		{
+			"mount in proc", "mounts", `[{"destination": "/proc/self/attr", "type": "tmpfs"}]`,
+			`mounts[0].destination "/proc/self/attr" is inside /proc`,
+		},
 		{"mount in proc by dots", "mounts", `[{"destination": "/a/../proc//1", "type": "tmpfs"}]`, "is inside /proc"},
 		{"something else at /proc", "mounts", `[{"destination": "/proc", "type": "tmpfs"}]`, "not of type proc"},
-		{"bind with an option of file systems", "mounts", `[{"destination": "/x", "source": "/tmp", "type": "bind", "options": ["size=1"]}]`, `mounts[0].options[0] "size=1"`},
+		{
+			"bind with an option of file systems", "mounts", `[{"destination": "/x", "source": "/tmp", "type": "bind", "options": ["size=1"]}]`,
+			`mounts[0].options[0] "size=1"`,
+		},
 		{"mount with zero byte", "mounts", `[{"destination": "/x", "type": "tmpfs", "options": ["a\u0000"]}]`, "mounts[0].options[0]"},
-		{"mapped tmpfs", "mounts", `[{"destination": "/x", "type": "tmpfs", "uidMappings": [{"size": 1}]}]`, "only bind mounts can have id mappings"},
-		{"half mapped", "mounts", `[{"destination": "/x", "source": "/tmp", "type": "bind", "uidMappings": [{"size": 1}]}]`, "mounts[0].gidMappings is missing"},
+		{
+			"mapped tmpfs", "mounts", `[{"destination": "/x", "type": "tmpfs", "uidMappings": [{"size": 1}]}]`,
+			"only bind mounts can have id mappings",
+		},
+		{
+			"half mapped", "mounts", `[{"destination": "/x", "source": "/tmp", "type": "bind", "uidMappings": [{"size": 1}]}]`,
+			"mounts[0].gidMappings is missing",
+		},
 
 		{"relative hook", "hooks", `{"prestart": [{"path": "hook"}]}`, `hooks.prestart[0].path "hook" is not absolute`},
 		{"negative timeout", "hooks", `{"poststop": [{"path": "/x", "timeout": -1}]}`, "hooks.poststop[0].timeout -1"},
@@ -141,11 +153,22 @@ func BadConfigs() []BadConfig {
 		{"mapping without namespace", "linux.uidMappings", `[{"size": 1}]`, "linux.uidMappings needs a user namespace"},
 		{"namespace without mapping", "linux.namespaces", user, "linux.uidMappings is missing"},
 		{"mapping of size 0", "linux", `{"namespaces": ` + user + `, "uidMappings": [{"size": 0}]}`, "linux.uidMappings[0].size is 0"},
-		{"mapping past the end", "linux", `{"namespaces": ` + user + `, "uidMappings": [{"hostID": 9, "size": 4294967290}]}`, "go past the highest id"},
-		{"mapping that overlaps inside", "linux", `{"namespaces": ` + user + `, "uidMappings": [{"size": 10}, {"containerID": 5, "hostID": 100, "size": 1}]}`, "linux.uidMappings maps id 5 of the container twice"},
-		{"mapping that overlaps outside", "linux", `{"namespaces": ` + user + `, "uidMappings": [{"size": 10}, {"containerID": 50, "hostID": 3, "size": 1}]}`, "linux.uidMappings maps id 3 of the host twice"},
-		{"mapping without root", "linux", `{"namespaces": ` + user + `, "uidMappings": [{"containerID": 1, "size": 10}]}`, "linux.uidMappings does not map id 0"},
-		{"time offsets without namespace", "linux.timeOffsets", `{"monotonic": {"secs": 1}}`, "linux.timeOffsets.monotonic needs a time namespace"},
+		{
+			"mapping past the end", "linux", `{"namespaces": ` + user + `, "uidMappings": [{"hostID": 9, "size": 4294967290}]}`,
+			"go past the highest id",
+		},
+		{"mapping that overlaps inside", "linux", `{"namespaces": ` + user +
+			`, "uidMappings": [{"size": 10}, {"containerID": 5, "hostID": 100, "size": 1}]}`, "linux.uidMappings maps id 5 of the container twice"},
+		{"mapping that overlaps outside", "linux", `{"namespaces": ` + user +
+			`, "uidMappings": [{"size": 10}, {"containerID": 50, "hostID": 3, "size": 1}]}`, "linux.uidMappings maps id 3 of the host twice"},
+		{
+			"mapping without root", "linux", `{"namespaces": ` + user + `, "uidMappings": [{"containerID": 1, "size": 10}]}`,
+			"linux.uidMappings does not map id 0",
+		},
+		{
+			"time offsets without namespace", "linux.timeOffsets", `{"monotonic": {"secs": 1}}`,
+			"linux.timeOffsets.monotonic needs a time namespace",
+		},
 		{"unknown clock", "linux.timeOffsets", `{"realtime": {"secs": 1}}`, `linux.timeOffsets "realtime"`},
 		{"relative mask", "linux.maskedPaths", `["x"]`, "linux.maskedPaths[0]"},
 		{"relative read-only path", "linux.readonlyPaths", `["x"]`, "linux.readonlyPaths[0]"},
@@ -156,7 +179,10 @@ func BadConfigs() []BadConfig {
 		{"schema of memory bandwidth", "linux.intelRdt", `{"memBwSchema": "L3:0=f"}`, "linux.intelRdt.memBwSchema"},
 		{"unknown memory policy", "linux.memoryPolicy", `{"mode": "MPOL_NOPE"}`, `linux.memoryPolicy.mode "MPOL_NOPE"`},
 		{"memory policy of no nodes", "linux.memoryPolicy", `{"mode": "MPOL_BIND"}`, "linux.memoryPolicy.nodes is missing"},
-		{"memory policy with nodes of no use", "linux.memoryPolicy", `{"mode": "MPOL_LOCAL", "nodes": "0"}`, `linux.memoryPolicy.nodes "0" is of no use`},
+		{
+			"memory policy with nodes of no use", "linux.memoryPolicy", `{"mode": "MPOL_LOCAL", "nodes": "0"}`,
+			`linux.memoryPolicy.nodes "0" is of no use`,
+		},
 		{"nodes of the memory policy", "linux.memoryPolicy", `{"mode": "MPOL_BIND", "nodes": "all"}`, `linux.memoryPolicy.nodes "all"`},
 		{"flag of the memory policy", "linux.memoryPolicy", `{"mode": "MPOL_BIND", "nodes": "0", "flags": ["X"]}`, "linux.memoryPolicy.flags[0]"},
 		{"relative device", "linux.devices", `[{"path": "x", "type": "c"}]`, "linux.devices[0].path"},
@@ -167,20 +193,45 @@ func BadConfigs() []BadConfig {
 		{"sysctl that climbs", "linux.sysctl", `{"net/../kernel/panic": "1"}`, "is no name of a kernel parameter"},
 		{"sysctl of the host name", "linux.sysctl", `{"kernel.hostname": "x"}`, "set hostname instead"},
 		{"sysctl of the host's users", "linux.sysctl", `{"user.max_user_namespaces": "1"}`, "needs a user namespace"},
-		{"sysctl of the host's network", "linux", `{"namespaces": [{"type": "mount"}, {"type": "uts"}], "sysctl": {"net.core.somaxconn": "1"}}`, "needs a network namespace"},
-		{"sysctl of the host's network, joined", "linux", `{"namespaces": [{"type": "mount"}, {"type": "uts"}, {"type": "network", "path": "/proc/self/ns/net"}], "sysctl": {"net.core.somaxconn": "1"}}`, "would change the host"},
+		{
+			"sysctl of the host's network", "linux", `{"namespaces": [{"type": "mount"}, {"type": "uts"}], "sysctl": {"net.core.somaxconn": "1"}}`,
+			"needs a network namespace",
+		},
+		{
+			"sysctl of the host's network, joined", "linux",
+			`{"namespaces": [{"type": "mount"}, {"type": "uts"}, {"type": "network", "path": "/proc/self/ns/net"}], "sysctl": {"net.core.somaxconn": "1"}}`, "would change the host",
+		},
 		{"network device", "linux.netDevices", `{"eth/0": {}}`, `linux.netDevices "eth/0"`},
 		{"network device with a long name", "linux.netDevices", `{"eth0": {"name": "a-name-that-is-too-long"}}`, "linux.netDevices.eth0.name"},
 		{"cgroup that climbs", "linux.cgroupsPath", `"/a/../../b"`, "linux.cgroupsPath"},
 
 		{"seccomp default action", "linux.seccomp", `{"defaultAction": "SCMP_ACT_NOPE"}`, "linux.seccomp.defaultAction"},
-		{"seccomp architecture", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_NOPE"]}`, "linux.seccomp.architectures[0]"},
+		{
+			"seccomp architecture", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_NOPE"]}`,
+			"linux.seccomp.architectures[0]",
+		},
 		{"seccomp flag", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["NOPE"]}`, "linux.seccomp.flags[0]"},
-		{"seccomp action", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "NOPE"}]}`, "linux.seccomp.syscalls[0].action"},
-		{"seccomp rule of nothing", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"action": "SCMP_ACT_ERRNO"}]}`, "linux.seccomp.syscalls[0].names"},
-		{"seccomp operator", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ERRNO", "args": [{"op": "NOPE"}]}]}`, "linux.seccomp.syscalls[0].args[0].op"},
-		{"seccomp argument", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ERRNO", "args": [{"index": 6, "op": "SCMP_CMP_EQ"}]}]}`, "linux.seccomp.syscalls[0].args[0].index 6"},
-		{"seccomp agent", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_NOTIFY"}]}`, "set linux.seccomp.listenerPath"},
+		{
+			"seccomp action", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "NOPE"}]}`,
+			"linux.seccomp.syscalls[0].action",
+		},
+		{
+			"seccomp rule of nothing", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"action": "SCMP_ACT_ERRNO"}]}`,
+			"linux.seccomp.syscalls[0].names",
+		},
+		{
+			"seccomp operator", "linux.seccomp",
+			`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ERRNO", "args": [{"op": "NOPE"}]}]}`,
+			"linux.seccomp.syscalls[0].args[0].op",
+		},
+		{
+			"seccomp argument", "linux.seccomp",
+			`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ERRNO", "args": [{"index": 6, "op": "SCMP_CMP_EQ"}]}]}`, "linux.seccomp.syscalls[0].args[0].index 6",
+		},
+		{
+			"seccomp agent", "linux.seccomp", `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_NOTIFY"}]}`,
+			"set linux.seccomp.listenerPath",
+		},
 
 		{"memory", "linux.resources.memory", `{"limit": -2}`, "linux.resources.memory.limit -2"},
 		{"memory that is no number", "linux.resources.memory", `{"limit": "1G"}`, "must be int64, not string"},
@@ -195,17 +246,32 @@ func BadConfigs() []BadConfig {
 		{"CPUs backwards", "linux.resources.cpu", `{"cpus": "3-1"}`, "linux.resources.cpu.cpus"},
 		{"memory nodes", "linux.resources.cpu", `{"mems": "x"}`, "linux.resources.cpu.mems"},
 		{"block I/O weight", "linux.resources.blockIO", `{"weight": 9}`, "linux.resources.blockIO.weight 9"},
-		{"block I/O weight of a device", "linux.resources.blockIO", `{"weightDevice": [{"major": 8, "minor": 0, "weight": 1001}]}`, "linux.resources.blockIO.weightDevice[0].weight 1001"},
-		{"block I/O device", "linux.resources.blockIO", `{"throttleReadBpsDevice": [{"major": -8, "minor": 0, "rate": 1}]}`, "linux.resources.blockIO.throttleReadBpsDevice[0] -8:0"},
+		{
+			"block I/O weight of a device", "linux.resources.blockIO", `{"weightDevice": [{"major": 8, "minor": 0, "weight": 1001}]}`,
+			"linux.resources.blockIO.weightDevice[0].weight 1001",
+		},
+		{
+			"block I/O device", "linux.resources.blockIO", `{"throttleReadBpsDevice": [{"major": -8, "minor": 0, "rate": 1}]}`,
+			"linux.resources.blockIO.throttleReadBpsDevice[0] -8:0",
+		},
 		{"huge pages", "linux.resources.hugepageLimits", `[{"pageSize": "2 MiB", "limit": 1}]`, "linux.resources.hugepageLimits[0].pageSize"},
 		{"RDMA", "linux.resources.rdma", `{"mlx5_1": {}}`, "linux.resources.rdma.mlx5_1 has no limit"},
-		{"network priority", "linux.resources.network", `{"priorities": [{"name": "a b", "priority": 1}]}`, "linux.resources.network.priorities[0].name"},
+		{
+			"network priority", "linux.resources.network", `{"priorities": [{"name": "a b", "priority": 1}]}`,
+			"linux.resources.network.priorities[0].name",
+		},
 		{"unified", "linux.resources.unified", `{"../memory.max": "1"}`, "linux.resources.unified"},
 		{"device rule of no access", "linux.resources.devices", `[{"allow": true}]`, "linux.resources.devices[0].access"},
-		{"device rule of unknown access", "linux.resources.devices", `[{"allow": true, "access": "rx"}]`, `linux.resources.devices[0].access "rx"`},
+		{
+			"device rule of unknown access", "linux.resources.devices", `[{"allow": true, "access": "rx"}]`,
+			`linux.resources.devices[0].access "rx"`,
+		},
 		{"device rule of a alone", "linux.resources.devices", `[{"allow": true, "access": "a"}]`, `linux.resources.devices[0].access "a"`},
 		{"device rule of no type", "linux.resources.devices", `[{"allow": true, "access": "r", "type": "x"}]`, "linux.resources.devices[0].type"},
-		{"device rule with a negative number", "linux.resources.devices", `[{"allow": true, "access": "r", "type": "c", "major": -2}]`, "linux.resources.devices[0].major -2"},
+		{
+			"device rule with a negative number", "linux.resources.devices", `[{"allow": true, "access": "r", "type": "c", "major": -2}]`,
+			"linux.resources.devices[0].major -2",
+		},
 	}
 }
 

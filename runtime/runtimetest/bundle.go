@@ -26,7 +26,8 @@ func inherited(name, otherwise string) string {
 // applets are the programs in a test root file system, all busybox.
 var applets = []string{
 	"sh", "true", "false", "cat", "sleep", "echo", "id", "stty", "kill", "hostname", "tty", "test", "env", "touch", "dd",
-	"ls", "stat", "mkdir", "mount", "umount", "ln", "readlink", "grep", "wc", "chmod", "nice", "ionice", "uname", "pwd", "ps", "cut", "rm", "mknod", "tr", "head", "seq", "ip", "ipcrm", "awk",
+	"ls", "stat", "mkdir", "mount", "umount", "ln", "readlink", "grep", "wc", "chmod", "nice", "ionice", "uname", "pwd", "ps", "cut", "rm",
+	"mknod", "tr", "head", "seq", "ip", "ipcrm", "awk",
 }
 
 // Bundle makes a bundle directory with a busybox root file system and no
@@ -94,7 +95,10 @@ func Spec(id string, args ...string) *specs.Spec {
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+			{
+				Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+				Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"},
+			},
 			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
 			{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},

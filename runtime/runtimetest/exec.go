@@ -41,7 +41,9 @@ var execTests = map[string]func(*rig){
 
 	"files become descriptors from 3 and nothing else leaks in": func(r *rig) {
 		out := r.output()
-		c := r.create(r.spec("echo hello >&3; exec 3>&-; for f in 3 4 5 6 7 8 9 10 11 12; do test -e /proc/self/fd/$f && echo left $f; done; true"),
+		c := r.create(r.spec(
+			"echo hello >&3; exec 3>&-; for f in 3 4 5 6 7 8 9 10 11 12; do test -e /proc/self/fd/$f && echo left $f; done; true",
+		),
 			runtime.Stdio{Files: []*os.File{out.write}, Stdout: out.write})
 		pid := c.Pid()
 		r.must(c.Start(r.Context()))

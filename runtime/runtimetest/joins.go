@@ -27,7 +27,8 @@ func joining(spec *specs.Spec, pid int, types ...specs.LinuxNamespaceType) *spec
 			}
 		}
 		if !found {
-			spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: t, Path: fmt.Sprintf("/proc/%d/ns/%s", pid, nsFiles[t])})
+			spec.Linux.Namespaces = append(spec.Linux.Namespaces,
+				specs.LinuxNamespace{Type: t, Path: fmt.Sprintf("/proc/%d/ns/%s", pid, nsFiles[t])})
 		}
 		if t == specs.UTSNamespace {
 			spec.Hostname = ""
@@ -48,7 +49,10 @@ func (r *rig) sameNamespace(a, b int, t specs.LinuxNamespaceType) bool {
 var joinTests = map[string]func(*rig){
 	"each namespace can be joined alone": func(r *rig) {
 		first, pid := r.running()
-		for _, t := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.NetworkNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.CgroupNamespace} {
+		for _, t := range []specs.LinuxNamespaceType{
+			specs.PIDNamespace, specs.NetworkNamespace, specs.IPCNamespace, specs.UTSNamespace,
+			specs.CgroupNamespace,
+		} {
 			c := r.create(joining(r.spec("read x; exit 7"), pid, t), runtime.Stdio{})
 			second := c.Pid()
 			for other := range nsFiles {
@@ -112,7 +116,9 @@ var joinTests = map[string]func(*rig){
 		first := r.create(r.inUserNamespace(Spec(r.id(), "/bin/sleep", "1000")), runtime.Stdio{})
 		pid := first.Pid()
 		r.must(first.Start(r.Context()))
-		spec := joining(Spec(r.id(), "/bin/sh", "-c", "id -u; cut -c1-40 /proc/self/uid_map | tr -s ' '; hostname; cat /proc/self/oom_score_adj; touch /tmp/mine && stat -c %u /tmp/mine; stat -c '%t:%T' /dev/null; sleep 1000"),
+		spec := joining(Spec(r.id(), "/bin/sh", "-c",
+			"id -u; cut -c1-40 /proc/self/uid_map | tr -s ' '; hostname; cat /proc/self/oom_score_adj; touch /tmp/mine && stat -c %u /tmp/mine; "+
+				"stat -c '%t:%T' /dev/null; sleep 1000"),
 			pid, specs.UserNamespace, specs.NetworkNamespace, specs.IPCNamespace, specs.UTSNamespace)
 		spec.Process.OOMScoreAdj = ptr(250)
 		out := r.output()
@@ -126,7 +132,8 @@ var joinTests = map[string]func(*rig){
 		if text := strings.Join(got, "\n"); text != "0\n 0 100000 65536\nboat\n250\n0\n1:3" {
 			r.Errorf("got %q", text)
 		}
-		if r.sameNamespace(pid, second, specs.PIDNamespace) || !r.sameNamespace(pid, second, specs.UserNamespace) || !r.sameNamespace(pid, second, specs.NetworkNamespace) {
+		if r.sameNamespace(pid, second, specs.PIDNamespace) || !r.sameNamespace(pid, second, specs.UserNamespace) ||
+			!r.sameNamespace(pid, second, specs.NetworkNamespace) {
 			r.Error("the namespaces are not those asked for")
 		}
 		r.execSays(c, process("id -u; hostname; cut -c1-40 /proc/self/uid_map | tr -s ' '"), "0\nboat\n 0 100000 65536")
@@ -151,7 +158,8 @@ var joinTests = map[string]func(*rig){
 		const script = `cut -d. -f1 /proc/uptime | grep -c '^8640......$'`
 		spec := Spec(r.id(), "/bin/sh", "-c", script+"; exec sleep 1000")
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.TimeNamespace})
-		spec.Linux.TimeOffsets = map[string]specs.LinuxTimeOffset{"boottime": {Secs: 8_640_000_000 - 8_000_000_000 + 8_000_000_000 - 8_553_600_000}, "monotonic": {Secs: 1000, Nanosecs: 5}}
+		spec.Linux.TimeOffsets = map[string]specs.LinuxTimeOffset{"boottime": {Secs: 8_640_000_000 - 8_000_000_000 +
+			8_000_000_000 - 8_553_600_000}, "monotonic": {Secs: 1000, Nanosecs: 5}}
 		spec.Linux.TimeOffsets["boottime"] = specs.LinuxTimeOffset{Secs: 8_640_000_00}
 		out := r.output()
 		c := r.create(spec, runtime.Stdio{Stdout: out.write})

@@ -16,7 +16,8 @@ func hasAppArmor() bool {
 	return err == nil
 }
 
-var noModule = differs("no security module", "process.apparmorProfile, process.selinuxLabel or linux.mountLabel where the security module is missing",
+var noModule = differs("no security module",
+	"process.apparmorProfile, process.selinuxLabel or linux.mountLabel where the security module is missing",
 	"the error is the module's, or the kernel's", "it names the field")
 
 var labelTests = map[string]func(*rig){

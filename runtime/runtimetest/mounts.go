@@ -65,18 +65,28 @@ func (r *rig) exchange(spec *specs.Spec, meanwhile func()) string {
 var sharedVolume = differs("shared volume", `a volume with option shared or rshared, and linux.rootfsPropagation not shared`,
 	"mounts made in it do not show on the host", "they do")
 
-var rootFlags = differs("flags of the root", "flags such as nosuid of the mount that a read-only root file system is in", "are lost", "are kept")
+var rootFlags = differs("flags of the root", "flags such as nosuid of the mount that a read-only root file system is in", "are lost",
+	"are kept")
 
 var mountTests = map[string]func(*rig){
 	"volumes get mounts made later on the host, and the host those of the container, as their propagation says": func(r *rig) {
 		for _, c := range []struct {
 			option    string
 			in, there bool
-		}{{"rprivate", false, false}, {"private", false, false}, {"rslave", true, false}, {"slave", true, false}, {"rshared", true, true}, {"shared", true, true}} {
+		}{
+			{"rprivate", false, false},
+			{"private", false, false},
+			{"rslave", true, false},
+			{"slave", true, false},
+			{"rshared", true, true},
+			{"shared", true, true},
+		} {
 			vol := r.tmpfs(unix.MS_SHARED)
 			r.must(os.Mkdir(filepath.Join(vol, "later"), 0o755))
 			r.must(os.Mkdir(filepath.Join(vol, "in"), 0o755))
-			spec := allCapabilities(r.spec("mount -t tmpfs tmpfs /vol/in && touch /vol/in/x; echo ready; read go; test -e /vol/later/x && echo seen; true"))
+			spec := allCapabilities(
+				r.spec("mount -t tmpfs tmpfs /vol/in && touch /vol/in/x; echo ready; read go; test -e /vol/later/x && echo seen; true"),
+			)
 			spec.Mounts = append(spec.Mounts, bind(vol, "/vol", c.option))
 			got := r.exchange(spec, func() {
 				_, err := os.Stat(filepath.Join(vol, "in/x"))
@@ -130,7 +140,10 @@ var mountTests = map[string]func(*rig){
 		r.must(os.Symlink("../run/systemd/resolve/stub", r.inRoot("etc/resolv.conf")))
 		r.must(os.Symlink("/opt/../../../srv/data", r.inRoot("mnt")))
 		file, dir := r.file("mounted", "here"), r.TempDir()
-		for _, spec := range []*specs.Spec{r.spec("cat /run/systemd/resolve/stub; ls -d /srv/data/in; grep -c ' /srv/data/in ' /proc/mounts"), nil} {
+		for _, spec := range []*specs.Spec{
+			r.spec("cat /run/systemd/resolve/stub; ls -d /srv/data/in; grep -c ' /srv/data/in ' /proc/mounts"),
+			nil,
+		} {
 			if spec == nil {
 				r.must(os.RemoveAll(r.inRoot("run")))
 				spec = r.inUserNamespace(r.spec("cat /run/systemd/resolve/stub; stat -c %u /run/systemd; ls -d /srv/data/in"))
@@ -158,7 +171,10 @@ var mountTests = map[string]func(*rig){
 	},
 
 	"rootfsPropagation shows in mountinfo": func(r *rig) {
-		for value, want := range map[string]string{"private": "", "rprivate": "", "unbindable": "unbindable", "shared": "shared", "rshared": "shared"} {
+		for value, want := range map[string]string{
+			"private": "", "rprivate": "", "unbindable": "unbindable", "shared": "shared",
+			"rshared": "shared",
+		} {
 			spec := r.spec(`while read a b c d at f tag g; do test $at = / && echo $tag | cut -d: -f1; done < /proc/self/mountinfo; true`)
 			spec.Linux.RootfsPropagation = value
 			got, _ := r.run(spec)
@@ -183,7 +199,9 @@ var mountTests = map[string]func(*rig){
 			{"nodiratime", "vol rw,nodiratime\nsub rw"},
 			{"nosymfollow", "vol rw,nosymfollow\nsub rw"},
 		} {
-			spec := r.spec(`while read a b c d at opts f; do case $at in /vol) echo vol $opts;; /vol/sub) echo sub $opts;; esac; done < /proc/self/mountinfo`)
+			spec := r.spec(
+				`while read a b c d at opts f; do case $at in /vol) echo vol $opts;; /vol/sub) echo sub $opts;; esac; done < /proc/self/mountinfo`,
+			)
 			spec.Mounts = append(spec.Mounts, bind(vol, "/vol", strings.Split(c.options, ",")...))
 			if r.old && strings.HasPrefix(c.options, "r") && c.options != "ro" {
 				r.refused(spec, "need Linux 5.12")
@@ -342,7 +360,9 @@ var mountTests = map[string]func(*rig){
 
 	"only proc is mounted on /proc": func(r *rig) {
 		for _, m := range []specs.Mount{
-			{Destination: "/proc", Type: "tmpfs", Source: "tmpfs"}, bind(r.bundle, "/proc"), {Destination: "/proc/.", Type: "sysfs", Source: "sysfs"},
+			{Destination: "/proc", Type: "tmpfs", Source: "tmpfs"},
+			bind(r.bundle, "/proc"),
+			{Destination: "/proc/.", Type: "sysfs", Source: "sysfs"},
 		} {
 			spec := r.spec("true")
 			spec.Mounts = append(spec.Mounts[1:], m)
@@ -435,7 +455,8 @@ var mountTests = map[string]func(*rig){
 				spec.Linux.Namespaces = spec.Linux.Namespaces[:5]
 				want += spec.Linux.CgroupsPath
 			}
-			spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"}})
+			spec.Mounts = append(spec.Mounts,
+				specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"}})
 			r.says(spec, want)
 		}
 	},

@@ -89,7 +89,8 @@ var notifyTests = map[string]func(*rig){
 			c := r.create(spec, runtime.Stdio{Stdout: out.write})
 			pid := c.Pid()
 			state := <-states
-			if state.Pid != pid || state.State.ID != c.ID() || state.Metadata != "meta" || len(state.Fds) != 1 || state.Fds[0] != specs.SeccompFdName || state.State.Status != specs.StateCreating {
+			if state.Pid != pid || state.State.ID != c.ID() || state.Metadata != "meta" || len(state.Fds) != 1 ||
+				state.Fds[0] != specs.SeccompFdName || state.State.Status != specs.StateCreating {
 				r.Errorf("the agent got %+v", state)
 			}
 			r.must(c.Start(r.Context()))

@@ -36,7 +36,10 @@ var pathTests = map[string]func(*rig){
 	},
 
 	"devices have their numbers, modes and owners": func(r *rig) {
-		spec := r.spec("cd /dev; stat -c '%n %F %t:%T %a %u:%g' null zero full random urandom tty mine block pipe deep/er; for l in fd stdin ptmx; do readlink $l; done")
+		spec := r.spec(
+			"cd /dev; stat -c '%n %F %t:%T %a %u:%g' null zero full random urandom tty mine block pipe deep/er; for l in fd stdin ptmx; do " +
+				"readlink $l; done",
+		)
 		mode := func(m os.FileMode) *os.FileMode { return &m }
 		spec.Linux.Devices = []specs.LinuxDevice{
 			{Path: "/dev/mine", Type: "c", Major: 1, Minor: 3, FileMode: mode(0o640), UID: ptr(uint32(7)), GID: ptr(uint32(8))},
@@ -48,7 +51,8 @@ var pathTests = map[string]func(*rig){
 		r.says(spec, strings.Join([]string{
 			"null character special file 1:3 666 0:0", "zero character special file 1:5 666 0:0", "full character special file 1:7 666 0:0",
 			"random character special file 1:8 666 0:0", "urandom character special file 1:9 666 0:0", "tty character special file 5:0 600 0:0",
-			"mine character special file 1:3 640 7:8", "block block special file 7:4d 600 0:0", "pipe fifo 0:0 622 0:0", "deep/er character special file 1:5 666 0:0",
+			"mine character special file 1:3 640 7:8", "block block special file 7:4d 600 0:0", "pipe fifo 0:0 622 0:0",
+			"deep/er character special file 1:5 666 0:0",
 			"/proc/self/fd", "/proc/self/fd/0", "pts/ptmx",
 		}, "\n"))
 	},

@@ -56,7 +56,8 @@ var processTests = map[string]func(*rig){
 	"nothing is inheritable unless it is said": func(r *rig) {
 		c, pid := r.running()
 		out := r.output()
-		child, err := c.Exec(r.Context(), process("grep CapInh /proc/self/status | tr -d '\\t'"), runtime.ExecOptions{Stdio: runtime.Stdio{Stdout: out.write}})
+		child, err := c.Exec(r.Context(), process("grep CapInh /proc/self/status | tr -d '\\t'"),
+			runtime.ExecOptions{Stdio: runtime.Stdio{Stdout: out.write}})
 		r.must(err)
 		r.wait(child)
 		if got := out.text(); got != "CapInh:0000000000000000" {
@@ -93,7 +94,10 @@ var processTests = map[string]func(*rig){
 	"a memory policy is that of all processes": func(r *rig) {
 		const policy = "head -n1 /proc/self/numa_maps | cut -d' ' -f2"
 		spec := Spec(r.id(), "/bin/sh", "-c", policy+"; exec sleep 1000")
-		spec.Linux.MemoryPolicy = &specs.LinuxMemoryPolicy{Mode: specs.MpolBind, Nodes: "0", Flags: []specs.MemoryPolicyFlagType{specs.MpolFStaticNodes}}
+		spec.Linux.MemoryPolicy = &specs.LinuxMemoryPolicy{
+			Mode: specs.MpolBind, Nodes: "0",
+			Flags: []specs.MemoryPolicyFlagType{specs.MpolFStaticNodes},
+		}
 		out := r.output()
 		c := r.create(spec, runtime.Stdio{Stdout: out.write, Stderr: out.write})
 		pid := c.Pid()
@@ -253,14 +257,19 @@ var processTests = map[string]func(*rig){
 	},
 
 	"host and domain name, sysctls of the namespaces": func(r *rig) {
-		spec := r.spec("hostname; cat /proc/sys/kernel/domainname /proc/sys/kernel/shmmni /proc/sys/fs/mqueue/msg_max /proc/sys/net/ipv4/conf/all/forwarding")
+		spec := r.spec(
+			"hostname; cat /proc/sys/kernel/domainname /proc/sys/kernel/shmmni /proc/sys/fs/mqueue/msg_max /proc/sys/net/ipv4/conf/all/forwarding",
+		)
 		spec.Domainname = "sea"
 		spec.Linux.Sysctl = map[string]string{"kernel.shmmni": "123", "fs.mqueue.msg_max": "11", "net/ipv4/conf/all/forwarding": "1"}
 		r.says(spec, "boat\nsea\n123\n11\n1")
 	},
 
 	"sysctls of the host are refused": func(r *rig) {
-		for _, name := range []string{"kernel.panic", "vm.swappiness", "fs.file-max", "kernel.hostname", "kernel/core_pattern", "net.ipv4.no_such"} {
+		for _, name := range []string{
+			"kernel.panic", "vm.swappiness", "fs.file-max", "kernel.hostname", "kernel/core_pattern",
+			"net.ipv4.no_such",
+		} {
 			spec := r.spec("true")
 			spec.Linux.Sysctl = map[string]string{name: "1"}
 			r.refused(spec, "sysctl")
@@ -286,7 +295,10 @@ var processTests = map[string]func(*rig){
 	"startContainer hooks run in the container, before its program, and may end it": func(r *rig) {
 		spec := r.spec("cat /tmp/log")
 		spec.Hooks = &specs.Hooks{StartContainer: []specs.Hook{{
-			Path: "/bin/sh", Args: []string{"sh", "-c", `grep -o '"status":"[a-z]*"' >> /tmp/log; echo $A $(hostname) $(ls / | grep -c bin) >> /tmp/log`}, Env: []string{"A=b", "PATH=/bin"},
+			Path: "/bin/sh", Args: []string{
+				"sh", "-c",
+				`grep -o '"status":"[a-z]*"' >> /tmp/log; echo $A $(hostname) $(ls / | grep -c bin) >> /tmp/log`,
+			}, Env: []string{"A=b", "PATH=/bin"},
 		}}}
 		r.says(spec, "\"status\":\"created\"\nb boat 1")
 		spec = r.spec("true")
@@ -343,7 +355,10 @@ var processTests = map[string]func(*rig){
 			}}}
 		}
 		//lint:ignore SA1019 prestart is deprecated but still part of the spec
-		spec.Hooks = &specs.Hooks{Prestart: note("prestart"), CreateRuntime: note("createRuntime"), Poststart: note("poststart"), Poststop: note("poststop")}
+		spec.Hooks = &specs.Hooks{
+			Prestart: note("prestart"), CreateRuntime: note("createRuntime"), Poststart: note("poststart"),
+			Poststop: note("poststop"),
+		}
 		r.run(spec)
 		data, err := os.ReadFile(log)
 		r.must(err)
@@ -352,7 +367,12 @@ var processTests = map[string]func(*rig){
 		mnt, err := os.Readlink("/proc/self/ns/mnt")
 		r.must(err)
 		var want strings.Builder
-		for _, l := range [][2]string{{"prestart", "creating"}, {"createRuntime", "creating"}, {"poststart", "running"}, {"poststop", "stopped"}} {
+		for _, l := range [][2]string{
+			{"prestart", "creating"},
+			{"createRuntime", "creating"},
+			{"poststart", "running"},
+			{"poststop", "stopped"},
+		} {
 			fmt.Fprintf(&want, "%s %s %s \"status\":%q\n", l[0], uts, mnt, l[1])
 		}
 		got := string(data)
@@ -370,7 +390,8 @@ var processTests = map[string]func(*rig){
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/vol", Type: "tmpfs", Source: "tmpfs"})
 		spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/bin/sh", Env: []string{"PATH=/bin:/usr/bin"}, Args: []string{
 			"sh", "-c",
-			`readlink /proc/self/ns/net /proc/self/ns/uts > ` + log + `; grep -o '"status":"[a-z]*"' >> ` + log + `; echo from the hook > ` + r.inRoot("vol/note"),
+			`readlink /proc/self/ns/net /proc/self/ns/uts > ` + log + `; grep -o '"status":"[a-z]*"' >> ` + log + `; echo from the hook > ` +
+				r.inRoot("vol/note"),
 		}}}}
 		out := r.output()
 		c := r.create(spec, runtime.Stdio{Stdout: out.write})

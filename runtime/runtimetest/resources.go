@@ -12,7 +12,8 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 )
 
-var unifiedField = differs("unified field", "linux.resources.unified on cgroup version 1", "the error is the library's", "it names the field")
+var unifiedField = differs("unified field", "linux.resources.unified on cgroup version 1", "the error is the library's",
+	"it names the field")
 
 var resourceTests = map[string]func(*rig){
 	"limits, stats, update": func(r *rig) {
@@ -25,7 +26,8 @@ var resourceTests = map[string]func(*rig){
 		r.must(c.Start(r.Context()))
 		s, err := c.Stats(r.Context())
 		r.must(err)
-		if s.MemoryLimit != uint64(limit) || s.PidsLimit != 50 || s.Pids == 0 || s.MemorySwap > s.MemoryUsage || s.CPUUsage == 0 || s.MemoryUsage == 0 || s.Time.IsZero() {
+		if s.MemoryLimit != uint64(limit) || s.PidsLimit != 50 || s.Pids == 0 || s.MemorySwap > s.MemoryUsage || s.CPUUsage == 0 ||
+			s.MemoryUsage == 0 || s.Time.IsZero() {
 			r.Errorf("stats are %+v", s)
 		}
 		limit = 128 << 20
@@ -77,7 +79,8 @@ var resourceTests = map[string]func(*rig){
 
 	"a device rule with access rwa is one with rw": func(r *rig) {
 		spec := allCapabilities(r.spec("mknod /tmp/m c 1 11 && head -c1 /tmp/m >/dev/null 2>&1 && echo readable; true"))
-		spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Type: "c", Major: ptr(int64(1)), Minor: ptr(int64(11)), Access: "rwa"})
+		spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices,
+			specs.LinuxDeviceCgroup{Type: "c", Major: ptr(int64(1)), Minor: ptr(int64(11)), Access: "rwa"})
 		r.says(spec, "")
 	},
 

@@ -72,7 +72,9 @@ var signalTests = map[string]func(*rig){
 	// there are too many: a shell that cannot fork ends, without a word.
 	"signal all ends a fork bomb": func(r *rig) {
 		out := r.output()
-		spec := hostPid(r.spec("bomb() { bomb & bomb & }; exec 2>/dev/null; (while :; do bomb; done & while :; do bomb; done) & echo ready; exec sleep 1000"))
+		spec := hostPid(
+			r.spec("bomb() { bomb & bomb & }; exec 2>/dev/null; (while :; do bomb; done & while :; do bomb; done) & echo ready; exec sleep 1000"),
+		)
 		spec.Linux.Resources.Pids = &specs.LinuxPids{Limit: ptr(int64(100))}
 		c := r.create(spec, runtime.Stdio{Stdout: out.write})
 		pid := c.Pid()

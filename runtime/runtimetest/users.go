@@ -41,7 +41,8 @@ func (r *rig) ownRoot(id int) {
 var userTests = map[string]func(*rig){
 	"a user namespace: ids, owners of files, devices of the host": func(r *rig) {
 		spec := r.inUserNamespace(r.spec("id -u; id -g; cut -c1-40 /proc/self/uid_map | tr -s ' '; touch /tmp/x; stat -c %u:%g /bin/sh /tmp/x; " +
-			"stat -c '%F %t:%T' /dev/null /dev/zero /dev/mine; echo x > /dev/null && echo writable; hostname; cat /proc/self/oom_score_adj; ulimit -n"))
+			"stat -c '%F %t:%T' /dev/null /dev/zero /dev/mine; echo x > /dev/null && echo writable; hostname; cat /proc/self/oom_score_adj; " +
+			"ulimit -n"))
 		spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/full", Type: "c", Major: 1, Minor: 7}}
 		spec.Process.OOMScoreAdj = ptr(300)
 		spec.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 512, Hard: 1024}}
@@ -73,7 +74,8 @@ var userTests = map[string]func(*rig){
 		r.must(os.Chown(filepath.Join(vol, "x"), 5, 6))
 		for option, want := range map[string]string{"rbind": "65534:65534", "idmap": "5:6"} {
 			spec := r.spec("stat -c %u:%g /vol/x")
-			spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: fmt.Sprintf("/proc/%d/ns/user", pid)})
+			spec.Linux.Namespaces = append(spec.Linux.Namespaces,
+				specs.LinuxNamespace{Type: specs.UserNamespace, Path: fmt.Sprintf("/proc/%d/ns/user", pid)})
 			spec.Mounts = append(spec.Mounts, bind(vol, "/vol", option))
 			r.says(spec, want)
 		}
@@ -85,7 +87,10 @@ var userTests = map[string]func(*rig){
 		pid := c.Pid()
 		r.must(c.Start(r.Context()))
 		// libcontainer's engine sets the score when the process runs already.
-		p := process("id -u; id -g; id -G; cut -c1-40 /proc/self/uid_map | tr -s ' '; until grep -x 400 /proc/self/oom_score_adj; do :; done; grep CapEff /proc/self/status | cut -c9-")
+		p := process(
+			"id -u; id -g; id -G; cut -c1-40 /proc/self/uid_map | tr -s ' '; until grep -x 400 /proc/self/oom_score_adj; do :; done; grep CapEff " +
+				"/proc/self/status | cut -c9-",
+		)
 		p.OOMScoreAdj = ptr(400)
 		p.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 100, Hard: 200}, {Type: "RLIMIT_CORE"}}
 		r.execSays(c, p, "0\n0\n0\n 0 100000 65536\n400\n00000000880425fb")
@@ -106,7 +111,12 @@ var userTests = map[string]func(*rig){
 	},
 
 	"a user namespace: volumes, masked and read-only paths, sysctls, terminal": func(r *rig) {
-		spec := r.inUserNamespace(r.spec("cat /vol; cat /proc/sys/net/ipv4/ip_forward; echo x 2>/dev/null > /proc/sys/net/ipv4/ip_forward || echo read-only; ls /sys/firmware; stat -c %u /dev/console; tty"))
+		spec := r.inUserNamespace(
+			r.spec(
+				"cat /vol; cat /proc/sys/net/ipv4/ip_forward; echo x 2>/dev/null > /proc/sys/net/ipv4/ip_forward || echo read-only; ls " +
+					"/sys/firmware; stat -c %u /dev/console; tty",
+			),
+		)
 		spec.Linux.Sysctl = map[string]string{"net.ipv4.ip_forward": "1"}
 		spec.Mounts = append(spec.Mounts, bind(r.file("note", "note\n"), "/vol", "ro"))
 		spec.Process.Terminal = true

@@ -12,23 +12,47 @@ import (
 
 func TestBadProfilesAreRefused(t *testing.T) {
 	for name, c := range map[string]struct{ profile, want string }{
-		"unknown default action":      {`{"defaultAction": "SCMP_ACT_DENY"}`, `default action: "SCMP_ACT_DENY" is not an action`},
-		"no default action":           {`{"syscalls": [{"names": ["read"], "action": "SCMP_ACT_ALLOW"}]}`, `default action: "" is not an action`},
-		"notify by default":           {`{"defaultAction": "SCMP_ACT_NOTIFY"}`, `default action: SCMP_ACT_NOTIFY is for single system calls`},
-		"unknown action":              {profileOf(`{"names": ["read"], "action": "ALLOW"}`), `syscalls[0]: "ALLOW" is not an action`},
-		"unknown architecture":        {`{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86", "amd64"]}`, `architectures[1]: "amd64" is not an architecture`},
-		"other byte order":            {`{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_S390X"]}`, `architectures[0]: SCMP_ARCH_S390X is big-endian`},
-		"unknown flag":                {`{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["LOG"]}`, `flags[0]: "LOG" is not a flag`},
-		"wait without notify":         {`{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"]}`, `needs a rule with SCMP_ACT_NOTIFY`},
-		"unknown operator":            {profileOf(`{"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "=="}]}`), `syscalls[0]: args[0]: "==" is not an operator`},
-		"argument 6":                  {profileOf(`{"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_EQ", "index": 6}]}`), `args[0]: index 6`},
-		"argument beyond all numbers": {profileOf(`{"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_EQ", "index": 18446744073709551615}]}`), `args[0]: index`},
-		"empty name":                  {profileOf(`{"names": ["read", ""], "action": "SCMP_ACT_ALLOW"}`), `syscalls[0]: names[1] is empty`},
-		"errno too great":             {profileOf(`{"names": ["read"], "action": "SCMP_ACT_ERRNO", "errnoRet": 4095}`), `errnoRet 4095 is no errno`},
-		"default errno too great":     {`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 65536}`, `default action: errnoRet 65536`},
-		"trace data too great":        {profileOf(`{"names": ["read"], "action": "SCMP_ACT_TRACE", "errnoRet": 65536}`), `errnoRet 65536 for a tracer`},
-		"notify without agent":        {profileOf(`{"names": ["read"], "action": "SCMP_ACT_NOTIFY"}`), `set listenerPath`},
-		"notify for write":            {profileOf(`{"names": ["write"], "action": "SCMP_ACT_NOTIFY"}`), `SCMP_ACT_NOTIFY for write`},
+		"unknown default action": {`{"defaultAction": "SCMP_ACT_DENY"}`, `default action: "SCMP_ACT_DENY" is not an action`},
+		"no default action":      {`{"syscalls": [{"names": ["read"], "action": "SCMP_ACT_ALLOW"}]}`, `default action: "" is not an action`},
+		"notify by default":      {`{"defaultAction": "SCMP_ACT_NOTIFY"}`, `default action: SCMP_ACT_NOTIFY is for single system calls`},
+		"unknown action":         {profileOf(`{"names": ["read"], "action": "ALLOW"}`), `syscalls[0]: "ALLOW" is not an action`},
+		"unknown architecture": {
+			`{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86", "amd64"]}`,
+			`architectures[1]: "amd64" is not an architecture`,
+		},
+		"other byte order": {
+			`{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_S390X"]}`,
+			`architectures[0]: SCMP_ARCH_S390X is big-endian`,
+		},
+		"unknown flag": {`{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["LOG"]}`, `flags[0]: "LOG" is not a flag`},
+		"wait without notify": {
+			`{"defaultAction": "SCMP_ACT_ALLOW", "flags": ["SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"]}`,
+			`needs a rule with SCMP_ACT_NOTIFY`,
+		},
+		"unknown operator": {
+			profileOf(`{"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "=="}]}`),
+			`syscalls[0]: args[0]: "==" is not an operator`,
+		},
+		"argument 6": {
+			profileOf(`{"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_EQ", "index": 6}]}`),
+			`args[0]: index 6`,
+		},
+		"argument beyond all numbers": {
+			profileOf(`{"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_EQ", "index": 18446744073709551615}]}`),
+			`args[0]: index`,
+		},
+		"empty name": {profileOf(`{"names": ["read", ""], "action": "SCMP_ACT_ALLOW"}`), `syscalls[0]: names[1] is empty`},
+		"errno too great": {
+			profileOf(`{"names": ["read"], "action": "SCMP_ACT_ERRNO", "errnoRet": 4095}`),
+			`errnoRet 4095 is no errno`,
+		},
+		"default errno too great": {`{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 65536}`, `default action: errnoRet 65536`},
+		"trace data too great": {
+			profileOf(`{"names": ["read"], "action": "SCMP_ACT_TRACE", "errnoRet": 65536}`),
+			`errnoRet 65536 for a tracer`,
+		},
+		"notify without agent": {profileOf(`{"names": ["read"], "action": "SCMP_ACT_NOTIFY"}`), `set listenerPath`},
+		"notify for write":     {profileOf(`{"names": ["write"], "action": "SCMP_ACT_NOTIFY"}`), `SCMP_ACT_NOTIFY for write`},
 		"contradiction": {
 			profileOf(`{"names": ["dup"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_EQ", "value": 1}]},
 				{"names": ["dup"], "action": "SCMP_ACT_TRAP", "args": [{"op": "SCMP_CMP_EQ", "value": 1}]}`),
@@ -188,9 +212,19 @@ func TestMultiplexedCallsOfI386(t *testing.T) {
 
 // FuzzCompile compiles any profile: an error, or a program that the kernel takes.
 func FuzzCompile(f *testing.F) {
-	f.Add([]byte(`{"defaultAction": "SCMP_ACT_TRACE", "defaultErrnoRet": 1, "architectures": ["SCMP_ARCH_X86"], "flags": ["SECCOMP_FILTER_FLAG_LOG"]}`))
-	f.Add([]byte(`{"defaultAction": "SCMP_ACT_KILL", "listenerPath": "/a", "syscalls": [{"names": ["socket", "dup"], "action": "SCMP_ACT_NOTIFY"}]}`))
-	f.Add([]byte(profileOf(`{"names": ["dup"], "action": "SCMP_ACT_TRAP", "args": [{"op": "SCMP_CMP_MASKED_EQ", "value": 6, "valueTwo": 4}]}`)))
+	f.Add(
+		[]byte(
+			`{"defaultAction": "SCMP_ACT_TRACE", "defaultErrnoRet": 1, "architectures": ["SCMP_ARCH_X86"], "flags": ["SECCOMP_FILTER_FLAG_LOG"]}`,
+		),
+	)
+	f.Add(
+		[]byte(
+			`{"defaultAction": "SCMP_ACT_KILL", "listenerPath": "/a", "syscalls": [{"names": ["socket", "dup"], "action": "SCMP_ACT_NOTIFY"}]}`,
+		),
+	)
+	f.Add(
+		[]byte(profileOf(`{"names": ["dup"], "action": "SCMP_ACT_TRAP", "args": [{"op": "SCMP_CMP_MASKED_EQ", "value": 6, "valueTwo": 4}]}`)),
+	)
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		var p specs.LinuxSeccomp
 		if json.Unmarshal(doc, &p) != nil {

@@ -113,7 +113,8 @@ func serve(listener int, value uint64) {
 			flags uint32
 			data  [64]byte
 		}
-		if _, _, errno := syscall.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		if _, _, errno := syscall.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV,
+			uintptr(unsafe.Pointer(&request))); errno != 0 {
 			return
 		}
 		response := struct { // struct seccomp_notif_resp
@@ -122,7 +123,8 @@ func serve(listener int, value uint64) {
 			errno int32
 			flags uint32
 		}{id: request.id, value: value}
-		if _, _, errno := syscall.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&response))); errno != 0 {
+		if _, _, errno := syscall.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND,
+			uintptr(unsafe.Pointer(&response))); errno != 0 {
 			return
 		}
 	}

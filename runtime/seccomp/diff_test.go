@@ -18,7 +18,10 @@ func TestDefaultProfileIsAsRunc(t *testing.T) {
 	for name, caps := range map[string][]string{
 		"no capabilities": nil,
 		"docker's":        {"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_NET_RAW", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_MKNOD"},
-		"administrator":   {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_MODULE", "CAP_BPF", "CAP_PERFMON", "CAP_SYS_RAWIO", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_SYS_NICE", "CAP_SYSLOG", "CAP_DAC_READ_SEARCH"},
+		"administrator": {
+			"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_MODULE", "CAP_BPF", "CAP_PERFMON", "CAP_SYS_RAWIO", "CAP_SYS_TIME",
+			"CAP_SYS_TTY_CONFIG", "CAP_SYS_NICE", "CAP_SYSLOG", "CAP_DAC_READ_SEARCH",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check{every: true, samples: 2000}.mustPass(t, defaultProfile(t, caps...))
@@ -98,7 +101,8 @@ func (c check) difference(t testing.TB, profile *specs.LinuxSeccomp) error {
 				}
 				if ours != says || ours != runcs && !(c.lenient && doubtful(m, d)) {
 					doc, _ := json.Marshal(p)
-					err = fmt.Errorf("%s: call %#x of arch %#x with %#x: ours %#x, runc's %#x, profile says %#x\n%.4000s", name, d.nr, d.arch, d.args, ours, runcs, says, doc)
+					err = fmt.Errorf("%s: call %#x of arch %#x with %#x: ours %#x, runc's %#x, profile says %#x\n%.4000s", name, d.nr, d.arch, d.args,
+						ours, runcs, says, doc)
 				}
 				return err == nil
 			})
@@ -115,17 +119,24 @@ func TestProfilesAreAsRunc(t *testing.T) {
 	logrus.SetLevel(logrus.ErrorLevel) // runc warns of profiles without calls for an architecture
 	const all = `"architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]`
 	for name, doc := range map[string]string{
-		"nothing but a default":        `{"defaultAction": "SCMP_ACT_ERRNO"}`,
-		"only the call numbered 0":     `{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ALLOW"}]}`,
-		"only unknown calls":           `{"defaultAction": "SCMP_ACT_KILL", "syscalls": [{"names": ["readd", "Read"], "action": "SCMP_ACT_ALLOW"}]}`,
-		"only calls of i386":           `{"defaultAction": "SCMP_ACT_KILL_PROCESS", ` + all + `, "syscalls": [{"names": ["waitpid", "stat64", "ugetrlimit", "socketcall"], "action": "SCMP_ACT_ALLOW"}]}`,
-		"the default ENOSYS":           `{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38, ` + all + `, "syscalls": [{"names": ["getpid", "socket"], "action": "SCMP_ACT_ALLOW"}]}`,
-		"a list of what is denied":     `{"defaultAction": "SCMP_ACT_ALLOW", ` + all + `, "syscalls": [{"names": ["acct", "bpf", "kexec_load", "mount", "shmget", "bind"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}, {"names": ["ptrace"], "action": "SCMP_ACT_KILL"}]}`,
-		"the first without args":       `{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"names": ["dup"], "action": "SCMP_ACT_TRAP", "args": [{"op": "SCMP_CMP_EQ", "value": 1}]}, {"names": ["dup"], "action": "SCMP_ACT_ALLOW"}, {"names": ["dup"], "action": "SCMP_ACT_LOG"}]}`,
-		"alternatives of one argument": `{"defaultAction": "SCMP_ACT_ERRNO", ` + all + `, "syscalls": [{"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_EQ", "value": 17}, {"op": "SCMP_CMP_MASKED_EQ", "value": 2114060288}, {"index": 1, "op": "SCMP_CMP_EQ", "value": 5}]}]}`,
-		"a mask of nothing":            `{"defaultAction": "SCMP_ACT_ERRNO", ` + all + `, "syscalls": [{"names": ["dup"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_MASKED_EQ", "valueTwo": 7}]}]}`,
-		"a mask of the upper half":     `{"defaultAction": "SCMP_ACT_ERRNO", ` + all + `, "syscalls": [{"names": ["lseek"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 1, "op": "SCMP_CMP_MASKED_EQ", "value": 18446744069414584320, "valueTwo": 8589934592}]}]}`,
-		"an upper half on i386":        `{"defaultAction": "SCMP_ACT_ERRNO", ` + all + `, "syscalls": [{"names": ["lseek"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 1, "op": "SCMP_CMP_GE", "value": 8589934597}]}]}`,
+		"nothing but a default":    `{"defaultAction": "SCMP_ACT_ERRNO"}`,
+		"only the call numbered 0": `{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ALLOW"}]}`,
+		"only unknown calls":       `{"defaultAction": "SCMP_ACT_KILL", "syscalls": [{"names": ["readd", "Read"], "action": "SCMP_ACT_ALLOW"}]}`,
+		"only calls of i386": `{"defaultAction": "SCMP_ACT_KILL_PROCESS", ` + all +
+			`, "syscalls": [{"names": ["waitpid", "stat64", "ugetrlimit", "socketcall"], "action": "SCMP_ACT_ALLOW"}]}`,
+		"the default ENOSYS": `{"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38, ` + all +
+			`, "syscalls": [{"names": ["getpid", "socket"], "action": "SCMP_ACT_ALLOW"}]}`,
+		"a list of what is denied": `{"defaultAction": "SCMP_ACT_ALLOW", ` + all +
+			`, "syscalls": [{"names": ["acct", "bpf", "kexec_load", "mount", "shmget", "bind"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}, {"names": ["ptrace"], "action": "SCMP_ACT_KILL"}]}`,
+		"the first without args": `{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"names": ["dup"], "action": "SCMP_ACT_TRAP", "args": [{"op": "SCMP_CMP_EQ", "value": 1}]}, {"names": ["dup"], "action": "SCMP_ACT_ALLOW"}, {"names": ["dup"], "action": "SCMP_ACT_LOG"}]}`,
+		"alternatives of one argument": `{"defaultAction": "SCMP_ACT_ERRNO", ` + all +
+			`, "syscalls": [{"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_EQ", "value": 17}, {"op": "SCMP_CMP_MASKED_EQ", "value": 2114060288}, {"index": 1, "op": "SCMP_CMP_EQ", "value": 5}]}]}`,
+		"a mask of nothing": `{"defaultAction": "SCMP_ACT_ERRNO", ` + all +
+			`, "syscalls": [{"names": ["dup"], "action": "SCMP_ACT_ALLOW", "args": [{"op": "SCMP_CMP_MASKED_EQ", "valueTwo": 7}]}]}`,
+		"a mask of the upper half": `{"defaultAction": "SCMP_ACT_ERRNO", ` + all +
+			`, "syscalls": [{"names": ["lseek"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 1, "op": "SCMP_CMP_MASKED_EQ", "value": 18446744069414584320, "valueTwo": 8589934592}]}]}`,
+		"an upper half on i386": `{"defaultAction": "SCMP_ACT_ERRNO", ` + all +
+			`, "syscalls": [{"names": ["lseek"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 1, "op": "SCMP_CMP_GE", "value": 8589934597}]}]}`,
 		"upper and lower bounds on i386": `{"defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86"], "syscalls": [
 			{"names": ["waitpid"], "action": "SCMP_ACT_TRAP", "args": [{"op": "SCMP_CMP_GE", "value": 3}]},
 			{"names": ["waitpid"], "action": "SCMP_ACT_LOG", "args": [{"op": "SCMP_CMP_GT", "value": 5}]},
@@ -137,7 +148,8 @@ func TestProfilesAreAsRunc(t *testing.T) {
 			{"names": ["dup2"], "action": "SCMP_ACT_TRAP", "args": [{"index": 0, "op": "SCMP_CMP_EQ", "value": 3}]},
 			{"names": ["dup2"], "action": "SCMP_ACT_LOG", "args": [{"index": 1, "op": "SCMP_CMP_EQ", "value": 3}]},
 			{"names": ["read"], "action": "SCMP_ACT_ALLOW"}]}`,
-		"notify and trace": `{"defaultAction": "SCMP_ACT_TRACE", "defaultErrnoRet": 7, "listenerPath": "/a", ` + all + `, "syscalls": [{"names": ["mknod"], "action": "SCMP_ACT_NOTIFY"}, {"names": ["dup"], "action": "SCMP_ACT_TRACE", "errnoRet": 8}]}`,
+		"notify and trace": `{"defaultAction": "SCMP_ACT_TRACE", "defaultErrnoRet": 7, "listenerPath": "/a", ` + all +
+			`, "syscalls": [{"names": ["mknod"], "action": "SCMP_ACT_NOTIFY"}, {"names": ["dup"], "action": "SCMP_ACT_TRACE", "errnoRet": 8}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			check{every: true, samples: 1000}.mustPass(t, decoded(t, doc))

@@ -19,7 +19,11 @@ func TestSummarize(t *testing.T) {
 		profile                      specs.LinuxSeccomp
 		allowed, conditional, denied int // below zero: how many are left over
 	}{
-		"some": {specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{allow(nil, "read", "write", "close")}}, 3, 0, -1},
+		"some": {
+			specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{allow(nil, "read", "write", "close")}},
+			3, 0,
+			-1,
+		},
 		"by arguments": {specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
 			allow(nil, "read"), allow(zero, "personality", "clone"),
 		}}, 1, 2, -1},

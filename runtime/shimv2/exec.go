@@ -141,7 +141,8 @@ func (c *container) SignalProcess(ctx context.Context, pid int, sig syscall.Sign
 // Resize implements runtime.Remote.
 func (c *container) Resize(ctx context.Context, pid int, width, height uint16) error {
 	return c.with(pid, func(execID string) error {
-		return c.do(ctx, "resize terminal of", "ResizePty", &task.ResizePtyRequest{ID: c.ID(), ExecID: execID, Width: uint32(width), Height: uint32(height)})
+		return c.do(ctx, "resize terminal of", "ResizePty",
+			&task.ResizePtyRequest{ID: c.ID(), ExecID: execID, Width: uint32(width), Height: uint32(height)})
 	})
 }
 

@@ -59,7 +59,8 @@ func checkLinux(spec *specs.Spec) error {
 		return err
 	}
 	if !slices.Contains(propagations, l.RootfsPropagation) {
-		return invalid("linux.rootfsPropagation", "%q is unknown, use private, slave, shared or unbindable, or one of them with an r before it", l.RootfsPropagation)
+		return invalid("linux.rootfsPropagation", "%q is unknown, use private, slave, shared or unbindable, or one of them with an r before it",
+			l.RootfsPropagation)
 	}
 	if p := l.Personality; p != nil {
 		if p.Domain != specs.PerLinux && p.Domain != specs.PerLinux32 {

@@ -65,7 +65,8 @@ func checkScheduler(s *specs.Scheduler) error {
 	case realTime && (s.Priority < 1 || s.Priority > 99):
 		return invalid(field+"priority", "%d is out of range, use 1 to 99 with %s", s.Priority, s.Policy)
 	case s.Policy != specs.SchedDeadline && (s.Runtime != 0 || s.Deadline != 0 || s.Period != 0):
-		return invalid(field+"runtime", "%d, deadline %d and period %d are of no use with %s, only SCHED_DEADLINE has them", s.Runtime, s.Deadline, s.Period, s.Policy)
+		return invalid(field+"runtime", "%d, deadline %d and period %d are of no use with %s, only SCHED_DEADLINE has them", s.Runtime,
+			s.Deadline, s.Period, s.Policy)
 	}
 	return nil
 }

@@ -54,7 +54,8 @@ func checkSeccomp(s *specs.LinuxSeccomp) error {
 			return err
 		}
 		if s.Syscalls[i].Action == specs.ActNotify && s.ListenerPath == "" {
-			return invalid(fmt.Sprintf("linux.seccomp.syscalls[%d].action", i), "is SCMP_ACT_NOTIFY, which needs an agent; set linux.seccomp.listenerPath to its socket")
+			return invalid(fmt.Sprintf("linux.seccomp.syscalls[%d].action", i),
+				"is SCMP_ACT_NOTIFY, which needs an agent; set linux.seccomp.listenerPath to its socket")
 		}
 	}
 	return texts{{"linux.seccomp.listenerPath", s.ListenerPath}}.check()

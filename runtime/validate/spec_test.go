@@ -84,9 +84,14 @@ func TestInvalidSpecs(t *testing.T) {
 		"root is a file":     {func(s *specs.Spec) { s.Root.Path = "/proc/version" }, "is not a directory"},
 		"mount to nowhere":   {func(s *specs.Spec) { s.Mounts = []specs.Mount{{Source: "/"}} }, "mounts[0].destination is empty"},
 		"zero byte in mount": {func(s *specs.Spec) { s.Mounts = []specs.Mount{{Destination: "/a", Source: "\x00"}} }, "mounts[0].source"},
-		"bind of nothing":    {func(s *specs.Spec) { s.Mounts = []specs.Mount{{Destination: "/a", Options: []string{"rbind"}}} }, "mounts[0].source is empty"},
-		"relative hook":      {func(s *specs.Spec) { s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "x"}}} }, "hooks.poststop[0].path"},
-		"hook timeout":       {func(s *specs.Spec) { n := 0; s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/x", Timeout: &n}}} }, "hooks.poststop[0].timeout"},
+		"bind of nothing": {func(s *specs.Spec) {
+			s.Mounts = []specs.Mount{{Destination: "/a", Options: []string{"rbind"}}}
+		}, "mounts[0].source is empty"},
+		"relative hook": {func(s *specs.Spec) { s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "x"}}} }, "hooks.poststop[0].path"},
+		"hook timeout": {func(s *specs.Spec) {
+			n := 0
+			s.Hooks = &specs.Hooks{Poststop: []specs.Hook{{Path: "/x", Timeout: &n}}}
+		}, "hooks.poststop[0].timeout"},
 		"unknown namespace":  {func(s *specs.Spec) { s.Linux.Namespaces[0].Type = "moon" }, "linux.namespaces[0].type"},
 		"namespace twice":    {func(s *specs.Spec) { s.Linux.Namespaces[1].Type = specs.MountNamespace }, "duplicate"},
 		"relative namespace": {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "x" }, "linux.namespaces[0].path"},
@@ -99,7 +104,9 @@ func TestInvalidSpecs(t *testing.T) {
 			s.Linux.Namespaces = s.Linux.Namespaces[:1]
 		}, "linux.uidMappings"},
 		"mapping of nothing": {func(s *specs.Spec) { s.Linux.GIDMappings = []specs.LinuxIDMapping{{}} }, "linux.gidMappings[0].size"},
-		"mapping too long":   {func(s *specs.Spec) { s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: 10, Size: 1<<32 - 5}} }, "linux.uidMappings[0]"},
+		"mapping too long": {func(s *specs.Spec) {
+			s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: 10, Size: 1<<32 - 5}}
+		}, "linux.uidMappings[0]"},
 		"relative mask":      {func(s *specs.Spec) { s.Linux.MaskedPaths = []string{"x"} }, "linux.maskedPaths[0]"},
 		"relative read-only": {func(s *specs.Spec) { s.Linux.ReadonlyPaths = []string{"x"} }, "linux.readonlyPaths[0]"},
 		"relative device":    {func(s *specs.Spec) { s.Linux.Devices = []specs.LinuxDevice{{Path: "x"}} }, "linux.devices[0].path"},

@@ -33,7 +33,8 @@ func await(ctx context.Context, pidfds []int) error {
 	}
 	for len(waiting) > 0 {
 		if ctx.Err() != nil {
-			return fmt.Errorf("%d processes did not die, the first is %s: %w", len(waiting), stuck.Describe(pidOf(waiting[0].Fd)), context.Cause(ctx))
+			return fmt.Errorf("%d processes did not die, the first is %s: %w", len(waiting), stuck.Describe(pidOf(waiting[0].Fd)),
+				context.Cause(ctx))
 		}
 		if _, err := unix.Poll(waiting, int(slice/time.Millisecond)); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("poll: %w", err)

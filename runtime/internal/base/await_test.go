@@ -21,7 +21,8 @@ func TestAwaitExitsSaysWhoIsLeft(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err = AwaitExits(ctx, []int{fd})
-	if want := fmt.Sprintf("process %d, in state ", os.Getpid()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("process %d, in state ", os.Getpid()); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want one with %q", err, want)
 	}
 }

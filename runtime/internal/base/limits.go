@@ -86,7 +86,8 @@ func limits(r *specs.LinuxResources) (*cgroups.Resources, error) {
 // HasUnified refuses linux.resources.unified where there is none.
 func HasUnified(r *specs.LinuxResources) error {
 	if r != nil && len(r.Unified) > 0 && !cgroups.IsCgroup2UnifiedMode() {
-		return fmt.Errorf("%w: linux.resources.unified %q needs cgroup version 2, this machine has version 1; use the other fields of linux.resources",
+		return fmt.Errorf("%w: linux.resources.unified %q needs cgroup version 2, this machine has version 1; use the other fields of "+
+			"linux.resources",
 			runtime.ErrInvalidSpec, slices.Sorted(maps.Keys(r.Unified)))
 	}
 	return nil
@@ -153,7 +154,10 @@ func blockIOLimits(out *cgroups.Resources, b *specs.LinuxBlockIO) {
 
 // deviceRule translates one rule. An a in access stands for nothing, as with runc.
 func deviceRule(d *specs.LinuxDeviceCgroup) (*devices.Rule, error) {
-	rule := &devices.Rule{Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: devices.Permissions(strings.ReplaceAll(d.Access, "a", "")), Allow: d.Allow}
+	rule := &devices.Rule{
+		Major: devices.Wildcard, Minor: devices.Wildcard,
+		Permissions: devices.Permissions(strings.ReplaceAll(d.Access, "a", "")), Allow: d.Allow,
+	}
 	switch d.Type {
 	case "", "a":
 		rule.Type = devices.WildcardDevice

@@ -57,7 +57,8 @@ func TestRebuild(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if now.Init != rec.Init || now.Engine != rec.Engine || string(now.Own) != string(rec.Own) || now.CgroupPaths[""] != rec.CgroupPaths[""] || !now.Created.Equal(rec.Created) {
+			if now.Init != rec.Init || now.Engine != rec.Engine || string(now.Own) != string(rec.Own) ||
+				now.CgroupPaths[""] != rec.CgroupPaths[""] || !now.Created.Equal(rec.Created) {
 				t.Errorf("record %+v, want %+v", now, rec)
 			}
 			if _, err := os.Stat(path + badSuffix); name == "cut" && err != nil {

@@ -34,8 +34,10 @@ func SystemdCgroupConfig(id string, spec *specs.Spec) (*cgroups.Cgroup, error) {
 	if path != "" {
 		parts := strings.Split(path, ":")
 		if len(parts) != 3 || parts[2] == "" || strings.Contains(path, "/") {
-			return nil, fmt.Errorf("%w: linux.cgroupsPath %q is not of the form SLICE:PREFIX:NAME, which --systemd-cgroup needs, such as system.slice:coracle:%s",
-				runtime.ErrInvalidSpec, path, id)
+			return nil,
+				fmt.Errorf("%w: linux.cgroupsPath %q is not of the form SLICE:PREFIX:NAME, which --systemd-cgroup needs, such as "+
+					"system.slice:coracle:%s",
+					runtime.ErrInvalidSpec, path, id)
 		}
 		c.Parent, c.ScopePrefix, c.Name = parts[0], parts[1], parts[2]
 	}
@@ -59,7 +61,8 @@ func systemdProperties(annotations map[string]string) ([]systemd.Property, error
 		}
 		value, err := parseVariant(annotations[key])
 		if err != nil {
-			return nil, fmt.Errorf("annotations.%s %q is not in GVariant's text format, such as 'text', true, uint64 5 or [1, 2]: %w", key, annotations[key], err)
+			return nil, fmt.Errorf("annotations.%s %q is not in GVariant's text format, such as 'text', true, uint64 5 or [1, 2]: %w", key,
+				annotations[key], err)
 		}
 		// On the bus systemd counts microseconds where its files have seconds.
 		if stem, is := strings.CutSuffix(name, "Sec"); is && stem != "" && stem[len(stem)-1] >= 'a' {

@@ -28,7 +28,8 @@ func TestSystemdCgroupConfig(t *testing.T) {
 		t.Errorf("without linux: %v", err)
 	}
 	for _, path := range []string{"/a/b", "a:b", "a:b:c:d", "a:b:", "../x:b:c", "a:b:c/d"} {
-		if _, err := base.SystemdCgroupConfig("one", systemdSpec(path, nil)); !errors.Is(err, runtime.ErrInvalidSpec) || !strings.Contains(err.Error(), "linux.cgroupsPath") {
+		if _, err := base.SystemdCgroupConfig("one", systemdSpec(path, nil)); !errors.Is(err, runtime.ErrInvalidSpec) ||
+			!strings.Contains(err.Error(), "linux.cgroupsPath") {
 			t.Errorf("path %q: error %v", path, err)
 		}
 	}

@@ -64,7 +64,8 @@ func TestCopy(t *testing.T) {
 func TestCopyNamesTheEntry(t *testing.T) {
 	from, fromFd := directory(t)
 	to, toFd := directory(t)
-	must(t, os.MkdirAll(filepath.Join(from, "a"), 0o755), os.WriteFile(filepath.Join(from, "a/b"), nil, 0o600), os.Mkdir(filepath.Join(to, "a"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(from, "a"), 0o755), os.WriteFile(filepath.Join(from, "a/b"), nil, 0o600),
+		os.Mkdir(filepath.Join(to, "a"), 0o755))
 	err := copyup.Copy(t.Context(), fromFd, toFd)
 	if !errors.Is(err, fs.ErrExist) || err.Error() != "copy a: file exists" {
 		t.Errorf("error %v", err)

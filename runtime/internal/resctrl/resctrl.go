@@ -66,7 +66,9 @@ func New(root, id string, r *specs.LinuxIntelRdt) (*Group, error) {
 	case r.ClosID == "":
 		g.Own = true
 	case len(lines(r)) == 0:
-		return nil, fmt.Errorf("linux.intelRdt.closID %q: there is no such class in %s; make it, or say by linux.intelRdt.schemata what it allows", r.ClosID, root)
+		return nil,
+			fmt.Errorf("linux.intelRdt.closID %q: there is no such class in %s; make it, or say by linux.intelRdt.schemata what it allows", r.ClosID,
+				root)
 	}
 	if r.EnableMonitoring {
 		g.Monitor = filepath.Join(g.Class, "mon_groups", id)

@@ -84,7 +84,8 @@ func empty(t *testing.T, dir string) {
 
 func TestNamedClass(t *testing.T) {
 	root := tree(t)
-	if _, err := join(t, root, &specs.LinuxIntelRdt{ClosID: "gold"}); err == nil || !strings.Contains(err.Error(), `closID "gold": there is no such class`) {
+	if _, err := join(t, root, &specs.LinuxIntelRdt{ClosID: "gold"}); err == nil ||
+		!strings.Contains(err.Error(), `closID "gold": there is no such class`) {
 		t.Errorf("a class that is missing: %v", err)
 	}
 	if _, err := join(t, root, &specs.LinuxIntelRdt{ClosID: "gold", L3CacheSchema: "L3:0=7f0", EnableMonitoring: true}); err == nil {
@@ -142,7 +143,8 @@ func TestErrorsHaveTheKernelsReason(t *testing.T) {
 	if err := os.MkdirAll(root+"/one/schemata", 0o755); err != nil { // cannot be written
 		t.Fatal(err)
 	}
-	if _, err := join(t, root, &specs.LinuxIntelRdt{L3CacheSchema: "L3:0=fffff"}); err == nil || !strings.HasSuffix(err.Error(), ": Mask out of range") {
+	if _, err := join(t, root, &specs.LinuxIntelRdt{L3CacheSchema: "L3:0=fffff"}); err == nil ||
+		!strings.HasSuffix(err.Error(), ": Mask out of range") {
 		t.Errorf("error %v", err)
 	}
 }

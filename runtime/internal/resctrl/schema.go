@@ -26,7 +26,8 @@ func (g *Group) mustAllow(want []string) error {
 		name, domains := parse(line)
 		for _, id := range slices.Sorted(maps.Keys(domains)) {
 			if got := have[name][id]; got != domains[id] {
-				return fmt.Errorf("linux.intelRdt: the class %s is there already and has %s:%s=%s where the configuration says %s; leave the schema out to take the class as it is, or name another closID",
+				return fmt.Errorf("linux.intelRdt: the class %s is there already and has %s:%s=%s where the configuration says %s; leave the schema "+
+					"out to take the class as it is, or name another closID",
 					filepath.Base(g.Class), name, id, got, strings.TrimSpace(line))
 			}
 		}

@@ -26,7 +26,10 @@ func TestFeatures(t *testing.T) {
 		"no such command": {
 			"/usr/bin/crun", "ask /usr/bin/crun for its features: exit status 1", probe.Features{},
 		},
-		"all":      {script("all", `echo '{"mountOptions":["ro","rro"],"linux":{"mountExtensions":{"idmap":{"enabled":true}}}}'`), "", probe.Features{RecursiveReadonly: true, IDMap: true}},
+		"all": {
+			script("all", `echo '{"mountOptions":["ro","rro"],"linux":{"mountExtensions":{"idmap":{"enabled":true}}}}'`), "",
+			probe.Features{RecursiveReadonly: true, IDMap: true},
+		},
 		"none":     {script("none", "echo '{}'"), "", probe.Features{}},
 		"not JSON": {script("text", "echo hello"), "invalid character", probe.Features{}},
 		"missing":  {"/nowhere/runc", "no such file", probe.Features{}},

@@ -92,7 +92,10 @@ func testMade(t *testing.T, arch, file string) string {
 	}
 	args, env, tested := []string{"build", "-o", os.DevNull, "-overlay", overlay, "."}, []string{"GOARCH=" + arch}, "is compiled, and not run"
 	if arch == runtime.GOARCH {
-		args = []string{"test", "-vet=off", "-count=1", "-overlay", overlay, "-run", "^(TestStartInYoungProcess|TestSignalHandler|TestLoadFromAnotherProcess|TestStarterHangs)$", ".", "../../engine"}
+		args = []string{
+			"test", "-vet=off", "-count=1", "-overlay", overlay, "-run",
+			"^(TestStartInYoungProcess|TestSignalHandler|TestLoadFromAnotherProcess|TestStarterHangs)$", ".", "../../engine",
+		}
 		env, tested = []string{"CGO_ENABLED=1"}, "has made containers"
 	}
 	cmd := exec.Command("go", args...)
