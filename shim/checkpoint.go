@@ -252,7 +252,8 @@ func (c *container) restore(ctx context.Context, spec *specs.Spec, opts runtime.
 	}
 	defer done()
 	withCRIUConfig(spec, opts.Bundle)
-	return restorer.Restore(ctx, c.id, spec, opts, runtime.RestoreOptions{ImageOptions: runtime.ImageOptions{ImageDir: images, WorkDir: c.dir}})
+	return restorer.Restore(ctx, c.id, spec, opts,
+		runtime.RestoreOptions{ImageOptions: runtime.ImageOptions{ImageDir: images, WorkDir: c.dir}})
 }
 
 // readableOnce makes a file that is empty from its second opening on, until done is called. criu(8)

@@ -145,7 +145,8 @@ func TestRotationErrorsNameTheLog(t *testing.T) {
 		"remove": func(path string) error { return os.Remove(path + "/none") },
 	} {
 		err := place.rotating(step)
-		if want := "rotate log " + place.path() + ": " + name + ": not a directory"; err == nil || err.Error() != want || !errors.Is(err, unix.ENOTDIR) {
+		if want := "rotate log " + place.path() + ": " + name + ": not a directory"; err == nil || err.Error() != want ||
+			!errors.Is(err, unix.ENOTDIR) {
 			t.Errorf("%s: %v, want %s", name, err, want)
 		}
 	}

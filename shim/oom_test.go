@@ -112,7 +112,8 @@ func (p *killPlay) container(rec record) *container {
 // count writes what a cgroup has counted.
 func (p *killPlay) count(dir string, n int64) {
 	p.must(os.MkdirAll(dir, 0o700))
-	p.must(os.WriteFile(filepath.Join(dir, "memory.events"), fmt.Appendf(nil, "low 0\nhigh 0\nmax 9\noom 7\noom_kill %d\noom_group_kill 0\n", n), 0o600))
+	p.must(os.WriteFile(filepath.Join(dir, "memory.events"),
+		fmt.Appendf(nil, "low 0\nhigh 0\nmax 9\noom 7\noom_kill %d\noom_group_kill 0\n", n), 0o600))
 }
 
 func (p *killPlay) must(err error) {

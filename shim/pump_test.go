@@ -288,7 +288,10 @@ func BenchmarkPump(b *testing.B) {
 // BenchmarkPumpThroughput measures the throughput of one container's output on an idle shim, within
 // both limits.
 func BenchmarkPumpThroughput(b *testing.B) {
-	for name, line := range map[string]string{"empty": "\n", "100 bytes": strings.Repeat("x", 99) + "\n", "long": strings.Repeat("x", 16<<10-1) + "\n"} {
+	for name, line := range map[string]string{
+		"empty": "\n", "100 bytes": strings.Repeat("x", 99) + "\n",
+		"long": strings.Repeat("x", 16<<10-1) + "\n",
+	} {
 		b.Run(name, func(b *testing.B) {
 			r := newPumpRig(b)
 			r.p.start()

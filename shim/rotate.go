@@ -34,7 +34,8 @@ func (l logLimit) check() error {
 	if l == (logLimit{}) || l.fileBytes >= api.MinLogBytes && l.files >= 2 {
 		return nil
 	}
-	return fmt.Errorf("%w: log limited to %d files of %d bytes: at least 2 files of %d bytes are needed", errInvalid, l.files, l.fileBytes, api.MinLogBytes)
+	return fmt.Errorf("%w: log limited to %d files of %d bytes: at least 2 files of %d bytes are needed", errInvalid, l.files, l.fileBytes,
+		api.MinLogBytes)
 }
 
 // maxLogFile is the size at which a log without a limit is rotated. The kubelet rotates it much

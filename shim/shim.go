@@ -144,7 +144,9 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 }
 
 // intercept converts errors to codes, once for all methods, and counts the calls in progress.
-func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
+func (s *Service) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo,
+	method ttrpc.Method,
+) (any, error) {
 	called := path.Base(info.FullMethod)
 	if !asking[called] {
 		s.garbage.busy()

@@ -191,7 +191,10 @@ func TestNewerRecords(t *testing.T) {
 			r.waitLog(req.LogPath, "before")
 			exec1 := make(chan int32, 1)
 			go func() {
-				code, _ := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/sh", "-c", "while ! test -e /tmp/go; do sleep 0.02; done; exit 5")})
+				code, _ := r.c.Exec(r.ctx(), client.ExecRequest{
+					PodID: pod, ID: req.ID,
+					Process: process("/bin/sh", "-c", "while ! test -e /tmp/go; do sleep 0.02; done; exit 5"),
+				})
 				exec1 <- code
 			}()
 			r.waitFor("record of the exec", func() bool { return file(r.records(req.ID)) != "" })
@@ -215,7 +218,8 @@ func TestNewerRecords(t *testing.T) {
 				}
 				out, err := exec.Command(binary, "serve", "-state", filepath.Join(r.dir, "node"), "-keeper", r.dir).CombinedOutput()
 				var ended *exec.ExitError
-				if !errors.As(err, &ended) || ended.ExitCode() != 78 || !strings.Contains(string(out), path) || !strings.Contains(string(out), "version 2") {
+				if !errors.As(err, &ended) || ended.ExitCode() != 78 || !strings.Contains(string(out), path) ||
+					!strings.Contains(string(out), "version 2") {
 					t.Errorf("shim that meets a newer record: %v, %s", err, out)
 				}
 				if now, err := os.ReadFile(path); err != nil || string(now) != string(newer) {
@@ -255,10 +259,12 @@ func TestUnmanagedContainer(t *testing.T) {
 	if pods, err := r.c.List(r.ctx()); err != nil || len(pods[pod]) != 1 {
 		t.Errorf("list: %v, %v", pods, err)
 	}
-	if _, err := r.c.Status(r.ctx(), pod, req.ID); err == nil || errors.Is(err, client.ErrNotFound) || !strings.Contains(err.Error(), "unmanaged") {
+	if _, err := r.c.Status(r.ctx(), pod, req.ID); err == nil || errors.Is(err, client.ErrNotFound) ||
+		!strings.Contains(err.Error(), "unmanaged") {
 		t.Errorf("status: %v", err)
 	}
-	if all, err := r.c.Unmanaged(r.ctx()); err != nil || len(all) != 1 || all[0].ID != req.ID || all[0].PodID != pod || !strings.Contains(all[0].Reason, "damaged") {
+	if all, err := r.c.Unmanaged(r.ctx()); err != nil || len(all) != 1 || all[0].ID != req.ID || all[0].PodID != pod ||
+		!strings.Contains(all[0].Reason, "damaged") {
 		t.Errorf("unmanaged: %+v, %v", all, err)
 	}
 	if _, err := r.c.Create(r.ctx(), req); !errors.Is(err, client.ErrExists) {

@@ -30,7 +30,10 @@ func TestKillAtEachStep(t *testing.T) {
 	defer func(old string) { binary = old }(binary)
 	binary = faulty
 
-	for _, point := range []string{"shim.create.recorded", "shim.create.launched", "runtime.oci.create", "runtime.oci.created", "runtime.shim.start", "runtime.shim.started", "runtime.shim.created"} {
+	for _, point := range []string{
+		"shim.create.recorded", "shim.create.launched", "runtime.oci.create", "runtime.oci.created",
+		"runtime.shim.start", "runtime.shim.started", "runtime.shim.created",
+	} {
 		by := ""
 		if strings.HasPrefix(point, "runtime.oci.") {
 			by = "oci:/usr/sbin/runc"

@@ -155,7 +155,8 @@ func TestPublishedEvent(t *testing.T) {
 	req.Handler = "shim:" + testkit.Bin(t, "tools", "containerd-shim-runc-v2")
 	r.run(req)
 	publish := func(event []byte) error {
-		cmd := exec.Command(binary, "--address", filepath.Join(r.dir, "node", "v2", "events"), "publish", "--topic", "/tasks/oom", "--namespace", "coracle")
+		cmd := exec.Command(binary, "--address", filepath.Join(r.dir, "node", "v2", "events"), "publish", "--topic", "/tasks/oom", "--namespace",
+			"coracle")
 		cmd.Stdin = bytes.NewReader(event)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)

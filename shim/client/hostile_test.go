@@ -48,7 +48,9 @@ func TestExecLeavesWriterBehind(t *testing.T) {
 // A container may leave its terminal and come back to it.
 func TestTerminalOpenedAgain(t *testing.T) {
 	r := newRig(t)
-	req := r.request("echo one; exec </dev/null >/dev/null 2>&1; sleep 0.2; echo two >/dev/console; sleep 0.2; echo three >/dev/console; sleep 0.2")
+	req := r.request(
+		"echo one; exec </dev/null >/dev/null 2>&1; sleep 0.2; echo two >/dev/console; sleep 0.2; echo three >/dev/console; sleep 0.2",
+	)
 	req.Terminal = true
 	r.run(req)
 	r.exit(req.ID)
@@ -86,7 +88,8 @@ func TestKillAll(t *testing.T) {
 		t.Errorf("log %q", got)
 	}
 	// Its terminal was hung up: either it has died of that, or it can be killed.
-	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: tty.ID, Signal: unix.SIGKILL}); err != nil && !errors.Is(err, client.ErrNotRunning) {
+	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: tty.ID, Signal: unix.SIGKILL}); err != nil &&
+		!errors.Is(err, client.ErrNotRunning) {
 		t.Error(err)
 	}
 	r.exit(tty.ID)

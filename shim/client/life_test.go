@@ -170,7 +170,8 @@ func TestExec(t *testing.T) {
 		}
 	})
 	t.Run("unknown container", func(t *testing.T) {
-		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: "nobody", Process: process("/bin/true")}); !errors.Is(err, client.ErrNotFound) {
+		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: "nobody", Process: process("/bin/true")}); !errors.Is(err,
+			client.ErrNotFound) {
 			t.Errorf("exec: %v", err)
 		}
 	})
@@ -178,7 +179,8 @@ func TestExec(t *testing.T) {
 		req := r.request("true")
 		r.run(req)
 		r.exit(req.ID)
-		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/true")}); !errors.Is(err, client.ErrNotRunning) {
+		if _, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/true")}); !errors.Is(err,
+			client.ErrNotRunning) {
 			t.Errorf("exec: %v", err)
 		}
 	})
@@ -278,7 +280,8 @@ func TestBackgroundChildrenOfExecs(t *testing.T) {
 		}
 	}
 	// The attack was made: the children are there.
-	if out, _, _ := r.exec(req.ID, "grep -lz 1001 /proc/[0-9]*/cmdline | wc -l"); strings.TrimSpace(out) < "15" || len(strings.TrimSpace(out)) < 2 {
+	if out, _, _ := r.exec(req.ID, "grep -lz 1001 /proc/[0-9]*/cmdline | wc -l"); strings.TrimSpace(out) < "15" ||
+		len(strings.TrimSpace(out)) < 2 {
 		t.Errorf("control: %q children run, want more than %d", out, calls)
 	}
 	r.waitFor("nothing to be left of the calls", func() bool {

@@ -18,7 +18,10 @@ func TestRestartShim(t *testing.T) {
 	old := r.shimPID()
 	code := make(chan int32, 1)
 	go func() {
-		n, err := r.c.Exec(r.ctx(), client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/sh", "-c", "while ! test -e /tmp/go; do sleep 0.02; done; exit 5")})
+		n, err := r.c.Exec(r.ctx(), client.ExecRequest{
+			PodID: pod, ID: req.ID,
+			Process: process("/bin/sh", "-c", "while ! test -e /tmp/go; do sleep 0.02; done; exit 5"),
+		})
 		if err != nil {
 			t.Error(err)
 		}

@@ -219,7 +219,8 @@ func (r *rig) end() {
 	}
 	for p, ids := range pods {
 		for _, id := range ids {
-			if err := r.c.Kill(ctx, client.KillRequest{PodID: p, ID: id, Signal: unix.SIGKILL}); err != nil && !errors.Is(err, client.ErrNotRunning) {
+			if err := r.c.Kill(ctx, client.KillRequest{PodID: p, ID: id, Signal: unix.SIGKILL}); err != nil &&
+				!errors.Is(err, client.ErrNotRunning) {
 				r.Error(err)
 			}
 			r.exit(id)

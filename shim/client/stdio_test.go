@@ -46,7 +46,8 @@ func TestAttachTwiceAndDetach(t *testing.T) {
 	}
 	r.waitFor("output at both", func() bool { // the second may attach late
 		io.WriteString(typist, "1\n")
-		return strings.Contains(outs[0].String(), "out 1") && strings.Contains(outs[1].String(), "out 1") && strings.Contains(errs[1].String(), "err 1")
+		return strings.Contains(outs[0].String(), "out 1") && strings.Contains(outs[1].String(), "out 1") &&
+			strings.Contains(errs[1].String(), "err 1")
 	})
 	detach()
 	for range 2 {

@@ -75,7 +75,8 @@ func parseStat(b []byte) (s Stat, err error) {
 	// The second field is the command in parentheses and may hold anything.
 	end := bytes.LastIndexByte(b, ')')
 	fields := bytes.Fields(b[end+1:])
-	if end < 0 || len(fields) < 20 || len(fields[0]) != 1 || !('A' <= fields[0][0] && fields[0][0] <= 'Z' || 'a' <= fields[0][0] && fields[0][0] <= 'z') {
+	if end < 0 || len(fields) < 20 || len(fields[0]) != 1 ||
+		!('A' <= fields[0][0] && fields[0][0] <= 'Z' || 'a' <= fields[0][0] && fields[0][0] <= 'z') {
 		return s, errors.New("malformed")
 	}
 	s.State = fields[0][0]
