@@ -149,7 +149,8 @@ func TestDriverShowsMergedLayers(t *testing.T) {
 		}
 		var plain, hard, suid, d unix.Stat_t
 		at := func(name string) string { return filepath.Join(snap.Target, name) }
-		must(t, errors.Join(unix.Lstat(at("plain"), &plain), unix.Lstat(at("d/hard"), &hard), unix.Lstat(at("suid"), &suid), unix.Lstat(at("d"), &d)))
+		must(t, errors.Join(unix.Lstat(at("plain"), &plain), unix.Lstat(at("d/hard"), &hard), unix.Lstat(at("suid"), &suid),
+			unix.Lstat(at("d"), &d)))
 		if plain.Ino != hard.Ino || plain.Nlink != 2 {
 			t.Errorf("hard links are inodes %d and %d", plain.Ino, hard.Ino)
 		}

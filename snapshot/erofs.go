@@ -59,14 +59,18 @@ const (
 // of all owners, CAP_SYS_ADMIN the attributes trusted.overlay.*.
 func makeErofs(ctx context.Context, image, dir string) error {
 	scratch := image + ".scratch"
-	if err := errors.Join(os.MkdirAll(filepath.Join(scratch, filepath.Base(confine.Files)), 0o700), os.Chown(scratch, confine.Nobody, confine.Nobody)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(scratch, filepath.Base(confine.Files)), 0o700),
+		os.Chown(scratch, confine.Nobody, confine.Nobody)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, mkfsTime, fmt.Errorf("%s took more than %s", mkfsErofs, mkfsTime))
 	defer cancel()
 	err := confine.Run(ctx, confine.Program{
-		Name:         mkfsErofs,
-		Args:         []string{"--quiet", "--preserve-mtime", "-x1", "--chunksize=65536", "-U00000000-0000-0000-0000-000000000000", filepath.Join(confine.Scratch, imageName), confine.Files},
+		Name: mkfsErofs,
+		Args: []string{
+			"--quiet", "--preserve-mtime", "-x1", "--chunksize=65536", "-U00000000-0000-0000-0000-000000000000",
+			filepath.Join(confine.Scratch, imageName), confine.Files,
+		},
 		Files:        dir,
 		Scratch:      scratch,
 		Capabilities: []uintptr{unix.CAP_DAC_READ_SEARCH, unix.CAP_SYS_ADMIN},

@@ -51,7 +51,8 @@ func (u Users) check() error {
 			}
 			for _, o := range maps[:i] {
 				if overlap(m.Container, o.Container, m.Length, o.Length) || overlap(m.Host, o.Host, m.Length, o.Length) {
-					return fmt.Errorf("%w: ranges of %s ids %d:%d:%d and %d:%d:%d overlap", ErrInvalid, what, m.Container, m.Host, m.Length, o.Container, o.Host, o.Length)
+					return fmt.Errorf("%w: ranges of %s ids %d:%d:%d and %d:%d:%d overlap", ErrInvalid, what, m.Container, m.Host, m.Length, o.Container,
+						o.Host, o.Length)
 				}
 			}
 		}

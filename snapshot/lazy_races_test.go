@@ -83,7 +83,8 @@ func silence(t *testing.T, at string) (asked chan struct{}, end func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	must(t, err)
-	must(t, unix.Mount("silence", at, "fuse.silence", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)))
+	must(t, unix.Mount("silence", at, "fuse.silence", unix.MS_NOSUID|unix.MS_NODEV,
+		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)))
 	asked, gone := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(gone)

@@ -93,7 +93,8 @@ func (s Snapshot) options() PrepareOptions {
 
 // same says whether the snapshot is what the options ask for.
 func (s Snapshot) same(o Snapshot) bool {
-	return slices.Equal(s.Layers, o.Layers) && s.Target == o.Target && s.Users.equal(o.Users) && s.Access == o.Access && s.Label == o.Label && s.Limit == o.Limit
+	return slices.Equal(s.Layers, o.Layers) && s.Target == o.Target && s.Users.equal(o.Users) && s.Access == o.Access && s.Label == o.Label &&
+		s.Limit == o.Limit
 }
 
 // standing is what there is of a snapshot when Prepare is called.
@@ -115,7 +116,8 @@ func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 			return snap, 0, fmt.Errorf("prepare snapshot %s: %w: %w", snap.ID, ErrExists, errDamagedRecord)
 		}
 		if !e.snap.same(snap) {
-			return snap, 0, fmt.Errorf("prepare snapshot %s: %w, with other layers, options or at another target (%s)", snap.ID, ErrExists, e.snap.Target)
+			return snap, 0, fmt.Errorf("prepare snapshot %s: %w, with other layers, options or at another target (%s)", snap.ID, ErrExists,
+				e.snap.Target)
 		}
 		if e.mounted {
 			return e.snap, isMounted, nil
@@ -130,7 +132,8 @@ func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 	if s.quota != nil {
 		snap.Project = s.freeProjectLocked()
 	} else if snap.Limit != (Usage{}) {
-		return snap, 0, fmt.Errorf("prepare snapshot %s: %w: a limit needs project quotas, and %s on %s has none; mount it with prjquota", snap.ID, ErrUnsupported, s.root, fsType(s.root))
+		return snap, 0, fmt.Errorf("prepare snapshot %s: %w: a limit needs project quotas, and %s on %s has none; mount it with prjquota",
+			snap.ID, ErrUnsupported, s.root, fsType(s.root))
 	}
 	s.addLocked(snap)
 	return snap, isNew, nil

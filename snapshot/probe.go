@@ -43,7 +43,8 @@ func (s *Store) probe() error {
 	}
 	err = errors.Join(err, os.RemoveAll(dir))
 	if err != nil {
-		return fmt.Errorf("%w: %s on a file system of type %s: %w; put it on ext4, xfs, btrfs or tmpfs, or set snapshot.driver to native", ErrUnsupported, s.root, fsType(s.root), err)
+		return fmt.Errorf("%w: %s on a file system of type %s: %w; put it on ext4, xfs, btrfs or tmpfs, or set snapshot.driver to native",
+			ErrUnsupported, s.root, fsType(s.root), err)
 	}
 	return nil
 }

@@ -62,7 +62,8 @@ func mountDisk(t *testing.T, options string, mkfs ...string) string {
 // xfs has no record of a project that nothing was counted for yet.
 func TestQuotasOfXFS(t *testing.T) {
 	s := startedWith(t, Config{Root: filepath.Join(mountDisk(t, "loop,prjquota", xfs...), "root"), Driver: Overlay, Limit: Usage{Inodes: 500}})
-	limited, err := s.Prepare(t.Context(), "limited", PrepareOptions{Target: filepath.Join(t.TempDir(), "limited"), Limit: Usage{Bytes: 10 << 20}})
+	limited, err := s.Prepare(t.Context(), "limited",
+		PrepareOptions{Target: filepath.Join(t.TempDir(), "limited"), Limit: Usage{Bytes: 10 << 20}})
 	must(t, err)
 	write := func(name string, size int) error {
 		return asContainer(func() error {

@@ -34,7 +34,8 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 		snap, err := transient.Try(&w, func() (Snapshot, error) { return s.readRecord(e.Name()) })
 		if err != nil {
 			if s.keepDamaged(e.Name(), mounts[e.Name()]) {
-				s.log.Warn("a snapshot's record is damaged: it is kept until its container is removed, and all layers with it", "snapshot", e.Name(), "error", err)
+				s.log.Warn("a snapshot's record is damaged: it is kept until its container is removed, and all layers with it", "snapshot", e.Name(),
+					"error", err)
 				continue
 			}
 			// The record is written before all else: there is nothing yet, or no more.

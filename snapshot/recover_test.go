@@ -42,7 +42,8 @@ func TestHalfStates(t *testing.T) {
 			write(t, filepath.Join(s.snapshotDir("c"), recordName), "{")
 		},
 		"snapshot.prepare.recorded": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := errors.Join(unmountOverlay(snap.Target), os.RemoveAll(snap.Upper), os.RemoveAll(filepath.Join(s.snapshotDir("c"), "work"))); err != nil {
+			if err := errors.Join(unmountOverlay(snap.Target), os.RemoveAll(snap.Upper),
+				os.RemoveAll(filepath.Join(s.snapshotDir("c"), "work"))); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -102,7 +103,8 @@ func TestRecoverAfterAReset(t *testing.T) {
 	}
 	s = restarted(t, s)
 	err := s.Recover(t.Context(), []string{"used", "unused", "unknown"})
-	if !errors.Is(err, ErrUnclean) || !strings.Contains(err.Error(), used.Upper) || !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "unknown") {
+	if !errors.Is(err, ErrUnclean) || !strings.Contains(err.Error(), used.Upper) || !errors.Is(err, ErrNotFound) ||
+		!strings.Contains(err.Error(), "unknown") {
 		t.Errorf("error %v", err)
 	}
 	mountOf(t, unused.Target)

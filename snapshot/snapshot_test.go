@@ -89,7 +89,10 @@ func TestPrepareByOptionString(t *testing.T) {
 		t.Error("wrong order of layers")
 	}
 	users := Users{UIDs: []IDMap{{Host: 200000, Length: 10}}, GIDs: []IDMap{{Host: 300000, Length: 10}}}
-	mapped, err := s.Prepare(t.Context(), "m", PrepareOptions{Layers: layers[:3], Target: filepath.Join(t.TempDir(), "m"), Users: users, Access: ReadOnly})
+	mapped, err := s.Prepare(t.Context(), "m", PrepareOptions{
+		Layers: layers[:3], Target: filepath.Join(t.TempDir(), "m"), Users: users,
+		Access: ReadOnly,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

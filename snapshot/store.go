@@ -173,7 +173,8 @@ func (s *Store) Start(ctx context.Context) error {
 	}
 	s.quota = findQuotas(s.root)
 	if s.quota == nil && s.limit != (Usage{}) {
-		return fmt.Errorf("snapshot store: %w: limits need project quotas, and %s on %s has none; mount it with prjquota, or set no limits", ErrUnsupported, s.root, fsType(s.root))
+		return fmt.Errorf("snapshot store: %w: limits need project quotas, and %s on %s has none; mount it with prjquota, or set no limits",
+			ErrUnsupported, s.root, fsType(s.root))
 	}
 	if err := s.loadLayers(); err != nil {
 		return err

@@ -32,14 +32,16 @@ func (s *Store) takeOver() error {
 		}
 		err = errUnknownDriver
 	case err != nil:
-		s.log.Warn("the file that says what the snapshot store's driver is cannot be read; taken to be the one that is set", "file", file, "error", err, "driver", s.driverName)
+		s.log.Warn("the file that says what the snapshot store's driver is cannot be read; taken to be the one that is set", "file", file,
+			"error", err, "driver", s.driverName)
 		if err := s.discard(file); err != nil { // it may be a directory
 			return err
 		}
 		was = s.driverName
 	case was != Overlay && was != EROFS && was != Native:
 		// A damaged file must not cost containers their roots.
-		s.log.Warn("the snapshot store's driver is not known; taken to be the one that is set", "file", file, "content", was, "driver", s.driverName)
+		s.log.Warn("the snapshot store's driver is not known; taken to be the one that is set", "file", file, "content", was, "driver",
+			s.driverName)
 		was, err = s.driverName, errUnknownDriver
 	}
 	if was != s.driverName {
@@ -87,7 +89,8 @@ func (s *Store) dropOther(was DriverName) error {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("%w: driver %s cannot take over %s while snapshots of driver %s are mounted; remove all containers first", ErrInvalid, s.driverName, s.root, was)
+		return fmt.Errorf("%w: driver %s cannot take over %s while snapshots of driver %s are mounted; remove all containers first", ErrInvalid,
+			s.driverName, s.root, was)
 	}
 	dropped := 0
 	for _, dir := range []string{s.layersDir(), s.snapshotsDir()} {
@@ -103,7 +106,8 @@ func (s *Store) dropOther(was DriverName) error {
 		}
 	}
 	if dropped > 0 {
-		s.log.Warn("layers and snapshots of another driver dropped; their images have to be pulled again", "driver", s.driverName, "was", was, "dropped", dropped)
+		s.log.Warn("layers and snapshots of another driver dropped; their images have to be pulled again", "driver", s.driverName, "was", was,
+			"dropped", dropped)
 	}
 	return nil
 }

@@ -226,7 +226,10 @@ func (w *Writer) entry(fd int, name, rel string, st *unix.Stat_t) error {
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 {
 		if first, ok := w.links[InodeOf(st)]; ok {
-			return w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeLink, Name: rel, Linkname: first, Mode: h.Mode, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Format: tar.FormatPAX})
+			return w.tar.WriteHeader(&tar.Header{
+				Typeflag: tar.TypeLink, Name: rel, Linkname: first, Mode: h.Mode, Uid: h.Uid, Gid: h.Gid,
+				ModTime: h.ModTime, Format: tar.FormatPAX,
+			})
 		}
 		if err := w.room.take(len(rel) + nameCost); err != nil {
 			return err

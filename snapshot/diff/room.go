@@ -28,7 +28,8 @@ func newRoom() *room { return &room{maxRoom} }
 // take fails when no room is left.
 func (r *room) take(bytes int) error {
 	if r.left -= bytes; r.left < 0 {
-		return fmt.Errorf("%w: too many files: the names in its directories take more than %d MiB of memory; spread or remove them", ErrInvalid, maxRoom>>20)
+		return fmt.Errorf("%w: too many files: the names in its directories take more than %d MiB of memory; spread or remove them", ErrInvalid,
+			maxRoom>>20)
 	}
 	return nil
 }
