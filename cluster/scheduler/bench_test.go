@@ -69,9 +69,12 @@ var workloads = []workload{
 	}},
 	{"anti-affinity", 1000, 1000, func(i int) *v1.Pod {
 		pod := benchPod(i)
-		pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
+		apart := v1.PodAffinityTerm{
 			TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-		}}}}
+		}
+		pod.Spec.Affinity = &v1.Affinity{
+			PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{apart}},
+		}
 		return pod
 	}},
 }

@@ -8,10 +8,10 @@ import (
 
 // quiet passes on what upstream's packages log, but for errors that need no one's attention. They
 // are logged for debugging only:
-//   - those that say that the client has gone: it closed its connection, gave up a watch, or was cut off
-//     by the end of the process. The API server logs several of them each time;
-//   - those of imported controllers that wait for the event of their own last write. In this process the answer
-//     comes before the event, and they look again some milliseconds later.
+//   - those that say that the client has gone: it closed its connection, gave up a watch, or was
+//     cut off by the end of the process. The API server logs several of them each time;
+//   - those of imported controllers that wait for the event of their own last write. In this
+//     process the answer comes before the event, and they look again some milliseconds later.
 type quiet struct{ slog.Handler }
 
 // gone are what such errors end in or are about. A request that really took too long is still told

@@ -1,18 +1,19 @@
-// Package attachdetach has CSI volumes attached to the nodes whose pods need them, and detached from
-// the others.
+// Package attachdetach has CSI volumes attached to the nodes whose pods need them, and detached
+// from the others.
 //
-// It does so by VolumeAttachment objects: a driver's external-attacher makes true what they say. The
-// names of these objects and what Nodes' status says of volumes are upstream's, which attachers,
-// kubelets and upstream's tests rely on.
+// It does so by VolumeAttachment objects: a driver's external-attacher makes true what they say.
+// The names of these objects and what Nodes' status says of volumes are upstream's, which
+// attachers, kubelets and upstream's tests rely on.
 //
-// Keys are volumes and nodes. The sync of a volume (attach.go) makes the attachments that pods need,
-// and tells pods what they wait for. The sync of a node (detach.go) writes status.volumesAttached,
-// and deletes the attachments that no pod of the node needs any more. So there is one place that
-// decides on a volume, and one that writes to a node, and neither needs a lock.
+// Keys are volumes and nodes. The sync of a volume (attach.go) makes the attachments that pods
+// need, and tells pods what they wait for. The sync of a node (detach.go) writes
+// status.volumesAttached, and deletes the attachments that no pod of the node needs any more. So
+// there is one place that decides on a volume, and one that writes to a node, and neither needs a
+// lock.
 //
 // A node and this controller agree as follows. The kubelet writes a volume to status.volumesInUse,
-// and mounts it only if it sees it in status.volumesAttached afterwards. This controller takes it out
-// of volumesAttached, and deletes the attachment only if it does not see it in volumesInUse
+// and mounts it only if it sees it in status.volumesAttached afterwards. This controller takes it
+// out of volumesAttached, and deletes the attachment only if it does not see it in volumesInUse
 // afterwards. Of the two, at least one sees what the other wrote.
 //
 // Everything is derived from objects. In memory are only the time since when a node that does not

@@ -99,7 +99,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A pod whose volume is on another node waits, is told by whom, and gets it when that node has let go.
+// A pod whose volume is on another node waits, is told by whom, and gets it when that node has let
+// go.
 func TestVolumeOfAnotherNode(t *testing.T) {
 	run(t, func(w world) {
 		w.node("a")
@@ -175,8 +176,8 @@ func TestSharedVolume(t *testing.T) {
 	})
 }
 
-// Of two pods that come at once, the older one gets the volume, and it is not attached twice although
-// the first attachment is not in the cache yet.
+// Of two pods that come at once, the older one gets the volume, and it is not attached twice
+// although the first attachment is not in the cache yet.
 func TestTwoPodsAtOnce(t *testing.T) {
 	run(t, func(w world) {
 		w.node("a")
@@ -601,8 +602,8 @@ func TestDriversErrors(t *testing.T) {
 	})
 }
 
-// A PersistentVolume that was removed by force, with its finalizers, does not keep its attachment, but
-// a node that uses the volume does.
+// A PersistentVolume that was removed by force, with its finalizers, does not keep its attachment,
+// but a node that uses the volume does.
 func TestVolumeThatIsGone(t *testing.T) {
 	run(t, func(w world) {
 		w.node("a")
@@ -638,8 +639,8 @@ func TestVolumeThatIsGone(t *testing.T) {
 	})
 }
 
-// What nodes report without an attachment, as after a crash between two writes, is corrected at start,
-// also if no volume of a driver is left.
+// What nodes report without an attachment, as after a crash between two writes, is corrected at
+// start, also if no volume of a driver is left.
 func TestReportsAreCorrectedAtStart(t *testing.T) {
 	run(t, func(w world) {
 		w.node("a")

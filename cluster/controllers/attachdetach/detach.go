@@ -23,8 +23,8 @@ const (
 	// forceAfter is how long a node that is not ready, or gone, may keep a volume that no pod of it
 	// needs: upstream's default.
 	forceAfter = 6 * time.Minute
-	// settle is how long a node that is ready has to have existed until its silence about a volume that
-	// was attached before counts. Its kubelet writes what it uses within seconds.
+	// settle is how long a node that is ready has to have existed until its silence about a volume
+	// that was attached before counts. Its kubelet writes what it uses within seconds.
 	settle = time.Minute
 )
 
@@ -35,8 +35,8 @@ type leaving struct {
 	forced     bool // whatever the node says
 }
 
-// syncNode writes to a node's status which volumes are attached, and deletes attachments that it does
-// not need and does not use.
+// syncNode writes to a node's status which volumes are attached, and deletes attachments that it
+// does not need and does not use.
 func (c *controller) syncNode(ctx context.Context, key, name string) error {
 	node, err := c.nodes.Get(name)
 	if err != nil && !apierrors.IsNotFound(err) {

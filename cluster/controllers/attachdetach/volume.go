@@ -45,7 +45,8 @@ func parse(unique corev1.UniqueVolumeName) (volume, bool) {
 	return volume{driver: driver, handle: handle}, ok
 }
 
-// attachment is the name of the VolumeAttachment of v to a node, as upstream's and external-attachers'.
+// attachment is the name of the VolumeAttachment of v to a node, as upstream's and
+// external-attachers'.
 func (v volume) attachment(node string) string {
 	sum := sha256.Sum256([]byte(v.handle + v.driver + node))
 	return attachmentPrefix + hex.EncodeToString(sum[:])

@@ -26,8 +26,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 )
 
-// TestMain keeps logs out of the tests', and upstream's error handler too: it sleeps until some time
-// after its last error, which another bubble's clock set.
+// TestMain keeps logs out of the tests', and upstream's error handler too: it sleeps until some
+// time after its last error, which another bubble's clock set.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = nil
 	slog.SetDefault(slog.New(slog.DiscardHandler))

@@ -144,8 +144,8 @@ func TestQuotas(t *testing.T) {
 				if !quotas {
 					return
 				}
-				// A crash before the PersistentVolume was made leaves an empty subvolume, which rmdir takes
-				// away.
+				// A crash before the PersistentVolume was made leaves an empty subvolume, which
+				// rmdir takes away.
 				if err := b.dirs().discard(nameOf(empty)); err != nil {
 					t.Error(err)
 				}

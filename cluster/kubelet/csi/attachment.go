@@ -50,7 +50,8 @@ func (n *Node) inUseChanged() {
 	}
 }
 
-// awaitReported returns when the API knows that the volume is in use: from then on it is not detached.
+// awaitReported returns when the API knows that the volume is in use: from then on it is not
+// detached.
 func (n *Node) awaitReported(ctx context.Context, name v1.UniqueVolumeName) error {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
@@ -71,8 +72,8 @@ func (n *Node) awaitReported(ctx context.Context, name v1.UniqueVolumeName) erro
 	}
 }
 
-// attached returns what the attacher has said of a volume that is attached to this node. If it is not
-// attached, the pod is woken when the node's status says that it is.
+// attached returns what the attacher has said of a volume that is attached to this node. If it is
+// not attached, the pod is woken when the node's status says that it is.
 func (n *Node) attached(ctx context.Context, s *staged, r *request) (map[string]string, error) {
 	if err := n.awaitReported(ctx, s.name()); err != nil {
 		return nil, err
@@ -82,7 +83,8 @@ func (n *Node) attached(ctx context.Context, s *staged, r *request) (map[string]
 	var a *storagev1.VolumeAttachment
 	call, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	// A node may read the attachments to it, so it is also forbidden to read one that does not exist.
+	// A node may read the attachments to it, so it is also forbidden to read one that does not
+	// exist.
 	a, err := n.opts.Kube.StorageV1().VolumeAttachments().Get(call, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return nil, fmt.Errorf("volume %q is not attached to node %q yet: there is no volumeattachment %s", s.handle, n.opts.NodeName, name)
@@ -119,10 +121,10 @@ func (n *Node) checkAttachment(a *storagev1.VolumeAttachment, s *staged) error {
 	return fmt.Errorf("volume %q cannot be attached to node %q: %s", s.handle, n.opts.NodeName, failure.Message)
 }
 
-// checkNode requires that the node's status lists the volume as attached, read after the status was written with the
-// volume in use. The attach controller takes a volume from that list before it looks whether the volume is in use, and
-// only then deletes the attachment. So one of the two sees the other: an attachment that is about to be
-// deleted is never taken for one that stays.
+// checkNode requires that the node's status lists the volume as attached, read after the status was
+// written with the volume in use. The attach controller takes a volume from that list before it
+// looks whether the volume is in use, and only then deletes the attachment. So one of the two sees
+// the other: an attachment that is about to be deleted is never taken for one that stays.
 func (n *Node) checkNode(ctx context.Context, s *staged) error {
 	node, err := n.opts.Kube.CoreV1().Nodes().Get(ctx, n.opts.NodeName, metav1.GetOptions{})
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
-// blockDir is the directory of a staged block volume's record. Volumes with files are known by their
-// handles, but block volumes by their names, as upstream has it.
+// blockDir is the directory of a staged block volume's record. Volumes with files are known by
+// their handles, but block volumes by their names, as upstream has it.
 func (n *Node) blockDir(spec string) string {
 	return filepath.Join(n.pluginDir(), devicesDir, spec, dataDir)
 }

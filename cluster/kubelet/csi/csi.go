@@ -1,19 +1,19 @@
-// Package csi is the node's part of the Container Storage Interface: it finds drivers, publishes what
-// they say of this node, and has them stage, publish and take away the volumes of this node's pods.
-// It is a volume.Source.
+// Package csi is the node's part of the Container Storage Interface: it finds drivers, publishes
+// what they say of this node, and has them stage, publish and take away the volumes of this node's
+// pods. It is a volume.Source.
 //
 // # Words
 //
-// A driver is a program, nearly always a pod, that serves the CSI Node service on a socket. A registrar,
-// a container next to it, makes a second socket in plugins_registry that says where the first one
-// is. To stage a volume makes it usable on the node, once; to publish it puts it where one pod sees
-// it. A volume is in use from before it is staged until after it is unstaged: the node's status says so,
-// and until then no controller detaches it.
+// A driver is a program, nearly always a pod, that serves the CSI Node service on a socket. A
+// registrar, a container next to it, makes a second socket in plugins_registry that says where the
+// first one is. To stage a volume makes it usable on the node, once; to publish it puts it where
+// one pod sees it. A volume is in use from before it is staged until after it is unstaged: the
+// node's status says so, and until then no controller detaches it.
 //
 // # Where things are
 //
-// Everything is below the kubelet's root directory, in upstream's layout, and that layout is the only
-// record of what was asked of drivers:
+// Everything is below the kubelet's root directory, in upstream's layout, and that layout is the
+// only record of what was asked of drivers:
 //
 //	plugins_registry/NAME.sock                                      a registrar's socket
 //	plugins/kubernetes.io/csi/DRIVER/SHA256(HANDLE)/vol_data.json    a volume that is, or may be, staged at globalmount
@@ -22,24 +22,24 @@
 //	pods/UID/plugins/kubernetes.io~csi/NAME/vol_data.json            the same of a block volume, at volumeDevices/publish/PV/UID
 //	pods/UID/plugins/kubernetes.io~csi/NAME/published                the pod may use it: everything has succeeded
 //
-// A record is written before the call that it is about, and removed when the opposite call has succeeded
-// and the list of mounts shows nothing there. Nothing is ever removed below a mount: directories
-// that a driver mounts on go by rmdir.
+// A record is written before the call that it is about, and removed when the opposite call has
+// succeeded and the list of mounts shows nothing there. Nothing is ever removed below a mount:
+// directories that a driver mounts on go by rmdir.
 //
 // # The life of a volume
 //
-// Mount waits, by failing, for the driver and for the attachment; the pod is woken when they come. Then it
-// stages the volume if no pod on this node has it yet, publishes it, gives it to the pod's group and
-// grows it if the claim waits for that. Unmount has the driver unpublish it. If that fails, or the driver is
-// not there, the record stays and the pod is not gone. When the last pod has let go of a volume, it is
-// unstaged in the background, which is tried until it succeeds. A kubelet that starts reads the records
-// and goes on where the last one ended.
+// Mount waits, by failing, for the driver and for the attachment; the pod is woken when they come.
+// Then it stages the volume if no pod on this node has it yet, publishes it, gives it to the pod's
+// group and grows it if the claim waits for that. Unmount has the driver unpublish it. If that
+// fails, or the driver is not there, the record stays and the pod is not gone. When the last pod
+// has let go of a volume, it is unstaged in the background, which is tried until it succeeds. A
+// kubelet that starts reads the records and goes on where the last one ended.
 //
 // # What is hostile
 //
-// A driver may hang, die, lie and answer with anything. Every call has a deadline, answers are bounded,
-// and a call that hangs holds up only the volume that it is for. Names become directory names only
-// after a check.
+// A driver may hang, die, lie and answer with anything. Every call has a deadline, answers are
+// bounded, and a call that hangs holds up only the volume that it is for. Names become directory
+// names only after a check.
 package csi
 
 import (
@@ -72,8 +72,8 @@ type Options struct {
 	Wake func(types.UID)
 	// Report has the node's status written soon: VolumesInUse returns something else.
 	Report func()
-	// LookEvery is how often the claim of a published volume is read again, for kubelets that do not
-	// see it change; 0 for never.
+	// LookEvery is how often the claim of a published volume is read again, for kubelets that do
+	// not see it change; 0 for never.
 	LookEvery time.Duration
 }
 
@@ -100,8 +100,8 @@ type Node struct {
 	again    chan struct{}
 	// waiting are the pods' volumes that wait, by what they wait for.
 	waiting map[string]map[user]struct{}
-	// republish are the published volumes whose drivers want to be called regularly, by State; grown are
-	// their sizes that the driver has been told.
+	// republish are the published volumes whose drivers want to be called regularly, by State;
+	// grown are their sizes that the driver has been told.
 	republish map[string]bool
 	grown     map[string]int64
 	// failedGrowths are the last growths that their drivers have ended with an error, by State.
@@ -133,8 +133,8 @@ func New(o Options) *Node {
 	return n
 }
 
-// Load reads what earlier kubelets have left. VolumesInUse is right from then on. Call it once, before the
-// node is registered and before any pod is mounted.
+// Load reads what earlier kubelets have left. VolumesInUse is right from then on. Call it once,
+// before the node is registered and before any pod is mounted.
 func (n *Node) Load() error {
 	root, err := filepath.Abs(n.opts.RootDir)
 	if err != nil {

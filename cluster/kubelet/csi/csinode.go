@@ -349,7 +349,8 @@ func setDriver(object *storagev1.CSINode, d *driver) {
 	object.Spec.Drivers[at] = entry
 }
 
-// follow asks a driver from time to time how many volumes the node can have, if its CSIDriver says so.
+// follow asks a driver from time to time how many volumes the node can have, if its CSIDriver says
+// so.
 func (c *csiNode) follow(d *driver, object *storagev1.CSIDriver) {
 	if object == nil || object.Spec.NodeAllocatableUpdatePeriodSeconds == nil {
 		return

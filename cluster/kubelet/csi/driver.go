@@ -58,8 +58,8 @@ type driver struct {
 	topology map[string]string
 }
 
-// checkDriverName refuses what is no driver's name by the API's rules, or has another meaning as the
-// name of a directory.
+// checkDriverName refuses what is no driver's name by the API's rules, or has another meaning as
+// the name of a directory.
 func checkDriverName(name string) error {
 	if len(name) > longestName {
 		return fmt.Errorf("driver name %.80q has more than %d characters", name, longestName)

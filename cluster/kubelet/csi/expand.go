@@ -22,7 +22,8 @@ import (
 type moment int
 
 const (
-	// atMount is when the volume has just been published. A driver has not refused to grow it since.
+	// atMount is when the volume has just been published. A driver has not refused to grow it
+	// since.
 	atMount moment = iota
 	// later is when it has been in use.
 	later
@@ -86,8 +87,8 @@ func (n *Node) growthOf(ctx context.Context, v *volume.Spec) (*growth, error) {
 	return nil, nil
 }
 
-// toldSize is the size of a volume that its driver was told on this node; the first time, what the volume
-// had when it was mounted.
+// toldSize is the size of a volume that its driver was told on this node; the first time, what the
+// volume had when it was mounted.
 func (n *Node) toldSize(v *volume.Spec) int64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -105,8 +106,8 @@ func (n *Node) mayGrow(ctx context.Context, v *volume.Spec) bool {
 	return err != nil || g != nil
 }
 
-// grow has the driver grow what is on the volume, if the claim waits for that, and writes into the claim
-// how that went.
+// grow has the driver grow what is on the volume, if the claim waits for that, and writes into the
+// claim how that went.
 func (n *Node) grow(ctx context.Context, session *session, r *request, when moment) error {
 	g, err := n.growthOf(ctx, r.spec)
 	if err != nil || g == nil {
@@ -169,8 +170,9 @@ func (n *Node) expand(ctx context.Context, session *session, r *request, g *grow
 	})
 }
 
-// growFailed tells the pod's and the claim's owner why a volume was not grown. Where trying again is
-// of no use, the claim says so and nothing is tried until it changes or the volume is mounted again.
+// growFailed tells the pod's and the claim's owner why a volume was not grown. Where trying again
+// is of no use, the claim says so and nothing is tried until it changes or the volume is mounted
+// again.
 //
 // A claim whose owner asks for another size by now is told that the growth is infeasible once it
 // has failed twice: the controller then goes on with the size that is asked for.

@@ -75,7 +75,8 @@ func (d *fakeDriver) serve(socket string) *fakeDriver {
 		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 			d.t.Fatal(err)
 		}
-		// Bound under another name first: a socket that is seen is served. Its whole path may be too long.
+		// Bound under another name first: a socket that is seen is served. Its whole path may be
+		// too long.
 		dir, err := os.Open(filepath.Dir(path))
 		if err != nil {
 			d.t.Fatal(err)
@@ -299,8 +300,8 @@ type testNode struct {
 	kube   *fake.Clientset
 	wakes  chan types.UID
 	events *recording.FakeRecorder
-	// report has a value when the node's status is to be written. The status is written at once, unless
-	// mute is set.
+	// report has a value when the node's status is to be written. The status is written at once,
+	// unless mute is set.
 	report chan struct{}
 	mute   bool
 	stop   func()

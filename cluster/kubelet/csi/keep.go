@@ -33,8 +33,8 @@ func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
 	return 0
 }
 
-// Keep implements volume.Keeper: it grows the volume if the claim waits for that, and has it published
-// again if the driver wants that. What the pod sees stays as it is if it fails.
+// Keep implements volume.Keeper: it grows the volume if the claim waits for that, and has it
+// published again if the driver wants that. What the pod sees stays as it is if it fails.
 func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
 	n.mu.Lock()
 	republish := n.republish[v.State]

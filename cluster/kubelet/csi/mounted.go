@@ -31,8 +31,8 @@ func (n *Node) isMounted(path string) (bool, error) {
 	return len(mounts) > 0, err
 }
 
-// removePlace removes the directory or file that a driver had mounted on, when nothing is mounted there
-// any more. It never removes what is in a directory.
+// removePlace removes the directory or file that a driver had mounted on, when nothing is mounted
+// there any more. It never removes what is in a directory.
 func (n *Node) removePlace(path string) error {
 	mounts, err := n.mountsAt(path)
 	if err != nil {

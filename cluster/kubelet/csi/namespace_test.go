@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestMain runs the tests in a mount namespace of their own, so that they need root and leave nothing
-// mounted, whatever happens to them.
+// TestMain runs the tests in a mount namespace of their own, so that they need root and leave
+// nothing mounted, whatever happens to them.
 func TestMain(m *testing.M) {
 	const inside = "CSI_TEST_NAMESPACE"
 	if os.Getenv(inside) != "" {

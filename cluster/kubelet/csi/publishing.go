@@ -127,7 +127,8 @@ func (n *Node) publish(ctx context.Context, session *session, s *staged, r *requ
 	})
 }
 
-// finish checks what the driver has made, gives it to the pod's group, and records that it is ready.
+// finish checks what the driver has made, gives it to the pod's group, and records that it is
+// ready.
 func (n *Node) finish(ctx context.Context, session *session, r *request, target string) error {
 	if r.spec.Block {
 		if !isDevice(target) {

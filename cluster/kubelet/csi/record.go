@@ -33,8 +33,8 @@ type record struct {
 
 const (
 	recordFile = "vol_data.json"
-	// mostRecord bounds a record: handles have at most 128 bytes by the specification, and some drivers
-	// do not keep to it.
+	// mostRecord bounds a record: handles have at most 128 bytes by the specification, and some
+	// drivers do not keep to it.
 	mostRecord = 64 << 10
 	// publishedFile in a volume's State says that publishing has succeeded.
 	publishedFile = "published"

@@ -46,8 +46,8 @@ type born struct {
 
 func (n *Node) socketDir() string { return filepath.Join(n.opts.RootDir, "plugins_registry") }
 
-// watchSockets registers what has a socket in plugins_registry, until ctx ends. If it cannot watch the
-// directory, it looks from time to time.
+// watchSockets registers what has a socket in plugins_registry, until ctx ends. If it cannot watch
+// the directory, it looks from time to time.
 func (n *Node) watchSockets(ctx context.Context) {
 	for wait := time.Second; ctx.Err() == nil; wait = min(2*wait, lastTry) {
 		began := time.Now()
@@ -84,7 +84,8 @@ func (n *Node) followSockets(ctx context.Context) error {
 	defer queue.Close()
 	// The directory above, too: one that was removed tells of it only when the last socket in it is
 	// closed, and drivers hold theirs open.
-	const wanted = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+	const wanted = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
+		unix.IN_ONLYDIR
 	var watched unix.Stat_t
 	if err := unix.Stat(n.socketDir(), &watched); err != nil {
 		return &os.PathError{Op: "stat", Path: n.socketDir(), Err: err}
@@ -115,8 +116,8 @@ func (n *Node) followSockets(ctx context.Context) error {
 	}
 }
 
-// watchEnded says whether the events tell that the directory is not watched any more: another one of its name
-// may exist already.
+// watchEnded says whether the events tell that the directory is not watched any more: another one
+// of its name may exist already.
 func watchEnded(events []byte) bool {
 	for len(events) >= unix.SizeofInotifyEvent {
 		mask, size := binary.NativeEndian.Uint32(events[4:]), binary.NativeEndian.Uint32(events[12:])
@@ -128,8 +129,8 @@ func watchEnded(events []byte) bool {
 	return false
 }
 
-// lookForSockets compares the directory with what is known: sockets that are new are registered, drivers of those that
-// are gone are forgotten.
+// lookForSockets compares the directory with what is known: sockets that are new are registered,
+// drivers of those that are gone are forgotten.
 func (n *Node) lookForSockets(ctx context.Context) error {
 	found, err := n.findSockets()
 	if err != nil {
@@ -188,7 +189,8 @@ func (n *Node) findSockets() (map[string]born, error) {
 	return found, nil
 }
 
-// deregisterLocked forgets what a socket has registered. Another registration of the same driver stays.
+// deregisterLocked forgets what a socket has registered. Another registration of the same driver
+// stays.
 func (n *Node) deregisterLocked(s *socket) {
 	if s.driver == nil {
 		return
@@ -213,8 +215,8 @@ func (n *Node) deregisterLocked(s *socket) {
 	n.startLocked(func() { n.state.withdraw(name, s, heir) })
 }
 
-// register asks a registrar about its driver, and the driver about this node, until that succeeds or
-// the socket is gone.
+// register asks a registrar about its driver, and the driver about this node, until that succeeds
+// or the socket is gone.
 func (n *Node) register(ctx context.Context, s *socket) {
 	for wait := firstTry; ; wait = min(2*wait, lastTry) {
 		err := n.tryRegister(ctx, s)

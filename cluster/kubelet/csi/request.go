@@ -181,8 +181,8 @@ func (r *request) oneWriter() bool {
 	})
 }
 
-// volumeContext is what the driver is told of the volume and, if it wants that, of the pod. Tokens are in one
-// of the two maps.
+// volumeContext is what the driver is told of the volume and, if it wants that, of the pod. Tokens
+// are in one of the two maps.
 func (n *Node) volumeContext(ctx context.Context, r *request) (attributes, secrets map[string]string, err error) {
 	attributes = maps.Clone(r.attributes)
 	if secrets, err = n.secrets(ctx, r.secret); err != nil || r.object == nil {

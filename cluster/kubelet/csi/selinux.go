@@ -16,8 +16,8 @@ import (
 // translator makes labels of what pods ask for.
 var translator = volumeutil.NewSELinuxLabelTranslator()
 
-// chooseLabel has the volume mounted with the pod's SELinux label, if only one pod can have the volume
-// and the driver says that it can do that. Then no file has to be given a label.
+// chooseLabel has the volume mounted with the pod's SELinux label, if only one pod can have the
+// volume and the driver says that it can do that. Then no file has to be given a label.
 func (r *request) chooseLabel() error {
 	if r.object == nil || r.object.Spec.SELinuxMount == nil || !*r.object.Spec.SELinuxMount || r.spec.Block || !r.persistent() ||
 		!slices.Equal(r.spec.PV.Spec.AccessModes, []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}) || !translator.SELinuxEnabled() {
@@ -77,8 +77,8 @@ func (n *Node) Relabels(v *volume.Spec) bool {
 	return err == nil && len(mounts) > 0 && relabels(v, r, mounts[0])
 }
 
-// relabels says whether files are given labels one by one: the pod may write to them, the mount has not
-// one label for all, and the file system has labels.
+// relabels says whether files are given labels one by one: the pod may write to them, the mount has
+// not one label for all, and the file system has labels.
 func relabels(v *volume.Spec, r *record, mount *mountinfo.Info) bool {
 	readOnly := v.ReadOnly
 	if v.PV != nil {

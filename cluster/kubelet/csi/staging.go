@@ -73,8 +73,8 @@ func (n *Node) stagePath(s *staged) string {
 // stageKey is of a directory that another volume's record is in.
 func stageKey(id string) string { return "stage/" + id }
 
-// use returns the entry of the request's volume, with one more user: from now on the volume is in use.
-// Block volumes share a directory if their PersistentVolumes have the same name, one after the
+// use returns the entry of the request's volume, with one more user: from now on the volume is in
+// use. Block volumes share a directory if their PersistentVolumes have the same name, one after the
 // other. Then the pod waits until the earlier volume is unstaged.
 func (n *Node) use(r *request) (*staged, error) {
 	id := n.stageDir(r.driverName, r.handle)
@@ -135,8 +135,8 @@ func (n *Node) sweep(driver string) {
 	}
 }
 
-// unstageLocked begins to unstage a volume that has no users. Without its driver there is nothing to
-// do: the driver's registration leads to another sweep.
+// unstageLocked begins to unstage a volume that has no users. Without its driver there is nothing
+// to do: the driver's registration leads to another sweep.
 func (n *Node) unstageLocked(s *staged) {
 	if len(s.users) > 0 || s.unstaging {
 		return

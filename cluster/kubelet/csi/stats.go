@@ -51,8 +51,8 @@ func (u *usages) forget(state string) {
 	delete(u.known, state)
 }
 
-// Usage implements volume.Measurer. It returns what is known, and has the driver asked if that is old. Only who
-// asks first waits, and not for long.
+// Usage implements volume.Measurer. It returns what is known, and has the driver asked if that is
+// old. Only who asks first waits, and not for long.
 func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats, bool) {
 	n.usages.mu.Lock()
 	u := n.usages.known[v.State]

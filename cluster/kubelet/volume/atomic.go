@@ -25,10 +25,10 @@ const (
 	maxPath = 4096
 )
 
-// writeAtomic makes files the contents of the volume at root, all at once: they are written to a new
-// directory, own is called to set owners, and then ..data, through which all visible names lead, is
-// pointed at it. It reports whether anything was written. Leftovers of a write that was cut off
-// are removed.
+// writeAtomic makes files the contents of the volume at root, all at once: they are written to a
+// new directory, own is called to set owners, and then ..data, through which all visible names
+// lead, is pointed at it. It reports whether anything was written. Leftovers of a write that was
+// cut off are removed.
 func writeAtomic(root *os.Root, files map[string]file, own func() error) (changed bool, err error) {
 	clean := make(map[string]file, len(files))
 	for name, f := range files {

@@ -90,7 +90,8 @@ func (m *Manager) boundClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (
 	}
 	switch {
 	case claim.DeletionTimestamp != nil && !slices.Contains(claim.Finalizers, volumeutil.PVCProtectionFinalizer):
-		// One with the finalizer stays until its pods have ended, so a pod that runs already keeps it.
+		// One with the finalizer stays until its pods have ended, so a pod that runs already keeps
+		// it.
 		return nil, fmt.Errorf("persistentvolumeclaim %q is being deleted", name)
 	case claim.Status.Phase == v1.ClaimLost:
 		return nil, fmt.Errorf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", name, claim.Spec.VolumeName)

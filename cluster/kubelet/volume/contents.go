@@ -209,7 +209,8 @@ func fsGroup(pod *v1.Pod) *int64 {
 	return pod.Spec.SecurityContext.FSGroup
 }
 
-// fsUser is the user that all containers of the pod run as, or nil if that is not said or they differ.
+// fsUser is the user that all containers of the pod run as, or nil if that is not said or they
+// differ.
 func fsUser(pod *v1.Pod) *int64 {
 	var user *int64
 	podutil.VisitContainers(&pod.Spec, podutil.AllContainers, func(c *v1.Container, _ podutil.ContainerType) bool {

@@ -59,8 +59,8 @@ func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 	return os.WriteFile(ready, nil, 0o640)
 }
 
-// emptyDirStands says whether the directory is there, with its memory mounted if it is in memory: that
-// is gone after a reboot.
+// emptyDirStands says whether the directory is there, with its memory mounted if it is in memory:
+// that is gone after a reboot.
 func emptyDirStands(dir string, medium v1.StorageMedium) bool {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {

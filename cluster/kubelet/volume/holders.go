@@ -140,8 +140,8 @@ func (h holders) stop(pod types.UID) (volumes []string) {
 }
 
 // refuse says why a pod must not have a volume yet. A StatefulSet promises that there is one pod of
-// each name. But one that was deleted by force runs on for its grace, when there is another already:
-// without a wait, both would write the same files. A pod that has the volume keeps it.
+// each name. But one that was deleted by force runs on for its grace, when there is another
+// already: without a wait, both would write the same files. A pod that has the volume keeps it.
 func (h holders) refuse(pod *v1.Pod, pv *v1.PersistentVolume) error {
 	if _, has := h[pv.Name][pod.UID]; has {
 		return nil

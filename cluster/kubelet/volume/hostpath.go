@@ -12,9 +12,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// realHostPath is the volume with the path that it has on this node. Pods that work with the kubelet, drivers above
-// all, name its directory as it is elsewhere. What is there on this node, perhaps another kubelet's, is
-// not theirs.
+// realHostPath is the volume with the path that it has on this node. Pods that work with the
+// kubelet, drivers above all, name its directory as it is elsewhere. What is there on this node,
+// perhaps another kubelet's, is not theirs.
 func (m *Manager) realHostPath(source *v1.HostPathVolumeSource) *v1.HostPathVolumeSource {
 	if m.opts.Alias == "" || m.opts.Alias == m.opts.RootDir {
 		return source

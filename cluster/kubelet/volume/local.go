@@ -20,8 +20,8 @@ const readyFile = "ready"
 
 // localVolumes mounts directories and devices of this node.
 type localVolumes struct {
-	// private is the directory of volumes that this cluster has provisioned: paths below it never lead
-	// through a link. "" for none.
+	// private is the directory of volumes that this cluster has provisioned: paths below it never
+	// lead through a link. "" for none.
 	private string
 }
 
@@ -115,7 +115,8 @@ func shows(target string, source int) bool {
 	return unix.Fstat(source, &want) == nil && unix.Lstat(target, &have) == nil && have.Dev == want.Dev && have.Ino == want.Ino
 }
 
-// Give makes what is in a volume belong to the pod's fsGroup, as far as its fsGroupChangePolicy says.
+// Give makes what is in a volume belong to the pod's fsGroup, as far as its fsGroupChangePolicy
+// says.
 func Give(ctx context.Context, dir string, pod *v1.Pod) error {
 	group := fsGroup(pod)
 	if group == nil {

@@ -111,9 +111,9 @@ func writeProjection(ctx context.Context, pod *v1.Pod, vol *v1.Volume, dir strin
 	return err
 }
 
-// nestedMountPoints are the paths within the named volume where other volumes are mounted. The runtime
-// could not make them itself, since the volume is mounted read-only. Of mount points within each
-// other only the outermost counts.
+// nestedMountPoints are the paths within the named volume where other volumes are mounted. The
+// runtime could not make them itself, since the volume is mounted read-only. Of mount points within
+// each other only the outermost counts.
 func nestedMountPoints(pod *v1.Pod, name string) ([]string, error) {
 	var nested []string
 	var refused error

@@ -13,8 +13,9 @@ import (
 // openDir opens a directory of our own, which must not be a link.
 const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
-// mountTmpfs mounts a tmpfs of at most size bytes (0: half of the machine's memory) on dir, unless one is
-// mounted there. What is in it is never swapped out where the kernel can promise that (6.4 and newer).
+// mountTmpfs mounts a tmpfs of at most size bytes (0: half of the machine's memory) on dir, unless
+// one is mounted there. What is in it is never swapped out where the kernel can promise that (6.4
+// and newer).
 func mountTmpfs(dir string, size int64) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {

@@ -17,9 +17,9 @@ import (
 	"k8s.io/kubernetes/third_party/forked/golang/expansion"
 )
 
-// Mounts returns what CRI has to mount into the container, in the order of its volumeMounts. Sub paths
-// are resolved now, with envs for subPathExpr, and bound on places of their own. Mount of the pod has
-// succeeded before.
+// Mounts returns what CRI has to mount into the container, in the order of its volumeMounts. Sub
+// paths are resolved now, with envs for subPathExpr, and bound on places of their own. Mount of the
+// pod has succeeded before.
 func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Container,
 	envs []*runtimeapi.KeyValue,
 ) ([]*runtimeapi.Mount, error) {

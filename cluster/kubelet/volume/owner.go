@@ -16,9 +16,9 @@ const (
 	readWrite
 )
 
-// giveToGroup makes everything below root belong to the pod's fsGroup: files are given its group and
-// rights, directories set-group-ID too, so that what is made in them later belongs to it as well. It does
-// nothing without a group. Links are changed themselves, never what they lead to.
+// giveToGroup makes everything below root belong to the pod's fsGroup: files are given its group
+// and rights, directories set-group-ID too, so that what is made in them later belongs to it as
+// well. It does nothing without a group. Links are changed themselves, never what they lead to.
 //
 // The root comes last: it says that all is done. Another pod may work in the volume meanwhile, so
 // what has gone is no error.

@@ -23,19 +23,20 @@ type Source interface {
 	// Relabels says whether the files can be given SELinux labels, one by one. Mount has succeeded
 	// before.
 	Relabels(v *Spec) bool
-	// Mount makes the volume usable and returns its path on the node: v.Dir, or a directory in it, with the volume
-	// mounted on it, or a place or device that exists without that. It is called again after it failed, and after
-	// a restart of the kubelet; what it did before is still there then.
+	// Mount makes the volume usable and returns its path on the node: v.Dir, or a directory in it,
+	// with the volume mounted on it, or a place or device that exists without that. It is called
+	// again after it failed, and after a restart of the kubelet; what it did before is still there
+	// then.
 	Mount(ctx context.Context, v *Spec) (path string, err error)
-	// Unmount undoes what Mount did, or began to do, from what is in m.State and m.Dir. Mounts on and below
-	// m.Dir are taken away afterwards in any case, without looking at what is mounted.
+	// Unmount undoes what Mount did, or began to do, from what is in m.State and m.Dir. Mounts on
+	// and below m.Dir are taken away afterwards in any case, without looking at what is mounted.
 	Unmount(ctx context.Context, m Mounted) error
 }
 
 // Keeper is a Source with volumes that have to be looked after while pods have them.
 type Keeper interface {
-	// KeepEvery is how long after it was mounted or kept a volume is kept again at the latest; 0 for not
-	// before its claim or PersistentVolume changes.
+	// KeepEvery is how long after it was mounted or kept a volume is kept again at the latest; 0
+	// for not before its claim or PersistentVolume changes.
 	KeepEvery(v *Spec) time.Duration
 	// Keep looks after a mounted volume. A failure leads to another call after a back-off.
 	Keep(ctx context.Context, v *Spec) error
@@ -57,8 +58,8 @@ type Spec struct {
 	// Inline is the volume of the pod's spec.
 	Inline *v1.Volume
 	Pod    *v1.Pod
-	// ReadOnly is that no container of the pod writes to the volume, by none of the pod's volumes that
-	// are of this claim.
+	// ReadOnly is that no container of the pod writes to the volume, by none of the pod's volumes
+	// that are of this claim.
 	ReadOnly bool
 	// Block is that containers get the volume as a device.
 	Block bool

@@ -18,9 +18,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 )
 
-// bindSubPath resolves subPath in the volume at volumeDir and binds what it finds on a place that containers
-// cannot change, which it returns. A directory that does not exist is made, with the mode of the
-// volume. A path that leads out of the volume, by a link too, is refused.
+// bindSubPath resolves subPath in the volume at volumeDir and binds what it finds on a place that
+// containers cannot change, which it returns. A directory that does not exist is made, with the
+// mode of the volume. A path that leads out of the volume, by a link too, is refused.
 //
 // A container of the pod may replace any part of the path while this runs. So the kernel resolves
 // it, within the volume only, to a descriptor, and the mount is made from that descriptor.
@@ -81,7 +81,8 @@ func openOrMake(volume int, subPath string) (int, error) {
 	return parent, nil
 }
 
-// openBeneath opens what path leads to within the volume. Links are followed as long as they stay in it.
+// openBeneath opens what path leads to within the volume. Links are followed as long as they stay
+// in it.
 func openBeneath(volume int, path string) (int, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
@@ -101,8 +102,8 @@ func openBeneath(volume int, path string) (int, error) {
 	return -1, &os.PathError{Op: "open subPath", Path: path, Err: unix.EAGAIN}
 }
 
-// makeDirAt makes a directory and opens it. What a container puts in its place between the two steps is
-// refused if it is a link, and otherwise something that the container owns anyway.
+// makeDirAt makes a directory and opens it. What a container puts in its place between the two
+// steps is refused if it is a link, and otherwise something that the container owns anyway.
 func makeDirAt(parent int, name string, mode uint32) (int, error) {
 	if err := unix.Mkdirat(parent, name, mode&0o777); err != nil {
 		return -1, &os.PathError{Op: "mkdir", Path: name, Err: err}
@@ -130,7 +131,8 @@ func bindAt(ctx context.Context, source int, target string) error {
 		if have.Dev == want.Dev && have.Ino == want.Ino {
 			return receiveAt(target)
 		}
-		// What was bound for an earlier instance of the container is not what the path leads to now.
+		// What was bound for an earlier instance of the container is not what the path leads to
+		// now.
 		if err := rmtree.Path(ctx, target); err != nil {
 			return err
 		}

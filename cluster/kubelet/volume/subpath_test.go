@@ -138,8 +138,8 @@ func TestSubPathFollowsWhatThePathLeadsToNow(t *testing.T) {
 	n.unmount(pod)
 }
 
-// A container that swaps a directory for a link to the host while the path is resolved gets either its
-// own directory or an error.
+// A container that swaps a directory for a link to the host while the path is resolved gets either
+// its own directory or an error.
 func TestSubPathRace(t *testing.T) {
 	n := newNode(t)
 	host := t.TempDir()

@@ -41,8 +41,8 @@ type token struct {
 // tokenSource asks the API for tokens that are bound to their pods.
 type tokenSource struct{ kube kubernetes.Interface }
 
-// get returns the pod's token for a projection, renewed if it is old. When renewal fails and the old one
-// is still good, that one is the answer.
+// get returns the pod's token for a projection, renewed if it is old. When renewal fails and the
+// old one is still good, that one is the answer.
 func (s tokenSource) get(ctx context.Context, p *podVolumes, source *v1.ServiceAccountTokenProjection) ([]byte, error) {
 	key := tokenKey{audience: source.Audience, seconds: 3600}
 	if source.ExpirationSeconds != nil {

@@ -16,8 +16,8 @@ import (
 // countedDepth is how deep into a volume its files are counted.
 const countedDepth = 128
 
-// Usage returns what each volume that was made for the pod takes. It looks at every file of those that
-// are on disk, so it is for those who ask, and not for every second.
+// Usage returns what each volume that was made for the pod takes. It looks at every file of those
+// that are on disk, so it is for those who ask, and not for every second.
 func (m *Manager) Usage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeStats {
 	return append(m.OwnUsage(ctx, pod), m.ClaimUsage(ctx, pod)...)
 }
@@ -47,7 +47,8 @@ func (m *Manager) OwnUsage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeSt
 	return all
 }
 
-// ClaimUsage returns what the pod's volumes take whose Sources know it without a look at every file.
+// ClaimUsage returns what the pod's volumes take whose Sources know it without a look at every
+// file.
 func (m *Manager) ClaimUsage(ctx context.Context, pod *v1.Pod) (all []statsapi.VolumeStats) {
 	for i := range pod.Spec.Volumes {
 		if !isPersistent(&pod.Spec.Volumes[i]) {
@@ -60,8 +61,8 @@ func (m *Manager) ClaimUsage(ctx context.Context, pod *v1.Pod) (all []statsapi.V
 	return all
 }
 
-// persistentUsage is what the volume's Source says, or the file system of a local volume. That of others is
-// not asked: their server may be gone.
+// persistentUsage is what the volume's Source says, or the file system of a local volume. That of
+// others is not asked: their server may be gone.
 func (m *Manager) persistentUsage(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (statsapi.VolumeStats, bool) {
 	p := m.of(pod.UID, false)
 	if p == nil {

@@ -70,8 +70,8 @@ type Options struct {
 	RootDir string
 	// NodeName is this node's name.
 	NodeName string
-	// Allocatable returns what the node can give to pods: the limits of containers that have none, and
-	// the bound of memory volumes. Nil means unknown.
+	// Allocatable returns what the node can give to pods: the limits of containers that have none,
+	// and the bound of memory volumes. Nil means unknown.
 	Allocatable func() v1.ResourceList
 	// Wake is called when Mount of this pod may succeed now, because an object that was missing has
 	// come or changed. Nil is allowed.
@@ -79,8 +79,8 @@ type Options struct {
 	// RecursiveReadOnly says whether the runtime handler of the pod can mount recursively
 	// read-only. Nil means that none can.
 	RecursiveReadOnly func(*v1.Pod) bool
-	// NodeLabels returns the labels of this node, which say what volumes it reaches. Without them it
-	// reaches none that is bound to certain nodes.
+	// NodeLabels returns the labels of this node, which say what volumes it reaches. Without them
+	// it reaches none that is bound to certain nodes.
 	NodeLabels func() map[string]string
 	// Watch is the process's informers, which tell when claims and volumes have changed. Nil means
 	// that pods which wait for them look again after their back-off.
@@ -89,8 +89,8 @@ type Options struct {
 	Provisioned string
 	// Sources mount volumes of kinds that this package does not know.
 	Sources []Source
-	// Alias is a directory that pods' hostPath volumes name for RootDir ("/var/lib/kubelet"); "" for
-	// none.
+	// Alias is a directory that pods' hostPath volumes name for RootDir ("/var/lib/kubelet"); ""
+	// for none.
 	Alias string
 }
 
@@ -102,7 +102,8 @@ type Manager struct {
 	tokens  tokenSource
 	sources []Source
 	waiting waiting
-	// taking is held while a pod takes a PersistentVolume. holders, below it, are read from disk once.
+	// taking is held while a pod takes a PersistentVolume. holders, below it, are read from disk
+	// once.
 	taking  sync.Mutex
 	holders holders
 	// looked, if set by a test, is called after each look that a change or a timer led to.
@@ -112,7 +113,8 @@ type Manager struct {
 	pods map[types.UID]*podVolumes
 }
 
-// New returns a manager that reads objects and asks for tokens as set's identity. It touches nothing.
+// New returns a manager that reads objects and asks for tokens as set's identity. It touches
+// nothing.
 func New(set *client.Set, opts Options) *Manager {
 	m := &Manager{
 		opts:    opts,
@@ -174,7 +176,8 @@ func (m *Manager) of(uid types.UID, create bool) *podVolumes {
 	return p
 }
 
-// enter returns the pod's entry, made if there is none, when it is the caller's turn with its volumes.
+// enter returns the pod's entry, made if there is none, when it is the caller's turn with its
+// volumes.
 func (m *Manager) enter(ctx context.Context, uid types.UID) (*podVolumes, error) {
 	for {
 		p := m.of(uid, true)
@@ -202,8 +205,8 @@ func (p *podVolumes) enter(ctx context.Context) error {
 
 func (p *podVolumes) leave() { <-p.turn }
 
-// Mount makes every volume of the pod that does not stand yet, and keeps all of them up to date until
-// Unmount. It is idempotent. Its error joins one for each volume that could not be made.
+// Mount makes every volume of the pod that does not stand yet, and keeps all of them up to date
+// until Unmount. It is idempotent. Its error joins one for each volume that could not be made.
 func (m *Manager) Mount(ctx context.Context, pod *v1.Pod) error {
 	if err := checkUID(pod.UID); err != nil {
 		return err
@@ -252,8 +255,9 @@ func (m *Manager) follow(ctx context.Context, p *podVolumes) error {
 	return err
 }
 
-// Unmount takes all of the pod's volumes away; none of its containers may run any more. It works from
-// what is on disk, so it may be called for pods that this process never mounted. It is idempotent.
+// Unmount takes all of the pod's volumes away; none of its containers may run any more. It works
+// from what is on disk, so it may be called for pods that this process never mounted. It is
+// idempotent.
 func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	if err := checkUID(uid); err != nil {
 		return err
@@ -302,7 +306,8 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// makeAll makes or brings up to date each volume that a container of the pod uses, among those wanted.
+// makeAll makes or brings up to date each volume that a container of the pod uses, among those
+// wanted.
 func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Volume) bool) error {
 	if err := m.makePodDirs(p.uid); err != nil {
 		return err
@@ -402,7 +407,8 @@ func (m *Manager) look(p *podVolumes) {
 	}
 }
 
-// sleep sets the timer for the next look: when a token wants to be renewed, or a failure to be tried again.
+// sleep sets the timer for the next look: when a token wants to be renewed, or a failure to be
+// tried again.
 func (m *Manager) sleep(p *podVolumes) {
 	var next time.Duration
 	for _, t := range p.tokens {

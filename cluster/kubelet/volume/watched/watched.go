@@ -1,9 +1,10 @@
-// Package watched keeps single config maps and secrets up to date for as long as someone holds them.
+// Package watched keeps single config maps and secrets up to date for as long as someone holds
+// them.
 //
-// A node may read only the objects that its pods refer to, so it cannot list a namespace: each object
-// has a watch of its own, started by the first Hold and ended by the last Release. Pods that refer
-// to the same object share the watch. An object that says it is immutable is read once and not
-// watched any longer.
+// A node may read only the objects that its pods refer to, so it cannot list a namespace: each
+// object has a watch of its own, started by the first Hold and ended by the last Release. Pods that
+// refer to the same object share the watch. An object that says it is immutable is read once and
+// not watched any longer.
 //
 // Get answers from memory once the object has been read, and waits for that reading up to a second.
 // It returns a NotFound status error while the object does not exist. A holder is told of a change
@@ -48,8 +49,8 @@ type Key struct {
 
 // Objects are the objects that are held now. It is safe for concurrent use.
 type Objects struct {
-	// FirstRead is how long Get waits for an object's first reading: by default a second, as upstream's
-	// kubelet does. It may be set until the first use.
+	// FirstRead is how long Get waits for an object's first reading: by default a second, as
+	// upstream's kubelet does. It may be set until the first use.
 	FirstRead time.Duration
 
 	kube kubernetes.Interface
@@ -131,9 +132,9 @@ func (o *Objects) reflector(key Key, store *object) *cache.Reflector {
 		})
 }
 
-// OnceGranted calls f until it no longer fails with Forbidden, for up to a second. A node is granted what a
-// pod refers to when that pod is bound to it, and the one who judges may learn of that an instant
-// after the node has.
+// OnceGranted calls f until it no longer fails with Forbidden, for up to a second. A node is
+// granted what a pod refers to when that pod is bound to it, and the one who judges may learn of
+// that an instant after the node has.
 func OnceGranted(ctx context.Context, f func() error) error {
 	backoff := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 7}
 	for {
