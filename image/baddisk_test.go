@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// badDisk is a small ext4 on a loop device that fails to read one file, as a disk does with a bad block: the end of the
-// device's own file, where the data of that file is, is cut off.
+// badDisk is a small ext4 on a loop device that fails to read one file, as a disk does with a bad
+// block: the end of the device's own file, where the data of that file is, is cut off.
 type badDisk struct {
 	t         *testing.T
 	file, dir string
 	device    *os.File
 }
 
-// What its file system takes at first, and with what is added for the data that gets lost. Both are of one block group, whose
-// tables are at its beginning.
+// What its file system takes at first, and with what is added for the data that gets lost. Both are
+// of one block group, whose tables are at its beginning.
 const (
 	goodPart = 28 << 20
 	diskSize = 32 << 20
@@ -75,7 +75,8 @@ func (d *badDisk) mount() {
 	run(d.t, "mount", d.device.Name(), d.dir)
 }
 
-// fill takes all blocks that are free: with one file, and with small ones what its own tables leave over.
+// fill takes all blocks that are free: with one file, and with small ones what its own tables leave
+// over.
 func (d *badDisk) fill() {
 	t := d.t
 	t.Helper()
@@ -100,8 +101,8 @@ func (d *badDisk) fill() {
 	}
 }
 
-// What the disk of images cannot read any more is found, told and fetched again, as is what has rotted. A process
-// with mounts of its own tries that.
+// What the disk of images cannot read any more is found, told and fetched again, as is what has
+// rotted. A process with mounts of its own tries that.
 func TestBadDisk(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestHelperBadDisk$", "-test.v")
 	cmd.Env = append(os.Environ(), "HELPER_DISK="+t.TempDir())

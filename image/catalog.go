@@ -22,8 +22,8 @@ type named struct {
 	*content
 }
 
-// moment is a time that moves on, of one entry. A pull that finds all there moves it, and so costs no
-// new catalog and no new index.json.
+// moment is a time that moves on, of one entry. A pull that finds all there moves it, and so costs
+// no new catalog and no new index.json.
 type moment struct {
 	at atomic.Pointer[time.Time]
 
@@ -75,8 +75,8 @@ func newCatalog(entries []named, short reference.ShortNames, pinned pinnedNames)
 	return (&catalog{short: short, pinned: pinned}).changed(entries, change{come: entries})
 }
 
-// changed is the catalog of other entries. Only the images of those that a change has are looked at: most of
-// many images are the same in both.
+// changed is the catalog of other entries. Only the images of those that a change has are looked
+// at: most of many images are the same in both.
 func (c *catalog) changed(entries []named, ch change) *catalog {
 	next := &catalog{short: c.short, pinned: c.pinned, entries: entries, images: maps.Clone(c.images), ids: maps.Clone(c.ids)}
 	if next.images == nil {

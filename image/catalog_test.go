@@ -101,7 +101,8 @@ func views(c *catalog) (all []Image) {
 	return all
 }
 
-// A change costs nothing for images that stay as they are: not even their line of the index is made again.
+// A change costs nothing for images that stay as they are: not even their line of the index is made
+// again.
 func TestCatalogKeepsWhatStays(t *testing.T) {
 	l := layout{t.TempDir()}
 	rnd := rand.New(rand.NewPCG(1, 2))

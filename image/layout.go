@@ -158,8 +158,8 @@ func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
 	return indexEntry{name: n, top: m, pulled: pulled}, nil
 }
 
-// saveIndex replaces index.json, durably: this is the moment when images exist. Each entry is a line,
-// made when it changes.
+// saveIndex replaces index.json, durably: this is the moment when images exist. Each entry is a
+// line, made when it changes.
 func (l layout) saveIndex(entries []named) error {
 	data := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[`, ocispec.MediaTypeImageIndex)
 	for i, e := range entries {

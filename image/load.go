@@ -17,14 +17,15 @@ import (
 // Loaded is what came of an archive.
 type Loaded struct {
 	Images []Image
-	// Notes say, for people, what of the archive was left because it is not for this machine: the first maxNotes, and how
-	// many more there are.
+	// Notes say, for people, what of the archive was left because it is not for this machine: the
+	// first maxNotes, and how many more there are.
 	Notes []string
 
 	unsaid int // notes beyond maxNotes
 }
 
-// maxNotes is more than anybody reads. An archive may have ten thousand images, and their notes have to fit in one answer.
+// maxNotes is more than anybody reads. An archive may have ten thousand images, and their notes
+// have to fit in one answer.
 const maxNotes = 100
 
 func (l *Loaded) note(format string, args ...any) {
@@ -129,7 +130,8 @@ func (l *Loaded) fits(ctx context.Context, a archive.Image, c *archive.Contents)
 	return nil
 }
 
-// called is how people know an image of an archive. No one has looked at such names yet: they are shown in quotes.
+// called is how people know an image of an archive. No one has looked at such names yet: they are
+// shown in quotes.
 func called(a archive.Image) string {
 	if len(a.Names) > 0 {
 		return a.Names[0]

@@ -134,7 +134,8 @@ func TestLoadNotesAreQuoted(t *testing.T) {
 	}
 }
 
-// Regression: an archive of many images for other machines had a note for each, more than an answer holds.
+// Regression: an archive of many images for other machines had a note for each, more than an answer
+// holds.
 func TestLoadNotesAreBounded(t *testing.T) {
 	for _, foreign := range []int{maxNotes, maxNotes + 1, maxNotes + 7} {
 		l := &layoutArchive{entries: entries{{"oci-layout", `{"imageLayoutVersion":"1.0.0"}`}}}

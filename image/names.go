@@ -55,9 +55,9 @@ func (s *Store) Untag(ctx context.Context, refOrID string) (Removed, error) {
 	return s.takeAway(ctx, removal{ref: refOrID})
 }
 
-// RemoveIf removes an image with all its names if it may go when nothing can be pulled or tagged any
-// more: what it has become since the caller has looked counts. may must not call the store
-// but to read. An image that may not go, or is gone, is success, and Removed has no ID.
+// RemoveIf removes an image with all its names if it may go when nothing can be pulled or tagged
+// any more: what it has become since the caller has looked counts. may must not call the store but
+// to read. An image that may not go, or is gone, is success, and Removed has no ID.
 func (s *Store) RemoveIf(ctx context.Context, id digest.Digest, may func(Image) bool) (Removed, error) {
 	if err := s.begin(); err != nil {
 		return Removed{}, err

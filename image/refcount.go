@@ -6,8 +6,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// uses counts the index entries that need each blob and layer, so that who looks for garbage need not
-// look at all images.
+// uses counts the index entries that need each blob and layer, so that who looks for garbage need
+// not look at all images.
 type uses struct {
 	mu            sync.RWMutex
 	blobs, layers map[digest.Digest]int

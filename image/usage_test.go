@@ -35,7 +35,8 @@ func TestUsageInBlocks(t *testing.T) {
 	}
 }
 
-// TestHelperUsageInBlocks is the process with mounts of its own that tries it on small file systems.
+// TestHelperUsageInBlocks is the process with mounts of its own that tries it on small file
+// systems.
 func TestHelperUsageInBlocks(t *testing.T) {
 	dir := os.Getenv("HELPER_DISK")
 	if dir == "" {

@@ -28,7 +28,8 @@ func (c *copiedLayers) DropCopies(d digest.Digest) error {
 	return nil
 }
 
-// Copies of layers are read, too. A damaged one is only taken out of use, since it is made again: no image is dropped for it.
+// Copies of layers are read, too. A damaged one is only taken out of use, since it is made again:
+// no image is dropped for it.
 func TestVerifyCopies(t *testing.T) {
 	c := &copiedLayers{copies: map[digest.Digest]error{}}
 	r, s := newFake(t), openStore(t, func(cfg *Config) {

@@ -48,9 +48,9 @@ func (l layout) holds(d digest.Digest, data []byte) bool {
 	return err == nil && bytes.Equal(had, data)
 }
 
-// unsynced counts what gets a name in the store, and what a sync has made sure of: what had its name
-// when that began. An image that the index names is synced, but for what was damaged and has just been
-// written again.
+// unsynced counts what gets a name in the store, and what a sync has made sure of: what had its
+// name when that began. An image that the index names is synced, but for what was damaged and has
+// just been written again.
 type unsynced struct{ begun, done, synced atomic.Uint64 }
 
 // begin comes before something gets a name, and done after, or when it does not.

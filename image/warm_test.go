@@ -24,8 +24,8 @@ func (s *testStore) countSyncs() *int {
 	return &n
 }
 
-// age gives all files of a store and its layers an old time, and returns a function that lists those
-// that were written since, or in which something was.
+// age gives all files of a store and its layers an old time, and returns a function that lists
+// those that were written since, or in which something was.
 func (s *testStore) age(t *testing.T) (written func() []string) {
 	t.Helper()
 	old := time.Unix(1_000_000_000, 0)
@@ -168,7 +168,8 @@ func TestPullMendsWhatIsThere(t *testing.T) {
 	}
 }
 
-// What gets its name while a sync runs may not be on the disk when that ends, and is not believed to be.
+// What gets its name while a sync runs may not be on the disk when that ends, and is not believed
+// to be.
 func TestUnsynced(t *testing.T) {
 	var u unsynced
 	sync := func() error { return nil }

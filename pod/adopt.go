@@ -88,8 +88,8 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 	return nil
 }
 
-// errPodStops says that a container is not adopted now: the stop or removal of its pod has it on its
-// list as unmanaged.
+// errPodStops says that a container is not adopted now: the stop or removal of its pod has it on
+// its list as unmanaged.
 var errPodStops = errors.New("its pod is being stopped or removed")
 
 // adoptContainer also tells the container's pod, as far as it is known.

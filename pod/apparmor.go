@@ -34,10 +34,10 @@ func (m *Manager) loadAppArmor(ctx context.Context) error {
 	return err
 }
 
-// choose says which profile a container has, "" for none. The default one is loaded when it is missing:
-// at first, and after an administrator has run aa-remove-unknown, which removes profiles that are in no file
-// of the host.
-// A container that asks for a profile does not run without one, as with containerd.
+// choose says which profile a container has, "" for none. The default one is loaded when it is
+// missing: at first, and after an administrator has run aa-remove-unknown, which removes profiles
+// that are in no file of the host. A container that asks for a profile does not run without one, as
+// with containerd.
 func (a appArmor) choose(ctx context.Context, want string, privileged bool) (string, error) {
 	switch name, local := strings.CutPrefix(want, "localhost/"); {
 	case want == "unconfined":
@@ -60,8 +60,8 @@ func (a appArmor) choose(ctx context.Context, want string, privileged bool) (str
 	}
 }
 
-// standard is the default profile, loaded if it was not. Where nothing can load one, containers that did not ask go
-// without, which the daemon says when it starts, and `coracle doctor`.
+// standard is the default profile, loaded if it was not. Where nothing can load one, containers
+// that did not ask go without, which the daemon says when it starts, and `coracle doctor`.
 func (a appArmor) standard(ctx context.Context, asked bool) (string, error) {
 	if a.loaded[apparmor.Default] {
 		return apparmor.Default, nil

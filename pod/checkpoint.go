@@ -180,8 +180,9 @@ const (
 )
 
 // CheckpointPod saves containers of a ready pod, which must all run, in an existing empty
-// directory: all are frozen before the first is saved, and go on when the last one is. On
-// error the directory is empty again. What a daemon that was killed left of another one there is removed first.
+// directory: all are frozen before the first is saved, and go on when the last one is. On error the
+// directory is empty again. What a daemon that was killed left of another one there is removed
+// first.
 func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []string) error {
 	e, err := m.readyPod(podID)
 	if err != nil {
@@ -231,7 +232,8 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 		sum.Containers = append(sum.Containers, e.get().Config.Name)
 	}
 	last := filepath.Join(dir, savedPodName)
-	// Each container's record names all: whichever a crash leaves, no part of the checkpoint is left.
+	// Each container's record names all: whichever a crash leaves, no part of the checkpoint is
+	// left.
 	all := append(slices.Collect(maps.Values(into)), last)
 	defer func() {
 		if err == nil {

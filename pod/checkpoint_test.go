@@ -152,7 +152,8 @@ func savedPodOf(t *testing.T, b *bench, m *Manager) (podID, dir string, ids []st
 	return podID, dir, ids
 }
 
-// TestCheckpointPodTwiceAtOnce: of two calls with one directory, the second finds the first one's files, and leaves them there.
+// TestCheckpointPodTwiceAtOnce: of two calls with one directory, the second finds the first one's
+// files, and leaves them there.
 func TestCheckpointPodTwiceAtOnce(t *testing.T) {
 	withCRIU(t)
 	b := newBench(t)

@@ -12,8 +12,8 @@ import (
 type cleaner struct {
 	life *life
 	log  *slog.Logger
-	// One per job that may run at a time. Those that are tried again have places of their own: what hangs, as a CNI
-	// plugin may for hours, holds up no job that has just come.
+	// One per job that may run at a time. Those that are tried again have places of their own: what
+	// hangs, as a CNI plugin may for hours, holds up no job that has just come.
 	first, again chan struct{}
 
 	mu     sync.Mutex
@@ -21,8 +21,8 @@ type cleaner struct {
 	idle   chan struct{} // closed while active is 0
 }
 
-// cleaners is how many background deletions run at a time, for the first time or again: they mostly wait for the
-// kernel's RCU, but each that runs competes with pods being started.
+// cleaners is how many background deletions run at a time, for the first time or again: they mostly
+// wait for the kernel's RCU, but each that runs competes with pods being started.
 const cleaners = 8
 
 // A failed deletion is tried again after firstRetry, then twice as late each time.

@@ -120,8 +120,8 @@ func logPath(p *Config, c *ContainerConfig) string {
 	return filepath.Join(p.LogDirectory, c.LogPath)
 }
 
-// makeLogDirectory makes the directory of a log named in the pod's log directory. No link in there leads out of
-// it: volumes may show log directories to containers.
+// makeLogDirectory makes the directory of a log named in the pod's log directory. No link in there
+// leads out of it: volumes may show log directories to containers.
 func makeLogDirectory(dir, name string) error {
 	if name = filepath.Clean(name); name == "." {
 		return fmt.Errorf("%s is a directory", dir)

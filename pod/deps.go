@@ -135,8 +135,8 @@ type Options struct {
 	Handlers func() map[string]Handler
 	// Restore lets containers go on from checkpoints: see restore.go.
 	Restore bool
-	// RestoreBases are the images that a checkpoint image may name as the one that the saved container was made from:
-	// full names, or a prefix followed by *.
+	// RestoreBases are the images that a checkpoint image may name as the one that the saved
+	// container was made from: full names, or a prefix followed by *.
 	RestoreBases []string
 	// Rlimits are the limits (setrlimit(2)) that containers start with; of others they have the
 	// shim's.

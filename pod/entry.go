@@ -32,8 +32,8 @@ type entry[T any] struct {
 // version is a record that readers see, until there is a next.
 type version[T any] struct {
 	record T
-	// item is what PodItems or ContainerItems has made of it, nil if neither was asked: about as much memory again as its labels
-	// and annotations, and less than each list of them took.
+	// item is what PodItems or ContainerItems has made of it, nil if neither was asked: about as
+	// much memory again as its labels and annotations, and less than each list of them took.
 	item atomic.Pointer[[]byte]
 }
 

@@ -17,7 +17,8 @@ type caught struct {
 	crashed <-chan struct{}
 }
 
-// savingPod makes a pod with n running containers, and a daemon that will be killed when it has saved the memory of one.
+// savingPod makes a pod with n running containers, and a daemon that will be killed when it has
+// saved the memory of one.
 func savingPod(t *testing.T, n int) caught {
 	t.Helper()
 	withCRIU(t)
@@ -41,8 +42,8 @@ func (c *caught) files() int {
 	return len(must[[]os.DirEntry](c.t)(os.ReadDir(c.dir)))
 }
 
-// TestCrashWhileFrozen: a container that was being saved when the daemon was killed goes on with the
-// next one.
+// TestCrashWhileFrozen: a container that was being saved when the daemon was killed goes on with
+// the next one.
 func TestCrashWhileFrozen(t *testing.T) {
 	c := savingPod(t, 1)
 	ctx, id := t.Context(), c.ids[0]
@@ -87,8 +88,9 @@ func TestCrashWhilePodIsSaved(t *testing.T) {
 	idle(t, m2)
 }
 
-// TestRetryBeforeCleanUp: a pod that was being saved when the daemon was killed is saved again, into the same directory,
-// before the clean-up has had its turn. That leaves the new checkpoint alone, whichever of the containers is in it.
+// TestRetryBeforeCleanUp: a pod that was being saved when the daemon was killed is saved again,
+// into the same directory, before the clean-up has had its turn. That leaves the new checkpoint
+// alone, whichever of the containers is in it.
 func TestRetryBeforeCleanUp(t *testing.T) {
 	for name, again := range map[string]func(ids []string) []string{
 		"all":      func(ids []string) []string { return ids },
@@ -128,8 +130,8 @@ func TestRetryBeforeCleanUp(t *testing.T) {
 	}
 }
 
-// TestCrashBeforeAllForgetASavedPod: a daemon that was killed after one container had forgotten the files of a
-// checkpoint, and before the other had, leaves no part of it.
+// TestCrashBeforeAllForgetASavedPod: a daemon that was killed after one container had forgotten the
+// files of a checkpoint, and before the other had, leaves no part of it.
 func TestCrashBeforeAllForgetASavedPod(t *testing.T) {
 	c := savingPod(t, 2)
 	ctx := t.Context()

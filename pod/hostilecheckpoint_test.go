@@ -37,8 +37,8 @@ func rewrite[T any](t *testing.T, path string, change func(*T)) {
 	ok(t, os.WriteFile(path, must[[]byte](t)(json.Marshal(v)), 0o600))
 }
 
-// TestCheckpointMayNotNameAnyImage: who makes a pod of a checkpoint image, or the image, does not get at other images of
-// the node, which may have been pulled with someone else's credentials.
+// TestCheckpointMayNotNameAnyImage: who makes a pod of a checkpoint image, or the image, does not
+// get at other images of the node, which may have been pulled with someone else's credentials.
 func TestCheckpointMayNotNameAnyImage(t *testing.T) {
 	withCRIU(t)
 	private := image.Image{
@@ -97,9 +97,9 @@ func TestCheckpointMayNotNameAnyImage(t *testing.T) {
 	}
 }
 
-// TestCheckpointBringsNothingAlong: of what a checkpoint says and has, nothing but processes, memory and files becomes
-// the container's: no devices by annotations (CVE-2026-53492), labels (CVE-2026-53488), mounts or hooks, and no log
-// (CVE-2026-53489).
+// TestCheckpointBringsNothingAlong: of what a checkpoint says and has, nothing but processes,
+// memory and files becomes the container's: no devices by annotations (CVE-2026-53492), labels
+// (CVE-2026-53488), mounts or hooks, and no log (CVE-2026-53489).
 func TestCheckpointBringsNothingAlong(t *testing.T) {
 	withCRIU(t)
 	made := func(spoil func(t *testing.T, dir string)) (spec specs.Spec, log string) {
@@ -160,7 +160,8 @@ func TestCheckpointBringsNothingAlong(t *testing.T) {
 	}
 }
 
-// FuzzOpenSaved reads what strangers wrote of a saved container: it is refused, or is whole enough to be compared.
+// FuzzOpenSaved reads what strangers wrote of a saved container: it is refused, or is whole enough
+// to be compared.
 func FuzzOpenSaved(f *testing.F) {
 	f.Add([]byte(`{"name":"x","rootfsImage":"sha256:1"}`), []byte(`{"process":{"args":["x"]},"linux":{}}`))
 	f.Add([]byte(`{}`), []byte(`{"process":{"capabilities":{}},"linux":{"seccomp":{}}}`))

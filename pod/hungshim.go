@@ -10,7 +10,8 @@ import (
 )
 
 // Where pods have shims of their own, one that does not answer holds up its pod alone: nothing of
-// the pod is touched, and operations on it wait, until it answers. The others are recovered at once.
+// the pod is touched, and operations on it wait, until it answers. The others are recovered at
+// once.
 
 // answers is what the shims have reported.
 type answers struct {

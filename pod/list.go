@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Pods are the pods that fit f as they are at the time of the call, newest first. They are made one by one, for
-// they are large.
+// Pods are the pods that fit f as they are at the time of the call, newest first. They are made one
+// by one, for they are large.
 func (m *Manager) Pods(f PodFilter) iter.Seq[Pod] {
 	vs := m.podVersions(f)
 	return func(yield func(Pod) bool) {
@@ -32,8 +32,8 @@ func (m *Manager) Containers(f ContainerFilter) iter.Seq[Container] {
 	}
 }
 
-// PodItems are Pods as encode has them on its wire: asked once for each state that a pod is in, not once a list. All
-// callers must have the same encode, and no one may change the bytes.
+// PodItems are Pods as encode has them on its wire: asked once for each state that a pod is in, not
+// once a list. All callers must have the same encode, and no one may change the bytes.
 func (m *Manager) PodItems(f PodFilter, encode func(*Pod) ([]byte, error)) ([][]byte, error) {
 	return items(m.podVersions(f), func(r *podRecord) ([]byte, error) {
 		p := r.value()
@@ -57,8 +57,8 @@ func (m *Manager) containerVersions(f ContainerFilter) []*version[containerRecor
 	return newestFirst(m.containers.versions(f.fits), func(r *containerRecord) (time.Time, string) { return r.CreatedAt, r.ID })
 }
 
-// newestFirst sorts versions by when they were created, and by ids if that is the same. What they are sorted by stands
-// together in memory, for there may be thousands.
+// newestFirst sorts versions by when they were created, and by ids if that is the same. What they
+// are sorted by stands together in memory, for there may be thousands.
 func newestFirst[T any](vs []*version[T], born func(*T) (created time.Time, id string)) []*version[T] {
 	type dated struct {
 		nanos int64

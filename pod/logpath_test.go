@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestLogDirectoriesFollowNoLinks: a pod that can write to log directories (a hostPath volume of /var/log) puts a link
-// in place of a container's directory, and the host's files are left alone.
+// TestLogDirectoriesFollowNoLinks: a pod that can write to log directories (a hostPath volume of
+// /var/log) puts a link in place of a container's directory, and the host's files are left alone.
 func TestLogDirectoriesFollowNoLinks(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

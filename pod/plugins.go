@@ -18,8 +18,8 @@ import (
 // Plugins are told what becomes of pods and containers, and may change what containers are made
 // from. Package nri has those of the Node Resource Interface.
 //
-// An error keeps from happening what has not happened yet: a pod is not run or updated, a container not
-// created, started or updated. What ends, ends.
+// An error keeps from happening what has not happened yet: a pod is not run or updated, a container
+// not created, started or updated. What ends, ends.
 type Plugins interface {
 	// Hold keeps new plugins from being told what there is, until release is called: they
 	// would miss the change that the other plugins are just being sent. It waits while a new plugin
@@ -30,7 +30,8 @@ type Plugins interface {
 	Tell(ctx context.Context, ev PluginEvent, p Pod, c *PluggedContainer) error
 	// Adjust may change the specification of a container that is being created.
 	Adjust(ctx context.Context, p Pod, c PluggedContainer) error
-	// UpdatePod is called before what the caller has given a pod as a whole is noted; nil stays as it was.
+	// UpdatePod is called before what the caller has given a pod as a whole is noted; nil stays as
+	// it was.
 	UpdatePod(ctx context.Context, p Pod, overhead, resources *Resources) error
 	// AdjustUpdate may change limits that are to be set, each of which may be absent.
 	AdjustUpdate(ctx context.Context, p Pod, c PluggedContainer, r *specs.LinuxResources) error

@@ -72,8 +72,9 @@ func (c *Config) initDied() string {
 		c.Seccomp.Localhost)
 }
 
-// startInit runs the pod's init: the shim's own binary in an otherwise empty root,
-// without any privilege, under the sandbox's seccomp and AppArmor profiles. It goes by the pod's id in the shim.
+// startInit runs the pod's init: the shim's own binary in an otherwise empty root, without any
+// privilege, under the sandbox's seccomp and AppArmor profiles. It goes by the pod's id in the
+// shim.
 func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, err error) {
 	c, set := &e.get().Config, e.get().Namespaces
 	handler, err := m.handler(c)
@@ -106,7 +107,8 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 	if in.AppArmor, err = m.appArmorProfile(ctx, c.AppArmor, false); err != nil {
 		return 0, err
 	}
-	// A sandbox that asks for no filter gets the default one. It is our own program, which needs no more.
+	// A sandbox that asks for no filter gets the default one. It is our own program, which needs no
+	// more.
 	if in.Seccomp, err = m.seccompProfile(&c.Seccomp); err != nil {
 		return 0, err
 	}

@@ -17,7 +17,8 @@ type Records struct {
 }
 
 // ReadRecords reads all records and changes nothing. A record of a newer daemon is an error
-// (*recordfile.NewerError): this daemon does not understand it, and could destroy what it describes.
+// (*recordfile.NewerError): this daemon does not understand it, and could destroy what it
+// describes.
 func ReadRecords(stateDir string) (*Records, error) {
 	pods, err := podsIn(stateDir).LoadAll()
 	if err != nil {

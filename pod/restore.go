@@ -19,10 +19,10 @@ import (
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// Whoever wrote a checkpoint decides what the restored processes have in memory, which files they have open, and
-// which rights they have: that the checkpoint says of these what the container's configuration allows is checked
-// (savedspec.go), that CRIU's images say the same is not. Restoring is therefore off unless the operator says
-// otherwise.
+// Whoever wrote a checkpoint decides what the restored processes have in memory, which files they
+// have open, and which rights they have: that the checkpoint says of these what the container's
+// configuration allows is checked (savedspec.go), that CRIU's images say the same is not. Restoring
+// is therefore off unless the operator says otherwise.
 
 // Restored is a container of RestorePod.
 type Restored struct{ Name, ID string }
@@ -149,11 +149,11 @@ func (m *Manager) checkpointIn(ctx context.Context, e *entry[containerRecord], i
 	return saved, err
 }
 
-// baseOf is the image that a restored container is made from: the one that its configuration names, which must be
-// that of the saved container, or, where this names a checkpoint, the one that the checkpoint names. The
-// author of the checkpoint chose that image, and the kubelet has not checked it: it could be any image on the
-// node, such as one that was pulled with another namespace's credentials. So the operator lists the images
-// that a checkpoint may name.
+// baseOf is the image that a restored container is made from: the one that its configuration names,
+// which must be that of the saved container, or, where this names a checkpoint, the one that the
+// checkpoint names. The author of the checkpoint chose that image, and the kubelet has not checked
+// it: it could be any image on the node, such as one that was pulled with another namespace's
+// credentials. So the operator lists the images that a checkpoint may name.
 func (m *Manager) baseOf(s *checkpointed, named image.Image, from string) (image.Image, error) {
 	if from != "" {
 		if id := named.ID.String(); s.config.ImageID != id {
@@ -175,8 +175,8 @@ func (m *Manager) baseOf(s *checkpointed, named image.Image, from string) (image
 		s.config.ImageName, s.config.ImageID, s.config.Name)
 }
 
-// mayBeBase says whether the operator lets checkpoints name an image. What counts are the image's names here, whatever
-// the checkpoint calls it.
+// mayBeBase says whether the operator lets checkpoints name an image. What counts are the image's
+// names here, whatever the checkpoint calls it.
 func (m *Manager) mayBeBase(img *image.Image) bool {
 	return slices.ContainsFunc(slices.Concat(img.RepoTags, img.RepoDigests), func(name string) bool {
 		return slices.ContainsFunc(m.opts.RestoreBases, func(base string) bool {

@@ -14,8 +14,9 @@ import (
 )
 
 // The Go runtime sends signals to its own threads (SIGURG, to preempt them), and fallocate(2) on
-// the tmpfs of kernels such as 6.1 ends with EINTR when one arrives. The reserve is built nevertheless.
-// Newer kernels end it for fatal signals only, so this runs in the guest of `make test-vm`, which has an older one.
+// the tmpfs of kernels such as 6.1 ends with EINTR when one arrives. The reserve is built
+// nevertheless. Newer kernels end it for fatal signals only, so this runs in the guest of `make
+// test-vm`, which has an older one.
 func TestReserveDespiteSignals(t *testing.T) {
 	const size = 32 << 20 // some milliseconds' work, with several signals in each
 	dir := t.TempDir()

@@ -17,9 +17,10 @@ import (
 	"github.com/coracle-project/coracle/network"
 )
 
-// Run makes a pod and returns its id when it is ready. On error nothing of it is left
-// behind. A call with the identity of one under way joins it, and one that repeats the
-// call that made a ready pod gets that pod; ErrExists if another pod has the identity. The work goes on when ctx ends, at most two minutes.
+// Run makes a pod and returns its id when it is ready. On error nothing of it is left behind. A
+// call with the identity of one under way joins it, and one that repeats the call that made a ready
+// pod gets that pod; ErrExists if another pod has the identity. The work goes on when ctx ends, at
+// most two minutes.
 func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 	if err := c.validate(&m.opts); err != nil {
 		return "", during("run pod", c.String(), err)

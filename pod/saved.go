@@ -77,8 +77,9 @@ func openSaved(dir string) (*checkpointed, error) {
 // images is where CRIU's images are.
 func (s *checkpointed) images() string { return filepath.Join(s.dir, savedImagesName) }
 
-// checkImages wants a directory, since CRIU gets its path and must not be led elsewhere, and nothing but files in
-// it: a link would have a host's file read into the restored process's memory, and a FIFO have the shim wait forever.
+// checkImages wants a directory, since CRIU gets its path and must not be led elsewhere, and
+// nothing but files in it: a link would have a host's file read into the restored process's memory,
+// and a FIFO have the shim wait forever.
 func checkImages(dir string) error {
 	st, err := os.Lstat(dir)
 	if err != nil {

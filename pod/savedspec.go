@@ -8,12 +8,13 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Of what is saved, only memory and processes are taken: everything around them is made from the new container's
-// own configuration, and a process that has more than this gives is refused. What the checkpoint says of its
-// processes can be compared; CRIU's images, which may say otherwise, are believed (see restore.go).
+// Of what is saved, only memory and processes are taken: everything around them is made from the
+// new container's own configuration, and a process that has more than this gives is refused. What
+// the checkpoint says of its processes can be compared; CRIU's images, which may say otherwise, are
+// believed (see restore.go).
 
-// check refuses a container whose configuration describes another process than the saved one, or forbids
-// something that the saved one has.
+// check refuses a container whose configuration describes another process than the saved one, or
+// forbids something that the saved one has.
 func (s *checkpointed) check(c *ContainerConfig, made *specs.Spec) error {
 	saved, own := s.spec.Process, made.Process
 	switch {

@@ -22,8 +22,8 @@ func modestSpec() *specs.Spec {
 	}
 }
 
-// TestSavedHasNoMoreThanAllowed: a checkpoint is refused if it says that its processes have more than the new
-// container's configuration gives.
+// TestSavedHasNoMoreThanAllowed: a checkpoint is refused if it says that its processes have more
+// than the new container's configuration gives.
 func TestSavedHasNoMoreThanAllowed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		saved, own func(*specs.Spec)

@@ -14,8 +14,8 @@ func saving(e *entry[containerRecord], paths ...string) error {
 	return e.update(func(r *containerRecord) { r.Saving = append(slices.Clone(r.Saving), paths...) })
 }
 
-// saved forgets them: they are gone, or have become a checkpoint. A container that was removed meanwhile has
-// forgotten them already.
+// saved forgets them: they are gone, or have become a checkpoint. A container that was removed
+// meanwhile has forgotten them already.
 func saved(e *entry[containerRecord], paths ...string) error {
 	err := e.update(func(r *containerRecord) {
 		r.Saving = slices.DeleteFunc(slices.Clone(r.Saving), func(p string) bool { return slices.Contains(paths, p) })
@@ -91,8 +91,9 @@ func (m *Manager) dropUnfinished(ctx context.Context, dir string) error {
 	return m.dropUnfinishedLocked(dir)
 }
 
-// dropUnfinishedLocked needs the directory for itself: a new checkpoint there has files of the same names. So all
-// records forget them together, for the clean-up that the others have asked for comes when there may be new ones.
+// dropUnfinishedLocked needs the directory for itself: a new checkpoint there has files of the same
+// names. So all records forget them together, for the clean-up that the others have asked for comes
+// when there may be new ones.
 func (m *Manager) dropUnfinishedLocked(dir string) error {
 	paths := m.unfinished.in(dir)
 	if len(paths) == 0 {

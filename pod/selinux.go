@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SELinuxLabels are a pod's, or a container's; empty where SELinux is off. The processes of a pod have its
-// categories, and so have the files that they may write: what other pods wrote they cannot open.
+// SELinuxLabels are a pod's, or a container's; empty where SELinux is off. The processes of a pod
+// have its categories, and so have the files that they may write: what other pods wrote they cannot
+// open.
 type SELinuxLabels struct {
 	Process string `json:"process,omitempty"`
 	Mount   string `json:"mount,omitempty"`
@@ -19,8 +20,8 @@ type SELinuxLabels struct {
 
 // Labeler is the host's SELinux, as go-selinux has it.
 type Labeler interface {
-	// Labels makes labels from options such as "type:spc_t", with categories that no other label has unless
-	// the options have a level.
+	// Labels makes labels from options such as "type:spc_t", with categories that no other label
+	// has unless the options have a level.
 	Labels(options []string) (SELinuxLabels, error)
 	// Reserve keeps the categories of a label from being given to others, until Release.
 	Reserve(label string)
@@ -115,8 +116,8 @@ func (l SELinux) within(pod SELinuxLabels) SELinux {
 	return l
 }
 
-// options are a label's parts as label.InitLabels takes them: what is not named is as the host's policy has it for
-// containers. Disabled is a label that confines nothing.
+// options are a label's parts as label.InitLabels takes them: what is not named is as the host's
+// policy has it for containers. Disabled is a label that confines nothing.
 func (l SELinux) options(disabled bool) []string {
 	if disabled {
 		return []string{"disable"}

@@ -13,7 +13,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// fakeLabels is SELinux of a host that has it on. Each label without a level gets categories of its own.
+// fakeLabels is SELinux of a host that has it on. Each label without a level gets categories of its
+// own.
 type fakeLabels struct {
 	given    int
 	reserved map[string]bool        // levels: as in go-selinux, they are not counted
@@ -149,8 +150,8 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	}
 }
 
-// Regression of an upgrade: containers of pods that an earlier version made would be confined by nothing, and would
-// lock their siblings, which have other categories, out of the volumes.
+// Regression of an upgrade: containers of pods that an earlier version made would be confined by
+// nothing, and would lock their siblings, which have other categories, out of the volumes.
 func TestSELinuxLabelsOfOlderPod(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
@@ -186,8 +187,8 @@ func TestSELinuxLabelsOfOlderPod(t *testing.T) {
 	}
 }
 
-// Regression: a level that several pods name was free for others when the first of them went, and one that only a
-// container names was never released, nor reserved by the next daemon.
+// Regression: a level that several pods name was free for others when the first of them went, and
+// one that only a container names was never released, nor reserved by the next daemon.
 func TestSELinuxLevelIsHeldUntilItsLastUserIsGone(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

@@ -54,8 +54,9 @@ func parseSignal(s string) (syscall.Signal, error) {
 	return 0, bad
 }
 
-// SignalName is the name of a signal that parseSignal understands, "" if it has none. Real-time signals in the lower
-// half are counted from the first one, the others from the last one, as bash's kill -l does.
+// SignalName is the name of a signal that parseSignal understands, "" if it has none. Real-time
+// signals in the lower half are counted from the first one, the others from the last one, as bash's
+// kill -l does.
 func SignalName(s syscall.Signal) string {
 	const middle = (sigRTMin + sigRTMax) / 2
 	switch {

@@ -22,7 +22,8 @@ func TestSignalNamesSurviveTheWayBack(t *testing.T) {
 	}
 }
 
-// Kubernetes allows all names of signal(7) in lifecycle.stopSignal: containers with the second names were refused.
+// Kubernetes allows all names of signal(7) in lifecycle.stopSignal: containers with the second
+// names were refused.
 func TestSecondNamesOfSignals(t *testing.T) {
 	for name, want := range map[string]syscall.Signal{"SIGCLD": unix.SIGCHLD, "IOT": unix.SIGABRT, "sigpoll": unix.SIGIO} {
 		if got, err := parseSignal(name); err != nil || got != want {

@@ -137,8 +137,8 @@ type containerRecord struct {
 	Checkpoint string `json:"checkpoint,omitempty"`
 	// Frozen is set while a checkpoint is made of it.
 	Frozen bool `json:"frozen,omitempty"`
-	// Saving are files and directories of checkpoints under way, which are of no use to anybody if the daemon does
-	// not live to end them.
+	// Saving are files and directories of checkpoints under way, which are of no use to anybody if
+	// the daemon does not live to end them.
 	Saving []string `json:"saving,omitempty"`
 	// VolumeRefs: see Container.
 	VolumeRefs map[string]string `json:"volumeRefs,omitempty"`

@@ -8,8 +8,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// strangers are labels and annotations by which other runtimes are steered, and which whoever makes a pod or an image
-// may set.
+// strangers are labels and annotations by which other runtimes are steered, and which whoever makes
+// a pod or an image may set.
 var strangers = map[string]string{
 	"io.kubernetes.cri-o.Devices":                          "/dev/mem:/dev/mem:rwm",
 	"io.kubernetes.cri-o.userns-mode":                      "auto",
@@ -53,8 +53,8 @@ var strangers = map[string]string{
 	"io.kubernetes.cri-o.seccompNotifierAction/all-labels": "stop",
 }
 
-// TestStrangersLabelsSteerNothing: whatever labels and annotations pods, containers and images carry, the container
-// is made the same.
+// TestStrangersLabelsSteerNothing: whatever labels and annotations pods, containers and images
+// carry, the container is made the same.
 func TestStrangersLabelsSteerNothing(t *testing.T) {
 	made := func(set map[string]string) string {
 		b := newBench(t)

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// Step is a part of making a pod, or of making and starting a container. Steps are always recorded: each costs
-// two readings of the clock, and all of them are written with a record that is written anyway.
+// Step is a part of making a pod, or of making and starting a container. Steps are always recorded:
+// each costs two readings of the clock, and all of them are written with a record that is written
+// anyway.
 type Step struct {
 	What  string        `json:"what"`
 	Began time.Time     `json:"began"`

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestSteps: where the time of a start went is recorded of every pod and container, and outlives the daemon.
+// TestSteps: where the time of a start went is recorded of every pod and container, and outlives
+// the daemon.
 func TestSteps(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

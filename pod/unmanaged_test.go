@@ -76,8 +76,8 @@ func replaceIn(file, old, with string) error {
 	return os.WriteFile(file, []byte(strings.Replace(string(b), old, with, 1)), 0o600)
 }
 
-// unreadable makes opening the file without waiting fail with EAGAIN, until the lease that it returns
-// is closed (fcntl(2), "Leases").
+// unreadable makes opening the file without waiting fail with EAGAIN, until the lease that it
+// returns is closed (fcntl(2), "Leases").
 func unreadable(t *testing.T, file string) *os.File {
 	t.Helper()
 	lease := must[*os.File](t)(os.Open(file))

@@ -23,9 +23,9 @@ var (
 	unifiedKeys = regexp.MustCompile(`^[a-z0-9_]+(\.[a-zA-Z0-9_]+)+$`)
 )
 
-// checkHostname takes what sethostname(2) takes, unless it would be more than one word in /etc/hosts
-// and /etc/hostname: blanks, control characters and '#' end a name there. The kubelet sends names that
-// end with a dot (name.subdomain.namespace.svc.) where it knows no cluster domain.
+// checkHostname takes what sethostname(2) takes, unless it would be more than one word in
+// /etc/hosts and /etc/hostname: blanks, control characters and '#' end a name there. The kubelet
+// sends names that end with a dot (name.subdomain.namespace.svc.) where it knows no cluster domain.
 func checkHostname(name string) error {
 	if len(name) > maxHostname {
 		return fail(ErrInvalid, "hostname %q has %d bytes; the kernel takes %d", name, len(name), maxHostname)

@@ -5,14 +5,15 @@ import (
 	"fmt"
 )
 
-// A snapshot whose record is damaged is kept if a container may run from it or has written to it. It
-// can be used where it is mounted, it can be removed, and nothing else: what layers it is made of is
-// not known, so all that are there stay until it goes, in quarantine too.
+// A snapshot whose record is damaged is kept if a container may run from it or has written to it.
+// It can be used where it is mounted, it can be removed, and nothing else: what layers it is made
+// of is not known, so all that are there stay until it goes, in quarantine too.
 
 // errDamagedRecord is why there is nothing more to do with such a snapshot.
 var errDamagedRecord = errors.New("its record is damaged, and what it is made of is not known; make another container")
 
-// keepDamaged enters a snapshot without a valid record, and says whether there is something to keep.
+// keepDamaged enters a snapshot without a valid record, and says whether there is something to
+// keep.
 func (s *Store) keepDamaged(id string, points []string) bool {
 	if checkID(id) != nil {
 		return false // no snapshot's directory

@@ -22,7 +22,8 @@ var damages = map[string]func(file string) error{
 	"a directory": func(file string) error { return errors.Join(os.Remove(file), os.Mkdir(file, 0o700)) },
 }
 
-// Regression: what a container ran from was deleted at the next start when the record of its layer was damaged.
+// Regression: what a container ran from was deleted at the next start when the record of its layer
+// was damaged.
 func TestDriverKeepsLayersWithDamagedRecords(t *testing.T) {
 	for what, damage := range damages {
 		t.Run(what, func(t *testing.T) {
@@ -84,8 +85,8 @@ func TestQuarantineLastsFromWhenItBegins(t *testing.T) {
 	}
 }
 
-// Regression: what a container had written was deleted at the next start when the record of its snapshot was damaged,
-// and its root unmounted.
+// Regression: what a container had written was deleted at the next start when the record of its
+// snapshot was damaged, and its root unmounted.
 func TestDriverKeepsSnapshotsWithDamagedRecords(t *testing.T) {
 	for what, damage := range damages {
 		t.Run(what, func(t *testing.T) {

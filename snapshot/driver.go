@@ -114,10 +114,11 @@ func newDriver(name DriverName, root string, discard func(dir string) error) (dr
 	return nil, fmt.Errorf("%w: snapshot driver %q is none of overlay, erofs, native", ErrInvalid, name)
 }
 
-// attach moves a detached mount to its place, with the attributes of the access. A container's root cannot be
-// nosuid on the host: runtimes make the container's own mount from this one, which inherits that, so set-user-id
-// programs would not work inside (runc 1.1, libcontainer and our engine alike), and an OCI configuration has no field to
-// undo it. What keeps users of the host out is the store's directory.
+// attach moves a detached mount to its place, with the attributes of the access. A container's root
+// cannot be nosuid on the host: runtimes make the container's own mount from this one, which
+// inherits that, so set-user-id programs would not work inside (runc 1.1, libcontainer and our
+// engine alike), and an OCI configuration has no field to undo it. What keeps users of the host out
+// is the store's directory.
 func attach(mount int, r rootfs) error {
 	if r.access == ReadOnly {
 		// It is for looking at, perhaps by any user of the host: an image's set-user-id

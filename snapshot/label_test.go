@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// What is passed to mount for SELinux, which this kernel may not have on. In a string of options a label with commas is
-// quoted; fsconfig(2) takes it as it is.
+// What is passed to mount for SELinux, which this kernel may not have on. In a string of options a
+// label with commas is quoted; fsconfig(2) takes it as it is.
 func TestOverlayLabel(t *testing.T) {
 	const label = "system_u:object_r:container_file_t:s0:c1,c2"
 	o := overlay{upper: "/u", work: "/w", label: label}

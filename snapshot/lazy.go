@@ -15,17 +15,18 @@ import (
 
 // A lazy layer is one that is not unpacked yet, and that someone else shows as a mount meanwhile.
 // Roots can be made of it; else it does not count as whole (HasLayer). When it is committed
-// (LayerWriter.Commit), new roots are made of the unpacked layer; those that were made of the mount hold
-// it when EndLazy takes it away, which comes after whoever shows it knows of the unpacked files. The directory with the mount is of no use after a reboot, and not
-// believed without whoever shows it.
+// (LayerWriter.Commit), new roots are made of the unpacked layer; those that were made of the mount
+// hold it when EndLazy takes it away, which comes after whoever shows it knows of the unpacked
+// files. The directory with the mount is of no use after a reboot, and not believed without whoever
+// shows it.
 //
 //	lazy/<hex of the diff id>/fs         where it is mounted
 //	lazy/<hex>/blob                      what has come of the layer's archive
 //	lazy/<hex>/lazy.json                 the record, once it is mounted
 //
-// No one waits for whoever shows a layer but the roots that are made of its mount: that process may be stopped, and
-// then each look at a file lasts until it goes on. A mount that is to be taken away while it is reached for goes with the
-// last who does that.
+// No one waits for whoever shows a layer but the roots that are made of its mount: that process may
+// be stopped, and then each look at a file lasts until it goes on. A mount that is to be taken away
+// while it is reached for goes with the last who does that.
 
 const lazyFile = "lazy.json"
 
@@ -41,8 +42,9 @@ func (s *Store) lazyDir(d digest.Digest) string  { return filepath.Join(s.lazyTo
 func (s *Store) lazyBlob(d digest.Digest) string { return filepath.Join(s.lazyDir(d), "blob") }
 
 // BeginLazy makes the directory of a lazy layer, with an empty one to mount it on (fs). The caller
-// holds a layer against others who begin it, and ends with CommitLazy or AbortLazy. ErrExists if the
-// layer is there, ErrLayerInUse if the one before has not gone yet, ErrUnsupported if the driver has no use for mounts.
+// holds a layer against others who begin it, and ends with CommitLazy or AbortLazy. ErrExists if
+// the layer is there, ErrLayerInUse if the one before has not gone yet, ErrUnsupported if the
+// driver has no use for mounts.
 func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
 	if err := checkDigest(diffID); err != nil {
 		return "", err
@@ -88,7 +90,8 @@ func (s *Store) CommitLazy(diffID, blob digest.Digest) error {
 // AbortLazy undoes BeginLazy.
 func (s *Store) AbortLazy(diffID digest.Digest) error { return s.dropLazy(diffID) }
 
-// EndLazy takes away the mount of a layer that is unpacked now, or gone; it does not wait for roots that are made of it.
+// EndLazy takes away the mount of a layer that is unpacked now, or gone; it does not wait for roots
+// that are made of it.
 func (s *Store) EndLazy(diffID digest.Digest) error {
 	if s.LazyBlob(diffID) != "" {
 		return fmt.Errorf("end lazy layer %s: it is not unpacked", diffID)
@@ -118,7 +121,8 @@ func (s *Store) OpenLazyBlob(diffID digest.Digest) (*os.File, error) {
 	return f, nil
 }
 
-// LayerDir is the directory with an unpacked layer's files. It stays while a snapshot has the layer.
+// LayerDir is the directory with an unpacked layer's files. It stays while a snapshot has the
+// layer.
 func (s *Store) LayerDir(diffID digest.Digest) string { return upperIn(s.layerDir(diffID)) }
 
 // hasAny says whether a layer is there, lazy or whole.
@@ -134,7 +138,8 @@ type reached struct {
 	drop bool // the last of them does
 }
 
-// reachLocked is where a layer's fs is now. With a lazy one release says that it is not reached for by that path any more.
+// reachLocked is where a layer's fs is now. With a lazy one release says that it is not reached for
+// by that path any more.
 func (s *Store) reachLocked(d digest.Digest) (dir string, release func()) {
 	if l := s.layers[d]; l == nil || l.lazy == "" {
 		return s.layerDir(d), func() {}
@@ -170,8 +175,8 @@ func (s *Store) isReached(d digest.Digest) bool {
 	return s.reached[d] != nil
 }
 
-// dropLazy takes the mount of a layer away that is no lazy one any more, and what belongs to it; if it is being reached for,
-// then as soon as it is not.
+// dropLazy takes the mount of a layer away that is no lazy one any more, and what belongs to it; if
+// it is being reached for, then as soon as it is not.
 func (s *Store) dropLazy(d digest.Digest) error {
 	s.mu.Lock()
 	r := s.reached[d]

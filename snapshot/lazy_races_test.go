@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who shows a layer may mount it when the pull has been cancelled and its directory dropped. Whichever comes first,
-// no mount is left.
+// Who shows a layer may mount it when the pull has been cancelled and its directory dropped.
+// Whichever comes first, no mount is left.
 func TestLazyLayerIsMountedTooLate(t *testing.T) {
 	root := t.TempDir()
 	s := started(t, root)
@@ -77,8 +77,8 @@ func nothingIn(t *testing.T, s *Store) {
 	}
 }
 
-// silence mounts a FUSE file system whose process greets the kernel, and is stopped before its first answer: who asks
-// for anything waits, until end. asked is closed when someone does.
+// silence mounts a FUSE file system whose process greets the kernel, and is stopped before its
+// first answer: who asks for anything waits, until end. asked is closed when someone does.
 func silence(t *testing.T, at string) (asked chan struct{}, end func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -121,8 +121,8 @@ func greeting(request []byte) []byte {
 	return answer
 }
 
-// Who shows a layer may be stopped in the middle of a root of it. No one else waits, not even who takes the layer out of
-// use.
+// Who shows a layer may be stopped in the middle of a root of it. No one else waits, not even who
+// takes the layer out of use.
 func TestStoppedLazyLayer(t *testing.T) {
 	s := started(t, t.TempDir())
 	d := digest.FromString("x")
@@ -168,8 +168,8 @@ func TestStoppedLazyLayer(t *testing.T) {
 	nothingIn(t, s)
 }
 
-// What a driver was told of a layer's directory holds until it is done: a container's changes can be read while its layer
-// is made an ordinary one.
+// What a driver was told of a layer's directory holds until it is done: a container's changes can
+// be read while its layer is made an ordinary one.
 func TestLazyLayerWhileReached(t *testing.T) {
 	s := started(t, t.TempDir())
 	d := showLayer(t, s, "x", "lazy")

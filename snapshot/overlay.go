@@ -194,7 +194,8 @@ func (o overlay) options(lower []string) string {
 	return options
 }
 
-// quoted is a value in a string of options: those of SELinux may have commas, and the kernel takes the quotes away.
+// quoted is a value in a string of options: those of SELinux may have commas, and the kernel takes
+// the quotes away.
 func quoted(name, value string) string {
 	if name == "context" {
 		return strconv.Quote(value)

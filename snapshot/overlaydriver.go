@@ -55,8 +55,8 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 	if err := os.Mkdir(r.upper(), 0o755); err != nil {
 		return err
 	}
-	// The root of an overlay shows the upper directory's own attributes: they are to be those of the
-	// layer that would show without it.
+	// The root of an overlay shows the upper directory's own attributes: they are to be those of
+	// the layer that would show without it.
 	if err := diff.LikeRoot(r.upper(), lower[0]); err != nil {
 		return err
 	}

@@ -257,8 +257,8 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 	return faultPrepareMounted.At(ctx)
 }
 
-// rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers' directories stay
-// where they are.
+// rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers'
+// directories stay where they are.
 func (s *Store) rootfs(snap Snapshot) (r rootfs, release func()) {
 	dirs, release := s.layerDirs(snap.Layers)
 	return rootfs{dir: s.snapshotDir(snap.ID), layers: dirs, target: snap.Target, access: snap.Access, label: snap.Label}, release

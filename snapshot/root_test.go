@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Regression: attributes and time of an image's root directory were lost on the way to the container's.
+// Regression: attributes and time of an image's root directory were lost on the way to the
+// container's.
 func TestDriverShowsTheRootAsTheTopLayerHasIt(t *testing.T) {
 	eachDriver(t, func(t *testing.T, s *Store) {
 		made := time.Unix(1e9, 5000)

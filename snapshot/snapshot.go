@@ -96,8 +96,8 @@ type PrepareOptions struct {
 	Users Users
 	// Access is ReadWrite if empty.
 	Access Access
-	// Label is the SELinux label that all files show ("context="); "" for those on disk. Roots that are
-	// copies (Native) show those on disk.
+	// Label is the SELinux label that all files show ("context="); "" for those on disk. Roots that
+	// are copies (Native) show those on disk.
 	Label string
 	// Driver is which of several stores is meant; a Store takes its own, or none.
 	Driver DriverName

@@ -58,7 +58,8 @@ func (s *Store) takeOver() error {
 	return nil
 }
 
-// guessDriver finds out who has made a store without the file: it may be new, older than the file, or have lost it.
+// guessDriver finds out who has made a store without the file: it may be new, older than the file,
+// or have lost it.
 func (s *Store) guessDriver() (DriverName, error) {
 	mounts, err := nativeDriver{}.mounts(s.snapshotsDir())
 	if err != nil {

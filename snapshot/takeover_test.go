@@ -31,9 +31,9 @@ func TestOtherDriverTakesOver(t *testing.T) {
 	}
 }
 
-// Regression: a damaged file that names the driver had all layers dropped, and the snapshots
-// of running containers with them; so had one that was lost, if the driver was native; a directory in its place
-// kept the daemon from starting.
+// Regression: a damaged file that names the driver had all layers dropped, and the snapshots of
+// running containers with them; so had one that was lost, if the driver was native; a directory in
+// its place kept the daemon from starting.
 func TestDriverFileDamaged(t *testing.T) {
 	eachDriver(t, func(t *testing.T, s *Store) {
 		layers := twoLayers(t, s)

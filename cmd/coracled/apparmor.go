@@ -8,8 +8,8 @@ import (
 	"github.com/coracle-project/coracle/internal/apparmor"
 )
 
-// loadAppArmor loads the default profile before a container wants it, which would wait for it. It replaces one that
-// an earlier version has loaded, but not an administrator's.
+// loadAppArmor loads the default profile before a container wants it, which would wait for it. It
+// replaces one that an earlier version has loaded, but not an administrator's.
 func loadAppArmor(ctx context.Context, stateDir string, log *slog.Logger) {
 	if !apparmor.Enabled() {
 		return

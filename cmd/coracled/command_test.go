@@ -46,8 +46,8 @@ func TestArgumentsOfTheNextStart(t *testing.T) {
 	}
 }
 
-// coracle up says where names without a registry are; a configuration file that says so, too, wins, and a
-// coracled that nothing was said to refuses such names.
+// coracle up says where names without a registry are; a configuration file that says so, too, wins,
+// and a coracled that nothing was said to refuses such names.
 func TestShortNameRegistry(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.toml")
 	if err := os.WriteFile(file, []byte("[image]\nshort_name_registry = \"registry.example\"\n"), 0o600); err != nil {

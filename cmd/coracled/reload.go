@@ -27,9 +27,9 @@ type source struct {
 	level *slog.LevelVar                // of the log
 }
 
-// reload reads the settings again and takes over those that may change while pods run: registries, CNI,
-// runtime handlers, the log's level. With an error in them, all stays as it was. systemd is told
-// when it starts and ends (Type=notify-reload, and for systemctl reload with ExecReload).
+// reload reads the settings again and takes over those that may change while pods run: registries,
+// CNI, runtime handlers, the log's level. With an error in them, all stays as it was. systemd is
+// told when it starts and ends (Type=notify-reload, and for systemctl reload with ExecReload).
 func (n *node) reload(ctx context.Context, s source) {
 	n.tell(reloading())
 	switch changed, later, err := n.take(ctx, s); {

@@ -6,9 +6,9 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
-// TestSize: most of what an idle daemon has in memory are pages of its file. What makes it much larger is a call of a
-// method by its name (text/template, reflect.Value.MethodByName), for which the linker keeps all methods; `go build
-// -ldflags=-dumpdep` names it, marked <ReflectMethod>.
+// TestSize: most of what an idle daemon has in memory are pages of its file. What makes it much
+// larger is a call of a method by its name (text/template, reflect.Value.MethodByName), for which
+// the linker keeps all methods; `go build -ldflags=-dumpdep` names it, marked <ReflectMethod>.
 func TestSize(t *testing.T) {
 	const most = 27_000_000 // bytes
 	if size := testkit.ProgramSize(t, "nri_no_wasm", "grpcnotrace"); size > most {

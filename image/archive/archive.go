@@ -4,10 +4,10 @@
 //
 // # Reading
 //
-// Read takes a stream, since archives come from pipes, and a docker-archive has its table of contents
-// where it likes. Every file goes to the directory under a number, never under
-// a name from the archive; names only look files up. All files are hashed on the way in,
-// so a blob that is not what its name or descriptor says is never handed out.
+// Read takes a stream, since archives come from pipes, and a docker-archive has its table of
+// contents where it likes. Every file goes to the directory under a number, never under a name from
+// the archive; names only look files up. All files are hashed on the way in, so a blob that is not
+// what its name or descriptor says is never handed out.
 //
 //	c, err := archive.Read(ctx, stream, dir, limits)
 //	defer c.Close()

@@ -82,8 +82,9 @@ type remoteError struct {
 func (e *remoteError) Error() string { return e.text }
 func (e *remoteError) Unwrap() error { return e.kind }
 
-// Show has a layer mounted at FS in its directory, by a process that is started if there is none. On
-// error nothing is left there but Blob. Kinds: ErrUnsuitable, or others that a pull may not meet.
+// Show has a layer mounted at FS in its directory, by a process that is started if there is none.
+// On error nothing is left there but Blob. Kinds: ErrUnsuitable, or others that a pull may not
+// meet.
 func (c *Client) Show(ctx context.Context, l Layer) error {
 	if err := c.start(ctx); err != nil {
 		return err
@@ -91,13 +92,14 @@ func (c *Client) Show(ctx context.Context, l Layer) error {
 	return c.end(ctx, http.MethodPut, layerPath(l.DiffID, ""), l)
 }
 
-// Await returns when a layer's blob is whole, and its digest right. Over the process's death it goes
-// on with the next. Kinds: ErrNotShown, ErrInvalid, ErrGone.
+// Await returns when a layer's blob is whole, and its digest right. Over the process's death it
+// goes on with the next. Kinds: ErrNotShown, ErrInvalid, ErrGone.
 func (c *Client) Await(ctx context.Context, diffID digest.Digest) error {
 	return c.insist(ctx, http.MethodGet, layerPath(diffID, "/whole"), nil)
 }
 
-// Unpacked says where a layer's files are unpacked; its blob is let go. Kinds: ErrNotShown, ErrGone.
+// Unpacked says where a layer's files are unpacked; its blob is let go. Kinds: ErrNotShown,
+// ErrGone.
 func (c *Client) Unpacked(ctx context.Context, diffID digest.Digest, dir string) error {
 	return c.insist(ctx, http.MethodPut, layerPath(diffID, "/unpacked"), dir)
 }

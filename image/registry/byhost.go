@@ -8,8 +8,8 @@ import (
 )
 
 // byHost is a transport that meets only a host itself as its settings say: with a client
-// certificate, or without verifying who it is. Where the host sends us, by redirects, the
-// location of an upload or a token service, it may not take either along: a hostile registry would have our
+// certificate, or without verifying who it is. Where the host sends us, by redirects, the location
+// of an upload or a token service, it may not take either along: a hostile registry would have our
 // certificate open doors to it, and whoever is on the way there could be anybody.
 //
 // Token services that the operator has named for the registry (token_hosts) are met as the

@@ -14,10 +14,10 @@ import (
 )
 
 // The author of a pod chooses the name of its image, and the node connects to the registry in that
-// name. With 127.0.0.1:6443/x the node would connect to its own ports, which only the host can reach.
-// A name in DNS or a registry's redirect can lead there too. With Config.OnlyListedLoopback, the node
-// connects to a loopback address only if the settings list it. The check is of the address that is
-// about to be connected to: a name could resolve to another one a moment later.
+// name. With 127.0.0.1:6443/x the node would connect to its own ports, which only the host can
+// reach. A name in DNS or a registry's redirect can lead there too. With Config.OnlyListedLoopback,
+// the node connects to a loopback address only if the settings list it. The check is of the address
+// that is about to be connected to: a name could resolve to another one a moment later.
 
 // errLoopback is a connection to this machine that no setting asks for.
 var errLoopback = errors.New(
@@ -103,7 +103,8 @@ func refuseLoopback(_, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// isOwn says whether connecting to an address reaches this machine, whatever its network: 0.0.0.0 does too.
+// isOwn says whether connecting to an address reaches this machine, whatever its network: 0.0.0.0
+// does too.
 func isOwn(a netip.Addr) bool {
 	a = a.Unmap()
 	return a.IsLoopback() || a.IsUnspecified()

@@ -11,8 +11,8 @@ import (
 // ErrNoRanges is a registry that sends blobs only as a whole.
 var ErrNoRanges = errors.New("registry sends no ranges of blobs")
 
-// Range fetches n bytes of a blob, from byte at on. Only check, if not nil, can tell whether they are
-// right; what it refuses is asked for from the next host. No slot is taken, since someone waits
+// Range fetches n bytes of a blob, from byte at on. Only check, if not nil, can tell whether they
+// are right; what it refuses is asked for from the next host. No slot is taken, since someone waits
 // for the bytes; ctx bounds it. Kinds: all of Blob's, ErrNoRanges, or check's errors.
 func (r *Repository) Range(ctx context.Context, d ocispec.Descriptor, at, n int64, check func([]byte) error) ([]byte, error) {
 	if at < 0 || n <= 0 || at > d.Size-n {

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// refusals is a transport that remembers how long the last answer that refused something asked us to stay
-// away. Of a token service's answer the client in package auth tells the status and not the headers.
+// refusals is a transport that remembers how long the last answer that refused something asked us
+// to stay away. Of a token service's answer the client in package auth tells the status and not the
+// headers.
 type refusals struct {
 	base http.RoundTripper
 	last atomic.Pointer[refusal]
@@ -27,8 +28,8 @@ func (t *refusals) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// after is what Retry-After of the last refusal said, if that was of this URL: with another's, which came
-// in between, a retry backs off as if nothing had been said.
+// after is what Retry-After of the last refusal said, if that was of this URL: with another's,
+// which came in between, a retry backs off as if nothing had been said.
 func (t *refusals) after(url string) time.Duration {
 	if last := t.last.Load(); last != nil && last.of == url {
 		return last.after

@@ -59,8 +59,8 @@ type Config struct {
 	// Settings are per registry, by the host[:port] of references (docker.io for Docker
 	// Hub). Those not listed are reached by HTTPS, on loopback addresses by HTTP first.
 	Settings map[string]Settings
-	// OnlyListedLoopback refuses to connect to loopback addresses but where Settings or a registry's own directory of
-	// CertsDirs name the host and port.
+	// OnlyListedLoopback refuses to connect to loopback addresses but where Settings or a
+	// registry's own directory of CertsDirs name the host and port.
 	OnlyListedLoopback bool
 	// CertsDirs are directories as containerd has them in /etc/containerd/certs.d: for
 	// a registry host:port a directory host_port_ or host:port, else _default, with a

@@ -23,7 +23,8 @@ func (p *Policy) ruleFor(repo string) (r rule, scope string) {
 	return p.byDef, "the default"
 }
 
-// longest finds the longest scope that a canonical name is in, of those whose rule counts; nil if there is none.
+// longest finds the longest scope that a canonical name is in, of those whose rule counts; nil if
+// there is none.
 func (p *Policy) longest(name string, counts func(rule) bool) (r rule, scope string) {
 	for at := name; at != ""; at = at[:max(strings.LastIndexByte(at, '/'), 0)] {
 		if r, ok := p.scopes[at]; ok && counts(r) {

@@ -40,8 +40,9 @@ func used(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestTimeOfLinks: a layer whose entries lead by long links takes a time that has nothing to do with its size
-// (the class of containerd's GHSA-rp3h-jf77-q9p4). It is refused before it takes longer than any honest one.
+// TestTimeOfLinks: a layer whose entries lead by long links takes a time that has nothing to do
+// with its size (the class of containerd's GHSA-rp3h-jf77-q9p4). It is refused before it takes
+// longer than any honest one.
 func TestTimeOfLinks(t *testing.T) {
 	// On ext4, a new file takes the longer the more files were removed in the last seconds
 	// (recently_deleted in fs/ext4/ialloc.c), whoever removed them.
@@ -88,8 +89,8 @@ func TestTimeOfLinks(t *testing.T) {
 	}
 }
 
-// TestTimeOfLongNames: a name in a PAX header may have a megabyte, and a walk over its parents takes the square
-// of that.
+// TestTimeOfLongNames: a name in a PAX header may have a megabyte, and a walk over its parents
+// takes the square of that.
 func TestTimeOfLongNames(t *testing.T) {
 	name := strings.Repeat("a/", 1<<18) + "b"
 	var hidden []item // as many as make each parent's name be looked for by its hash
@@ -128,8 +129,8 @@ func TestTimeOfLongNames(t *testing.T) {
 	}
 }
 
-// TestDepthByLinks: by way of links, names that are not too long make directories of any depth, which others
-// have to walk.
+// TestDepthByLinks: by way of links, names that are not too long make directories of any depth,
+// which others have to walk.
 func TestDepthByLinks(t *testing.T) {
 	down := strings.Repeat("a/", 1200)
 	items := []item{dir(down), symlink("l", down), dir("l/" + down), symlink("m", "l/"+down), dir("m/b")}
@@ -149,8 +150,8 @@ func TestDepthByLinks(t *testing.T) {
 	}
 }
 
-// TestReplacedDeepDirectory: an entry that takes the place of deep directories does not take the daemon's
-// descriptors.
+// TestReplacedDeepDirectory: an entry that takes the place of deep directories does not take the
+// daemon's descriptors.
 func TestReplacedDeepDirectory(t *testing.T) {
 	data := archive(t, file(strings.Repeat("a/", 1300)+"f", ""), file("a", "now a file"))
 	if _, err := unpacked(t, Limits{}, data); err != nil {

@@ -20,7 +20,8 @@ import (
 // readAhead is how much is buffered before the decompressor.
 const readAhead = 64 << 10
 
-// maxWindow bounds a zstd frame's window, and so the memory of one layer. zstd --ultra -22 uses 128 MiB.
+// maxWindow bounds a zstd frame's window, and so the memory of one layer. zstd --ultra -22 uses 128
+// MiB.
 const maxWindow = 128 << 20
 
 // ratioFree is how much may come out before the ratio is looked at.

@@ -61,7 +61,8 @@ func CleanName(name string) (string, error) {
 	if name == "" || strings.ContainsRune(name, 0) {
 		return "", invalid("empty name or NUL in name")
 	}
-	// A PAX header has room for a megabyte: a walk over the parents of such a name would take a minute.
+	// A PAX header has room for a megabyte: a walk over the parents of such a name would take a
+	// minute.
 	if len(name) >= 2*unix.PathMax {
 		return "", fmt.Errorf("%w: name of %d bytes", ErrLimit, len(name))
 	}
@@ -160,8 +161,8 @@ func (u *unpacker) ensureDir(name string) (*safepath.Dir, error) {
 // maxFollowed is how many links the kernel follows on the way to one name (MAXSYMLINKS).
 const maxFollowed = 40
 
-// follow counts what it takes at worst to find a name by way of this layer's links. Without links that
-// is no more than the name's length, which the archive has paid for.
+// follow counts what it takes at worst to find a name by way of this layer's links. Without links
+// that is no more than the name's length, which the archive has paid for.
 func (u *unpacker) follow() error {
 	if u.lookups += maxFollowed * u.longest; u.lookups > u.lim.MaxLookups {
 		return fmt.Errorf("%w: following the layer's links takes more than %d lookups", ErrLimit, u.lim.MaxLookups)

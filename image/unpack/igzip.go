@@ -38,8 +38,8 @@ const (
 // igzipLimits are more than igzip takes of the largest layer: it writes no file.
 var igzipLimits = confine.Limits{CPU: time.Hour, Memory: 512 << 20, Files: 16}
 
-// igzipPath is where the program is, "" if it is not installed, or does not run as it is confined: its
-// libraries may be where only the system's are looked for.
+// igzipPath is where the program is, "" if it is not installed, or does not run as it is confined:
+// its libraries may be where only the system's are looked for.
 var igzipPath = sync.OnceValue(func() string {
 	path, err := exec.LookPath(igzip)
 	if err != nil || os.Geteuid() != 0 || !inflates(path) {

@@ -41,7 +41,8 @@ func large(t *testing.T) (plain, packed []byte) {
 
 func TestInflateInAProcess(t *testing.T) {
 	plain, packed := large(t)
-	// Another process has its stderr when it ends. (A shell gives the first of a pipeline /dev/null, which it may not open here.)
+	// Another process has its stderr when it ends. (A shell gives the first of a pipeline
+	// /dev/null, which it may not open here.)
 	const stillHeard = ": | sleep 3 >&2 & exec gzip -dc"
 	for name, tc := range map[string]struct {
 		script string

@@ -54,13 +54,13 @@ type Limits struct {
 	// MinFree is how much space unpacking leaves free on the file system, so
 	// that a layer cannot take the node down. Default 128 MiB.
 	MinFree int64
-	// MaxDepth is how many levels directories may nest. Default 1365: the path of a deeper one is longer
-	// than paths can be, with names of two letters. Links in the layer reach deeper.
+	// MaxDepth is how many levels directories may nest. Default 1365: the path of a deeper one is
+	// longer than paths can be, with names of two letters. Links in the layer reach deeper.
 	MaxDepth int64
-	// MaxLookups limits the names that the kernel may have to look up, at worst, to follow the links of
-	// the layer itself. Default 2 billion, which takes some minutes. Without a limit, each entry could
-	// go through 40 links of a thousand names each, and the layer would take ten thousand times as long
-	// to unpack as others of its size.
+	// MaxLookups limits the names that the kernel may have to look up, at worst, to follow the
+	// links of the layer itself. Default 2 billion, which takes some minutes. Without a limit, each
+	// entry could go through 40 links of a thousand names each, and the layer would take ten
+	// thousand times as long to unpack as others of its size.
 	MaxLookups int64
 }
 
@@ -88,9 +88,9 @@ type Target struct {
 	Recipe io.Writer
 }
 
-// Layer reads an uncompressed layer to its end and writes it into a target. It stops at the first error and leaves what it wrote to the caller.
-// Data after the end of the archive is read and ignored, since it counts for the
-// digest.
+// Layer reads an uncompressed layer to its end and writes it into a target. It stops at the first
+// error and leaves what it wrote to the caller. Data after the end of the archive is read and
+// ignored, since it counts for the digest.
 func Layer(ctx context.Context, r io.Reader, to Target, lim Limits) error {
 	root, err := safepath.Open(to.Dir)
 	if err != nil {

@@ -13,10 +13,11 @@ import (
 // What Landlock can refuse, by the version of its interface
 // (Documentation/userspace-api/landlock.rst).
 const (
-	readFile  = unix.LANDLOCK_ACCESS_FS_READ_FILE
-	read      = readFile | unix.LANDLOCK_ACCESS_FS_READ_DIR
-	execute   = unix.LANDLOCK_ACCESS_FS_EXECUTE
-	write     = read | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE
+	readFile = unix.LANDLOCK_ACCESS_FS_READ_FILE
+	read     = readFile | unix.LANDLOCK_ACCESS_FS_READ_DIR
+	execute  = unix.LANDLOCK_ACCESS_FS_EXECUTE
+	write    = read | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
+		unix.LANDLOCK_ACCESS_FS_REMOVE_FILE
 	allBefore = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1 // of version 1
 )
 

@@ -33,7 +33,8 @@ const (
 	numberAt     = 0
 	archAt       = 4
 	firstArgAt   = 16 // lower half, on little endian
-	newNamespace = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+	newNamespace = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID |
+		unix.CLONE_NEWNET
 	// x32 marks the calls of amd64's other interface, which would get around numbers.
 	x32 = 0x40000000
 )

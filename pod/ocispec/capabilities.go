@@ -107,7 +107,8 @@ func (c Capabilities) sets(privileged bool) (*specs.LinuxCapabilities, error) {
 			!slices.Contains(add, name) && !slices.Contains(ambient, name)
 	})
 	out := &specs.LinuxCapabilities{Bounding: set, Effective: set, Permitted: set}
-	// The kernel has no ambient capability that is not permitted (capabilities(7)), so what is dropped is dropped here, too.
+	// The kernel has no ambient capability that is not permitted (capabilities(7)), so what is
+	// dropped is dropped here, too.
 	ambient = slices.DeleteFunc(ambient, func(name string) bool { return !slices.Contains(set, name) })
 	if len(ambient) > 0 {
 		out.Inheritable, out.Ambient = ambient, ambient

@@ -132,9 +132,10 @@ func Container(in Input) (*specs.Spec, error) {
 	return s, nil
 }
 
-// coveredPaths are the paths that are hidden and those that are read-only. CRI cannot tell a list that is empty from none:
-// the kubelet sends its defaults, or two empty lists for procMount: Unmasked, which Kubernetes allows in user namespaces
-// only; people with crictl send nothing. So nothing means the defaults, but in a user namespace it means nothing.
+// coveredPaths are the paths that are hidden and those that are read-only. CRI cannot tell a list
+// that is empty from none: the kubelet sends its defaults, or two empty lists for procMount:
+// Unmasked, which Kubernetes allows in user namespaces only; people with crictl send nothing. So
+// nothing means the defaults, but in a user namespace it means nothing.
 func (in *Input) coveredPaths() (masked, readonly []string) {
 	if len(in.MaskedPaths) == 0 && len(in.ReadonlyPaths) == 0 && in.Namespaces.User != "" {
 		return nil, nil

@@ -255,7 +255,8 @@ func TestCoveredPaths(t *testing.T) {
 	}
 }
 
-// What is dropped was left in the ambient set, which the kernel refuses: the container did not start.
+// What is dropped was left in the ambient set, which the kernel refuses: the container did not
+// start.
 func TestDroppedAmbientCapabilities(t *testing.T) {
 	for _, tc := range []struct {
 		c    Capabilities

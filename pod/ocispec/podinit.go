@@ -22,7 +22,8 @@ type Init struct {
 }
 
 // initUser is who a pod's init runs as, an id that no container is started with: those end at
-// 2^31-1. A process that takes it with CAP_SETUID still cannot trace the init, which is not dumpable.
+// 2^31-1. A process that takes it with CAP_SETUID still cannot trace the init, which is not
+// dumpable.
 const (
 	initUser        = 1<<32 - 2
 	foreignInitUser = 1<<31 - 1
@@ -63,8 +64,8 @@ func PodInit(in Init) (*specs.Spec, error) {
 			OOMScoreAdj: &adj,
 		},
 		Mounts: []specs.Mount{
-			// Only processes, which the pod's containers see, too: nothing is left to mask. Holders of
-			// CAP_SYS_PTRACE get here by /proc/1/root.
+			// Only processes, which the pod's containers see, too: nothing is left to mask. Holders
+			// of CAP_SYS_PTRACE get here by /proc/1/root.
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev", "subset=pid"}},
 			// The runtime opens /dev/null in it. On what /run is to systemd (nodev) that
 			// needs a file system of its own.

@@ -41,8 +41,9 @@ func (a allowed) allows(name string, args [6]uint64) bool {
 	return slices.ContainsFunc(a[name], func(r rule) bool { return r.holds(args) })
 }
 
-// containerds is what containerd allows with some capabilities. The file is what a program found out that called
-// DefaultProfile of its contrib/seccomp with no capability, each and all of them, for both architectures.
+// containerds is what containerd allows with some capabilities. The file is what a program found
+// out that called DefaultProfile of its contrib/seccomp with no capability, each and all of them,
+// for both architectures.
 func containerds(t *testing.T, caps []string) allowed {
 	t.Helper()
 	f, err := os.Open("testdata/containerd-2.4.2-seccomp.txt")
@@ -118,8 +119,8 @@ func ours(t *testing.T, p *specs.LinuxSeccomp) allowed {
 	return a
 }
 
-// samples are values of an argument on both sides of every bound in some rules, with each bit set alone, and with bits
-// that the kernel does not look at.
+// samples are values of an argument on both sides of every bound in some rules, with each bit set
+// alone, and with bits that the kernel does not look at.
 func samples(rules []rule) []uint64 {
 	values := []uint64{0, ^uint64(0)}
 	for bit := range 64 {
@@ -166,7 +167,8 @@ func TestDefaultSeccompIsNoLooserThanContainerds(t *testing.T) {
 	}
 }
 
-// Regression: a family was compared in 64 bits, of which the kernel takes 32, so what was kept from containers could be had.
+// Regression: a family was compared in 64 bits, of which the kernel takes 32, so what was kept from
+// containers could be had.
 func TestDefaultSeccompKeepsFamilies(t *testing.T) {
 	p, err := defaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: known}}})
 	if err != nil {
@@ -183,8 +185,8 @@ func TestDefaultSeccompKeepsFamilies(t *testing.T) {
 	}
 }
 
-// A filter sees nothing of the family in socketcall(2). The rule comes before those for socket, which stand for a call
-// within socketcall, too: later it would contradict them.
+// A filter sees nothing of the family in socketcall(2). The rule comes before those for socket,
+// which stand for a call within socketcall, too: later it would contradict them.
 func TestDefaultSeccompDeniesSocketcall(t *testing.T) {
 	p, err := defaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: known}}})
 	if err != nil {

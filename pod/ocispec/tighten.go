@@ -28,9 +28,10 @@ func tighten(p *specs.LinuxSeccomp) {
 			rules = append(rules, r)
 		}
 	}
-	// The rules for socket stand for a call within i386's socketcall(2) as well, where they hold for any
-	// family. A rule for the whole call comes before them, or it contradicts them; its error is not the
-	// default one, or it is no rule to libseccomp's callers. Programs that know socket(2) try that next.
+	// The rules for socket stand for a call within i386's socketcall(2) as well, where they hold
+	// for any family. A rule for the whole call comes before them, or it contradicts them; its
+	// error is not the default one, or it is no rule to libseccomp's callers. Programs that know
+	// socket(2) try that next.
 	p.Syscalls = append([]specs.LinuxSyscall{{
 		Names: []string{"socketcall"}, Action: specs.ActErrno, ErrnoRet: new(uint(unix.ENOSYS)),
 	}}, rules...)

@@ -122,8 +122,9 @@ type Loaded[T any] struct {
 	// Kept are the fields that T does not know, for each record that has any.
 	Kept map[string]*recordfile.Kept
 	// Unread are the directories without a readable record, by name, with the reason:
-	// fs.ErrNotExist if there is no record, a *recordfile.NewerError if it is too new, an error with transient.Is
-	// true if reading may succeed later, any other error if the record is damaged.
+	// fs.ErrNotExist if there is no record, a *recordfile.NewerError if it is too new, an error
+	// with transient.Is true if reading may succeed later, any other error if the record is
+	// damaged.
 	Unread map[string]error
 }
 

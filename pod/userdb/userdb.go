@@ -131,9 +131,9 @@ func resolve(passwd, group []byte, r Request) (Identity, error) {
 }
 
 // Numeric says whether a user or group in an image's configuration is a number, whatever its size.
-// The kubelet checks runAsNonRoot by the number that it is told of an image, so such a name must never
-// be looked up in a file that the image brings along (CVE-2026-46680): a line "1000:x:0:0" there
-// would make user 1000 root.
+// The kubelet checks runAsNonRoot by the number that it is told of an image, so such a name must
+// never be looked up in a file that the image brings along (CVE-2026-46680): a line "1000:x:0:0"
+// there would make user 1000 root.
 func Numeric(name string) bool {
 	_, err := strconv.ParseInt(name, 10, 64)
 	return err == nil || errors.Is(err, strconv.ErrRange)
@@ -175,8 +175,8 @@ func userByName(passwd []byte, name string) (user, error) {
 	return user{}, fmt.Errorf("%w %q in the image's /etc/passwd", ErrUser, name)
 }
 
-// userByNumber finds the first user with that number. One that is not in the file is still a user, of
-// group 0 and without a name.
+// userByNumber finds the first user with that number. One that is not in the file is still a user,
+// of group 0 and without a name.
 func userByNumber(passwd []byte, uid uint32) user {
 	for u := range users(passwd) {
 		if u.uid == uid {
@@ -241,8 +241,8 @@ func isMember(list, name string) bool {
 	return false
 }
 
-// fields yields the colon-separated fields of each line that has at least so many of them. After most-1
-// fields, the rest of a line is one.
+// fields yields the colon-separated fields of each line that has at least so many of them. After
+// most-1 fields, the rest of a line is one.
 func fields(file []byte, least, most int) iter.Seq[[]string] {
 	return func(yield func([]string) bool) {
 		sc := bufio.NewScanner(bytes.NewReader(file))

@@ -145,9 +145,9 @@ func FuzzResolve(f *testing.F) {
 	})
 }
 
-// TestNumbersAreNotNames: the kubelet verifies runAsNonRoot, and admission runAsUser, by the number that an image or
-// a pod names. An image whose /etc/passwd has a user of that name must not get that user's number instead
-// (CVE-2026-46680 is the case of a number that is out of range).
+// TestNumbersAreNotNames: the kubelet verifies runAsNonRoot, and admission runAsUser, by the number
+// that an image or a pod names. An image whose /etc/passwd has a user of that name must not get
+// that user's number instead (CVE-2026-46680 is the case of a number that is out of range).
 func TestNumbersAreNotNames(t *testing.T) {
 	numbers := []string{
 		"1000", "+1000", "01000", "-1", "2147483648", "4294967296", "9223372036854775807", "9223372036854775808",
@@ -183,8 +183,8 @@ func TestNumbersAreNotNames(t *testing.T) {
 	}
 }
 
-// TestHostileDatabaseTakesLittleMemory: files of the largest size that is read, made to be multiplied
-// (CVE-2026-47262).
+// TestHostileDatabaseTakesLittleMemory: files of the largest size that is read, made to be
+// multiplied (CVE-2026-47262).
 func TestHostileDatabaseTakesLittleMemory(t *testing.T) {
 	commas := "g:x:1:" + strings.Repeat(",", maxLine-100) + "\n"
 	colons := "u" + strings.Repeat(":", maxLine-100) + "\n"
@@ -216,7 +216,8 @@ func TestHostileDatabaseTakesLittleMemory(t *testing.T) {
 			}
 		})
 	}
-	// What the attack counts on: one such line, split, takes sixteen times its size, and so does each of the others.
+	// What the attack counts on: one such line, split, takes sixteen times its size, and so does
+	// each of the others.
 	if took := allocated(func() { sink = strings.Split(commas, ",") }); took < 12*maxLine {
 		t.Errorf("control: a split line took %d bytes only", took)
 	}

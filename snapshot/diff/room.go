@@ -9,9 +9,9 @@ import (
 	"github.com/coracle-project/coracle/internal/treewalk"
 )
 
-// room bounds what a walk in order keeps in memory: the names of each directory on the way
-// to where it is, which have to be sorted, and the first names of files with several. Containers and
-// images decide how many those are.
+// room bounds what a walk in order keeps in memory: the names of each directory on the way to where
+// it is, which have to be sorted, and the first names of files with several. Containers and images
+// decide how many those are.
 type room struct{ left int }
 
 // maxRoom is enough for a million files in one directory; a layer has two million at most.

@@ -5,8 +5,8 @@ package config
 
 import "time"
 
-// Config is all settings. The tag doc is the comment that Write puts above a key; live marks what may
-// change while the daemon runs (Merge).
+// Config is all settings. The tag doc is the comment that Write puts above a key; live marks what
+// may change while the daemon runs (Merge).
 type Config struct {
 	Root     string   `toml:"root" doc:"Images, layers and writable layers: what outlives a reboot."`
 	State    string   `toml:"state" doc:"Pods, containers, sockets: what a reboot may lose. Best on a tmpfs."`

@@ -61,7 +61,8 @@ func TestChunkErrorsAreNotKept(t *testing.T) {
 	}
 }
 
-// Readers share the work; it ends when the last of them is killed, and whoever comes then starts again.
+// Readers share the work; it ends when the last of them is killed, and whoever comes then starts
+// again.
 func TestChunkReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChunks()

@@ -6,8 +6,9 @@ import (
 )
 
 const (
-	// complaintsAtOnce are logged of a layer whenever they come, further ones one in complaintPause:
-	// a container may try in a loop what fails, and must not fill the log's file system with it.
+	// complaintsAtOnce are logged of a layer whenever they come, further ones one in
+	// complaintPause: a container may try in a loop what fails, and must not fill the log's file
+	// system with it.
 	complaintsAtOnce = 20
 	complaintPause   = 10 * time.Second
 )

@@ -1,5 +1,5 @@
-// Package server shows layers that are not here yet (package lazy says what that is): it is what the
-// process coracle-lazy does.
+// Package server shows layers that are not here yet (package lazy says what that is): it is what
+// the process coracle-lazy does.
 package server
 
 import (

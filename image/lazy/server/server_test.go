@@ -45,7 +45,8 @@ func TestAwaitOverTheEnd(t *testing.T) {
 	})
 }
 
-// Regression: a layer that cannot be gone on with, since its unpacked table of contents cannot be read, left its directory open.
+// Regression: a layer that cannot be gone on with, since its unpacked table of contents cannot be
+// read, left its directory open.
 func TestAdoptLeavesNothingOpen(t *testing.T) {
 	for name, table := range map[string]string{"no table": "", "another table": "{}"} {
 		dir := t.TempDir()

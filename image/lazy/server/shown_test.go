@@ -11,8 +11,8 @@ import (
 	"github.com/coracle-project/coracle/image/lazy/toc"
 )
 
-// A registry that hangs, with more readers than there are slots: each of them waits no longer than it may,
-// and those of another layer do not wait for them.
+// A registry that hangs, with more readers than there are slots: each of them waits no longer than
+// it may, and those of another layer do not wait for them.
 func TestRegistryThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChunks()

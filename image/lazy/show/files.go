@@ -25,7 +25,8 @@ type Contents interface {
 	ReadAt(ctx context.Context, n *toc.Node, p []byte, at int64) (int, error)
 }
 
-// files is a tree as a FUSE file system. What it has no method for, the kernel is told not to exist.
+// files is a tree as a FUSE file system. What it has no method for, the kernel is told not to
+// exist.
 type files struct {
 	fuse.RawFileSystem
 	tree     *toc.Tree

@@ -48,7 +48,8 @@ type Server struct {
 	ended  chan struct{}
 }
 
-// Begin greets the kernel on a new connection, which stays the caller's. Nothing else is answered before Serve.
+// Begin greets the kernel on a new connection, which stays the caller's. Nothing else is answered
+// before Serve.
 func Begin(conn *os.File, tree *toc.Tree, contents Contents) (*Server, Greeting, error) {
 	fd, err := unix.FcntlInt(conn.Fd(), unix.F_DUPFD_CLOEXEC, 4)
 	if err != nil {

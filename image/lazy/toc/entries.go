@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/internal/boundedjson"
 )
 
-// eachEntry calls f for the entries of a table in turn. They are not decoded all at once: an empty one is
-// three bytes of the table and hundreds in memory, however many there are.
+// eachEntry calls f for the entries of a table in turn. They are not decoded all at once: an empty
+// one is three bytes of the table and hundreds in memory, however many there are.
 func eachEntry(table []byte, f func(*estargz.TOCEntry) error) error {
 	d := json.NewDecoder(bytes.NewReader(table))
 	if err := begin(d, '{'); err != nil {

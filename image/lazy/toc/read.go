@@ -39,7 +39,8 @@ func Read(blob io.ReaderAt, size int64, want digest.Digest) (*Tree, error) {
 	return Parse(table, at, want)
 }
 
-// Parse makes a tree of a table, whose digest has to be want, of a blob that has files up to byte end.
+// Parse makes a tree of a table, whose digest has to be want, of a blob that has files up to byte
+// end.
 func Parse(table []byte, end int64, want digest.Digest) (*Tree, error) {
 	if err := want.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: digest of its table %q: %w", ErrUnsuitable, want, err)

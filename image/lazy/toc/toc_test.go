@@ -291,7 +291,8 @@ func TestTooManyEntries(t *testing.T) {
 	}
 }
 
-// A table of a few megabytes can be gigabytes of entries, if they are all decoded before one is looked at.
+// A table of a few megabytes can be gigabytes of entries, if they are all decoded before one is
+// looked at.
 func TestLittleMemory(t *testing.T) {
 	table := []byte(`{"entries":[` + strings.Repeat("{},", 1<<20) + `{}]}`)
 	d := digest.FromBytes(table)

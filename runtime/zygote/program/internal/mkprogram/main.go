@@ -144,7 +144,10 @@ func executable(m elf.Machine, code []byte, entry uint64) []byte {
 		Entry: entry, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 2,
 	}
 	segments := []elf.Prog64{
-		{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: address, Paddr: address, Filesz: size, Memsz: size, Align: alignment},
+		{
+			Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: address, Paddr: address, Filesz: size,
+			Memsz: size, Align: alignment,
+		},
 		{Type: uint32(elf.PT_GNU_STACK), Flags: uint32(elf.PF_R | elf.PF_W)},
 	}
 	// Neither can fail: all sizes are fixed.

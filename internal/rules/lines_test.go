@@ -1,0 +1,105 @@
+package rules
+
+import (
+	"bytes"
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// The longest lines there may be, in characters.
+const (
+	maxCode    = 140
+	maxComment = 100
+	// longString is the length from which a string may make its line longer than that.
+	longString = 40
+)
+
+// Lines of code are at most maxCode long, and those of comments maxComment. Longer may be what
+// cannot be broken: a line with a long string or a field's tag, and a table in a comment.
+func TestLinesAreShort(t *testing.T) {
+	root := filepath.Join("..", "..")
+	files := 0
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && path != root && (strings.HasPrefix(e.Name(), ".") || e.Name() == "bin" || e.Name() == "out"):
+			return filepath.SkipDir
+		case e.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, ".pb.go"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || bytes.Contains(text[:min(len(text), 500)], []byte("DO NOT EDIT")) {
+			return err
+		}
+		files++
+		for _, line := range longLines(text) {
+			t.Errorf("%s:%d is too long", path, line)
+		}
+		return nil
+	})
+	if err != nil || files < 1000 {
+		t.Fatalf("%d files read: %v", files, err)
+	}
+}
+
+// longLines returns the numbers of the lines that are longer than they may be.
+func longLines(text []byte) (numbers []int) {
+	lines := strings.Split(string(text), "\n")
+	free := map[int]bool{} // lines with something that cannot be broken
+	files := token.NewFileSet()
+	file := files.AddFile("", files.Base(), len(text))
+	var s scanner.Scanner
+	s.Init(file, text, nil, scanner.ScanComments)
+	for {
+		pos, tok, literal := s.Scan()
+		if tok == token.EOF {
+			break
+		}
+		first := file.Line(pos)
+		switch {
+		case tok == token.STRING && (len(literal) >= longString || literal[0] == '`'):
+			for n := first; n <= first+strings.Count(literal, "\n"); n++ {
+				free[n] = true
+			}
+		case tok == token.COMMENT && (!strings.HasPrefix(literal, "// ") || strings.HasPrefix(literal, "//  ") ||
+			strings.Contains(literal, "http")):
+			free[first] = true // a directive, a list, a table or an address
+		}
+	}
+	for i, line := range lines {
+		longest := maxCode
+		if strings.HasPrefix(strings.TrimLeft(line, "\t"), "//") {
+			longest = maxComment
+		}
+		if utf8.RuneCountInString(line) > longest && !free[i+1] {
+			numbers = append(numbers, i+1)
+		}
+	}
+	return numbers
+}
+
+func TestLongLinesAreFound(t *testing.T) {
+	long := strings.Repeat("x", maxCode)
+	text := strings.Join([]string{
+		"package p",
+		"var " + long + " = 1", // 2
+		`var a = "` + long + `"`,
+		"// " + long, // 4
+		"//\ta table " + long,
+		"var b = `",
+		long + long + "`",
+		"type c struct { d int `json:\"" + long + "\"` }",
+		`var e, ` + long + ` = "short", 1`, // 9
+	}, "\n")
+	got := longLines([]byte(text))
+	if len(got) != 3 || got[0] != 2 || got[1] != 4 || got[2] != 9 {
+		t.Errorf("got %v, want 2, 4 and 9", got)
+	}
+}
