@@ -354,8 +354,8 @@ var processTests = map[string]func(*rig){
 				`set -- $(readlink /proc/self/ns/uts /proc/self/ns/mnt) $(grep -o '"status":"[a-z]*"'); echo ` + kind + ` $* >> ` + log,
 			}}}
 		}
-		//lint:ignore SA1019 prestart is deprecated but still part of the spec
 		spec.Hooks = &specs.Hooks{
+			//lint:ignore SA1019 prestart is deprecated but still part of the spec
 			Prestart: note("prestart"), CreateRuntime: note("createRuntime"), Poststart: note("poststart"),
 			Poststop: note("poststop"),
 		}
