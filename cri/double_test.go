@@ -22,6 +22,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 func TestMain(m *testing.M) {
@@ -105,7 +106,7 @@ func (d *double) Pod(id string) (pod.Pod, error) {
 			return p, nil
 		}
 	}
-	return pod.Pod{}, pod.ErrNotFound
+	return pod.Pod{}, errdefs.ErrNotFound
 }
 
 func (d *double) PodItems(f pod.PodFilter, encode func(*pod.Pod) ([]byte, error)) ([][]byte, error) {
@@ -151,7 +152,7 @@ func (d *double) Container(id string) (pod.Container, error) {
 			return c, nil
 		}
 	}
-	return pod.Container{}, pod.ErrNotFound
+	return pod.Container{}, errdefs.ErrNotFound
 }
 
 func (d *double) Containers(f pod.ContainerFilter) iter.Seq[pod.Container] {

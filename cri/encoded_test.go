@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // Answers of every size that gRPC has buffers for are what the client decodes.
@@ -56,7 +57,7 @@ func TestListsHaveItemsAlone(t *testing.T) {
 }
 
 func TestListsThatFail(t *testing.T) {
-	d := &double{fail: map[string]error{"Pods": errors.New("broken"), "Containers": fmt.Errorf("%w: broken", pod.ErrUnavailable)}}
+	d := &double{fail: map[string]error{"Pods": errors.New("broken"), "Containers": fmt.Errorf("%w: broken", errdefs.ErrUnavailable)}}
 	e := serve(t, d)
 	if _, err := e.runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); status.Code(err) != codes.Unknown {
 		t.Errorf("error %v", err)

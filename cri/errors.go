@@ -11,7 +11,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/coracle-project/coracle/image"
-	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // kinds maps kinds of error to status codes. The first that matches wins, so what
@@ -20,12 +20,12 @@ var kinds = []struct {
 	err  error
 	code codes.Code
 }{
-	{pod.ErrInvalid, codes.InvalidArgument},
-	{pod.ErrUnsupported, codes.Unimplemented},
-	{pod.ErrExists, codes.AlreadyExists},
-	{pod.ErrPrecondition, codes.FailedPrecondition},
-	{pod.ErrExhausted, codes.ResourceExhausted},
-	{pod.ErrNotFound, codes.NotFound},
+	{errdefs.ErrInvalid, codes.InvalidArgument},
+	{errdefs.ErrUnsupported, codes.Unimplemented},
+	{errdefs.ErrExists, codes.AlreadyExists},
+	{errdefs.ErrPrecondition, codes.FailedPrecondition},
+	{errdefs.ErrExhausted, codes.ResourceExhausted},
+	{errdefs.ErrNotFound, codes.NotFound},
 	{image.ErrInvalidReference, codes.InvalidArgument},
 	{image.ErrNotFound, codes.NotFound},
 	{image.ErrPlatform, codes.NotFound},
@@ -38,7 +38,7 @@ var kinds = []struct {
 	// deadline is what the kubelet looks for.
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
 	{context.Canceled, codes.Canceled},
-	{pod.ErrUnavailable, codes.Unavailable},
+	{errdefs.ErrUnavailable, codes.Unavailable},
 	{image.ErrUnavailable, codes.Unavailable},
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},

@@ -21,6 +21,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 func TestErrorsBecomeCodes(t *testing.T) {
@@ -30,13 +31,13 @@ func TestErrorsBecomeCodes(t *testing.T) {
 	}{
 		{nil, codes.OK},
 		{errors.New("umount: busy"), codes.Unknown},
-		{pod.ErrNotFound, codes.NotFound},
-		{pod.ErrInvalid, codes.InvalidArgument},
-		{pod.ErrExists, codes.AlreadyExists},
-		{pod.ErrPrecondition, codes.FailedPrecondition},
-		{pod.ErrUnsupported, codes.Unimplemented},
-		{pod.ErrExhausted, codes.ResourceExhausted},
-		{pod.ErrUnavailable, codes.Unavailable},
+		{errdefs.ErrNotFound, codes.NotFound},
+		{errdefs.ErrInvalid, codes.InvalidArgument},
+		{errdefs.ErrExists, codes.AlreadyExists},
+		{errdefs.ErrPrecondition, codes.FailedPrecondition},
+		{errdefs.ErrUnsupported, codes.Unimplemented},
+		{errdefs.ErrExhausted, codes.ResourceExhausted},
+		{errdefs.ErrUnavailable, codes.Unavailable},
 		{image.ErrNotFound, codes.NotFound},
 		{image.ErrInvalidReference, codes.InvalidArgument},
 		{image.ErrUnauthorized, codes.Unauthenticated},
@@ -52,10 +53,10 @@ func TestErrorsBecomeCodes(t *testing.T) {
 		{syscall.EDQUOT, codes.ResourceExhausted},
 		{syscall.ENOMEM, codes.ResourceExhausted},
 		// The precondition is what the caller can fix, however it was found out.
-		{fmt.Errorf("%w: %w", pod.ErrPrecondition, pod.ErrNotFound), codes.FailedPrecondition},
+		{fmt.Errorf("%w: %w", errdefs.ErrPrecondition, errdefs.ErrNotFound), codes.FailedPrecondition},
 		{fmt.Errorf("%w: %w", image.ErrUnavailable, context.DeadlineExceeded), codes.DeadlineExceeded},
 		// Regression: the code that another protocol's error carries won over the kind.
-		{fmt.Errorf("%w: %w", pod.ErrUnavailable, status.Error(codes.Unknown, "shim")), codes.Unavailable},
+		{fmt.Errorf("%w: %w", errdefs.ErrUnavailable, status.Error(codes.Unknown, "shim")), codes.Unavailable},
 		{status.Error(codes.Aborted, "as it was"), codes.Aborted},
 	} {
 		err := tt.err
@@ -227,7 +228,7 @@ func TestErrorsOfEveryCallComeThrough(t *testing.T) {
 	e := serve(t, &double{fail: map[string]error{}, images: []image.Image{anImage()}})
 	for method, do := range idCalls {
 		t.Run(method, func(t *testing.T) {
-			e.fail[method] = fmt.Errorf("%s x: %w: stopped", method, pod.ErrPrecondition)
+			e.fail[method] = fmt.Errorf("%s x: %w: stopped", method, errdefs.ErrPrecondition)
 			err := do(e, t.Context())
 			if s, _ := status.FromError(err); s.Code() != codes.FailedPrecondition || s.Message() != method+" x: failed precondition: stopped" {
 				t.Errorf("%v", err)
@@ -251,7 +252,7 @@ func TestPanicIsInternalAndTheServerLives(t *testing.T) {
 }
 
 func TestOneLogLineForEachCall(t *testing.T) {
-	e := serve(t, &double{fail: map[string]error{"StartContainer": pod.ErrNotFound}})
+	e := serve(t, &double{fail: map[string]error{"StartContainer": errdefs.ErrNotFound}})
 	if _, err := e.runtime.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +282,7 @@ func TestCalledIsToldOfEveryCall(t *testing.T) {
 	if got, want := <-calls, (seen{"PullImage", codes.OK}); got != want || <-pulled != 99 {
 		t.Errorf("%v", got)
 	}
-	e.fail["Stop"] = pod.ErrPrecondition
+	e.fail["Stop"] = errdefs.ErrPrecondition
 	_, _ = e.runtime.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: "x"})
 	if got, want := <-calls, (seen{"StopPodSandbox", codes.FailedPrecondition}); got != want {
 		t.Errorf("%v", got)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/testkit/spoil"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // whole are requests with every field that has anything to do here set.
@@ -129,7 +130,7 @@ func hostileDouble() *double {
 	return &double{
 		containers: []pod.Container{aContainer()}, pods: []pod.Pod{aPod()}, stats: make([]pod.ContainerStats, 1),
 		podStats: make([]pod.PodStats, 1),
-		fail:     map[string]error{"Pull": pod.ErrNotFound},
+		fail:     map[string]error{"Pull": errdefs.ErrNotFound},
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 func someUsage() cgstat.Usage {
@@ -90,7 +91,7 @@ func TestContainerStats(t *testing.T) {
 		&runtimeapi.ContainerStatsRequest{ContainerId: "x"}); status.Code(err) != codes.NotFound {
 		t.Errorf("%v, want NotFound", err)
 	}
-	e.fail["Stats"] = pod.ErrUnavailable
+	e.fail["Stats"] = errdefs.ErrUnavailable
 	if _, err := e.runtime.ContainerStats(t.Context(),
 		&runtimeapi.ContainerStatsRequest{ContainerId: "c1"}); status.Code(err) != codes.Unavailable {
 		t.Errorf("%v, want Unavailable", err)
@@ -229,7 +230,7 @@ func TestUpdateRuntimeConfig(t *testing.T) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	e.fail["SetPodCIDR"] = pod.ErrInvalid
+	e.fail["SetPodCIDR"] = errdefs.ErrInvalid
 	if err := update("10.0.0.0/16"); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a range that cannot be used: %v", err)
 	}

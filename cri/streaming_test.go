@@ -19,6 +19,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // dial opens a stream connection as crictl and the kubelet do.
@@ -92,7 +93,7 @@ func TestExecStream(t *testing.T) {
 	}{
 		"success": {0, nil, "0"},
 		"exit 3":  {3, nil, "3"},
-		"error":   {0, pod.ErrUnavailable, "-1"},
+		"error":   {0, errdefs.ErrUnavailable, "-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := serve(t, &double{exec: func(_ context.Context, r pod.ExecRequest) (int32, error) {

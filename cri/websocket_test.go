@@ -22,6 +22,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // socket is a client of a stream over WebSocket.
@@ -114,7 +115,7 @@ func TestExecOverWebSocket(t *testing.T) {
 		}{
 			"success": {0, nil, "0"},
 			"exit 3":  {3, nil, "3"},
-			"error":   {0, pod.ErrUnavailable, "-1"},
+			"error":   {0, errdefs.ErrUnavailable, "-1"},
 		} {
 			t.Run(protocol+"/"+name, func(t *testing.T) {
 				e := serve(t, &double{exec: func(_ context.Context, r pod.ExecRequest) (int32, error) {

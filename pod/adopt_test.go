@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // A removal that finds its container adopted meanwhile does not say that it was removed.
@@ -28,7 +30,7 @@ func TestRemovalMeetsAdoption(t *testing.T) {
 	if again := m.adopt(t.Context(), u); again || m.unmanaged.has(id) {
 		t.Errorf("not adopted: %+v", m.Unmanaged())
 	}
-	if err := m.dropUnmanagedContainer(t.Context(), u); !errors.Is(err, ErrUnavailable) {
+	if err := m.dropUnmanagedContainer(t.Context(), u); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("removal: %v", err)
 	}
 	ok(t, m.Remove(t.Context(), podID))

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/coracle-project/coracle/internal/apparmor"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // appArmor is what the host can do.
@@ -43,18 +44,18 @@ func (a appArmor) choose(ctx context.Context, want string, privileged bool) (str
 	case want == "unconfined":
 		return "", nil
 	case want == "runtime/default" && a.loaded == nil:
-		return "", fail(ErrInvalid, "AppArmor profile %q: this host has no AppArmor; enable it, or ask for none", want)
+		return "", errdefs.Errorf(errdefs.ErrInvalid, "AppArmor profile %q: this host has no AppArmor; enable it, or ask for none", want)
 	case want == "" || want == "runtime/default":
 		if privileged || a.loaded == nil {
 			return "", nil
 		}
 		return a.standard(ctx, want != "")
 	case !local || name == "":
-		return "", fail(ErrInvalid, "AppArmor profile %q is not runtime/default, unconfined or localhost/NAME", want)
+		return "", errdefs.Errorf(errdefs.ErrInvalid, "AppArmor profile %q is not runtime/default, unconfined or localhost/NAME", want)
 	case a.loaded == nil:
-		return "", fail(ErrInvalid, "AppArmor profile %q: this host has no AppArmor", want)
+		return "", errdefs.Errorf(errdefs.ErrInvalid, "AppArmor profile %q: this host has no AppArmor", want)
 	case !a.loaded[name]:
-		return "", fail(ErrInvalid, "AppArmor profile %q is not loaded on this host; load it with apparmor_parser", want)
+		return "", errdefs.Errorf(errdefs.ErrInvalid, "AppArmor profile %q is not loaded on this host; load it with apparmor_parser", want)
 	default:
 		return name, nil
 	}
@@ -70,7 +71,7 @@ func (a appArmor) standard(ctx context.Context, asked bool) (string, error) {
 	case err == nil:
 		return apparmor.Default, nil
 	case asked:
-		return "", fail(ErrUnavailable, "AppArmor profile runtime/default: %w", err)
+		return "", errdefs.Errorf(errdefs.ErrUnavailable, "AppArmor profile runtime/default: %w", err)
 	case errors.Is(err, apparmor.ErrNoParser):
 		return "", nil
 	default:

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/coracle-project/coracle/internal/apparmor"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 func TestChooseAppArmor(t *testing.T) {
@@ -26,34 +27,34 @@ func TestChooseAppArmor(t *testing.T) {
 		kind       error
 	}{
 		"nothing asked, no AppArmor": {want: "", loaded: off},
-		"default asked, no AppArmor": {want: "runtime/default", loaded: off, err: "this host has no AppArmor", kind: ErrInvalid},
+		"default asked, no AppArmor": {want: "runtime/default", loaded: off, err: "this host has no AppArmor", kind: errdefs.ErrInvalid},
 		"default asked, privileged, off": {
 			want: "runtime/default", privileged: true, loaded: off, err: "this host has no AppArmor",
-			kind: ErrInvalid,
+			kind: errdefs.ErrInvalid,
 		},
 		"unconfined, no AppArmor":   {want: "unconfined", loaded: off},
-		"local, no AppArmor":        {want: "localhost/mine", loaded: off, err: "this host has no AppArmor", kind: ErrInvalid},
+		"local, no AppArmor":        {want: "localhost/mine", loaded: off, err: "this host has no AppArmor", kind: errdefs.ErrInvalid},
 		"nothing asked":             {want: "", loaded: full, profile: apparmor.Default},
 		"default":                   {want: "runtime/default", loaded: full, profile: apparmor.Default},
 		"nothing asked, not loaded": {want: "", loaded: bare, loads: true, profile: apparmor.Default},
 		"default, not loaded":       {want: "runtime/default", loaded: bare, loads: true, profile: apparmor.Default},
 		"default, nothing to load by": {
 			want: "runtime/default", loaded: bare, loads: true, load: apparmor.ErrNoParser,
-			err: "runtime/default: ", kind: ErrUnavailable,
+			err: "runtime/default: ", kind: errdefs.ErrUnavailable,
 		},
 		"nothing asked, nothing to load": {want: "", loaded: bare, loads: true, load: apparmor.ErrNoParser},
 		"nothing asked, does not load":   {want: "", loaded: bare, loads: true, load: broken},
 		"default, does not load": {
 			want: "runtime/default", loaded: bare, loads: true, load: broken, err: "runtime/default: syntax error",
-			kind: ErrUnavailable,
+			kind: errdefs.ErrUnavailable,
 		},
 		"default, privileged":            {want: "runtime/default", privileged: true, loaded: bare},
 		"unconfined":                     {want: "unconfined", loaded: full},
 		"local":                          {want: "localhost/mine", loaded: full, profile: "mine"},
 		"local, privileged":              {want: "localhost/mine", privileged: true, loaded: full, profile: "mine"},
-		"local, not loaded":              {want: "localhost/min", loaded: full, err: "is not loaded on this host", kind: ErrInvalid},
-		"local without a name":           {want: "localhost/", loaded: full, err: "is not runtime/default", kind: ErrInvalid},
-		"a name without what it is from": {want: "mine", loaded: full, err: "is not runtime/default", kind: ErrInvalid},
+		"local, not loaded":              {want: "localhost/min", loaded: full, err: "is not loaded on this host", kind: errdefs.ErrInvalid},
+		"local without a name":           {want: "localhost/", loaded: full, err: "is not runtime/default", kind: errdefs.ErrInvalid},
+		"a name without what it is from": {want: "mine", loaded: full, err: "is not runtime/default", kind: errdefs.ErrInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			loads := false

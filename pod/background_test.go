@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -27,7 +28,7 @@ func TestRecoveryWaitsForShimInBackground(t *testing.T) {
 		if took := time.Since(begin); took != recoveryWait {
 			t.Errorf("Start took %v", took)
 		}
-		if err := m.Ready(); !errors.Is(err, ErrUnavailable) {
+		if err := m.Ready(); !errors.Is(err, errdefs.ErrUnavailable) {
 			t.Errorf("ready: %v", err)
 		}
 		pods, running := slices.Collect(m.Pods(PodFilter{State: Ready})), slices.Collect(m.Containers(ContainerFilter{State: Running}))

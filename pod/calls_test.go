@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 func TestExec(t *testing.T) {
@@ -23,10 +24,10 @@ func TestExec(t *testing.T) {
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
-	if err := m.CheckExec(id); !errors.Is(err, ErrPrecondition) {
+	if err := m.CheckExec(id); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("check before start: %v", err)
 	}
-	if _, err := m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"x"}}, 0); !errors.Is(err, ErrPrecondition) {
+	if _, err := m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"x"}}, 0); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("exec before start: %v", err)
 	}
 	ok(t, m.StartContainer(ctx, id))
@@ -48,7 +49,7 @@ func TestExec(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("timeout: %v", err)
 	}
-	if _, err := m.Exec(ctx, ExecRequest{Container: id}); !errors.Is(err, ErrInvalid) {
+	if _, err := m.Exec(ctx, ExecRequest{Container: id}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("no command: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -71,10 +72,10 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 		"UpdateResources": func(id string) error { return m.UpdateResources(ctx, id, Resources{}, nil) },
 		"CheckExec":       m.CheckExec, "CheckAttach": m.CheckAttach, "CheckPod": m.CheckPod,
 	} {
-		if err := call("feedbeef"); !errors.Is(err, ErrNotFound) {
+		if err := call("feedbeef"); !errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("%s of an unknown id: %v", name, err)
 		}
-		if err := call(""); !errors.Is(err, ErrInvalid) {
+		if err := call(""); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s of an empty id: %v", name, err)
 		}
 	}
@@ -90,10 +91,10 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 		}
 		first[id[0]] = true
 	}
-	if _, err := m.Pod(twice); !errors.Is(err, ErrInvalid) {
+	if _, err := m.Pod(twice); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("ambiguous prefix: %v", err)
 	}
-	if err := m.Stop(ctx, twice); !errors.Is(err, ErrInvalid) {
+	if err := m.Stop(ctx, twice); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("stop by an ambiguous prefix: %v", err)
 	}
 	for p := range m.Pods(PodFilter{}) {
@@ -116,14 +117,14 @@ func TestAttachAndReopenLog(t *testing.T) {
 	for name, err := range map[string]error{
 		"attach": m.Attach(ctx, id, false, Streams{}), "check": m.CheckAttach(id), "reopen": m.ReopenLog(ctx, id),
 	} {
-		if !errors.Is(err, ErrPrecondition) {
+		if !errors.Is(err, errdefs.ErrPrecondition) {
 			t.Errorf("%s before start: %v", name, err)
 		}
 	}
 	ok(t, m.StartContainer(ctx, id))
 	ok(t, m.Attach(ctx, id, false, Streams{}))
 	ok(t, m.ReopenLog(ctx, id))
-	if err := m.Attach(ctx, id, true, Streams{}); !errors.Is(err, ErrPrecondition) {
+	if err := m.Attach(ctx, id, true, Streams{}); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("attach with a terminal that is not there: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -151,11 +152,11 @@ func TestUpdateResources(t *testing.T) {
 		got.CPUShares != want.CPUShares {
 		t.Errorf("recorded %+v", got)
 	}
-	if err := m.UpdateResources(ctx, id, Resources{CPUShares: -1}, nil); !errors.Is(err, ErrInvalid) {
+	if err := m.UpdateResources(ctx, id, Resources{CPUShares: -1}, nil); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("bad limit: %v", err)
 	}
 	ok(t, m.StopContainer(ctx, id, 0))
-	if err := m.UpdateResources(ctx, id, Resources{CPUShares: 1}, nil); !errors.Is(err, ErrPrecondition) {
+	if err := m.UpdateResources(ctx, id, Resources{CPUShares: 1}, nil); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("exited: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))

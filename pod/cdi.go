@@ -9,16 +9,18 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // validateCDI checks names of CDI devices: vendor.example/class=name.
 func validateCDI(names []string) error {
 	for i, name := range names {
 		if _, _, _, err := parser.ParseQualifiedName(name); err != nil {
-			return fail(ErrInvalid, "CDI device %q is not of the form vendor.example/class=name: %w", name, err)
+			return errdefs.Errorf(errdefs.ErrInvalid, "CDI device %q is not of the form vendor.example/class=name: %w", name, err)
 		}
 		if slices.Contains(names[:i], name) {
-			return fail(ErrInvalid, "CDI device %q is asked for twice", name)
+			return errdefs.Errorf(errdefs.ErrInvalid, "CDI device %q is asked for twice", name)
 		}
 	}
 	return nil
@@ -42,15 +44,16 @@ func (m *Manager) injectCDI(spec *specs.Spec, names []string) error {
 		return nil
 	}
 	if len(unknown) == 0 {
-		return fail(ErrInvalid, "CDI devices %s: %w", strings.Join(names, ", "), err)
+		return errdefs.Errorf(errdefs.ErrInvalid, "CDI devices %s: %w", strings.Join(names, ", "), err)
 	}
 	var broken []error
 	for path, errs := range cache.GetErrors() {
 		broken = append(broken, fmt.Errorf("%s: %w", path, errors.Join(errs...)))
 	}
 	if len(broken) > 0 {
-		return fail(ErrPrecondition, "no CDI device %s in %s, where a spec cannot be read: %w", strings.Join(unknown, ", "), dirs,
+		return errdefs.Errorf(errdefs.ErrPrecondition, "no CDI device %s in %s, where a spec cannot be read: %w", strings.Join(unknown, ", "),
+			dirs,
 			errors.Join(broken...))
 	}
-	return fail(ErrPrecondition, "no CDI device %s in %s", strings.Join(unknown, ", "), dirs)
+	return errdefs.Errorf(errdefs.ErrPrecondition, "no CDI device %s in %s", strings.Join(unknown, ", "), dirs)
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // checkpointLimit is how long saving takes at most where the caller has no limit.
@@ -27,22 +29,22 @@ const checkpointLimit = 2 * time.Minute
 func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error {
 	e, err := m.runningContainer(id)
 	if err != nil {
-		return during("checkpoint container", id, err)
+		return errdefs.During("checkpoint container", id, err)
 	}
 	if timeout <= 0 {
 		timeout = checkpointLimit
 	}
-	return during("checkpoint container", e.id, m.life.run(ctx, timeout, func(ctx context.Context) error {
+	return errdefs.During("checkpoint container", e.id, m.life.run(ctx, timeout, func(ctx context.Context) error {
 		return m.checkpointTo(ctx, e, location)
 	}))
 }
 
 func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], location string) (err error) {
 	if !filepath.IsAbs(location) || filepath.Clean(location) != location {
-		return fail(ErrInvalid, "location %q is not an absolute path without . and ..", location)
+		return errdefs.Errorf(errdefs.ErrInvalid, "location %q is not an absolute path without . and ..", location)
 	}
 	if st, err := os.Lstat(location); err == nil && !st.Mode().IsRegular() {
-		return fail(ErrInvalid, "location %s exists and is not a file", location)
+		return errdefs.Errorf(errdefs.ErrInvalid, "location %s exists and is not a file", location)
 	}
 	// Next to the archive: what has room for one has room for the other.
 	work := filepath.Join(filepath.Dir(location), ".coracle-checkpoint-"+newID()[:16])
@@ -60,7 +62,7 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 		}
 	}()
 	if err := os.Mkdir(work, 0o700); err != nil {
-		return fail(ErrInvalid, "location: %w", err)
+		return errdefs.Errorf(errdefs.ErrInvalid, "location: %w", err)
 	}
 	dir, archive := filepath.Join(work, "container"), filepath.Join(work, "archive")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -79,7 +81,7 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 // case. Nothing else is done to them meanwhile.
 func (m *Manager) saveFrozen(ctx context.Context, into map[*entry[containerRecord]]string) (err error) {
 	if _, err := exec.LookPath("criu"); err != nil {
-		return fail(ErrUnsupported, "checkpoints need criu(8), which is not installed: %w", err)
+		return errdefs.Errorf(errdefs.ErrUnsupported, "checkpoints need criu(8), which is not installed: %w", err)
 	}
 	// In one order, so that two calls never wait for each other.
 	var es []*entry[containerRecord]
@@ -93,7 +95,7 @@ func (m *Manager) saveFrozen(ctx context.Context, into map[*entry[containerRecor
 		}
 		defer e.turn.give()
 		if p := e.get().Phase; p != containerRunning {
-			return fail(ErrPrecondition, "container %s is not running (%s)", e.id, p)
+			return errdefs.Errorf(errdefs.ErrPrecondition, "container %s is not running (%s)", e.id, p)
 		}
 	}
 	var frozen []*entry[containerRecord]
@@ -116,7 +118,7 @@ func (m *Manager) saveFrozen(ctx context.Context, into map[*entry[containerRecor
 	}
 	var tasks errgroup.Group
 	for _, e := range es {
-		tasks.Go(func() error { return during("container", e.id, m.save(ctx, e, into[e])) })
+		tasks.Go(func() error { return errdefs.During("container", e.id, m.save(ctx, e, into[e])) })
 	}
 	return tasks.Wait()
 }
@@ -186,19 +188,19 @@ const (
 func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []string) error {
 	e, err := m.readyPod(podID)
 	if err != nil {
-		return during("checkpoint pod", podID, err)
+		return errdefs.During("checkpoint pod", podID, err)
 	}
-	return during("checkpoint pod", e.id, m.life.run(ctx, checkpointLimit, func(ctx context.Context) error {
+	return errdefs.During("checkpoint pod", e.id, m.life.run(ctx, checkpointLimit, func(ctx context.Context) error {
 		return m.checkpointPod(ctx, e, dir, ids)
 	}))
 }
 
 func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir string, ids []string) (err error) {
 	if len(ids) == 0 {
-		return fail(ErrInvalid, "no containers are named")
+		return errdefs.Errorf(errdefs.ErrInvalid, "no containers are named")
 	}
 	if !filepath.IsAbs(dir) {
-		return fail(ErrInvalid, "directory %q is not an absolute path", dir)
+		return errdefs.Errorf(errdefs.ErrInvalid, "directory %q is not an absolute path", dir)
 	}
 	dir = filepath.Clean(dir)
 	release, err := m.savingIn.Acquire(ctx, dir)
@@ -220,13 +222,13 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 	for i, id := range ids {
 		e, err := m.runningContainer(id)
 		if err != nil {
-			return during("container", id, err)
+			return errdefs.During("container", id, err)
 		}
 		if e.get().PodID != p.id {
-			return fail(ErrInvalid, "container %s is in another pod", e.id)
+			return errdefs.Errorf(errdefs.ErrInvalid, "container %s is in another pod", e.id)
 		}
 		if into[e] != "" {
-			return fail(ErrInvalid, "container %s is named twice", e.id)
+			return errdefs.Errorf(errdefs.ErrInvalid, "container %s is named twice", e.id)
 		}
 		into[e] = filepath.Join(dir, fmt.Sprint(i))
 		sum.Containers = append(sum.Containers, e.get().Config.Name)
@@ -284,11 +286,11 @@ func mustBeEmpty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fail(ErrInvalid, "directory %s does not exist", dir)
+		return errdefs.Errorf(errdefs.ErrInvalid, "directory %s does not exist", dir)
 	case err != nil:
-		return fail(ErrInvalid, "directory: %w", err)
+		return errdefs.Errorf(errdefs.ErrInvalid, "directory: %w", err)
 	case len(entries) > 0:
-		return fail(ErrInvalid, "directory %s is not empty", dir)
+		return errdefs.Errorf(errdefs.ErrInvalid, "directory %s is not empty", dir)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // withCRIU makes criu(8) be there, as far as its name goes: the shim is a fake.
@@ -97,7 +98,7 @@ func TestCheckpoint(t *testing.T) {
 	for name, location := range map[string]string{
 		"relative": "x.tar", "with ..": dir + "/../x.tar", "a directory": dir, "in no directory": dir + "/none/x.tar", "empty": "",
 	} {
-		if err := m.Checkpoint(ctx, id, location, 0); !errors.Is(err, ErrInvalid) {
+		if err := m.Checkpoint(ctx, id, location, 0); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -107,11 +108,11 @@ func TestCheckpoint(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 	t.Setenv("PATH", "/nowhere")
-	if err := m.Checkpoint(ctx, id, archive, 0); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "criu") {
+	if err := m.Checkpoint(ctx, id, archive, 0); !errors.Is(err, errdefs.ErrUnsupported) || !strings.Contains(err.Error(), "criu") {
 		t.Errorf("without criu: %v", err)
 	}
 	ok(t, m.Stop(ctx, podID))
-	if err := m.Checkpoint(ctx, id, archive, 0); !errors.Is(err, ErrPrecondition) {
+	if err := m.Checkpoint(ctx, id, archive, 0); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("of a stopped container: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -169,7 +170,7 @@ func TestCheckpointPodTwiceAtOnce(t *testing.T) {
 	if one != nil {
 		one, other = other, one
 	}
-	if one != nil || !errors.Is(other, ErrInvalid) {
+	if one != nil || !errors.Is(other, errdefs.ErrInvalid) {
 		t.Errorf("%v, %v", one, other)
 	}
 	if left := must[[]os.DirEntry](t)(os.ReadDir(dir)); len(left) != 3 {
@@ -194,16 +195,16 @@ func TestCheckpointPod(t *testing.T) {
 		ids  []string
 		kind error
 	}{
-		"no containers":   {empty, nil, ErrInvalid},
-		"not empty":       {dir, ids, ErrInvalid},
-		"no directory":    {dir + "/none", ids, ErrInvalid},
-		"relative":        {"x", ids, ErrInvalid},
-		"twice":           {empty, []string{ids[0], ids[0]}, ErrInvalid},
-		"another pod's":   {empty, []string{stranger}, ErrInvalid},
-		"no such":         {empty, []string{"no-such"}, ErrNotFound},
-		"a file":          {dir + "/pod.json", ids, ErrInvalid},
-		"half another":    {empty, []string{ids[0], stranger}, ErrInvalid},
-		"prefix and name": {empty, []string{ids[0], ids[0][:20]}, ErrInvalid},
+		"no containers":   {empty, nil, errdefs.ErrInvalid},
+		"not empty":       {dir, ids, errdefs.ErrInvalid},
+		"no directory":    {dir + "/none", ids, errdefs.ErrInvalid},
+		"relative":        {"x", ids, errdefs.ErrInvalid},
+		"twice":           {empty, []string{ids[0], ids[0]}, errdefs.ErrInvalid},
+		"another pod's":   {empty, []string{stranger}, errdefs.ErrInvalid},
+		"no such":         {empty, []string{"no-such"}, errdefs.ErrNotFound},
+		"a file":          {dir + "/pod.json", ids, errdefs.ErrInvalid},
+		"half another":    {empty, []string{ids[0], stranger}, errdefs.ErrInvalid},
+		"prefix and name": {empty, []string{ids[0], ids[0][:20]}, errdefs.ErrInvalid},
 	} {
 		if err := m.CheckpointPod(ctx, podID, c.dir, c.ids); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", name, err)
@@ -237,7 +238,7 @@ func TestRestorePod(t *testing.T) {
 		return c
 	}
 	both := []ContainerConfig{config("two"), config("one")}
-	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrPrecondition) ||
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, errdefs.ErrPrecondition) ||
 		!strings.Contains(err.Error(), "runtime.restore") {
 		t.Errorf("restoring is off: %v", err)
 	}
@@ -261,7 +262,7 @@ func TestRestorePod(t *testing.T) {
 	} {
 		cfg := podConfig("q")
 		cfg.RuntimeHandler = c.handler
-		if _, _, err := m.RestorePod(ctx, c.dir, cfg, c.containers); !errors.Is(err, ErrInvalid) {
+		if _, _, err := m.RestorePod(ctx, c.dir, cfg, c.containers); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -270,7 +271,7 @@ func TestRestorePod(t *testing.T) {
 	other2 := own
 	other2.ID = digest.FromString("another busybox")
 	b.images["busybox"] = other2
-	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) ||
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, errdefs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "is of image") {
 		t.Errorf("of another image: %v", err)
 	}
@@ -278,7 +279,7 @@ func TestRestorePod(t *testing.T) {
 	moved := filepath.Join(t.TempDir(), "0")
 	ok(t, os.Rename(filepath.Join(dir, "0"), moved))
 	ok(t, os.Symlink(moved, filepath.Join(dir, "0")))
-	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, ErrInvalid) ||
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, errdefs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "not a directory in it") {
 		t.Errorf("by way of a link: %v", err)
 	}
@@ -305,7 +306,7 @@ func TestRestorePod(t *testing.T) {
 	// The images are looked at again before they are used.
 	images := filepath.Join(dir, "0", "checkpoint")
 	ok(t, os.Symlink("/etc/shadow", images+"/late.img"))
-	if err := m.StartContainer(ctx, id); !errors.Is(err, ErrInvalid) || len(b.procs) != 0 {
+	if err := m.StartContainer(ctx, id); !errors.Is(err, errdefs.ErrInvalid) || len(b.procs) != 0 {
 		t.Errorf("start from images that were changed: %v", err)
 	}
 	ok(t, os.Remove(images+"/late.img"))
@@ -342,7 +343,7 @@ func TestCheckpointImage(t *testing.T) {
 
 	podID = must[string](t)(m.Run(ctx, podConfig("q")))
 	c := ContainerConfig{Name: "one", Image: "saved"}
-	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrInvalid) {
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("restoring is off: %v", err)
 	}
 	m.opts.Restore, m.opts.RestoreBases = true, []string{"busybox@*"}
@@ -362,7 +363,7 @@ func TestCheckpointImage(t *testing.T) {
 	// The image of the saved container has to be there.
 	delete(b.images, "busybox")
 	c = ContainerConfig{Name: "late", Image: "saved"}
-	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "busybox") {
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "busybox") {
 		t.Errorf("without the image: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/pod/errdefs"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -54,21 +55,21 @@ func TestCallsJoin(t *testing.T) {
 	// for Run is refused: so Run's callers are let in before it ends.
 	podID := together("network.Setup", func() (string, error) {
 		id, err := m.Run(ctx, podConfig("p"))
-		if errors.Is(err, ErrExists) {
+		if errors.Is(err, errdefs.ErrExists) {
 			id, err = slices.Collect(m.Pods(PodFilter{}))[0].ID, nil
 		}
 		return id, err
 	})
 	id := together("snapshots.Prepare", func() (string, error) {
 		id, err := m.Create(ctx, podID, containerConfig("run"))
-		if errors.Is(err, ErrExists) {
+		if errors.Is(err, errdefs.ErrExists) {
 			id, err = slices.Collect(m.Containers(ContainerFilter{}))[0].ID, nil
 		}
 		return id, err
 	})
 	together("shim.Create", func() (string, error) {
 		err := m.StartContainer(ctx, id)
-		if errors.Is(err, ErrPrecondition) {
+		if errors.Is(err, errdefs.ErrPrecondition) {
 			err = nil
 		}
 		return "", err
@@ -108,11 +109,11 @@ func TestRepeatedCallGetsTheFirstResult(t *testing.T) {
 	m, _ = b.manager()
 	again(m)
 	ok(t, m.StartContainer(ctx, id))
-	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrExists) {
+	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("Create of a started container: %v", err)
 	}
 	ok(t, m.Stop(ctx, podID))
-	if _, err := m.Run(ctx, podConfig("p")); !errors.Is(err, ErrExists) {
+	if _, err := m.Run(ctx, podConfig("p")); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("Run of a stopped pod: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -128,13 +129,13 @@ func TestIdentityIsTaken(t *testing.T) {
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	other := podConfig("p")
 	other.Hostname = "other"
-	if _, err := m.Run(ctx, other); !errors.Is(err, ErrExists) {
+	if _, err := m.Run(ctx, other); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("second pod: %v", err)
 	}
 	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
 	different := containerConfig("run")
 	different.WorkingDir = "/tmp"
-	if _, err := m.Create(ctx, podID, different); !errors.Is(err, ErrExists) {
+	if _, err := m.Create(ctx, podID, different); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("second container: %v", err)
 	}
 	ok(t, m.RemoveContainer(ctx, id))
@@ -386,10 +387,10 @@ func TestClosed(t *testing.T) {
 	m, _ := b.manager()
 	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 	ok(t, m.Close())
-	if _, err := m.Run(t.Context(), podConfig("q")); !errors.Is(err, ErrUnavailable) {
+	if _, err := m.Run(t.Context(), podConfig("q")); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("Run: %v", err)
 	}
-	if err := m.Stop(t.Context(), podID); !errors.Is(err, ErrUnavailable) {
+	if err := m.Stop(t.Context(), podID); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("Stop: %v", err)
 	}
 	if len(slices.Collect(m.Pods(PodFilter{}))) != 1 {

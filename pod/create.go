@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/userdb"
 	"github.com/coracle-project/coracle/snapshot"
@@ -25,16 +26,16 @@ import (
 // pod is not ready.
 func (m *Manager) Create(ctx context.Context, podID string, c ContainerConfig) (id string, err error) {
 	if err := c.validate(); err != nil {
-		return "", during("create container", c.Name, err)
+		return "", errdefs.During("create container", c.Name, err)
 	}
 	p, err := m.pods.find(podID)
 	if err != nil {
-		return "", during("create container", c.Name, err)
+		return "", errdefs.During("create container", c.Name, err)
 	}
 	return m.making.Do(ctx, "create/"+containerIdentity(p.id, &c), func(ctx context.Context) (id string, err error) {
 		err = m.life.run(ctx, createLimit, func(ctx context.Context) error {
 			id, err = m.create(ctx, p, c, "")
-			return during("create container", c.Name, err)
+			return errdefs.During("create container", c.Name, err)
 		})
 		return id, err
 	})
@@ -52,7 +53,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	m.Starting()
 	img, err := m.Images.Get(c.Image)
 	if errors.Is(err, image.ErrNotFound) {
-		return "", fail(ErrNotFound, "image %q is not on this node; pull it first", c.Image)
+		return "", errdefs.Errorf(errdefs.ErrNotFound, "image %q is not on this node; pull it first", c.Image)
 	}
 	if err != nil {
 		return "", err
@@ -83,7 +84,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil
 		}
-		return "", fail(ErrExists, "container %s of the pod has this name and attempt; remove it or raise the attempt", holder)
+		return "", errdefs.Errorf(errdefs.ErrExists, "container %s of the pod has this name and attempt; remove it or raise the attempt", holder)
 	}
 	if err := e.turn.take(ctx); err != nil {
 		return "", err // cannot happen: nobody else knows the id
@@ -106,9 +107,9 @@ func mustBeReady(p *entry[podRecord]) error {
 	case podReady:
 		return nil
 	case podBroken:
-		return fail(ErrPrecondition, "pod %s is not ready: %s", p.id, r.Config.initDied())
+		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready: %s", p.id, r.Config.initDied())
 	default:
-		return fail(ErrPrecondition, "pod %s is not ready (%s)", p.id, r.Phase)
+		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready (%s)", p.id, r.Phase)
 	}
 }
 
@@ -160,7 +161,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	}
 	if e.get().LogPath != "" {
 		if err := makeLogDirectory(p.get().Config.LogDirectory, e.get().Config.LogPath); err != nil {
-			return fail(ErrInvalid, "log path: %w", err)
+			return errdefs.Errorf(errdefs.ErrInvalid, "log path: %w", err)
 		}
 	}
 	from := e.get().Checkpoint
@@ -221,7 +222,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	}
 	spec, err := ocispec.Container(in)
 	if err != nil {
-		return fail(ErrInvalid, "%w", err)
+		return errdefs.Errorf(errdefs.ErrInvalid, "%w", err)
 	}
 	if saved != nil {
 		if err := saved.check(&e.get().Config, spec); err != nil {
@@ -277,7 +278,7 @@ func (m *Manager) savedFor(ctx context.Context, e *entry[containerRecord], img *
 	}
 	saved, err := openSaved(from)
 	if err != nil {
-		return nil, fail(ErrInvalid, "checkpoint: %w", err)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %w", err)
 	}
 	return saved, nil
 }
@@ -294,7 +295,7 @@ func prepareRoot(root string, s *Security, img *image.Image, users IDMaps) (user
 	err = asRootOf(users, func() error {
 		for volume := range img.Config.Volumes {
 			if err := r.MkdirAll(volume, 0o755); err != nil {
-				return fail(ErrInvalid, "volume %q of the image: %w", volume, err)
+				return errdefs.Errorf(errdefs.ErrInvalid, "volume %q of the image: %w", volume, err)
 			}
 		}
 		return nil
@@ -311,7 +312,7 @@ func prepareRoot(root string, s *Security, img *image.Image, users IDMaps) (user
 	}
 	id, err := userdb.Resolve(r, want)
 	if err != nil {
-		return userdb.Identity{}, fail(ErrInvalid, "user: %w", err)
+		return userdb.Identity{}, errdefs.Errorf(errdefs.ErrInvalid, "user: %w", err)
 	}
 	return id, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -50,14 +51,14 @@ func (m *Manager) ExecSync(ctx context.Context, req ExecRequest, timeout time.Du
 func (m *Manager) Exec(ctx context.Context, req ExecRequest) (exitCode int32, err error) {
 	e, err := m.runningContainer(req.Container)
 	if err != nil {
-		return 0, during("exec in container", req.Container, err)
+		return 0, errdefs.During("exec in container", req.Container, err)
 	}
 	if len(req.Command) == 0 {
-		return 0, during("exec in container", e.id, fail(ErrInvalid, "command is missing"))
+		return 0, errdefs.During("exec in container", e.id, errdefs.Errorf(errdefs.ErrInvalid, "command is missing"))
 	}
 	p, err := m.execProcess(e, &req)
 	if err != nil {
-		return 0, during("exec in container", e.id, err)
+		return 0, errdefs.During("exec in container", e.id, err)
 	}
 	err = m.life.tie(ctx, func(ctx context.Context) error {
 		exitCode, err = m.Shim.Exec(ctx, client.ExecRequest{
@@ -65,7 +66,7 @@ func (m *Manager) Exec(ctx context.Context, req ExecRequest) (exitCode int32, er
 		})
 		return err
 	})
-	return exitCode, during("exec in container", e.id, err)
+	return exitCode, errdefs.During("exec in container", e.id, err)
 }
 
 // execProcess is the container's own process with another command: the same user,
@@ -97,12 +98,13 @@ func (m *Manager) execProcess(e *entry[containerRecord], req *ExecRequest) (*spe
 func (m *Manager) Attach(ctx context.Context, id string, tty bool, s Streams) error {
 	e, err := m.runningContainer(id)
 	if err != nil {
-		return during("attach to container", id, err)
+		return errdefs.During("attach to container", id, err)
 	}
 	if has := e.get().Config.TTY; has != tty {
-		return during("attach to container", e.id, fail(ErrPrecondition, "terminal %t is asked for, the container has %t", tty, has))
+		return errdefs.During("attach to container", e.id,
+			errdefs.Errorf(errdefs.ErrPrecondition, "terminal %t is asked for, the container has %t", tty, has))
 	}
-	return during("attach to container", e.id, m.life.tie(ctx, func(ctx context.Context) error {
+	return errdefs.During("attach to container", e.id, m.life.tie(ctx, func(ctx context.Context) error {
 		return m.Shim.Attach(ctx, e.get().PodID, e.id, s)
 	}))
 }
@@ -110,13 +112,13 @@ func (m *Manager) Attach(ctx context.Context, id string, tty bool, s Streams) er
 // CheckExec says whether Exec could begin now.
 func (m *Manager) CheckExec(id string) error {
 	_, err := m.runningContainer(id)
-	return during("exec in container", id, err)
+	return errdefs.During("exec in container", id, err)
 }
 
 // CheckAttach says whether Attach could begin now.
 func (m *Manager) CheckAttach(id string) error {
 	_, err := m.runningContainer(id)
-	return during("attach to container", id, err)
+	return errdefs.During("attach to container", id, err)
 }
 
 func (m *Manager) runningContainer(id string) (*entry[containerRecord], error) {
@@ -125,7 +127,7 @@ func (m *Manager) runningContainer(id string) (*entry[containerRecord], error) {
 		return nil, err
 	}
 	if p := e.get().Phase; p != containerRunning {
-		return nil, fail(ErrPrecondition, "it is not running (%s)", p)
+		return nil, errdefs.Errorf(errdefs.ErrPrecondition, "it is not running (%s)", p)
 	}
 	return e, nil
 }
@@ -135,7 +137,7 @@ func (m *Manager) runningContainer(id string) (*entry[containerRecord], error) {
 func (m *Manager) ReopenLog(ctx context.Context, id string) error {
 	e, err := m.runningContainer(id)
 	if err != nil {
-		return during("reopen log of container", id, err)
+		return errdefs.During("reopen log of container", id, err)
 	}
-	return during("reopen log of container", e.id, m.Shim.ReopenLog(ctx, e.get().PodID, e.id))
+	return errdefs.During("reopen log of container", e.id, m.Shim.ReopenLog(ctx, e.get().PodID, e.id))
 }

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -174,7 +175,7 @@ func (m *Manager) awaitKilled(ctx context.Context, over <-chan struct{}, ask fun
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return fail(context.DeadlineExceeded, "still alive after SIGKILL: %w", ctx.Err())
+			return errdefs.Errorf(context.DeadlineExceeded, "still alive after SIGKILL: %w", ctx.Err())
 		}
 		if ended, err := ask(); ended || err != nil {
 			return err

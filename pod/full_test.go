@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // mountSized mounts a tmpfs of the given size on a directory.
@@ -123,12 +125,12 @@ func TestFullStateDirectory(t *testing.T) {
 			ok(t, m.StartContainer(t.Context(), id))
 			tc.fill(b)
 			_, err := m.Run(t.Context(), podConfig("q"))
-			if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), b.state) || !strings.Contains(err.Error(), "remount") {
+			if !errors.Is(err, errdefs.ErrExhausted) || !strings.Contains(err.Error(), b.state) || !strings.Contains(err.Error(), "remount") {
 				t.Errorf("run: %v", err)
 			}
 			c := containerConfig("run")
 			c.Name = "d"
-			if _, err = m.Create(t.Context(), podID, c); !errors.Is(err, ErrExhausted) {
+			if _, err = m.Create(t.Context(), podID, c); !errors.Is(err, errdefs.ErrExhausted) {
 				t.Errorf("create: %v", err)
 			}
 			for _, sub := range []string{"pods", "containers"} {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
@@ -38,7 +39,7 @@ func (o *Options) handlerNames() []string {
 func (m *Manager) handler(c *Config) (Handler, error) {
 	h, ok := m.opts.Handlers()[c.RuntimeHandler]
 	if !ok && c.RuntimeHandler != "" {
-		return h, fail(ErrPrecondition, "runtime handler %q of the pod is no longer configured; there are %q", c.RuntimeHandler,
+		return h, errdefs.Errorf(errdefs.ErrPrecondition, "runtime handler %q of the pod is no longer configured; there are %q", c.RuntimeHandler,
 			m.opts.handlerNames())
 	}
 	return h, nil

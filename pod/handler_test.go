@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // TestHandler: what a handler is configured for reaches its containers, and no others.
@@ -82,13 +84,13 @@ func TestHandlerThatIsGone(t *testing.T) {
 	podID := must[string](t)(m.Run(t.Context(), pc))
 	delete(handlers, "old")
 	_, err := m.Create(t.Context(), podID, containerConfig("run"))
-	if !errors.Is(err, ErrPrecondition) ||
+	if !errors.Is(err, errdefs.ErrPrecondition) ||
 		!strings.Contains(err.Error(), `runtime handler "old" of the pod is no longer configured; there are ["new"]`) {
 		t.Errorf("%v", err)
 	}
 	pc = podConfig("q")
 	pc.RuntimeHandler = "old"
-	if _, err := m.Run(t.Context(), pc); !errors.Is(err, ErrInvalid) ||
+	if _, err := m.Run(t.Context(), pc); !errors.Is(err, errdefs.ErrInvalid) ||
 		!strings.Contains(err.Error(), `unknown runtime handler "old"; there are ["new"]`) {
 		t.Errorf("%v", err)
 	}

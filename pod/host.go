@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 )
 
@@ -58,7 +59,7 @@ func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, files volume
 			}
 		}
 		if err != nil {
-			return nil, fail(ErrInvalid, "mount %s: %w", mount.ContainerPath, err)
+			return nil, errdefs.Errorf(errdefs.ErrInvalid, "mount %s: %w", mount.ContainerPath, err)
 		}
 		if err := checkPropagation(src, mount); err != nil {
 			return nil, err
@@ -109,14 +110,15 @@ func checkPropagation(src string, m *Mount) error {
 		}
 	}
 	if at == nil {
-		return fail(ErrPrecondition, "mount %s: no mount holds %s", m.ContainerPath, src)
+		return errdefs.Errorf(errdefs.ErrPrecondition, "mount %s: no mount holds %s", m.ContainerPath, src)
 	}
 	shared := strings.Contains(at.Optional, "shared:")
 	slave := strings.Contains(at.Optional, "master:")
 	if shared || slave && m.Propagation == PropagationHostToContainer {
 		return nil
 	}
-	return fail(ErrPrecondition, "mount %s: %s is on the mount %s, which is not shared; make it so with mount --make-rshared %s",
+	return errdefs.Errorf(errdefs.ErrPrecondition,
+		"mount %s: %s is on the mount %s, which is not shared; make it so with mount --make-rshared %s",
 		m.ContainerPath, src, at.Mountpoint, at.Mountpoint)
 }
 
@@ -134,7 +136,7 @@ func resolveDevices(ds []Device, all bool) ([]ocispec.Device, error) {
 	for _, d := range ds {
 		host, err := filepath.EvalSymlinks(d.HostPath)
 		if err != nil {
-			return nil, fail(ErrInvalid, "device: %w", err)
+			return nil, errdefs.Errorf(errdefs.ErrInvalid, "device: %w", err)
 		}
 		to := d.ContainerPath
 		if to == "" {
@@ -146,10 +148,10 @@ func resolveDevices(ds []Device, all bool) ([]ocispec.Device, error) {
 		}
 		got, err := devicesBelow(host, path.Clean(to), perm)
 		if err != nil {
-			return nil, fail(ErrInvalid, "device %s: %w", d.HostPath, err)
+			return nil, errdefs.Errorf(errdefs.ErrInvalid, "device %s: %w", d.HostPath, err)
 		}
 		if len(got) == 0 {
-			return nil, fail(ErrInvalid, "%s is not a device", d.HostPath)
+			return nil, errdefs.Errorf(errdefs.ErrInvalid, "%s is not a device", d.HostPath)
 		}
 		out = append(out, got...)
 	}

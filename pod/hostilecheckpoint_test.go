@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // checkpointImage makes an image of a saved container, whose files change may spoil.
@@ -67,7 +68,7 @@ func TestCheckpointMayNotNameAnyImage(t *testing.T) {
 			podID := must[string](t)(m.Run(ctx, podConfig("q")))
 			c := ContainerConfig{Name: "one", Image: "saved"}
 			_, refused := m.Create(ctx, podID, c)
-			if !errors.Is(refused, ErrNotFound) || !strings.Contains(refused.Error(), "runtime.restore_bases") {
+			if !errors.Is(refused, errdefs.ErrNotFound) || !strings.Contains(refused.Error(), "runtime.restore_bases") {
 				t.Errorf("%v, want a refusal", refused)
 			}
 			// It is not even told whether the image is here.

@@ -8,19 +8,22 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // validateIDMaps checks the mappings of what: the ranges of a user namespace, as
 // user_namespaces(7) has them.
 func validateIDMaps(what string, maps IDMaps) error {
 	if (len(maps.UIDs) == 0) != (len(maps.GIDs) == 0) {
-		return fail(ErrInvalid, "%s maps %d ranges of user ids and %d of group ids; both or none are needed", what, len(maps.UIDs),
+		return errdefs.Errorf(errdefs.ErrInvalid, "%s maps %d ranges of user ids and %d of group ids; both or none are needed", what,
+			len(maps.UIDs),
 			len(maps.GIDs))
 	}
 	for _, list := range [][]IDMap{maps.UIDs, maps.GIDs} {
 		for _, m := range list {
 			if m.Length == 0 || uint64(m.Host)+uint64(m.Length) > math.MaxUint32 || uint64(m.Container)+uint64(m.Length) > math.MaxUint32 {
-				return fail(ErrInvalid, "%s maps ids %d to %d, %d of them: not a range of ids", what, m.Container, m.Host, m.Length)
+				return errdefs.Errorf(errdefs.ErrInvalid, "%s maps ids %d to %d, %d of them: not a range of ids", what, m.Container, m.Host, m.Length)
 			}
 		}
 	}
@@ -35,9 +38,9 @@ func (n *Namespaces) fitsPod(p *Namespaces) error {
 	case n.User == "":
 		return nil
 	case (n.User == NamespacePod) != own:
-		return fail(ErrInvalid, "user namespace mode %q in a pod with %q", n.User, cmp.Or(p.User, NamespaceNode))
+		return errdefs.Errorf(errdefs.ErrInvalid, "user namespace mode %q in a pod with %q", n.User, cmp.Or(p.User, NamespaceNode))
 	case own && (n.Users.UIDs[0] != p.Users.UIDs[0] || n.Users.GIDs[0] != p.Users.GIDs[0]):
-		return fail(ErrInvalid, "user namespace with other ids than the pod's")
+		return errdefs.Errorf(errdefs.ErrInvalid, "user namespace with other ids than the pod's")
 	}
 	return nil
 }

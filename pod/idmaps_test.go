@@ -8,6 +8,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // someUsers maps 65536 ids.
@@ -57,7 +59,7 @@ func TestUserNamespace(t *testing.T) {
 	} {
 		c := containerConfig("run")
 		c.Name, c.Security.Namespaces = "other", n
-		if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrInvalid) {
+		if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v", n, err)
 		}
 	}

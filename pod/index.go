@@ -3,6 +3,8 @@ package pod
 import (
 	"strings"
 	"sync"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // index finds entries by id, by unique id prefix and by identity. Its lock is never
@@ -59,13 +61,13 @@ func (x *index[T]) release(e *entry[T]) {
 // is none, ErrInvalid if the prefix fits several.
 func (x *index[T]) find(id string) (*entry[T], error) {
 	if id == "" {
-		return nil, fail(ErrInvalid, "empty %s id", x.what)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "empty %s id", x.what)
 	}
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if e, ok := x.byID[id]; ok {
 		if !x.visible(e.get()) {
-			return nil, fail(ErrNotFound, "no %s %q", x.what, id)
+			return nil, errdefs.Errorf(errdefs.ErrNotFound, "no %s %q", x.what, id)
 		}
 		return e, nil
 	}
@@ -76,13 +78,13 @@ func (x *index[T]) find(id string) (*entry[T], error) {
 				continue
 			}
 			if found != nil {
-				return nil, fail(ErrInvalid, "%s id prefix %q fits more than one", x.what, id)
+				return nil, errdefs.Errorf(errdefs.ErrInvalid, "%s id prefix %q fits more than one", x.what, id)
 			}
 			found = e
 		}
 	}
 	if found == nil {
-		return nil, fail(ErrNotFound, "no %s %q", x.what, id)
+		return nil, errdefs.Errorf(errdefs.ErrNotFound, "no %s %q", x.what, id)
 	}
 	return found, nil
 }

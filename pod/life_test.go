@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/pod/errdefs"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -56,7 +57,7 @@ func TestLife(t *testing.T) {
 		t.Fatalf("container after Stop: %+v", got)
 	}
 	ok(t, m.RemoveContainer(ctx, id))
-	if _, err := m.Container(id); !errors.Is(err, ErrNotFound) {
+	if _, err := m.Container(id); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Fatalf("container after Remove: %v", err)
 	}
 	ok(t, m.Stop(ctx, podID))
@@ -141,7 +142,7 @@ func TestStartErrors(t *testing.T) {
 	if c.State != Exited || c.ExitCode != exitNoProgram || c.Reason != "StartError" || c.Message == "" {
 		t.Errorf("container: %+v", c)
 	}
-	if err := m.StartContainer(ctx, id); !errors.Is(err, ErrPrecondition) {
+	if err := m.StartContainer(ctx, id); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("second start: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -233,7 +234,7 @@ func TestPodInit(t *testing.T) {
 	ok(t, m.StartContainer(ctx, id))
 	b.exit(podID, 137)
 	<-m.exits.of(podID, func() bool { return must[Pod](t)(m.Pod(podID)).State == NotReady })
-	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, ErrPrecondition) ||
+	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, errdefs.ErrPrecondition) ||
 		!strings.Contains(err.Error(), "seccomp profile "+profile+" must allow") {
 		t.Errorf("create in a pod without init: %v", err)
 	}
@@ -252,23 +253,23 @@ func TestTargetPID(t *testing.T) {
 	c := containerConfig("run")
 	c.Name = "debugger"
 	c.Security.Namespaces = Namespaces{PID: NamespaceTarget, TargetID: target}
-	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrPrecondition) {
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("target not running: %v", err)
 	}
 	ok(t, m.StartContainer(ctx, target))
-	if _, err := m.Create(ctx, other, c); !errors.Is(err, ErrInvalid) {
+	if _, err := m.Create(ctx, other, c); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("target in another pod: %v", err)
 	}
 	late := must[string](t)(m.Create(ctx, podID, c))
 	c.Security.Namespaces.TargetID = "feed"
 	c.Attempt++
-	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrNotFound) {
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("target unknown: %v", err)
 	}
 	// The spec names the target's process by its number, which is another's some day.
 	b.exit(target, 0)
 	ended(t, m, target)
-	if err := m.StartContainer(ctx, late); !errors.Is(err, ErrPrecondition) {
+	if err := m.StartContainer(ctx, late); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("target ended before the start: %v", err)
 	}
 	if b.proc(late) != nil {

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // TestLogDirectoriesFollowNoLinks: a pod that can write to log directories (a hostPath volume of
@@ -24,7 +26,7 @@ func TestLogDirectoriesFollowNoLinks(t *testing.T) {
 	for _, link := range []string{"absolute", "relative"} {
 		c := containerConfig("run")
 		c.LogPath = link + "/new/0.log"
-		if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrInvalid) {
+		if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v, want a refusal", link, err)
 		}
 		if left := must[[]os.DirEntry](t)(os.ReadDir(outside)); len(left) != 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/join"
 	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/record"
 )
 
@@ -103,7 +104,7 @@ func (m *Manager) Close() error {
 // Flush waits until what Stop and Remove left to the background has been tried at least
 // once, or ctx ends.
 func (m *Manager) Flush(ctx context.Context) error {
-	return during("clean up after", "pods", m.clean.drain(ctx))
+	return errdefs.During("clean up after", "pods", m.clean.drain(ctx))
 }
 
 func (m *Manager) podDir() record.Dir[podRecord] { return podsIn(m.opts.StateDir) }
@@ -170,7 +171,7 @@ func (l *life) join() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return fail(ErrUnavailable, "the daemon is shutting down")
+		return errdefs.Errorf(errdefs.ErrUnavailable, "the daemon is shutting down")
 	}
 	l.work.Add(1)
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 )
 
@@ -164,14 +165,14 @@ func (m *Manager) Plugged() ([]Pod, []PluggedContainer) {
 func (m *Manager) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxResources) error {
 	e, err := m.containers.find(id)
 	if err != nil {
-		return during("update container", id, err)
+		return errdefs.During("update container", id, err)
 	}
 	rec := e.get()
 	if rec.Phase != containerRunning {
-		return during("update container", e.id, fail(ErrPrecondition, "it is %s, not running", rec.Phase))
+		return errdefs.During("update container", e.id, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
 	}
 	// Plugins set no limit, and whatever is to be made waits while a new one is told what there is.
-	return during("update container", e.id, m.life.run(ctx, updateLimit, func(ctx context.Context) error {
+	return errdefs.During("update container", e.id, m.life.run(ctx, updateLimit, func(ctx context.Context) error {
 		return m.Shim.Update(ctx, rec.PodID, e.id, r)
 	}))
 }

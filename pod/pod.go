@@ -48,22 +48,7 @@
 // in the background after Stop and Remove have returned; the record says that it is due.
 package pod
 
-import (
-	"errors"
-
-	"github.com/coracle-project/coracle/shim/client"
-)
-
-// Kinds of error, for errors.Is; cri/ maps each to one gRPC code.
-var (
-	ErrNotFound     = errors.New("not found")           // NotFound
-	ErrInvalid      = errors.New("invalid argument")    // InvalidArgument
-	ErrExists       = errors.New("already exists")      // AlreadyExists
-	ErrPrecondition = errors.New("failed precondition") // FailedPrecondition
-	ErrUnsupported  = errors.New("not supported")       // Unimplemented
-	ErrExhausted    = errors.New("resource exhausted")  // ResourceExhausted
-	ErrUnavailable  = errors.New("unavailable")         // Unavailable
-)
+import "github.com/coracle-project/coracle/shim/client"
 
 // Streams are the caller's ends of an exec, attach or port forward.
 type Streams = client.Streams

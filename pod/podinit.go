@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -58,7 +59,7 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 		return 0, fmt.Errorf("pod init: %w", err)
 	}
 	if pid = p.get().InitPid; pid == 0 {
-		return 0, fail(ErrPrecondition, "pod %s: %s", p.id, p.get().Config.initDied())
+		return 0, errdefs.Errorf(errdefs.ErrPrecondition, "pod %s: %s", p.id, p.get().Config.initDied())
 	}
 	return pid, nil
 }
@@ -114,7 +115,7 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 	}
 	spec, err := ocispec.PodInit(in)
 	if err != nil {
-		return 0, fail(ErrInvalid, "%w", err)
+		return 0, errdefs.Errorf(errdefs.ErrInvalid, "%w", err)
 	}
 	if err := ocispec.Write(bundle, spec); err != nil {
 		return 0, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/reading"
 )
 
@@ -15,10 +16,10 @@ import (
 func (m *Manager) PodStats(ctx context.Context, podID string) (PodStats, error) {
 	e, err := m.pods.find(podID)
 	if err != nil {
-		return PodStats{}, during("stats of pod", podID, err)
+		return PodStats{}, errdefs.During("stats of pod", podID, err)
 	}
 	s, err := m.podStats(ctx, e)
-	return s, during("stats of pod", e.id, err)
+	return s, errdefs.During("stats of pod", e.id, err)
 }
 
 // ListPodStats reads the use of all ready pods that fit f, in parallel. One that cannot be
@@ -135,13 +136,13 @@ func addDevice(all []cgstat.Device, d cgstat.Device) []cgstat.Device {
 func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
 	e, err := m.runningContainer(id)
 	if err != nil {
-		return cgstat.Processes{}, during("processes of container", id, err)
+		return cgstat.Processes{}, errdefs.During("processes of container", id, err)
 	}
 	r, err := m.meters.processes.Get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Processes, error) {
 			p := m.pods.exact(e.get().PodID)
 			if p == nil {
-				return cgstat.Processes{}, fail(ErrNotFound, "its pod is gone")
+				return cgstat.Processes{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
 			path, err := m.containerCgroup(&p.get().Config, e.id)
 			if err != nil {
@@ -149,5 +150,5 @@ func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, e
 			}
 			return m.Meter.Processes(ctx, path, e.get().Pid)
 		}))
-	return r.Val, during("processes of container", e.id, err)
+	return r.Val, errdefs.During("processes of container", e.id, err)
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/ownthread"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // dialLimit bounds the connection to a port of the pod, over its own loopback.
@@ -21,7 +22,7 @@ const dialLimit = 10 * time.Second
 // CheckPod says whether PortForward could begin now.
 func (m *Manager) CheckPod(podID string) error {
 	_, err := m.readyPod(podID)
-	return during("forward port of pod", podID, err)
+	return errdefs.During("forward port of pod", podID, err)
 }
 
 func (m *Manager) readyPod(podID string) (*entry[podRecord], error) {
@@ -38,15 +39,15 @@ func (m *Manager) PortForward(ctx context.Context, podID string, port int32, str
 	defer stream.Close()
 	e, err := m.readyPod(podID)
 	if err != nil {
-		return during("forward port of pod", podID, err)
+		return errdefs.During("forward port of pod", podID, err)
 	}
 	if port < 1 || port > 65535 {
-		return during("forward port of pod", e.id, fail(ErrInvalid, "port %d is not between 1 and 65535", port))
+		return errdefs.During("forward port of pod", e.id, errdefs.Errorf(errdefs.ErrInvalid, "port %d is not between 1 and 65535", port))
 	}
-	return during("forward port of pod", e.id, m.life.tie(ctx, func(ctx context.Context) error {
+	return errdefs.During("forward port of pod", e.id, m.life.tie(ctx, func(ctx context.Context) error {
 		conn, err := dialLoopback(ctx, e.get().Namespaces.Net, port)
 		if err != nil {
-			return fail(ErrUnavailable, "port %d: %w", port, err)
+			return errdefs.Errorf(errdefs.ErrUnavailable, "port %d: %w", port, err)
 		}
 		return splice(ctx, conn.(*net.TCPConn), stream)
 	}))

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // inNetNS runs f in a network namespace of its own, loopback up, and returns its path,
@@ -101,7 +103,7 @@ func TestPortForwardErrors(t *testing.T) {
 	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 	path := inNetNS(t, func() {})
 	ok(t, m.pods.exact(podID).update(func(r *podRecord) { r.Namespaces.Net = path }))
-	for port, kind := range map[int]error{0: ErrInvalid, 65536: ErrInvalid, 81: ErrUnavailable} {
+	for port, kind := range map[int]error{0: errdefs.ErrInvalid, 65536: errdefs.ErrInvalid, 81: errdefs.ErrUnavailable} {
 		client, result := forward(t, m, podID, port)
 		if err := <-result; !errors.Is(err, kind) {
 			t.Errorf("port %d: %v", port, err)
@@ -112,7 +114,7 @@ func TestPortForwardErrors(t *testing.T) {
 	}
 	ok(t, m.pods.exact(podID).update(func(r *podRecord) { r.Namespaces.Net = "/none" }))
 	_, result := forward(t, m, podID, 80)
-	if err := <-result; !errors.Is(err, ErrUnavailable) {
+	if err := <-result; !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("no namespace: %v", err)
 	}
 	ok(t, m.Remove(t.Context(), podID))

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/internal/privatedir"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -164,12 +165,12 @@ func (m *Manager) Ready() error {
 	default:
 	}
 	if err := m.waiting.Load(); err != nil && m.step.Load() == nil {
-		return fail(ErrUnavailable, "recovery waits for the shim: %w", *err)
+		return errdefs.Errorf(errdefs.ErrUnavailable, "recovery waits for the shim: %w", *err)
 	}
 	if step := m.step.Load(); step != nil {
-		return fail(ErrUnavailable, "recovery is under way: %s", *step)
+		return errdefs.Errorf(errdefs.ErrUnavailable, "recovery is under way: %s", *step)
 	}
-	return fail(ErrUnavailable, "recovery is under way")
+	return errdefs.Errorf(errdefs.ErrUnavailable, "recovery is under way")
 }
 
 // awaitRecovery delays the creation of pods and containers. Recovery would take their parts for

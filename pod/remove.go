@@ -6,22 +6,24 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // Remove stops the pod if need be, removes its containers and forgets it. Removing an
 // unknown pod succeeds. What is slow goes in the background, as with Stop.
 func (m *Manager) Remove(ctx context.Context, podID string) error {
 	e, err := m.pods.find(podID)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
-			return during("remove pod", u.ID, m.removeUnmanaged(ctx, u))
+			return errdefs.During("remove pod", u.ID, m.removeUnmanaged(ctx, u))
 		}
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return during("remove pod", e.id, m.do(ctx, "remove-pod/"+e.id, removeLimit, func(ctx context.Context) error {
+	return errdefs.During("remove pod", e.id, m.do(ctx, "remove-pod/"+e.id, removeLimit, func(ctx context.Context) error {
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}
@@ -40,10 +42,10 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 	var tasks errgroup.Group
 	unmanaged := m.unmanagedIn(e.id) // first: one that is adopted meanwhile is in both lists, not in neither
 	for _, ce := range m.containersOf(e.id) {
-		tasks.Go(func() error { return during("container", ce.id, m.removeContainer(ctx, ce)) })
+		tasks.Go(func() error { return errdefs.During("container", ce.id, m.removeContainer(ctx, ce)) })
 	}
 	for _, u := range unmanaged {
-		tasks.Go(func() error { return during("container", u.ID, m.dropUnmanagedContainer(ctx, u)) })
+		tasks.Go(func() error { return errdefs.During("container", u.ID, m.dropUnmanagedContainer(ctx, u)) })
 	}
 	if err := tasks.Wait(); err != nil {
 		return err
@@ -64,16 +66,16 @@ func (m *Manager) removePod(ctx context.Context, e *entry[podRecord]) error {
 // container succeeds.
 func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
 	e, err := m.containers.find(id)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
-			return during("remove container", u.ID, m.removeUnmanaged(ctx, u))
+			return errdefs.During("remove container", u.ID, m.removeUnmanaged(ctx, u))
 		}
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return during("remove container", e.id, m.removeContainer(ctx, e))
+	return errdefs.During("remove container", e.id, m.removeContainer(ctx, e))
 }
 
 func (m *Manager) removeContainer(ctx context.Context, e *entry[containerRecord]) error {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -36,7 +37,7 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c Config,
 ) (podID string, out []Restored, err error) {
 	saved, err := m.openSavedPod(dir, &c, containers)
 	if err != nil {
-		return "", nil, during("restore pod", c.String(), err)
+		return "", nil, errdefs.During("restore pod", c.String(), err)
 	}
 	made, err := m.Run(ctx, c)
 	if err != nil {
@@ -53,7 +54,7 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c Config,
 		c := &containers[i]
 		id, err := m.createFrom(ctx, made, *c, filepath.Join(dir, strconv.Itoa(saved[c.Name])))
 		if err != nil {
-			return "", nil, during("restore pod", made, err)
+			return "", nil, errdefs.During("restore pod", made, err)
 		}
 		out = append(out, Restored{c.Name, id})
 	}
@@ -64,48 +65,50 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c Config,
 // numbers of the containers by name.
 func (m *Manager) openSavedPod(dir string, c *Config, containers []ContainerConfig) (map[string]int, error) {
 	if !m.opts.Restore {
-		return nil, fail(ErrPrecondition, "restoring is off; set runtime.restore to have it, and read what it means")
+		return nil, errdefs.Errorf(errdefs.ErrPrecondition, "restoring is off; set runtime.restore to have it, and read what it means")
 	}
 	if !filepath.IsAbs(dir) {
-		return nil, fail(ErrInvalid, "checkpoint %q is not an absolute path", dir)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint %q is not an absolute path", dir)
 	}
 	root, err := safepath.Open(dir)
 	if err != nil {
-		return nil, fail(ErrInvalid, "checkpoint: %w", err)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %w", err)
 	}
 	defer root.Close()
 	b, err := root.ReadFile(savedPodName, maxSavedJSON)
 	if err != nil {
-		return nil, fail(ErrInvalid, "checkpoint: %w", err)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %w", err)
 	}
 	var saved savedPod
 	if err := json.Unmarshal(b, &saved); err != nil {
-		return nil, fail(ErrInvalid, "checkpoint: %s: %w", savedPodName, err)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s: %w", savedPodName, err)
 	}
 	if saved.Version != savedPodVersion {
-		return nil, fail(ErrInvalid, "checkpoint: %s has version %d, this daemon knows %d", savedPodName, saved.Version, savedPodVersion)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s has version %d, this daemon knows %d", savedPodName, saved.Version,
+			savedPodVersion)
 	}
 	if saved.Handler != c.RuntimeHandler {
-		return nil, fail(ErrInvalid, "checkpoint of runtime handler %q; %q cannot restore it", saved.Handler, c.RuntimeHandler)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint of runtime handler %q; %q cannot restore it", saved.Handler, c.RuntimeHandler)
 	}
 	numbers := map[string]int{}
 	for i, name := range saved.Containers {
 		numbers[name] = i
 		// A link would lead to files that are not of this checkpoint.
 		if st, err := os.Lstat(filepath.Join(dir, strconv.Itoa(i))); err != nil || !st.IsDir() {
-			return nil, fail(ErrInvalid, "checkpoint: %d, of container %q, is not a directory in it", i, name)
+			return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %d, of container %q, is not a directory in it", i, name)
 		}
 	}
 	wanted := map[string]bool{}
 	for i := range containers {
 		name := containers[i].Name
 		if _, ok := numbers[name]; !ok || wanted[name] {
-			return nil, fail(ErrInvalid, "container %q is not in the checkpoint, or named twice; there are %q", name, saved.Containers)
+			return nil, errdefs.Errorf(errdefs.ErrInvalid, "container %q is not in the checkpoint, or named twice; there are %q", name,
+				saved.Containers)
 		}
 		wanted[name] = true
 	}
 	if len(wanted) == 0 || len(wanted) != len(numbers) {
-		return nil, fail(ErrInvalid, "%d containers are configured, the checkpoint has %q", len(wanted), saved.Containers)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "%d containers are configured, the checkpoint has %q", len(wanted), saved.Containers)
 	}
 	return numbers, nil
 }
@@ -117,11 +120,11 @@ func (m *Manager) createFrom(ctx context.Context, podID string, c ContainerConfi
 		return "", err
 	}
 	if err := c.validate(); err != nil {
-		return "", during("create container", c.Name, err)
+		return "", errdefs.During("create container", c.Name, err)
 	}
 	err = m.life.run(ctx, createLimit, func(ctx context.Context) error {
 		id, err = m.create(ctx, p, c, dir)
-		return during("create container", c.Name, err)
+		return errdefs.During("create container", c.Name, err)
 	})
 	return id, err
 }
@@ -170,7 +173,7 @@ func (m *Manager) baseOf(s *checkpointed, named image.Image, from string) (image
 		}
 	}
 	// One error for both: who wrote the checkpoint is not told which images there are.
-	return image.Image{}, fail(ErrNotFound,
+	return image.Image{}, errdefs.Errorf(errdefs.ErrNotFound,
 		"image %.100q (%.80q) of the saved container %.100q is not on this node, or not in runtime.restore_bases; pull it or add it there",
 		s.config.ImageName, s.config.ImageID, s.config.Name)
 }
@@ -193,7 +196,7 @@ func (m *Manager) layersOf(ctx context.Context, id string, s *checkpointed,
 ) (layers []digest.Digest, release func(context.Context) error, err error) {
 	f, err := s.diff()
 	if err != nil {
-		return nil, nil, fail(ErrInvalid, "checkpoint: %w", err)
+		return nil, nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %w", err)
 	}
 	if f == nil {
 		return img.Layers, func(context.Context) error { return nil }, nil
@@ -201,7 +204,7 @@ func (m *Manager) layersOf(ctx context.Context, id string, s *checkpointed,
 	defer f.Close()
 	d, release, err := m.Snapshots.AddLayer(ctx, id, f)
 	if err != nil {
-		return nil, nil, fail(ErrInvalid, "checkpoint: %s: %w", savedDiffName, err)
+		return nil, nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s: %w", savedDiffName, err)
 	}
 	return append(append([]digest.Digest{}, img.Layers...), d), release, nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // room is the space on the state directory's file system. Other programs may fill it: /run is
@@ -195,12 +197,14 @@ func (r *room) explain(err error) error {
 	u, uerr := r.lookLocked()
 	r.mu.Unlock()
 	if uerr == nil && (u.BytesFree < reserveSpare || u.Inodes > 0 && u.InodesFree < 16) {
-		return fail(ErrExhausted, "the file system of the state directory %s is full (%d of %d bytes and %d of %d inodes free): %s: %w",
+		return errdefs.Errorf(errdefs.ErrExhausted,
+			"the file system of the state directory %s is full (%d of %d bytes and %d of %d inodes free): %s: %w",
 			r.dir, u.BytesFree, u.Bytes, u.InodesFree, u.Inodes, roomRemedy, err)
 	}
 	var at *fs.PathError
 	if errors.As(err, &at) {
-		return fail(ErrExhausted, "the file system of %s is full; free space on it (coracle image prune) or make it larger: %w", at.Path, err)
+		return errdefs.Errorf(errdefs.ErrExhausted, "the file system of %s is full; free space on it (coracle image prune) or make it larger: %w",
+			at.Path, err)
 	}
-	return fail(ErrExhausted, "a file system is full: %w", err)
+	return errdefs.Errorf(errdefs.ErrExhausted, "a file system is full: %w", err)
 }

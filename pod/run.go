@@ -15,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // Run makes a pod and returns its id when it is ready. On error nothing of it is left behind. A
@@ -23,7 +24,7 @@ import (
 // most two minutes.
 func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 	if err := c.validate(&m.opts); err != nil {
-		return "", during("run pod", c.String(), err)
+		return "", errdefs.During("run pod", c.String(), err)
 	}
 	if c.Overhead == nil {
 		c.Overhead = m.opts.Handlers()[c.RuntimeHandler].Overhead
@@ -31,7 +32,7 @@ func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 	return m.making.Do(ctx, "run/"+c.identity(), func(ctx context.Context) (id string, err error) {
 		err = m.life.run(ctx, runLimit, func(ctx context.Context) error {
 			id, err = m.run(ctx, c)
-			return during("run pod", c.String(), err)
+			return errdefs.During("run pod", c.String(), err)
 		})
 		return id, err
 	})
@@ -49,7 +50,7 @@ func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil
 		}
-		return "", fail(ErrExists, "pod %s has this name, namespace, uid and attempt; remove it or raise the attempt", holder)
+		return "", errdefs.Errorf(errdefs.ErrExists, "pod %s has this name, namespace, uid and attempt; remove it or raise the attempt", holder)
 	}
 	if err := e.turn.take(ctx); err != nil {
 		return "", err // cannot happen: nobody else knows the id

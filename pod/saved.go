@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/internal/safepath"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 )
 
@@ -65,11 +66,11 @@ func openSaved(dir string) (*checkpointed, error) {
 			return nil, err
 		}
 		if err := json.Unmarshal(b, into); err != nil {
-			return nil, fail(ErrInvalid, "checkpoint: %s: %w", name, err)
+			return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s: %w", name, err)
 		}
 	}
 	if s.spec.Process == nil || s.spec.Linux == nil {
-		return nil, fail(ErrInvalid, "checkpoint: %s has no process, or is not of Linux", savedSpecName)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s has no process, or is not of Linux", savedSpecName)
 	}
 	return s, checkImages(s.images())
 }
@@ -86,7 +87,7 @@ func checkImages(dir string) error {
 		return err
 	}
 	if !st.IsDir() {
-		return fail(ErrInvalid, "checkpoint: %s is not a directory", savedImagesName)
+		return errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s is not a directory", savedImagesName)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -94,7 +95,7 @@ func checkImages(dir string) error {
 	}
 	for _, e := range entries {
 		if !e.Type().IsRegular() {
-			return fail(ErrInvalid, "checkpoint: %s/%.80q is not a file", savedImagesName, e.Name())
+			return errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s/%.80q is not a file", savedImagesName, e.Name())
 		}
 	}
 	return nil

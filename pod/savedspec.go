@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // Of what is saved, only memory and processes are taken: everything around them is made from the
@@ -36,7 +38,7 @@ func (s *checkpointed) check(c *ContainerConfig, made *specs.Spec) error {
 	case own.SelinuxLabel != saved.SelinuxLabel:
 		return s.differs("SELinux label %q; the checkpoint of %s has %q", own.SelinuxLabel, saved.SelinuxLabel)
 	case made.Linux.Seccomp != nil && !sameSeccomp(made.Linux.Seccomp, s.spec.Linux.Seccomp):
-		return fail(ErrInvalid, "the seccomp profile is not that of the checkpoint of %s", s.config.Name)
+		return errdefs.Errorf(errdefs.ErrInvalid, "the seccomp profile is not that of the checkpoint of %s", s.config.Name)
 	// CRIU wants to find the mounts that it saved, and these are some.
 	case !sameSet(made.Linux.MaskedPaths, s.spec.Linux.MaskedPaths):
 		return s.differs("masked paths %q; the checkpoint of %s has %q", made.Linux.MaskedPaths, s.spec.Linux.MaskedPaths)
@@ -48,7 +50,7 @@ func (s *checkpointed) check(c *ContainerConfig, made *specs.Spec) error {
 	}
 	for _, kv := range c.Env {
 		if !slices.Contains(saved.Env, kv[0]+"="+kv[1]) {
-			return fail(ErrInvalid, "variable %s is not what the checkpoint of %s has", kv[0], s.config.Name)
+			return errdefs.Errorf(errdefs.ErrInvalid, "variable %s is not what the checkpoint of %s has", kv[0], s.config.Name)
 		}
 	}
 	return nil
@@ -56,7 +58,7 @@ func (s *checkpointed) check(c *ContainerConfig, made *specs.Spec) error {
 
 // differs is the error for what is one way in the configuration and another in the checkpoint.
 func (s *checkpointed) differs(format string, own, saved any) error {
-	return fail(ErrInvalid, format, own, s.config.Name, saved)
+	return errdefs.Errorf(errdefs.ErrInvalid, format, own, s.config.Name, saved)
 }
 
 func (s *checkpointed) checkCapabilities(own *specs.LinuxCapabilities) error {

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 func modestSpec() *specs.Spec {
@@ -70,7 +72,7 @@ func TestSavedHasNoMoreThanAllowed(t *testing.T) {
 				tc.own(own)
 			}
 			err := (&checkpointed{spec: *saved}).check(&tc.config, own)
-			if tc.refused != errors.Is(err, ErrInvalid) || !tc.refused && err != nil {
+			if tc.refused != errors.Is(err, errdefs.ErrInvalid) || !tc.refused && err != nil {
 				t.Errorf("%v", err)
 			}
 		})

@@ -3,6 +3,8 @@ package pod
 import (
 	"strings"
 	"sync"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // levels counts the pods and containers of each SELinux level: any number of them may name the same
@@ -19,7 +21,7 @@ func (m *Manager) newLabels(options []string) (SELinuxLabels, error) {
 	defer m.levels.mu.Unlock()
 	l, err := m.Labels.Labels(options)
 	if err != nil {
-		return l, fail(ErrInvalid, "selinux label: %w", err)
+		return l, errdefs.Errorf(errdefs.ErrInvalid, "selinux label: %w", err)
 	}
 	m.levels.count(l)
 	return l, nil

@@ -7,6 +7,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // Real-time signals as libc numbers them (signal(7)): the C library keeps the kernel's
@@ -21,7 +23,7 @@ var aliases = map[string]syscall.Signal{"SIGCLD": unix.SIGCHLD, "SIGIOT": unix.S
 
 // parseSignal turns "SIGTERM", "TERM", "15", "SIGRTMIN+3" or "RTMAX-1" into a signal.
 func parseSignal(s string) (syscall.Signal, error) {
-	bad := fail(ErrInvalid, "unknown signal %q", s)
+	bad := errdefs.Errorf(errdefs.ErrInvalid, "unknown signal %q", s)
 	if n, err := strconv.Atoi(s); err == nil {
 		if n < 1 || n > sigRTMax {
 			return 0, bad

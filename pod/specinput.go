@@ -7,6 +7,7 @@ import (
 	"path"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/userdb"
 )
@@ -22,7 +23,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 		return ocispec.Input{}, err
 	}
 	if sec.Privileged && !pc.Privileged {
-		return ocispec.Input{}, fail(ErrInvalid, "a privileged container needs a privileged pod")
+		return ocispec.Input{}, errdefs.Errorf(errdefs.ErrInvalid, "a privileged container needs a privileged pod")
 	}
 	handler, err := m.handler(pc)
 	if err != nil {
@@ -48,7 +49,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 		CgroupsPath: m.cgroupsPath(pc, e.id),
 	}
 	if len(in.Args) == 0 {
-		return in, fail(ErrInvalid, "neither the container nor image %s says what to run", c.Image)
+		return in, errdefs.Errorf(errdefs.ErrInvalid, "neither the container nor image %s says what to run", c.Image)
 	}
 	if in.WorkingDir == "" {
 		in.WorkingDir = img.Config.WorkingDir
@@ -147,10 +148,10 @@ func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], 
 		}
 		tr := t.get()
 		if tr.PodID != p.id {
-			return n, fail(ErrInvalid, "target container %s is in another pod", t.id)
+			return n, errdefs.Errorf(errdefs.ErrInvalid, "target container %s is in another pod", t.id)
 		}
 		if tr.Phase != containerRunning {
-			return n, fail(ErrPrecondition, "target container %s is not running", t.id)
+			return n, errdefs.Errorf(errdefs.ErrPrecondition, "target container %s is not running", t.id)
 		}
 		n.PID = fmt.Sprintf("/proc/%d/ns/pid", tr.Pid)
 	}
@@ -171,14 +172,15 @@ func (m *Manager) seccompProfile(s *Seccomp) (ocispec.Seccomp, error) {
 	case ProfileLocalhost:
 		st, err := os.Stat(s.Localhost)
 		if err != nil {
-			return ocispec.Seccomp{}, fail(ErrInvalid, "seccomp profile: %w", err)
+			return ocispec.Seccomp{}, errdefs.Errorf(errdefs.ErrInvalid, "seccomp profile: %w", err)
 		}
 		if !st.Mode().IsRegular() || st.Size() > maxSeccompProfile {
-			return ocispec.Seccomp{}, fail(ErrInvalid, "seccomp profile %s is not a file of at most %d bytes", s.Localhost, maxSeccompProfile)
+			return ocispec.Seccomp{}, errdefs.Errorf(errdefs.ErrInvalid, "seccomp profile %s is not a file of at most %d bytes", s.Localhost,
+				maxSeccompProfile)
 		}
 		b, err := os.ReadFile(s.Localhost)
 		if err != nil {
-			return ocispec.Seccomp{}, fail(ErrInvalid, "seccomp profile: %w", err)
+			return ocispec.Seccomp{}, errdefs.Errorf(errdefs.ErrInvalid, "seccomp profile: %w", err)
 		}
 		return ocispec.Seccomp{JSON: string(b)}, nil
 	}

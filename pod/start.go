@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/pod/errdefs"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -24,9 +25,9 @@ const (
 func (m *Manager) StartContainer(ctx context.Context, id string) error {
 	e, err := m.containers.find(id)
 	if err != nil {
-		return during("start container", id, err)
+		return errdefs.During("start container", id, err)
 	}
-	return during("start container", e.id, m.do(ctx, "start/"+e.id, startLimit, func(ctx context.Context) error {
+	return errdefs.During("start container", e.id, m.do(ctx, "start/"+e.id, startLimit, func(ctx context.Context) error {
 		if err := m.awaitRecovery(ctx); err != nil {
 			return err // its root may be lost, and be made again
 		}
@@ -41,7 +42,7 @@ func (m *Manager) StartContainer(ctx context.Context, id string) error {
 func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord]) error {
 	rec := e.get()
 	if rec.Phase != containerCreated {
-		return fail(ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
+		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
 	}
 	begin := time.Now()
 	var watch stopwatch
@@ -51,7 +52,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	}
 	p := m.pods.exact(rec.PodID)
 	if p == nil {
-		return fail(ErrPrecondition, "its pod %s is gone", rec.PodID)
+		return errdefs.Errorf(errdefs.ErrPrecondition, "its pod %s is gone", rec.PodID)
 	}
 	if err := e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerStarting, begin }); err != nil {
 		return m.room.explain(err)
@@ -192,7 +193,7 @@ func (m *Manager) targetStillRuns(c *ContainerConfig) error {
 		return fmt.Errorf("target container: %w", err)
 	}
 	if t.get().Phase != containerRunning {
-		return fail(ErrPrecondition, "target container %s has ended", t.id)
+		return errdefs.Errorf(errdefs.ErrPrecondition, "target container %s has ended", t.id)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/cgstat"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/reading"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -18,10 +19,10 @@ const statsLimit = time.Second
 func (m *Manager) Stats(ctx context.Context, id string) (ContainerStats, error) {
 	e, err := m.containers.find(id)
 	if err != nil {
-		return ContainerStats{}, during("stats of container", id, err)
+		return ContainerStats{}, errdefs.During("stats of container", id, err)
 	}
 	s, err := m.stats(ctx, e, 0)
-	return s, during("stats of container", e.id, err)
+	return s, errdefs.During("stats of container", e.id, err)
 }
 
 // ListStats reads the use of all running containers that fit f, in parallel. One that
@@ -94,7 +95,7 @@ func (m *Manager) containerUsage(ctx context.Context, e *entry[containerRecord])
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
 			p := m.pods.exact(e.get().PodID)
 			if p == nil {
-				return cgstat.Usage{}, fail(ErrNotFound, "its pod is gone")
+				return cgstat.Usage{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
 			path, err := m.containerCgroup(&p.get().Config, e.id)
 			if err != nil {

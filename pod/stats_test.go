@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/cgstat"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/reading"
 )
 
@@ -104,7 +105,7 @@ func TestPodStats(t *testing.T) {
 		if got := m.ListPodStats(ctx, PodStatsFilter{}); len(got) != 0 {
 			t.Errorf("a stopped pod is listed: %+v", got)
 		}
-		if _, err := m.PodStats(ctx, "no-such"); !errors.Is(err, ErrNotFound) {
+		if _, err := m.PodStats(ctx, "no-such"); !errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("unknown pod: %v", err)
 		}
 	})
@@ -203,14 +204,14 @@ func TestUpdatePodResources(t *testing.T) {
 	if p.Config.Overhead.MemoryLimit != 5 || p.Config.Resources.CPUShares != 6 {
 		t.Errorf("%+v, %+v", p.Config.Overhead, p.Config.Resources)
 	}
-	if err := m.UpdatePodResources(ctx, podID, &Resources{CPUPeriod: -1}, nil); !errors.Is(err, ErrInvalid) {
+	if err := m.UpdatePodResources(ctx, podID, &Resources{CPUPeriod: -1}, nil); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("bad overhead: %v", err)
 	}
-	if err := m.UpdatePodResources(ctx, "no-such", nil, nil); !errors.Is(err, ErrNotFound) {
+	if err := m.UpdatePodResources(ctx, "no-such", nil, nil); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("unknown pod: %v", err)
 	}
 	ok(t, m.Stop(ctx, podID))
-	if err := m.UpdatePodResources(ctx, podID, nil, nil); !errors.Is(err, ErrPrecondition) {
+	if err := m.UpdatePodResources(ctx, podID, nil, nil); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("stopped pod: %v", err)
 	}
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}

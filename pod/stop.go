@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // Stop kills all containers of the pod, disconnects it and lets its namespaces go. The
@@ -17,16 +19,16 @@ import (
 // says so, and recovery goes on with it.
 func (m *Manager) Stop(ctx context.Context, podID string) error {
 	e, err := m.pods.find(podID)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
-			return during("stop pod", u.ID, m.stopUnmanaged(ctx, u))
+			return errdefs.During("stop pod", u.ID, m.stopUnmanaged(ctx, u))
 		}
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return during("stop pod", e.id, m.do(ctx, "stop-pod/"+e.id, stopLimit, func(ctx context.Context) error {
+	return errdefs.During("stop pod", e.id, m.do(ctx, "stop-pod/"+e.id, stopLimit, func(ctx context.Context) error {
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}
@@ -53,10 +55,10 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	var tasks errgroup.Group
 	unmanaged := m.unmanagedIn(e.id) // first, as in removePod
 	for _, ce := range m.containersOf(e.id) {
-		tasks.Go(func() error { return during("container", ce.id, m.stopContainer(ctx, ce, 0)) })
+		tasks.Go(func() error { return errdefs.During("container", ce.id, m.stopContainer(ctx, ce, 0)) })
 	}
 	for _, u := range unmanaged {
-		tasks.Go(func() error { return during("container", u.ID, m.end(ctx, e.id, u.ID)) })
+		tasks.Go(func() error { return errdefs.During("container", u.ID, m.end(ctx, e.id, u.ID)) })
 	}
 	// A host port must be free for the next pod when Stop has returned.
 	if np := m.networkPod(e.id, c); len(np.Ports) > 0 && !c.hostNetwork() {
@@ -67,7 +69,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	}
 	// After the containers: one being made may just have started the init.
 	if err := m.endInit(ctx, e); err != nil {
-		return during("init of pod", e.id, err)
+		return errdefs.During("init of pod", e.id, err)
 	}
 	if err := m.faultAt(ctx, faultStopKilled); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -72,16 +73,16 @@ func (s *stopping) deadline() time.Time {
 // known, succeeds.
 func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	e, err := m.containers.find(id)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
-			return during("stop container", u.ID, m.stopUnmanaged(ctx, u))
+			return errdefs.During("stop container", u.ID, m.stopUnmanaged(ctx, u))
 		}
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return during("stop container", e.id, m.stopContainer(ctx, e, max(grace, 0)))
+	return errdefs.During("stop container", e.id, m.stopContainer(ctx, e, max(grace, 0)))
 }
 
 func (m *Manager) stopContainer(ctx context.Context, e *entry[containerRecord], grace time.Duration) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -227,7 +228,7 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 		}
 		for _, id := range ids {
 			if err := m.end(ctx, u.ID, id); err != nil {
-				return during("container", id, err)
+				return errdefs.During("container", id, err)
 			}
 		}
 		return nil
@@ -284,11 +285,11 @@ func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
 	}
 	defer release()
 	if !m.unmanaged.has(podID) {
-		return fail(ErrUnavailable, "its record has become readable; try again")
+		return errdefs.Errorf(errdefs.ErrUnavailable, "its record has become readable; try again")
 	}
 	for _, u := range m.unmanagedIn(podID) {
 		if err := m.dropUnmanagedContainer(ctx, u); err != nil {
-			return during("container", u.ID, err)
+			return errdefs.During("container", u.ID, err)
 		}
 	}
 	ids, err := m.shimHas(ctx, podID) // the init
@@ -297,7 +298,7 @@ func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
 	}
 	for _, id := range ids {
 		if err := m.end(ctx, podID, id); err != nil {
-			return during("container", id, err)
+			return errdefs.During("container", id, err)
 		}
 	}
 	if err := m.faultAt(ctx, faultUnmanagedEnded); err != nil {
@@ -335,7 +336,7 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 		if m.containers.exact(u.ID) == nil {
 			return nil // another call removed it
 		}
-		return fail(ErrUnavailable, "its record has been read meanwhile, try again")
+		return errdefs.Errorf(errdefs.ErrUnavailable, "its record has been read meanwhile, try again")
 	}
 	if err := m.endUnmanaged(ctx, u); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 )
 
@@ -19,13 +20,13 @@ import (
 func (m *Manager) UpdateResources(ctx context.Context, id string, r Resources, annotations map[string]string) error {
 	e, err := m.containers.find(id)
 	if err != nil {
-		return during("update container", id, err)
+		return errdefs.During("update container", id, err)
 	}
 	if err := r.validate(); err != nil {
-		return during("update container", e.id, err)
+		return errdefs.During("update container", e.id, err)
 	}
 	_ = annotations
-	return during("update container", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+	return errdefs.During("update container", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}
@@ -54,7 +55,7 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 		}
 	case containerCreated:
 	default:
-		return fail(ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
+		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
 	}
 	if err := m.rewriteResources(e, next); err != nil {
 		return err

@@ -3,6 +3,8 @@ package pod
 import (
 	"context"
 	"net/netip"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // UpdatePodResources notes what the caller, who owns the pod's cgroup, has given the pod as
@@ -11,17 +13,17 @@ import (
 func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead, resources *Resources) error {
 	e, err := m.pods.find(podID)
 	if err != nil {
-		return during("update pod", podID, err)
+		return errdefs.During("update pod", podID, err)
 	}
 	for _, r := range []*Resources{overhead, resources} {
 		if r == nil {
 			continue
 		}
 		if err := r.validate(); err != nil {
-			return during("update pod", e.id, err)
+			return errdefs.During("update pod", e.id, err)
 		}
 	}
-	return during("update pod", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+	return errdefs.During("update pod", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}
@@ -48,5 +50,5 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 
 // SetPodCIDR puts other address ranges in force for pods to come.
 func (m *Manager) SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error {
-	return during("change address ranges of", "pods", m.Network.SetPodCIDR(ctx, ranges))
+	return errdefs.During("change address ranges of", "pods", m.Network.SetPodCIDR(ctx, ranges))
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // Limits on what callers may give.
@@ -28,11 +30,11 @@ var (
 // sends names that end with a dot (name.subdomain.namespace.svc.) where it knows no cluster domain.
 func checkHostname(name string) error {
 	if len(name) > maxHostname {
-		return fail(ErrInvalid, "hostname %q has %d bytes; the kernel takes %d", name, len(name), maxHostname)
+		return errdefs.Errorf(errdefs.ErrInvalid, "hostname %q has %d bytes; the kernel takes %d", name, len(name), maxHostname)
 	}
 	separates := func(r rune) bool { return r == '#' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
 	if strings.ContainsFunc(name, separates) {
-		return fail(ErrInvalid, "hostname %q has a blank, a control character or '#', which end a name in /etc/hosts", name)
+		return errdefs.Errorf(errdefs.ErrInvalid, "hostname %q has a blank, a control character or '#', which end a name in /etc/hosts", name)
 	}
 	return nil
 }
@@ -50,10 +52,10 @@ func (c *Config) validate(o *Options) error {
 		return err
 	}
 	if c.LogDirectory != "" && !filepath.IsAbs(c.LogDirectory) {
-		return fail(ErrInvalid, "log directory %q is not an absolute path", c.LogDirectory)
+		return errdefs.Errorf(errdefs.ErrInvalid, "log directory %q is not an absolute path", c.LogDirectory)
 	}
 	if _, known := o.Handlers()[c.RuntimeHandler]; c.RuntimeHandler != "" && !known {
-		return fail(ErrInvalid, "unknown runtime handler %q; there are %q", c.RuntimeHandler, o.handlerNames())
+		return errdefs.Errorf(errdefs.ErrInvalid, "unknown runtime handler %q; there are %q", c.RuntimeHandler, o.handlerNames())
 	}
 	if err := c.Namespaces.validatePod(); err != nil {
 		return err
@@ -73,11 +75,11 @@ func (c *Config) validate(o *Options) error {
 func checkName(field, value string) error {
 	switch {
 	case value == "":
-		return fail(ErrInvalid, "%s is missing", field)
+		return errdefs.Errorf(errdefs.ErrInvalid, "%s is missing", field)
 	case len(value) > maxName:
-		return fail(ErrInvalid, "%s is longer than %d bytes", field, maxName)
+		return errdefs.Errorf(errdefs.ErrInvalid, "%s is longer than %d bytes", field, maxName)
 	case strings.ContainsFunc(value, func(r rune) bool { return r == '/' || !unicode.IsPrint(r) }):
-		return fail(ErrInvalid, "%s %q has a slash or an unprintable character in it", field, value)
+		return errdefs.Errorf(errdefs.ErrInvalid, "%s %q has a slash or an unprintable character in it", field, value)
 	}
 	return nil
 }
@@ -87,16 +89,17 @@ func (n *Namespaces) validatePod() error {
 		return err
 	}
 	if n.User == NamespacePod && (n.Network == NamespaceNode || n.PID == NamespaceNode || n.IPC == NamespaceNode) {
-		return fail(ErrInvalid, "a pod with a user namespace needs network, pid and ipc namespaces that belong to it, not the host's")
+		return errdefs.Errorf(errdefs.ErrInvalid,
+			"a pod with a user namespace needs network, pid and ipc namespaces that belong to it, not the host's")
 	}
 	if !slices.Contains([]NamespaceMode{"", NamespacePod, NamespaceNode}, n.Network) {
-		return fail(ErrInvalid, "network namespace mode %q; a pod has %q or %q", n.Network, NamespacePod, NamespaceNode)
+		return errdefs.Errorf(errdefs.ErrInvalid, "network namespace mode %q; a pod has %q or %q", n.Network, NamespacePod, NamespaceNode)
 	}
 	if !slices.Contains([]NamespaceMode{"", NamespacePod, NamespaceNode}, n.IPC) {
-		return fail(ErrInvalid, "ipc namespace mode %q; a pod has %q or %q", n.IPC, NamespacePod, NamespaceNode)
+		return errdefs.Errorf(errdefs.ErrInvalid, "ipc namespace mode %q; a pod has %q or %q", n.IPC, NamespacePod, NamespaceNode)
 	}
 	if !slices.Contains([]NamespaceMode{"", NamespacePod, NamespaceContainer, NamespaceNode}, n.PID) {
-		return fail(ErrInvalid, "pid namespace mode %q is not one that a pod can have", n.PID)
+		return errdefs.Errorf(errdefs.ErrInvalid, "pid namespace mode %q is not one that a pod can have", n.PID)
 	}
 	return nil
 }
@@ -107,19 +110,21 @@ func (n *Namespaces) validateUser() error {
 	switch n.User {
 	case "", NamespaceNode:
 		if len(n.Users.UIDs)+len(n.Users.GIDs) > 0 {
-			return fail(ErrInvalid, "id mappings without a user namespace of the pod")
+			return errdefs.Errorf(errdefs.ErrInvalid, "id mappings without a user namespace of the pod")
 		}
 		return nil
 	case NamespacePod:
 	default:
-		return fail(ErrInvalid, "user namespace mode %q; a pod has %q or %q", n.User, NamespacePod, NamespaceNode)
+		return errdefs.Errorf(errdefs.ErrInvalid, "user namespace mode %q; a pod has %q or %q", n.User, NamespacePod, NamespaceNode)
 	}
 	if len(n.Users.UIDs) != 1 || len(n.Users.GIDs) != 1 || n.Users.UIDs[0] != n.Users.GIDs[0] {
-		return fail(ErrInvalid, "user namespace with %d ranges of user ids and %d of group ids; one range, the same for both, is supported",
+		return errdefs.Errorf(errdefs.ErrInvalid,
+			"user namespace with %d ranges of user ids and %d of group ids; one range, the same for both, is supported",
 			len(n.Users.UIDs), len(n.Users.GIDs))
 	}
 	if n.Users.UIDs[0].Container != 0 {
-		return fail(ErrInvalid, "user namespace whose ids begin with %d; id 0 of the container must be mapped", n.Users.UIDs[0].Container)
+		return errdefs.Errorf(errdefs.ErrInvalid, "user namespace whose ids begin with %d; id 0 of the container must be mapped",
+			n.Users.UIDs[0].Container)
 	}
 	return validateIDMaps("user namespace", n.Users)
 }
@@ -127,12 +132,12 @@ func (n *Namespaces) validateUser() error {
 func (d *DNS) validate() error {
 	for _, s := range d.Servers {
 		if _, err := netip.ParseAddr(s); err != nil {
-			return fail(ErrInvalid, "dns server %q is not an IP address", s)
+			return errdefs.Errorf(errdefs.ErrInvalid, "dns server %q is not an IP address", s)
 		}
 	}
 	for _, s := range slices.Concat(d.Searches, d.Options) {
 		if s == "" || strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }) {
-			return fail(ErrInvalid, "dns search or option %q is empty or has white space in it", s)
+			return errdefs.Errorf(errdefs.ErrInvalid, "dns search or option %q is empty or has white space in it", s)
 		}
 	}
 	return nil
@@ -155,17 +160,17 @@ func validatePorts(ports []Port) error {
 	for i := range ports {
 		p := &ports[i]
 		if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.protocol()) {
-			return fail(ErrInvalid, "port protocol %q is not tcp, udp or sctp", p.Protocol)
+			return errdefs.Errorf(errdefs.ErrInvalid, "port protocol %q is not tcp, udp or sctp", p.Protocol)
 		}
 		if p.ContainerPort < 0 || p.ContainerPort > 65535 || p.ContainerPort == 0 && p.HostPort != 0 {
-			return fail(ErrInvalid, "container port %d is not between 1 and 65535", p.ContainerPort)
+			return errdefs.Errorf(errdefs.ErrInvalid, "container port %d is not between 1 and 65535", p.ContainerPort)
 		}
 		if p.HostPort < 0 || p.HostPort > 65535 {
-			return fail(ErrInvalid, "host port %d is not between 0 and 65535", p.HostPort)
+			return errdefs.Errorf(errdefs.ErrInvalid, "host port %d is not between 0 and 65535", p.HostPort)
 		}
 		if p.HostIP != "" {
 			if _, err := netip.ParseAddr(p.HostIP); err != nil {
-				return fail(ErrInvalid, "host ip %q is not an IP address", p.HostIP)
+				return errdefs.Errorf(errdefs.ErrInvalid, "host ip %q is not an IP address", p.HostIP)
 			}
 		}
 		if p.HostPort == 0 {
@@ -173,7 +178,7 @@ func validatePorts(ports []Port) error {
 		}
 		b := binding{p.protocol(), p.HostIP, p.HostPort}
 		if seen[b] {
-			return fail(ErrInvalid, "host port %d/%s is asked for twice", p.HostPort, b.protocol)
+			return errdefs.Errorf(errdefs.ErrInvalid, "host port %d/%s is asked for twice", p.HostPort, b.protocol)
 		}
 		seen[b] = true
 	}
@@ -211,7 +216,7 @@ func (c *Config) dottedSysctls() map[string]string {
 func (c *Config) validateSysctls() error {
 	for name := range c.Sysctls {
 		if !sysctlNames.MatchString(name) {
-			return fail(ErrInvalid, "%q is not a sysctl's name", name)
+			return errdefs.Errorf(errdefs.ErrInvalid, "%q is not a sysctl's name", name)
 		}
 		name = dotted(name)
 		var host bool
@@ -222,10 +227,10 @@ func (c *Config) validateSysctls() error {
 			strings.HasPrefix(name, "fs.mqueue."), name == "kernel.sem":
 			host = c.hostIPC()
 		default:
-			return fail(ErrInvalid, "sysctl %s is not of a namespace that pods have", name)
+			return errdefs.Errorf(errdefs.ErrInvalid, "sysctl %s is not of a namespace that pods have", name)
 		}
 		if host {
-			return fail(ErrInvalid, "sysctl %s would change the host, whose namespace the pod uses", name)
+			return errdefs.Errorf(errdefs.ErrInvalid, "sysctl %s would change the host, whose namespace the pod uses", name)
 		}
 	}
 	return nil
@@ -236,11 +241,11 @@ func validateCgroupParent(parent string, d CgroupDriver) error {
 	case parent == "":
 		return nil
 	case slices.Contains(strings.Split(parent, "/"), ".."):
-		return fail(ErrInvalid, "cgroup parent %q has '..' in it", parent)
+		return errdefs.Errorf(errdefs.ErrInvalid, "cgroup parent %q has '..' in it", parent)
 	case d == Systemd && !strings.HasSuffix(path.Base(parent), ".slice"):
-		return fail(ErrInvalid, "cgroup parent %q is not a systemd slice, which the cgroup driver %q needs", parent, d)
+		return errdefs.Errorf(errdefs.ErrInvalid, "cgroup parent %q is not a systemd slice, which the cgroup driver %q needs", parent, d)
 	case strings.Contains(parent, ":"):
-		return fail(ErrInvalid, "cgroup parent %q has ':' in it", parent)
+		return errdefs.Errorf(errdefs.ErrInvalid, "cgroup parent %q has ':' in it", parent)
 	}
 	return nil
 }
@@ -260,28 +265,28 @@ func (r *Resources) validate() error {
 		{"oom score adjustment", r.OOMScoreAdj, -1000},
 	} {
 		if f.value < f.least {
-			return fail(ErrInvalid, "%s %d is less than %d", f.field, f.value, f.least)
+			return errdefs.Errorf(errdefs.ErrInvalid, "%s %d is less than %d", f.field, f.value, f.least)
 		}
 	}
 	if r.OOMScoreAdj > 1000 {
-		return fail(ErrInvalid, "oom score adjustment %d is more than 1000", r.OOMScoreAdj)
+		return errdefs.Errorf(errdefs.ErrInvalid, "oom score adjustment %d is more than 1000", r.OOMScoreAdj)
 	}
 	if r.MemoryLimit > 0 && r.MemorySwapLimit > 0 && r.MemorySwapLimit < r.MemoryLimit {
-		return fail(ErrInvalid, "memory+swap limit %d is less than the memory limit %d", r.MemorySwapLimit, r.MemoryLimit)
+		return errdefs.Errorf(errdefs.ErrInvalid, "memory+swap limit %d is less than the memory limit %d", r.MemorySwapLimit, r.MemoryLimit)
 	}
 	for _, set := range []string{r.CpusetCPUs, r.CpusetMems} {
 		if set != "" && !cpusets.MatchString(set) {
-			return fail(ErrInvalid, "cpuset %q is not a list like 0-3,7", set)
+			return errdefs.Errorf(errdefs.ErrInvalid, "cpuset %q is not a list like 0-3,7", set)
 		}
 	}
 	for size := range r.Hugepages {
 		if !hugepages.MatchString(size) {
-			return fail(ErrInvalid, "huge page size %q is not like 2MB", size)
+			return errdefs.Errorf(errdefs.ErrInvalid, "huge page size %q is not like 2MB", size)
 		}
 	}
 	for key := range r.Unified {
 		if !unifiedKeys.MatchString(key) {
-			return fail(ErrInvalid, "%q is not the name of a cgroup v2 file", key)
+			return errdefs.Errorf(errdefs.ErrInvalid, "%q is not the name of a cgroup v2 file", key)
 		}
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 func TestBadPods(t *testing.T) {
@@ -18,66 +20,68 @@ func TestBadPods(t *testing.T) {
 		change func(c *Config)
 		kind   error
 	}{
-		"no name":         {func(c *Config) { c.Name = "" }, ErrInvalid},
-		"no namespace":    {func(c *Config) { c.Namespace = "" }, ErrInvalid},
-		"no uid":          {func(c *Config) { c.UID = "" }, ErrInvalid},
-		"slash in name":   {func(c *Config) { c.Name = "a/b" }, ErrInvalid},
-		"newline in uid":  {func(c *Config) { c.UID = "a\nb" }, ErrInvalid},
-		"long name":       {func(c *Config) { c.Name = strings.Repeat("x", 300) }, ErrInvalid},
-		"hostname":        {func(c *Config) { c.Hostname = "a b" }, ErrInvalid},
-		"hostname lines":  {func(c *Config) { c.Hostname = "a\n10.0.0.1\tregistry.example" }, ErrInvalid},
-		"hostname ends":   {func(c *Config) { c.Hostname = "a\n" }, ErrInvalid},
-		"hostname tab":    {func(c *Config) { c.Hostname = "a\tb" }, ErrInvalid},
-		"hostname NUL":    {func(c *Config) { c.Hostname = "a\x00b" }, ErrInvalid},
-		"hostname escape": {func(c *Config) { c.Hostname = "a\x1b[2J" }, ErrInvalid},
-		"hostname remark": {func(c *Config) { c.Hostname = "#a" }, ErrInvalid},
-		"hostname blank":  {func(c *Config) { c.Hostname = "a\u00a0b" }, ErrInvalid},
-		"long hostname":   {func(c *Config) { c.Hostname = strings.Repeat("x", 65) }, ErrInvalid},
-		"log directory":   {func(c *Config) { c.LogDirectory = "logs" }, ErrInvalid},
-		"runtime handler": {func(c *Config) { c.RuntimeHandler = "kata" }, ErrInvalid},
-		"dns server":      {func(c *Config) { c.DNS.Servers = []string{"dns.example"} }, ErrInvalid},
-		"dns search":      {func(c *Config) { c.DNS.Searches = []string{"a\nnameserver 1.1.1.1"} }, ErrInvalid},
-		"dns option":      {func(c *Config) { c.DNS.Options = []string{""} }, ErrInvalid},
-		"protocol":        {func(c *Config) { c.Ports = []Port{{Protocol: "icmp", ContainerPort: 1}} }, ErrInvalid},
-		"container port":  {func(c *Config) { c.Ports = []Port{{ContainerPort: 70000}} }, ErrInvalid},
-		"no port":         {func(c *Config) { c.Ports = []Port{{HostPort: 80}} }, ErrInvalid},
-		"host port":       {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostPort: -1}} }, ErrInvalid},
-		"host ip":         {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostIP: "x"}} }, ErrInvalid},
-		"host port twice": {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostPort: 8}, {ContainerPort: 2, HostPort: 8}} }, ErrInvalid},
-		"sysctl name":     {func(c *Config) { c.Sysctls = map[string]string{"net..x": "1"} }, ErrInvalid},
-		"sysctl escape":   {func(c *Config) { c.Sysctls = map[string]string{"net/../kernel/panic": "1"} }, ErrInvalid},
-		"host sysctl":     {func(c *Config) { c.Sysctls = map[string]string{"kernel.panic": "1"} }, ErrInvalid},
+		"no name":         {func(c *Config) { c.Name = "" }, errdefs.ErrInvalid},
+		"no namespace":    {func(c *Config) { c.Namespace = "" }, errdefs.ErrInvalid},
+		"no uid":          {func(c *Config) { c.UID = "" }, errdefs.ErrInvalid},
+		"slash in name":   {func(c *Config) { c.Name = "a/b" }, errdefs.ErrInvalid},
+		"newline in uid":  {func(c *Config) { c.UID = "a\nb" }, errdefs.ErrInvalid},
+		"long name":       {func(c *Config) { c.Name = strings.Repeat("x", 300) }, errdefs.ErrInvalid},
+		"hostname":        {func(c *Config) { c.Hostname = "a b" }, errdefs.ErrInvalid},
+		"hostname lines":  {func(c *Config) { c.Hostname = "a\n10.0.0.1\tregistry.example" }, errdefs.ErrInvalid},
+		"hostname ends":   {func(c *Config) { c.Hostname = "a\n" }, errdefs.ErrInvalid},
+		"hostname tab":    {func(c *Config) { c.Hostname = "a\tb" }, errdefs.ErrInvalid},
+		"hostname NUL":    {func(c *Config) { c.Hostname = "a\x00b" }, errdefs.ErrInvalid},
+		"hostname escape": {func(c *Config) { c.Hostname = "a\x1b[2J" }, errdefs.ErrInvalid},
+		"hostname remark": {func(c *Config) { c.Hostname = "#a" }, errdefs.ErrInvalid},
+		"hostname blank":  {func(c *Config) { c.Hostname = "a\u00a0b" }, errdefs.ErrInvalid},
+		"long hostname":   {func(c *Config) { c.Hostname = strings.Repeat("x", 65) }, errdefs.ErrInvalid},
+		"log directory":   {func(c *Config) { c.LogDirectory = "logs" }, errdefs.ErrInvalid},
+		"runtime handler": {func(c *Config) { c.RuntimeHandler = "kata" }, errdefs.ErrInvalid},
+		"dns server":      {func(c *Config) { c.DNS.Servers = []string{"dns.example"} }, errdefs.ErrInvalid},
+		"dns search":      {func(c *Config) { c.DNS.Searches = []string{"a\nnameserver 1.1.1.1"} }, errdefs.ErrInvalid},
+		"dns option":      {func(c *Config) { c.DNS.Options = []string{""} }, errdefs.ErrInvalid},
+		"protocol":        {func(c *Config) { c.Ports = []Port{{Protocol: "icmp", ContainerPort: 1}} }, errdefs.ErrInvalid},
+		"container port":  {func(c *Config) { c.Ports = []Port{{ContainerPort: 70000}} }, errdefs.ErrInvalid},
+		"no port":         {func(c *Config) { c.Ports = []Port{{HostPort: 80}} }, errdefs.ErrInvalid},
+		"host port":       {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostPort: -1}} }, errdefs.ErrInvalid},
+		"host ip":         {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostIP: "x"}} }, errdefs.ErrInvalid},
+		"host port twice": {func(c *Config) {
+			c.Ports = []Port{{ContainerPort: 1, HostPort: 8}, {ContainerPort: 2, HostPort: 8}}
+		}, errdefs.ErrInvalid},
+		"sysctl name":   {func(c *Config) { c.Sysctls = map[string]string{"net..x": "1"} }, errdefs.ErrInvalid},
+		"sysctl escape": {func(c *Config) { c.Sysctls = map[string]string{"net/../kernel/panic": "1"} }, errdefs.ErrInvalid},
+		"host sysctl":   {func(c *Config) { c.Sysctls = map[string]string{"kernel.panic": "1"} }, errdefs.ErrInvalid},
 		"host net sysctl": {func(c *Config) {
 			c.Sysctls, c.Namespaces.Network = map[string]string{"net.core.somaxconn": "1"}, NamespaceNode
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"host ipc sysctl": {func(c *Config) {
 			c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, NamespaceNode
-		}, ErrInvalid},
-		"cgroup parent":               {func(c *Config) { c.CgroupParent = "/a/../../b" }, ErrInvalid},
-		"cgroup as scope":             {func(c *Config) { c.CgroupParent = "a.slice:b:c" }, ErrInvalid},
-		"network mode":                {func(c *Config) { c.Namespaces.Network = NamespaceTarget }, ErrInvalid},
-		"ipc mode":                    {func(c *Config) { c.Namespaces.IPC = NamespaceContainer }, ErrInvalid},
-		"pid mode":                    {func(c *Config) { c.Namespaces.PID = NamespaceTarget }, ErrInvalid},
-		"user namespace without ids":  {func(c *Config) { c.Namespaces.User = NamespacePod }, ErrInvalid},
-		"user namespace of container": {func(c *Config) { c.Namespaces.User = NamespaceContainer }, ErrInvalid},
-		"ids without user namespace":  {func(c *Config) { c.Namespaces.Users = someUsers(0, 1000) }, ErrInvalid},
+		}, errdefs.ErrInvalid},
+		"cgroup parent":               {func(c *Config) { c.CgroupParent = "/a/../../b" }, errdefs.ErrInvalid},
+		"cgroup as scope":             {func(c *Config) { c.CgroupParent = "a.slice:b:c" }, errdefs.ErrInvalid},
+		"network mode":                {func(c *Config) { c.Namespaces.Network = NamespaceTarget }, errdefs.ErrInvalid},
+		"ipc mode":                    {func(c *Config) { c.Namespaces.IPC = NamespaceContainer }, errdefs.ErrInvalid},
+		"pid mode":                    {func(c *Config) { c.Namespaces.PID = NamespaceTarget }, errdefs.ErrInvalid},
+		"user namespace without ids":  {func(c *Config) { c.Namespaces.User = NamespacePod }, errdefs.ErrInvalid},
+		"user namespace of container": {func(c *Config) { c.Namespaces.User = NamespaceContainer }, errdefs.ErrInvalid},
+		"ids without user namespace":  {func(c *Config) { c.Namespaces.Users = someUsers(0, 1000) }, errdefs.ErrInvalid},
 		"ids of two ranges": {func(c *Config) {
 			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1000)
 			c.Namespaces.Users.UIDs = append(c.Namespaces.Users.UIDs, IDMap{Container: 70000, Host: 1, Length: 1})
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"other ids for groups": {func(c *Config) {
 			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1000)
 			c.Namespaces.Users.GIDs = someUsers(0, 2000).GIDs
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"ids without root": {func(c *Config) {
 			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(1, 1000)
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"ids beyond the last": {func(c *Config) {
 			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1<<32-100)
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"user namespace and the host's network": {func(c *Config) {
 			c.Namespaces.User, c.Namespaces.Users, c.Namespaces.Network = NamespacePod, someUsers(0, 1000), NamespaceNode
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 	} {
 		c := podConfig("p")
 		tc.change(&c)
@@ -95,7 +99,7 @@ func TestSystemdWantsASlice(t *testing.T) {
 	o := Options{CgroupDriver: Systemd}.withDefaults()
 	c := podConfig("p")
 	c.CgroupParent = "/kubepods"
-	if err := c.validate(&o); !errors.Is(err, ErrInvalid) {
+	if err := c.validate(&o); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("got %v", err)
 	}
 	c.CgroupParent = "/kubepods.slice/kubepods-pod1.slice"
@@ -127,95 +131,107 @@ func TestBadContainers(t *testing.T) {
 		change func(c *ContainerConfig)
 		kind   error
 	}{
-		"no name":                {func(c *ContainerConfig) { c.Name = "" }, ErrInvalid},
-		"no image":               {func(c *ContainerConfig) { c.Image = "" }, ErrInvalid},
-		"unknown image":          {func(c *ContainerConfig) { c.Image = "nginx" }, ErrNotFound},
-		"nothing to run":         {func(c *ContainerConfig) { c.Image, c.Command = "nothing-to-run", nil }, ErrInvalid},
-		"working directory":      {func(c *ContainerConfig) { c.WorkingDir = "a" }, ErrInvalid},
-		"absolute log path":      {func(c *ContainerConfig) { c.LogPath = "/etc/passwd" }, ErrInvalid},
-		"log path out":           {func(c *ContainerConfig) { c.LogPath = "../x.log" }, ErrInvalid},
-		"log path below a file":  {func(c *ContainerConfig) { c.LogPath = "file/x.log" }, ErrInvalid},
-		"log path is directory":  {func(c *ContainerConfig) { c.LogPath = "." }, ErrInvalid},
-		"variable without name":  {func(c *ContainerConfig) { c.Env = [][2]string{{"", "x"}} }, ErrInvalid},
-		"variable with =":        {func(c *ContainerConfig) { c.Env = [][2]string{{"a=b", "x"}} }, ErrInvalid},
-		"zero byte":              {func(c *ContainerConfig) { c.Args = []string{"a\x00"} }, ErrInvalid},
-		"mount on root":          {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/", HostPath: "/x"}} }, ErrInvalid},
-		"relative mount":         {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "x", HostPath: "/x"}} }, ErrInvalid},
-		"relative host path":     {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "x"}} }, ErrInvalid},
-		"host path below a file": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: file + "/x"}} }, ErrInvalid},
+		"no name":               {func(c *ContainerConfig) { c.Name = "" }, errdefs.ErrInvalid},
+		"no image":              {func(c *ContainerConfig) { c.Image = "" }, errdefs.ErrInvalid},
+		"unknown image":         {func(c *ContainerConfig) { c.Image = "nginx" }, errdefs.ErrNotFound},
+		"nothing to run":        {func(c *ContainerConfig) { c.Image, c.Command = "nothing-to-run", nil }, errdefs.ErrInvalid},
+		"working directory":     {func(c *ContainerConfig) { c.WorkingDir = "a" }, errdefs.ErrInvalid},
+		"absolute log path":     {func(c *ContainerConfig) { c.LogPath = "/etc/passwd" }, errdefs.ErrInvalid},
+		"log path out":          {func(c *ContainerConfig) { c.LogPath = "../x.log" }, errdefs.ErrInvalid},
+		"log path below a file": {func(c *ContainerConfig) { c.LogPath = "file/x.log" }, errdefs.ErrInvalid},
+		"log path is directory": {func(c *ContainerConfig) { c.LogPath = "." }, errdefs.ErrInvalid},
+		"variable without name": {func(c *ContainerConfig) { c.Env = [][2]string{{"", "x"}} }, errdefs.ErrInvalid},
+		"variable with =":       {func(c *ContainerConfig) { c.Env = [][2]string{{"a=b", "x"}} }, errdefs.ErrInvalid},
+		"zero byte":             {func(c *ContainerConfig) { c.Args = []string{"a\x00"} }, errdefs.ErrInvalid},
+		"mount on root":         {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/", HostPath: "/x"}} }, errdefs.ErrInvalid},
+		"relative mount":        {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "x", HostPath: "/x"}} }, errdefs.ErrInvalid},
+		"relative host path":    {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "x"}} }, errdefs.ErrInvalid},
+		"host path below a file": {func(c *ContainerConfig) {
+			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: file + "/x"}}
+		}, errdefs.ErrInvalid},
 		"propagation": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Propagation: "x"}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"rro without ro": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", RecursiveReadonly: true}}
-		}, ErrInvalid},
-		"image volume of no image": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", Image: "none"}} }, ErrNotFound},
+		}, errdefs.ErrInvalid},
+		"image volume of no image": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", Image: "none"}} }, errdefs.ErrNotFound},
 		"image volume and host path": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", HostPath: "/x"}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"sub-path without image": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", ImageSubPath: "x"}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"sub-path above image": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "etc/../../x"}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"absolute sub-path": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "/etc"}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"sub-path that is not in the image": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "none"}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"propagation of an image": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", Propagation: PropagationBidirectional}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"mount option": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Options: []string{"noexec", "rw"}}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"ids of users only": {func(c *ContainerConfig) {
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Users: IDMaps{UIDs: []IDMap{{Length: 1}}}}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"ids out of range": {func(c *ContainerConfig) {
 			maps := []IDMap{{Host: 1<<32 - 1, Length: 2}}
 			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Users: IDMaps{UIDs: maps, GIDs: maps}}}
-		}, ErrInvalid},
-		"device that is none": {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: file}} }, ErrInvalid},
-		"unknown device":      {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/none"}} }, ErrInvalid},
-		"relative device":     {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "null"}} }, ErrInvalid},
+		}, errdefs.ErrInvalid},
+		"device that is none": {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: file}} }, errdefs.ErrInvalid},
+		"unknown device":      {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/none"}} }, errdefs.ErrInvalid},
+		"relative device":     {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "null"}} }, errdefs.ErrInvalid},
 		"relative device target": {func(c *ContainerConfig) {
 			c.Devices = []Device{{HostPath: "/dev/null", ContainerPath: "x"}}
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 		"device permissions": {func(c *ContainerConfig) {
 			c.Devices = []Device{{HostPath: "/dev/null", Permissions: "x"}}
-		}, ErrInvalid},
-		"cdi device of no form":           {func(c *ContainerConfig) { c.CDIDevices = []string{"gpu0"} }, ErrInvalid},
-		"cdi device that is not there":    {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c"} }, ErrPrecondition},
-		"cdi device twice":                {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c", "a.example/b=c"} }, ErrInvalid},
-		"stop signal":                     {func(c *ContainerConfig) { c.StopSignal = "SIGNOT" }, ErrInvalid},
-		"cpu shares":                      {func(c *ContainerConfig) { c.Resources.CPUShares = -1 }, ErrInvalid},
-		"cpuset":                          {func(c *ContainerConfig) { c.Resources.CpusetCPUs = "a" }, ErrInvalid},
-		"swap below memory":               {func(c *ContainerConfig) { c.Resources.MemoryLimit, c.Resources.MemorySwapLimit = 2, 1 }, ErrInvalid},
-		"oom score":                       {func(c *ContainerConfig) { c.Resources.OOMScoreAdj = 1001 }, ErrInvalid},
-		"huge page size":                  {func(c *ContainerConfig) { c.Resources.Hugepages = map[string]uint64{"big": 1} }, ErrInvalid},
-		"cgroup file":                     {func(c *ContainerConfig) { c.Resources.Unified = map[string]string{"../x": "1"} }, ErrInvalid},
-		"capability":                      {func(c *ContainerConfig) { c.Security.AddCapabilities = []string{"FLY"} }, ErrInvalid},
-		"masked path":                     {func(c *ContainerConfig) { c.Security.MaskedPaths = []string{"x"} }, ErrInvalid},
-		"user and uid":                    {func(c *ContainerConfig) { c.Security.User = User{UID: &uid, Name: "app"} }, ErrInvalid},
-		"group without user":              {func(c *ContainerConfig) { c.Security.User = User{GID: &gid} }, ErrInvalid},
-		"unknown user":                    {func(c *ContainerConfig) { c.Security.User.Name = "nobody" }, ErrInvalid},
-		"unknown user of image":           {func(c *ContainerConfig) { c.Image = "unknown-user" }, ErrInvalid},
-		"seccomp type":                    {func(c *ContainerConfig) { c.Security.Seccomp.Type = "x" }, ErrInvalid},
-		"relative seccomp":                {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "x"} }, ErrInvalid},
-		"no seccomp file":                 {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "/none"} }, ErrInvalid},
-		"seccomp no file":                 {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "/"} }, ErrInvalid},
-		"seccomp not json":                {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, file} }, ErrInvalid},
-		"apparmor form":                   {func(c *ContainerConfig) { c.Security.AppArmor = "x" }, ErrInvalid},
-		"privileged in a pod that is not": {func(c *ContainerConfig) { c.Security.Privileged = true }, ErrInvalid},
-		"pid mode":                        {func(c *ContainerConfig) { c.Security.Namespaces.PID = "x" }, ErrInvalid},
-		"target without id":               {func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespaceTarget }, ErrInvalid},
-		"user namespace without ids":      {func(c *ContainerConfig) { c.Security.Namespaces.User = NamespacePod }, ErrInvalid},
+		}, errdefs.ErrInvalid},
+		"cdi device of no form":        {func(c *ContainerConfig) { c.CDIDevices = []string{"gpu0"} }, errdefs.ErrInvalid},
+		"cdi device that is not there": {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c"} }, errdefs.ErrPrecondition},
+		"cdi device twice": {func(c *ContainerConfig) {
+			c.CDIDevices = []string{"a.example/b=c", "a.example/b=c"}
+		}, errdefs.ErrInvalid},
+		"stop signal": {func(c *ContainerConfig) { c.StopSignal = "SIGNOT" }, errdefs.ErrInvalid},
+		"cpu shares":  {func(c *ContainerConfig) { c.Resources.CPUShares = -1 }, errdefs.ErrInvalid},
+		"cpuset":      {func(c *ContainerConfig) { c.Resources.CpusetCPUs = "a" }, errdefs.ErrInvalid},
+		"swap below memory": {func(c *ContainerConfig) {
+			c.Resources.MemoryLimit, c.Resources.MemorySwapLimit = 2, 1
+		}, errdefs.ErrInvalid},
+		"oom score":      {func(c *ContainerConfig) { c.Resources.OOMScoreAdj = 1001 }, errdefs.ErrInvalid},
+		"huge page size": {func(c *ContainerConfig) { c.Resources.Hugepages = map[string]uint64{"big": 1} }, errdefs.ErrInvalid},
+		"cgroup file": {func(c *ContainerConfig) {
+			c.Resources.Unified = map[string]string{"../x": "1"}
+		}, errdefs.ErrInvalid},
+		"capability":            {func(c *ContainerConfig) { c.Security.AddCapabilities = []string{"FLY"} }, errdefs.ErrInvalid},
+		"masked path":           {func(c *ContainerConfig) { c.Security.MaskedPaths = []string{"x"} }, errdefs.ErrInvalid},
+		"user and uid":          {func(c *ContainerConfig) { c.Security.User = User{UID: &uid, Name: "app"} }, errdefs.ErrInvalid},
+		"group without user":    {func(c *ContainerConfig) { c.Security.User = User{GID: &gid} }, errdefs.ErrInvalid},
+		"unknown user":          {func(c *ContainerConfig) { c.Security.User.Name = "nobody" }, errdefs.ErrInvalid},
+		"unknown user of image": {func(c *ContainerConfig) { c.Image = "unknown-user" }, errdefs.ErrInvalid},
+		"seccomp type":          {func(c *ContainerConfig) { c.Security.Seccomp.Type = "x" }, errdefs.ErrInvalid},
+		"relative seccomp":      {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "x"} }, errdefs.ErrInvalid},
+		"no seccomp file": {func(c *ContainerConfig) {
+			c.Security.Seccomp = Seccomp{ProfileLocalhost, "/none"}
+		}, errdefs.ErrInvalid},
+		"seccomp no file": {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "/"} }, errdefs.ErrInvalid},
+		"seccomp not json": {func(c *ContainerConfig) {
+			c.Security.Seccomp = Seccomp{ProfileLocalhost, file}
+		}, errdefs.ErrInvalid},
+		"apparmor form":                   {func(c *ContainerConfig) { c.Security.AppArmor = "x" }, errdefs.ErrInvalid},
+		"privileged in a pod that is not": {func(c *ContainerConfig) { c.Security.Privileged = true }, errdefs.ErrInvalid},
+		"pid mode":                        {func(c *ContainerConfig) { c.Security.Namespaces.PID = "x" }, errdefs.ErrInvalid},
+		"target without id":               {func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespaceTarget }, errdefs.ErrInvalid},
+		"user namespace without ids":      {func(c *ContainerConfig) { c.Security.Namespaces.User = NamespacePod }, errdefs.ErrInvalid},
 		"user namespace in a pod without": {func(c *ContainerConfig) {
 			c.Security.Namespaces.User, c.Security.Namespaces.Users = NamespacePod, someUsers(0, 1000)
-		}, ErrInvalid},
+		}, errdefs.ErrInvalid},
 	} {
 		c := containerConfig("run")
 		tc.change(&c)
@@ -227,10 +243,10 @@ func TestBadContainers(t *testing.T) {
 		t.Errorf("%d containers", n)
 	}
 	ok(t, m.Stop(t.Context(), podID))
-	if _, err := m.Create(t.Context(), podID, containerConfig("run")); !errors.Is(err, ErrPrecondition) {
+	if _, err := m.Create(t.Context(), podID, containerConfig("run")); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("in a stopped pod: %v", err)
 	}
-	if err := m.PortForward(t.Context(), podID, 80, nopStream{}); !errors.Is(err, ErrPrecondition) {
+	if err := m.PortForward(t.Context(), podID, 80, nopStream{}); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("port of a stopped pod: %v", err)
 	}
 	ok(t, m.Remove(t.Context(), podID))
@@ -247,7 +263,7 @@ func TestSignals(t *testing.T) {
 		}
 	}
 	for _, s := range []string{"", "0", "65", "-1", "SIG", "SIGRTMIN+31", "SIGRTMAX+1", "SIGRTMIN+x", "SIGRTMIN-1"} {
-		if got, err := parseSignal(s); !errors.Is(err, ErrInvalid) {
+		if got, err := parseSignal(s); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %d, %v", s, got, err)
 		}
 	}
@@ -289,7 +305,7 @@ func TestResolveMounts(t *testing.T) {
 	t.Cleanup(func() { ok(t, unix.Unmount(vol, unix.MNT_DETACH)) })
 	mount := []Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: PropagationBidirectional}}
 	ok(t, unix.Mount("", vol, "", unix.MS_PRIVATE, ""))
-	if _, err := m.resolveMounts(mount, nil, volumeLabel{}); !errors.Is(err, ErrPrecondition) {
+	if _, err := m.resolveMounts(mount, nil, volumeLabel{}); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("on a private mount: %v", err)
 	}
 	ok(t, unix.Mount("", vol, "", unix.MS_SHARED, ""))

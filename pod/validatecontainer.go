@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 )
 
@@ -16,22 +17,22 @@ func (c *ContainerConfig) validate() error {
 		return err
 	}
 	if c.Image == "" {
-		return fail(ErrInvalid, "image is missing")
+		return errdefs.Errorf(errdefs.ErrInvalid, "image is missing")
 	}
 	if c.WorkingDir != "" && !path.IsAbs(c.WorkingDir) {
-		return fail(ErrInvalid, "working directory %q is not an absolute path", c.WorkingDir)
+		return errdefs.Errorf(errdefs.ErrInvalid, "working directory %q is not an absolute path", c.WorkingDir)
 	}
 	if err := validateLogPath(c.LogPath); err != nil {
 		return err
 	}
 	for _, kv := range c.Env {
 		if kv[0] == "" || strings.ContainsAny(kv[0], "=\x00") || strings.ContainsRune(kv[1], 0) {
-			return fail(ErrInvalid, "environment variable %q is not valid", kv[0])
+			return errdefs.Errorf(errdefs.ErrInvalid, "environment variable %q is not valid", kv[0])
 		}
 	}
 	for _, arg := range slices.Concat(c.Command, c.Args) {
 		if strings.ContainsRune(arg, 0) {
-			return fail(ErrInvalid, "argument %q has a zero byte in it", arg)
+			return errdefs.Errorf(errdefs.ErrInvalid, "argument %q has a zero byte in it", arg)
 		}
 	}
 	for i := range c.Mounts {
@@ -61,14 +62,14 @@ func (c *ContainerConfig) validate() error {
 // validateLogPath wants a path that stays below the pod's log directory.
 func validateLogPath(p string) error {
 	if p != "" && !filepath.IsLocal(p) {
-		return fail(ErrInvalid, "log path %q is not a relative path below the pod's log directory", p)
+		return errdefs.Errorf(errdefs.ErrInvalid, "log path %q is not a relative path below the pod's log directory", p)
 	}
 	return nil
 }
 
 func (m *Mount) validate() error {
 	if !path.IsAbs(m.ContainerPath) || path.Clean(m.ContainerPath) == "/" {
-		return fail(ErrInvalid, "mount point %q is not an absolute path below the root", m.ContainerPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "mount point %q is not an absolute path below the root", m.ContainerPath)
 	}
 	switch {
 	case m.Image != "":
@@ -76,19 +77,19 @@ func (m *Mount) validate() error {
 			return err
 		}
 	case m.ImageSubPath != "":
-		return fail(ErrInvalid, "mount %s has a sub-path of an image, but no image", m.ContainerPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "mount %s has a sub-path of an image, but no image", m.ContainerPath)
 	case !filepath.IsAbs(m.HostPath):
-		return fail(ErrInvalid, "host path %q of mount %s is not an absolute path", m.HostPath, m.ContainerPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "host path %q of mount %s is not an absolute path", m.HostPath, m.ContainerPath)
 	}
 	if !slices.Contains([]Propagation{"", PropagationPrivate, PropagationHostToContainer, PropagationBidirectional}, m.Propagation) {
-		return fail(ErrInvalid, "propagation %q of mount %s is unknown", m.Propagation, m.ContainerPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "propagation %q of mount %s is unknown", m.Propagation, m.ContainerPath)
 	}
 	if m.RecursiveReadonly && (!m.Readonly || m.Propagation != "" && m.Propagation != PropagationPrivate) {
-		return fail(ErrInvalid, "recursive read-only mount %s must be read-only and private", m.ContainerPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "recursive read-only mount %s must be read-only and private", m.ContainerPath)
 	}
 	for _, o := range m.Options {
 		if !slices.Contains(mountOptions, o) {
-			return fail(ErrInvalid, "option %q of mount %s is not one of %s", o, m.ContainerPath, strings.Join(mountOptions, ", "))
+			return errdefs.Errorf(errdefs.ErrInvalid, "option %q of mount %s is not one of %s", o, m.ContainerPath, strings.Join(mountOptions, ", "))
 		}
 	}
 	return validateIDMaps("mount "+m.ContainerPath, m.Users)
@@ -104,11 +105,13 @@ var mountOptions = []string{
 func (m *Mount) validateImage() error {
 	switch {
 	case m.HostPath != "":
-		return fail(ErrInvalid, "mount %s has both host path %q and image %q", m.ContainerPath, m.HostPath, m.Image)
+		return errdefs.Errorf(errdefs.ErrInvalid, "mount %s has both host path %q and image %q", m.ContainerPath, m.HostPath, m.Image)
 	case m.ImageSubPath != "" && !filepath.IsLocal(m.ImageSubPath):
-		return fail(ErrInvalid, "sub-path %q of mount %s is not a relative path below the image's root", m.ImageSubPath, m.ContainerPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "sub-path %q of mount %s is not a relative path below the image's root", m.ImageSubPath,
+			m.ContainerPath)
 	case m.Propagation != "" && m.Propagation != PropagationPrivate:
-		return fail(ErrInvalid, "mount %s is of an image, where nothing is ever mounted; propagation %q is not possible", m.ContainerPath,
+		return errdefs.Errorf(errdefs.ErrInvalid, "mount %s is of an image, where nothing is ever mounted; propagation %q is not possible",
+			m.ContainerPath,
 			m.Propagation)
 	}
 	return nil
@@ -116,13 +119,13 @@ func (m *Mount) validateImage() error {
 
 func (d *Device) validate() error {
 	if !filepath.IsAbs(d.HostPath) {
-		return fail(ErrInvalid, "device %q is not an absolute path", d.HostPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "device %q is not an absolute path", d.HostPath)
 	}
 	if d.ContainerPath != "" && !path.IsAbs(d.ContainerPath) {
-		return fail(ErrInvalid, "device path %q in the container is not absolute", d.ContainerPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "device path %q in the container is not absolute", d.ContainerPath)
 	}
 	if strings.Trim(d.Permissions, "rwm") != "" {
-		return fail(ErrInvalid, "device permissions %q of %s are not of r, w and m", d.Permissions, d.HostPath)
+		return errdefs.Errorf(errdefs.ErrInvalid, "device permissions %q of %s are not of r, w and m", d.Permissions, d.HostPath)
 	}
 	return nil
 }
@@ -133,12 +136,12 @@ func (s *Security) validate() error {
 	}
 	for _, name := range slices.Concat(s.AddCapabilities, s.DropCapabilities, s.AddAmbientCapabilities) {
 		if _, err := ocispec.CapabilityName(name); err != nil {
-			return fail(ErrInvalid, "%w", err)
+			return errdefs.Errorf(errdefs.ErrInvalid, "%w", err)
 		}
 	}
 	for _, p := range slices.Concat(s.MaskedPaths, s.ReadonlyPaths) {
 		if !path.IsAbs(p) {
-			return fail(ErrInvalid, "masked or read-only path %q is not absolute", p)
+			return errdefs.Errorf(errdefs.ErrInvalid, "masked or read-only path %q is not absolute", p)
 		}
 	}
 	if err := s.Seccomp.validate(); err != nil {
@@ -147,9 +150,9 @@ func (s *Security) validate() error {
 	u := &s.User
 	switch {
 	case u.UID != nil && u.Name != "":
-		return fail(ErrInvalid, "run as user %d and as %q: only one can be", *u.UID, u.Name)
+		return errdefs.Errorf(errdefs.ErrInvalid, "run as user %d and as %q: only one can be", *u.UID, u.Name)
 	case u.GID != nil && u.UID == nil && u.Name == "":
-		return fail(ErrInvalid, "run as group %d needs a user too", *u.GID)
+		return errdefs.Errorf(errdefs.ErrInvalid, "run as group %d needs a user too", *u.GID)
 	}
 	return nil
 }
@@ -162,10 +165,10 @@ func (n *Namespaces) validateContainer() error {
 	case "", NamespacePod, NamespaceContainer, NamespaceNode:
 	case NamespaceTarget:
 		if n.TargetID == "" {
-			return fail(ErrInvalid, "pid namespace of a target container needs its id")
+			return errdefs.Errorf(errdefs.ErrInvalid, "pid namespace of a target container needs its id")
 		}
 	default:
-		return fail(ErrInvalid, "pid namespace mode %q is unknown", n.PID)
+		return errdefs.Errorf(errdefs.ErrInvalid, "pid namespace mode %q is unknown", n.PID)
 	}
 	return nil
 }
@@ -176,9 +179,9 @@ func (s *Seccomp) validate() error {
 		return nil
 	case ProfileLocalhost:
 		if !filepath.IsAbs(s.Localhost) {
-			return fail(ErrInvalid, "seccomp profile %q is not an absolute path", s.Localhost)
+			return errdefs.Errorf(errdefs.ErrInvalid, "seccomp profile %q is not an absolute path", s.Localhost)
 		}
 		return nil
 	}
-	return fail(ErrInvalid, "seccomp profile type %q is unknown", s.Type)
+	return errdefs.Errorf(errdefs.ErrInvalid, "seccomp profile type %q is unknown", s.Type)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -72,7 +73,7 @@ func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i 
 	mount := &e.get().Config.Mounts[i]
 	img, err := m.Images.Get(mount.Image)
 	if errors.Is(err, image.ErrNotFound) {
-		return volume{}, fail(ErrNotFound, "image %q is not on this node; pull it first", mount.Image)
+		return volume{}, errdefs.Errorf(errdefs.ErrNotFound, "image %q is not on this node; pull it first", mount.Image)
 	}
 	if err != nil {
 		return volume{}, err
@@ -99,7 +100,7 @@ func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i 
 	}
 	defer root.Close()
 	if v.source, err = root.Real(mount.ImageSubPath); err != nil {
-		return volume{}, fail(ErrInvalid, "sub-path %q of image %s: %w", mount.ImageSubPath, mount.Image, err)
+		return volume{}, errdefs.Errorf(errdefs.ErrInvalid, "sub-path %q of image %s: %w", mount.ImageSubPath, mount.Image, err)
 	}
 	return v, nil
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
 // bundle reads the spec of a container.
@@ -77,7 +79,7 @@ func TestVolumesOfAFailedCreateGo(t *testing.T) {
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	c := containerConfig("run")
 	c.Mounts = []Mount{{ContainerPath: "/a", Image: "busybox"}, {ContainerPath: "/b", Image: "none"}}
-	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "/b") {
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "/b") {
 		t.Errorf("%v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -130,7 +132,7 @@ func TestCDIDevices(t *testing.T) {
 	}
 	// A device that cannot be found is never dropped.
 	c.Name, c.CDIDevices = "other", []string{"a.example/gpu=0", "a.example/gpu=1"}
-	if _, err := m.Create(ctx, podID, c); !errors.Is(err, ErrPrecondition) || !strings.Contains(err.Error(), "a.example/gpu=1") {
+	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrPrecondition) || !strings.Contains(err.Error(), "a.example/gpu=1") {
 		t.Errorf("unknown device: %v", err)
 	}
 	// Nor without a word that its spec cannot be read.

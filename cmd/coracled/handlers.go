@@ -11,6 +11,7 @@ import (
 	"github.com/coracle-project/coracle/cri"
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/oci/probe"
 	"github.com/coracle-project/coracle/runtime/shimv2/locate"
@@ -76,7 +77,7 @@ func wantedSnapshotters(c config.Runtime) []snapshot.DriverName {
 func (n *node) unpackFor(ctx context.Context, handler string, img *image.Image) error {
 	h, ok := n.live.Load().pods[handler]
 	if !ok {
-		return fmt.Errorf("%w: runtime handler %q is not configured", pod.ErrInvalid, handler)
+		return fmt.Errorf("%w: runtime handler %q is not configured", errdefs.ErrInvalid, handler)
 	}
 	return n.layers.Bring(ctx, h.Snapshotter, img.Layers)
 }

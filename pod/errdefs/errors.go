@@ -1,4 +1,6 @@
-package pod
+// Package errdefs has the kinds of error of pods and containers, and has errors name the operation
+// and the object.
+package errdefs
 
 import (
 	"context"
@@ -13,6 +15,17 @@ import (
 	"github.com/coracle-project/coracle/snapshot"
 )
 
+// Kinds of error, for errors.Is; cri/ maps each to one gRPC code.
+var (
+	ErrNotFound     = errors.New("not found")           // NotFound
+	ErrInvalid      = errors.New("invalid argument")    // InvalidArgument
+	ErrExists       = errors.New("already exists")      // AlreadyExists
+	ErrPrecondition = errors.New("failed precondition") // FailedPrecondition
+	ErrUnsupported  = errors.New("not supported")       // Unimplemented
+	ErrExhausted    = errors.New("resource exhausted")  // ResourceExhausted
+	ErrUnavailable  = errors.New("unavailable")         // Unavailable
+)
+
 // failure is an error with a kind that does not show in its text: the text says what
 // happened, the kind only steers the code that the edge answers with.
 type failure struct {
@@ -23,8 +36,8 @@ type failure struct {
 func (f *failure) Error() string   { return f.cause.Error() }
 func (f *failure) Unwrap() []error { return []error{f.kind, f.cause} }
 
-// fail makes an error of a kind; format and args as for fmt.Errorf.
-func fail(kind error, format string, args ...any) error {
+// Errorf makes an error of a kind; format and args as for fmt.Errorf.
+func Errorf(kind error, format string, args ...any) error {
 	return &failure{kind, fmt.Errorf(format, args...)}
 }
 
@@ -46,9 +59,9 @@ var kinds = []struct{ below, kind error }{
 	{snapshot.ErrExists, ErrExists},
 }
 
-// during names the operation and object that an error happened to, unless a part below
+// During names the operation and object that an error happened to, unless a part below
 // has named them already, and gives it a kind if it has none yet. It returns nil for nil.
-func during(op, object string, err error) error {
+func During(op, object string, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package pod
+package errdefs
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ func TestDuringNamesTheOperationOnce(t *testing.T) {
 		{"named already", "exec in container", "exec in container a: container is not running"},
 		{"another operation", "attach to container", "attach to container a: exec in container a: container is not running"},
 	} {
-		err := during(tt.op, "a", below)
+		err := During(tt.op, "a", below)
 		if err.Error() != tt.want || !errors.Is(err, ErrPrecondition) || !errors.Is(err, client.ErrNotRunning) {
 			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
 		}
