@@ -8,7 +8,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // CheckpointContainer saves a running container in an archive, and lets it go on.
@@ -60,7 +60,7 @@ func (s *service) RestorePod(ctx context.Context, r *runtimeapi.RestorePodReques
 	if err != nil {
 		return nil, err
 	}
-	var containers []pod.ContainerConfig
+	var containers []podconfig.Container
 	for _, one := range r.GetContainerConfigs() {
 		cc, err := containerConfig(one)
 		if err != nil {

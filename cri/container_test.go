@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func fullContainerConfig() *runtimeapi.ContainerConfig {
@@ -67,32 +68,33 @@ func fullResources() *runtimeapi.LinuxContainerResources {
 	}
 }
 
-func convertedResources() pod.Resources {
-	return pod.Resources{
+func convertedResources() podconfig.Resources {
+	return podconfig.Resources{
 		CPUPeriod: 1, CPUQuota: 2, CPUShares: 3, MemoryLimit: 4, OOMScoreAdj: 5, CpusetCPUs: "0", CpusetMems: "1",
 		Hugepages: map[string]uint64{"1GB": 1, "2MB": 6}, Unified: map[string]string{"memory.high": "max"}, MemorySwapLimit: 7,
 	}
 }
 
-func convertedContainerConfig() pod.ContainerConfig {
-	return pod.ContainerConfig{
+func convertedContainerConfig() podconfig.Container {
+	return podconfig.Container{
 		Name: "srv", Attempt: 3, Image: "sha256:aa", UserImage: "web:1",
 		Command: []string{"/srv"}, Args: []string{"-v"}, WorkingDir: "/w",
 		Env: [][2]string{{"A", "1=2"}, {"A", ""}},
-		Mounts: []pod.Mount{
+		Mounts: []podconfig.Mount{
 			{
 				ContainerPath: "/data", HostPath: "/d", Readonly: true, RecursiveReadonly: true, SELinuxRelabel: true,
-				Propagation: pod.PropagationPrivate,
+				Propagation: podconfig.PropagationPrivate,
 			},
-			{ContainerPath: "/b", HostPath: "/b", Propagation: pod.PropagationBidirectional},
-			{ContainerPath: "/img", Image: "x", ImageSubPath: "sub", Propagation: pod.PropagationPrivate},
+			{ContainerPath: "/b", HostPath: "/b", Propagation: podconfig.PropagationBidirectional},
+			{ContainerPath: "/img", Image: "x", ImageSubPath: "sub", Propagation: podconfig.PropagationPrivate},
 			{
 				ContainerPath: "/m", HostPath: "/m",
-				Users: pod.IDMaps{UIDs: []pod.IDMap{{Length: 1}}, GIDs: []pod.IDMap{{Container: 1, Host: 2, Length: 3}}}, Options: []string{"noexec"},
-				Propagation: pod.PropagationPrivate,
+				Users:       podconfig.IDMaps{UIDs: []podconfig.IDMap{{Length: 1}}, GIDs: []podconfig.IDMap{{Container: 1, Host: 2, Length: 3}}},
+				Options:     []string{"noexec"},
+				Propagation: podconfig.PropagationPrivate,
 			},
 		},
-		Devices: []pod.Device{
+		Devices: []podconfig.Device{
 			{ContainerPath: "/dev/null", HostPath: "/dev/null", Permissions: "rwm"},
 			{ContainerPath: "/dev/z", HostPath: "/dev/zero", Permissions: "r"},
 		},
@@ -101,12 +103,15 @@ func convertedContainerConfig() pod.ContainerConfig {
 		LogPath: "srv/0.log", Stdin: true, StdinOnce: true, TTY: true,
 		Resources:  convertedResources(),
 		StopSignal: "SIGRTMIN+3",
-		Security: pod.Security{
+		Security: podconfig.Security{
 			Privileged: true, AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"ALL"}, AddAmbientCapabilities: []string{"CHOWN"},
-			Namespaces: pod.Namespaces{Network: pod.NamespacePod, PID: pod.NamespaceTarget, IPC: pod.NamespacePod, TargetID: "c0"},
-			User:       pod.User{Name: "www", GID: int64p(33)}, SupplementalGroups: []int64{7}, SupplementalGroupsStrict: true,
+			Namespaces: podconfig.Namespaces{
+				Network: podconfig.NamespacePod, PID: podconfig.NamespaceTarget, IPC: podconfig.NamespacePod,
+				TargetID: "c0",
+			},
+			User: podconfig.User{Name: "www", GID: int64p(33)}, SupplementalGroups: []int64{7}, SupplementalGroupsStrict: true,
 			ReadonlyRootfs: true, NoNewPrivs: true, MaskedPaths: []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
-			Seccomp: pod.Seccomp{Type: pod.ProfileRuntimeDefault}, AppArmor: "localhost/prof", SELinux: pod.SELinux{Level: "s0"},
+			Seccomp: podconfig.Seccomp{Type: podconfig.ProfileRuntimeDefault}, AppArmor: "localhost/prof", SELinux: podconfig.SELinux{Level: "s0"},
 		},
 	}
 }

@@ -5,13 +5,13 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // The conversions here turn a config back into CRI's form, for verbose answers: crictl inspect, and
 // programs that read its JSON, know CRI's names.
 
-func podConfigBack(c *pod.Config) *runtimeapi.PodSandboxConfig {
+func podConfigBack(c *podconfig.Pod) *runtimeapi.PodSandboxConfig {
 	out := &runtimeapi.PodSandboxConfig{
 		Metadata:     podMetadata(c),
 		Hostname:     c.Hostname,
@@ -41,7 +41,7 @@ func podConfigBack(c *pod.Config) *runtimeapi.PodSandboxConfig {
 	return out
 }
 
-func containerConfigBack(c *pod.ContainerConfig) *runtimeapi.ContainerConfig {
+func containerConfigBack(c *podconfig.Container) *runtimeapi.ContainerConfig {
 	out := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: c.Name, Attempt: c.Attempt},
 		Image:    &runtimeapi.ImageSpec{Image: c.Image, UserSpecifiedImage: c.UserImage},
@@ -69,7 +69,7 @@ func containerConfigBack(c *pod.ContainerConfig) *runtimeapi.ContainerConfig {
 	return out
 }
 
-func securityBack(s *pod.Security) *runtimeapi.LinuxContainerSecurityContext {
+func securityBack(s *podconfig.Security) *runtimeapi.LinuxContainerSecurityContext {
 	out := &runtimeapi.LinuxContainerSecurityContext{
 		Capabilities: &runtimeapi.Capability{
 			AddCapabilities: s.AddCapabilities, DropCapabilities: s.DropCapabilities, AddAmbientCapabilities: s.AddAmbientCapabilities,
@@ -88,7 +88,7 @@ func securityBack(s *pod.Security) *runtimeapi.LinuxContainerSecurityContext {
 	return out
 }
 
-func optionalResourcesBack(r *pod.Resources) *runtimeapi.LinuxContainerResources {
+func optionalResourcesBack(r *podconfig.Resources) *runtimeapi.LinuxContainerResources {
 	if r == nil {
 		return nil
 	}
@@ -102,18 +102,18 @@ func idBack(id *int64) *runtimeapi.Int64Value {
 	return &runtimeapi.Int64Value{Value: *id}
 }
 
-func selinuxBack(s pod.SELinux) *runtimeapi.SELinuxOption {
-	if s == (pod.SELinux{}) {
+func selinuxBack(s podconfig.SELinux) *runtimeapi.SELinuxOption {
+	if s == (podconfig.SELinux{}) {
 		return nil
 	}
 	return &runtimeapi.SELinuxOption{User: s.User, Role: s.Role, Type: s.Type, Level: s.Level}
 }
 
-func seccompBack(s pod.Seccomp) *runtimeapi.SecurityProfile {
+func seccompBack(s podconfig.Seccomp) *runtimeapi.SecurityProfile {
 	switch s.Type {
-	case pod.ProfileRuntimeDefault:
+	case podconfig.ProfileRuntimeDefault:
 		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
-	case pod.ProfileLocalhost:
+	case podconfig.ProfileLocalhost:
 		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: s.Localhost}
 	}
 	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func TestConfigsSurviveTheWayBack(t *testing.T) {
@@ -24,10 +24,10 @@ func TestConfigsSurviveTheWayBack(t *testing.T) {
 }
 
 func TestProfilesSurviveTheWayBack(t *testing.T) {
-	for _, s := range []pod.Seccomp{
-		{Type: pod.ProfileUnconfined},
-		{Type: pod.ProfileRuntimeDefault},
-		{Type: pod.ProfileLocalhost, Localhost: "/p"},
+	for _, s := range []podconfig.Seccomp{
+		{Type: podconfig.ProfileUnconfined},
+		{Type: podconfig.ProfileRuntimeDefault},
+		{Type: podconfig.ProfileLocalhost, Localhost: "/p"},
 	} {
 		if got, err := seccomp("f", seccompBack(s), ""); got != s || err != nil {
 			t.Errorf("%+v: %+v, %v", s, got, err)

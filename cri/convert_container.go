@@ -9,11 +9,12 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // containerConfig converts and checks a container's config.
-func containerConfig(c *runtimeapi.ContainerConfig) (pod.ContainerConfig, error) {
-	none := pod.ContainerConfig{}
+func containerConfig(c *runtimeapi.ContainerConfig) (podconfig.Container, error) {
+	none := podconfig.Container{}
 	if c == nil {
 		return none, invalid("config", "is required")
 	}
@@ -26,7 +27,7 @@ func containerConfig(c *runtimeapi.ContainerConfig) (pod.ContainerConfig, error)
 	if err := required("config.image.image", c.GetImage().GetImage()); err != nil {
 		return none, err
 	}
-	out := pod.ContainerConfig{
+	out := podconfig.Container{
 		Name: c.GetMetadata().GetName(), Attempt: c.GetMetadata().GetAttempt(),
 		Image: c.GetImage().GetImage(), UserImage: c.GetImage().GetUserSpecifiedImage(),
 		Command: c.GetCommand(), Args: c.GetArgs(),
@@ -75,14 +76,14 @@ func env(in []*runtimeapi.KeyValue) ([][2]string, error) {
 	return out, nil
 }
 
-var propagations = map[runtimeapi.MountPropagation]pod.Propagation{
-	runtimeapi.MountPropagation_PROPAGATION_PRIVATE:           pod.PropagationPrivate,
-	runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER: pod.PropagationHostToContainer,
-	runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:     pod.PropagationBidirectional,
+var propagations = map[runtimeapi.MountPropagation]podconfig.Propagation{
+	runtimeapi.MountPropagation_PROPAGATION_PRIVATE:           podconfig.PropagationPrivate,
+	runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER: podconfig.PropagationHostToContainer,
+	runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:     podconfig.PropagationBidirectional,
 }
 
-func mounts(in []*runtimeapi.Mount) ([]pod.Mount, error) {
-	var out []pod.Mount
+func mounts(in []*runtimeapi.Mount) ([]podconfig.Mount, error) {
+	var out []podconfig.Mount
 	for i, m := range in {
 		field := fmt.Sprintf("config.mounts[%d]", i)
 		if err := required(field+".container_path", m.GetContainerPath()); err != nil {
@@ -102,14 +103,14 @@ func mounts(in []*runtimeapi.Mount) ([]pod.Mount, error) {
 			return nil, invalid(field+".host_path", "%q is not absolute", host)
 		}
 		// CRI: recursive_read_only needs readonly and private propagation.
-		if m.GetRecursiveReadOnly() && (!m.GetReadonly() || propagation != pod.PropagationPrivate) {
+		if m.GetRecursiveReadOnly() && (!m.GetReadonly() || propagation != podconfig.PropagationPrivate) {
 			return nil, invalid(field, "recursive_read_only needs readonly and PROPAGATION_PRIVATE")
 		}
 		sub := m.GetImageSubPath()
 		if image == "" {
 			sub = "" // the kubelet sets it for each mount with a subPath, whatever the volume is (1.36)
 		}
-		out = append(out, pod.Mount{
+		out = append(out, podconfig.Mount{
 			ContainerPath:     m.GetContainerPath(),
 			HostPath:          m.GetHostPath(),
 			Readonly:          m.GetReadonly(),
@@ -126,18 +127,18 @@ func mounts(in []*runtimeapi.Mount) ([]pod.Mount, error) {
 }
 
 // idMaps converts id mappings; which are possible is checked by pod/.
-func idMaps(uids, gids []*runtimeapi.IDMapping) pod.IDMaps {
-	convert := func(in []*runtimeapi.IDMapping) (out []pod.IDMap) {
+func idMaps(uids, gids []*runtimeapi.IDMapping) podconfig.IDMaps {
+	convert := func(in []*runtimeapi.IDMapping) (out []podconfig.IDMap) {
 		for _, m := range in {
-			out = append(out, pod.IDMap{Container: m.GetContainerId(), Host: m.GetHostId(), Length: m.GetLength()})
+			out = append(out, podconfig.IDMap{Container: m.GetContainerId(), Host: m.GetHostId(), Length: m.GetLength()})
 		}
 		return out
 	}
-	return pod.IDMaps{UIDs: convert(uids), GIDs: convert(gids)}
+	return podconfig.IDMaps{UIDs: convert(uids), GIDs: convert(gids)}
 }
 
 // idMapsBack converts back.
-func idMapsBack(maps []pod.IDMap) (out []*runtimeapi.IDMapping) {
+func idMapsBack(maps []podconfig.IDMap) (out []*runtimeapi.IDMapping) {
 	for _, m := range maps {
 		out = append(out, &runtimeapi.IDMapping{ContainerId: m.Container, HostId: m.Host, Length: m.Length})
 	}
@@ -146,8 +147,8 @@ func idMapsBack(maps []pod.IDMap) (out []*runtimeapi.IDMapping) {
 
 // devices converts devices; a missing container path is the host's, missing
 // permissions are all.
-func devices(in []*runtimeapi.Device) ([]pod.Device, error) {
-	var out []pod.Device
+func devices(in []*runtimeapi.Device) ([]podconfig.Device, error) {
+	var out []podconfig.Device
 	for i, d := range in {
 		field := fmt.Sprintf("config.devices[%d]", i)
 		if err := required(field+".host_path", d.GetHostPath()); err != nil {
@@ -156,7 +157,7 @@ func devices(in []*runtimeapi.Device) ([]pod.Device, error) {
 		if strings.Trim(d.GetPermissions(), "rwm") != "" {
 			return nil, invalid(field+".permissions", "%q has letters other than r, w and m", d.GetPermissions())
 		}
-		dev := pod.Device{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()}
+		dev := podconfig.Device{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()}
 		if dev.ContainerPath == "" {
 			dev.ContainerPath = dev.HostPath
 		}
@@ -168,8 +169,8 @@ func devices(in []*runtimeapi.Device) ([]pod.Device, error) {
 	return out, nil
 }
 
-func resources(r *runtimeapi.LinuxContainerResources) pod.Resources {
-	out := pod.Resources{
+func resources(r *runtimeapi.LinuxContainerResources) podconfig.Resources {
+	out := podconfig.Resources{
 		CPUPeriod: r.GetCpuPeriod(), CPUQuota: r.GetCpuQuota(), CPUShares: r.GetCpuShares(),
 		MemoryLimit: r.GetMemoryLimitInBytes(), MemorySwapLimit: r.GetMemorySwapLimitInBytes(),
 		OOMScoreAdj: r.GetOomScoreAdj(),
@@ -185,7 +186,7 @@ func resources(r *runtimeapi.LinuxContainerResources) pod.Resources {
 	return out
 }
 
-func optionalResources(r *runtimeapi.LinuxContainerResources) *pod.Resources {
+func optionalResources(r *runtimeapi.LinuxContainerResources) *podconfig.Resources {
 	if r == nil {
 		return nil
 	}

@@ -8,26 +8,27 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // podConfig converts and checks a pod's config. Everything a name may contain, and
 // what this node supports, is checked by pod/.
-func podConfig(c *runtimeapi.PodSandboxConfig, handler string) (pod.Config, error) {
+func podConfig(c *runtimeapi.PodSandboxConfig, handler string) (podconfig.Pod, error) {
 	if c == nil {
-		return pod.Config{}, invalid("config", "is required")
+		return podconfig.Pod{}, invalid("config", "is required")
 	}
 	if c.GetWindows() != nil {
-		return pod.Config{}, invalid("config.windows", "this node runs Linux")
+		return podconfig.Pod{}, invalid("config.windows", "this node runs Linux")
 	}
 	meta := c.GetMetadata()
 	if err := required("config.metadata.name", meta.GetName()); err != nil {
-		return pod.Config{}, err
+		return podconfig.Pod{}, err
 	}
-	out := pod.Config{
+	out := podconfig.Pod{
 		Name: meta.GetName(), UID: meta.GetUid(), Namespace: meta.GetNamespace(), Attempt: meta.GetAttempt(),
 		Hostname:     c.GetHostname(),
 		LogDirectory: c.GetLogDirectory(),
-		DNS: pod.DNS{
+		DNS: podconfig.DNS{
 			Servers:  c.GetDnsConfig().GetServers(),
 			Searches: c.GetDnsConfig().GetSearches(),
 			Options:  c.GetDnsConfig().GetOptions(),
@@ -41,12 +42,12 @@ func podConfig(c *runtimeapi.PodSandboxConfig, handler string) (pod.Config, erro
 	}
 	var err error
 	if out.Ports, err = ports(c.GetPortMappings()); err != nil {
-		return pod.Config{}, err
+		return podconfig.Pod{}, err
 	}
 	return out, sandboxSecurity(&out, c.GetLinux().GetSecurityContext())
 }
 
-func sandboxSecurity(out *pod.Config, s *runtimeapi.LinuxSandboxSecurityContext) error {
+func sandboxSecurity(out *podconfig.Pod, s *runtimeapi.LinuxSandboxSecurityContext) error {
 	const field = "config.linux.security_context"
 	var err error
 	if out.Namespaces, err = namespaces(field+".namespace_options", s.GetNamespaceOptions()); err != nil {
@@ -68,8 +69,8 @@ func sandboxSecurity(out *pod.Config, s *runtimeapi.LinuxSandboxSecurityContext)
 	return nil
 }
 
-func ports(in []*runtimeapi.PortMapping) ([]pod.Port, error) {
-	var out []pod.Port
+func ports(in []*runtimeapi.PortMapping) ([]podconfig.Port, error) {
+	var out []podconfig.Port
 	for _, p := range in {
 		const field = "config.port_mappings"
 		protocol, ok := runtimeapi.Protocol_name[int32(p.GetProtocol())]
@@ -86,7 +87,7 @@ func ports(in []*runtimeapi.PortMapping) ([]pod.Port, error) {
 				return nil, invalid(field, "host_ip %q is not an IP address", ip)
 			}
 		}
-		out = append(out, pod.Port{
+		out = append(out, podconfig.Port{
 			Protocol:      strings.ToLower(protocol),
 			ContainerPort: p.GetContainerPort(),
 			HostPort:      p.GetHostPort(),
@@ -96,29 +97,29 @@ func ports(in []*runtimeapi.PortMapping) ([]pod.Port, error) {
 	return out, nil
 }
 
-var modes = map[runtimeapi.NamespaceMode]pod.NamespaceMode{
-	runtimeapi.NamespaceMode_POD:       pod.NamespacePod,
-	runtimeapi.NamespaceMode_CONTAINER: pod.NamespaceContainer,
-	runtimeapi.NamespaceMode_NODE:      pod.NamespaceNode,
-	runtimeapi.NamespaceMode_TARGET:    pod.NamespaceTarget,
+var modes = map[runtimeapi.NamespaceMode]podconfig.NamespaceMode{
+	runtimeapi.NamespaceMode_POD:       podconfig.NamespacePod,
+	runtimeapi.NamespaceMode_CONTAINER: podconfig.NamespaceContainer,
+	runtimeapi.NamespaceMode_NODE:      podconfig.NamespaceNode,
+	runtimeapi.NamespaceMode_TARGET:    podconfig.NamespaceTarget,
 }
 
 // namespaces converts namespace options; without any, each namespace is the pod's.
-func namespaces(field string, o *runtimeapi.NamespaceOption) (pod.Namespaces, error) {
+func namespaces(field string, o *runtimeapi.NamespaceOption) (podconfig.Namespaces, error) {
 	for _, m := range []runtimeapi.NamespaceMode{o.GetNetwork(), o.GetPid(), o.GetIpc(), o.GetUsernsOptions().GetMode()} {
 		if _, ok := modes[m]; !ok {
-			return pod.Namespaces{}, invalid(field, "unknown namespace mode %d", m)
+			return podconfig.Namespaces{}, invalid(field, "unknown namespace mode %d", m)
 		}
 	}
 	for name, m := range map[string]runtimeapi.NamespaceMode{"network": o.GetNetwork(), "ipc": o.GetIpc()} {
 		if m != runtimeapi.NamespaceMode_POD && m != runtimeapi.NamespaceMode_NODE {
-			return pod.Namespaces{}, invalid(field, "%s namespace cannot be %s", name, m)
+			return podconfig.Namespaces{}, invalid(field, "%s namespace cannot be %s", name, m)
 		}
 	}
 	if target := o.GetPid() == runtimeapi.NamespaceMode_TARGET; target != (o.GetTargetId() != "") {
-		return pod.Namespaces{}, invalid(field, "pid namespace TARGET and target_id go together")
+		return podconfig.Namespaces{}, invalid(field, "pid namespace TARGET and target_id go together")
 	}
-	out := pod.Namespaces{
+	out := podconfig.Namespaces{
 		Network:  modes[o.GetNetwork()],
 		PID:      modes[o.GetPid()],
 		IPC:      modes[o.GetIpc()],
@@ -131,8 +132,8 @@ func namespaces(field string, o *runtimeapi.NamespaceOption) (pod.Namespaces, er
 }
 
 // namespaceOptions converts back, for a pod's status.
-func namespaceOptions(n pod.Namespaces) *runtimeapi.NamespaceOption {
-	back := func(mode pod.NamespaceMode) runtimeapi.NamespaceMode {
+func namespaceOptions(n podconfig.Namespaces) *runtimeapi.NamespaceOption {
+	back := func(mode podconfig.NamespaceMode) runtimeapi.NamespaceMode {
 		for wire, m := range modes {
 			if m == mode {
 				return wire
@@ -151,7 +152,7 @@ func namespaceOptions(n pod.Namespaces) *runtimeapi.NamespaceOption {
 	return out
 }
 
-func podMetadata(c *pod.Config) *runtimeapi.PodSandboxMetadata {
+func podMetadata(c *podconfig.Pod) *runtimeapi.PodSandboxMetadata {
 	return &runtimeapi.PodSandboxMetadata{Name: c.Name, Uid: c.UID, Namespace: c.Namespace, Attempt: c.Attempt}
 }
 

@@ -5,13 +5,13 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // security converts a container's security context; nil is the zero one.
-func security(s *runtimeapi.LinuxContainerSecurityContext) (pod.Security, error) {
+func security(s *runtimeapi.LinuxContainerSecurityContext) (podconfig.Security, error) {
 	const field = "config.linux.security_context"
-	out := pod.Security{
+	out := podconfig.Security{
 		Privileged:             s.GetPrivileged(),
 		AddCapabilities:        s.GetCapabilities().GetAddCapabilities(),
 		DropCapabilities:       s.GetCapabilities().GetDropCapabilities(),
@@ -28,25 +28,25 @@ func security(s *runtimeapi.LinuxContainerSecurityContext) (pod.Security, error)
 	case runtimeapi.SupplementalGroupsPolicy_Strict:
 		out.SupplementalGroupsStrict = true
 	default:
-		return pod.Security{}, invalid(field, "unknown supplemental_groups_policy %d", s.GetSupplementalGroupsPolicy())
+		return podconfig.Security{}, invalid(field, "unknown supplemental_groups_policy %d", s.GetSupplementalGroupsPolicy())
 	}
 	for _, gid := range out.SupplementalGroups {
 		if gid < 0 || gid > maxID {
-			return pod.Security{}, invalid(field+".supplemental_groups", "%d is not a group id", gid)
+			return podconfig.Security{}, invalid(field+".supplemental_groups", "%d is not a group id", gid)
 		}
 	}
 	var err error
 	if out.Namespaces, err = namespaces(field+".namespace_options", s.GetNamespaceOptions()); err != nil {
-		return pod.Security{}, err
+		return podconfig.Security{}, err
 	}
 	if out.User, err = user(field, s.GetRunAsUser(), s.GetRunAsGroup(), s.GetRunAsUsername()); err != nil {
-		return pod.Security{}, err
+		return podconfig.Security{}, err
 	}
 	if out.Seccomp, err = seccomp(field+".seccomp", s.GetSeccomp(), deprecatedSeccomp(s)); err != nil {
-		return pod.Security{}, err
+		return podconfig.Security{}, err
 	}
 	if out.AppArmor, err = apparmor(field+".apparmor", s.GetApparmor(), deprecatedAppArmor(s)); err != nil {
-		return pod.Security{}, err
+		return podconfig.Security{}, err
 	}
 	return out, nil
 }
@@ -56,14 +56,14 @@ const maxID = 1<<32 - 2
 
 // user converts who to run as. CRI: a user by id or by name, not both; a group
 // only together with a user.
-func user(field string, uid, gid *runtimeapi.Int64Value, name string) (pod.User, error) {
+func user(field string, uid, gid *runtimeapi.Int64Value, name string) (podconfig.User, error) {
 	if uid != nil && name != "" {
-		return pod.User{}, invalid(field, "has both run_as_user %d and run_as_username %q", uid.GetValue(), name)
+		return podconfig.User{}, invalid(field, "has both run_as_user %d and run_as_username %q", uid.GetValue(), name)
 	}
 	if gid != nil && uid == nil && name == "" {
-		return pod.User{}, invalid(field+".run_as_group", "needs run_as_user or run_as_username")
+		return podconfig.User{}, invalid(field+".run_as_group", "needs run_as_user or run_as_username")
 	}
-	out := pod.User{Name: name}
+	out := podconfig.User{Name: name}
 	for _, id := range []struct {
 		name string
 		in   *runtimeapi.Int64Value
@@ -74,46 +74,46 @@ func user(field string, uid, gid *runtimeapi.Int64Value, name string) (pod.User,
 		}
 		n := id.in.GetValue()
 		if n < 0 || n > maxID {
-			return pod.User{}, invalid(field+"."+id.name, "%d is not an id", n)
+			return podconfig.User{}, invalid(field+"."+id.name, "%d is not an id", n)
 		}
 		*id.out = &n
 	}
 	return out, nil
 }
 
-func selinux(o *runtimeapi.SELinuxOption) pod.SELinux {
-	return pod.SELinux{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()}
+func selinux(o *runtimeapi.SELinuxOption) podconfig.SELinux {
+	return podconfig.SELinux{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()}
 }
 
 const localhost = "localhost/"
 
 // seccomp converts a profile. old is the deprecated form, which counts only without
 // the new one.
-func seccomp(field string, p *runtimeapi.SecurityProfile, old string) (pod.Seccomp, error) {
+func seccomp(field string, p *runtimeapi.SecurityProfile, old string) (podconfig.Seccomp, error) {
 	if p == nil {
 		switch {
 		case old == "" || old == "unconfined":
-			return pod.Seccomp{Type: pod.ProfileUnconfined}, nil
+			return podconfig.Seccomp{Type: podconfig.ProfileUnconfined}, nil
 		case old == "runtime/default" || old == "docker/default":
-			return pod.Seccomp{Type: pod.ProfileRuntimeDefault}, nil
+			return podconfig.Seccomp{Type: podconfig.ProfileRuntimeDefault}, nil
 		case strings.HasPrefix(old, localhost):
-			return pod.Seccomp{Type: pod.ProfileLocalhost, Localhost: strings.TrimPrefix(old, localhost)}, nil
+			return podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: strings.TrimPrefix(old, localhost)}, nil
 		}
-		return pod.Seccomp{}, invalid(field+"_profile_path", "unknown profile %q", old)
+		return podconfig.Seccomp{}, invalid(field+"_profile_path", "unknown profile %q", old)
 	}
 	switch p.GetProfileType() {
 	case runtimeapi.SecurityProfile_RuntimeDefault:
-		return pod.Seccomp{Type: pod.ProfileRuntimeDefault}, nil
+		return podconfig.Seccomp{Type: podconfig.ProfileRuntimeDefault}, nil
 	case runtimeapi.SecurityProfile_Unconfined:
-		return pod.Seccomp{Type: pod.ProfileUnconfined}, nil
+		return podconfig.Seccomp{Type: podconfig.ProfileUnconfined}, nil
 	case runtimeapi.SecurityProfile_Localhost:
 		path := strings.TrimPrefix(p.GetLocalhostRef(), localhost)
 		if path == "" {
-			return pod.Seccomp{}, invalid(field+".localhost_ref", "is required with Localhost")
+			return podconfig.Seccomp{}, invalid(field+".localhost_ref", "is required with Localhost")
 		}
-		return pod.Seccomp{Type: pod.ProfileLocalhost, Localhost: path}, nil
+		return podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: path}, nil
 	}
-	return pod.Seccomp{}, invalid(field, "unknown profile type %d", p.GetProfileType())
+	return podconfig.Seccomp{}, invalid(field, "unknown profile type %d", p.GetProfileType())
 }
 
 // apparmor converts a profile to the form that pod.Security has.

@@ -6,6 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // spelling is how the wire's enum spells real-time signals, which have a sign in
@@ -42,5 +43,5 @@ func stopSignal(c *pod.Container) runtimeapi.Signal {
 	if c.Config.StopSignal != "" {
 		return signalNumber(c.Config.StopSignal)
 	}
-	return signalNumber(pod.SignalName(c.StopSignal))
+	return signalNumber(podconfig.SignalName(c.StopSignal))
 }

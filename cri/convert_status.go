@@ -7,6 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 var states = map[pod.ContainerState]runtimeapi.ContainerState{
@@ -90,7 +91,7 @@ func containerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
 	return out
 }
 
-func statusMount(m pod.Mount) *runtimeapi.Mount {
+func statusMount(m podconfig.Mount) *runtimeapi.Mount {
 	out := &runtimeapi.Mount{
 		ContainerPath:     m.ContainerPath,
 		HostPath:          m.HostPath,
@@ -113,7 +114,7 @@ func statusMount(m pod.Mount) *runtimeapi.Mount {
 	return out
 }
 
-func linuxResources(r *pod.Resources) *runtimeapi.LinuxContainerResources {
+func linuxResources(r *podconfig.Resources) *runtimeapi.LinuxContainerResources {
 	out := &runtimeapi.LinuxContainerResources{
 		CpuPeriod: r.CPUPeriod, CpuQuota: r.CPUQuota, CpuShares: r.CPUShares,
 		MemoryLimitInBytes: r.MemoryLimit, MemorySwapLimitInBytes: r.MemorySwapLimit,

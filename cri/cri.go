@@ -35,6 +35,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // Pods is what the edge asks of the node's pods and containers. pod.Manager
@@ -42,26 +43,26 @@ import (
 type Pods interface {
 	// Ready returns why nothing can be started yet; nil if everything can.
 	Ready() error
-	Run(ctx context.Context, c pod.Config) (string, error)
+	Run(ctx context.Context, c podconfig.Pod) (string, error)
 	Stop(ctx context.Context, podID string) error
 	Remove(ctx context.Context, podID string) error
 	Pod(podID string) (pod.Pod, error)
 	PodItems(f pod.PodFilter, encode func(*pod.Pod) ([]byte, error)) ([][]byte, error)
 	Watch() (events <-chan pod.Event, stop func())
 
-	Create(ctx context.Context, podID string, c pod.ContainerConfig) (string, error)
+	Create(ctx context.Context, podID string, c podconfig.Container) (string, error)
 	StartContainer(ctx context.Context, id string) error
 	StopContainer(ctx context.Context, id string, grace time.Duration) error
 	RemoveContainer(ctx context.Context, id string) error
 	Container(id string) (pod.Container, error)
 	Containers(f pod.ContainerFilter) iter.Seq[pod.Container]
 	ContainerItems(f pod.ContainerFilter, encode func(*pod.Container) ([]byte, error)) ([][]byte, error)
-	UpdatePodResources(ctx context.Context, podID string, overhead, resources *pod.Resources) error
-	UpdateResources(ctx context.Context, id string, r pod.Resources, annotations map[string]string) error
+	UpdatePodResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error
+	UpdateResources(ctx context.Context, id string, r podconfig.Resources, annotations map[string]string) error
 	ReopenLog(ctx context.Context, id string) error
 	Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error
 	CheckpointPod(ctx context.Context, podID, dir string, ids []string) error
-	RestorePod(ctx context.Context, dir string, c pod.Config, containers []pod.ContainerConfig) (string, []pod.Restored, error)
+	RestorePod(ctx context.Context, dir string, c podconfig.Pod, containers []podconfig.Container) (string, []pod.Restored, error)
 
 	ExecSync(ctx context.Context, r pod.ExecRequest, timeout time.Duration) (pod.ExecSyncResult, error)
 	Exec(ctx context.Context, r pod.ExecRequest) (int32, error)

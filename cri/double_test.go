@@ -23,6 +23,7 @@ import (
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func TestMain(m *testing.M) {
@@ -91,7 +92,7 @@ func (d *double) asked(method string) any {
 	return nil
 }
 
-func (d *double) Run(_ context.Context, c pod.Config) (string, error) {
+func (d *double) Run(_ context.Context, c podconfig.Pod) (string, error) {
 	return "new-pod", d.note("Run", c)
 }
 func (d *double) Stop(_ context.Context, id string) error   { return d.note("Stop", id) }
@@ -127,7 +128,7 @@ func encodeAll[T any](all []T, encode func(*T) ([]byte, error)) (items [][]byte,
 	return items, nil
 }
 
-func (d *double) Create(_ context.Context, podID string, c pod.ContainerConfig) (string, error) {
+func (d *double) Create(_ context.Context, podID string, c podconfig.Container) (string, error) {
 	return "new-container", d.note("Create", podID, c)
 }
 
@@ -167,7 +168,7 @@ func (d *double) ContainerItems(f pod.ContainerFilter, encode func(*pod.Containe
 	return encodeAll(d.containers, encode)
 }
 
-func (d *double) UpdateResources(_ context.Context, id string, r pod.Resources, annotations map[string]string) error {
+func (d *double) UpdateResources(_ context.Context, id string, r podconfig.Resources, annotations map[string]string) error {
 	return d.note("UpdateResources", id, r, annotations)
 }
 func (d *double) ReopenLog(_ context.Context, id string) error { return d.note("ReopenLog", id) }
@@ -180,7 +181,9 @@ func (d *double) CheckpointPod(_ context.Context, podID, dir string, ids []strin
 	return d.note("CheckpointPod", podID, dir, ids)
 }
 
-func (d *double) RestorePod(_ context.Context, dir string, c pod.Config, containers []pod.ContainerConfig) (string, []pod.Restored, error) {
+func (d *double) RestorePod(_ context.Context, dir string, c podconfig.Pod,
+	containers []podconfig.Container,
+) (string, []pod.Restored, error) {
 	return "new-pod", []pod.Restored{{Name: "srv", ID: "new-container"}}, d.note("RestorePod", dir, c, containers)
 }
 
@@ -244,7 +247,7 @@ func (d *double) SetPodCIDR(_ context.Context, ranges []netip.Prefix) error {
 	return d.note("SetPodCIDR", ranges)
 }
 
-func (d *double) UpdatePodResources(_ context.Context, id string, overhead, resources *pod.Resources) error {
+func (d *double) UpdatePodResources(_ context.Context, id string, overhead, resources *podconfig.Resources) error {
 	return d.note("UpdatePodResources", id, overhead, resources)
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func int64p(n int64) *int64 { return &n }
@@ -50,24 +51,24 @@ func fullPodConfig() *runtimeapi.PodSandboxConfig {
 	}
 }
 
-func convertedPodConfig() pod.Config {
-	return pod.Config{
+func convertedPodConfig() podconfig.Pod {
+	return podconfig.Pod{
 		Name: "web", UID: "u1", Namespace: "default", Attempt: 2,
 		Hostname: "web-0", LogDirectory: "/var/log/pods/web",
-		DNS:    pod.DNS{Servers: []string{"10.0.0.10"}, Searches: []string{"svc"}, Options: []string{"ndots:5"}},
-		Ports:  []pod.Port{{Protocol: "udp", ContainerPort: 53, HostPort: 5353, HostIP: "127.0.0.1"}},
+		DNS:    podconfig.DNS{Servers: []string{"10.0.0.10"}, Searches: []string{"svc"}, Options: []string{"ndots:5"}},
+		Ports:  []podconfig.Port{{Protocol: "udp", ContainerPort: 53, HostPort: 5353, HostIP: "127.0.0.1"}},
 		Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"note": "x"},
 		CgroupParent: "/kubepods/pod1", Sysctls: map[string]string{"net.core.somaxconn": "512"},
 		RuntimeHandler: "coracle",
-		Namespaces: pod.Namespaces{
-			Network: pod.NamespaceNode, PID: pod.NamespaceContainer, IPC: pod.NamespacePod, User: pod.NamespacePod,
-			Users: pod.IDMaps{UIDs: []pod.IDMap{{Host: 5, Length: 6}}, GIDs: []pod.IDMap{{Container: 7, Host: 8, Length: 9}}},
+		Namespaces: podconfig.Namespaces{
+			Network: podconfig.NamespaceNode, PID: podconfig.NamespaceContainer, IPC: podconfig.NamespacePod, User: podconfig.NamespacePod,
+			Users: podconfig.IDMaps{UIDs: []podconfig.IDMap{{Host: 5, Length: 6}}, GIDs: []podconfig.IDMap{{Container: 7, Host: 8, Length: 9}}},
 		},
 		Privileged: true, ReadonlyRootfs: true,
-		User: pod.User{UID: int64p(1000), GID: int64p(0)}, SupplementalGroups: []int64{5},
-		Seccomp:  pod.Seccomp{Type: pod.ProfileLocalhost, Localhost: "/p.json"},
-		SELinux:  pod.SELinux{User: "u", Role: "r", Type: "t", Level: "l"},
-		Overhead: &pod.Resources{MemoryLimit: 1 << 20}, Resources: &pod.Resources{CPUShares: 100},
+		User: podconfig.User{UID: int64p(1000), GID: int64p(0)}, SupplementalGroups: []int64{5},
+		Seccomp:  podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: "/p.json"},
+		SELinux:  podconfig.SELinux{User: "u", Role: "r", Type: "t", Level: "l"},
+		Overhead: &podconfig.Resources{MemoryLimit: 1 << 20}, Resources: &podconfig.Resources{CPUShares: 100},
 	}
 }
 
@@ -127,12 +128,12 @@ func TestPodConfigRejections(t *testing.T) {
 }
 
 func TestOldSeccompForms(t *testing.T) {
-	for old, want := range map[string]pod.Seccomp{
-		"":                {Type: pod.ProfileUnconfined},
-		"unconfined":      {Type: pod.ProfileUnconfined},
-		"runtime/default": {Type: pod.ProfileRuntimeDefault},
-		"docker/default":  {Type: pod.ProfileRuntimeDefault},
-		"localhost//p":    {Type: pod.ProfileLocalhost, Localhost: "/p"},
+	for old, want := range map[string]podconfig.Seccomp{
+		"":                {Type: podconfig.ProfileUnconfined},
+		"unconfined":      {Type: podconfig.ProfileUnconfined},
+		"runtime/default": {Type: podconfig.ProfileRuntimeDefault},
+		"docker/default":  {Type: podconfig.ProfileRuntimeDefault},
+		"localhost//p":    {Type: podconfig.ProfileLocalhost, Localhost: "/p"},
 	} {
 		if got, err := seccomp("f", nil, old); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", old, got, err)

@@ -7,6 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func TestSignalsSurviveTheWayBack(t *testing.T) {
@@ -39,7 +40,7 @@ func TestStopSignalThatWasNotAskedFor(t *testing.T) {
 		}
 	}
 	// One signal, two names: the one that was asked for.
-	c := pod.Container{Config: pod.ContainerConfig{StopSignal: "SIGPOLL"}, StopSignal: syscall.SIGIO}
+	c := pod.Container{Config: podconfig.Container{StopSignal: "SIGPOLL"}, StopSignal: syscall.SIGIO}
 	if got := containerStatus(&c).StopSignal; got != runtimeapi.Signal_SIGNAL_SIGPOLL {
 		t.Errorf("SIGPOLL: %s", got)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func someUsage() cgstat.Usage {
@@ -64,7 +65,7 @@ func wireMemory() *runtimeapi.MemoryUsage {
 }
 
 func aMeasuredPod() pod.Pod {
-	return pod.Pod{ID: "p1", Config: pod.Config{
+	return pod.Pod{ID: "p1", Config: podconfig.Pod{
 		Name: "web", Namespace: "default", UID: "u1",
 		Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"note": "x"},
 	}}
@@ -244,7 +245,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]any{"p1", (*pod.Resources)(nil), &pod.Resources{CPUShares: 5}}, e.last(t).args); diff != "" {
+	if diff := cmp.Diff([]any{"p1", (*podconfig.Resources)(nil), &podconfig.Resources{CPUShares: 5}}, e.last(t).args); diff != "" {
 		t.Error(diff)
 	}
 	if _, err := e.runtime.UpdatePodSandboxResources(t.Context(),

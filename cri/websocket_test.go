@@ -23,6 +23,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // socket is a client of a stream over WebSocket.
@@ -168,7 +169,7 @@ func TestEndOfInputOverWebSocket(t *testing.T) {
 func TestTerminalOverWebSocket(t *testing.T) {
 	sizes := make(chan pod.Size, 1)
 	e := serve(t, &double{
-		containers: []pod.Container{{ID: "c1", Config: pod.ContainerConfig{TTY: true}}},
+		containers: []pod.Container{{ID: "c1", Config: podconfig.Container{TTY: true}}},
 		attach: func(ctx context.Context, tty bool, s pod.Streams) error {
 			select {
 			case size := <-s.Resize:

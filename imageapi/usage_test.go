@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
-	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -38,8 +38,8 @@ func TestUsageIsComplete(t *testing.T) {
 	must(t, err)
 	must(t, errors.Join(unix.Syncfs(int(f.Fd())), f.Close())) // blocks are allocated late
 	w.containers = containers{
-		{ID: "cafe", Config: pod.ContainerConfig{Name: "main"}},
-		{ID: "beef", Config: pod.ContainerConfig{Name: "virtual"}},
+		{ID: "cafe", Config: podconfig.Container{Name: "main"}},
+		{ID: "beef", Config: podconfig.Container{Name: "virtual"}},
 	}
 
 	r, err := w.Usage(t.Context(), &imagesv1.UsageRequest{})

@@ -6,6 +6,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // podOf is a pod as NRI has it.
@@ -28,7 +29,7 @@ func podOf(p *pod.Pod) *api.PodSandbox {
 }
 
 // resourcesOf is nil for nil.
-func resourcesOf(r *pod.Resources) *api.LinuxResources {
+func resourcesOf(r *podconfig.Resources) *api.LinuxResources {
 	if r == nil {
 		return nil
 	}

@@ -9,11 +9,15 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func TestPodOf(t *testing.T) {
 	got := podOf(&pod.Pod{
-		ID: "id", Config: pod.Config{Name: "n", UID: "u", Namespace: "ns", RuntimeHandler: "h", Overhead: &pod.Resources{MemoryLimit: 5}},
+		ID: "id", Config: podconfig.Pod{
+			Name: "n", UID: "u", Namespace: "ns", RuntimeHandler: "h",
+			Overhead: &podconfig.Resources{MemoryLimit: 5},
+		},
 		IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, NetNS: "/ns/net",
 	})
 	if got.Id != "id" || got.RuntimeHandler != "h" || got.Ips[0] != "10.0.0.1" || got.Linux.Namespaces[0].Path != "/ns/net" ||

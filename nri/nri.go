@@ -24,6 +24,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // runtimeName is what plugins are told of whom they speak with.
@@ -144,7 +145,7 @@ func (p *Plugins) Adjust(ctx context.Context, of pod.Pod, c pod.PluggedContainer
 }
 
 // UpdatePod implements pod.Plugins.
-func (p *Plugins) UpdatePod(ctx context.Context, of pod.Pod, overhead, resources *pod.Resources) error {
+func (p *Plugins) UpdatePod(ctx context.Context, of pod.Pod, overhead, resources *podconfig.Resources) error {
 	if _, err := p.nri.UpdatePodSandbox(ctx, &api.UpdatePodSandboxRequest{
 		Pod: podOf(&of), OverheadLinuxResources: resourcesOf(overhead), LinuxResources: resourcesOf(resources),
 	}); err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -143,12 +144,12 @@ func TestContainersLostWithTheirShim(t *testing.T) {
 	b := newBench(t)
 	m, h := b.manager()
 	cfg := podConfig("p")
-	cfg.Namespaces.PID = NamespacePod
+	cfg.Namespaces.PID = podconfig.NamespacePod
 	podID := must[string](t)(m.Run(t.Context(), cfg))
 	var ids []string
 	for _, name := range []string{"lost", "kept", "ended"} {
 		c := containerConfig("run")
-		c.Name, c.Security.Namespaces.PID = name, NamespacePod
+		c.Name, c.Security.Namespaces.PID = name, podconfig.NamespacePod
 		id := must[string](t)(m.Create(t.Context(), podID, c))
 		ok(t, m.StartContainer(t.Context(), id))
 		ids = append(ids, id)

@@ -2,6 +2,8 @@ package pod
 
 import (
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // BenchmarkLife is what the manager itself costs in a pod's life: everything below it
@@ -27,7 +29,7 @@ func BenchmarkCreate(b *testing.B) {
 	ctx := b.Context()
 	podID := must[string](b)(m.Run(ctx, podConfig("p")))
 	c := containerConfig("run")
-	c.Security.Seccomp.Type = ProfileRuntimeDefault
+	c.Security.Seccomp.Type = podconfig.ProfileRuntimeDefault
 	for b.Loop() {
 		c.Attempt++
 		must[string](b)(m.Create(ctx, podID, c))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func TestExec(t *testing.T) {
@@ -69,7 +70,7 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 		"PortForward":     func(id string) error { return m.PortForward(ctx, id, 80, nopStream{}) },
 		"Stats":           func(id string) error { _, err := m.Stats(ctx, id); return err },
 		"ReopenLog":       func(id string) error { return m.ReopenLog(ctx, id) },
-		"UpdateResources": func(id string) error { return m.UpdateResources(ctx, id, Resources{}, nil) },
+		"UpdateResources": func(id string) error { return m.UpdateResources(ctx, id, podconfig.Resources{}, nil) },
 		"CheckExec":       m.CheckExec, "CheckAttach": m.CheckAttach, "CheckPod": m.CheckPod,
 	} {
 		if err := call("feedbeef"); !errors.Is(err, errdefs.ErrNotFound) {
@@ -136,27 +137,27 @@ func TestUpdateResources(t *testing.T) {
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	c := containerConfig("run")
-	c.Resources = Resources{CPUShares: 100, MemoryLimit: 1 << 20}
+	c.Resources = podconfig.Resources{CPUShares: 100, MemoryLimit: 1 << 20}
 	id := must[string](t)(m.Create(ctx, podID, c))
-	ok(t, m.UpdateResources(ctx, id, Resources{MemoryLimit: 2 << 20}, nil))
+	ok(t, m.UpdateResources(ctx, id, podconfig.Resources{MemoryLimit: 2 << 20}, nil))
 	ok(t, m.StartContainer(ctx, id))
 	if l := b.proc(id).limits; *l.Memory.Limit != 2<<20 || *l.CPU.Shares != 100 || len(l.Devices) == 0 {
 		t.Errorf("started with %+v", l)
 	}
-	ok(t, m.UpdateResources(ctx, id, Resources{CPUQuota: 5000}, nil))
+	ok(t, m.UpdateResources(ctx, id, podconfig.Resources{CPUQuota: 5000}, nil))
 	if l := b.proc(id).limits; *l.CPU.Quota != 5000 || l.Memory != nil {
 		t.Errorf("updated with %+v", l)
 	}
-	want := Resources{CPUShares: 100, MemoryLimit: 2 << 20, CPUQuota: 5000}
+	want := podconfig.Resources{CPUShares: 100, MemoryLimit: 2 << 20, CPUQuota: 5000}
 	if got := must[Container](t)(m.Container(id)).Config.Resources; got.MemoryLimit != want.MemoryLimit || got.CPUQuota != want.CPUQuota ||
 		got.CPUShares != want.CPUShares {
 		t.Errorf("recorded %+v", got)
 	}
-	if err := m.UpdateResources(ctx, id, Resources{CPUShares: -1}, nil); !errors.Is(err, errdefs.ErrInvalid) {
+	if err := m.UpdateResources(ctx, id, podconfig.Resources{CPUShares: -1}, nil); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("bad limit: %v", err)
 	}
 	ok(t, m.StopContainer(ctx, id, 0))
-	if err := m.UpdateResources(ctx, id, Resources{CPUShares: 1}, nil); !errors.Is(err, errdefs.ErrPrecondition) {
+	if err := m.UpdateResources(ctx, id, podconfig.Resources{CPUShares: 1}, nil); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("exited: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -166,28 +167,28 @@ func TestLimitsOnHost(t *testing.T) {
 	huge := map[string]uint64{"2MB": 0}
 	for _, tc := range []struct {
 		name      string
-		r         Resources
-		host      hostLimits
+		r         podconfig.Resources
+		host      podconfig.HostLimits
 		swap      int64
 		hugepages int
 	}{
-		{"memory alone means no swap", Resources{MemoryLimit: 100}, hostLimits{swap: true}, 100, 0},
-		{"swap as given", Resources{MemoryLimit: 100, MemorySwapLimit: 150}, hostLimits{swap: true}, 150, 0},
-		{"no limit", Resources{MemoryLimit: -1}, hostLimits{swap: true}, -1, 0},
-		{"nothing", Resources{}, hostLimits{swap: true}, 0, 0},
-		{"no swap accounting", Resources{MemoryLimit: 100, MemorySwapLimit: 100}, hostLimits{}, 0, 0},
-		{"huge pages", Resources{Hugepages: huge}, hostLimits{hugepages: true}, 0, 1},
-		{"no huge page controller", Resources{Hugepages: huge}, hostLimits{}, 0, 0},
+		{"memory alone means no swap", podconfig.Resources{MemoryLimit: 100}, podconfig.HostLimits{Swap: true}, 100, 0},
+		{"swap as given", podconfig.Resources{MemoryLimit: 100, MemorySwapLimit: 150}, podconfig.HostLimits{Swap: true}, 150, 0},
+		{"no limit", podconfig.Resources{MemoryLimit: -1}, podconfig.HostLimits{Swap: true}, -1, 0},
+		{"nothing", podconfig.Resources{}, podconfig.HostLimits{Swap: true}, 0, 0},
+		{"no swap accounting", podconfig.Resources{MemoryLimit: 100, MemorySwapLimit: 100}, podconfig.HostLimits{}, 0, 0},
+		{"huge pages", podconfig.Resources{Hugepages: huge}, podconfig.HostLimits{Hugepages: true}, 0, 1},
+		{"no huge page controller", podconfig.Resources{Hugepages: huge}, podconfig.HostLimits{}, 0, 0},
 	} {
-		if got := tc.r.on(tc.host); got.MemorySwapLimit != tc.swap || len(got.Hugepages) != tc.hugepages {
+		if got := tc.r.On(tc.host); got.MemorySwapLimit != tc.swap || len(got.Hugepages) != tc.hugepages {
 			t.Errorf("%s: got %+v", tc.name, got)
 		}
 	}
-	r := Resources{MemoryLimit: 200, MemorySwapLimit: 300, CPUQuota: 10, CPUPeriod: 20, CPUShares: 5}
-	if got := r.change(Resources{MemoryLimit: 200}); got.MemorySwapLimit != 300 || got.CPUQuota != 0 {
+	r := podconfig.Resources{MemoryLimit: 200, MemorySwapLimit: 300, CPUQuota: 10, CPUPeriod: 20, CPUShares: 5}
+	if got := r.Change(podconfig.Resources{MemoryLimit: 200}); got.MemorySwapLimit != 300 || got.CPUQuota != 0 {
 		t.Errorf("memory changes with %+v", got)
 	}
-	if got := r.change(Resources{CPUQuota: 10}); got.CPUPeriod != 20 || got.CPUShares != 0 || got.MemoryLimit != 0 {
+	if got := r.Change(podconfig.Resources{CPUQuota: 10}); got.CPUPeriod != 20 || got.CPUShares != 0 || got.MemoryLimit != 0 {
 		t.Errorf("quota changes with %+v", got)
 	}
 }
@@ -197,7 +198,7 @@ func TestLimitsOnHost(t *testing.T) {
 func TestPodFilesAreBounded(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
-	for _, ipc := range []NamespaceMode{NamespacePod, NamespaceNode} {
+	for _, ipc := range []podconfig.NamespaceMode{podconfig.NamespacePod, podconfig.NamespaceNode} {
 		cfg := podConfig("p")
 		cfg.Namespaces.IPC = ipc
 		podID := must[string](t)(m.Run(t.Context(), cfg))
@@ -237,7 +238,7 @@ func TestPodFiles(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
 	cfg := podConfig("p")
-	cfg.DNS = DNS{Servers: []string{"10.0.0.10"}, Searches: []string{"a.b", "c"}, Options: []string{"ndots:5"}}
+	cfg.DNS = podconfig.DNS{Servers: []string{"10.0.0.10"}, Searches: []string{"a.b", "c"}, Options: []string{"ndots:5"}}
 	podID := must[string](t)(m.Run(t.Context(), cfg))
 	for name, want := range map[string]string{
 		"hostname":    "host-p\n",

@@ -3,28 +3,13 @@ package pod
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
-	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 )
-
-// validateCDI checks names of CDI devices: vendor.example/class=name.
-func validateCDI(names []string) error {
-	for i, name := range names {
-		if _, _, _, err := parser.ParseQualifiedName(name); err != nil {
-			return errdefs.Errorf(errdefs.ErrInvalid, "CDI device %q is not of the form vendor.example/class=name: %w", name, err)
-		}
-		if slices.Contains(names[:i], name) {
-			return errdefs.Errorf(errdefs.ErrInvalid, "CDI device %q is asked for twice", name)
-		}
-	}
-	return nil
-}
 
 // injectCDI puts what the host's CDI specs say of the devices into the container's spec. The
 // spec files are read again: few containers have such devices, and plugins write them at any

@@ -19,6 +19,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // withCRIU makes criu(8) be there, as far as its name goes: the shim is a fake.
@@ -232,12 +233,12 @@ func TestRestorePod(t *testing.T) {
 	ctx := t.Context()
 	podID, dir, _ := savedPodOf(t, b, m)
 	ok(t, m.Remove(ctx, podID))
-	config := func(name string) ContainerConfig {
+	config := func(name string) podconfig.Container {
 		c := containerConfig("run", name)
 		c.Name = name
 		return c
 	}
-	both := []ContainerConfig{config("two"), config("one")}
+	both := []podconfig.Container{config("two"), config("one")}
 	if _, _, err := m.RestorePod(ctx, dir, podConfig("q"), both); !errors.Is(err, errdefs.ErrPrecondition) ||
 		!strings.Contains(err.Error(), "runtime.restore") {
 		t.Errorf("restoring is off: %v", err)
@@ -248,13 +249,13 @@ func TestRestorePod(t *testing.T) {
 	for name, c := range map[string]struct {
 		dir        string
 		handler    string
-		containers []ContainerConfig
+		containers []podconfig.Container
 	}{
 		"none":            {dir, "", nil},
 		"one only":        {dir, "", both[:1]},
-		"one twice":       {dir, "", []ContainerConfig{config("one"), config("one")}},
-		"unknown":         {dir, "", []ContainerConfig{config("one"), config("three")}},
-		"other command":   {dir, "", []ContainerConfig{config("two"), other}},
+		"one twice":       {dir, "", []podconfig.Container{config("one"), config("one")}},
+		"unknown":         {dir, "", []podconfig.Container{config("one"), config("three")}},
+		"other command":   {dir, "", []podconfig.Container{config("two"), other}},
 		"relative":        {"x", "", both},
 		"no checkpoint":   {t.TempDir(), "", both},
 		"other handler":   {dir, "coracle", both},
@@ -342,7 +343,7 @@ func TestCheckpointImage(t *testing.T) {
 	b.contents[layersKey(plain)] = fstest.MapFS{"file": {}}
 
 	podID = must[string](t)(m.Run(ctx, podConfig("q")))
-	c := ContainerConfig{Name: "one", Image: "saved"}
+	c := podconfig.Container{Name: "one", Image: "saved"}
 	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("restoring is off: %v", err)
 	}
@@ -362,7 +363,7 @@ func TestCheckpointImage(t *testing.T) {
 	must[string](t)(m.Create(ctx, podID, c))
 	// The image of the saved container has to be there.
 	delete(b.images, "busybox")
-	c = ContainerConfig{Name: "late", Image: "saved"}
+	c = podconfig.Container{Name: "late", Image: "saved"}
 	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "busybox") {
 		t.Errorf("without the image: %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -286,11 +287,11 @@ func TestGrace(t *testing.T) {
 func TestWhatStopWaitsFor(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		ports []Port
+		ports []podconfig.Port
 		waits bool
 	}{
-		{"no host port", []Port{{ContainerPort: 80}}, false},
-		{"host port", []Port{{ContainerPort: 80, HostPort: 8080}}, true},
+		{"no host port", []podconfig.Port{{ContainerPort: 80}}, false},
+		{"host port", []podconfig.Port{{ContainerPort: 80, HostPort: 8080}}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)

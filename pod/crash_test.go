@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/recordfile"
 
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -132,8 +133,8 @@ func TestCrashAtEveryPoint(t *testing.T) {
 		{"pod.clean.network", 0, want{NotReady, ""}},
 		{"pod.clean.namespaces", 0, want{NotReady, ""}},
 	} {
-		for _, pid := range []NamespaceMode{NamespaceContainer, NamespacePod} {
-			if strings.HasPrefix(tc.point, "pod.init.") && pid != NamespacePod {
+		for _, pid := range []podconfig.NamespaceMode{podconfig.NamespaceContainer, podconfig.NamespacePod} {
+			if strings.HasPrefix(tc.point, "pod.init.") && pid != podconfig.NamespacePod {
 				continue // has no init
 			}
 			t.Run(fmt.Sprintf("%s/grace=%s/pid=%s", tc.point, tc.grace, pid), func(t *testing.T) {
@@ -180,7 +181,7 @@ func TestCrashAtEveryPoint(t *testing.T) {
 }
 
 // wholeLife leads one pod and one container through everything.
-func wholeLife(ctx context.Context, m *Manager, pid NamespaceMode, grace time.Duration) {
+func wholeLife(ctx context.Context, m *Manager, pid podconfig.NamespaceMode, grace time.Duration) {
 	cfg := podConfig("p")
 	cfg.Namespaces.PID = pid
 	podID, err := m.Run(ctx, cfg)
@@ -188,7 +189,7 @@ func wholeLife(ctx context.Context, m *Manager, pid NamespaceMode, grace time.Du
 		return
 	}
 	c := containerConfig("stubborn")
-	c.Mounts = []Mount{{ContainerPath: "/image", Image: "busybox"}}
+	c.Mounts = []podconfig.Mount{{ContainerPath: "/image", Image: "busybox"}}
 	c.Security.Namespaces.PID = pid
 	id, err := m.Create(ctx, podID, c)
 	if err != nil {
@@ -302,11 +303,11 @@ func TestExitWhileAway(t *testing.T) {
 func TestCreationAfterRecovery(t *testing.T) {
 	for _, tc := range []struct {
 		point      string
-		pid        NamespaceMode
+		pid        podconfig.NamespaceMode
 		containers int // left by the recovery
 	}{
-		{"pod.start.recorded", NamespaceContainer, 1},
-		{"pod.init.recorded", NamespacePod, 0},
+		{"pod.start.recorded", podconfig.NamespaceContainer, 1},
+		{"pod.init.recorded", podconfig.NamespacePod, 0},
 	} {
 		t.Run(tc.point, func(t *testing.T) {
 			b := newBench(t)

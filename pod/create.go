@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/userdb"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -24,15 +25,15 @@ import (
 // with the pod, name and attempt of one under way joins it; ErrExists if there is such
 // a container, ErrNotFound if the pod or the image is not there, ErrPrecondition if the
 // pod is not ready.
-func (m *Manager) Create(ctx context.Context, podID string, c ContainerConfig) (id string, err error) {
-	if err := c.validate(); err != nil {
+func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Container) (id string, err error) {
+	if err := c.Validate(); err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
 	p, err := m.pods.find(podID)
 	if err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
-	return m.making.Do(ctx, "create/"+containerIdentity(p.id, &c), func(ctx context.Context) (id string, err error) {
+	return m.making.Do(ctx, "create/"+c.Identity(p.id), func(ctx context.Context) (id string, err error) {
 		err = m.life.run(ctx, createLimit, func(ctx context.Context) error {
 			id, err = m.create(ctx, p, c, "")
 			return errdefs.During("create container", c.Name, err)
@@ -43,7 +44,7 @@ func (m *Manager) Create(ctx context.Context, podID string, c ContainerConfig) (
 
 // create makes a container; from is a directory with a saved one that it goes on from, or
 // empty.
-func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerConfig, from string) (string, error) {
+func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.Container, from string) (string, error) {
 	if err := m.awaitRecovery(ctx); err != nil {
 		return "", err
 	}
@@ -74,13 +75,13 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c ContainerCo
 	if signal == "" {
 		signal = "SIGTERM"
 	}
-	sig, err := parseSignal(signal)
+	sig, err := podconfig.ParseSignal(signal)
 	if err != nil {
 		return "", err
 	}
 	rec.StopSignal = int(sig)
 	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
-	if holder, ok := m.containers.add(containerIdentity(p.id, &c), e); !ok {
+	if holder, ok := m.containers.add(c.Identity(p.id), e); !ok {
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil
 		}
@@ -107,14 +108,14 @@ func mustBeReady(p *entry[podRecord]) error {
 	case podReady:
 		return nil
 	case podBroken:
-		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready: %s", p.id, r.Config.initDied())
+		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready: %s", p.id, r.Config.InitDied())
 	default:
 		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready (%s)", p.id, r.Phase)
 	}
 }
 
 // logPath is where the container's log goes; "" if the caller wants none.
-func logPath(p *Config, c *ContainerConfig) string {
+func logPath(p *podconfig.Pod, c *podconfig.Container) string {
 	if p.LogDirectory == "" || c.LogPath == "" {
 		return ""
 	}
@@ -186,7 +187,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 			}
 		}()
 	}
-	handler, err := m.handler(&p.get().Config)
+	handler, err := m.opts.Handlers.Of(&p.get().Config)
 	if err != nil {
 		return err
 	}
@@ -286,7 +287,7 @@ func (m *Manager) savedFor(ctx context.Context, e *entry[containerRecord], img *
 // prepareRoot does what the image's configuration asks of its root: it makes the
 // volumes' directories, which are part of the writable layer, and finds who the container
 // runs as, from the caller's wish, else the image's.
-func prepareRoot(root string, s *Security, img *image.Image, users IDMaps) (userdb.Identity, error) {
+func prepareRoot(root string, s *podconfig.Security, img *image.Image, users podconfig.IDMaps) (userdb.Identity, error) {
 	r, err := safepath.Open(root)
 	if err != nil {
 		return userdb.Identity{}, err

@@ -13,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -107,15 +108,6 @@ type Deps struct {
 	Log      *slog.Logger
 }
 
-// CgroupDriver says who makes cgroups.
-type CgroupDriver string
-
-// The drivers.
-const (
-	Cgroupfs CgroupDriver = "cgroupfs"
-	Systemd  CgroupDriver = "systemd"
-)
-
 // Options are a Manager's settings. Paths are absolute.
 type Options struct {
 	// StateDir is the daemon's state directory (tmpfs); pods/ and containers/
@@ -126,13 +118,13 @@ type Options struct {
 	// ShimBinary is bind-mounted into pods with a shared PID namespace as their init.
 	ShimBinary string
 	// CgroupDriver is Cgroupfs if empty.
-	CgroupDriver CgroupDriver
+	CgroupDriver podconfig.CgroupDriver
 	// CgroupRoot is where the cgroups of pods without a parent are made under
 	// Cgroupfs; "/coracle" if empty. Under Systemd it is a slice, "system.slice" if empty.
 	CgroupRoot string
 	// Handlers returns the runtime handlers that a pod may name; "coracle", our own, if nil. The
 	// unnamed one is our own, too, unless it is among them.
-	Handlers func() map[string]Handler
+	Handlers podconfig.Handlers
 	// Restore lets containers go on from checkpoints: see restore.go.
 	Restore bool
 	// RestoreBases are the images that a checkpoint image may name as the one that the saved
@@ -145,7 +137,7 @@ type Options struct {
 	// /var/run/cdi if nil.
 	CDISpecDirs []string
 	// UnsetSeccomp is the profile of containers that do not say; "" is unconfined.
-	UnsetSeccomp ProfileType
+	UnsetSeccomp podconfig.ProfileType
 	// UsageAge is how old a reading of a cgroup or of interfaces may be; 1 s if 0.
 	UsageAge time.Duration
 	// DiskUsageAge is how old a reading of a writable layer's usage may be in
@@ -156,17 +148,17 @@ type Options struct {
 // withDefaults fills in what was left empty.
 func (o Options) withDefaults() Options {
 	if o.CgroupDriver == "" {
-		o.CgroupDriver = Cgroupfs
+		o.CgroupDriver = podconfig.Cgroupfs
 	}
 	if o.CgroupRoot == "" {
 		o.CgroupRoot = "/coracle"
-		if o.CgroupDriver == Systemd {
+		if o.CgroupDriver == podconfig.Systemd {
 			o.CgroupRoot = "system.slice"
 		}
 	}
 	if o.Handlers == nil {
-		own := map[string]Handler{"coracle": {}}
-		o.Handlers = func() map[string]Handler { return own }
+		own := map[string]podconfig.Handler{"coracle": {}}
+		o.Handlers = func() map[string]podconfig.Handler { return own }
 	}
 	if o.CDISpecDirs == nil {
 		o.CDISpecDirs = []string{"/etc/cdi", "/var/run/cdi"}

@@ -199,7 +199,7 @@ func (m *Manager) initExited(e *entry[podRecord]) {
 	err := e.observe(func(r *podRecord) {
 		if r.InitPid != 0 && r.Phase == podReady {
 			r.Phase = podBroken
-			m.log.Warn("pod is not ready", "id", e.id, "err", r.Config.initDied())
+			m.log.Warn("pod is not ready", "id", e.id, "err", r.Config.InitDied())
 		}
 		r.InitPid = 0
 	})

@@ -12,20 +12,21 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // TestHandler: what a handler is configured for reaches its containers, and no others.
 func TestHandler(t *testing.T) {
 	b := newBench(t)
 	m, h := b.manager()
-	handlers := map[string]Handler{
+	handlers := map[string]podconfig.Handler{
 		"own": {},
 		"vm": {
 			Runtime: "oci:/usr/bin/vm", PrivilegedWithoutHostDevices: true,
-			Annotations: []string{"vm.example.*", "exact"}, Overhead: &Resources{MemoryLimit: 1 << 20},
+			Annotations: []string{"vm.example.*", "exact"}, Overhead: &podconfig.Resources{MemoryLimit: 1 << 20},
 		},
 	}
-	m.opts.Handlers = func() map[string]Handler { return handlers }
+	m.opts.Handlers = func() map[string]podconfig.Handler { return handlers }
 	defer func() {
 		for p := range m.Pods(PodFilter{}) {
 			ok(t, m.Stop(t.Context(), p.ID))
@@ -77,8 +78,8 @@ func TestHandler(t *testing.T) {
 func TestHandlerThatIsGone(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
-	handlers := map[string]Handler{"old": {}, "new": {}}
-	m.opts.Handlers = func() map[string]Handler { return handlers }
+	handlers := map[string]podconfig.Handler{"old": {}, "new": {}}
+	m.opts.Handlers = func() map[string]podconfig.Handler { return handlers }
 	pc := podConfig("p")
 	pc.RuntimeHandler = "old"
 	podID := must[string](t)(m.Run(t.Context(), pc))
@@ -98,19 +99,4 @@ func TestHandlerThatIsGone(t *testing.T) {
 	ok(t, m.Remove(t.Context(), podID))
 	idle(t, m)
 	b.nothingLeft()
-}
-
-// However wide the pattern, what steers the runtime has to be named.
-func TestSteeringAnnotationsAreNamed(t *testing.T) {
-	given := map[string]string{
-		"note": "", "run.oci.hooks.stdout": "", "run.oci.handler": "", "org.criu.config": "", "org.systemd.property.CPUQuota": "",
-		"module.wasm.image/variant": "", "krun.cpus": "", "dev.gvisor.flag.debug": "", "bundle": "", "org.example.criu": "",
-	}
-	h := Handler{Annotations: []string{"*", "*/*", "run.oci.*", "[a-z]*.oci.handler", "run.oci.handler"}}
-	want := map[string]string{"note": "", "run.oci.handler": "", "org.example.criu": ""}
-	for name, got := range map[string]map[string]string{"pod": h.passed(given, nil), "container": h.passed(nil, given)} {
-		if !maps.Equal(got, want) {
-			t.Errorf("of the %s's annotations %v are passed on, want %v", name, got, want)
-		}
-	}
 }

@@ -17,13 +17,8 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
-
-// cgroupV2 says whether the host has only cgroup v2.
-var cgroupV2 = sync.OnceValue(func() bool {
-	var st unix.Statfs_t
-	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
-})
 
 // availableCapabilities are those in the daemon's bounding set: it cannot give more.
 var availableCapabilities = sync.OnceValue(func() []string {
@@ -42,7 +37,7 @@ var availableCapabilities = sync.OnceValue(func() []string {
 
 // resolveMounts finds the host's side of each mount. A path that does not exist becomes
 // a directory, as peers do and callers count on.
-func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, files volumeLabel) ([]ocispec.Mount, error) {
+func (m *Manager) resolveMounts(ms []podconfig.Mount, volumes map[int]volume, files volumeLabel) ([]ocispec.Mount, error) {
 	out := make([]ocispec.Mount, 0, len(ms))
 	for i := range ms {
 		mount := &ms[i]
@@ -75,7 +70,7 @@ func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, files volume
 			UIDs: mappings(mount.Users.UIDs), GIDs: mappings(mount.Users.GIDs),
 		}
 		switch mount.Propagation {
-		case PropagationHostToContainer, PropagationBidirectional:
+		case podconfig.PropagationHostToContainer, podconfig.PropagationBidirectional:
 			om.Propagation = string(mount.Propagation)
 		default:
 			om.Propagation = "rprivate"
@@ -86,7 +81,7 @@ func (m *Manager) resolveMounts(ms []Mount, volumes map[int]volume, files volume
 }
 
 // mappings are id mappings as OCI has them.
-func mappings(maps []IDMap) (out []specs.LinuxIDMapping) {
+func mappings(maps []podconfig.IDMap) (out []specs.LinuxIDMapping) {
 	for _, m := range maps {
 		out = append(out, specs.LinuxIDMapping{ContainerID: m.Container, HostID: m.Host, Size: m.Length})
 	}
@@ -95,8 +90,8 @@ func mappings(maps []IDMap) (out []specs.LinuxIDMapping) {
 
 // checkPropagation refuses a propagation that the host's mount cannot give: the kernel
 // would take it without a word and nothing would ever propagate.
-func checkPropagation(src string, m *Mount) error {
-	if m.Propagation != PropagationBidirectional && m.Propagation != PropagationHostToContainer {
+func checkPropagation(src string, m *podconfig.Mount) error {
+	if m.Propagation != podconfig.PropagationBidirectional && m.Propagation != podconfig.PropagationHostToContainer {
 		return nil
 	}
 	infos, err := mountinfo.GetMounts(mountinfo.ParentsFilter(src))
@@ -114,7 +109,7 @@ func checkPropagation(src string, m *Mount) error {
 	}
 	shared := strings.Contains(at.Optional, "shared:")
 	slave := strings.Contains(at.Optional, "master:")
-	if shared || slave && m.Propagation == PropagationHostToContainer {
+	if shared || slave && m.Propagation == podconfig.PropagationHostToContainer {
 		return nil
 	}
 	return errdefs.Errorf(errdefs.ErrPrecondition,
@@ -124,7 +119,7 @@ func checkPropagation(src string, m *Mount) error {
 
 // resolveDevices looks the devices up on the host; a directory stands for all devices
 // below it. With all, those of /dev come besides.
-func resolveDevices(ds []Device, all bool) ([]ocispec.Device, error) {
+func resolveDevices(ds []podconfig.Device, all bool) ([]ocispec.Device, error) {
 	var out []ocispec.Device
 	if all {
 		host, err := devicesBelow("/dev", "/dev", "rwm")

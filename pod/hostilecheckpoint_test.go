@@ -15,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // checkpointImage makes an image of a saved container, whose files change may spoil.
@@ -66,7 +67,7 @@ func TestCheckpointMayNotNameAnyImage(t *testing.T) {
 			before := slices.Sorted(maps.Keys(b.images))
 			m.opts.Restore, m.opts.RestoreBases = true, []string{"public.example/*", "busybox@*"}
 			podID := must[string](t)(m.Run(ctx, podConfig("q")))
-			c := ContainerConfig{Name: "one", Image: "saved"}
+			c := podconfig.Container{Name: "one", Image: "saved"}
 			_, refused := m.Create(ctx, podID, c)
 			if !errors.Is(refused, errdefs.ErrNotFound) || !strings.Contains(refused.Error(), "runtime.restore_bases") {
 				t.Errorf("%v, want a refusal", refused)
@@ -112,7 +113,7 @@ func TestCheckpointBringsNothingAlong(t *testing.T) {
 		pc := podConfig("q")
 		pc.LogDirectory = t.TempDir()
 		podID := must[string](t)(m.Run(ctx, pc))
-		id := must[string](t)(m.Create(ctx, podID, ContainerConfig{Name: "one", Image: "saved", LogPath: "one/0.log"}))
+		id := must[string](t)(m.Create(ctx, podID, podconfig.Container{Name: "one", Image: "saved", LogPath: "one/0.log"}))
 		ok(t, m.StartContainer(ctx, id))
 		spec = *b.bundle(id)
 		text := strings.NewReplacer(podID, "POD", id, "CONTAINER", b.state, "STATE").Replace(string(must[[]byte](t)(json.Marshal(spec))))
@@ -176,7 +177,7 @@ func FuzzOpenSaved(f *testing.F) {
 		if err != nil {
 			return
 		}
-		_ = s.check(&ContainerConfig{}, modestSpec())
+		_ = s.check(&podconfig.Container{}, modestSpec())
 		own := modestSpec()
 		s.apply(own)
 		if own.Process.User.UID != 7 || own.Process.Capabilities == nil || len(own.Mounts) > 0 || own.Hooks != nil || len(own.Annotations) > 0 {

@@ -10,12 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // someUsers maps 65536 ids.
-func someUsers(container, host uint32) IDMaps {
-	maps := []IDMap{{Container: container, Host: host, Length: 1 << 16}}
-	return IDMaps{UIDs: maps, GIDs: slices.Clone(maps)}
+func someUsers(container, host uint32) podconfig.IDMaps {
+	maps := []podconfig.IDMap{{Container: container, Host: host, Length: 1 << 16}}
+	return podconfig.IDMaps{UIDs: maps, GIDs: slices.Clone(maps)}
 }
 
 func TestUserNamespace(t *testing.T) {
@@ -23,7 +24,7 @@ func TestUserNamespace(t *testing.T) {
 	m, _ := b.manager()
 	ctx := t.Context()
 	cfg := podConfig("p")
-	cfg.Namespaces.User, cfg.Namespaces.Users = NamespacePod, someUsers(0, 100000)
+	cfg.Namespaces.User, cfg.Namespaces.Users = podconfig.NamespacePod, someUsers(0, 100000)
 	podID := must[string](t)(m.Run(ctx, cfg))
 	for _, name := range []string{"hosts", "resolv.conf", "hostname", "shm"} {
 		var st unix.Stat_t
@@ -33,8 +34,8 @@ func TestUserNamespace(t *testing.T) {
 		}
 	}
 	c := containerConfig("run")
-	c.Security.Namespaces.PID = NamespacePod
-	c.Mounts = []Mount{{ContainerPath: "/image", Image: "busybox"}}
+	c.Security.Namespaces.PID = podconfig.NamespacePod
+	c.Mounts = []podconfig.Mount{{ContainerPath: "/image", Image: "busybox"}}
 	id := must[string](t)(m.Create(ctx, podID, c))
 	spec := b.bundle(id)
 	if !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: filepath.Join(m.nsDir(podID), "user")}) {
@@ -53,9 +54,9 @@ func TestUserNamespace(t *testing.T) {
 		}
 	}
 	// A container may say what its pod says, and nothing else.
-	for _, n := range []Namespaces{
-		{User: NamespaceNode},
-		{User: NamespacePod, Users: someUsers(0, 5000)},
+	for _, n := range []podconfig.Namespaces{
+		{User: podconfig.NamespaceNode},
+		{User: podconfig.NamespacePod, Users: someUsers(0, 5000)},
 	} {
 		c := containerConfig("run")
 		c.Name, c.Security.Namespaces = "other", n
@@ -64,7 +65,7 @@ func TestUserNamespace(t *testing.T) {
 		}
 	}
 	c = containerConfig("run")
-	c.Name, c.Security.Namespaces = "same", Namespaces{User: NamespacePod, Users: someUsers(0, 100000)}
+	c.Name, c.Security.Namespaces = "same", podconfig.Namespaces{User: podconfig.NamespacePod, Users: someUsers(0, 100000)}
 	must[string](t)(m.Create(ctx, podID, c))
 
 	ok(t, m.Close())
@@ -97,5 +98,5 @@ func TestAsRootOf(t *testing.T) {
 	if got := mkdir(filepath.Join(dir, "outside")); got != 0 {
 		t.Errorf("afterwards: belongs to %d", got)
 	}
-	ok(t, asRootOf(IDMaps{}, func() error { return nil }))
+	ok(t, asRootOf(podconfig.IDMaps{}, func() error { return nil }))
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -205,16 +206,16 @@ func TestPodInit(t *testing.T) {
 	m, _ := b.manager()
 	ctx := t.Context()
 	cfg := podConfig("shared")
-	cfg.Namespaces.PID = NamespacePod
+	cfg.Namespaces.PID = podconfig.NamespacePod
 	profile := filepath.Join(t.TempDir(), "profile.json")
 	ok(t, os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_LOG"}`), 0o644))
-	cfg.Seccomp = Seccomp{Type: ProfileLocalhost, Localhost: profile}
+	cfg.Seccomp = podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: profile}
 	podID := must[string](t)(m.Run(ctx, cfg))
 	if p := must[Pod](t)(m.Pod(podID)); p.Pid != 0 {
 		t.Fatal("an init before a container needs it")
 	}
 	c := containerConfig("run")
-	c.Security.Namespaces.PID = NamespacePod
+	c.Security.Namespaces.PID = podconfig.NamespacePod
 	id := must[string](t)(m.Create(ctx, podID, c))
 	c.Attempt++
 	must[string](t)(m.Create(ctx, podID, c))
@@ -252,7 +253,7 @@ func TestTargetPID(t *testing.T) {
 	target := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
 	c := containerConfig("run")
 	c.Name = "debugger"
-	c.Security.Namespaces = Namespaces{PID: NamespaceTarget, TargetID: target}
+	c.Security.Namespaces = podconfig.Namespaces{PID: podconfig.NamespaceTarget, TargetID: target}
 	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("target not running: %v", err)
 	}
@@ -334,7 +335,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			m, _ := b.manager()
 			b.fault(call, failing(boom))
 			cfg := podConfig("p")
-			cfg.Namespaces.PID = NamespacePod
+			cfg.Namespaces.PID = podconfig.NamespacePod
 			if _, err := m.Run(t.Context(), cfg); !errors.Is(err, boom) {
 				t.Fatalf("got %v", err)
 			}
@@ -353,7 +354,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 			b.fault(call, failing(boom))
 			c := containerConfig("run")
-			c.Security.Namespaces.PID = NamespacePod // whose init calls the shim
+			c.Security.Namespaces.PID = podconfig.NamespacePod // whose init calls the shim
 			if _, err := m.Create(t.Context(), podID, c); !errors.Is(err, boom) {
 				t.Fatalf("got %v", err)
 			}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // An idle pod with a container, described at the length that the kubelet does, costs
@@ -27,12 +29,12 @@ func TestIdlePodIsSmall(t *testing.T) {
 		podID := must[string](t)(m.Run(t.Context(), cfg))
 		c := containerConfig("run")
 		c.Labels, c.Annotations = many("label", i, 10), many("annotation", i, 20)
-		c.Security.Seccomp.Type = ProfileRuntimeDefault
+		c.Security.Seccomp.Type = podconfig.ProfileRuntimeDefault
 		for j := range 40 {
 			c.Env = append(c.Env, [2]string{fmt.Sprint("SERVICE_", j, "_PORT"), fmt.Sprint("tcp://10.0.0.", j, ":", i)})
 		}
 		for j := range 5 {
-			c.Mounts = append(c.Mounts, Mount{ContainerPath: fmt.Sprint("/m", j), HostPath: b.state})
+			c.Mounts = append(c.Mounts, podconfig.Mount{ContainerPath: fmt.Sprint("/m", j), HostPath: b.state})
 		}
 		ok(t, m.StartContainer(t.Context(), must[string](t)(m.Create(t.Context(), podID, c))))
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/reading"
 )
 
@@ -75,8 +76,8 @@ func (m *Manager) keepContainer(id string) bool { return m.containers.exact(id) 
 func (m *Manager) keepPod(id string) bool { return m.pods.exact(id) != nil }
 
 // containerCgroup is the path of a container's cgroup.
-func (m *Manager) containerCgroup(c *Config, id string) (string, error) {
-	if m.opts.CgroupDriver != Systemd {
+func (m *Manager) containerCgroup(c *podconfig.Pod, id string) (string, error) {
+	if m.opts.CgroupDriver != podconfig.Systemd {
 		return m.cgroupsPath(c, id), nil
 	}
 	slice, err := systemd.ExpandSlice(path.Base(m.cgroupParent(c)))
@@ -88,11 +89,11 @@ func (m *Manager) containerCgroup(c *Config, id string) (string, error) {
 
 // podCgroup is the path of the cgroup that the caller has made for the pod, "" if it has
 // made none.
-func (m *Manager) podCgroup(c *Config) (string, error) {
+func (m *Manager) podCgroup(c *podconfig.Pod) (string, error) {
 	if c.CgroupParent == "" {
 		return "", nil
 	}
-	if m.opts.CgroupDriver != Systemd {
+	if m.opts.CgroupDriver != podconfig.Systemd {
 		return path.Join("/", c.CgroupParent), nil
 	}
 	slice, err := systemd.ExpandSlice(path.Base(c.CgroupParent))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // Plugins are told what becomes of pods and containers, and may change what containers are made
@@ -33,7 +34,7 @@ type Plugins interface {
 	Adjust(ctx context.Context, p Pod, c PluggedContainer) error
 	// UpdatePod is called before what the caller has given a pod as a whole is noted; nil stays as
 	// it was.
-	UpdatePod(ctx context.Context, p Pod, overhead, resources *Resources) error
+	UpdatePod(ctx context.Context, p Pod, overhead, resources *podconfig.Resources) error
 	// AdjustUpdate may change limits that are to be set, each of which may be absent.
 	AdjustUpdate(ctx context.Context, p Pod, c PluggedContainer, r *specs.LinuxResources) error
 }
@@ -121,7 +122,7 @@ func (m *Manager) adjust(ctx context.Context, p *entry[podRecord], e *entry[cont
 }
 
 // updatePod tells them of limits of a pod that are about to be noted.
-func (m *Manager) updatePod(ctx context.Context, p Pod, overhead, resources *Resources) error {
+func (m *Manager) updatePod(ctx context.Context, p Pod, overhead, resources *podconfig.Resources) error {
 	if m.Plugins == nil {
 		return nil
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // TestPluginsUpdateHasALimit: plugins give none, and others wait for them.
@@ -55,7 +57,9 @@ func (p *refusing) wasTold(ev PluginEvent) bool {
 	return slices.Contains(p.told, ev)
 }
 
-func (p *refusing) UpdatePod(context.Context, Pod, *Resources, *Resources) error { return p.err }
+func (p *refusing) UpdatePod(context.Context, Pod, *podconfig.Resources, *podconfig.Resources) error {
+	return p.err
+}
 
 // TestPluginsRefuseUpdateOfPod: then nothing is noted, and no one is told that it was.
 func TestPluginsRefuseUpdateOfPod(t *testing.T) {
@@ -65,14 +69,14 @@ func TestPluginsRefuseUpdateOfPod(t *testing.T) {
 	m.Plugins = p
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
-	if err := m.UpdatePodResources(ctx, podID, nil, &Resources{MemoryLimit: 5}); !errors.Is(err, p.err) {
+	if err := m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}); !errors.Is(err, p.err) {
 		t.Errorf("update: %v", err)
 	}
 	if got := must[Pod](t)(m.Pod(podID)).Config.Resources; got != nil || p.wasTold(PodUpdated) {
 		t.Errorf("noted %v, told %t", got, p.wasTold(PodUpdated))
 	}
 	p.err = nil
-	ok(t, m.UpdatePodResources(ctx, podID, nil, &Resources{MemoryLimit: 5}))
+	ok(t, m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}))
 	if got := must[Pod](t)(m.Pod(podID)).Config.Resources; got == nil || got.MemoryLimit != 5 || !p.wasTold(PodUpdated) {
 		t.Errorf("noted %v, told %t", got, p.wasTold(PodUpdated))
 	}
@@ -179,7 +183,7 @@ func TestPluginsDoNotWaitForMounts(t *testing.T) {
 	waits, release := hang("snapshots.Prepare", func() bool { return prepared.Add(1) == 2 })
 	defer release()
 	slow := containerConfig("run")
-	slow.Name, slow.Mounts = "slow", []Mount{{ContainerPath: "/volume", Image: "busybox"}}
+	slow.Name, slow.Mounts = "slow", []podconfig.Mount{{ContainerPath: "/volume", Image: "busybox"}}
 	made := make(chan error, 1)
 	go func() {
 		_, err := m.Create(ctx, podID, slow)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // filesSize is the size of a pod's /dev/shm, as peers have it, with its other files.
@@ -30,7 +31,7 @@ func (m *Manager) podFile(podID, name string) string {
 }
 
 // writePodFiles makes what needs no network: hostname and the shared memory.
-func (m *Manager) writePodFiles(id string, c *Config, hostname string) error {
+func (m *Manager) writePodFiles(id string, c *podconfig.Pod, hostname string) error {
 	dir := m.podFiles(id)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -42,7 +43,7 @@ func (m *Manager) writePodFiles(id string, c *Config, hostname string) error {
 	if err := os.WriteFile(m.podFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
 		return err
 	}
-	if c.hostIPC() {
+	if c.HostIPC() {
 		return nil // /dev/shm is the host's
 	}
 	shm := m.podFile(id, "shm")
@@ -53,7 +54,7 @@ func (m *Manager) writePodFiles(id string, c *Config, hostname string) error {
 }
 
 // writeNetworkFiles makes what depends on the network's result: resolv.conf and hosts.
-func (m *Manager) writeNetworkFiles(id string, c *Config, hostname string, net network.Result) error {
+func (m *Manager) writeNetworkFiles(id string, c *podconfig.Pod, hostname string, net network.Result) error {
 	resolv, err := resolvConf(c.DNS, net, hostResolvConf)
 	if err != nil {
 		return err
@@ -62,7 +63,7 @@ func (m *Manager) writeNetworkFiles(id string, c *Config, hostname string, net n
 		return err
 	}
 	var hosts []byte
-	if c.hostNetwork() {
+	if c.HostNetwork() {
 		if hosts, err = os.ReadFile("/etc/hosts"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -75,8 +76,8 @@ func (m *Manager) writeNetworkFiles(id string, c *Config, hostname string, net n
 
 // givePodFiles makes the root of the pod's user namespace the owner of the pod's files, as
 // the host's root is of other pods'.
-func (m *Manager) givePodFiles(id string, c *Config) error {
-	if !c.userNamespace() {
+func (m *Manager) givePodFiles(id string, c *podconfig.Pod) error {
+	if !c.UserNamespace() {
 		return nil
 	}
 	uid, gid := rootOf(c.Namespaces.Users)
@@ -99,9 +100,9 @@ func hostResolvConf() ([]byte, error) {
 
 // resolvConf is the pod's resolv.conf: what the caller wants, else what the network
 // gave, else a copy of the host's.
-func resolvConf(d DNS, net network.Result, host func() ([]byte, error)) ([]byte, error) {
+func resolvConf(d podconfig.DNS, net network.Result, host func() ([]byte, error)) ([]byte, error) {
 	if len(d.Servers)+len(d.Searches)+len(d.Options) == 0 {
-		d = DNS{net.DNSServers, net.DNSSearches, net.DNSOptions}
+		d = podconfig.DNS{Servers: net.DNSServers, Searches: net.DNSSearches, Options: net.DNSOptions}
 	}
 	if len(d.Servers)+len(d.Searches)+len(d.Options) == 0 {
 		return host()

@@ -59,18 +59,9 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 		return 0, fmt.Errorf("pod init: %w", err)
 	}
 	if pid = p.get().InitPid; pid == 0 {
-		return 0, errdefs.Errorf(errdefs.ErrPrecondition, "pod %s: %s", p.id, p.get().Config.initDied())
+		return 0, errdefs.Errorf(errdefs.ErrPrecondition, "pod %s: %s", p.id, p.get().Config.InitDied())
 	}
 	return pid, nil
-}
-
-// initDied says that the pod's init is gone, and what may keep it from working.
-func (c *Config) initDied() string {
-	if c.Seccomp.Type != ProfileLocalhost {
-		return "its init died"
-	}
-	return fmt.Sprintf("its init died; the pod's seccomp profile %s must allow prctl, rt_sigprocmask, rt_sigtimedwait, wait4 and exit_group",
-		c.Seccomp.Localhost)
 }
 
 // startInit runs the pod's init: the shim's own binary in an otherwise empty root, without any
@@ -78,7 +69,7 @@ func (c *Config) initDied() string {
 // shim.
 func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, err error) {
 	c, set := &e.get().Config, e.get().Namespaces
-	handler, err := m.handler(c)
+	handler, err := m.opts.Handlers.Of(c)
 	if err != nil {
 		return 0, err
 	}
@@ -95,14 +86,14 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 	in := ocispec.Init{
 		Root: root, Path: initPath, Binary: m.opts.ShimBinary,
 		Namespaces: ocispec.Namespaces{
-			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.hostNetwork(), HostIPC: c.hostIPC(),
+			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.HostNetwork(), HostIPC: c.HostIPC(),
 			User: set.User, UIDs: mappings(c.Namespaces.Users.UIDs), GIDs: mappings(c.Namespaces.Users.GIDs),
 		},
 		CgroupsPath: m.cgroupsPath(c, e.id),
 		Identity:    ocispec.Identity{PodID: e.id, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
 		Foreign:     handler.Runtime != "",
 		// A shim of virtual machines makes a machine of it.
-		Unlimited:    handler.sandboxed(),
+		Unlimited:    handler.Sandboxed(),
 		ProcessLabel: e.get().Labels.Process,
 	}
 	if in.AppArmor, err = m.appArmorProfile(ctx, c.AppArmor, false); err != nil {

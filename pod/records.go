@@ -123,7 +123,7 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*en
 	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
 	e.kept = kept
 	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
-	identity := rec.Config.identity()
+	identity := rec.Config.Identity()
 	if rec.Phase == podRemoving || rec.Phase == podMaking {
 		identity += "\x00" + id // its name is already in use
 	}
@@ -139,7 +139,7 @@ func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfil
 	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
 	e.kept = kept
 	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
-	identity := containerIdentity(rec.PodID, &rec.Config)
+	identity := rec.Config.Identity(rec.PodID)
 	if rec.Phase == containerRemoving || rec.Phase == containerMaking {
 		identity += "\x00" + id
 	} else if m.pods.exact(rec.PodID) == nil {

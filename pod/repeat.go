@@ -3,6 +3,8 @@ package pod
 import (
 	"bytes"
 	"encoding/json"
+
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // A caller that got no answer (its deadline passed, the daemon was killed) calls again
@@ -10,7 +12,7 @@ import (
 // result: a pod that is ready, or a container that no one can have started yet, made
 // from the very same configuration. Anything else with the identity is ErrExists.
 
-func (m *Manager) repeatedRun(holder string, c *Config) bool {
+func (m *Manager) repeatedRun(holder string, c *podconfig.Pod) bool {
 	e := m.pods.exact(holder)
 	if e == nil {
 		return false
@@ -19,7 +21,7 @@ func (m *Manager) repeatedRun(holder string, c *Config) bool {
 	return r.Phase == podReady && sameConfig(&r.Config, c)
 }
 
-func (m *Manager) repeatedCreate(holder string, c *ContainerConfig) bool {
+func (m *Manager) repeatedCreate(holder string, c *podconfig.Container) bool {
 	e := m.containers.exact(holder)
 	if e == nil {
 		return false

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -32,8 +33,8 @@ type Restored struct{ Name, ID string }
 // with a configuration of that name, which goes on from there when it is started. The
 // directory must stay until then. On error nothing is left. ErrPrecondition unless restoring
 // is on.
-func (m *Manager) RestorePod(ctx context.Context, dir string, c Config,
-	containers []ContainerConfig,
+func (m *Manager) RestorePod(ctx context.Context, dir string, c podconfig.Pod,
+	containers []podconfig.Container,
 ) (podID string, out []Restored, err error) {
 	saved, err := m.openSavedPod(dir, &c, containers)
 	if err != nil {
@@ -63,7 +64,7 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c Config,
 
 // openSavedPod checks a pod's checkpoint against what is wanted of it, and returns the
 // numbers of the containers by name.
-func (m *Manager) openSavedPod(dir string, c *Config, containers []ContainerConfig) (map[string]int, error) {
+func (m *Manager) openSavedPod(dir string, c *podconfig.Pod, containers []podconfig.Container) (map[string]int, error) {
 	if !m.opts.Restore {
 		return nil, errdefs.Errorf(errdefs.ErrPrecondition, "restoring is off; set runtime.restore to have it, and read what it means")
 	}
@@ -114,12 +115,12 @@ func (m *Manager) openSavedPod(dir string, c *Config, containers []ContainerConf
 }
 
 // createFrom is Create of a container that goes on from a checkpoint.
-func (m *Manager) createFrom(ctx context.Context, podID string, c ContainerConfig, dir string) (id string, err error) {
+func (m *Manager) createFrom(ctx context.Context, podID string, c podconfig.Container, dir string) (id string, err error) {
 	p, err := m.pods.find(podID)
 	if err != nil {
 		return "", err
 	}
-	if err := c.validate(); err != nil {
+	if err := c.Validate(); err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
 	err = m.life.run(ctx, createLimit, func(ctx context.Context) error {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -16,20 +15,21 @@ import (
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // Run makes a pod and returns its id when it is ready. On error nothing of it is left behind. A
 // call with the identity of one under way joins it, and one that repeats the call that made a ready
 // pod gets that pod; ErrExists if another pod has the identity. The work goes on when ctx ends, at
 // most two minutes.
-func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
-	if err := c.validate(&m.opts); err != nil {
+func (m *Manager) Run(ctx context.Context, c podconfig.Pod) (podID string, err error) {
+	if err := c.Validate(m.opts.Handlers, m.opts.CgroupDriver); err != nil {
 		return "", errdefs.During("run pod", c.String(), err)
 	}
 	if c.Overhead == nil {
 		c.Overhead = m.opts.Handlers()[c.RuntimeHandler].Overhead
 	}
-	return m.making.Do(ctx, "run/"+c.identity(), func(ctx context.Context) (id string, err error) {
+	return m.making.Do(ctx, "run/"+c.Identity(), func(ctx context.Context) (id string, err error) {
 		err = m.life.run(ctx, runLimit, func(ctx context.Context) error {
 			id, err = m.run(ctx, c)
 			return errdefs.During("run pod", c.String(), err)
@@ -38,7 +38,7 @@ func (m *Manager) Run(ctx context.Context, c Config) (podID string, err error) {
 	})
 }
 
-func (m *Manager) run(ctx context.Context, c Config) (string, error) {
+func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	if err := m.awaitRecovery(ctx); err != nil {
 		return "", err
 	}
@@ -46,7 +46,7 @@ func (m *Manager) run(ctx context.Context, c Config) (string, error) {
 	id := newID()
 	rec := podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: m.created.next()}
 	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
-	if holder, ok := m.pods.add(c.identity(), e); !ok {
+	if holder, ok := m.pods.add(c.Identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil
 		}
@@ -97,7 +97,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 		net   network.Result
 		tasks errgroup.Group
 	)
-	hostname, err := c.hostname()
+	hostname, err := c.UTSName()
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 		if err := stage(faultRunNamespaces); err != nil {
 			return err
 		}
-		if c.hostNetwork() {
+		if c.HostNetwork() {
 			return nil
 		}
 		if net, err = m.Network.Setup(ctx, m.networkPod(e.id, c)); err != nil {
@@ -159,9 +159,9 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 }
 
 // pinNamespaces makes those namespaces that the pod does not share with the host.
-func (m *Manager) pinNamespaces(ctx context.Context, id string, c *Config, hostname string) (nspin.Set, error) {
-	spec := nspin.Spec{Net: !c.hostNetwork(), IPC: !c.hostIPC(), UTS: !c.hostNetwork(), Sysctls: map[string]string{}}
-	if users := c.Namespaces.Users; c.userNamespace() {
+func (m *Manager) pinNamespaces(ctx context.Context, id string, c *podconfig.Pod, hostname string) (nspin.Set, error) {
+	spec := nspin.Spec{Net: !c.HostNetwork(), IPC: !c.HostIPC(), UTS: !c.HostNetwork(), Sysctls: map[string]string{}}
+	if users := c.Namespaces.Users; c.UserNamespace() {
 		spec.Users = nspin.Users{UIDs: sysMaps(users.UIDs), GIDs: sysMaps(users.GIDs)}
 	}
 	if !spec.Net && !spec.IPC && !spec.UTS {
@@ -175,7 +175,7 @@ func (m *Manager) pinNamespaces(ctx context.Context, id string, c *Config, hostn
 		spec.Sysctls["net.ipv4.ip_unprivileged_port_start"] = "0"
 		spec.Sysctls["net.ipv4.ping_group_range"] = "0 2147483647"
 	}
-	maps.Copy(spec.Sysctls, c.dottedSysctls())
+	maps.Copy(spec.Sysctls, c.DottedSysctls())
 	set, err := m.Namespaces.Create(ctx, m.nsDir(id), spec)
 	if err != nil {
 		return nspin.Set{}, fmt.Errorf("namespaces: %w", err)
@@ -191,12 +191,12 @@ func (m *Manager) nsDir(podID string) string { return filepath.Join(m.nsRoot(), 
 
 // networkPod is what network/ needs to know. It is made from the id and the config
 // alone, so that a half-made pod can be torn down too.
-func (m *Manager) networkPod(id string, c *Config) network.Pod {
+func (m *Manager) networkPod(id string, c *podconfig.Pod) network.Pod {
 	p := network.Pod{
 		ID: id, Name: c.Name, Namespace: c.Namespace, UID: c.UID,
 		NetNS:        filepath.Join(m.nsDir(id), "net"),
 		CgroupParent: c.CgroupParent, Annotations: c.Annotations,
-		DNS: network.DNS(c.DNS), Sysctls: c.dottedSysctls(),
+		DNS: network.DNS(c.DNS), Sysctls: c.DottedSysctls(),
 	}
 	for _, port := range c.Ports {
 		if port.HostPort == 0 {
@@ -204,7 +204,7 @@ func (m *Manager) networkPod(id string, c *Config) network.Pod {
 		}
 		ip, _ := netip.ParseAddr(port.HostIP) // validated; empty means any
 		p.Ports = append(p.Ports, network.PortMapping{
-			Protocol: port.protocol(), HostIP: ip,
+			Protocol: port.ProtocolName(), HostIP: ip,
 			ContainerPort: uint16(port.ContainerPort), HostPort: uint16(port.HostPort),
 		})
 	}
@@ -222,12 +222,4 @@ func (m *Manager) undoPod(ctx context.Context, e *entry[podRecord]) error {
 	m.pods.remove(e)
 	m.releaseLevel(e.get().Labels)
 	return nil
-}
-
-// hostname is what the pod's UTS namespace is called.
-func (c *Config) hostname() (string, error) {
-	if c.Hostname != "" && !c.hostNetwork() {
-		return c.Hostname, nil
-	}
-	return os.Hostname()
 }

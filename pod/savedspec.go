@@ -8,6 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // Of what is saved, only memory and processes are taken: everything around them is made from the
@@ -17,7 +18,7 @@ import (
 
 // check refuses a container whose configuration describes another process than the saved one, or
 // forbids something that the saved one has.
-func (s *checkpointed) check(c *ContainerConfig, made *specs.Spec) error {
+func (s *checkpointed) check(c *podconfig.Container, made *specs.Spec) error {
 	saved, own := s.spec.Process, made.Process
 	switch {
 	case len(c.Command)+len(c.Args) > 0 && !slices.Equal(own.Args, saved.Args):

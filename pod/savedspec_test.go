@@ -8,6 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func modestSpec() *specs.Spec {
@@ -29,7 +30,7 @@ func modestSpec() *specs.Spec {
 func TestSavedHasNoMoreThanAllowed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		saved, own func(*specs.Spec)
-		config     ContainerConfig
+		config     podconfig.Container
 		refused    bool
 	}{
 		"the same":         {},
@@ -56,12 +57,12 @@ func TestSavedHasNoMoreThanAllowed(t *testing.T) {
 		"less masked":    {saved: func(s *specs.Spec) { s.Linux.MaskedPaths = nil }, refused: true},
 		"writable":       {saved: func(s *specs.Spec) { s.Linux.ReadonlyPaths = nil }, refused: true},
 		"terminal":       {saved: func(s *specs.Spec) { s.Process.Terminal = true }, refused: true},
-		"other command": {config: ContainerConfig{Command: []string{"x"}}, own: func(s *specs.Spec) {
+		"other command": {config: podconfig.Container{Command: []string{"x"}}, own: func(s *specs.Spec) {
 			s.Process.Args = []string{"x"}
 		}, refused: true},
-		"other directory": {config: ContainerConfig{WorkingDir: "/x"}, own: func(s *specs.Spec) { s.Process.Cwd = "/x" }, refused: true},
-		"other variable":  {config: ContainerConfig{Env: [][2]string{{"A", "c"}}}, refused: true},
-		"same variable":   {config: ContainerConfig{Env: [][2]string{{"A", "b"}}}},
+		"other directory": {config: podconfig.Container{WorkingDir: "/x"}, own: func(s *specs.Spec) { s.Process.Cwd = "/x" }, refused: true},
+		"other variable":  {config: podconfig.Container{Env: [][2]string{{"A", "c"}}}, refused: true},
+		"same variable":   {config: podconfig.Container{Env: [][2]string{{"A", "b"}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			saved, own := modestSpec(), modestSpec()

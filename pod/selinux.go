@@ -8,6 +8,8 @@ import (
 	"github.com/opencontainers/selinux/go-selinux"
 	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // SELinuxLabels are a pod's, or a container's; empty where SELinux is off. The processes of a pod
@@ -56,8 +58,8 @@ func (hostLabels) Relabel(path, mountLabel string, access FileAccess) error {
 }
 
 // podLabels makes a pod's labels. A privileged pod has them, too: its other containers need them.
-func (m *Manager) podLabels(c *Config) (SELinuxLabels, error) {
-	return m.newLabels(c.SELinux.options(false))
+func (m *Manager) podLabels(c *podconfig.Pod) (SELinuxLabels, error) {
+	return m.newLabels(labelOptions(c.SELinux, false))
 }
 
 // containerLabels are the pod's, with those parts changed that the container names. A privileged
@@ -67,10 +69,10 @@ func (m *Manager) containerLabels(pod SELinuxLabels, e *entry[containerRecord]) 
 	sec := &e.get().Config.Security
 	own := sec.SELinux
 	// A pod that an earlier version made has no labels: there each container has its own.
-	if own == (SELinux{}) && !sec.Privileged && pod != (SELinuxLabels{}) {
+	if own == (podconfig.SELinux{}) && !sec.Privileged && pod != (SELinuxLabels{}) {
 		return pod, nil
 	}
-	l, err := m.newLabels(own.within(pod).options(sec.Privileged && own == (SELinux{})))
+	l, err := m.newLabels(labelOptions(within(own, pod), sec.Privileged && own == (podconfig.SELinux{})))
 	if err != nil || levelOf(l.Process) == "" {
 		return l, err
 	}
@@ -91,7 +93,7 @@ type volumeLabel struct {
 // container would lock the others out. Only a container that names its level needs volumes of that
 // level. In a pod that an earlier version made, each container has a level of its own, so its
 // volumes remain open to all.
-func volumeLabelOf(pod, container SELinuxLabels, sec *Security) volumeLabel {
+func volumeLabelOf(pod, container SELinuxLabels, sec *podconfig.Security) volumeLabel {
 	switch {
 	case pod.Mount == "":
 		return volumeLabel{container.Mount, AllAccess}
@@ -103,9 +105,9 @@ func volumeLabelOf(pod, container SELinuxLabels, sec *Security) volumeLabel {
 }
 
 // within fills in the parts that are not named from the pod's label. A level has colons.
-func (l SELinux) within(pod SELinuxLabels) SELinux {
+func within(l podconfig.SELinux, pod SELinuxLabels) podconfig.SELinux {
 	of := strings.SplitN(pod.Process, ":", 4)
-	if len(of) < 4 || l == (SELinux{}) {
+	if len(of) < 4 || l == (podconfig.SELinux{}) {
 		return l
 	}
 	for i, part := range []*string{&l.User, &l.Role, &l.Type, &l.Level} {
@@ -116,9 +118,9 @@ func (l SELinux) within(pod SELinuxLabels) SELinux {
 	return l
 }
 
-// options are a label's parts as label.InitLabels takes them: what is not named is as the host's
-// policy has it for containers. Disabled is a label that confines nothing.
-func (l SELinux) options(disabled bool) []string {
+// labelOptions are a label's parts as label.InitLabels takes them: what is not named is as the
+// host's policy has it for containers. Disabled is a label that confines nothing.
+func labelOptions(l podconfig.SELinux, disabled bool) []string {
 	if disabled {
 		return []string{"disable"}
 	}
@@ -134,13 +136,13 @@ func (l SELinux) options(disabled bool) []string {
 }
 
 // labelPodFiles labels the files that all containers of a pod see.
-func (m *Manager) labelPodFiles(id string, c *Config, l SELinuxLabels) error {
+func (m *Manager) labelPodFiles(id string, c *podconfig.Pod, l SELinuxLabels) error {
 	if l.Mount == "" {
 		return nil
 	}
 	f := m.containerFiles(id, c)
 	files := []string{f.ResolvConf, f.Hosts, f.Hostname}
-	if !c.hostIPC() {
+	if !c.HostIPC() {
 		files = append(files, f.Shm)
 	}
 	for _, path := range files {

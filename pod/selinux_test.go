@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // fakeLabels is SELinux of a host that has it on. Each label without a level gets categories of its
@@ -64,7 +66,7 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	m.Labels = labels
 	ctx := t.Context()
 	cfg := podConfig("p")
-	cfg.Namespaces.PID = NamespacePod
+	cfg.Namespaces.PID = podconfig.NamespacePod
 	cfg.Privileged = true
 	podID := must[string](t)(m.Run(ctx, cfg))
 	other := must[string](t)(m.Run(ctx, podConfig("q")))
@@ -78,12 +80,12 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	}
 	volume := t.TempDir()
 	attempt := uint32(0)
-	made := func(podID string, change func(*ContainerConfig)) (process, mount, root string) {
+	made := func(podID string, change func(*podconfig.Container)) (process, mount, root string) {
 		t.Helper()
 		c := containerConfig("run")
 		c.Attempt = attempt
 		attempt++
-		c.Mounts = []Mount{{ContainerPath: "/v", HostPath: volume, SELinuxRelabel: true}}
+		c.Mounts = []podconfig.Mount{{ContainerPath: "/v", HostPath: volume, SELinuxRelabel: true}}
 		change(&c)
 		id := must[string](t)(m.Create(ctx, podID, c))
 		s := read(filepath.Join(b.state, "containers", id, "config.json"))
@@ -92,29 +94,29 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	const process, mount = "u:r:container_t:s0:c1,c1000", "u:object_r:container_file_t:s0:c1,c1000"
 	for name, tc := range map[string]struct {
 		pod                    string
-		change                 func(*ContainerConfig)
+		change                 func(*podconfig.Container)
 		process, mount, volume string
 	}{
-		"one":              {podID, func(*ContainerConfig) {}, process, mount, mount},
-		"two, shares pids": {podID, func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespacePod }, process, mount, mount},
+		"one":              {podID, func(*podconfig.Container) {}, process, mount, mount},
+		"two, shares pids": {podID, func(c *podconfig.Container) { c.Security.Namespaces.PID = podconfig.NamespacePod }, process, mount, mount},
 		"own type": {
-			podID, func(c *ContainerConfig) { c.Security.SELinux.Type = "web_t" },
+			podID, func(c *podconfig.Container) { c.Security.SELinux.Type = "web_t" },
 			"u:r:web_t:s0:c1,c1000", mount, mount,
 		},
 		"own level": {
-			podID, func(c *ContainerConfig) { c.Security.SELinux.Level = "s0:c7,c8" },
+			podID, func(c *podconfig.Container) { c.Security.SELinux.Level = "s0:c7,c8" },
 			"u:r:container_t:s0:c7,c8", "u:object_r:container_file_t:s0:c7,c8", "u:object_r:container_file_t:s0:c7,c8",
 		},
 		"privileged": {
-			podID, func(c *ContainerConfig) { c.Security.Privileged = true },
+			podID, func(c *podconfig.Container) { c.Security.Privileged = true },
 			"", "u:object_r:container_file_t:s0:c1022,c1023", mount, // the others must still read the volume
 		},
 		"privileged, own type": {
-			podID, func(c *ContainerConfig) { c.Security.Privileged, c.Security.SELinux.Type = true, "spc_t" },
+			podID, func(c *podconfig.Container) { c.Security.Privileged, c.Security.SELinux.Type = true, "spc_t" },
 			"u:r:spc_t:s0:c1,c1000", mount, mount,
 		},
 		"another pod's": {
-			other, func(*ContainerConfig) {},
+			other, func(*podconfig.Container) {},
 			"u:r:container_t:s0:c2,c1000", "u:object_r:container_file_t:s0:c2,c1000", "u:object_r:container_file_t:s0:c2,c1000",
 		},
 	} {
@@ -171,7 +173,7 @@ func TestSELinuxLabelsOfOlderPod(t *testing.T) {
 	} {
 		c := containerConfig("run")
 		c.Attempt, c.Security.Privileged = uint32(i), tc.privileged
-		c.Mounts = []Mount{{ContainerPath: "/v", HostPath: volume, SELinuxRelabel: true}}
+		c.Mounts = []podconfig.Mount{{ContainerPath: "/v", HostPath: volume, SELinuxRelabel: true}}
 		must[string](t)(m.Create(ctx, podID, c))
 		if got := labels.changed[volume]; got != (volumeLabel{tc.volume, AllAccess}) {
 			t.Errorf("privileged %t: volume %+v", tc.privileged, got)
@@ -206,7 +208,7 @@ func TestSELinuxLevelIsHeldUntilItsLastUserIsGone(t *testing.T) {
 	c.Security.SELinux.Level = own
 	must[string](t)(m.Create(ctx, pods[2], c))
 	bad := c
-	bad.Attempt, bad.Mounts = 1, []Mount{{ContainerPath: "/v", HostPath: "/proc/self/exe/none"}}
+	bad.Attempt, bad.Mounts = 1, []podconfig.Mount{{ContainerPath: "/v", HostPath: "/proc/self/exe/none"}}
 	if _, err := m.Create(ctx, pods[2], bad); err == nil {
 		t.Error("container with a bad mount was made")
 	}
@@ -234,20 +236,20 @@ func TestSELinuxLevelIsHeldUntilItsLastUserIsGone(t *testing.T) {
 
 func TestSELinuxOptions(t *testing.T) {
 	for name, c := range map[string]struct {
-		label    SELinux
+		label    podconfig.SELinux
 		disabled bool
 		want     []string
 	}{
-		"nothing":  {SELinux{}, false, nil},
-		"disabled": {SELinux{}, true, []string{"disable"}},
-		"level":    {SELinux{Level: "s0:c1,c2"}, false, []string{"level:s0:c1,c2"}},
+		"nothing":  {podconfig.SELinux{}, false, nil},
+		"disabled": {podconfig.SELinux{}, true, []string{"disable"}},
+		"level":    {podconfig.SELinux{Level: "s0:c1,c2"}, false, []string{"level:s0:c1,c2"}},
 		"all": {
-			SELinux{User: "system_u", Role: "system_r", Type: "container_t", Level: "s0:c3"},
+			podconfig.SELinux{User: "system_u", Role: "system_r", Type: "container_t", Level: "s0:c3"},
 			false,
 			[]string{"user:system_u", "role:system_r", "type:container_t", "level:s0:c3"},
 		},
 	} {
-		if got := c.label.options(c.disabled); !slices.Equal(got, c.want) {
+		if got := labelOptions(c.label, c.disabled); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/userdb"
 )
 
@@ -19,13 +20,13 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 ) (ocispec.Input, error) {
 	pc, c := &p.get().Config, &e.get().Config
 	sec := &c.Security
-	if err := sec.Namespaces.fitsPod(&pc.Namespaces); err != nil {
+	if err := sec.Namespaces.FitsPod(&pc.Namespaces); err != nil {
 		return ocispec.Input{}, err
 	}
 	if sec.Privileged && !pc.Privileged {
 		return ocispec.Input{}, errdefs.Errorf(errdefs.ErrInvalid, "a privileged container needs a privileged pod")
 	}
-	handler, err := m.handler(pc)
+	handler, err := m.opts.Handlers.Of(pc)
 	if err != nil {
 		return ocispec.Input{}, err
 	}
@@ -44,7 +45,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 			Available: availableCapabilities(),
 		},
 		MaskedPaths: sec.MaskedPaths, ReadonlyPaths: sec.ReadonlyPaths,
-		Resources:   c.Resources.on(limitsOfHost()),
+		Resources:   c.Resources.On(podconfig.LimitsOfHost()),
 		Rlimits:     m.opts.Rlimits,
 		CgroupsPath: m.cgroupsPath(pc, e.id),
 	}
@@ -60,10 +61,10 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 	if !path.IsAbs(in.WorkingDir) {
 		in.WorkingDir = "/" + in.WorkingDir
 	}
-	if in.Hostname, err = pc.hostname(); err != nil {
+	if in.Hostname, err = pc.UTSName(); err != nil {
 		return in, err
 	}
-	if handler.sandboxed() {
+	if handler.Sandboxed() {
 		if _, err := m.sharedPID(ctx, p); err != nil {
 			return in, err
 		}
@@ -80,7 +81,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 	if in.Devices, err = resolveDevices(c.Devices, in.AllDevices); err != nil {
 		return in, err
 	}
-	in.Annotations = handler.passed(pc.Annotations, c.Annotations)
+	in.Annotations = handler.PassedAnnotations(pc.Annotations, c.Annotations)
 	if in.AppArmor, err = m.appArmorProfile(ctx, sec.AppArmor, sec.Privileged); err != nil {
 		return in, err
 	}
@@ -91,15 +92,15 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 // cgroupsPath is where the container's cgroup goes. Without a parent there is no
 // directory per pod: it would hold no limits, cost a mkdir in every hierarchy, and be
 // ours to remove.
-func (m *Manager) cgroupsPath(c *Config, id string) string {
+func (m *Manager) cgroupsPath(c *podconfig.Pod, id string) string {
 	parent := m.cgroupParent(c)
-	if m.opts.CgroupDriver == Systemd {
+	if m.opts.CgroupDriver == podconfig.Systemd {
 		return path.Base(parent) + ":coracle:" + id
 	}
 	return path.Join("/", parent, id)
 }
 
-func (m *Manager) cgroupParent(c *Config) string {
+func (m *Manager) cgroupParent(c *podconfig.Pod) string {
 	if c.CgroupParent == "" {
 		return m.opts.CgroupRoot
 	}
@@ -107,32 +108,32 @@ func (m *Manager) cgroupParent(c *Config) string {
 }
 
 // containerFiles are the pod's files that a container sees.
-func (m *Manager) containerFiles(podID string, c *Config) ocispec.Files {
+func (m *Manager) containerFiles(podID string, c *podconfig.Pod) ocispec.Files {
 	f := ocispec.Files{
 		ResolvConf: m.podFile(podID, "resolv.conf"),
 		Hosts:      m.podFile(podID, "hosts"),
 		Hostname:   m.podFile(podID, "hostname"),
 		Shm:        m.podFile(podID, "shm"),
 	}
-	if c.hostIPC() {
+	if c.HostIPC() {
 		f.Shm = "/dev/shm"
 	}
 	return f
 }
 
 // containerNamespaces are those of the pod, and the PID namespace that the container chooses.
-func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], c *ContainerConfig) (ocispec.Namespaces, error) {
+func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], c *podconfig.Container) (ocispec.Namespaces, error) {
 	rec := p.get()
 	n := ocispec.Namespaces{
 		Net: rec.Namespaces.Net, IPC: rec.Namespaces.IPC, UTS: rec.Namespaces.UTS,
 		User: rec.Namespaces.User, UIDs: mappings(rec.Config.Namespaces.Users.UIDs), GIDs: mappings(rec.Config.Namespaces.Users.GIDs),
-		HostNet: rec.Config.hostNetwork(), HostIPC: rec.Config.hostIPC(),
+		HostNet: rec.Config.HostNetwork(), HostIPC: rec.Config.HostIPC(),
 	}
 	switch mode := c.Security.Namespaces.PID; mode {
-	case NamespaceNode:
+	case podconfig.NamespaceNode:
 		n.HostPID = true
-	case NamespacePod:
-		if rec.Config.Namespaces.PID == NamespaceNode {
+	case podconfig.NamespacePod:
+		if rec.Config.Namespaces.PID == podconfig.NamespaceNode {
 			n.HostPID = true
 			break
 		}
@@ -141,7 +142,7 @@ func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], 
 			return n, err
 		}
 		n.PID = fmt.Sprintf("/proc/%d/ns/pid", pid)
-	case NamespaceTarget:
+	case podconfig.NamespaceTarget:
 		t, err := m.containers.find(c.Security.Namespaces.TargetID)
 		if err != nil {
 			return n, fmt.Errorf("target container: %w", err)
@@ -161,15 +162,15 @@ func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], 
 // maxSeccompProfile bounds a profile file.
 const maxSeccompProfile = 1 << 20
 
-func (m *Manager) seccompProfile(s *Seccomp) (ocispec.Seccomp, error) {
+func (m *Manager) seccompProfile(s *podconfig.Seccomp) (ocispec.Seccomp, error) {
 	kind := s.Type
 	if kind == "" {
 		kind = m.opts.UnsetSeccomp
 	}
 	switch kind {
-	case ProfileRuntimeDefault:
+	case podconfig.ProfileRuntimeDefault:
 		return ocispec.Seccomp{Default: true}, nil
-	case ProfileLocalhost:
+	case podconfig.ProfileLocalhost:
 		st, err := os.Stat(s.Localhost)
 		if err != nil {
 			return ocispec.Seccomp{}, errdefs.Errorf(errdefs.ErrInvalid, "seccomp profile: %w", err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -77,7 +78,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err := m.tellContainer(ctx, ContainerStarts, e); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	handler, err := m.handler(&p.get().Config)
+	handler, err := m.opts.Handlers.Of(&p.get().Config)
 	if err != nil {
 		return m.startFailed(ctx, e, err)
 	}
@@ -173,7 +174,7 @@ func (m *Manager) renamePod(p *entry[podRecord], rec *containerRecord) error {
 	if rec.Checkpoint == "" || pr.Namespaces.UTS == "" {
 		return nil
 	}
-	name, err := pr.Config.hostname()
+	name, err := pr.Config.UTSName()
 	if err != nil {
 		return err
 	}
@@ -183,9 +184,9 @@ func (m *Manager) renamePod(p *entry[podRecord], rec *containerRecord) error {
 // targetStillRuns says whether the process whose PID namespace the spec names by number
 // is the target's still: if it has ended, the number may be another's by now, and be in
 // the host's namespace.
-func (m *Manager) targetStillRuns(c *ContainerConfig) error {
+func (m *Manager) targetStillRuns(c *podconfig.Container) error {
 	n := &c.Security.Namespaces
-	if n.PID != NamespaceTarget {
+	if n.PID != podconfig.NamespaceTarget {
 		return nil
 	}
 	t, err := m.containers.find(n.TargetID)

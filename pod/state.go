@@ -3,12 +3,12 @@ package pod
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"fmt"
 	"net/netip"
 	"syscall"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/nspin"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // idLength is the length of pod and container ids, as peers have it.
@@ -41,7 +41,7 @@ const (
 type podRecord struct {
 	ID         string        `json:"id"`
 	Phase      podPhase      `json:"phase"`
-	Config     Config        `json:"config"`
+	Config     podconfig.Pod `json:"config"`
 	CreatedAt  time.Time     `json:"createdAt"`
 	IPs        []netip.Addr  `json:"ips,omitempty"`
 	Namespaces nspin.Set     `json:"namespaces"`
@@ -56,23 +56,7 @@ type podRecord struct {
 	Steps []Step `json:"steps,omitempty"`
 }
 
-// identity is what is unique among pods.
-func (c *Config) identity() string {
-	return fmt.Sprintf("%s\x00%s\x00%s\x00%d", c.Namespace, c.Name, c.UID, c.Attempt)
-}
-
-// String names the pod in errors as people know it.
-func (c *Config) String() string { return c.Namespace + "/" + c.Name }
-
 func (r *podRecord) visible() bool { return r.Phase != podMaking && r.Phase != podRemoving }
-
-// hostNetwork says whether the pod uses the host's network, and with it its host name.
-func (c *Config) hostNetwork() bool { return c.Namespaces.Network == NamespaceNode }
-
-// userNamespace says whether the pod has a user namespace of its own.
-func (c *Config) userNamespace() bool { return c.Namespaces.User == NamespacePod }
-
-func (c *Config) hostIPC() bool { return c.Namespaces.IPC == NamespaceNode }
 
 // value is what callers see of the record.
 func (r *podRecord) value() Pod {
@@ -103,12 +87,12 @@ const (
 
 // containerRecord is container.json.
 type containerRecord struct {
-	ID       string          `json:"id"`
-	PodID    string          `json:"podID"`
-	Phase    containerPhase  `json:"phase"`
-	Config   ContainerConfig `json:"config"`
-	ImageID  string          `json:"imageID"`
-	ImageRef string          `json:"imageRef,omitempty"`
+	ID       string              `json:"id"`
+	PodID    string              `json:"podID"`
+	Phase    containerPhase      `json:"phase"`
+	Config   podconfig.Container `json:"config"`
+	ImageID  string              `json:"imageID"`
+	ImageRef string              `json:"imageRef,omitempty"`
 
 	CreatedAt  time.Time `json:"createdAt"`
 	StartedAt  time.Time `json:"startedAt,omitzero"` // of the last try, if it was ever to be started
@@ -144,11 +128,6 @@ type containerRecord struct {
 	VolumeRefs map[string]string `json:"volumeRefs,omitempty"`
 	// Steps are those of making and starting it.
 	Steps []Step `json:"steps,omitempty"`
-}
-
-// containerIdentity is what is unique among containers.
-func containerIdentity(podID string, c *ContainerConfig) string {
-	return fmt.Sprintf("%s\x00%s\x00%d", podID, c.Name, c.Attempt)
 }
 
 func (r *containerRecord) visible() bool {

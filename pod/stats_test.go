@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/reading"
 )
 
@@ -118,7 +119,7 @@ func TestPodStatsOfTheCallersCgroup(t *testing.T) {
 	ctx := t.Context()
 	c := podConfig("p")
 	c.CgroupParent = "/kubepods/pod1"
-	c.Namespaces.Network = NamespaceNode
+	c.Namespaces.Network = podconfig.NamespaceNode
 	b.cgroups["/kubepods/pod1"] = cgstat.Usage{CPU: cgstat.CPU{Total: 99}}
 	podID := must[string](t)(m.Run(ctx, c))
 	s := must[PodStats](t)(m.PodStats(ctx, podID))
@@ -131,23 +132,23 @@ func TestPodStatsOfTheCallersCgroup(t *testing.T) {
 
 func TestCgroupPaths(t *testing.T) {
 	for name, c := range map[string]struct {
-		driver         CgroupDriver
+		driver         podconfig.CgroupDriver
 		parent         string
 		container, pod string
 	}{
-		"cgroupfs":              {Cgroupfs, "", "/coracle/c1", ""},
-		"cgroupfs, with parent": {Cgroupfs, "/kubepods/pod1", "/kubepods/pod1/c1", "/kubepods/pod1"},
-		"systemd":               {Systemd, "", "/system.slice/coracle-c1.scope", ""},
+		"cgroupfs":              {podconfig.Cgroupfs, "", "/coracle/c1", ""},
+		"cgroupfs, with parent": {podconfig.Cgroupfs, "/kubepods/pod1", "/kubepods/pod1/c1", "/kubepods/pod1"},
+		"systemd":               {podconfig.Systemd, "", "/system.slice/coracle-c1.scope", ""},
 		"systemd, with parent": {
-			Systemd, "kubepods-burstable-pod1.slice",
+			podconfig.Systemd, "kubepods-burstable-pod1.slice",
 			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/coracle-c1.scope",
 			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := New(Options{CgroupDriver: c.driver}, Deps{})
-			container := must[string](t)(m.containerCgroup(&Config{CgroupParent: c.parent}, "c1"))
-			pod := must[string](t)(m.podCgroup(&Config{CgroupParent: c.parent}))
+			container := must[string](t)(m.containerCgroup(&podconfig.Pod{CgroupParent: c.parent}, "c1"))
+			pod := must[string](t)(m.podCgroup(&podconfig.Pod{CgroupParent: c.parent}))
 			if container != c.container || pod != c.pod {
 				t.Errorf("%q and %q, want %q and %q", container, pod, c.container, c.pod)
 			}
@@ -198,13 +199,13 @@ func TestUpdatePodResources(t *testing.T) {
 	m, _ := b.manager()
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
-	ok(t, m.UpdatePodResources(ctx, podID, &Resources{MemoryLimit: 5}, nil))
-	ok(t, m.UpdatePodResources(ctx, podID, nil, &Resources{CPUShares: 6}))
+	ok(t, m.UpdatePodResources(ctx, podID, &podconfig.Resources{MemoryLimit: 5}, nil))
+	ok(t, m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{CPUShares: 6}))
 	p := must[Pod](t)(m.Pod(podID))
 	if p.Config.Overhead.MemoryLimit != 5 || p.Config.Resources.CPUShares != 6 {
 		t.Errorf("%+v, %+v", p.Config.Overhead, p.Config.Resources)
 	}
-	if err := m.UpdatePodResources(ctx, podID, &Resources{CPUPeriod: -1}, nil); !errors.Is(err, errdefs.ErrInvalid) {
+	if err := m.UpdatePodResources(ctx, podID, &podconfig.Resources{CPUPeriod: -1}, nil); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("bad overhead: %v", err)
 	}
 	if err := m.UpdatePodResources(ctx, "no-such", nil, nil); !errors.Is(err, errdefs.ErrNotFound) {

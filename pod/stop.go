@@ -61,7 +61,7 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 		tasks.Go(func() error { return errdefs.During("container", u.ID, m.end(ctx, e.id, u.ID)) })
 	}
 	// A host port must be free for the next pod when Stop has returned.
-	if np := m.networkPod(e.id, c); len(np.Ports) > 0 && !c.hostNetwork() {
+	if np := m.networkPod(e.id, c); len(np.Ports) > 0 && !c.HostNetwork() {
 		tasks.Go(func() error { return m.Network.Teardown(ctx, np) })
 	}
 	if err := tasks.Wait(); err != nil {
@@ -133,7 +133,7 @@ func (m *Manager) dropPodParts(ctx context.Context, e *entry[podRecord]) error {
 	if err := m.endInit(ctx, e); err != nil {
 		return err
 	}
-	if !c.hostNetwork() {
+	if !c.HostNetwork() {
 		if err := m.Network.Teardown(ctx, m.networkPod(e.id, c)); err != nil {
 			return err
 		}

@@ -171,7 +171,7 @@ func (m *Manager) signal(ctx context.Context, e *entry[containerRecord], sig sys
 		PodID: rec.PodID, ID: e.id, Signal: sig,
 		// Without a PID namespace of its own the kernel does not end the
 		// other processes with init.
-		All: sig == syscall.SIGKILL && rec.Config.sharesPID(),
+		All: sig == syscall.SIGKILL && rec.Config.SharesPID(),
 	})
 	if errors.Is(err, client.ErrNotRunning) || errors.Is(err, client.ErrNotFound) {
 		return m.settle(ctx, e)
@@ -204,12 +204,3 @@ func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
 
 // unknownExit is the exit code of a container whose end no one saw, as peers have it.
 const unknownExit = 255
-
-// sharesPID says whether the container is in a PID namespace with others.
-func (c *ContainerConfig) sharesPID() bool {
-	switch c.Security.Namespaces.PID {
-	case NamespacePod, NamespaceNode, NamespaceTarget:
-		return true
-	}
-	return false
-}

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -41,13 +42,13 @@ const unmanagedName = "unmanaged"
 
 // pod returns its status.
 func (u Unmanaged) pod() Pod {
-	return Pod{ID: u.ID, Config: Config{Name: unmanagedName, Namespace: unmanagedName, UID: u.ID}, State: NotReady, CreatedAt: u.Since}
+	return Pod{ID: u.ID, Config: podconfig.Pod{Name: unmanagedName, Namespace: unmanagedName, UID: u.ID}, State: NotReady, CreatedAt: u.Since}
 }
 
 // container returns its status.
 func (u Unmanaged) container() Container {
 	return Container{
-		ID: u.ID, PodID: u.PodID, Config: ContainerConfig{Name: unmanagedName, Image: unmanagedName},
+		ID: u.ID, PodID: u.PodID, Config: podconfig.Container{Name: unmanagedName, Image: unmanagedName},
 		ImageID: unmanagedName, ImageRef: unmanagedName,
 		State: Unknown, CreatedAt: u.Since, Reason: "Unmanaged", Message: u.Reason,
 	}

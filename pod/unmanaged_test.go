@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -24,7 +25,7 @@ func (b *bench) lone() (m *Manager, podID, id string) {
 	m, h := b.manager()
 	podID = must[string](b.t)(m.Run(b.t.Context(), podConfig("p")))
 	c := containerConfig("run")
-	c.Mounts = []Mount{{ContainerPath: "/image", Image: "busybox"}}
+	c.Mounts = []podconfig.Mount{{ContainerPath: "/image", Image: "busybox"}}
 	id = must[string](b.t)(m.Create(b.t.Context(), podID, c))
 	ok(b.t, m.StartContainer(b.t.Context(), id))
 	b.kill(h)
@@ -236,10 +237,10 @@ func TestInitOfUnmanagedContainersStays(t *testing.T) {
 func (b *bench) sharing(m *Manager) (podID, id string) {
 	b.t.Helper()
 	cfg := podConfig("p")
-	cfg.Namespaces.PID = NamespacePod
+	cfg.Namespaces.PID = podconfig.NamespacePod
 	podID = must[string](b.t)(m.Run(b.t.Context(), cfg))
 	c := containerConfig("run")
-	c.Security.Namespaces.PID = NamespacePod
+	c.Security.Namespaces.PID = podconfig.NamespacePod
 	id = must[string](b.t)(m.Create(b.t.Context(), podID, c))
 	ok(b.t, m.StartContainer(b.t.Context(), id))
 	return podID, id

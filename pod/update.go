@@ -11,18 +11,19 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // UpdateResources changes the limits of a created or running container; zero fields stay
 // as they are. The new limits are recorded, and are in force at once or from the start
 // on. annotations are taken for the caller's sake and steer nothing. The score for the
 // out-of-memory killer belongs to a process that runs already and is not changed.
-func (m *Manager) UpdateResources(ctx context.Context, id string, r Resources, annotations map[string]string) error {
+func (m *Manager) UpdateResources(ctx context.Context, id string, r podconfig.Resources, annotations map[string]string) error {
 	e, err := m.containers.find(id)
 	if err != nil {
 		return errdefs.During("update container", id, err)
 	}
-	if err := r.validate(); err != nil {
+	if err := r.Validate(); err != nil {
 		return errdefs.During("update container", e.id, err)
 	}
 	_ = annotations
@@ -35,15 +36,15 @@ func (m *Manager) UpdateResources(ctx context.Context, id string, r Resources, a
 	}))
 }
 
-func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord], r Resources) error {
+func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord], r podconfig.Resources) error {
 	rec := e.get()
-	next := rec.Config.Resources.with(r)
-	if err := next.validate(); err != nil {
+	next := rec.Config.Resources.With(r)
+	if err := next.Validate(); err != nil {
 		return err
 	}
 	switch rec.Phase {
 	case containerRunning:
-		limits := next.change(r).on(limitsOfHost()).Linux()
+		limits := next.Change(r).On(podconfig.LimitsOfHost()).Linux()
 		if err := m.adjustUpdate(ctx, e, limits); err != nil {
 			return err
 		}
@@ -70,7 +71,7 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 }
 
 // rewriteResources puts limits into the bundle, where a start finds them.
-func (m *Manager) rewriteResources(e *entry[containerRecord], r Resources) error {
+func (m *Manager) rewriteResources(e *entry[containerRecord], r podconfig.Resources) error {
 	dir := m.containerDir().Of(e.id)
 	b, err := os.ReadFile(filepath.Join(dir, ocispec.FileName))
 	if err != nil {
@@ -80,48 +81,10 @@ func (m *Manager) rewriteResources(e *entry[containerRecord], r Resources) error
 	if err := json.Unmarshal(b, &spec); err != nil {
 		return fmt.Errorf("bundle: %w", err)
 	}
-	limits := r.on(limitsOfHost()).Linux()
+	limits := r.On(podconfig.LimitsOfHost()).Linux()
 	if old := spec.Linux.Resources; old != nil {
 		limits.Devices = old.Devices
 	}
 	spec.Linux.Resources = limits
 	return ocispec.Write(dir, &spec)
-}
-
-// with is r with the fields that change sets.
-func (r Resources) with(change Resources) Resources {
-	set := func(to *int64, v int64) {
-		if v != 0 {
-			*to = v
-		}
-	}
-	set(&r.CPUPeriod, change.CPUPeriod)
-	set(&r.CPUQuota, change.CPUQuota)
-	set(&r.CPUShares, change.CPUShares)
-	set(&r.MemoryLimit, change.MemoryLimit)
-	set(&r.MemorySwapLimit, change.MemorySwapLimit)
-	if change.CpusetCPUs != "" {
-		r.CpusetCPUs = change.CpusetCPUs
-	}
-	if change.CpusetMems != "" {
-		r.CpusetMems = change.CpusetMems
-	}
-	r.Hugepages = merged(r.Hugepages, change.Hugepages)
-	r.Unified = merged(r.Unified, change.Unified)
-	return r
-}
-
-// merged is a new map with a's entries and b's, which win.
-func merged[V any](a, b map[string]V) map[string]V {
-	if len(b) == 0 {
-		return a
-	}
-	out := make(map[string]V, len(a)+len(b))
-	for k, v := range a {
-		out[k] = v
-	}
-	for k, v := range b {
-		out[k] = v
-	}
-	return out
 }

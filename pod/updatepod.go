@@ -5,21 +5,22 @@ import (
 	"net/netip"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // UpdatePodResources notes what the caller, who owns the pod's cgroup, has given the pod as
 // a whole; nil leaves what is noted. The pod's containers are not touched. ErrPrecondition if
 // the pod is not ready.
-func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead, resources *Resources) error {
+func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error {
 	e, err := m.pods.find(podID)
 	if err != nil {
 		return errdefs.During("update pod", podID, err)
 	}
-	for _, r := range []*Resources{overhead, resources} {
+	for _, r := range []*podconfig.Resources{overhead, resources} {
 		if r == nil {
 			continue
 		}
-		if err := r.validate(); err != nil {
+		if err := r.Validate(); err != nil {
 			return errdefs.During("update pod", e.id, err)
 		}
 	}

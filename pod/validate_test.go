@@ -11,76 +11,77 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func TestBadPods(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
 	for name, tc := range map[string]struct {
-		change func(c *Config)
+		change func(c *podconfig.Pod)
 		kind   error
 	}{
-		"no name":         {func(c *Config) { c.Name = "" }, errdefs.ErrInvalid},
-		"no namespace":    {func(c *Config) { c.Namespace = "" }, errdefs.ErrInvalid},
-		"no uid":          {func(c *Config) { c.UID = "" }, errdefs.ErrInvalid},
-		"slash in name":   {func(c *Config) { c.Name = "a/b" }, errdefs.ErrInvalid},
-		"newline in uid":  {func(c *Config) { c.UID = "a\nb" }, errdefs.ErrInvalid},
-		"long name":       {func(c *Config) { c.Name = strings.Repeat("x", 300) }, errdefs.ErrInvalid},
-		"hostname":        {func(c *Config) { c.Hostname = "a b" }, errdefs.ErrInvalid},
-		"hostname lines":  {func(c *Config) { c.Hostname = "a\n10.0.0.1\tregistry.example" }, errdefs.ErrInvalid},
-		"hostname ends":   {func(c *Config) { c.Hostname = "a\n" }, errdefs.ErrInvalid},
-		"hostname tab":    {func(c *Config) { c.Hostname = "a\tb" }, errdefs.ErrInvalid},
-		"hostname NUL":    {func(c *Config) { c.Hostname = "a\x00b" }, errdefs.ErrInvalid},
-		"hostname escape": {func(c *Config) { c.Hostname = "a\x1b[2J" }, errdefs.ErrInvalid},
-		"hostname remark": {func(c *Config) { c.Hostname = "#a" }, errdefs.ErrInvalid},
-		"hostname blank":  {func(c *Config) { c.Hostname = "a\u00a0b" }, errdefs.ErrInvalid},
-		"long hostname":   {func(c *Config) { c.Hostname = strings.Repeat("x", 65) }, errdefs.ErrInvalid},
-		"log directory":   {func(c *Config) { c.LogDirectory = "logs" }, errdefs.ErrInvalid},
-		"runtime handler": {func(c *Config) { c.RuntimeHandler = "kata" }, errdefs.ErrInvalid},
-		"dns server":      {func(c *Config) { c.DNS.Servers = []string{"dns.example"} }, errdefs.ErrInvalid},
-		"dns search":      {func(c *Config) { c.DNS.Searches = []string{"a\nnameserver 1.1.1.1"} }, errdefs.ErrInvalid},
-		"dns option":      {func(c *Config) { c.DNS.Options = []string{""} }, errdefs.ErrInvalid},
-		"protocol":        {func(c *Config) { c.Ports = []Port{{Protocol: "icmp", ContainerPort: 1}} }, errdefs.ErrInvalid},
-		"container port":  {func(c *Config) { c.Ports = []Port{{ContainerPort: 70000}} }, errdefs.ErrInvalid},
-		"no port":         {func(c *Config) { c.Ports = []Port{{HostPort: 80}} }, errdefs.ErrInvalid},
-		"host port":       {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostPort: -1}} }, errdefs.ErrInvalid},
-		"host ip":         {func(c *Config) { c.Ports = []Port{{ContainerPort: 1, HostIP: "x"}} }, errdefs.ErrInvalid},
-		"host port twice": {func(c *Config) {
-			c.Ports = []Port{{ContainerPort: 1, HostPort: 8}, {ContainerPort: 2, HostPort: 8}}
+		"no name":         {func(c *podconfig.Pod) { c.Name = "" }, errdefs.ErrInvalid},
+		"no namespace":    {func(c *podconfig.Pod) { c.Namespace = "" }, errdefs.ErrInvalid},
+		"no uid":          {func(c *podconfig.Pod) { c.UID = "" }, errdefs.ErrInvalid},
+		"slash in name":   {func(c *podconfig.Pod) { c.Name = "a/b" }, errdefs.ErrInvalid},
+		"newline in uid":  {func(c *podconfig.Pod) { c.UID = "a\nb" }, errdefs.ErrInvalid},
+		"long name":       {func(c *podconfig.Pod) { c.Name = strings.Repeat("x", 300) }, errdefs.ErrInvalid},
+		"hostname":        {func(c *podconfig.Pod) { c.Hostname = "a b" }, errdefs.ErrInvalid},
+		"hostname lines":  {func(c *podconfig.Pod) { c.Hostname = "a\n10.0.0.1\tregistry.example" }, errdefs.ErrInvalid},
+		"hostname ends":   {func(c *podconfig.Pod) { c.Hostname = "a\n" }, errdefs.ErrInvalid},
+		"hostname tab":    {func(c *podconfig.Pod) { c.Hostname = "a\tb" }, errdefs.ErrInvalid},
+		"hostname NUL":    {func(c *podconfig.Pod) { c.Hostname = "a\x00b" }, errdefs.ErrInvalid},
+		"hostname escape": {func(c *podconfig.Pod) { c.Hostname = "a\x1b[2J" }, errdefs.ErrInvalid},
+		"hostname remark": {func(c *podconfig.Pod) { c.Hostname = "#a" }, errdefs.ErrInvalid},
+		"hostname blank":  {func(c *podconfig.Pod) { c.Hostname = "a\u00a0b" }, errdefs.ErrInvalid},
+		"long hostname":   {func(c *podconfig.Pod) { c.Hostname = strings.Repeat("x", 65) }, errdefs.ErrInvalid},
+		"log directory":   {func(c *podconfig.Pod) { c.LogDirectory = "logs" }, errdefs.ErrInvalid},
+		"runtime handler": {func(c *podconfig.Pod) { c.RuntimeHandler = "kata" }, errdefs.ErrInvalid},
+		"dns server":      {func(c *podconfig.Pod) { c.DNS.Servers = []string{"dns.example"} }, errdefs.ErrInvalid},
+		"dns search":      {func(c *podconfig.Pod) { c.DNS.Searches = []string{"a\nnameserver 1.1.1.1"} }, errdefs.ErrInvalid},
+		"dns option":      {func(c *podconfig.Pod) { c.DNS.Options = []string{""} }, errdefs.ErrInvalid},
+		"protocol":        {func(c *podconfig.Pod) { c.Ports = []podconfig.Port{{Protocol: "icmp", ContainerPort: 1}} }, errdefs.ErrInvalid},
+		"container port":  {func(c *podconfig.Pod) { c.Ports = []podconfig.Port{{ContainerPort: 70000}} }, errdefs.ErrInvalid},
+		"no port":         {func(c *podconfig.Pod) { c.Ports = []podconfig.Port{{HostPort: 80}} }, errdefs.ErrInvalid},
+		"host port":       {func(c *podconfig.Pod) { c.Ports = []podconfig.Port{{ContainerPort: 1, HostPort: -1}} }, errdefs.ErrInvalid},
+		"host ip":         {func(c *podconfig.Pod) { c.Ports = []podconfig.Port{{ContainerPort: 1, HostIP: "x"}} }, errdefs.ErrInvalid},
+		"host port twice": {func(c *podconfig.Pod) {
+			c.Ports = []podconfig.Port{{ContainerPort: 1, HostPort: 8}, {ContainerPort: 2, HostPort: 8}}
 		}, errdefs.ErrInvalid},
-		"sysctl name":   {func(c *Config) { c.Sysctls = map[string]string{"net..x": "1"} }, errdefs.ErrInvalid},
-		"sysctl escape": {func(c *Config) { c.Sysctls = map[string]string{"net/../kernel/panic": "1"} }, errdefs.ErrInvalid},
-		"host sysctl":   {func(c *Config) { c.Sysctls = map[string]string{"kernel.panic": "1"} }, errdefs.ErrInvalid},
-		"host net sysctl": {func(c *Config) {
-			c.Sysctls, c.Namespaces.Network = map[string]string{"net.core.somaxconn": "1"}, NamespaceNode
+		"sysctl name":   {func(c *podconfig.Pod) { c.Sysctls = map[string]string{"net..x": "1"} }, errdefs.ErrInvalid},
+		"sysctl escape": {func(c *podconfig.Pod) { c.Sysctls = map[string]string{"net/../kernel/panic": "1"} }, errdefs.ErrInvalid},
+		"host sysctl":   {func(c *podconfig.Pod) { c.Sysctls = map[string]string{"kernel.panic": "1"} }, errdefs.ErrInvalid},
+		"host net sysctl": {func(c *podconfig.Pod) {
+			c.Sysctls, c.Namespaces.Network = map[string]string{"net.core.somaxconn": "1"}, podconfig.NamespaceNode
 		}, errdefs.ErrInvalid},
-		"host ipc sysctl": {func(c *Config) {
-			c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, NamespaceNode
+		"host ipc sysctl": {func(c *podconfig.Pod) {
+			c.Sysctls, c.Namespaces.IPC = map[string]string{"kernel.shmmax": "1"}, podconfig.NamespaceNode
 		}, errdefs.ErrInvalid},
-		"cgroup parent":               {func(c *Config) { c.CgroupParent = "/a/../../b" }, errdefs.ErrInvalid},
-		"cgroup as scope":             {func(c *Config) { c.CgroupParent = "a.slice:b:c" }, errdefs.ErrInvalid},
-		"network mode":                {func(c *Config) { c.Namespaces.Network = NamespaceTarget }, errdefs.ErrInvalid},
-		"ipc mode":                    {func(c *Config) { c.Namespaces.IPC = NamespaceContainer }, errdefs.ErrInvalid},
-		"pid mode":                    {func(c *Config) { c.Namespaces.PID = NamespaceTarget }, errdefs.ErrInvalid},
-		"user namespace without ids":  {func(c *Config) { c.Namespaces.User = NamespacePod }, errdefs.ErrInvalid},
-		"user namespace of container": {func(c *Config) { c.Namespaces.User = NamespaceContainer }, errdefs.ErrInvalid},
-		"ids without user namespace":  {func(c *Config) { c.Namespaces.Users = someUsers(0, 1000) }, errdefs.ErrInvalid},
-		"ids of two ranges": {func(c *Config) {
-			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1000)
-			c.Namespaces.Users.UIDs = append(c.Namespaces.Users.UIDs, IDMap{Container: 70000, Host: 1, Length: 1})
+		"cgroup parent":               {func(c *podconfig.Pod) { c.CgroupParent = "/a/../../b" }, errdefs.ErrInvalid},
+		"cgroup as scope":             {func(c *podconfig.Pod) { c.CgroupParent = "a.slice:b:c" }, errdefs.ErrInvalid},
+		"network mode":                {func(c *podconfig.Pod) { c.Namespaces.Network = podconfig.NamespaceTarget }, errdefs.ErrInvalid},
+		"ipc mode":                    {func(c *podconfig.Pod) { c.Namespaces.IPC = podconfig.NamespaceContainer }, errdefs.ErrInvalid},
+		"pid mode":                    {func(c *podconfig.Pod) { c.Namespaces.PID = podconfig.NamespaceTarget }, errdefs.ErrInvalid},
+		"user namespace without ids":  {func(c *podconfig.Pod) { c.Namespaces.User = podconfig.NamespacePod }, errdefs.ErrInvalid},
+		"user namespace of container": {func(c *podconfig.Pod) { c.Namespaces.User = podconfig.NamespaceContainer }, errdefs.ErrInvalid},
+		"ids without user namespace":  {func(c *podconfig.Pod) { c.Namespaces.Users = someUsers(0, 1000) }, errdefs.ErrInvalid},
+		"ids of two ranges": {func(c *podconfig.Pod) {
+			c.Namespaces.User, c.Namespaces.Users = podconfig.NamespacePod, someUsers(0, 1000)
+			c.Namespaces.Users.UIDs = append(c.Namespaces.Users.UIDs, podconfig.IDMap{Container: 70000, Host: 1, Length: 1})
 		}, errdefs.ErrInvalid},
-		"other ids for groups": {func(c *Config) {
-			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1000)
+		"other ids for groups": {func(c *podconfig.Pod) {
+			c.Namespaces.User, c.Namespaces.Users = podconfig.NamespacePod, someUsers(0, 1000)
 			c.Namespaces.Users.GIDs = someUsers(0, 2000).GIDs
 		}, errdefs.ErrInvalid},
-		"ids without root": {func(c *Config) {
-			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(1, 1000)
+		"ids without root": {func(c *podconfig.Pod) {
+			c.Namespaces.User, c.Namespaces.Users = podconfig.NamespacePod, someUsers(1, 1000)
 		}, errdefs.ErrInvalid},
-		"ids beyond the last": {func(c *Config) {
-			c.Namespaces.User, c.Namespaces.Users = NamespacePod, someUsers(0, 1<<32-100)
+		"ids beyond the last": {func(c *podconfig.Pod) {
+			c.Namespaces.User, c.Namespaces.Users = podconfig.NamespacePod, someUsers(0, 1<<32-100)
 		}, errdefs.ErrInvalid},
-		"user namespace and the host's network": {func(c *Config) {
-			c.Namespaces.User, c.Namespaces.Users, c.Namespaces.Network = NamespacePod, someUsers(0, 1000), NamespaceNode
+		"user namespace and the host's network": {func(c *podconfig.Pod) {
+			c.Namespaces.User, c.Namespaces.Users, c.Namespaces.Network = podconfig.NamespacePod, someUsers(0, 1000), podconfig.NamespaceNode
 		}, errdefs.ErrInvalid},
 	} {
 		c := podConfig("p")
@@ -93,24 +94,6 @@ func TestBadPods(t *testing.T) {
 		t.Errorf("bad input led to calls: %v", b.calls)
 	}
 	b.nothingLeft()
-}
-
-func TestSystemdWantsASlice(t *testing.T) {
-	o := Options{CgroupDriver: Systemd}.withDefaults()
-	c := podConfig("p")
-	c.CgroupParent = "/kubepods"
-	if err := c.validate(&o); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("got %v", err)
-	}
-	c.CgroupParent = "/kubepods.slice/kubepods-pod1.slice"
-	if err := c.validate(&o); err != nil {
-		t.Error(err)
-	}
-	m := New(o, Deps{})
-	defer m.Close()
-	if got := m.cgroupsPath(&c, "id"); got != "kubepods-pod1.slice:coracle:id" {
-		t.Errorf("cgroups path %s", got)
-	}
 }
 
 func TestBadContainers(t *testing.T) {
@@ -128,109 +111,125 @@ func TestBadContainers(t *testing.T) {
 	ok(t, os.WriteFile(file, []byte("{"), 0o600))
 	uid, gid := int64(1), int64(1)
 	for name, tc := range map[string]struct {
-		change func(c *ContainerConfig)
+		change func(c *podconfig.Container)
 		kind   error
 	}{
-		"no name":               {func(c *ContainerConfig) { c.Name = "" }, errdefs.ErrInvalid},
-		"no image":              {func(c *ContainerConfig) { c.Image = "" }, errdefs.ErrInvalid},
-		"unknown image":         {func(c *ContainerConfig) { c.Image = "nginx" }, errdefs.ErrNotFound},
-		"nothing to run":        {func(c *ContainerConfig) { c.Image, c.Command = "nothing-to-run", nil }, errdefs.ErrInvalid},
-		"working directory":     {func(c *ContainerConfig) { c.WorkingDir = "a" }, errdefs.ErrInvalid},
-		"absolute log path":     {func(c *ContainerConfig) { c.LogPath = "/etc/passwd" }, errdefs.ErrInvalid},
-		"log path out":          {func(c *ContainerConfig) { c.LogPath = "../x.log" }, errdefs.ErrInvalid},
-		"log path below a file": {func(c *ContainerConfig) { c.LogPath = "file/x.log" }, errdefs.ErrInvalid},
-		"log path is directory": {func(c *ContainerConfig) { c.LogPath = "." }, errdefs.ErrInvalid},
-		"variable without name": {func(c *ContainerConfig) { c.Env = [][2]string{{"", "x"}} }, errdefs.ErrInvalid},
-		"variable with =":       {func(c *ContainerConfig) { c.Env = [][2]string{{"a=b", "x"}} }, errdefs.ErrInvalid},
-		"zero byte":             {func(c *ContainerConfig) { c.Args = []string{"a\x00"} }, errdefs.ErrInvalid},
-		"mount on root":         {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/", HostPath: "/x"}} }, errdefs.ErrInvalid},
-		"relative mount":        {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "x", HostPath: "/x"}} }, errdefs.ErrInvalid},
-		"relative host path":    {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "x"}} }, errdefs.ErrInvalid},
-		"host path below a file": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: file + "/x"}}
+		"no name":               {func(c *podconfig.Container) { c.Name = "" }, errdefs.ErrInvalid},
+		"no image":              {func(c *podconfig.Container) { c.Image = "" }, errdefs.ErrInvalid},
+		"unknown image":         {func(c *podconfig.Container) { c.Image = "nginx" }, errdefs.ErrNotFound},
+		"nothing to run":        {func(c *podconfig.Container) { c.Image, c.Command = "nothing-to-run", nil }, errdefs.ErrInvalid},
+		"working directory":     {func(c *podconfig.Container) { c.WorkingDir = "a" }, errdefs.ErrInvalid},
+		"absolute log path":     {func(c *podconfig.Container) { c.LogPath = "/etc/passwd" }, errdefs.ErrInvalid},
+		"log path out":          {func(c *podconfig.Container) { c.LogPath = "../x.log" }, errdefs.ErrInvalid},
+		"log path below a file": {func(c *podconfig.Container) { c.LogPath = "file/x.log" }, errdefs.ErrInvalid},
+		"log path is directory": {func(c *podconfig.Container) { c.LogPath = "." }, errdefs.ErrInvalid},
+		"variable without name": {func(c *podconfig.Container) { c.Env = [][2]string{{"", "x"}} }, errdefs.ErrInvalid},
+		"variable with =":       {func(c *podconfig.Container) { c.Env = [][2]string{{"a=b", "x"}} }, errdefs.ErrInvalid},
+		"zero byte":             {func(c *podconfig.Container) { c.Args = []string{"a\x00"} }, errdefs.ErrInvalid},
+		"mount on root": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/", HostPath: "/x"}}
 		}, errdefs.ErrInvalid},
-		"propagation": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Propagation: "x"}}
+		"relative mount": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "x", HostPath: "/x"}}
 		}, errdefs.ErrInvalid},
-		"rro without ro": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", RecursiveReadonly: true}}
+		"relative host path": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: "x"}}
 		}, errdefs.ErrInvalid},
-		"image volume of no image": {func(c *ContainerConfig) { c.Mounts = []Mount{{ContainerPath: "/x", Image: "none"}} }, errdefs.ErrNotFound},
-		"image volume and host path": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", HostPath: "/x"}}
+		"host path below a file": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: file + "/x"}}
 		}, errdefs.ErrInvalid},
-		"sub-path without image": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", ImageSubPath: "x"}}
+		"propagation": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: "/x", Propagation: "x"}}
 		}, errdefs.ErrInvalid},
-		"sub-path above image": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "etc/../../x"}}
+		"rro without ro": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: "/x", RecursiveReadonly: true}}
 		}, errdefs.ErrInvalid},
-		"absolute sub-path": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "/etc"}}
+		"image volume of no image": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", Image: "none"}}
+		}, errdefs.ErrNotFound},
+		"image volume and host path": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", Image: "busybox", HostPath: "/x"}}
 		}, errdefs.ErrInvalid},
-		"sub-path that is not in the image": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "none"}}
+		"sub-path without image": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: "/x", ImageSubPath: "x"}}
 		}, errdefs.ErrInvalid},
-		"propagation of an image": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", Image: "busybox", Propagation: PropagationBidirectional}}
+		"sub-path above image": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "etc/../../x"}}
 		}, errdefs.ErrInvalid},
-		"mount option": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Options: []string{"noexec", "rw"}}}
+		"absolute sub-path": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "/etc"}}
 		}, errdefs.ErrInvalid},
-		"ids of users only": {func(c *ContainerConfig) {
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Users: IDMaps{UIDs: []IDMap{{Length: 1}}}}}
+		"sub-path that is not in the image": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", Image: "busybox", ImageSubPath: "none"}}
 		}, errdefs.ErrInvalid},
-		"ids out of range": {func(c *ContainerConfig) {
-			maps := []IDMap{{Host: 1<<32 - 1, Length: 2}}
-			c.Mounts = []Mount{{ContainerPath: "/x", HostPath: "/x", Users: IDMaps{UIDs: maps, GIDs: maps}}}
+		"propagation of an image": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", Image: "busybox", Propagation: podconfig.PropagationBidirectional}}
 		}, errdefs.ErrInvalid},
-		"device that is none": {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: file}} }, errdefs.ErrInvalid},
-		"unknown device":      {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "/dev/none"}} }, errdefs.ErrInvalid},
-		"relative device":     {func(c *ContainerConfig) { c.Devices = []Device{{HostPath: "null"}} }, errdefs.ErrInvalid},
-		"relative device target": {func(c *ContainerConfig) {
-			c.Devices = []Device{{HostPath: "/dev/null", ContainerPath: "x"}}
+		"mount option": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: "/x", Options: []string{"noexec", "rw"}}}
 		}, errdefs.ErrInvalid},
-		"device permissions": {func(c *ContainerConfig) {
-			c.Devices = []Device{{HostPath: "/dev/null", Permissions: "x"}}
+		"ids of users only": {func(c *podconfig.Container) {
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: "/x", Users: podconfig.IDMaps{UIDs: []podconfig.IDMap{{Length: 1}}}}}
 		}, errdefs.ErrInvalid},
-		"cdi device of no form":        {func(c *ContainerConfig) { c.CDIDevices = []string{"gpu0"} }, errdefs.ErrInvalid},
-		"cdi device that is not there": {func(c *ContainerConfig) { c.CDIDevices = []string{"a.example/b=c"} }, errdefs.ErrPrecondition},
-		"cdi device twice": {func(c *ContainerConfig) {
+		"ids out of range": {func(c *podconfig.Container) {
+			maps := []podconfig.IDMap{{Host: 1<<32 - 1, Length: 2}}
+			c.Mounts = []podconfig.Mount{{ContainerPath: "/x", HostPath: "/x", Users: podconfig.IDMaps{UIDs: maps, GIDs: maps}}}
+		}, errdefs.ErrInvalid},
+		"device that is none": {func(c *podconfig.Container) { c.Devices = []podconfig.Device{{HostPath: file}} }, errdefs.ErrInvalid},
+		"unknown device":      {func(c *podconfig.Container) { c.Devices = []podconfig.Device{{HostPath: "/dev/none"}} }, errdefs.ErrInvalid},
+		"relative device":     {func(c *podconfig.Container) { c.Devices = []podconfig.Device{{HostPath: "null"}} }, errdefs.ErrInvalid},
+		"relative device target": {func(c *podconfig.Container) {
+			c.Devices = []podconfig.Device{{HostPath: "/dev/null", ContainerPath: "x"}}
+		}, errdefs.ErrInvalid},
+		"device permissions": {func(c *podconfig.Container) {
+			c.Devices = []podconfig.Device{{HostPath: "/dev/null", Permissions: "x"}}
+		}, errdefs.ErrInvalid},
+		"cdi device of no form":        {func(c *podconfig.Container) { c.CDIDevices = []string{"gpu0"} }, errdefs.ErrInvalid},
+		"cdi device that is not there": {func(c *podconfig.Container) { c.CDIDevices = []string{"a.example/b=c"} }, errdefs.ErrPrecondition},
+		"cdi device twice": {func(c *podconfig.Container) {
 			c.CDIDevices = []string{"a.example/b=c", "a.example/b=c"}
 		}, errdefs.ErrInvalid},
-		"stop signal": {func(c *ContainerConfig) { c.StopSignal = "SIGNOT" }, errdefs.ErrInvalid},
-		"cpu shares":  {func(c *ContainerConfig) { c.Resources.CPUShares = -1 }, errdefs.ErrInvalid},
-		"cpuset":      {func(c *ContainerConfig) { c.Resources.CpusetCPUs = "a" }, errdefs.ErrInvalid},
-		"swap below memory": {func(c *ContainerConfig) {
+		"stop signal": {func(c *podconfig.Container) { c.StopSignal = "SIGNOT" }, errdefs.ErrInvalid},
+		"cpu shares":  {func(c *podconfig.Container) { c.Resources.CPUShares = -1 }, errdefs.ErrInvalid},
+		"cpuset":      {func(c *podconfig.Container) { c.Resources.CpusetCPUs = "a" }, errdefs.ErrInvalid},
+		"swap below memory": {func(c *podconfig.Container) {
 			c.Resources.MemoryLimit, c.Resources.MemorySwapLimit = 2, 1
 		}, errdefs.ErrInvalid},
-		"oom score":      {func(c *ContainerConfig) { c.Resources.OOMScoreAdj = 1001 }, errdefs.ErrInvalid},
-		"huge page size": {func(c *ContainerConfig) { c.Resources.Hugepages = map[string]uint64{"big": 1} }, errdefs.ErrInvalid},
-		"cgroup file": {func(c *ContainerConfig) {
+		"oom score":      {func(c *podconfig.Container) { c.Resources.OOMScoreAdj = 1001 }, errdefs.ErrInvalid},
+		"huge page size": {func(c *podconfig.Container) { c.Resources.Hugepages = map[string]uint64{"big": 1} }, errdefs.ErrInvalid},
+		"cgroup file": {func(c *podconfig.Container) {
 			c.Resources.Unified = map[string]string{"../x": "1"}
 		}, errdefs.ErrInvalid},
-		"capability":            {func(c *ContainerConfig) { c.Security.AddCapabilities = []string{"FLY"} }, errdefs.ErrInvalid},
-		"masked path":           {func(c *ContainerConfig) { c.Security.MaskedPaths = []string{"x"} }, errdefs.ErrInvalid},
-		"user and uid":          {func(c *ContainerConfig) { c.Security.User = User{UID: &uid, Name: "app"} }, errdefs.ErrInvalid},
-		"group without user":    {func(c *ContainerConfig) { c.Security.User = User{GID: &gid} }, errdefs.ErrInvalid},
-		"unknown user":          {func(c *ContainerConfig) { c.Security.User.Name = "nobody" }, errdefs.ErrInvalid},
-		"unknown user of image": {func(c *ContainerConfig) { c.Image = "unknown-user" }, errdefs.ErrInvalid},
-		"seccomp type":          {func(c *ContainerConfig) { c.Security.Seccomp.Type = "x" }, errdefs.ErrInvalid},
-		"relative seccomp":      {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "x"} }, errdefs.ErrInvalid},
-		"no seccomp file": {func(c *ContainerConfig) {
-			c.Security.Seccomp = Seccomp{ProfileLocalhost, "/none"}
+		"capability":            {func(c *podconfig.Container) { c.Security.AddCapabilities = []string{"FLY"} }, errdefs.ErrInvalid},
+		"masked path":           {func(c *podconfig.Container) { c.Security.MaskedPaths = []string{"x"} }, errdefs.ErrInvalid},
+		"user and uid":          {func(c *podconfig.Container) { c.Security.User = podconfig.User{UID: &uid, Name: "app"} }, errdefs.ErrInvalid},
+		"group without user":    {func(c *podconfig.Container) { c.Security.User = podconfig.User{GID: &gid} }, errdefs.ErrInvalid},
+		"unknown user":          {func(c *podconfig.Container) { c.Security.User.Name = "nobody" }, errdefs.ErrInvalid},
+		"unknown user of image": {func(c *podconfig.Container) { c.Image = "unknown-user" }, errdefs.ErrInvalid},
+		"seccomp type":          {func(c *podconfig.Container) { c.Security.Seccomp.Type = "x" }, errdefs.ErrInvalid},
+		"relative seccomp": {func(c *podconfig.Container) {
+			c.Security.Seccomp = podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: "x"}
 		}, errdefs.ErrInvalid},
-		"seccomp no file": {func(c *ContainerConfig) { c.Security.Seccomp = Seccomp{ProfileLocalhost, "/"} }, errdefs.ErrInvalid},
-		"seccomp not json": {func(c *ContainerConfig) {
-			c.Security.Seccomp = Seccomp{ProfileLocalhost, file}
+		"no seccomp file": {func(c *podconfig.Container) {
+			c.Security.Seccomp = podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: "/none"}
 		}, errdefs.ErrInvalid},
-		"apparmor form":                   {func(c *ContainerConfig) { c.Security.AppArmor = "x" }, errdefs.ErrInvalid},
-		"privileged in a pod that is not": {func(c *ContainerConfig) { c.Security.Privileged = true }, errdefs.ErrInvalid},
-		"pid mode":                        {func(c *ContainerConfig) { c.Security.Namespaces.PID = "x" }, errdefs.ErrInvalid},
-		"target without id":               {func(c *ContainerConfig) { c.Security.Namespaces.PID = NamespaceTarget }, errdefs.ErrInvalid},
-		"user namespace without ids":      {func(c *ContainerConfig) { c.Security.Namespaces.User = NamespacePod }, errdefs.ErrInvalid},
-		"user namespace in a pod without": {func(c *ContainerConfig) {
-			c.Security.Namespaces.User, c.Security.Namespaces.Users = NamespacePod, someUsers(0, 1000)
+		"seccomp no file": {func(c *podconfig.Container) {
+			c.Security.Seccomp = podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: "/"}
+		}, errdefs.ErrInvalid},
+		"seccomp not json": {func(c *podconfig.Container) {
+			c.Security.Seccomp = podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: file}
+		}, errdefs.ErrInvalid},
+		"apparmor form":                   {func(c *podconfig.Container) { c.Security.AppArmor = "x" }, errdefs.ErrInvalid},
+		"privileged in a pod that is not": {func(c *podconfig.Container) { c.Security.Privileged = true }, errdefs.ErrInvalid},
+		"pid mode":                        {func(c *podconfig.Container) { c.Security.Namespaces.PID = "x" }, errdefs.ErrInvalid},
+		"target without id": {func(c *podconfig.Container) {
+			c.Security.Namespaces.PID = podconfig.NamespaceTarget
+		}, errdefs.ErrInvalid},
+		"user namespace without ids": {func(c *podconfig.Container) {
+			c.Security.Namespaces.User = podconfig.NamespacePod
+		}, errdefs.ErrInvalid},
+		"user namespace in a pod without": {func(c *podconfig.Container) {
+			c.Security.Namespaces.User, c.Security.Namespaces.Users = podconfig.NamespacePod, someUsers(0, 1000)
 		}, errdefs.ErrInvalid},
 	} {
 		c := containerConfig("run")
@@ -254,32 +253,6 @@ func TestBadContainers(t *testing.T) {
 	b.nothingLeft()
 }
 
-func TestSignals(t *testing.T) {
-	for s, want := range map[string]int{
-		"SIGTERM": 15, "term": 15, "9": 9, "SIGRTMIN": 34, "RTMIN+3": 37, "SIGRTMAX-1": 63, "64": 64,
-	} {
-		if got, err := parseSignal(s); err != nil || int(got) != want {
-			t.Errorf("%s: %d, %v", s, got, err)
-		}
-	}
-	for _, s := range []string{"", "0", "65", "-1", "SIG", "SIGRTMIN+31", "SIGRTMAX+1", "SIGRTMIN+x", "SIGRTMIN-1"} {
-		if got, err := parseSignal(s); !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("%s: %d, %v", s, got, err)
-		}
-	}
-}
-
-func TestSysctlNames(t *testing.T) {
-	for name, want := range map[string]string{
-		"net.ipv4.ip_forward": "net.ipv4.ip_forward", "net/ipv4/ip_forward": "net.ipv4.ip_forward",
-		"net/ipv4/conf/eth0.1/forwarding": "net.ipv4.conf.eth0/1.forwarding",
-	} {
-		if got := dotted(name); got != want {
-			t.Errorf("%s: %s", name, got)
-		}
-	}
-}
-
 // Mounts: a host path is made if missing, links are followed, and a propagation that
 // cannot be had is refused.
 func TestResolveMounts(t *testing.T) {
@@ -287,7 +260,7 @@ func TestResolveMounts(t *testing.T) {
 	ok(t, os.Symlink("target", filepath.Join(dir, "link")))
 	ok(t, os.Mkdir(filepath.Join(dir, "target"), 0o755))
 	m := &Manager{Deps: Deps{Labels: hostLabels{}}}
-	got, err := m.resolveMounts([]Mount{
+	got, err := m.resolveMounts([]podconfig.Mount{
 		{ContainerPath: "/a/", HostPath: filepath.Join(dir, "link")},
 		{ContainerPath: "/b", HostPath: filepath.Join(dir, "new/dir"), Readonly: true},
 	}, nil, volumeLabel{})
@@ -303,7 +276,7 @@ func TestResolveMounts(t *testing.T) {
 	ok(t, os.Mkdir(vol, 0o755))
 	ok(t, unix.Mount("vol", vol, "tmpfs", 0, ""))
 	t.Cleanup(func() { ok(t, unix.Unmount(vol, unix.MNT_DETACH)) })
-	mount := []Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: PropagationBidirectional}}
+	mount := []podconfig.Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: podconfig.PropagationBidirectional}}
 	ok(t, unix.Mount("", vol, "", unix.MS_PRIVATE, ""))
 	if _, err := m.resolveMounts(mount, nil, volumeLabel{}); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("on a private mount: %v", err)
@@ -315,7 +288,7 @@ func TestResolveMounts(t *testing.T) {
 }
 
 func TestResolveDevices(t *testing.T) {
-	got, err := resolveDevices([]Device{{HostPath: "/dev/null", ContainerPath: "/dev/nothing", Permissions: "r"}}, false)
+	got, err := resolveDevices([]podconfig.Device{{HostPath: "/dev/null", ContainerPath: "/dev/nothing", Permissions: "r"}}, false)
 	ok(t, err)
 	if n := got[0].Node; len(got) != 1 || n.Path != "/dev/nothing" || n.Major != 1 || n.Minor != 3 || n.Type != "c" ||
 		got[0].Permissions != "r" {
@@ -329,5 +302,23 @@ func TestResolveDevices(t *testing.T) {
 	}
 	if !paths["/dev/null"] || paths["/dev/ptmx"] || paths["/dev/console"] {
 		t.Errorf("host devices: %v", paths)
+	}
+}
+
+func TestSystemdWantsASlice(t *testing.T) {
+	o := Options{CgroupDriver: podconfig.Systemd}.withDefaults()
+	c := podConfig("p")
+	c.CgroupParent = "/kubepods"
+	if err := c.Validate(o.Handlers, o.CgroupDriver); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+	c.CgroupParent = "/kubepods.slice/kubepods-pod1.slice"
+	if err := c.Validate(o.Handlers, o.CgroupDriver); err != nil {
+		t.Error(err)
+	}
+	m := New(o, Deps{})
+	defer m.Close()
+	if got := m.cgroupsPath(&c, "id"); got != "kubepods-pod1.slice:coracle:id" {
+		t.Errorf("cgroups path %s", got)
 	}
 }

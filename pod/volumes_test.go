@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // bundle reads the spec of a container.
@@ -44,7 +45,7 @@ func TestImageVolumes(t *testing.T) {
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	c := containerConfig("run")
-	c.Mounts = []Mount{
+	c.Mounts = []podconfig.Mount{
 		{ContainerPath: "/whole", Image: "busybox"},
 		{ContainerPath: "/part", Image: "busybox", ImageSubPath: "etc", Options: []string{"noexec"}},
 	}
@@ -78,7 +79,7 @@ func TestVolumesOfAFailedCreateGo(t *testing.T) {
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	c := containerConfig("run")
-	c.Mounts = []Mount{{ContainerPath: "/a", Image: "busybox"}, {ContainerPath: "/b", Image: "none"}}
+	c.Mounts = []podconfig.Mount{{ContainerPath: "/a", Image: "busybox"}, {ContainerPath: "/b", Image: "none"}}
 	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "/b") {
 		t.Errorf("%v", err)
 	}
@@ -93,9 +94,9 @@ func TestMountOptionsAndIDs(t *testing.T) {
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	c := containerConfig("run")
-	maps := []IDMap{{Container: 0, Host: 100000, Length: 65536}}
-	c.Mounts = []Mount{{
-		ContainerPath: "/d", HostPath: t.TempDir(), Users: IDMaps{UIDs: maps, GIDs: maps},
+	maps := []podconfig.IDMap{{Container: 0, Host: 100000, Length: 65536}}
+	c.Mounts = []podconfig.Mount{{
+		ContainerPath: "/d", HostPath: t.TempDir(), Users: podconfig.IDMaps{UIDs: maps, GIDs: maps},
 		Options: []string{"nodev", "nosuid"},
 	}}
 	got := mountAt(t, b.bundle(must[string](t)(m.Create(ctx, podID, c))), "/d")

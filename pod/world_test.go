@@ -23,6 +23,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -44,8 +45,8 @@ type world struct {
 	mu        sync.Mutex
 	procs     map[string]*proc // by container id
 	snapshots map[string]string
-	users     map[string]IDMaps // of snapshots
-	labels    map[string]string // of snapshots
+	users     map[string]podconfig.IDMaps // of snapshots
+	labels    map[string]string           // of snapshots
 	layers    map[string][]digest.Digest
 	contents  map[string]fs.FS // of roots, by layersKey; others are all the same
 	networks  map[string]network.Pod
@@ -90,7 +91,7 @@ type proc struct {
 
 func newWorld() *world {
 	w := &world{
-		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]IDMaps{}, labels: map[string]string{},
+		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]podconfig.IDMaps{}, labels: map[string]string{},
 		layers: map[string][]digest.Digest{}, contents: map[string]fs.FS{}, networks: map[string]network.Pod{},
 		pins: map[string]bool{}, hostnames: map[string]string{}, images: map[string]image.Image{}, nextPid: 100,
 		cgroups: map[string]cgstat.Usage{},
@@ -293,12 +294,12 @@ func (b *bench) nothingLeft() {
 
 // Shorthands for what nearly every test does.
 
-func podConfig(name string) Config {
-	return Config{Name: name, Namespace: "default", UID: "uid-" + name, Hostname: "host-" + name}
+func podConfig(name string) podconfig.Pod {
+	return podconfig.Pod{Name: name, Namespace: "default", UID: "uid-" + name, Hostname: "host-" + name}
 }
 
-func containerConfig(args ...string) ContainerConfig {
-	return ContainerConfig{Name: "c", Image: "busybox", Command: args}
+func containerConfig(args ...string) podconfig.Container {
+	return podconfig.Container{Name: "c", Image: "busybox", Command: args}
 }
 
 func must[T any](t testing.TB) func(T, error) T {

@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracled/config"
 	"github.com/coracle-project/coracle/cri"
 	"github.com/coracle-project/coracle/image"
-	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/oci/probe"
 	"github.com/coracle-project/coracle/runtime/shimv2/locate"
@@ -20,14 +20,14 @@ import (
 )
 
 // podHandlers are the configured handlers as pods use them.
-func podHandlers(c config.Runtime) map[string]pod.Handler {
-	own := pod.Handler{LogLimit: logLimit(c.LogFileBytes, c.LogFiles)}
-	out := map[string]pod.Handler{"": own}
+func podHandlers(c config.Runtime) map[string]podconfig.Handler {
+	own := podconfig.Handler{LogLimit: logLimit(c.LogFileBytes, c.LogFiles)}
+	out := map[string]podconfig.Handler{"": own}
 	for _, name := range c.Handlers {
 		out[name] = own
 	}
 	for name, h := range c.Handler {
-		out[name] = pod.Handler{
+		out[name] = podconfig.Handler{
 			Runtime:                      runtimeOf(h),
 			PrivilegedWithoutHostDevices: h.PrivilegedWithoutHostDevices,
 			Annotations:                  h.Annotations,
@@ -83,11 +83,11 @@ func (n *node) unpackFor(ctx context.Context, handler string, img *image.Image) 
 }
 
 // overhead is nil if none is configured.
-func overhead(h config.Handler) *pod.Resources {
+func overhead(h config.Handler) *podconfig.Resources {
 	if h.OverheadCPUMillis == 0 && h.OverheadMemoryBytes == 0 {
 		return nil
 	}
-	r := &pod.Resources{MemoryLimit: h.OverheadMemoryBytes}
+	r := &podconfig.Resources{MemoryLimit: h.OverheadMemoryBytes}
 	if h.OverheadCPUMillis > 0 {
 		// As the kubelet converts them: 100 ms periods, 1024 shares for a CPU.
 		const period, shares, millis = 100_000, 1024, 1000

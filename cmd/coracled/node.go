@@ -24,6 +24,7 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/nri"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -151,7 +152,7 @@ func (n *node) start(ctx context.Context, records *pod.Records, respawn []string
 		ShimBinary:   n.shimBinary(),
 		CgroupDriver: cgroupDriver(c),
 		CgroupRoot:   cgroupRoot(c),
-		Handlers:     func() map[string]pod.Handler { return n.live.Load().pods },
+		Handlers:     func() map[string]podconfig.Handler { return n.live.Load().pods },
 		Restore:      c.Runtime.Restore,
 		RestoreBases: c.Runtime.RestoreBases,
 		Rlimits:      c.Runtime.Rlimits(),
@@ -279,11 +280,11 @@ func policy(c config.Image) trust.File {
 	return trust.File{Path: c.Policy}
 }
 
-func cgroupDriver(c config.Config) pod.CgroupDriver {
+func cgroupDriver(c config.Config) podconfig.CgroupDriver {
 	if c.Cgroup.Driver == "systemd" {
-		return pod.Systemd
+		return podconfig.Systemd
 	}
-	return pod.Cgroupfs
+	return podconfig.Cgroupfs
 }
 
 // cgroupRoot is where pods go that name no parent.

@@ -20,6 +20,7 @@ import (
 	"github.com/coracle-project/coracle/internal/apparmor"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 const (
@@ -127,7 +128,7 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if cgroupDriver(c) == pod.Cgroupfs {
+	if cgroupDriver(c) == podconfig.Cgroupfs {
 		if err := removeCgroup(cgroupRoot(c)); err != nil {
 			return err
 		}

@@ -10,14 +10,14 @@ import (
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
 	"github.com/coracle-project/coracle/cri"
-	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // live is what a reload changes. A new value takes the place of the old one as a whole, so that
 // no one sees half of a change.
 type live struct {
 	config config.Config
-	pods   map[string]pod.Handler
+	pods   map[string]podconfig.Handler
 	edge   []cri.Handler
 }
 

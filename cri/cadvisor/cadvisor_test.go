@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 func TestDescriptorsAreUnique(t *testing.T) {
@@ -35,13 +36,13 @@ func subject() *Pod {
 		},
 	}
 	return &Pod{
-		Pod: pod.Pod{ID: "p1", Config: pod.Config{Name: "web", Namespace: "default"}},
+		Pod: pod.Pod{ID: "p1", Config: podconfig.Pod{Name: "web", Namespace: "default"}},
 		Stats: pod.PodStats{
 			Usage: usage, NetworkTime: time.Unix(51, 0),
 			Interfaces: []pod.InterfaceUsage{{Name: "eth0", RxBytes: 7}},
 		},
 		Containers: []Container{{
-			Container: pod.Container{ID: "c1", Config: pod.ContainerConfig{Name: "main"}},
+			Container: pod.Container{ID: "c1", Config: podconfig.Container{Name: "main"}},
 			Image:     "busybox", Stats: pod.ContainerStats{Usage: usage},
 			Processes: cgstat.Processes{Count: 3, States: cgstat.States{Sleeping: 3}}, FS: FS{Device: "/dev/sdb"},
 		}},

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // ofContainers are the metrics that only containers have.
@@ -86,7 +87,7 @@ var ofContainers = []family[*Container]{
 		func(c *Container) uint64 { return c.FS.InodesFree }),
 }
 
-func (c *Container) resources() *pod.Resources { return &c.Container.Config.Resources }
+func (c *Container) resources() *podconfig.Resources { return &c.Container.Config.Resources }
 
 func at(t time.Time) []point { return one(uint64(max(t.Unix(), 0))) }
 

@@ -1,4 +1,4 @@
-package pod
+package podconfig
 
 import (
 	"path"
@@ -6,13 +6,15 @@ import (
 	"slices"
 	"strings"
 
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 )
 
-// validate checks everything about a container that can be checked without touching
+// Validate checks everything about a container that can be checked without touching
 // anything.
-func (c *ContainerConfig) validate() error {
+func (c *Container) Validate() error {
 	if err := checkName("name", c.Name); err != nil {
 		return err
 	}
@@ -49,11 +51,11 @@ func (c *ContainerConfig) validate() error {
 		return err
 	}
 	if c.StopSignal != "" {
-		if _, err := parseSignal(c.StopSignal); err != nil {
+		if _, err := ParseSignal(c.StopSignal); err != nil {
 			return err
 		}
 	}
-	if err := c.Resources.validate(); err != nil {
+	if err := c.Resources.Validate(); err != nil {
 		return err
 	}
 	return c.Security.validate()
@@ -184,4 +186,17 @@ func (s *Seccomp) validate() error {
 		return nil
 	}
 	return errdefs.Errorf(errdefs.ErrInvalid, "seccomp profile type %q is unknown", s.Type)
+}
+
+// validateCDI checks names of CDI devices: vendor.example/class=name.
+func validateCDI(names []string) error {
+	for i, name := range names {
+		if _, _, _, err := parser.ParseQualifiedName(name); err != nil {
+			return errdefs.Errorf(errdefs.ErrInvalid, "CDI device %q is not of the form vendor.example/class=name: %w", name, err)
+		}
+		if slices.Contains(names[:i], name) {
+			return errdefs.Errorf(errdefs.ErrInvalid, "CDI device %q is asked for twice", name)
+		}
+	}
+	return nil
 }

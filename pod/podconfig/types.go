@@ -1,19 +1,18 @@
-package pod
+// Package podconfig has what callers want of pods and containers: their configurations, the checks
+// of them that touch nothing, and the runtime handlers that a pod may name.
+package podconfig
 
 import (
-	"net/netip"
-	"syscall"
-	"time"
+	"fmt"
+	"os"
 
-	"github.com/coracle-project/coracle/internal/cgstat"
-	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// Config describes a pod sandbox as the caller wants it. It is immutable once the
+// Pod describes a pod sandbox as the caller wants it. It is immutable once the
 // pod is made and kept in the pod's record. The identity of a pod is (Namespace,
 // Name, UID, Attempt): a second Run with the same identity joins the first.
-type Config struct {
+type Pod struct {
 	Name, UID, Namespace string
 	Attempt              uint32
 	Hostname             string
@@ -104,28 +103,6 @@ type Resources struct {
 	Unified                        map[string]string // cgroup v2 files
 }
 
-// State is a pod's state.
-type State string
-
-// The states of a pod.
-const (
-	Ready    State = "ready"
-	NotReady State = "notready"
-)
-
-// Pod is what is known of a pod, a value safe to keep. List and Status make
-// it from memory.
-type Pod struct {
-	ID        string
-	Config    Config
-	State     State
-	CreatedAt time.Time
-	IPs       []netip.Addr
-	NetNS     string // path of the pinned network namespace; empty on the host's
-	Pid       int    // of the pod's init process; 0 if it needs none
-	Steps     []Step // of making it
-}
-
 // Mount puts a host path or an image into a container.
 type Mount struct {
 	ContainerPath, HostPath string
@@ -164,9 +141,9 @@ type Device struct {
 	Permissions             string // of "rwm"
 }
 
-// ContainerConfig describes a container as the caller wants it. Its identity in the
+// Container describes a container as the caller wants it. Its identity in the
 // pod is (Name, Attempt).
-type ContainerConfig struct {
+type Container struct {
 	Name    string
 	Attempt uint32
 	// Image is the reference or id to run; UserImage what the user wrote.
@@ -203,86 +180,58 @@ type Security struct {
 	SELinux                    SELinux
 }
 
-// ContainerState is a container's state.
-type ContainerState string
+// Identity is what is unique among pods.
+func (c *Pod) Identity() string {
+	return fmt.Sprintf("%s\x00%s\x00%s\x00%d", c.Namespace, c.Name, c.UID, c.Attempt)
+}
 
-// The states of a container.
+// String names the pod in errors as people know it.
+func (c *Pod) String() string { return c.Namespace + "/" + c.Name }
+
+// HostNetwork says whether the pod uses the host's network, and with it its host name.
+func (c *Pod) HostNetwork() bool { return c.Namespaces.Network == NamespaceNode }
+
+// UserNamespace says whether the pod has a user namespace of its own.
+func (c *Pod) UserNamespace() bool { return c.Namespaces.User == NamespacePod }
+
+func (c *Pod) HostIPC() bool { return c.Namespaces.IPC == NamespaceNode }
+
+// Identity is what is unique among containers.
+func (c *Container) Identity(podID string) string {
+	return fmt.Sprintf("%s\x00%s\x00%d", podID, c.Name, c.Attempt)
+}
+
+// UTSName is what the pod's UTS namespace is called.
+func (c *Pod) UTSName() (string, error) {
+	if c.Hostname != "" && !c.HostNetwork() {
+		return c.Hostname, nil
+	}
+	return os.Hostname()
+}
+
+// InitDied says that the pod's init is gone, and what may keep it from working.
+func (c *Pod) InitDied() string {
+	if c.Seccomp.Type != ProfileLocalhost {
+		return "its init died"
+	}
+	return fmt.Sprintf("its init died; the pod's seccomp profile %s must allow prctl, rt_sigprocmask, rt_sigtimedwait, wait4 and exit_group",
+		c.Seccomp.Localhost)
+}
+
+// SharesPID says whether the container is in a PID namespace with others.
+func (c *Container) SharesPID() bool {
+	switch c.Security.Namespaces.PID {
+	case NamespacePod, NamespaceNode, NamespaceTarget:
+		return true
+	}
+	return false
+}
+
+// CgroupDriver says who makes cgroups.
+type CgroupDriver string
+
+// The drivers.
 const (
-	Created ContainerState = "created"
-	Running ContainerState = "running"
-	Exited  ContainerState = "exited"
-	Unknown ContainerState = "unknown"
+	Cgroupfs CgroupDriver = "cgroupfs"
+	Systemd  CgroupDriver = "systemd"
 )
-
-// Container is what is known of a container, a value safe to keep.
-type Container struct {
-	ID, PodID string
-	Config    ContainerConfig
-	State     ContainerState
-	// ImageID is the image's id (config digest), ImageRef a repo digest if there is one.
-	ImageID, ImageRef                string
-	CreatedAt, StartedAt, FinishedAt time.Time // zero if not yet
-	ExitCode                         int32
-	Reason                           string // "Completed", "Error", "OOMKilled", "StartError"…
-	Message                          string
-	LogPath                          string // absolute
-	Pid                              int    // while running
-	// StopSignal is what Stop sends: the config's, else the image's, else SIGTERM.
-	StopSignal syscall.Signal
-	// User is who the container runs as, resolved against the image.
-	UID, GID           int64
-	SupplementalGroups []int64
-	Snapshot           string // upper directory
-	// VolumeRefs are digest references (else ids) of the images of image volumes, by
-	// container path.
-	VolumeRefs map[string]string
-	Steps      []Step // of making it and, once it is started, of that
-}
-
-// PodFilter and ContainerFilter choose what List returns; zero fields match all.
-// IDs may be given as unique prefixes.
-type PodFilter struct {
-	ID     string
-	State  State
-	Labels map[string]string
-}
-
-// ContainerFilter chooses containers.
-type ContainerFilter struct {
-	ID, PodID string
-	State     ContainerState
-	Labels    map[string]string
-}
-
-// ContainerStats is one reading of a container's use.
-type ContainerStats struct {
-	ID, PodID string
-	cgstat.Usage
-	// CPURate is the nanoseconds of CPU time per second since the reading before; nil if
-	// this is the first.
-	CPURate *uint64
-	// Writable layer.
-	DiskTime              time.Time
-	DiskBytes, DiskInodes uint64
-}
-
-// PodStats is one reading of a pod's use. Usage is that of the pod's own cgroup, or else the
-// sum of its running containers.
-type PodStats struct {
-	ID string
-	cgstat.Usage
-	CPURate *uint64 // as in ContainerStats
-	// Interfaces has the pod's own first; none on the host's network.
-	NetworkTime time.Time
-	Interfaces  []InterfaceUsage
-	Containers  []ContainerStats // that run
-}
-
-// InterfaceUsage is what has gone through an interface of a pod.
-type InterfaceUsage = network.InterfaceUsage
-
-// PodStatsFilter chooses pods; zero fields match all.
-type PodStatsFilter struct {
-	ID     string
-	Labels map[string]string
-}

@@ -1,6 +1,8 @@
-package pod
+package podconfig
 
 import (
+	"cmp"
+	"math"
 	"net/netip"
 	"path"
 	"path/filepath"
@@ -39,8 +41,8 @@ func checkHostname(name string) error {
 	return nil
 }
 
-// validate checks everything about a pod that can be checked without touching anything.
-func (c *Config) validate(o *Options) error {
+// Validate checks everything about a pod that can be checked without touching anything.
+func (c *Pod) Validate(handlers Handlers, d CgroupDriver) error {
 	for _, f := range []struct{ field, value string }{
 		{"name", c.Name}, {"namespace", c.Namespace}, {"uid", c.UID},
 	} {
@@ -54,8 +56,8 @@ func (c *Config) validate(o *Options) error {
 	if c.LogDirectory != "" && !filepath.IsAbs(c.LogDirectory) {
 		return errdefs.Errorf(errdefs.ErrInvalid, "log directory %q is not an absolute path", c.LogDirectory)
 	}
-	if _, known := o.Handlers()[c.RuntimeHandler]; c.RuntimeHandler != "" && !known {
-		return errdefs.Errorf(errdefs.ErrInvalid, "unknown runtime handler %q; there are %q", c.RuntimeHandler, o.handlerNames())
+	if _, known := handlers()[c.RuntimeHandler]; c.RuntimeHandler != "" && !known {
+		return errdefs.Errorf(errdefs.ErrInvalid, "unknown runtime handler %q; there are %q", c.RuntimeHandler, handlers.names())
 	}
 	if err := c.Namespaces.validatePod(); err != nil {
 		return err
@@ -69,7 +71,7 @@ func (c *Config) validate(o *Options) error {
 	if err := c.validateSysctls(); err != nil {
 		return err
 	}
-	return validateCgroupParent(c.CgroupParent, o.CgroupDriver)
+	return validateCgroupParent(c.CgroupParent, d)
 }
 
 func checkName(field, value string) error {
@@ -143,8 +145,8 @@ func (d *DNS) validate() error {
 	return nil
 }
 
-// protocol is the port's protocol, TCP if it does not say.
-func (p *Port) protocol() string {
+// ProtocolName is the port's protocol, TCP if it does not say.
+func (p *Port) ProtocolName() string {
 	if p.Protocol == "" {
 		return "tcp"
 	}
@@ -159,7 +161,7 @@ func validatePorts(ports []Port) error {
 	seen := map[binding]bool{}
 	for i := range ports {
 		p := &ports[i]
-		if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.protocol()) {
+		if !slices.Contains([]string{"tcp", "udp", "sctp"}, p.ProtocolName()) {
 			return errdefs.Errorf(errdefs.ErrInvalid, "port protocol %q is not tcp, udp or sctp", p.Protocol)
 		}
 		if p.ContainerPort < 0 || p.ContainerPort > 65535 || p.ContainerPort == 0 && p.HostPort != 0 {
@@ -176,7 +178,7 @@ func validatePorts(ports []Port) error {
 		if p.HostPort == 0 {
 			continue
 		}
-		b := binding{p.protocol(), p.HostIP, p.HostPort}
+		b := binding{p.ProtocolName(), p.HostIP, p.HostPort}
 		if seen[b] {
 			return errdefs.Errorf(errdefs.ErrInvalid, "host port %d/%s is asked for twice", p.HostPort, b.protocol)
 		}
@@ -202,8 +204,8 @@ func dotted(name string) string {
 	return name
 }
 
-// dottedSysctls are the pod's sysctls by their dotted names.
-func (c *Config) dottedSysctls() map[string]string {
+// DottedSysctls are the pod's sysctls by their dotted names.
+func (c *Pod) DottedSysctls() map[string]string {
 	all := map[string]string{}
 	for name, value := range c.Sysctls {
 		all[dotted(name)] = value
@@ -213,7 +215,7 @@ func (c *Config) dottedSysctls() map[string]string {
 
 // validateSysctls lets only those be set that belong to a namespace of the pod's own:
 // any other would change the host.
-func (c *Config) validateSysctls() error {
+func (c *Pod) validateSysctls() error {
 	for name := range c.Sysctls {
 		if !sysctlNames.MatchString(name) {
 			return errdefs.Errorf(errdefs.ErrInvalid, "%q is not a sysctl's name", name)
@@ -222,10 +224,10 @@ func (c *Config) validateSysctls() error {
 		var host bool
 		switch {
 		case strings.HasPrefix(name, "net."):
-			host = c.hostNetwork()
+			host = c.HostNetwork()
 		case strings.HasPrefix(name, "kernel.shm"), strings.HasPrefix(name, "kernel.msg"),
 			strings.HasPrefix(name, "fs.mqueue."), name == "kernel.sem":
-			host = c.hostIPC()
+			host = c.HostIPC()
 		default:
 			return errdefs.Errorf(errdefs.ErrInvalid, "sysctl %s is not of a namespace that pods have", name)
 		}
@@ -250,8 +252,8 @@ func validateCgroupParent(parent string, d CgroupDriver) error {
 	return nil
 }
 
-// validate checks limits.
-func (r *Resources) validate() error {
+// Validate checks limits.
+func (r *Resources) Validate() error {
 	for _, f := range []struct {
 		field string
 		value int64
@@ -288,6 +290,39 @@ func (r *Resources) validate() error {
 		if !unifiedKeys.MatchString(key) {
 			return errdefs.Errorf(errdefs.ErrInvalid, "%q is not the name of a cgroup v2 file", key)
 		}
+	}
+	return nil
+}
+
+// validateIDMaps checks the mappings of what: the ranges of a user namespace, as
+// user_namespaces(7) has them.
+func validateIDMaps(what string, maps IDMaps) error {
+	if (len(maps.UIDs) == 0) != (len(maps.GIDs) == 0) {
+		return errdefs.Errorf(errdefs.ErrInvalid, "%s maps %d ranges of user ids and %d of group ids; both or none are needed", what,
+			len(maps.UIDs),
+			len(maps.GIDs))
+	}
+	for _, list := range [][]IDMap{maps.UIDs, maps.GIDs} {
+		for _, m := range list {
+			if m.Length == 0 || uint64(m.Host)+uint64(m.Length) > math.MaxUint32 || uint64(m.Container)+uint64(m.Length) > math.MaxUint32 {
+				return errdefs.Errorf(errdefs.ErrInvalid, "%s maps ids %d to %d, %d of them: not a range of ids", what, m.Container, m.Host, m.Length)
+			}
+		}
+	}
+	return nil
+}
+
+// FitsPod wants a container's user namespace to be its pod's: all containers share one, so
+// that they can share all else.
+func (n *Namespaces) FitsPod(p *Namespaces) error {
+	own := p.User == NamespacePod
+	switch {
+	case n.User == "":
+		return nil
+	case (n.User == NamespacePod) != own:
+		return errdefs.Errorf(errdefs.ErrInvalid, "user namespace mode %q in a pod with %q", n.User, cmp.Or(p.User, NamespaceNode))
+	case own && (n.Users.UIDs[0] != p.Users.UIDs[0] || n.Users.GIDs[0] != p.Users.GIDs[0]):
+		return errdefs.Errorf(errdefs.ErrInvalid, "user namespace with other ids than the pod's")
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package pod
+package podconfig
 
 import (
 	"maps"
@@ -30,28 +30,31 @@ type Handler struct {
 	LogLimit client.LogLimit
 }
 
-// handlerNames are all names that a pod may give, sorted. The unnamed handler is always there.
-func (o *Options) handlerNames() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(o.Handlers())), func(name string) bool { return name == "" })
+// Handlers returns the handlers by name, as they are configured now.
+type Handlers func() map[string]Handler
+
+// names are all names that a pod may give, sorted. The unnamed handler is always there.
+func (hs Handlers) names() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(hs())), func(name string) bool { return name == "" })
 }
 
-// handler is a pod's. The settings may have changed since the pod was made.
-func (m *Manager) handler(c *Config) (Handler, error) {
-	h, ok := m.opts.Handlers()[c.RuntimeHandler]
+// Of is a pod's handler. The settings may have changed since the pod was made.
+func (hs Handlers) Of(c *Pod) (Handler, error) {
+	h, ok := hs()[c.RuntimeHandler]
 	if !ok && c.RuntimeHandler != "" {
-		return h, errdefs.Errorf(errdefs.ErrPrecondition, "runtime handler %q of the pod is no longer configured; there are %q", c.RuntimeHandler,
-			m.opts.handlerNames())
+		return h, errdefs.Errorf(errdefs.ErrPrecondition, "runtime handler %q of the pod is no longer configured; there are %q",
+			c.RuntimeHandler, hs.names())
 	}
 	return h, nil
 }
 
-// sandboxed says that the runtime wants a pod to have a first container, the sandbox, before any
+// Sandboxed says that the runtime wants a pod to have a first container, the sandbox, before any
 // other: shims of virtual machines make that of it. It is the pod's init.
-func (h *Handler) sandboxed() bool { return strings.HasPrefix(h.Runtime, runtime.ShimHandler) }
+func (h *Handler) Sandboxed() bool { return strings.HasPrefix(h.Runtime, runtime.ShimHandler) }
 
-// passed are the annotations that the runtime gets to see; a container's own come before its
-// pod's.
-func (h *Handler) passed(pod, container map[string]string) map[string]string {
+// PassedAnnotations are the annotations that the runtime gets to see; a container's own come before
+// its pod's.
+func (h *Handler) PassedAnnotations(pod, container map[string]string) map[string]string {
 	out := map[string]string{}
 	for _, from := range []map[string]string{pod, container} {
 		for name, value := range from {

@@ -1,4 +1,4 @@
-package pod
+package podconfig
 
 import (
 	"fmt"
@@ -21,8 +21,8 @@ const (
 // aliases are the second names that signals have (signal(7)), and Kubernetes allows.
 var aliases = map[string]syscall.Signal{"SIGCLD": unix.SIGCHLD, "SIGIOT": unix.SIGABRT, "SIGPOLL": unix.SIGIO}
 
-// parseSignal turns "SIGTERM", "TERM", "15", "SIGRTMIN+3" or "RTMAX-1" into a signal.
-func parseSignal(s string) (syscall.Signal, error) {
+// ParseSignal turns "SIGTERM", "TERM", "15", "SIGRTMIN+3" or "RTMAX-1" into a signal.
+func ParseSignal(s string) (syscall.Signal, error) {
 	bad := errdefs.Errorf(errdefs.ErrInvalid, "unknown signal %q", s)
 	if n, err := strconv.Atoi(s); err == nil {
 		if n < 1 || n > sigRTMax {
