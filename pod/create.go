@@ -80,7 +80,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.C
 		return "", err
 	}
 	rec.StopSignal = int(sig)
-	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
+	e := newEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
 	if holder, ok := m.containers.add(c.Identity(p.id), e); !ok {
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil
@@ -100,7 +100,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.C
 		m.log.Error("half-made container not cleaned up, trying again in the background", "id", id, "err", derr)
 		m.queueDrop(e)
 	}
-	return "", m.room.explain(err)
+	return "", m.reserve.Explain(err)
 }
 
 func mustBeReady(p *entry[podRecord]) error {

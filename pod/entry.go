@@ -8,18 +8,19 @@ import (
 
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/pod/record"
+	"github.com/coracle-project/coracle/pod/reserve"
 )
 
 // entry is one pod or container in memory: its record as an immutable value that
 // readers take without waiting, and the turn that operations on it wait for.
 type entry[T any] struct {
-	id   string
-	turn turn // of the operations that callers ask for
-	tidy turn // of background clean-up, which those do not wait for
-	dir  record.Dir[T]
-	room *room // on the file system of dir
-	kept *recordfile.Kept
-	val  atomic.Pointer[version[T]]
+	id      string
+	turn    turn // of the operations that callers ask for
+	tidy    turn // of background clean-up, which those do not wait for
+	dir     record.Dir[T]
+	reserve *reserve.Reserve // on the file system of dir
+	kept    *recordfile.Kept
+	val     atomic.Pointer[version[T]]
 	// changed is told of each new record, under mu: it must not wait for anything.
 	changed func(before, after *T)
 
@@ -40,8 +41,8 @@ type version[T any] struct {
 // errGone is what update returns when the object has been deleted meanwhile.
 var errGone = errors.New("deleted meanwhile")
 
-func newEntry[T any](id string, dir record.Dir[T], r *room, v T, changed func(before, after *T)) *entry[T] {
-	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir, room: r, changed: changed}
+func newEntry[T any](id string, dir record.Dir[T], r *reserve.Reserve, v T, changed func(before, after *T)) *entry[T] {
+	e := &entry[T]{id: id, turn: make(turn, 1), tidy: make(turn, 1), dir: dir, reserve: r, changed: changed}
 	e.val.Store(&version[T]{record: v})
 	return e
 }
@@ -64,8 +65,8 @@ func (e *entry[T]) update(change func(*T)) error {
 func (e *entry[T]) intend(change func(*T)) error {
 	return e.replace(change, func(next T) (shown bool, err error) {
 		err = e.writeAnyhow(next)
-		if noSpace(err) {
-			e.room.log.Error("record not written: state directory is full; continuing", "id", e.id, "err", err)
+		if reserve.NoSpace(err) {
+			e.reserve.NotWritten(e.id, err)
 			err = nil
 		}
 		return err == nil, err
@@ -82,10 +83,10 @@ func (e *entry[T]) observe(change func(*T)) error {
 // the old record.
 func (e *entry[T]) writeAnyhow(next T) error {
 	err := e.dir.Write(e.id, next, e.kept)
-	if noSpace(err) && e.room.free() {
+	if reserve.NoSpace(err) && e.reserve.Free() {
 		err = e.dir.Write(e.id, next, e.kept)
 	}
-	if noSpace(err) && e.dir.Overwrite(e.id, next, e.kept) == nil {
+	if reserve.NoSpace(err) && e.dir.Overwrite(e.id, next, e.kept) == nil {
 		err = nil
 	}
 	return err
@@ -104,7 +105,7 @@ func (e *entry[T]) replace(change func(*T), write func(T) (shown bool, err error
 		e.show(next)
 	}
 	if err == nil {
-		e.room.wrote()
+		e.reserve.Wrote()
 	}
 	return err
 }

@@ -27,6 +27,9 @@ func (b *bench) onSmall(size string) {
 	ok(b.t, os.Mkdir(b.state, 0o700))
 }
 
+// reserveOf is where the reserve of a bench's state directory is.
+func reserveOf(b *bench) string { return filepath.Join(b.state, "reserve") }
+
 // fillBytes leaves no page free.
 func (b *bench) fillBytes() {
 	b.t.Helper()
@@ -79,7 +82,7 @@ func TestIntentInMemoryOnly(t *testing.T) {
 	if size() != 4096 {
 		t.Fatalf("%d bytes", size())
 	}
-	ok(t, os.RemoveAll(m1.room.reserve()))
+	ok(t, os.RemoveAll(reserveOf(b)))
 	b.fillBytes()
 	ok(t, m1.StopContainer(t.Context(), id, time.Hour))
 	if c := must[Container](t)(m1.Container(id)); c.State != Exited || c.ExitCode != 143 {
@@ -104,11 +107,11 @@ func TestFullStateDirectory(t *testing.T) {
 		{"no bytes", "size=8m", (*bench).fillBytes},
 		{"no inodes", "size=8m,nr_inodes=200", (*bench).fillInodes},
 		{"no bytes, no reserve", "size=8m", func(b *bench) {
-			_ = os.RemoveAll(filepath.Join(b.state, "reserve")) // used up already
+			_ = os.RemoveAll(reserveOf(b)) // used up already
 			b.fillBytes()
 		}},
 		{"no inodes, no reserve", "size=8m,nr_inodes=200", func(b *bench) {
-			_ = os.RemoveAll(filepath.Join(b.state, "reserve")) // used up already
+			_ = os.RemoveAll(reserveOf(b)) // used up already
 			b.fillInodes()
 		}},
 	} {
@@ -116,10 +119,7 @@ func TestFullStateDirectory(t *testing.T) {
 			b := newBench(t)
 			b.onSmall(tc.size)
 			var log syncLog
-			m, h := b.unstarted()
-			m.log = slog.New(slog.NewTextHandler(&log, nil))
-			m.room.log = m.log
-			ok(t, m.Start(t.Context()))
+			m, h := b.manager(func(_ *Options, d *Deps) { d.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 			id := must[string](t)(m.Create(t.Context(), podID, containerConfig("stubborn")))
 			ok(t, m.StartContainer(t.Context(), id))
@@ -157,12 +157,12 @@ func TestFullStateDirectory(t *testing.T) {
 				t.Errorf("%d warnings:\n%s", n, log.String())
 			}
 			ok(t, os.RemoveAll(filepath.Join(b.state, "filling")))
-			m2.room.check()
+			m2.reserve.Check()
 			kept := int64(0)
-			for _, f := range must[[]os.DirEntry](t)(os.ReadDir(m2.room.reserve())) {
+			for _, f := range must[[]os.DirEntry](t)(os.ReadDir(reserveOf(b))) {
 				kept += must[os.FileInfo](t)(f.Info()).Sys().(*syscall.Stat_t).Blocks * 512
 			}
-			if kept != reserveBytes {
+			if kept != 1<<20 {
 				t.Errorf("the reserve has %d bytes again", kept)
 			}
 			ok(t, m2.Remove(t.Context(), must[string](t)(m2.Run(t.Context(), podConfig("q")))))
@@ -176,30 +176,30 @@ func TestFullStateDirectory(t *testing.T) {
 func TestReserveOutlivesDaemon(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		lose func(reserve string) error
+		lose func(path string) error
 	}{
 		{"whole", func(string) error { return nil }},
-		{"part", func(reserve string) error { return os.Remove(filepath.Join(reserve, "0")) }},
+		{"part", func(path string) error { return os.Remove(filepath.Join(path, "0")) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
 			b.onSmall("size=8m")
-			m1, h1 := b.manager()
+			_, h1 := b.manager()
 			b.kill(h1)
-			ok(t, tc.lose(m1.room.reserve()))
+			ok(t, tc.lose(reserveOf(b)))
 			b.fillBytes()
 			m2, h2 := b.manager()
-			if !m2.room.free() {
+			if !m2.reserve.Free() {
 				t.Error("there is no reserve to give up")
 			}
-			if _, err := os.Lstat(m2.room.reserve()); !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Lstat(reserveOf(b)); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the reserve is still there: %v", err)
 			}
 			ok(t, os.Remove(filepath.Join(b.state, "filling")))
 			b.kill(h2)
-			ok(t, os.Mkdir(m2.room.reserve(), 0o700)) // a part
-			m3, _ := b.manager()
-			if files := must[[]os.DirEntry](t)(os.ReadDir(m3.room.reserve())); len(files) != reserveFiles {
+			ok(t, os.Mkdir(reserveOf(b), 0o700)) // a part
+			b.manager()
+			if files := must[[]os.DirEntry](t)(os.ReadDir(reserveOf(b))); len(files) != 16 {
 				t.Errorf("the reserve has %d files", len(files))
 			}
 		})

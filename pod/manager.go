@@ -11,6 +11,7 @@ import (
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/record"
+	"github.com/coracle-project/coracle/pod/reserve"
 )
 
 // Limits of operations that have no deadline of their own.
@@ -53,7 +54,7 @@ type Manager struct {
 	unfinished unfinished
 
 	recovery
-	room    room
+	reserve *reserve.Reserve
 	created stamps
 
 	// faultAt is fault.Point.At, except in crash tests.
@@ -82,7 +83,7 @@ func New(o Options, d Deps) *Manager {
 		pods:       newIndex("pod", (*podRecord).visible),
 		containers: newIndex("container", (*containerRecord).visible),
 		exits:      newExits(), stops: newStops(), recovery: newRecovery(),
-		room:    room{dir: o.StateDir, log: d.Log},
+		reserve: reserve.New(o.StateDir, d.Log),
 		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
 	}
 	m.life.begin()
@@ -106,6 +107,9 @@ func (m *Manager) Close() error {
 func (m *Manager) Flush(ctx context.Context) error {
 	return errdefs.During("clean up after", "pods", m.clean.drain(ctx))
 }
+
+// StateUsage returns the usage of the state directory's file system.
+func (m *Manager) StateUsage() (reserve.Usage, error) { return reserve.UsageOf(m.opts.StateDir) }
 
 func (m *Manager) podDir() record.Dir[podRecord] { return podsIn(m.opts.StateDir) }
 

@@ -120,7 +120,7 @@ func (m *Manager) index(r *Records) (b bare) {
 
 // indexPod adds a pod with its turn taken.
 func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*entry[podRecord], error) {
-	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
+	e := newEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
 	e.kept = kept
 	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
 	identity := rec.Config.Identity()
@@ -136,7 +136,7 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*en
 
 // indexContainer adds a container with its turn taken.
 func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfile.Kept) (*entry[containerRecord], error) {
-	e := newEntry(id, m.containerDir(), &m.room, rec, m.containerChanged)
+	e := newEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
 	e.kept = kept
 	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
 	identity := rec.Config.Identity(rec.PodID)

@@ -75,7 +75,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err := m.Namespaces.Root(m.nsRoot()); err != nil {
 		return fmt.Errorf("start pod manager: %w", err)
 	}
-	m.room.check()
+	m.reserve.Check()
 	bare := m.index(records)
 	// Exits that fell into the gap come as events too; from here on they find
 	// their containers.

@@ -45,7 +45,7 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	m.Starting()
 	id := newID()
 	rec := podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: m.created.next()}
-	e := newEntry(id, m.podDir(), &m.room, rec, m.podChanged)
+	e := newEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
 	if holder, ok := m.pods.add(c.Identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil
@@ -67,7 +67,7 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 		m.pods.release(e)
 		m.clean.queue("pod", id, func(ctx context.Context) error { return m.undoPod(ctx, e) })
 	}
-	return "", m.room.explain(err)
+	return "", m.reserve.Explain(err)
 }
 
 func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {

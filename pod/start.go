@@ -56,7 +56,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		return errdefs.Errorf(errdefs.ErrPrecondition, "its pod %s is gone", rec.PodID)
 	}
 	if err := e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerStarting, begin }); err != nil {
-		return m.room.explain(err)
+		return m.reserve.Explain(err)
 	}
 	// Looked at after the container has shown itself: a pod that stops now waits
 	// for our turn.

@@ -237,22 +237,27 @@ func stateDir(t testing.TB) string {
 	return dir
 }
 
-// manager makes and starts a manager on the bench; the test closes it at its end.
-func (b *bench) manager() (*Manager, *hands) {
+// manager makes and starts a manager on the bench, with options and dependencies as changed.
+func (b *bench) manager(change ...func(*Options, *Deps)) (*Manager, *hands) {
 	b.t.Helper()
-	m, h := b.unstarted()
+	m, h := b.unstarted(change...)
 	if err := m.Start(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 	return m, h
 }
 
-func (b *bench) unstarted() (*Manager, *hands) {
+func (b *bench) unstarted(change ...func(*Options, *Deps)) (*Manager, *hands) {
 	h := b.take()
-	m := New(Options{StateDir: b.state, ShimBinary: "/shim"}, Deps{
+	o := Options{StateDir: b.state, ShimBinary: "/shim"}
+	d := Deps{
 		Shim: fakeShim{h}, Images: fakeImages{h}, Snapshots: fakeSnapshots{h},
 		Network: fakeNetwork{h}, Namespaces: fakePins{h}, Meter: fakeMeter{h},
-	})
+	}
+	for _, c := range change {
+		c(&o, &d)
+	}
+	m := New(o, d)
 	b.t.Cleanup(func() { m.Close() })
 	return m, h
 }

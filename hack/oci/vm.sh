@@ -82,7 +82,7 @@ if [[ " $* " =~ " "(cri|critest|kubelet|integration|crashmatrix|oomkill|reboot)"
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/network.test" ./network
   CGO_ENABLED=0 "$go" -C cluster test -c -tags netgo,osusergo -o "$PWD/$out/bin/test/rules.test" ./proxy/rules
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/crashmatrix.test" ./integration/crashmatrix
-  CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/bin/test/pod.test" ./pod
+  CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/bin/test/reserve.test" ./pod/reserve
   cp contrib/coracled.service "$out/"
 fi
 

@@ -73,7 +73,7 @@ case $1 in
     sctp='rules TestSCTP'
     modprobe sctp || { echo "skipped: TestSCTPAssociations, because the guest's kernel has no SCTP sockets"; sctp='rules TestSCTP$'; }
     suites 'integration TestKillWhileRunning/node|TestKillDuringOperations|TestExitInTheGap|TestTerminateAndStart|TestUpgrade|TestCheckpointAndRestore' \
-      'network Test' "$sctp" 'pod TestReserveDespiteSignals'
+      'network Test' "$sctp" 'reserve TestReserveDespiteSignals'
     ;;
   crashmatrix) suites 'crashmatrix TestFaultPoints' ;;
   cri) exec sh /b/cri.sh ;;

@@ -1,6 +1,6 @@
 //go:build vm
 
-package pod
+package reserve
 
 import (
 	"errors"
@@ -20,7 +20,7 @@ import (
 func TestReserveDespiteSignals(t *testing.T) {
 	const size = 32 << 20 // some milliseconds' work, with several signals in each
 	dir := t.TempDir()
-	ok(t, mountSized(dir, "size=80m"))
+	ok(t, unix.Mount("test", dir, "tmpfs", 0, "size=80m"))
 	defer func() { ok(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
 	during := func(work func()) {
 		t.Helper()
@@ -39,9 +39,9 @@ func TestReserveDespiteSignals(t *testing.T) {
 		}
 		<-done
 	}
-	control := must[*os.File](t)(os.Create(filepath.Join(dir, "control")))
+	control, err := os.Create(filepath.Join(dir, "control"))
+	ok(t, err)
 	defer control.Close()
-	var err error
 	during(func() { err = unix.Fallocate(int(control.Fd()), 0, 0, size) })
 	if !errors.Is(err, unix.EINTR) {
 		t.Fatalf("the signals did not interrupt fallocate: %v", err)
@@ -49,7 +49,16 @@ func TestReserveDespiteSignals(t *testing.T) {
 	path := filepath.Join(dir, "reserve")
 	during(func() { err = allocate(path, size) })
 	ok(t, err)
-	if got := must[os.FileInfo](t)(os.Stat(path)).Size(); got != size {
+	st, err := os.Stat(path)
+	ok(t, err)
+	if got := st.Size(); got != size {
 		t.Errorf("allocated %d bytes of %d", got, size)
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

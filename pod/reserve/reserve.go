@@ -1,4 +1,6 @@
-package pod
+// Package reserve keeps space on the file system of the state directory, with which pods can be
+// stopped and removed when it is full.
+package reserve
 
 import (
 	"errors"
@@ -15,13 +17,16 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
-// room is the space on the state directory's file system. Other programs may fill it: /run is
+// New makes a Reserve for the file system of a directory. It does no I/O.
+func New(dir string, log *slog.Logger) *Reserve { return &Reserve{dir: dir, log: log} }
+
+// Reserve is the space on the state directory's file system. Other programs may fill it: /run is
 // shared by all services of a node. Pods must then still be stopped and removed, or space would
-// never become free. So room holds a reserve. It is deleted when an intent to stop or remove does
+// never become free. So there is a reserve. It is deleted when an intent to stop or remove does
 // not fit, and rebuilt when there is space again. The reserve consists of files because inodes may
 // run out too. Any program can use its space; the records of the network and of the shim need some
 // of it to take a pod down.
-type room struct {
+type Reserve struct {
 	dir string // the state directory
 	log *slog.Logger
 
@@ -39,22 +44,22 @@ const (
 	reserveBytes = 1 << 20
 	// reserveSpare is how much must be free in addition to the reserve before it is built.
 	reserveSpare = 1 << 20
-	// After a write, the file system is checked if roomWrites writes or roomAge have passed.
-	roomWrites = 64
-	roomAge    = 10 * time.Second
+	// After a write, the file system is checked if checkWrites writes or checkAge have passed.
+	checkWrites = 64
+	checkAge    = 10 * time.Second
 	// The file system is nearly full from scarceAt percent, and no longer below plentyAt.
 	scarceAt, plentyAt = 90, 85
 )
 
-// StateUsage is the usage of the state directory's file system.
-type StateUsage struct {
+// Usage is the usage of the state directory's file system.
+type Usage struct {
 	Path               string
 	Bytes, BytesFree   uint64
 	Inodes, InodesFree uint64 // Inodes is 0 if their number is not fixed
 }
 
 // Percent is the usage of bytes or inodes, whichever is higher.
-func (u StateUsage) Percent() int {
+func (u Usage) Percent() int {
 	percent := func(free, total uint64) int {
 		if total == 0 {
 			return 0
@@ -64,52 +69,49 @@ func (u StateUsage) Percent() int {
 	return max(percent(u.BytesFree, u.Bytes), percent(u.InodesFree, u.Inodes))
 }
 
-func usageAt(path string) (StateUsage, error) {
+func UsageOf(path string) (Usage, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return StateUsage{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
+		return Usage{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	size := uint64(st.Bsize)
-	return StateUsage{
+	return Usage{
 		Path: path, Bytes: st.Blocks * size, BytesFree: st.Bavail * size, Inodes: st.Files, InodesFree: st.Ffree,
 	}, nil
 }
 
-// StateUsage returns the usage of the state directory's file system.
-func (m *Manager) StateUsage() (StateUsage, error) { return usageAt(m.opts.StateDir) }
-
-// noSpace reports whether an error means a full file system: out of bytes or inodes (both ENOSPC),
+// NoSpace reports whether an error means a full file system: out of bytes or inodes (both ENOSPC),
 // or over quota.
-func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-func (r *room) reserve() string { return filepath.Join(r.dir, "reserve") }
+func (r *Reserve) path() string { return filepath.Join(r.dir, "reserve") }
 
-// wrote is called after each written record.
-func (r *room) wrote() {
+// Wrote is called after each written record.
+func (r *Reserve) Wrote() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.writes++; r.writes >= roomWrites || time.Since(r.checked) >= roomAge {
+	if r.writes++; r.writes >= checkWrites || time.Since(r.checked) >= checkAge {
 		r.checkLocked()
 	}
 }
 
-// check checks the file system now. It also checks for a reserve of an earlier daemon, which on a
+// Check checks the file system now. It also checks for a reserve of an earlier daemon, which on a
 // full file system could not be rebuilt. That reserve may be incomplete.
-func (r *room) check() {
+func (r *Reserve) Check() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, err := os.Lstat(r.reserve())
+	_, err := os.Lstat(r.path())
 	r.held, r.whole = err == nil, false
 	r.checkLocked()
 }
 
 // checkLocked checks the file system, and builds or completes the reserve if it fits.
-func (r *room) checkLocked() {
+func (r *Reserve) checkLocked() {
 	u, err := r.lookLocked()
 	if err != nil || r.whole || u.BytesFree < reserveBytes+reserveSpare || u.Inodes > 0 && u.InodesFree < 4*reserveFiles {
 		return
 	}
-	if err := makeReserve(r.reserve()); err != nil {
+	if err := makeReserve(r.path()); err != nil {
 		r.log.Warn("cannot build reserve for stopping pods on a full state directory", "err", err)
 		r.held = false
 		return
@@ -118,9 +120,9 @@ func (r *room) checkLocked() {
 }
 
 // lookLocked warns once when the file system becomes nearly full.
-func (r *room) lookLocked() (StateUsage, error) {
+func (r *Reserve) lookLocked() (Usage, error) {
 	r.writes, r.checked = 0, time.Now()
-	u, err := usageAt(r.dir)
+	u, err := UsageOf(r.dir)
 	if err != nil {
 		r.log.Warn("cannot check state directory", "err", err)
 		return u, err
@@ -128,13 +130,18 @@ func (r *room) lookLocked() (StateUsage, error) {
 	switch percent := u.Percent(); {
 	case !r.scarce && percent >= scarceAt:
 		r.scarce = true
-		r.log.Warn("state directory is nearly full, "+roomRemedy, "path", r.dir, "percent", percent,
+		r.log.Warn("state directory is nearly full, "+remedy, "path", r.dir, "percent", percent,
 			"bytes free", u.BytesFree, "inodes free", u.InodesFree)
 	case r.scarce && percent < plentyAt:
 		r.scarce = false
 		r.log.Info("state directory has space again", "path", r.dir, "percent", percent)
 	}
 	return u, nil
+}
+
+// NotWritten logs that the record of an object was not written for want of space.
+func (r *Reserve) NotWritten(id string, err error) {
+	r.log.Error("record not written: state directory is full; continuing", "id", id, "err", err)
 }
 
 // makeReserve allocates the reserve. It completes a partial one.
@@ -169,8 +176,8 @@ func allocate(path string, size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// free deletes the reserve, and reports whether that made space.
-func (r *room) free() bool {
+// Free deletes the reserve, and reports whether that made space.
+func (r *Reserve) Free() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_, _ = r.lookLocked() // logged; the next write must not rebuild the reserve at once
@@ -178,19 +185,19 @@ func (r *room) free() bool {
 		return false
 	}
 	r.held, r.whole = false, false
-	if err := os.RemoveAll(r.reserve()); err != nil {
+	if err := os.RemoveAll(r.path()); err != nil {
 		r.log.Error("cannot delete reserve", "err", err)
 		return false
 	}
-	r.log.Warn("state directory is full; using its reserve to stop and remove pods; "+roomRemedy, "path", r.dir)
+	r.log.Warn("state directory is full; using its reserve to stop and remove pods; "+remedy, "path", r.dir)
 	return true
 }
 
-const roomRemedy = "remove pods, or make its file system larger (a tmpfs: mount -o remount,size=SIZE,nr_inodes=NUMBER)"
+const remedy = "remove pods, or make its file system larger (a tmpfs: mount -o remount,size=SIZE,nr_inodes=NUMBER)"
 
-// explain adds the remedy to an error caused by a full file system.
-func (r *room) explain(err error) error {
-	if err == nil || !noSpace(err) {
+// Explain adds the remedy to an error caused by a full file system.
+func (r *Reserve) Explain(err error) error {
+	if err == nil || !NoSpace(err) {
 		return err
 	}
 	r.mu.Lock()
@@ -199,7 +206,7 @@ func (r *room) explain(err error) error {
 	if uerr == nil && (u.BytesFree < reserveSpare || u.Inodes > 0 && u.InodesFree < 16) {
 		return errdefs.Errorf(errdefs.ErrExhausted,
 			"the file system of the state directory %s is full (%d of %d bytes and %d of %d inodes free): %s: %w",
-			r.dir, u.BytesFree, u.Bytes, u.InodesFree, u.Inodes, roomRemedy, err)
+			r.dir, u.BytesFree, u.Bytes, u.InodesFree, u.Inodes, remedy, err)
 	}
 	var at *fs.PathError
 	if errors.As(err, &at) {
