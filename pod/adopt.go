@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/transient"
+	"github.com/coracle-project/coracle/pod/life"
 )
 
 // A record that could not be read for a reason that may pass is read again after a pause that
@@ -21,7 +22,7 @@ func (m *Manager) readAgain(ctx context.Context, u Unmanaged) {
 		return
 	}
 	for pause := firstReread; ; pause = min(2*pause, lastReread) {
-		if sleep(ctx, pause) != nil {
+		if life.Sleep(ctx, pause) != nil {
 			return
 		}
 		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
@@ -81,7 +82,7 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 			return nil // the life ends
 		}
 		if m.unmanaged.has(u.ID) && m.adopt(ctx, u) {
-			m.life.start(func(ctx context.Context) { m.readAgain(ctx, u) })
+			m.life.Start(func(ctx context.Context) { m.readAgain(ctx, u) })
 		}
 		release()
 	}

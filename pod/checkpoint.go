@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 )
 
 // checkpointLimit is how long saving takes at most where the caller has no limit.
@@ -34,7 +35,7 @@ func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout t
 	if timeout <= 0 {
 		timeout = checkpointLimit
 	}
-	return errdefs.During("checkpoint container", e.id, m.life.run(ctx, timeout, func(ctx context.Context) error {
+	return errdefs.During("checkpoint container", e.id, m.life.Run(ctx, timeout, func(ctx context.Context) error {
 		return m.checkpointTo(ctx, e, location)
 	}))
 }
@@ -100,7 +101,7 @@ func (m *Manager) saveFrozen(ctx context.Context, into map[*entry[containerRecor
 	}
 	var frozen []*entry[containerRecord]
 	defer func() {
-		undo, cancel := undoing(ctx)
+		undo, cancel := life.Undoing(ctx)
 		defer cancel()
 		for _, e := range frozen {
 			err = errors.Join(err, m.thaw(undo, e))
@@ -190,7 +191,7 @@ func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []st
 	if err != nil {
 		return errdefs.During("checkpoint pod", podID, err)
 	}
-	return errdefs.During("checkpoint pod", e.id, m.life.run(ctx, checkpointLimit, func(ctx context.Context) error {
+	return errdefs.During("checkpoint pod", e.id, m.life.Run(ctx, checkpointLimit, func(ctx context.Context) error {
 		return m.checkpointPod(ctx, e, dir, ids)
 	}))
 }

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -54,22 +54,23 @@ func (b *bench) crash(m *Manager, h *hands, point string) <-chan struct{} {
 // freeze ends all writing of records by a dead manager: what is under way is finished,
 // and what would come later, such as the end of a clean-up, waits for the test's end.
 func freeze(m *Manager, over <-chan struct{}) {
-	var held []*sync.Mutex
 	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
-		held = append(held, &e.mu)
+		hold(e, over)
 	}
 	for _, e := range m.containers.each(func(*containerRecord) bool { return true }) {
-		held = append(held, &e.mu)
+		hold(e, over)
 	}
-	for _, mu := range held {
-		mu.Lock()
-	}
-	go func() {
+}
+
+// hold keeps an entry's record from being replaced.
+func hold[T any](e *entry[T], over <-chan struct{}) {
+	held := make(chan struct{})
+	go e.update(func(*T) {
+		close(held)
 		<-over
-		for _, mu := range held {
-			mu.Unlock()
-		}
-	}()
+		runtime.Goexit() // without a write
+	})
+	<-held
 }
 
 // awaitFiles waits for the files of pods that are made next to the step that crashes: a

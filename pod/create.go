@@ -13,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/userdb"
@@ -34,7 +35,7 @@ func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Containe
 		return "", errdefs.During("create container", c.Name, err)
 	}
 	return m.making.Do(ctx, "create/"+c.Identity(p.id), func(ctx context.Context) (id string, err error) {
-		err = m.life.run(ctx, createLimit, func(ctx context.Context) error {
+		err = m.life.Run(ctx, createLimit, func(ctx context.Context) error {
 			id, err = m.create(ctx, p, c, "")
 			return errdefs.During("create container", c.Name, err)
 		})
@@ -94,7 +95,7 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.C
 	if err = m.makeContainer(ctx, p, e, img); err == nil {
 		return id, nil
 	}
-	undo, cancel := undoing(ctx)
+	undo, cancel := life.Undoing(ctx)
 	defer cancel()
 	if derr := m.dropContainer(undo, e); derr != nil {
 		m.log.Error("half-made container not cleaned up, trying again in the background", "id", id, "err", derr)
@@ -180,7 +181,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 			return err
 		}
 		defer func() {
-			undo, cancel := undoing(ctx)
+			undo, cancel := life.Undoing(ctx)
 			defer cancel()
 			if err := release(undo); err != nil {
 				m.log.Warn("layer of a checkpoint is kept for longer than it is needed", "id", e.id, "err", err)

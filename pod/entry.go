@@ -1,7 +1,6 @@
 package pod
 
 import (
-	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -28,14 +27,6 @@ type entry[T any] struct {
 
 	mu   sync.Mutex // held while the record is replaced; readers do not need it
 	gone bool       // the record has been deleted
-}
-
-// version is a record that readers see, until there is a next.
-type version[T any] struct {
-	record T
-	// item is what PodItems or ContainerItems has made of it, nil if neither was asked: about as
-	// much memory again as its labels and annotations, and less than each list of them took.
-	item atomic.Pointer[[]byte]
 }
 
 // errGone is what update returns when the object has been deleted meanwhile.
@@ -133,23 +124,3 @@ func (e *entry[T]) isGone() bool {
 	defer e.mu.Unlock()
 	return e.gone
 }
-
-// turn lets operations on one object go one at a time, first come, first served.
-type turn chan struct{}
-
-// take waits for the turn, or for ctx to end.
-func (t turn) take(ctx context.Context) error {
-	select {
-	case t <- struct{}{}:
-		return nil
-	default:
-	}
-	select {
-	case t <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (t turn) give() { <-t }

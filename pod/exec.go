@@ -60,7 +60,7 @@ func (m *Manager) Exec(ctx context.Context, req ExecRequest) (exitCode int32, er
 	if err != nil {
 		return 0, errdefs.During("exec in container", e.id, err)
 	}
-	err = m.life.tie(ctx, func(ctx context.Context) error {
+	err = m.life.Tie(ctx, func(ctx context.Context) error {
 		exitCode, err = m.Shim.Exec(ctx, client.ExecRequest{
 			PodID: e.get().PodID, ID: e.id, Process: p, Streams: req.Streams,
 		})
@@ -104,7 +104,7 @@ func (m *Manager) Attach(ctx context.Context, id string, tty bool, s Streams) er
 		return errdefs.During("attach to container", e.id,
 			errdefs.Errorf(errdefs.ErrPrecondition, "terminal %t is asked for, the container has %t", tty, has))
 	}
-	return errdefs.During("attach to container", e.id, m.life.tie(ctx, func(ctx context.Context) error {
+	return errdefs.During("attach to container", e.id, m.life.Tie(ctx, func(ctx context.Context) error {
 		return m.Shim.Attach(ctx, e.get().PodID, e.id, s)
 	}))
 }

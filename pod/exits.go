@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -115,8 +116,8 @@ func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oo
 	}
 	m.exits.happened(e.id)
 	m.log.Debug("container exited", "id", e.id, "code", code)
-	m.life.start(func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, cleanupLimit)
+	m.life.Start(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, life.CleanupLimit)
 		defer cancel()
 		_ = m.tellContainer(ctx, ContainerStopped, e) // logged
 		// Removal and recovery do it again, so nothing is lost if it fails here.
@@ -129,7 +130,7 @@ func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oo
 // forget frees what the shim holds of a container that is not running; calls at the
 // same time join.
 func (m *Manager) forget(ctx context.Context, podID, id string) error {
-	return m.do(ctx, "forget/"+id, cleanupLimit, func(ctx context.Context) error {
+	return m.do(ctx, "forget/"+id, life.CleanupLimit, func(ctx context.Context) error {
 		err := m.Shim.Delete(ctx, podID, id)
 		if errors.Is(err, client.ErrNotFound) {
 			return nil

@@ -1,10 +1,13 @@
 package pod
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/life"
 )
 
 // caught is a pod that a daemon is killed at, while it saves the pod's running containers into dir.
@@ -103,18 +106,14 @@ func TestRetryBeforeCleanUp(t *testing.T) {
 			go c.m1.CheckpointPod(ctx, c.podID, c.dir, c.ids)
 			<-c.crashed
 			m2, _ := c.unstarted()
-			for range cleaners {
-				m2.clean.first <- struct{}{}
-			}
+			goOn := occupyCleaner(m2)
 			ok(t, m2.Start(ctx))
 			ids := again(c.ids)
 			if len(ids) == 1 {
 				ok(t, m2.StopContainer(ctx, c.ids[1], 0))
 			}
 			ok(t, m2.CheckpointPod(ctx, c.podID, c.dir+"/", ids))
-			for range cleaners {
-				<-m2.clean.first
-			}
+			goOn()
 			ok(t, m2.Flush(ctx))
 			if n := c.files(); n != len(ids)+1 {
 				t.Errorf("checkpoint of %d files", n)
@@ -150,4 +149,20 @@ func TestCrashBeforeAllForgetASavedPod(t *testing.T) {
 	}
 	ok(t, m2.Remove(ctx, c.podID))
 	idle(t, m2)
+}
+
+// occupyCleaner has all of a manager's background deletions wait until goOn is called.
+func occupyCleaner(m *Manager) (goOn func()) {
+	begun, over := make(chan struct{}), make(chan struct{})
+	for range life.Cleaners {
+		m.clean.Queue("job that waits", "id", func(context.Context) error {
+			begun <- struct{}{}
+			<-over
+			return nil
+		})
+	}
+	for range life.Cleaners {
+		<-begun
+	}
+	return func() { close(over) }
 }

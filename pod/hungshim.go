@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -71,7 +72,7 @@ func (m *Manager) leaveUnanswered(a answers, b bare) (rest bare) {
 // recoverLate recovers each pod whose shim had not answered, as soon as the shim answers.
 func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
 	for pause := firstAsk; len(silent) > 0; pause = min(2*pause, lastAsk) {
-		if sleep(ctx, pause) != nil {
+		if life.Sleep(ctx, pause) != nil {
 			return
 		}
 		try, cancel := context.WithTimeout(ctx, listLimit)
@@ -112,7 +113,7 @@ func (m *Manager) removeLate(late map[string]bool) {
 		if m.pods.exact(podID) != nil || unmanaged[podID] {
 			continue
 		}
-		m.clean.queue("unknown pod", podID, func(ctx context.Context) error {
+		m.clean.Queue("unknown pod", podID, func(ctx context.Context) error {
 			if err := m.Network.Teardown(ctx, network.Pod{ID: podID}); err != nil {
 				return err
 			}

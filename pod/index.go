@@ -1,6 +1,8 @@
 package pod
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"strings"
 	"sync"
 
@@ -120,4 +122,14 @@ func (x *index[T]) versions(fits func(*T) bool) []*version[T] {
 		}
 	}
 	return vs
+}
+
+// idLength is the length of pod and container ids, as peers have it.
+const idLength = 64
+
+// newID makes an id that no one can guess.
+func newID() string {
+	var b [idLength / 2]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(b[:])
 }

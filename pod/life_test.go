@@ -157,7 +157,7 @@ func TestFlushWaitsForTheBackground(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
 	begun, goOn := make(chan struct{}), make(chan struct{})
-	m.clean.queue("job", "id", func(context.Context) error {
+	m.clean.Queue("job", "id", func(context.Context) error {
 		close(begun)
 		<-goOn
 		return nil
@@ -170,35 +170,6 @@ func TestFlushWaitsForTheBackground(t *testing.T) {
 	}
 	close(goOn)
 	ok(t, m.Flush(t.Context()))
-}
-
-// Eight pods whose CNI plugin hung stopped all cleaning.
-func TestCleaningThatHangsHoldsUpNoOther(t *testing.T) {
-	b := newBench(t)
-	m, _ := b.manager()
-	again, goOn := make(chan struct{}), make(chan struct{})
-	for range cleaners {
-		tries := 0
-		m.clean.queue("job that hangs", "id", func(context.Context) error {
-			if tries++; tries == 1 {
-				return errors.New("killed, for it hung")
-			}
-			again <- struct{}{}
-			<-goOn
-			return nil
-		})
-	}
-	for range cleaners {
-		<-again
-	}
-	done := make(chan struct{})
-	m.clean.queue("job", "id", func(context.Context) error {
-		close(done)
-		return nil
-	})
-	<-done
-	close(goOn)
-	idle(t, m)
 }
 
 func TestPodInit(t *testing.T) {

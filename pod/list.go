@@ -1,9 +1,7 @@
 package pod
 
 import (
-	"cmp"
 	"iter"
-	"slices"
 	"time"
 )
 
@@ -55,46 +53,4 @@ func (m *Manager) podVersions(f PodFilter) []*version[podRecord] {
 
 func (m *Manager) containerVersions(f ContainerFilter) []*version[containerRecord] {
 	return newestFirst(m.containers.versions(f.fits), func(r *containerRecord) (time.Time, string) { return r.CreatedAt, r.ID })
-}
-
-// newestFirst sorts versions by when they were created, and by ids if that is the same. What they
-// are sorted by stands together in memory, for there may be thousands.
-func newestFirst[T any](vs []*version[T], born func(*T) (created time.Time, id string)) []*version[T] {
-	type dated struct {
-		nanos int64
-		id    string
-		v     *version[T]
-	}
-	all := make([]dated, len(vs))
-	for i, v := range vs {
-		created, id := born(&v.record)
-		all[i] = dated{created.UnixNano(), id, v}
-	}
-	slices.SortFunc(all, func(a, b dated) int {
-		if a.nanos != b.nanos {
-			return cmp.Compare(b.nanos, a.nanos)
-		}
-		return cmp.Compare(a.id, b.id)
-	})
-	for i, d := range all {
-		vs[i] = d.v
-	}
-	return vs
-}
-
-func items[T any](vs []*version[T], encode func(*T) ([]byte, error)) ([][]byte, error) {
-	all := make([][]byte, len(vs))
-	for i, v := range vs {
-		item := v.item.Load()
-		if item == nil {
-			b, err := encode(&v.record)
-			if err != nil {
-				return nil, err
-			}
-			item = &b
-			v.item.Store(item)
-		}
-		all[i] = *item
-	}
-	return all, nil
 }

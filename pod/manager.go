@@ -3,27 +3,26 @@ package pod
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/join"
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/pod/reserve"
 )
 
 // Limits of operations that have no deadline of their own.
 const (
-	runLimit     = 2 * time.Minute
-	createLimit  = 2 * time.Minute
-	startLimit   = 2 * time.Minute
-	stopLimit    = 2 * time.Minute // beyond the grace
-	removeLimit  = 2 * time.Minute
-	updateLimit  = 30 * time.Second
-	cleanupLimit = 30 * time.Second // undoing after a failure
-	closeLimit   = 5 * time.Second  // for clean-up under way when the Manager is closed
+	runLimit    = 2 * time.Minute
+	createLimit = 2 * time.Minute
+	startLimit  = 2 * time.Minute
+	stopLimit   = 2 * time.Minute // beyond the grace
+	removeLimit = 2 * time.Minute
+	updateLimit = 30 * time.Second
+	closeLimit  = 5 * time.Second // for clean-up under way when the Manager is closed
 )
 
 // Manager is the pods and containers of a node. All methods may be called
@@ -43,8 +42,8 @@ type Manager struct {
 
 	exits *exits
 	stops *stops
-	clean *cleaner
-	life  life
+	clean *life.Cleaner
+	life  *life.Life
 
 	events watchers
 
@@ -82,12 +81,11 @@ func New(o Options, d Deps) *Manager {
 		opts: o.withDefaults(), Deps: d, log: d.Log,
 		pods:       newIndex("pod", (*podRecord).visible),
 		containers: newIndex("container", (*containerRecord).visible),
-		exits:      newExits(), stops: newStops(), recovery: newRecovery(),
+		life:       life.New(), exits: newExits(), stops: newStops(), recovery: newRecovery(),
 		reserve: reserve.New(o.StateDir, d.Log),
 		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
 	}
-	m.life.begin()
-	m.clean = newCleaner(&m.life, m.log)
+	m.clean = life.NewCleaner(m.life, m.log)
 	return m
 }
 
@@ -97,15 +95,15 @@ func (m *Manager) Close() error {
 	m.events.end()
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
-	_ = m.clean.drain(ctx) // what is not done is the next Manager's
-	m.life.end()
+	_ = m.clean.Drain(ctx) // what is not done is the next Manager's
+	m.life.End()
 	return nil
 }
 
 // Flush waits until what Stop and Remove left to the background has been tried at least
 // once, or ctx ends.
 func (m *Manager) Flush(ctx context.Context) error {
-	return errdefs.During("clean up after", "pods", m.clean.drain(ctx))
+	return errdefs.During("clean up after", "pods", m.clean.Drain(ctx))
 }
 
 // StateUsage returns the usage of the state directory's file system.
@@ -144,82 +142,7 @@ func (m *Manager) Container(id string) (Container, error) {
 // for as long as limit.
 func (m *Manager) do(ctx context.Context, key string, limit time.Duration, work func(context.Context) error) error {
 	_, err := m.ops.Do(ctx, key, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, m.life.run(ctx, limit, work)
+		return struct{}{}, m.life.Run(ctx, limit, work)
 	})
 	return err
-}
-
-// life is the time between New and Close: operations run in it and Close waits for them.
-type life struct {
-	ctx    context.Context
-	cancel context.CancelFunc
-
-	mu    sync.Mutex
-	ended bool
-	work  sync.WaitGroup
-}
-
-func (l *life) begin() { l.ctx, l.cancel = context.WithCancel(context.Background()) }
-
-// end cuts off all work and waits until it has returned.
-func (l *life) end() {
-	l.mu.Lock()
-	l.ended = true
-	l.mu.Unlock()
-	l.cancel()
-	l.work.Wait()
-}
-
-// join counts one piece of work in; the caller calls work.Done at its end.
-func (l *life) join() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended {
-		return errdefs.Errorf(errdefs.ErrUnavailable, "the daemon is shutting down")
-	}
-	l.work.Add(1)
-	return nil
-}
-
-// run does work with a context that ends after limit or with the life.
-func (l *life) run(ctx context.Context, limit time.Duration, work func(context.Context) error) error {
-	if err := l.join(); err != nil {
-		return err
-	}
-	defer l.work.Done()
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	defer context.AfterFunc(l.ctx, cancel)()
-	return work(ctx)
-}
-
-// tie does work that lasts as long as its caller wants, but not beyond the life.
-func (l *life) tie(ctx context.Context, work func(context.Context) error) error {
-	if err := l.join(); err != nil {
-		return err
-	}
-	defer l.work.Done()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(l.ctx, cancel)()
-	return work(ctx)
-}
-
-// start runs work in a goroutine of its own; it returns false, doing nothing, if the
-// life has ended.
-func (l *life) start(work func(context.Context)) bool {
-	if l.join() != nil {
-		return false
-	}
-	go func() {
-		defer l.work.Done()
-		work(l.ctx)
-	}()
-	return true
-}
-
-// undoing is the context for taking back what a failed operation did: the operation's
-// own may have ended, and that must not keep anything from being cleaned up.
-func undoing(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), cleanupLimit)
 }

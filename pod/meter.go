@@ -63,7 +63,7 @@ const meterLimit = 5 * time.Second
 // bounded has read done within the Manager's life.
 func bounded[T any](m *Manager, limit time.Duration, read func(context.Context) (T, error)) func(context.Context) (T, error) {
 	return func(ctx context.Context) (v T, err error) {
-		err = m.life.run(ctx, limit, func(ctx context.Context) error {
+		err = m.life.Run(ctx, limit, func(ctx context.Context) error {
 			v, err = read(ctx)
 			return err
 		})

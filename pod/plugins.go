@@ -173,7 +173,7 @@ func (m *Manager) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxRe
 		return errdefs.During("update container", e.id, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
 	}
 	// Plugins set no limit, and whatever is to be made waits while a new one is told what there is.
-	return errdefs.During("update container", e.id, m.life.run(ctx, updateLimit, func(ctx context.Context) error {
+	return errdefs.During("update container", e.id, m.life.Run(ctx, updateLimit, func(ctx context.Context) error {
 		return m.Shim.Update(ctx, rec.PodID, e.id, r)
 	}))
 }

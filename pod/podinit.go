@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -40,7 +41,7 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 			err = m.faultAt(ctx, faultInitStarted)
 		}
 		if err != nil {
-			undo, cancel := undoing(ctx)
+			undo, cancel := life.Undoing(ctx)
 			defer cancel()
 			return errors.Join(err, m.end(undo, p.id, p.id))
 		}

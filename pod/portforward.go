@@ -44,7 +44,7 @@ func (m *Manager) PortForward(ctx context.Context, podID string, port int32, str
 	if port < 1 || port > 65535 {
 		return errdefs.During("forward port of pod", e.id, errdefs.Errorf(errdefs.ErrInvalid, "port %d is not between 1 and 65535", port))
 	}
-	return errdefs.During("forward port of pod", e.id, m.life.tie(ctx, func(ctx context.Context) error {
+	return errdefs.During("forward port of pod", e.id, m.life.Tie(ctx, func(ctx context.Context) error {
 		conn, err := dialLoopback(ctx, e.get().Namespaces.Net, port)
 		if err != nil {
 			return errdefs.Errorf(errdefs.ErrUnavailable, "port %d: %w", port, err)

@@ -122,7 +122,7 @@ func (m *Manager) index(r *Records) (b bare) {
 func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*entry[podRecord], error) {
 	e := newEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
 	e.kept = kept
-	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
+	_ = e.turn.take(m.life.Context()) // the turn is free: the entry is new
 	identity := rec.Config.Identity()
 	if rec.Phase == podRemoving || rec.Phase == podMaking {
 		identity += "\x00" + id // its name is already in use
@@ -138,7 +138,7 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*en
 func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfile.Kept) (*entry[containerRecord], error) {
 	e := newEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
 	e.kept = kept
-	_ = e.turn.take(m.life.ctx) // the turn is free: the entry is new
+	_ = e.turn.take(m.life.Context()) // the turn is free: the entry is new
 	identity := rec.Config.Identity(rec.PodID)
 	if rec.Phase == containerRemoving || rec.Phase == containerMaking {
 		identity += "\x00" + id

@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/privatedir"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -79,9 +80,9 @@ func (m *Manager) Start(ctx context.Context) error {
 	bare := m.index(records)
 	// Exits that fell into the gap come as events too; from here on they find
 	// their containers.
-	m.life.start(m.watch)
-	m.life.start(func(ctx context.Context) { m.recover(ctx, bare) })
-	m.life.start(m.compareAfterReconnect)
+	m.life.Start(m.watch)
+	m.life.Start(func(ctx context.Context) { m.recover(ctx, bare) })
+	m.life.Start(m.compareAfterReconnect)
 	t := time.NewTimer(recoveryWait)
 	defer t.Stop()
 	select {
@@ -139,21 +140,9 @@ func (m *Manager) askShims(ctx context.Context) (answers, error) {
 		}
 		m.waiting.Store(&err)
 		m.log.Warn("cannot list containers of shims; trying again", "in", pause, "err", err)
-		if err := sleep(ctx, pause); err != nil {
+		if err := life.Sleep(ctx, pause); err != nil {
 			return answers{}, err
 		}
-	}
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -227,7 +216,7 @@ func recoverOne[T any](ctx context.Context, m *Manager, what string, e *entry[T]
 	err := do(bounded, false)
 	e.turn.give()
 	if err != nil && ctx.Err() == nil {
-		m.clean.queue("unrecovered "+what, e.id, func(ctx context.Context) error {
+		m.clean.Queue("unrecovered "+what, e.id, func(ctx context.Context) error {
 			if err := e.turn.take(ctx); err != nil {
 				return err
 			}
@@ -268,7 +257,7 @@ func (m *Manager) RecoveryErrors() int { return int(m.unrecovered.Load()) }
 
 // attempt logs a step of the recovery that failed.
 func (m *Manager) attempt(op, id string, err error) {
-	if err != nil && m.life.ctx.Err() == nil {
+	if err != nil && m.life.Context().Err() == nil {
 		m.unrecovered.Add(1)
 		m.log.Error("recovery incomplete", "op", op, "id", id, "err", err)
 	}
@@ -310,7 +299,7 @@ func (m *Manager) compareAfterReconnect(ctx context.Context) {
 				break
 			}
 			m.log.Warn("cannot compare containers with those of a new shim; trying again", "in", pause, "err", err)
-			if sleep(ctx, pause) != nil {
+			if life.Sleep(ctx, pause) != nil {
 				return
 			}
 		}

@@ -23,7 +23,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 		return nil
 	case containerExited:
 		if inShim {
-			m.clean.queue("exited container", e.id, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.id) })
+			m.clean.Queue("exited container", e.id, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.id) })
 		}
 		return nil
 	}
@@ -77,7 +77,7 @@ func (m *Manager) startCutOff(e *entry[containerRecord]) error {
 
 // finishStop continues a stop that the last daemon began.
 func (m *Manager) finishStop(e *entry[containerRecord], grace time.Duration) {
-	m.life.start(func(ctx context.Context) {
+	m.life.Start(func(ctx context.Context) {
 		if err := m.stopContainer(ctx, e, max(grace, 0)); err != nil && ctx.Err() == nil {
 			m.log.Error("stop from before the restart failed", "id", e.id, "err", err)
 		}
@@ -88,7 +88,7 @@ func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShi
 	rec := e.get()
 	switch rec.Phase {
 	case podMaking:
-		m.clean.queue("half-made pod", e.id, func(ctx context.Context) error {
+		m.clean.Queue("half-made pod", e.id, func(ctx context.Context) error {
 			if err := m.undoPod(ctx, e); err != nil {
 				return err
 			}
@@ -97,7 +97,7 @@ func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShi
 	case podRemoving:
 		m.queueCleaning(e)
 	case podStopping:
-		m.clean.queue("half-stopped pod", e.id, func(ctx context.Context) error {
+		m.clean.Queue("half-stopped pod", e.id, func(ctx context.Context) error {
 			if err := e.turn.take(ctx); err != nil {
 				return err
 			}

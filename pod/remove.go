@@ -122,7 +122,7 @@ func (m *Manager) removeStopped(ctx context.Context, e *entry[containerRecord]) 
 // queueDrop has a half-made or half-removed container deleted in the background.
 func (m *Manager) queueDrop(e *entry[containerRecord]) {
 	m.containers.release(e)
-	m.clean.queue("container", e.id, func(ctx context.Context) error {
+	m.clean.Queue("container", e.id, func(ctx context.Context) error {
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -46,7 +47,7 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c podconfig.Pod,
 	}
 	defer func() {
 		if err != nil {
-			undo, cancel := undoing(ctx)
+			undo, cancel := life.Undoing(ctx)
 			defer cancel()
 			err = errors.Join(err, m.Remove(undo, made))
 		}
@@ -123,7 +124,7 @@ func (m *Manager) createFrom(ctx context.Context, podID string, c podconfig.Cont
 	if err := c.Validate(); err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
-	err = m.life.run(ctx, createLimit, func(ctx context.Context) error {
+	err = m.life.Run(ctx, createLimit, func(ctx context.Context) error {
 		id, err = m.create(ctx, p, c, dir)
 		return errdefs.During("create container", c.Name, err)
 	})

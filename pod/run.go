@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -30,7 +31,7 @@ func (m *Manager) Run(ctx context.Context, c podconfig.Pod) (podID string, err e
 		c.Overhead = m.opts.Handlers()[c.RuntimeHandler].Overhead
 	}
 	return m.making.Do(ctx, "run/"+c.Identity(), func(ctx context.Context) (id string, err error) {
-		err = m.life.run(ctx, runLimit, func(ctx context.Context) error {
+		err = m.life.Run(ctx, runLimit, func(ctx context.Context) error {
 			id, err = m.run(ctx, c)
 			return errdefs.During("run pod", c.String(), err)
 		})
@@ -60,12 +61,12 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	if err == nil {
 		return id, nil
 	}
-	undo, cancel := undoing(ctx)
+	undo, cancel := life.Undoing(ctx)
 	defer cancel()
 	if uerr := m.undoPod(undo, e); uerr != nil {
 		m.log.Error("half-made pod not cleaned up, trying again in the background", "id", id, "err", uerr)
 		m.pods.release(e)
-		m.clean.queue("pod", id, func(ctx context.Context) error { return m.undoPod(ctx, e) })
+		m.clean.Queue("pod", id, func(ctx context.Context) error { return m.undoPod(ctx, e) })
 	}
 	return "", m.reserve.Explain(err)
 }

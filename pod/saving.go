@@ -69,7 +69,7 @@ func (m *Manager) dropLater(id string, paths []string) {
 		return
 	}
 	m.unfinished.add(paths)
-	m.clean.queue("unfinished checkpoint", id, func(ctx context.Context) error {
+	m.clean.Queue("unfinished checkpoint", id, func(ctx context.Context) error {
 		var errs []error
 		for _, p := range paths {
 			errs = append(errs, m.dropUnfinished(ctx, filepath.Dir(p)))

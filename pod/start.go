@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
 
 	"github.com/coracle-project/coracle/shim/client"
@@ -208,15 +209,15 @@ func (m *Manager) unstart(e *entry[containerRecord]) error {
 // the container is left exited with the cause. A start that the end of the daemon cuts off
 // has not failed: the next one finds out how far it came.
 func (m *Manager) startFailed(ctx context.Context, e *entry[containerRecord], cause error) error {
-	if m.life.ctx.Err() != nil {
+	if m.life.Context().Err() != nil {
 		return cause
 	}
-	undo, cancel := undoing(ctx)
+	undo, cancel := life.Undoing(ctx)
 	defer cancel()
 	podID := e.get().PodID
 	if err := m.end(undo, podID, e.id); err != nil {
 		// It may run, and must not while it counts as exited.
-		m.clean.queue("container that failed to start", e.id, func(ctx context.Context) error { return m.end(ctx, podID, e.id) })
+		m.clean.Queue("container that failed to start", e.id, func(ctx context.Context) error { return m.end(ctx, podID, e.id) })
 	}
 	code := int32(exitStartFailed)
 	if noProgram(cause) {

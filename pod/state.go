@@ -1,8 +1,6 @@
 package pod
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"net/netip"
 	"syscall"
 	"time"
@@ -10,16 +8,6 @@ import (
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
-
-// idLength is the length of pod and container ids, as peers have it.
-const idLength = 64
-
-// newID makes an id that no one can guess.
-func newID() string {
-	var b [idLength / 2]byte
-	rand.Read(b[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(b[:])
-}
 
 // recordVersion is the format of pod.json and container.json.
 const recordVersion = 1

@@ -7,6 +7,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/reading"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -130,7 +131,7 @@ type diskUsage struct {
 // older than age. Counting walks the layer.
 func (m *Manager) diskUsage(ctx context.Context, id string, age time.Duration) (diskUsage, error) {
 	r, err := m.meters.disk.Get(ctx, id, age, m.keepContainer,
-		bounded(m, cleanupLimit, func(ctx context.Context) (diskUsage, error) {
+		bounded(m, life.CleanupLimit, func(ctx context.Context) (diskUsage, error) {
 			u, err := m.Snapshots.Usage(ctx, id)
 			return diskUsage{u, time.Now()}, err
 		}))

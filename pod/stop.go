@@ -89,7 +89,7 @@ func (m *Manager) containersOf(podID string) []*entry[containerRecord] {
 
 // queueCleaning has what is left of a stopped or removed pod cleaned up in the background.
 func (m *Manager) queueCleaning(e *entry[podRecord]) {
-	m.clean.queue("pod", e.id, func(ctx context.Context) error {
+	m.clean.Queue("pod", e.id, func(ctx context.Context) error {
 		if err := e.tidy.take(ctx); err != nil {
 			return err
 		}

@@ -92,7 +92,7 @@ func (m *Manager) stopContainer(ctx context.Context, e *entry[containerRecord], 
 	st, first := m.stops.join(e.id, time.Now().Add(grace))
 	if first {
 		go func() { // ends within grace+stopLimit, or with the life
-			m.stops.finish(st, m.life.run(context.WithoutCancel(ctx), grace+stopLimit, func(ctx context.Context) error {
+			m.stops.finish(st, m.life.Run(context.WithoutCancel(ctx), grace+stopLimit, func(ctx context.Context) error {
 				return m.carryOutStop(ctx, e, st)
 			}))
 		}()

@@ -148,7 +148,7 @@ func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool)
 func (m *Manager) leave(u Unmanaged, cause error) {
 	m.unmanaged.put(u.because(cause))
 	if transient.Is(cause) {
-		m.life.start(func(ctx context.Context) { m.readAgain(ctx, u) })
+		m.life.Start(func(ctx context.Context) { m.readAgain(ctx, u) })
 	}
 }
 

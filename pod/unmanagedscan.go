@@ -54,7 +54,7 @@ func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 	}
 	for podID := range a.known {
 		if m.pods.exact(podID) == nil && !unmanagedPods[podID] {
-			m.clean.queue("shim of unknown pod", podID, func(ctx context.Context) error { return m.Shim.DeletePod(ctx, podID) })
+			m.clean.Queue("shim of unknown pod", podID, func(ctx context.Context) error { return m.Shim.DeletePod(ctx, podID) })
 		}
 	}
 	var pods, containers []string
@@ -95,7 +95,7 @@ func (m *Manager) within(ctx context.Context, op string, step func(context.Conte
 	m.step.Store(&op)
 	ctx, cancel := context.WithTimeout(ctx, m.stepLimit)
 	done := make(chan error, 1)
-	if !m.life.start(func(context.Context) {
+	if !m.life.Start(func(context.Context) {
 		defer cancel()
 		done <- step(ctx)
 	}) {
@@ -255,7 +255,7 @@ func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
 	for _, l := range m.Network.Leases() {
 		if m.pods.exact(l.PodID) == nil && !unmanaged[l.PodID] {
-			m.clean.queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
+			m.clean.Queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
 				return m.Network.Teardown(ctx, network.Pod{ID: l.PodID})
 			})
 		}
@@ -265,10 +265,10 @@ func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
 // queueStrayDirs has the directories removed in the background: no one waits for that.
 func (m *Manager) queueStrayDirs(b bare) {
 	for _, id := range b.containers {
-		m.clean.queue("directory of unknown container", id, func(context.Context) error { return m.removeContainerDir(id) })
+		m.clean.Queue("directory of unknown container", id, func(context.Context) error { return m.removeContainerDir(id) })
 	}
 	for _, id := range b.pods {
-		m.clean.queue("directory of unknown pod", id, func(context.Context) error {
+		m.clean.Queue("directory of unknown pod", id, func(context.Context) error {
 			if err := unmount(m.podFiles(id)); err != nil {
 				return err
 			}
@@ -285,7 +285,7 @@ func (m *Manager) queueStrayNamespaces(unmanagedPods map[string]bool) error {
 	}
 	for _, d := range pinned {
 		if id := d.Name(); m.pods.exact(id) == nil && !unmanagedPods[id] {
-			m.clean.queue("namespaces of unknown pod", id, func(ctx context.Context) error { return m.Namespaces.Remove(ctx, m.nsDir(id)) })
+			m.clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error { return m.Namespaces.Remove(ctx, m.nsDir(id)) })
 		}
 	}
 	return nil

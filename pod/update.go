@@ -27,7 +27,7 @@ func (m *Manager) UpdateResources(ctx context.Context, id string, r podconfig.Re
 		return errdefs.During("update container", e.id, err)
 	}
 	_ = annotations
-	return errdefs.During("update container", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+	return errdefs.During("update container", e.id, m.life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}

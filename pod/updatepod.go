@@ -24,7 +24,7 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 			return errdefs.During("update pod", e.id, err)
 		}
 	}
-	return errdefs.During("update pod", e.id, m.life.run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+	return errdefs.During("update pod", e.id, m.life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
 		if err := e.turn.take(ctx); err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package pod
+package life
 
 import (
 	"context"
@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// cleaner does slow deletions in the background, so that no one waits for them. What
+// Cleaner does slow deletions in the background, so that no one waits for them. What
 // a job has to do stands in a record: a job lost to a crash is queued again by recovery.
-type cleaner struct {
-	life *life
+type Cleaner struct {
+	life *Life
 	log  *slog.Logger
 	// One per job that may run at a time. Those that are tried again have places of their own: what
 	// hangs, as a CNI plugin may for hours, holds up no job that has just come.
@@ -21,9 +21,9 @@ type cleaner struct {
 	idle   chan struct{} // closed while active is 0
 }
 
-// cleaners is how many background deletions run at a time, for the first time or again: they mostly
+// Cleaners is how many background deletions run at a time, for the first time or again: they mostly
 // wait for the kernel's RCU, but each that runs competes with pods being started.
-const cleaners = 8
+const Cleaners = 8
 
 // A failed deletion is tried again after firstRetry, then twice as late each time.
 const (
@@ -31,17 +31,17 @@ const (
 	lastRetry  = time.Minute
 )
 
-func newCleaner(l *life, log *slog.Logger) *cleaner {
-	c := &cleaner{life: l, log: log, first: make(chan struct{}, cleaners), again: make(chan struct{}, cleaners), idle: make(chan struct{})}
+func NewCleaner(l *Life, log *slog.Logger) *Cleaner {
+	c := &Cleaner{life: l, log: log, first: make(chan struct{}, Cleaners), again: make(chan struct{}, Cleaners), idle: make(chan struct{})}
 	close(c.idle)
 	return c
 }
 
-// queue has job run in the background until it succeeds or the life ends. job must be
+// Queue has job run in the background until it succeeds or the life ends. job must be
 // idempotent and bounded by its context.
-func (c *cleaner) queue(what, id string, job func(context.Context) error) {
+func (c *Cleaner) Queue(what, id string, job func(context.Context) error) {
 	c.enter()
-	ok := c.life.start(func(ctx context.Context) {
+	ok := c.life.Start(func(ctx context.Context) {
 		slots := c.first
 		for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
 			err := c.try(ctx, slots, job)
@@ -66,19 +66,19 @@ func (c *cleaner) queue(what, id string, job func(context.Context) error) {
 	}
 }
 
-func (c *cleaner) try(ctx context.Context, slots chan struct{}, job func(context.Context) error) error {
+func (c *Cleaner) try(ctx context.Context, slots chan struct{}, job func(context.Context) error) error {
 	select {
 	case slots <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	defer func() { <-slots }()
-	ctx, cancel := context.WithTimeout(ctx, cleanupLimit)
+	ctx, cancel := context.WithTimeout(ctx, CleanupLimit)
 	defer cancel()
 	return job(ctx)
 }
 
-func (c *cleaner) enter() {
+func (c *Cleaner) enter() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active++; c.active == 1 {
@@ -86,7 +86,7 @@ func (c *cleaner) enter() {
 	}
 }
 
-func (c *cleaner) leave() {
+func (c *Cleaner) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active--; c.active == 0 {
@@ -94,8 +94,8 @@ func (c *cleaner) leave() {
 	}
 }
 
-// drain waits until no job is queued or running, or ctx ends.
-func (c *cleaner) drain(ctx context.Context) error {
+// Drain waits until no job is queued or running, or ctx ends.
+func (c *Cleaner) Drain(ctx context.Context) error {
 	c.mu.Lock()
 	idle := c.idle
 	c.mu.Unlock()
