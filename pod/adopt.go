@@ -102,7 +102,7 @@ func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string
 	if err != nil {
 		return u.PodID, err
 	}
-	if p := m.pods.exact(rec.PodID); p != nil && (p.get().Phase == podStopping || p.get().Phase == podRemoving) {
+	if p := m.pods.Exact(rec.PodID); p != nil && (p.Get().Phase == podStopping || p.Get().Phase == podRemoving) {
 		return rec.PodID, errPodStops
 	}
 	m.created.passed(rec.CreatedAt)

@@ -61,7 +61,7 @@ func TestContainerReadableAfterItsPod(t *testing.T) {
 				release, err := m.unmanaged.busy.Acquire(t.Context(), podID)
 				ok(t, err)
 				release()
-				if m.containers.exact(id) != nil {
+				if m.containers.Exact(id) != nil {
 					t.Fatal("the container was not unreadable")
 				}
 				ok(t, lease.Close())

@@ -124,7 +124,7 @@ func TestNamespaceThatCannotBeLookedAt(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
 			m1, podID, _ := b.lone()
-			ok(t, tc.spoil(m1.pods.exact(podID).get().Namespaces.Net))
+			ok(t, tc.spoil(m1.pods.Exact(podID).Get().Namespaces.Net))
 			m, _ := b.manager()
 			if p := must[Pod](t)(m.Pod(podID)); p.State != tc.state {
 				t.Errorf("pod is %s", p.State)
@@ -172,7 +172,7 @@ func TestContainersLostWithTheirShim(t *testing.T) {
 		t.Errorf("kept container: %s", c.State)
 	}
 	select {
-	case <-m.exits.of(podID, func() bool { return m.pods.exact(podID).get().InitPid == 0 }):
+	case <-m.exits.of(podID, func() bool { return m.pods.Exact(podID).Get().InitPid == 0 }):
 	case <-time.After(patience):
 		t.Error("the pod's init is missing and the pod does not know")
 	}
@@ -340,7 +340,7 @@ func TestOrderWithClockSetBack(t *testing.T) {
 	first := must[string](t)(m1.Run(t.Context(), podConfig("1")))
 	// The first object was made when the clock was a day ahead.
 	ahead := time.Now().Add(24 * time.Hour).Round(0)
-	ok(t, m1.pods.exact(first).update(func(r *podRecord) { r.CreatedAt = ahead }))
+	ok(t, m1.pods.Exact(first).Update(func(r *podRecord) { r.CreatedAt = ahead }))
 	b.kill(h1)
 	m2, _ := b.manager()
 	second := must[string](t)(m2.Run(t.Context(), podConfig("2")))

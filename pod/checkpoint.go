@@ -19,6 +19,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // checkpointLimit is how long saving takes at most where the caller has no limit.
@@ -35,12 +36,12 @@ func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout t
 	if timeout <= 0 {
 		timeout = checkpointLimit
 	}
-	return errdefs.During("checkpoint container", e.id, m.life.Run(ctx, timeout, func(ctx context.Context) error {
+	return errdefs.During("checkpoint container", e.ID, m.life.Run(ctx, timeout, func(ctx context.Context) error {
 		return m.checkpointTo(ctx, e, location)
 	}))
 }
 
-func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], location string) (err error) {
+func (m *Manager) checkpointTo(ctx context.Context, e *table.Entry[containerRecord], location string) (err error) {
 	if !filepath.IsAbs(location) || filepath.Clean(location) != location {
 		return errdefs.Errorf(errdefs.ErrInvalid, "location %q is not an absolute path without . and ..", location)
 	}
@@ -48,7 +49,7 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 		return errdefs.Errorf(errdefs.ErrInvalid, "location %s exists and is not a file", location)
 	}
 	// Next to the archive: what has room for one has room for the other.
-	work := filepath.Join(filepath.Dir(location), ".coracle-checkpoint-"+newID()[:16])
+	work := filepath.Join(filepath.Dir(location), ".coracle-checkpoint-"+table.NewID()[:16])
 	if err := saving(e, work); err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 		}
 		if rerr != nil { // which is no fault of the archive's
 			m.log.Warn("cannot clean up after checkpoint; trying again later", "path", work, "err", rerr)
-			m.dropLater(e.id, []string{work})
+			m.dropLater(e.ID, []string{work})
 		}
 	}()
 	if err := os.Mkdir(work, 0o700); err != nil {
@@ -69,7 +70,7 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if err := m.saveFrozen(ctx, map[*entry[containerRecord]]string{e: dir}); err != nil {
+	if err := m.saveFrozen(ctx, map[*table.Entry[containerRecord]]string{e: dir}); err != nil {
 		return err
 	}
 	if err := pack(archive, dir); err != nil {
@@ -80,26 +81,26 @@ func (m *Manager) checkpointTo(ctx context.Context, e *entry[containerRecord], l
 
 // saveFrozen freezes the containers, saves each in its directory, and lets them go on in any
 // case. Nothing else is done to them meanwhile.
-func (m *Manager) saveFrozen(ctx context.Context, into map[*entry[containerRecord]]string) (err error) {
+func (m *Manager) saveFrozen(ctx context.Context, into map[*table.Entry[containerRecord]]string) (err error) {
 	if _, err := exec.LookPath("criu"); err != nil {
 		return errdefs.Errorf(errdefs.ErrUnsupported, "checkpoints need criu(8), which is not installed: %w", err)
 	}
 	// In one order, so that two calls never wait for each other.
-	var es []*entry[containerRecord]
+	var es []*table.Entry[containerRecord]
 	for e := range into {
 		es = append(es, e)
 	}
-	slices.SortFunc(es, func(a, b *entry[containerRecord]) int { return strings.Compare(a.id, b.id) })
+	slices.SortFunc(es, func(a, b *table.Entry[containerRecord]) int { return strings.Compare(a.ID, b.ID) })
 	for _, e := range es {
-		if err := e.turn.take(ctx); err != nil {
+		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
-		defer e.turn.give()
-		if p := e.get().Phase; p != containerRunning {
-			return errdefs.Errorf(errdefs.ErrPrecondition, "container %s is not running (%s)", e.id, p)
+		defer e.Turn.Give()
+		if p := e.Get().Phase; p != containerRunning {
+			return errdefs.Errorf(errdefs.ErrPrecondition, "container %s is not running (%s)", e.ID, p)
 		}
 	}
-	var frozen []*entry[containerRecord]
+	var frozen []*table.Entry[containerRecord]
 	defer func() {
 		undo, cancel := life.Undoing(ctx)
 		defer cancel()
@@ -110,32 +111,32 @@ func (m *Manager) saveFrozen(ctx context.Context, into map[*entry[containerRecor
 	for _, e := range es {
 		// Thawed even if the answer was lost.
 		frozen = append(frozen, e)
-		if err := e.update(func(r *containerRecord) { r.Frozen = true }); err != nil {
+		if err := e.Update(func(r *containerRecord) { r.Frozen = true }); err != nil {
 			return err
 		}
-		if err := m.Shim.Pause(ctx, e.get().PodID, e.id); err != nil {
+		if err := m.Shim.Pause(ctx, e.Get().PodID, e.ID); err != nil {
 			return err
 		}
 	}
 	var tasks errgroup.Group
 	for _, e := range es {
-		tasks.Go(func() error { return errdefs.During("container", e.id, m.save(ctx, e, into[e])) })
+		tasks.Go(func() error { return errdefs.During("container", e.ID, m.save(ctx, e, into[e])) })
 	}
 	return tasks.Wait()
 }
 
 // thaw lets a container go on that was frozen to be saved, by this daemon or one that was killed.
-func (m *Manager) thaw(ctx context.Context, e *entry[containerRecord]) error {
-	if err := m.Shim.Resume(ctx, e.get().PodID, e.id); err != nil {
+func (m *Manager) thaw(ctx context.Context, e *table.Entry[containerRecord]) error {
+	if err := m.Shim.Resume(ctx, e.Get().PodID, e.ID); err != nil {
 		return err
 	}
-	return e.update(func(r *containerRecord) { r.Frozen = false })
+	return e.Update(func(r *containerRecord) { r.Frozen = false })
 }
 
 // save writes a frozen container into an empty directory.
-func (m *Manager) save(ctx context.Context, e *entry[containerRecord], dir string) (err error) {
-	rec := e.get()
-	if err := m.Shim.Checkpoint(ctx, rec.PodID, e.id, filepath.Join(dir, savedImagesName)); err != nil {
+func (m *Manager) save(ctx context.Context, e *table.Entry[containerRecord], dir string) (err error) {
+	rec := e.Get()
+	if err := m.Shim.Checkpoint(ctx, rec.PodID, e.ID, filepath.Join(dir, savedImagesName)); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultCheckpointImages); err != nil {
@@ -145,10 +146,10 @@ func (m *Manager) save(ctx context.Context, e *entry[containerRecord], dir strin
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(m.Snapshots.Changes(ctx, e.id, f), f.Close()); err != nil {
+	if err := errors.Join(m.Snapshots.Changes(ctx, e.ID, f), f.Close()); err != nil {
 		return err
 	}
-	return writeSaved(dir, rec, m.containerDir().Of(e.id))
+	return writeSaved(dir, rec, m.containerDir().Of(e.ID))
 }
 
 // pack makes an archive of a directory.
@@ -191,12 +192,12 @@ func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []st
 	if err != nil {
 		return errdefs.During("checkpoint pod", podID, err)
 	}
-	return errdefs.During("checkpoint pod", e.id, m.life.Run(ctx, checkpointLimit, func(ctx context.Context) error {
+	return errdefs.During("checkpoint pod", e.ID, m.life.Run(ctx, checkpointLimit, func(ctx context.Context) error {
 		return m.checkpointPod(ctx, e, dir, ids)
 	}))
 }
 
-func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir string, ids []string) (err error) {
+func (m *Manager) checkpointPod(ctx context.Context, p *table.Entry[podRecord], dir string, ids []string) (err error) {
 	if len(ids) == 0 {
 		return errdefs.Errorf(errdefs.ErrInvalid, "no containers are named")
 	}
@@ -215,24 +216,24 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 	if err := mustBeEmpty(dir); err != nil {
 		return err
 	}
-	c := &p.get().Config
+	c := &p.Get().Config
 	sum := savedPod{
 		Version: savedPodVersion, Handler: c.RuntimeHandler, Name: c.Name, Namespace: c.Namespace, UID: c.UID, SavedAt: time.Now(),
 	}
-	into := map[*entry[containerRecord]]string{}
+	into := map[*table.Entry[containerRecord]]string{}
 	for i, id := range ids {
 		e, err := m.runningContainer(id)
 		if err != nil {
 			return errdefs.During("container", id, err)
 		}
-		if e.get().PodID != p.id {
-			return errdefs.Errorf(errdefs.ErrInvalid, "container %s is in another pod", e.id)
+		if e.Get().PodID != p.ID {
+			return errdefs.Errorf(errdefs.ErrInvalid, "container %s is in another pod", e.ID)
 		}
 		if into[e] != "" {
-			return errdefs.Errorf(errdefs.ErrInvalid, "container %s is named twice", e.id)
+			return errdefs.Errorf(errdefs.ErrInvalid, "container %s is named twice", e.ID)
 		}
 		into[e] = filepath.Join(dir, fmt.Sprint(i))
-		sum.Containers = append(sum.Containers, e.get().Config.Name)
+		sum.Containers = append(sum.Containers, e.Get().Config.Name)
 	}
 	last := filepath.Join(dir, savedPodName)
 	// Each container's record names all: whichever a crash leaves, no part of the checkpoint is
@@ -250,7 +251,7 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 		}
 		if rerr != nil {
 			err = errors.Join(err, rerr)
-			m.dropLater(p.id, all)
+			m.dropLater(p.ID, all)
 		}
 	}()
 	for e := range into {
@@ -274,7 +275,7 @@ func (m *Manager) checkpointPod(ctx context.Context, p *entry[podRecord], dir st
 }
 
 // forget is saved for all containers of a checkpoint.
-func forget(of map[*entry[containerRecord]]string, paths []string) error {
+func forget(of map[*table.Entry[containerRecord]]string, paths []string) error {
 	var errs []error
 	for e := range of {
 		errs = append(errs, saved(e, paths...))

@@ -85,13 +85,13 @@ func TestCheckpoint(t *testing.T) {
 		t.Errorf("a busy directory: %v", err)
 	}
 	b.mend("shim.Checkpoint")
-	if r := m.containers.exact(id).get(); !slices.Contains(r.Saving, mounted) {
+	if r := m.containers.Exact(id).Get(); !slices.Contains(r.Saving, mounted) {
 		t.Errorf("forgot %s: %v", mounted, r.Saving)
 	}
 	ok(t, unix.Unmount(mounted, unix.MNT_DETACH))
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(time.Minute); len(m.containers.exact(id).get().Saving) > 0; <-tick.C {
+	for end := time.Now().Add(time.Minute); len(m.containers.Exact(id).Get().Saving) > 0; <-tick.C {
 		if time.Now().After(end) {
 			t.Fatal("still saving")
 		}

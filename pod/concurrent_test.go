@@ -259,8 +259,8 @@ func TestGrace(t *testing.T) {
 			if err := m.StopContainer(ctx, id, 20*time.Second); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
-			e := m.containers.exact(id)
-			<-m.exits.of(id, func() bool { return !e.get().running() })
+			e := m.containers.Exact(id)
+			<-m.exits.of(id, func() bool { return !e.Get().running() })
 		}, 20 * time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -54,18 +55,18 @@ func (b *bench) crash(m *Manager, h *hands, point string) <-chan struct{} {
 // freeze ends all writing of records by a dead manager: what is under way is finished,
 // and what would come later, such as the end of a clean-up, waits for the test's end.
 func freeze(m *Manager, over <-chan struct{}) {
-	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
+	for _, e := range m.pods.Each(func(*podRecord) bool { return true }) {
 		hold(e, over)
 	}
-	for _, e := range m.containers.each(func(*containerRecord) bool { return true }) {
+	for _, e := range m.containers.Each(func(*containerRecord) bool { return true }) {
 		hold(e, over)
 	}
 }
 
 // hold keeps an entry's record from being replaced.
-func hold[T any](e *entry[T], over <-chan struct{}) {
+func hold[T any](e *table.Entry[T], over <-chan struct{}) {
 	held := make(chan struct{})
-	go e.update(func(*T) {
+	go e.Update(func(*T) {
 		close(held)
 		<-over
 		runtime.Goexit() // without a write
@@ -77,13 +78,13 @@ func hold[T any](e *entry[T], over <-chan struct{}) {
 // real crash would stop them, here they must not come after the recovery.
 func (b *bench) awaitFiles(m *Manager) {
 	deadline := time.Now().Add(patience)
-	for _, e := range m.pods.each(func(r *podRecord) bool { return r.Phase == podMaking }) {
+	for _, e := range m.pods.Each(func(r *podRecord) bool { return r.Phase == podMaking }) {
 		if b.pointBeforeFiles {
 			return
 		}
 		for {
 			// The last step, and nothing else is sticky.
-			if st, err := os.Stat(m.podFile(e.id, "shm")); err == nil && st.Mode()&os.ModeSticky != 0 {
+			if st, err := os.Stat(m.podFile(e.ID, "shm")); err == nil && st.Mode()&os.ModeSticky != 0 {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -227,7 +228,7 @@ func (b *bench) agrees(m *Manager) {
 	}
 	for c := range m.Containers(ContainerFilter{}) {
 		known[c.ID] = true
-		for _, id := range m.containers.exact(c.ID).get().volumes() {
+		for _, id := range m.containers.Exact(c.ID).Get().volumes() {
 			known[id] = true
 			if b.snapshots[id] == "" {
 				b.t.Error("the container has lost a volume")

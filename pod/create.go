@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/pod/userdb"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -30,11 +31,11 @@ func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Containe
 	if err := c.Validate(); err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
-	p, err := m.pods.find(podID)
+	p, err := m.pods.Find(podID)
 	if err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
-	return m.making.Do(ctx, "create/"+c.Identity(p.id), func(ctx context.Context) (id string, err error) {
+	return m.making.Do(ctx, "create/"+c.Identity(p.ID), func(ctx context.Context) (id string, err error) {
 		err = m.life.Run(ctx, createLimit, func(ctx context.Context) error {
 			id, err = m.create(ctx, p, c, "")
 			return errdefs.During("create container", c.Name, err)
@@ -45,7 +46,7 @@ func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Containe
 
 // create makes a container; from is a directory with a saved one that it goes on from, or
 // empty.
-func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.Container, from string) (string, error) {
+func (m *Manager) create(ctx context.Context, p *table.Entry[podRecord], c podconfig.Container, from string) (string, error) {
 	if err := m.awaitRecovery(ctx); err != nil {
 		return "", err
 	}
@@ -60,10 +61,10 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.C
 	if err != nil {
 		return "", err
 	}
-	id := newID()
+	id := table.NewID()
 	rec := containerRecord{
-		ID: id, PodID: p.id, Phase: containerMaking, Config: c, CreatedAt: m.created.next(),
-		ImageID: img.ID.String(), LogPath: logPath(&p.get().Config, &c),
+		ID: id, PodID: p.ID, Phase: containerMaking, Config: c, CreatedAt: m.created.next(),
+		ImageID: img.ID.String(), LogPath: logPath(&p.Get().Config, &c),
 		Checkpoint: from,
 	}
 	if len(img.RepoDigests) > 0 {
@@ -81,17 +82,17 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.C
 		return "", err
 	}
 	rec.StopSignal = int(sig)
-	e := newEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
-	if holder, ok := m.containers.add(c.Identity(p.id), e); !ok {
+	e := table.NewEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
+	if holder, ok := m.containers.Add(c.Identity(p.ID), e); !ok {
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil
 		}
 		return "", errdefs.Errorf(errdefs.ErrExists, "container %s of the pod has this name and attempt; remove it or raise the attempt", holder)
 	}
-	if err := e.turn.take(ctx); err != nil {
+	if err := e.Turn.Take(ctx); err != nil {
 		return "", err // cannot happen: nobody else knows the id
 	}
-	defer e.turn.give()
+	defer e.Turn.Give()
 	if err = m.makeContainer(ctx, p, e, img); err == nil {
 		return id, nil
 	}
@@ -104,14 +105,14 @@ func (m *Manager) create(ctx context.Context, p *entry[podRecord], c podconfig.C
 	return "", m.reserve.Explain(err)
 }
 
-func mustBeReady(p *entry[podRecord]) error {
-	switch r := p.get(); r.Phase {
+func mustBeReady(p *table.Entry[podRecord]) error {
+	switch r := p.Get(); r.Phase {
 	case podReady:
 		return nil
 	case podBroken:
-		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready: %s", p.id, r.Config.InitDied())
+		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready: %s", p.ID, r.Config.InitDied())
 	default:
-		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready (%s)", p.id, r.Phase)
+		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready (%s)", p.ID, r.Phase)
 	}
 }
 
@@ -148,25 +149,25 @@ func makeLogDirectory(dir, name string) error {
 	return nil
 }
 
-func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image) error {
+func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], e *table.Entry[containerRecord], img image.Image) error {
 	begin := time.Now()
 	var watch stopwatch
-	dir := m.containerDir().Of(e.id)
-	if err := m.containerDir().Make(e.id); err != nil {
+	dir := m.containerDir().Of(e.ID)
+	if err := m.containerDir().Make(e.ID); err != nil {
 		return err
 	}
-	if err := e.update(func(*containerRecord) {}); err != nil {
+	if err := e.Update(func(*containerRecord) {}); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultCreateRecorded); err != nil {
 		return err
 	}
-	if e.get().LogPath != "" {
-		if err := makeLogDirectory(p.get().Config.LogDirectory, e.get().Config.LogPath); err != nil {
+	if e.Get().LogPath != "" {
+		if err := makeLogDirectory(p.Get().Config.LogDirectory, e.Get().Config.LogPath); err != nil {
 			return errdefs.Errorf(errdefs.ErrInvalid, "log path: %w", err)
 		}
 	}
-	from := e.get().Checkpoint
+	from := e.Get().Checkpoint
 	saved, err := m.savedFor(ctx, e, &img, from)
 	if err != nil {
 		return err
@@ -177,29 +178,29 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 			return err
 		}
 		var release func(context.Context) error
-		if layers, release, err = m.layersOf(ctx, e.id, saved, &img); err != nil {
+		if layers, release, err = m.layersOf(ctx, e.ID, saved, &img); err != nil {
 			return err
 		}
 		defer func() {
 			undo, cancel := life.Undoing(ctx)
 			defer cancel()
 			if err := release(undo); err != nil {
-				m.log.Warn("layer of a checkpoint is kept for longer than it is needed", "id", e.id, "err", err)
+				m.log.Warn("layer of a checkpoint is kept for longer than it is needed", "id", e.ID, "err", err)
 			}
 		}()
 	}
-	handler, err := m.opts.Handlers.Of(&p.get().Config)
+	handler, err := m.opts.Handlers.Of(&p.Get().Config)
 	if err != nil {
 		return err
 	}
 	prepared := watch.step("record the intent", begin)
-	labels, err := m.containerLabels(p.get().Labels, e)
+	labels, err := m.containerLabels(p.Get().Labels, e)
 	if err != nil {
 		return err
 	}
 	root := filepath.Join(dir, "rootfs")
-	snap, err := m.Snapshots.Prepare(ctx, e.id, snapshot.PrepareOptions{
-		Layers: layers, Target: root, Users: p.get().Config.Namespaces.Users, Driver: handler.Snapshotter,
+	snap, err := m.Snapshots.Prepare(ctx, e.ID, snapshot.PrepareOptions{
+		Layers: layers, Target: root, Users: p.Get().Config.Namespaces.Users, Driver: handler.Snapshotter,
 		Label: labels.Mount,
 	})
 	if err != nil {
@@ -209,11 +210,11 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := m.faultAt(ctx, faultCreateSnapshot); err != nil {
 		return err
 	}
-	user, err := prepareRoot(root, &e.get().Config.Security, &img, p.get().Config.Namespaces.Users)
+	user, err := prepareRoot(root, &e.Get().Config.Security, &img, p.Get().Config.Namespaces.Users)
 	if err != nil {
 		return err
 	}
-	volumes, err := m.mountVolumes(ctx, e, p.get().Config.Namespaces.Users, labels)
+	volumes, err := m.mountVolumes(ctx, e, p.Get().Config.Namespaces.Users, labels)
 	if err != nil {
 		return err
 	}
@@ -227,12 +228,12 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 		return errdefs.Errorf(errdefs.ErrInvalid, "%w", err)
 	}
 	if saved != nil {
-		if err := saved.check(&e.get().Config, spec); err != nil {
+		if err := saved.check(&e.Get().Config, spec); err != nil {
 			return err
 		}
 		saved.apply(spec)
 	}
-	if err := m.injectCDI(spec, e.get().Config.CDIDevices); err != nil {
+	if err := m.injectCDI(spec, e.Get().Config.CDIDevices); err != nil {
 		return err
 	}
 	// Hold new plugins only from here on, not while root and volumes are mounted: a waiting plugin
@@ -249,7 +250,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 	if err := mustBeReady(p); err != nil {
 		return err
 	}
-	err = e.update(func(r *containerRecord) {
+	err = e.Update(func(r *containerRecord) {
 		r.Phase, r.Upper, r.Steps = containerCreated, snap.Upper, watch.all(nil)
 		if saved != nil {
 			r.Checkpoint = saved.images()
@@ -274,7 +275,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *entry[podRecord], e *ent
 
 // savedFor is the checkpoint that a container goes on from: the caller's, or the one that
 // its image is; nil for an ordinary container.
-func (m *Manager) savedFor(ctx context.Context, e *entry[containerRecord], img *image.Image, from string) (*checkpointed, error) {
+func (m *Manager) savedFor(ctx context.Context, e *table.Entry[containerRecord], img *image.Image, from string) (*checkpointed, error) {
 	if from == "" {
 		return m.checkpointIn(ctx, e, img)
 	}

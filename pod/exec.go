@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -54,29 +55,29 @@ func (m *Manager) Exec(ctx context.Context, req ExecRequest) (exitCode int32, er
 		return 0, errdefs.During("exec in container", req.Container, err)
 	}
 	if len(req.Command) == 0 {
-		return 0, errdefs.During("exec in container", e.id, errdefs.Errorf(errdefs.ErrInvalid, "command is missing"))
+		return 0, errdefs.During("exec in container", e.ID, errdefs.Errorf(errdefs.ErrInvalid, "command is missing"))
 	}
 	p, err := m.execProcess(e, &req)
 	if err != nil {
-		return 0, errdefs.During("exec in container", e.id, err)
+		return 0, errdefs.During("exec in container", e.ID, err)
 	}
 	err = m.life.Tie(ctx, func(ctx context.Context) error {
 		exitCode, err = m.Shim.Exec(ctx, client.ExecRequest{
-			PodID: e.get().PodID, ID: e.id, Process: p, Streams: req.Streams,
+			PodID: e.Get().PodID, ID: e.ID, Process: p, Streams: req.Streams,
 		})
 		return err
 	})
-	return exitCode, errdefs.During("exec in container", e.id, err)
+	return exitCode, errdefs.During("exec in container", e.ID, err)
 }
 
 // execProcess is the container's own process with another command: the same user,
 // environment, capabilities and profile. It is read from the bundle each time: kept in
 // memory it would cost every container a few kilobytes.
-func (m *Manager) execProcess(e *entry[containerRecord], req *ExecRequest) (*specs.Process, error) {
+func (m *Manager) execProcess(e *table.Entry[containerRecord], req *ExecRequest) (*specs.Process, error) {
 	var spec struct {
 		Process *specs.Process `json:"process"`
 	}
-	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(e.id), ocispec.FileName))
+	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(e.ID), ocispec.FileName))
 	if err != nil {
 		return nil, err
 	}
@@ -100,12 +101,12 @@ func (m *Manager) Attach(ctx context.Context, id string, tty bool, s Streams) er
 	if err != nil {
 		return errdefs.During("attach to container", id, err)
 	}
-	if has := e.get().Config.TTY; has != tty {
-		return errdefs.During("attach to container", e.id,
+	if has := e.Get().Config.TTY; has != tty {
+		return errdefs.During("attach to container", e.ID,
 			errdefs.Errorf(errdefs.ErrPrecondition, "terminal %t is asked for, the container has %t", tty, has))
 	}
-	return errdefs.During("attach to container", e.id, m.life.Tie(ctx, func(ctx context.Context) error {
-		return m.Shim.Attach(ctx, e.get().PodID, e.id, s)
+	return errdefs.During("attach to container", e.ID, m.life.Tie(ctx, func(ctx context.Context) error {
+		return m.Shim.Attach(ctx, e.Get().PodID, e.ID, s)
 	}))
 }
 
@@ -121,12 +122,12 @@ func (m *Manager) CheckAttach(id string) error {
 	return errdefs.During("attach to container", id, err)
 }
 
-func (m *Manager) runningContainer(id string) (*entry[containerRecord], error) {
-	e, err := m.containers.find(id)
+func (m *Manager) runningContainer(id string) (*table.Entry[containerRecord], error) {
+	e, err := m.containers.Find(id)
 	if err != nil {
 		return nil, err
 	}
-	if p := e.get().Phase; p != containerRunning {
+	if p := e.Get().Phase; p != containerRunning {
 		return nil, errdefs.Errorf(errdefs.ErrPrecondition, "it is not running (%s)", p)
 	}
 	return e, nil
@@ -139,5 +140,5 @@ func (m *Manager) ReopenLog(ctx context.Context, id string) error {
 	if err != nil {
 		return errdefs.During("reopen log of container", id, err)
 	}
-	return errdefs.During("reopen log of container", e.id, m.Shim.ReopenLog(ctx, e.get().PodID, e.id))
+	return errdefs.During("reopen log of container", e.ID, m.Shim.ReopenLog(ctx, e.Get().PodID, e.ID))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -75,15 +76,15 @@ func (m *Manager) apply(ev client.Event) {
 		}
 		return
 	}
-	if e := m.containers.exact(ev.ID); e != nil {
+	if e := m.containers.Exact(ev.ID); e != nil {
 		switch ev.Kind {
 		case client.EventOOM:
-			err := e.observe(func(r *containerRecord) { r.OOMKilled = true })
+			err := e.Observe(func(r *containerRecord) { r.OOMKilled = true })
 			m.unrecorded(ev.ID, err)
 		case client.EventExit:
 			m.exited(e, ev.ExitCode, ev.ExitedAt, ev.OOMKilled)
 		}
-	} else if e := m.pods.exact(ev.ID); e != nil && ev.Kind == client.EventExit {
+	} else if e := m.pods.Exact(ev.ID); e != nil && ev.Kind == client.EventExit {
 		m.initExited(e)
 	}
 	if ev.Kind == client.EventExit {
@@ -93,8 +94,8 @@ func (m *Manager) apply(ev client.Event) {
 
 // exited notes the end of a container, once, and has the shim forget it in the
 // background. at is zero if no one can know how it ended.
-func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oom bool) {
-	if !e.get().running() {
+func (m *Manager) exited(e *table.Entry[containerRecord], code int32, at time.Time, oom bool) {
+	if !e.Get().running() {
 		return
 	}
 	unknown := at.IsZero()
@@ -102,7 +103,7 @@ func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oo
 		at = time.Now()
 	}
 	first := false
-	err := e.observe(func(r *containerRecord) {
+	err := e.Observe(func(r *containerRecord) {
 		if first = r.running(); first {
 			r.exit(code, at, oom)
 			if unknown && !r.OOMKilled {
@@ -110,19 +111,19 @@ func (m *Manager) exited(e *entry[containerRecord], code int32, at time.Time, oo
 			}
 		}
 	})
-	m.unrecorded(e.id, err)
+	m.unrecorded(e.ID, err)
 	if !first {
 		return
 	}
-	m.exits.happened(e.id)
-	m.log.Debug("container exited", "id", e.id, "code", code)
+	m.exits.happened(e.ID)
+	m.log.Debug("container exited", "id", e.ID, "code", code)
 	m.life.Start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, life.CleanupLimit)
 		defer cancel()
 		_ = m.tellContainer(ctx, ContainerStopped, e) // logged
 		// Removal and recovery do it again, so nothing is lost if it fails here.
-		if err := m.forget(ctx, e.get().PodID, e.id); err != nil && ctx.Err() == nil {
-			m.log.Warn("shim did not free an exited container", "id", e.id, "err", err)
+		if err := m.forget(ctx, e.Get().PodID, e.ID); err != nil && ctx.Err() == nil {
+			m.log.Warn("shim did not free an exited container", "id", e.ID, "err", err)
 		}
 	})
 }
@@ -196,21 +197,21 @@ func ignoring(err, kind error) error {
 
 // initExited makes a pod whose init died NotReady: its PID namespace is gone, and the
 // processes in it. An init that did not come to hold anything is sharedPID's to undo.
-func (m *Manager) initExited(e *entry[podRecord]) {
-	err := e.observe(func(r *podRecord) {
+func (m *Manager) initExited(e *table.Entry[podRecord]) {
+	err := e.Observe(func(r *podRecord) {
 		if r.InitPid != 0 && r.Phase == podReady {
 			r.Phase = podBroken
-			m.log.Warn("pod is not ready", "id", e.id, "err", r.Config.InitDied())
+			m.log.Warn("pod is not ready", "id", e.ID, "err", r.Config.InitDied())
 		}
 		r.InitPid = 0
 	})
-	m.unrecorded(e.id, err)
-	m.exits.happened(e.id)
+	m.unrecorded(e.ID, err)
+	m.exits.happened(e.ID)
 }
 
 // unrecorded logs that something which has happened could not be written down.
 func (m *Manager) unrecorded(id string, err error) {
-	if err != nil && !errors.Is(err, errGone) {
+	if err != nil && !errors.Is(err, table.ErrGone) {
 		m.log.Error("record not written, a restart would ask the shim again", "id", id, "err", err)
 	}
 }

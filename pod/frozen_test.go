@@ -63,7 +63,7 @@ func TestCrashWhileFrozen(t *testing.T) {
 		t.Errorf("%d files left", n)
 	}
 	ok(t, m2.Checkpoint(ctx, id, archive, 0))
-	if r := m2.containers.exact(id).get(); len(r.Saving) != 0 {
+	if r := m2.containers.Exact(id).Get(); len(r.Saving) != 0 {
 		t.Errorf("still saving %v", r.Saving)
 	}
 	ok(t, m2.Stop(ctx, c.podID))
@@ -119,7 +119,7 @@ func TestRetryBeforeCleanUp(t *testing.T) {
 				t.Errorf("checkpoint of %d files", n)
 			}
 			for _, id := range c.ids {
-				if r := m2.containers.exact(id).get(); len(r.Saving) != 0 {
+				if r := m2.containers.Exact(id).Get(); len(r.Saving) != 0 {
 					t.Errorf("still saving %v", r.Saving)
 				}
 			}
@@ -136,7 +136,7 @@ func TestCrashBeforeAllForgetASavedPod(t *testing.T) {
 	ctx := t.Context()
 	go c.m1.CheckpointPod(ctx, c.podID, c.dir, c.ids)
 	<-c.crashed
-	forgot := *c.m1.containers.exact(c.ids[0]).get()
+	forgot := *c.m1.containers.Exact(c.ids[0]).Get()
 	if len(forgot.Saving) == 0 {
 		t.Error("nothing is noted of the first container")
 	}

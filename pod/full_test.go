@@ -76,9 +76,9 @@ func TestIntentInMemoryOnly(t *testing.T) {
 	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
 	ok(t, m1.StartContainer(t.Context(), id))
 	// The record fills its page, so the longer record of a stop does not fit.
-	e := m1.containers.exact(id)
+	e := m1.containers.Exact(id)
 	size := func() int { return int(must[os.FileInfo](t)(os.Stat(m1.containerDir().File(id))).Size()) }
-	ok(t, e.update(func(r *containerRecord) { r.Message = strings.Repeat("x", 4096-size()-len(`"message":"",`)) }))
+	ok(t, e.Update(func(r *containerRecord) { r.Message = strings.Repeat("x", 4096-size()-len(`"message":"",`)) }))
 	if size() != 4096 {
 		t.Fatalf("%d bytes", size())
 	}

@@ -110,7 +110,7 @@ func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
 func (m *Manager) removeLate(late map[string]bool) {
 	unmanaged := m.podsOfUnmanaged()
 	for podID := range late {
-		if m.pods.exact(podID) != nil || unmanaged[podID] {
+		if m.pods.Exact(podID) != nil || unmanaged[podID] {
 			continue
 		}
 		m.clean.Queue("unknown pod", podID, func(ctx context.Context) error {

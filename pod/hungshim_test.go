@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -24,11 +25,11 @@ func TestRecoveryWithoutOneShim(t *testing.T) {
 		ok(t, m1.StartContainer(t.Context(), ids[i]))
 	}
 	b.kill(h)
-	bare := newID()
+	bare := table.NewID()
 	ok(t, m1.containerDir().Make(bare))
 	ok(t, os.WriteFile(filepath.Join(m1.containerDir().Of(bare), "config.json"),
 		[]byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+podIDs[0]+`"}}`), 0o600))
-	gone := newID() // a pod without any record
+	gone := table.NewID() // a pod without any record
 	b.mu.Lock()
 	b.silent = map[string]error{podIDs[0]: client.ErrUnavailable, gone: client.ErrUnavailable}
 	b.procs[gone] = &proc{podID: gone, args: []string{"run"}, state: client.StateRunning}

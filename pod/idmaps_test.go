@@ -48,7 +48,7 @@ func TestUserNamespace(t *testing.T) {
 	if s := spec.Linux; len(s.MaskedPaths) != 0 || len(s.ReadonlyPaths) != 0 {
 		t.Errorf("nothing was to be covered: %q, %q", s.MaskedPaths, s.ReadonlyPaths)
 	}
-	for _, snapshot := range append(m.containers.exact(id).get().volumes(), id) {
+	for _, snapshot := range append(m.containers.Exact(id).Get().volumes(), id) {
 		if got := b.users[snapshot]; len(got.UIDs) != 1 || got.UIDs[0].Host != 100000 {
 			t.Errorf("snapshot %s shows %+v", snapshot, got)
 		}

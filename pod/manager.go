@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/pod/reserve"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // Limits of operations that have no deadline of their own.
@@ -32,8 +33,8 @@ type Manager struct {
 	Deps
 	log *slog.Logger
 
-	pods       *index[podRecord]
-	containers *index[containerRecord]
+	pods       *table.Table[podRecord]
+	containers *table.Table[containerRecord]
 
 	making join.Group[string]   // Run and Create, by identity
 	ops    join.Group[struct{}] // the others, by verb and id
@@ -79,8 +80,8 @@ func New(o Options, d Deps) *Manager {
 	}
 	m := &Manager{
 		opts: o.withDefaults(), Deps: d, log: d.Log,
-		pods:       newIndex("pod", (*podRecord).visible),
-		containers: newIndex("container", (*containerRecord).visible),
+		pods:       table.New("pod", (*podRecord).visible),
+		containers: table.New("container", (*containerRecord).visible),
 		life:       life.New(), exits: newExits(), stops: newStops(), recovery: newRecovery(),
 		reserve: reserve.New(o.StateDir, d.Log),
 		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
@@ -115,27 +116,27 @@ func (m *Manager) containerDir() record.Dir[containerRecord] { return containers
 
 // Pod returns a pod, or ErrNotFound. Of an unmanaged pod only the id is known.
 func (m *Manager) Pod(podID string) (Pod, error) {
-	e, err := m.pods.find(podID)
+	e, err := m.pods.Find(podID)
 	if err != nil {
 		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
 			return u.pod(), nil
 		}
 		return Pod{}, err
 	}
-	return e.get().value(), nil
+	return e.Get().value(), nil
 }
 
 // Container returns a container, or ErrNotFound. Of an unmanaged container only its id, its pod's
 // id and the reason are known.
 func (m *Manager) Container(id string) (Container, error) {
-	e, err := m.containers.find(id)
+	e, err := m.containers.Find(id)
 	if err != nil {
 		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
 			return u.container(), nil
 		}
 		return Container{}, err
 	}
-	return e.get().value(), nil
+	return e.Get().value(), nil
 }
 
 // do runs work under key, or joins the one under way. The work goes on when ctx ends,

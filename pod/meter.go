@@ -71,9 +71,9 @@ func bounded[T any](m *Manager, limit time.Duration, read func(context.Context) 
 	}
 }
 
-func (m *Manager) keepContainer(id string) bool { return m.containers.exact(id) != nil }
+func (m *Manager) keepContainer(id string) bool { return m.containers.Exact(id) != nil }
 
-func (m *Manager) keepPod(id string) bool { return m.pods.exact(id) != nil }
+func (m *Manager) keepPod(id string) bool { return m.pods.Exact(id) != nil }
 
 // containerCgroup is the path of a container's cgroup.
 func (m *Manager) containerCgroup(c *podconfig.Pod, id string) (string, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // Plugins are told what becomes of pods and containers, and may change what containers are made
@@ -74,11 +75,11 @@ func (m *Manager) tell(ctx context.Context, ev PluginEvent, p Pod) error {
 }
 
 // tellContainer tells them what happens to a container.
-func (m *Manager) tellContainer(ctx context.Context, ev PluginEvent, e *entry[containerRecord]) error {
+func (m *Manager) tellContainer(ctx context.Context, ev PluginEvent, e *table.Entry[containerRecord]) error {
 	if m.Plugins == nil {
 		return nil
 	}
-	p := m.pods.exact(e.get().PodID)
+	p := m.pods.Exact(e.Get().PodID)
 	if p == nil {
 		return nil // it is being removed
 	}
@@ -87,9 +88,9 @@ func (m *Manager) tellContainer(ctx context.Context, ev PluginEvent, e *entry[co
 		return nil // it has been removed
 	}
 	if err == nil {
-		err = m.Plugins.Tell(ctx, ev, p.get().value(), &c)
+		err = m.Plugins.Tell(ctx, ev, p.Get().value(), &c)
 	}
-	return m.told(ev, e.id, err)
+	return m.told(ev, e.ID, err)
 }
 
 func (m *Manager) told(ev PluginEvent, id string, err error) error {
@@ -101,9 +102,9 @@ func (m *Manager) told(ev PluginEvent, id string, err error) error {
 }
 
 // plugged reads what a container is made from.
-func (m *Manager) plugged(e *entry[containerRecord]) (PluggedContainer, error) {
-	c := PluggedContainer{Container: e.get().value(), Spec: &specs.Spec{}}
-	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(e.id), ocispec.FileName))
+func (m *Manager) plugged(e *table.Entry[containerRecord]) (PluggedContainer, error) {
+	c := PluggedContainer{Container: e.Get().value(), Spec: &specs.Spec{}}
+	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(e.ID), ocispec.FileName))
 	if err != nil {
 		return c, err
 	}
@@ -114,11 +115,11 @@ func (m *Manager) plugged(e *entry[containerRecord]) (PluggedContainer, error) {
 }
 
 // adjust has the plugins change the specification of a container that is being created.
-func (m *Manager) adjust(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], spec *specs.Spec) error {
+func (m *Manager) adjust(ctx context.Context, p *table.Entry[podRecord], e *table.Entry[containerRecord], spec *specs.Spec) error {
 	if m.Plugins == nil {
 		return nil
 	}
-	return m.Plugins.Adjust(ctx, p.get().value(), PluggedContainer{e.get().value(), spec})
+	return m.Plugins.Adjust(ctx, p.Get().value(), PluggedContainer{e.Get().value(), spec})
 }
 
 // updatePod tells them of limits of a pod that are about to be noted.
@@ -130,8 +131,8 @@ func (m *Manager) updatePod(ctx context.Context, p Pod, overhead, resources *pod
 }
 
 // adjustUpdate has them change limits that are about to be set.
-func (m *Manager) adjustUpdate(ctx context.Context, e *entry[containerRecord], r *specs.LinuxResources) error {
-	p := m.pods.exact(e.get().PodID)
+func (m *Manager) adjustUpdate(ctx context.Context, e *table.Entry[containerRecord], r *specs.LinuxResources) error {
+	p := m.pods.Exact(e.Get().PodID)
 	if m.Plugins == nil || p == nil {
 		return nil
 	}
@@ -139,7 +140,7 @@ func (m *Manager) adjustUpdate(ctx context.Context, e *entry[containerRecord], r
 	if err != nil {
 		return err
 	}
-	return m.Plugins.AdjustUpdate(ctx, p.get().value(), c, r)
+	return m.Plugins.AdjustUpdate(ctx, p.Get().value(), c, r)
 }
 
 // holdPlugins is Plugins.Hold.
@@ -153,7 +154,7 @@ func (m *Manager) holdPlugins() (release func()) {
 // Plugged is all that runs or may run, for a plugin that has come.
 func (m *Manager) Plugged() ([]Pod, []PluggedContainer) {
 	var containers []PluggedContainer
-	for _, e := range m.containers.each((*containerRecord).visible) {
+	for _, e := range m.containers.Each((*containerRecord).visible) {
 		if c, err := m.plugged(e); err == nil { // it may be removed just now
 			containers = append(containers, c)
 		}
@@ -164,17 +165,17 @@ func (m *Manager) Plugged() ([]Pod, []PluggedContainer) {
 // UpdatePlugged changes limits that a plugin wants changed. They are those of the container that
 // runs; its configuration stays what the caller has asked for.
 func (m *Manager) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxResources) error {
-	e, err := m.containers.find(id)
+	e, err := m.containers.Find(id)
 	if err != nil {
 		return errdefs.During("update container", id, err)
 	}
-	rec := e.get()
+	rec := e.Get()
 	if rec.Phase != containerRunning {
-		return errdefs.During("update container", e.id, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
+		return errdefs.During("update container", e.ID, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
 	}
 	// Plugins set no limit, and whatever is to be made waits while a new one is told what there is.
-	return errdefs.During("update container", e.id, m.life.Run(ctx, updateLimit, func(ctx context.Context) error {
-		return m.Shim.Update(ctx, rec.PodID, e.id, r)
+	return errdefs.During("update container", e.ID, m.life.Run(ctx, updateLimit, func(ctx context.Context) error {
+		return m.Shim.Update(ctx, rec.PodID, e.ID, r)
 	}))
 }
 

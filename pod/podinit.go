@@ -10,6 +10,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -20,9 +21,9 @@ const initPath = "/coracle-pod-init"
 // sharedPID returns a process in the PID namespace that the pod's containers share. It
 // is the pod's init, which is started for the first container that shares: most pods
 // have none, and a pod that only says it would costs no process.
-func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, err error) {
-	err = m.do(ctx, "init/"+p.id, createLimit, func(ctx context.Context) error {
-		if p.get().InitPid != 0 {
+func (m *Manager) sharedPID(ctx context.Context, p *table.Entry[podRecord]) (pid int, err error) {
+	err = m.do(ctx, "init/"+p.ID, createLimit, func(ctx context.Context) error {
+		if p.Get().InitPid != 0 {
 			return nil
 		}
 		// The container that it is for has shown itself already, so a pod that
@@ -30,7 +31,7 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 		if err := mustBeReady(p); err != nil {
 			return err
 		}
-		if err := p.update(func(r *podRecord) { r.Init = true }); err != nil {
+		if err := p.Update(func(r *podRecord) { r.Init = true }); err != nil {
 			return err
 		}
 		if err := m.faultAt(ctx, faultInitRecorded); err != nil {
@@ -43,13 +44,13 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 		if err != nil {
 			undo, cancel := life.Undoing(ctx)
 			defer cancel()
-			return errors.Join(err, m.end(undo, p.id, p.id))
+			return errors.Join(err, m.end(undo, p.ID, p.ID))
 		}
-		if err := p.update(func(r *podRecord) { r.InitPid = pid }); err != nil {
+		if err := p.Update(func(r *podRecord) { r.InitPid = pid }); err != nil {
 			return err
 		}
 		// An end before the record knew the init was not noted.
-		s, err := m.Shim.Status(ctx, p.id, p.id)
+		s, err := m.Shim.Status(ctx, p.ID, p.ID)
 		if errors.Is(err, client.ErrNotFound) || err == nil && s.State == client.StateStopped {
 			m.initExited(p)
 			return nil
@@ -59,8 +60,8 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 	if err != nil {
 		return 0, fmt.Errorf("pod init: %w", err)
 	}
-	if pid = p.get().InitPid; pid == 0 {
-		return 0, errdefs.Errorf(errdefs.ErrPrecondition, "pod %s: %s", p.id, p.get().Config.InitDied())
+	if pid = p.Get().InitPid; pid == 0 {
+		return 0, errdefs.Errorf(errdefs.ErrPrecondition, "pod %s: %s", p.ID, p.Get().Config.InitDied())
 	}
 	return pid, nil
 }
@@ -68,13 +69,13 @@ func (m *Manager) sharedPID(ctx context.Context, p *entry[podRecord]) (pid int, 
 // startInit runs the pod's init: the shim's own binary in an otherwise empty root, without any
 // privilege, under the sandbox's seccomp and AppArmor profiles. It goes by the pod's id in the
 // shim.
-func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, err error) {
-	c, set := &e.get().Config, e.get().Namespaces
+func (m *Manager) startInit(ctx context.Context, e *table.Entry[podRecord]) (pid int, err error) {
+	c, set := &e.Get().Config, e.Get().Namespaces
 	handler, err := m.opts.Handlers.Of(c)
 	if err != nil {
 		return 0, err
 	}
-	bundle := filepath.Join(m.podDir().Of(e.id), "init")
+	bundle := filepath.Join(m.podDir().Of(e.ID), "init")
 	root := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -90,12 +91,12 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.HostNetwork(), HostIPC: c.HostIPC(),
 			User: set.User, UIDs: mappings(c.Namespaces.Users.UIDs), GIDs: mappings(c.Namespaces.Users.GIDs),
 		},
-		CgroupsPath: m.cgroupsPath(c, e.id),
-		Identity:    ocispec.Identity{PodID: e.id, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
+		CgroupsPath: m.cgroupsPath(c, e.ID),
+		Identity:    ocispec.Identity{PodID: e.ID, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
 		Foreign:     handler.Runtime != "",
 		// A shim of virtual machines makes a machine of it.
 		Unlimited:    handler.Sandboxed(),
-		ProcessLabel: e.get().Labels.Process,
+		ProcessLabel: e.Get().Labels.Process,
 	}
 	if in.AppArmor, err = m.appArmorProfile(ctx, c.AppArmor, false); err != nil {
 		return 0, err
@@ -112,17 +113,17 @@ func (m *Manager) startInit(ctx context.Context, e *entry[podRecord]) (pid int, 
 	if err := ocispec.Write(bundle, spec); err != nil {
 		return 0, err
 	}
-	pid, err = m.Shim.Create(ctx, client.CreateRequest{PodID: e.id, ID: e.id, Bundle: bundle, Handler: handler.Runtime})
+	pid, err = m.Shim.Create(ctx, client.CreateRequest{PodID: e.ID, ID: e.ID, Bundle: bundle, Handler: handler.Runtime})
 	if err != nil {
 		return 0, err
 	}
-	return pid, m.Shim.StartContainer(ctx, e.id, e.id)
+	return pid, m.Shim.StartContainer(ctx, e.ID, e.ID)
 }
 
 // endInit kills the pod's init and has the shim forget it. It succeeds if there is none.
-func (m *Manager) endInit(ctx context.Context, e *entry[podRecord]) error {
-	if !e.get().Init {
+func (m *Manager) endInit(ctx context.Context, e *table.Entry[podRecord]) error {
+	if !e.Get().Init {
 		return nil
 	}
-	return m.end(ctx, e.id, e.id)
+	return m.end(ctx, e.ID, e.ID)
 }

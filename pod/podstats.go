@@ -10,33 +10,34 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/reading"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // PodStats reads a pod's use. Of one that is not ready nothing is left to be read.
 func (m *Manager) PodStats(ctx context.Context, podID string) (PodStats, error) {
-	e, err := m.pods.find(podID)
+	e, err := m.pods.Find(podID)
 	if err != nil {
 		return PodStats{}, errdefs.During("stats of pod", podID, err)
 	}
 	s, err := m.podStats(ctx, e)
-	return s, errdefs.During("stats of pod", e.id, err)
+	return s, errdefs.During("stats of pod", e.ID, err)
 }
 
 // ListPodStats reads the use of all ready pods that fit f, in parallel. One that cannot be
 // read within a second is left out.
 func (m *Manager) ListPodStats(ctx context.Context, f PodStatsFilter) []PodStats {
 	wanted := PodFilter{ID: f.ID, State: Ready, Labels: f.Labels}
-	return readAll(ctx, m, m.pods.each(wanted.fits), m.podStats)
+	return readAll(ctx, m, m.pods.Each(wanted.fits), m.podStats)
 }
 
-func (m *Manager) podStats(ctx context.Context, e *entry[podRecord]) (PodStats, error) {
-	s := PodStats{ID: e.id, Usage: cgstat.Usage{Time: time.Now()}}
-	rec := e.get()
+func (m *Manager) podStats(ctx context.Context, e *table.Entry[podRecord]) (PodStats, error) {
+	s := PodStats{ID: e.ID, Usage: cgstat.Usage{Time: time.Now()}}
+	rec := e.Get()
 	if rec.Phase != podReady {
 		return s, nil
 	}
-	for _, ce := range m.containersOf(e.id) {
-		if ce.get().Phase != containerRunning {
+	for _, ce := range m.containersOf(e.ID) {
+		if ce.Get().Phase != containerRunning {
 			continue
 		}
 		c, err := m.stats(ctx, ce, m.opts.DiskUsageAge)
@@ -54,7 +55,7 @@ func (m *Manager) podStats(ctx context.Context, e *entry[podRecord]) (PodStats, 
 	}
 	s.Usage, s.CPURate = r.Val, rate(&r)
 	if netns := rec.Namespaces.Net; netns != "" {
-		n, err := m.meters.interfaces.Get(ctx, e.id, m.opts.UsageAge, m.keepPod,
+		n, err := m.meters.interfaces.Get(ctx, e.ID, m.opts.UsageAge, m.keepPod,
 			bounded(m, meterLimit, func(ctx context.Context) ([]network.InterfaceUsage, error) {
 				return m.Meter.Interfaces(ctx, netns)
 			}))
@@ -68,12 +69,14 @@ func (m *Manager) podStats(ctx context.Context, e *entry[podRecord]) (PodStats, 
 
 // podUsage reads the pod's cgroup; without one, or before the first container is in it, the
 // containers are added up.
-func (m *Manager) podUsage(ctx context.Context, e *entry[podRecord], containers []ContainerStats) (reading.Reading[cgstat.Usage], error) {
-	path, err := m.podCgroup(&e.get().Config)
+func (m *Manager) podUsage(ctx context.Context, e *table.Entry[podRecord],
+	containers []ContainerStats,
+) (reading.Reading[cgstat.Usage], error) {
+	path, err := m.podCgroup(&e.Get().Config)
 	if err != nil {
 		return reading.Reading[cgstat.Usage]{}, err
 	}
-	return m.meters.pods.Get(ctx, e.id, m.opts.UsageAge, m.keepPod,
+	return m.meters.pods.Get(ctx, e.ID, m.opts.UsageAge, m.keepPod,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
 			if path == "" {
 				return sum(containers), nil
@@ -138,17 +141,17 @@ func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, e
 	if err != nil {
 		return cgstat.Processes{}, errdefs.During("processes of container", id, err)
 	}
-	r, err := m.meters.processes.Get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
+	r, err := m.meters.processes.Get(ctx, e.ID, m.opts.UsageAge, m.keepContainer,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Processes, error) {
-			p := m.pods.exact(e.get().PodID)
+			p := m.pods.Exact(e.Get().PodID)
 			if p == nil {
 				return cgstat.Processes{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
-			path, err := m.containerCgroup(&p.get().Config, e.id)
+			path, err := m.containerCgroup(&p.Get().Config, e.ID)
 			if err != nil {
 				return cgstat.Processes{}, err
 			}
-			return m.Meter.Processes(ctx, path, e.get().Pid)
+			return m.Meter.Processes(ctx, path, e.Get().Pid)
 		}))
-	return r.Val, errdefs.During("processes of container", e.id, err)
+	return r.Val, errdefs.During("processes of container", e.ID, err)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/ownthread"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // dialLimit bounds the connection to a port of the pod, over its own loopback.
@@ -25,8 +26,8 @@ func (m *Manager) CheckPod(podID string) error {
 	return errdefs.During("forward port of pod", podID, err)
 }
 
-func (m *Manager) readyPod(podID string) (*entry[podRecord], error) {
-	e, err := m.pods.find(podID)
+func (m *Manager) readyPod(podID string) (*table.Entry[podRecord], error) {
+	e, err := m.pods.Find(podID)
 	if err != nil {
 		return nil, err
 	}
@@ -42,10 +43,10 @@ func (m *Manager) PortForward(ctx context.Context, podID string, port int32, str
 		return errdefs.During("forward port of pod", podID, err)
 	}
 	if port < 1 || port > 65535 {
-		return errdefs.During("forward port of pod", e.id, errdefs.Errorf(errdefs.ErrInvalid, "port %d is not between 1 and 65535", port))
+		return errdefs.During("forward port of pod", e.ID, errdefs.Errorf(errdefs.ErrInvalid, "port %d is not between 1 and 65535", port))
 	}
-	return errdefs.During("forward port of pod", e.id, m.life.Tie(ctx, func(ctx context.Context) error {
-		conn, err := dialLoopback(ctx, e.get().Namespaces.Net, port)
+	return errdefs.During("forward port of pod", e.ID, m.life.Tie(ctx, func(ctx context.Context) error {
+		conn, err := dialLoopback(ctx, e.Get().Namespaces.Net, port)
 		if err != nil {
 			return errdefs.Errorf(errdefs.ErrUnavailable, "port %d: %w", port, err)
 		}

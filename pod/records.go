@@ -8,6 +8,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/pod/record"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // Records are the records of a state directory.
@@ -119,15 +120,15 @@ func (m *Manager) index(r *Records) (b bare) {
 }
 
 // indexPod adds a pod with its turn taken.
-func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*entry[podRecord], error) {
-	e := newEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
-	e.kept = kept
-	_ = e.turn.take(m.life.Context()) // the turn is free: the entry is new
+func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*table.Entry[podRecord], error) {
+	e := table.NewEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
+	e.Kept = kept
+	_ = e.Turn.Take(m.life.Context()) // the turn is free: the entry is new
 	identity := rec.Config.Identity()
 	if rec.Phase == podRemoving || rec.Phase == podMaking {
 		identity += "\x00" + id // its name is already in use
 	}
-	if holder, ok := m.pods.add(identity, e); !ok {
+	if holder, ok := m.pods.Add(identity, e); !ok {
 		return nil, fmt.Errorf("pod %s has the same name %s", holder, rec.Config.String())
 	}
 	m.holdLevel(rec.Labels)
@@ -135,17 +136,17 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*en
 }
 
 // indexContainer adds a container with its turn taken.
-func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfile.Kept) (*entry[containerRecord], error) {
-	e := newEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
-	e.kept = kept
-	_ = e.turn.take(m.life.Context()) // the turn is free: the entry is new
+func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfile.Kept) (*table.Entry[containerRecord], error) {
+	e := table.NewEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
+	e.Kept = kept
+	_ = e.Turn.Take(m.life.Context()) // the turn is free: the entry is new
 	identity := rec.Config.Identity(rec.PodID)
 	if rec.Phase == containerRemoving || rec.Phase == containerMaking {
 		identity += "\x00" + id
-	} else if m.pods.exact(rec.PodID) == nil {
+	} else if m.pods.Exact(rec.PodID) == nil {
 		return nil, fmt.Errorf("the record of its pod %s is missing or unreadable", rec.PodID)
 	}
-	if holder, ok := m.containers.add(identity, e); !ok {
+	if holder, ok := m.containers.Add(identity, e); !ok {
 		return nil, fmt.Errorf("container %s has the same name %s", holder, rec.Config.Name)
 	}
 	m.holdLevel(rec.Labels)

@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/internal/privatedir"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -182,10 +183,10 @@ func (m *Manager) awaitRecovery(ctx context.Context) error {
 // that cannot be is logged and tried again: it must not keep the daemon from serving the others.
 func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
-	for _, e := range m.containers.each(func(r *containerRecord) bool { return of(r.PodID) }) {
-		tasks.do("recover container", e.id, func() error {
+	for _, e := range m.containers.Each(func(r *containerRecord) bool { return of(r.PodID) }) {
+		tasks.do("recover container", e.ID, func() error {
 			return recoverOne(ctx, m, "container", e, func(ctx context.Context, again bool) error {
-				return m.recoverContainer(ctx, e, inShim[e.id] || again)
+				return m.recoverContainer(ctx, e, inShim[e.ID] || again)
 			})
 		})
 	}
@@ -195,13 +196,13 @@ func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool,
 // recoverPods recovers pods, after their containers.
 func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
-	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
-		if !of(e.id) {
+	for _, e := range m.pods.Each(func(*podRecord) bool { return true }) {
+		if !of(e.ID) {
 			continue
 		}
-		tasks.do("recover pod", e.id, func() error {
+		tasks.do("recover pod", e.ID, func() error {
 			return recoverOne(ctx, m, "pod", e, func(ctx context.Context, again bool) error {
-				return m.recoverPod(ctx, e, inShim[e.id] || again)
+				return m.recoverPod(ctx, e, inShim[e.ID] || again)
 			})
 		})
 	}
@@ -210,18 +211,20 @@ func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool, of fu
 
 // recoverOne recovers an entry whose turn recovery holds, and releases the turn. After a failure it
 // tries again in the background.
-func recoverOne[T any](ctx context.Context, m *Manager, what string, e *entry[T], do func(ctx context.Context, again bool) error) error {
+func recoverOne[T any](ctx context.Context, m *Manager, what string, e *table.Entry[T],
+	do func(ctx context.Context, again bool) error,
+) error {
 	bounded, cancel := context.WithTimeout(ctx, recoverLimit)
 	defer cancel()
 	err := do(bounded, false)
-	e.turn.give()
+	e.Turn.Give()
 	if err != nil && ctx.Err() == nil {
-		m.clean.Queue("unrecovered "+what, e.id, func(ctx context.Context) error {
-			if err := e.turn.take(ctx); err != nil {
+		m.clean.Queue("unrecovered "+what, e.ID, func(ctx context.Context) error {
+			if err := e.Turn.Take(ctx); err != nil {
 				return err
 			}
-			defer e.turn.give()
-			if e.isGone() {
+			defer e.Turn.Give()
+			if e.IsGone() {
 				return nil
 			}
 			return do(ctx, true)
@@ -310,8 +313,8 @@ func (m *Manager) compareAfterReconnect(ctx context.Context) {
 // know. A container that is starting is handled by its start. A running container stays in the shim
 // until its end is recorded, so it is missing for no other reason.
 func (m *Manager) endLost(ctx context.Context) error {
-	running := m.containers.each(func(r *containerRecord) bool { return r.Phase == containerRunning })
-	inits := m.pods.each(func(r *podRecord) bool { return r.InitPid != 0 })
+	running := m.containers.Each(func(r *containerRecord) bool { return r.Phase == containerRunning })
+	inits := m.pods.Each(func(r *podRecord) bool { return r.InitPid != 0 })
 	if len(running)+len(inits) == 0 {
 		return nil
 	}
@@ -323,10 +326,10 @@ func (m *Manager) endLost(ctx context.Context) error {
 	}
 	inShim := a.inShim()
 	for _, e := range running {
-		if inShim[e.id] || !a.answered(e.get().PodID) {
+		if inShim[e.ID] || !a.answered(e.Get().PodID) {
 			continue
 		}
-		switch s, err := m.Shim.Status(bounded, e.get().PodID, e.id); {
+		switch s, err := m.Shim.Status(bounded, e.Get().PodID, e.ID); {
 		case errors.Is(err, client.ErrNotFound):
 			m.lost(e)
 		case err != nil:
@@ -336,10 +339,10 @@ func (m *Manager) endLost(ctx context.Context) error {
 		}
 	}
 	for _, e := range inits {
-		if inShim[e.id] || !a.answered(e.id) {
+		if inShim[e.ID] || !a.answered(e.ID) {
 			continue
 		}
-		if _, err := m.Shim.Status(bounded, e.id, e.id); errors.Is(err, client.ErrNotFound) {
+		if _, err := m.Shim.Status(bounded, e.ID, e.ID); errors.Is(err, client.ErrNotFound) {
 			m.initExited(e)
 		} else if err != nil {
 			return err
@@ -352,9 +355,9 @@ func (m *Manager) endLost(ctx context.Context) error {
 }
 
 // lost records that a container has ended unobserved.
-func (m *Manager) lost(e *entry[containerRecord]) {
-	if e.get().running() {
-		m.log.Error("container is lost: its shim does not know it", "id", e.id, "pod", e.get().PodID)
+func (m *Manager) lost(e *table.Entry[containerRecord]) {
+	if e.Get().running() {
+		m.log.Error("container is lost: its shim does not know it", "id", e.ID, "pod", e.Get().PodID)
 	}
 	m.exited(e, unknownExit, time.Time{}, false)
 }

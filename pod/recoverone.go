@@ -7,14 +7,15 @@ import (
 	"os"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
 // recoverContainer runs with the container's turn held. inShim is false if the shim is known not to
 // have the container.
-func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord], inShim bool) error {
-	m.dropLater(e.id, e.get().Saving)
-	rec := e.get()
+func (m *Manager) recoverContainer(ctx context.Context, e *table.Entry[containerRecord], inShim bool) error {
+	m.dropLater(e.ID, e.Get().Saving)
+	rec := e.Get()
 	switch rec.Phase {
 	case containerMaking, containerRemoving:
 		m.queueDrop(e)
@@ -23,14 +24,14 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 		return nil
 	case containerExited:
 		if inShim {
-			m.clean.Queue("exited container", e.id, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.id) })
+			m.clean.Queue("exited container", e.ID, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.ID) })
 		}
 		return nil
 	}
 	s := client.Status{}
 	err := error(client.ErrNotFound)
 	if inShim {
-		s, err = m.Shim.Status(ctx, rec.PodID, e.id)
+		s, err = m.Shim.Status(ctx, rec.PodID, e.ID)
 	}
 	switch {
 	case errors.Is(err, client.ErrNotFound) && rec.Phase == containerStarting:
@@ -44,13 +45,13 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 		return nil
 	case s.State == client.StateCreated:
-		if err := m.endLeftover(ctx, rec.PodID, e.id, true); err != nil {
+		if err := m.endLeftover(ctx, rec.PodID, e.ID, true); err != nil {
 			return err
 		}
 		return m.startCutOff(e)
 	}
 	if rec.Phase != containerRunning || rec.Pid != s.Pid {
-		if err := e.intend(func(r *containerRecord) {
+		if err := e.Intend(func(r *containerRecord) {
 			if r.running() {
 				r.Phase, r.Pid = containerRunning, s.Pid
 			}
@@ -71,37 +72,37 @@ func (m *Manager) recoverContainer(ctx context.Context, e *entry[containerRecord
 
 // startCutOff sets a container whose start was interrupted back to created. StartedAt stays,
 // because the shim may still process the last daemon's call.
-func (m *Manager) startCutOff(e *entry[containerRecord]) error {
-	return e.intend(func(r *containerRecord) { r.Phase = containerCreated })
+func (m *Manager) startCutOff(e *table.Entry[containerRecord]) error {
+	return e.Intend(func(r *containerRecord) { r.Phase = containerCreated })
 }
 
 // finishStop continues a stop that the last daemon began.
-func (m *Manager) finishStop(e *entry[containerRecord], grace time.Duration) {
+func (m *Manager) finishStop(e *table.Entry[containerRecord], grace time.Duration) {
 	m.life.Start(func(ctx context.Context) {
 		if err := m.stopContainer(ctx, e, max(grace, 0)); err != nil && ctx.Err() == nil {
-			m.log.Error("stop from before the restart failed", "id", e.id, "err", err)
+			m.log.Error("stop from before the restart failed", "id", e.ID, "err", err)
 		}
 	})
 }
 
-func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShim bool) error {
-	rec := e.get()
+func (m *Manager) recoverPod(ctx context.Context, e *table.Entry[podRecord], initInShim bool) error {
+	rec := e.Get()
 	switch rec.Phase {
 	case podMaking:
-		m.clean.Queue("half-made pod", e.id, func(ctx context.Context) error {
+		m.clean.Queue("half-made pod", e.ID, func(ctx context.Context) error {
 			if err := m.undoPod(ctx, e); err != nil {
 				return err
 			}
-			return m.Shim.DeletePod(ctx, e.id)
+			return m.Shim.DeletePod(ctx, e.ID)
 		})
 	case podRemoving:
 		m.queueCleaning(e)
 	case podStopping:
-		m.clean.Queue("half-stopped pod", e.id, func(ctx context.Context) error {
-			if err := e.turn.take(ctx); err != nil {
+		m.clean.Queue("half-stopped pod", e.ID, func(ctx context.Context) error {
+			if err := e.Turn.Take(ctx); err != nil {
 				return err
 			}
-			defer e.turn.give()
+			defer e.Turn.Give()
 			return m.stopPod(ctx, e)
 		})
 	case podStopped:
@@ -115,8 +116,8 @@ func (m *Manager) recoverPod(ctx context.Context, e *entry[podRecord], initInShi
 }
 
 // recoverReady checks that everything a ready pod needs still exists.
-func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInShim bool) error {
-	rec := e.get()
+func (m *Manager) recoverReady(ctx context.Context, e *table.Entry[podRecord], initInShim bool) error {
+	rec := e.Get()
 	for _, path := range []string{rec.Namespaces.Net, rec.Namespaces.IPC, rec.Namespaces.UTS, rec.Namespaces.User} {
 		if path == "" {
 			continue
@@ -124,8 +125,8 @@ func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInS
 		if _, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		} else if err != nil {
-			m.log.Error("namespace of pod is gone; the pod is not ready any more", "id", e.id, "err", err)
-			return e.intend(func(r *podRecord) { r.Phase = podBroken })
+			m.log.Error("namespace of pod is gone; the pod is not ready any more", "id", e.ID, "err", err)
+			return e.Intend(func(r *podRecord) { r.Phase = podBroken })
 		}
 	}
 	if !rec.Init {
@@ -133,20 +134,20 @@ func (m *Manager) recoverReady(ctx context.Context, e *entry[podRecord], initInS
 	}
 	s, err := client.Status{}, error(client.ErrNotFound)
 	if initInShim {
-		s, err = m.Shim.Status(ctx, e.id, e.id)
+		s, err = m.Shim.Status(ctx, e.ID, e.ID)
 	}
 	switch {
 	case err != nil && !errors.Is(err, client.ErrNotFound):
 		return err
 	case err == nil && s.State == client.StateRunning:
-		return e.intend(func(r *podRecord) { r.InitPid = s.Pid })
+		return e.Intend(func(r *podRecord) { r.InitPid = s.Pid })
 	case rec.InitPid != 0:
 		m.initExited(e)
 		return nil
 	}
 	// The init was being started: no container is in its namespace yet. Init stays set, because the
 	// shim may still process the last daemon's call.
-	return m.endLeftover(ctx, e.id, e.id, initInShim)
+	return m.endLeftover(ctx, e.ID, e.ID, initInShim)
 }
 
 // endLeftover kills and frees a container in the shim, if it exists there.

@@ -13,20 +13,20 @@ import (
 // from the very same configuration. Anything else with the identity is ErrExists.
 
 func (m *Manager) repeatedRun(holder string, c *podconfig.Pod) bool {
-	e := m.pods.exact(holder)
+	e := m.pods.Exact(holder)
 	if e == nil {
 		return false
 	}
-	r := e.get()
+	r := e.Get()
 	return r.Phase == podReady && sameConfig(&r.Config, c)
 }
 
 func (m *Manager) repeatedCreate(holder string, c *podconfig.Container) bool {
-	e := m.containers.exact(holder)
+	e := m.containers.Exact(holder)
 	if e == nil {
 		return false
 	}
-	r := e.get()
+	r := e.Get()
 	return r.Phase == containerCreated && sameConfig(&r.Config, c)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -117,7 +118,7 @@ func (m *Manager) openSavedPod(dir string, c *podconfig.Pod, containers []podcon
 
 // createFrom is Create of a container that goes on from a checkpoint.
 func (m *Manager) createFrom(ctx context.Context, podID string, c podconfig.Container, dir string) (id string, err error) {
-	p, err := m.pods.find(podID)
+	p, err := m.pods.Find(podID)
 	if err != nil {
 		return "", err
 	}
@@ -132,24 +133,24 @@ func (m *Manager) createFrom(ctx context.Context, podID string, c podconfig.Cont
 }
 
 // checkpointImageID is the id of the snapshot that shows a checkpoint image.
-func checkpointImageID(containerID string) string { return containerID[:idLength*3/4] + "-c" }
+func checkpointImageID(containerID string) string { return containerID[:table.IDLength*3/4] + "-c" }
 
 // checkpointIn says what is saved in an image, nil if it is an ordinary one: a checkpoint image
 // is the archive of a checkpoint as its only layer, and says nothing of what to run. Other
 // runtimes know theirs by annotations, each by its own.
-func (m *Manager) checkpointIn(ctx context.Context, e *entry[containerRecord], img *image.Image) (*checkpointed, error) {
+func (m *Manager) checkpointIn(ctx context.Context, e *table.Entry[containerRecord], img *image.Image) (*checkpointed, error) {
 	if !m.opts.Restore || len(img.Layers) != 1 || len(img.Config.Entrypoint)+len(img.Config.Cmd) > 0 {
 		return nil, nil
 	}
-	target := filepath.Join(m.containerDir().Of(e.id), "checkpoint")
-	_, err := m.Snapshots.Prepare(ctx, checkpointImageID(e.id),
+	target := filepath.Join(m.containerDir().Of(e.ID), "checkpoint")
+	_, err := m.Snapshots.Prepare(ctx, checkpointImageID(e.ID),
 		snapshot.PrepareOptions{Layers: img.Layers, Target: target, Access: snapshot.ReadOnly})
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint image: %w", err)
 	}
 	saved, err := openSaved(target)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, m.Snapshots.Remove(ctx, checkpointImageID(e.id))
+		return nil, m.Snapshots.Remove(ctx, checkpointImageID(e.ID))
 	}
 	return saved, err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // Run makes a pod and returns its id when it is ready. On error nothing of it is left behind. A
@@ -44,19 +45,19 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 		return "", err
 	}
 	m.Starting()
-	id := newID()
+	id := table.NewID()
 	rec := podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: m.created.next()}
-	e := newEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
-	if holder, ok := m.pods.add(c.Identity(), e); !ok {
+	e := table.NewEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
+	if holder, ok := m.pods.Add(c.Identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil
 		}
 		return "", errdefs.Errorf(errdefs.ErrExists, "pod %s has this name, namespace, uid and attempt; remove it or raise the attempt", holder)
 	}
-	if err := e.turn.take(ctx); err != nil {
+	if err := e.Turn.Take(ctx); err != nil {
 		return "", err // cannot happen: nobody else knows the id
 	}
-	defer e.turn.give()
+	defer e.Turn.Give()
 	err := m.makePod(ctx, e)
 	if err == nil {
 		return id, nil
@@ -65,34 +66,34 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	defer cancel()
 	if uerr := m.undoPod(undo, e); uerr != nil {
 		m.log.Error("half-made pod not cleaned up, trying again in the background", "id", id, "err", uerr)
-		m.pods.release(e)
+		m.pods.Release(e)
 		m.clean.Queue("pod", id, func(ctx context.Context) error { return m.undoPod(ctx, e) })
 	}
 	return "", m.reserve.Explain(err)
 }
 
-func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
+func (m *Manager) makePod(ctx context.Context, e *table.Entry[podRecord]) error {
 	begin := time.Now()
 	var watch stopwatch
 	stage := func(point fault.Point) error {
-		m.log.Debug("pod starting", "id", e.id, "stage", point, "after", time.Since(begin))
+		m.log.Debug("pod starting", "id", e.ID, "stage", point, "after", time.Since(begin))
 		return m.faultAt(ctx, point)
 	}
-	if err := m.podDir().Make(e.id); err != nil {
+	if err := m.podDir().Make(e.ID); err != nil {
 		return err
 	}
-	labels, err := m.podLabels(&e.get().Config)
+	labels, err := m.podLabels(&e.Get().Config)
 	if err != nil {
 		return err
 	}
-	if err := e.update(func(r *podRecord) { r.Labels = labels }); err != nil {
+	if err := e.Update(func(r *podRecord) { r.Labels = labels }); err != nil {
 		m.releaseLevel(labels)
 		return err
 	}
 	if err := stage(faultRunRecorded); err != nil {
 		return err
 	}
-	c := &e.get().Config
+	c := &e.Get().Config
 	var (
 		set   nspin.Set
 		net   network.Result
@@ -105,10 +106,10 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	recorded := watch.step("record the intent", begin)
 	tasks.Go(func() error {
 		defer func() { watch.step("write files", recorded) }()
-		return m.writePodFiles(e.id, c, hostname)
+		return m.writePodFiles(e.ID, c, hostname)
 	})
 	tasks.Go(func() (err error) {
-		if set, err = m.pinNamespaces(ctx, e.id, c, hostname); err != nil {
+		if set, err = m.pinNamespaces(ctx, e.ID, c, hostname); err != nil {
 			return err
 		}
 		pinned := watch.step("make namespaces", recorded)
@@ -118,7 +119,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 		if c.HostNetwork() {
 			return nil
 		}
-		if net, err = m.Network.Setup(ctx, m.networkPod(e.id, c)); err != nil {
+		if net, err = m.Network.Setup(ctx, m.networkPod(e.ID, c)); err != nil {
 			return fmt.Errorf("network: %w", err)
 		}
 		watch.step("connect network", pinned)
@@ -128,24 +129,24 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 		return err
 	}
 	connected := time.Now()
-	if err := m.writeNetworkFiles(e.id, c, hostname, net); err != nil {
+	if err := m.writeNetworkFiles(e.ID, c, hostname, net); err != nil {
 		return err
 	}
-	if err := m.givePodFiles(e.id, c); err != nil {
+	if err := m.givePodFiles(e.ID, c); err != nil {
 		return err
 	}
-	if err := m.labelPodFiles(e.id, c, labels); err != nil {
+	if err := m.labelPodFiles(e.ID, c, labels); err != nil {
 		return err
 	}
 	watch.step("write hosts and resolv.conf", connected)
-	p := e.get().value()
+	p := e.Get().value()
 	p.IPs, p.NetNS = net.IPs, set.Net
 	// Hold new plugins only from here on, not while the pod is being connected: see makeContainer.
 	defer m.holdPlugins()()
 	if err := m.tell(ctx, PodRuns, p); err != nil {
 		return err
 	}
-	err = e.update(func(r *podRecord) {
+	err = e.Update(func(r *podRecord) {
 		r.Phase, r.IPs, r.Namespaces, r.Steps = podReady, net.IPs, set, watch.all(nil)
 	})
 	if err != nil {
@@ -154,7 +155,7 @@ func (m *Manager) makePod(ctx context.Context, e *entry[podRecord]) error {
 	// Only now does the record say that the pod is whole; an error at this point
 	// leaves it so.
 	if err := stage(faultRunReady); err != nil {
-		m.log.Warn("fault after the pod was ready", "id", e.id, "err", err)
+		m.log.Warn("fault after the pod was ready", "id", e.ID, "err", err)
 	}
 	return nil
 }
@@ -213,14 +214,14 @@ func (m *Manager) networkPod(id string, c *podconfig.Pod) network.Pod {
 }
 
 // undoPod takes back whatever makePod did before it failed or the daemon died.
-func (m *Manager) undoPod(ctx context.Context, e *entry[podRecord]) error {
+func (m *Manager) undoPod(ctx context.Context, e *table.Entry[podRecord]) error {
 	if err := m.dropPodParts(ctx, e); err != nil {
 		return err
 	}
-	if err := e.erase(); err != nil {
+	if err := e.Erase(); err != nil {
 		return err
 	}
-	m.pods.remove(e)
-	m.releaseLevel(e.get().Labels)
+	m.pods.Remove(e)
+	m.releaseLevel(e.Get().Labels)
 	return nil
 }

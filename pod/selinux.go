@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // SELinuxLabels are a pod's, or a container's; empty where SELinux is off. The processes of a pod
@@ -65,8 +66,8 @@ func (m *Manager) podLabels(c *podconfig.Pod) (SELinuxLabels, error) {
 // containerLabels are the pod's, with those parts changed that the container names. A privileged
 // container has a label only if it names a part. Labels that are not the pod's are in the
 // container's record.
-func (m *Manager) containerLabels(pod SELinuxLabels, e *entry[containerRecord]) (SELinuxLabels, error) {
-	sec := &e.get().Config.Security
+func (m *Manager) containerLabels(pod SELinuxLabels, e *table.Entry[containerRecord]) (SELinuxLabels, error) {
+	sec := &e.Get().Config.Security
 	own := sec.SELinux
 	// A pod that an earlier version made has no labels: there each container has its own.
 	if own == (podconfig.SELinux{}) && !sec.Privileged && pod != (SELinuxLabels{}) {
@@ -76,7 +77,7 @@ func (m *Manager) containerLabels(pod SELinuxLabels, e *entry[containerRecord]) 
 	if err != nil || levelOf(l.Process) == "" {
 		return l, err
 	}
-	if err := e.update(func(r *containerRecord) { r.Labels = l }); err != nil {
+	if err := e.Update(func(r *containerRecord) { r.Labels = l }); err != nil {
 		m.releaseLevel(l)
 		return l, err
 	}

@@ -10,15 +10,17 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/pod/userdb"
 )
 
 // specInput takes all decisions that the container's spec depends on: everything here
 // may look at the host, nothing in ocispec does.
-func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[containerRecord], img image.Image, user userdb.Identity,
+func (m *Manager) specInput(ctx context.Context, p *table.Entry[podRecord], e *table.Entry[containerRecord], img image.Image,
+	user userdb.Identity,
 	root string, volumes map[int]volume, labels SELinuxLabels,
 ) (ocispec.Input, error) {
-	pc, c := &p.get().Config, &e.get().Config
+	pc, c := &p.Get().Config, &e.Get().Config
 	sec := &c.Security
 	if err := sec.Namespaces.FitsPod(&pc.Namespaces); err != nil {
 		return ocispec.Input{}, err
@@ -32,8 +34,8 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 	}
 	in := ocispec.Input{
 		Identity: ocispec.Identity{
-			ID: e.id, Name: c.Name, Image: c.Image,
-			PodID: p.id, PodName: pc.Name, PodNamespace: pc.Namespace, PodUID: pc.UID,
+			ID: e.ID, Name: c.Name, Image: c.Image,
+			PodID: p.ID, PodName: pc.Name, PodNamespace: pc.Namespace, PodUID: pc.UID,
 		},
 		Root: root, ReadonlyRoot: sec.ReadonlyRootfs,
 		Args:     ocispec.Args(c.Command, c.Args, img.Config.Entrypoint, img.Config.Cmd),
@@ -47,7 +49,7 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 		MaskedPaths: sec.MaskedPaths, ReadonlyPaths: sec.ReadonlyPaths,
 		Resources:   c.Resources.On(podconfig.LimitsOfHost()),
 		Rlimits:     m.opts.Rlimits,
-		CgroupsPath: m.cgroupsPath(pc, e.id),
+		CgroupsPath: m.cgroupsPath(pc, e.ID),
 	}
 	if len(in.Args) == 0 {
 		return in, errdefs.Errorf(errdefs.ErrInvalid, "neither the container nor image %s says what to run", c.Image)
@@ -72,9 +74,9 @@ func (m *Manager) specInput(ctx context.Context, p *entry[podRecord], e *entry[c
 	if in.Namespaces, err = m.containerNamespaces(ctx, p, c); err != nil {
 		return in, err
 	}
-	in.Files = m.containerFiles(p.id, pc)
+	in.Files = m.containerFiles(p.ID, pc)
 	in.ProcessLabel, in.MountLabel = labels.Process, labels.Mount
-	if in.Mounts, err = m.resolveMounts(c.Mounts, volumes, volumeLabelOf(p.get().Labels, labels, sec)); err != nil {
+	if in.Mounts, err = m.resolveMounts(c.Mounts, volumes, volumeLabelOf(p.Get().Labels, labels, sec)); err != nil {
 		return in, err
 	}
 	in.AllDevices = sec.Privileged && !handler.PrivilegedWithoutHostDevices
@@ -122,8 +124,8 @@ func (m *Manager) containerFiles(podID string, c *podconfig.Pod) ocispec.Files {
 }
 
 // containerNamespaces are those of the pod, and the PID namespace that the container chooses.
-func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], c *podconfig.Container) (ocispec.Namespaces, error) {
-	rec := p.get()
+func (m *Manager) containerNamespaces(ctx context.Context, p *table.Entry[podRecord], c *podconfig.Container) (ocispec.Namespaces, error) {
+	rec := p.Get()
 	n := ocispec.Namespaces{
 		Net: rec.Namespaces.Net, IPC: rec.Namespaces.IPC, UTS: rec.Namespaces.UTS,
 		User: rec.Namespaces.User, UIDs: mappings(rec.Config.Namespaces.Users.UIDs), GIDs: mappings(rec.Config.Namespaces.Users.GIDs),
@@ -143,16 +145,16 @@ func (m *Manager) containerNamespaces(ctx context.Context, p *entry[podRecord], 
 		}
 		n.PID = fmt.Sprintf("/proc/%d/ns/pid", pid)
 	case podconfig.NamespaceTarget:
-		t, err := m.containers.find(c.Security.Namespaces.TargetID)
+		t, err := m.containers.Find(c.Security.Namespaces.TargetID)
 		if err != nil {
 			return n, fmt.Errorf("target container: %w", err)
 		}
-		tr := t.get()
-		if tr.PodID != p.id {
-			return n, errdefs.Errorf(errdefs.ErrInvalid, "target container %s is in another pod", t.id)
+		tr := t.Get()
+		if tr.PodID != p.ID {
+			return n, errdefs.Errorf(errdefs.ErrInvalid, "target container %s is in another pod", t.ID)
 		}
 		if tr.Phase != containerRunning {
-			return n, errdefs.Errorf(errdefs.ErrPrecondition, "target container %s is not running", t.id)
+			return n, errdefs.Errorf(errdefs.ErrPrecondition, "target container %s is not running", t.ID)
 		}
 		n.PID = fmt.Sprintf("/proc/%d/ns/pid", tr.Pid)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -25,38 +26,38 @@ const (
 // before or its pod is not ready. If its program cannot be run the error is returned and
 // the container is left Exited, with reason StartError.
 func (m *Manager) StartContainer(ctx context.Context, id string) error {
-	e, err := m.containers.find(id)
+	e, err := m.containers.Find(id)
 	if err != nil {
 		return errdefs.During("start container", id, err)
 	}
-	return errdefs.During("start container", e.id, m.do(ctx, "start/"+e.id, startLimit, func(ctx context.Context) error {
+	return errdefs.During("start container", e.ID, m.do(ctx, "start/"+e.ID, startLimit, func(ctx context.Context) error {
 		if err := m.awaitRecovery(ctx); err != nil {
 			return err // its root may be lost, and be made again
 		}
-		if err := e.turn.take(ctx); err != nil {
+		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
-		defer e.turn.give()
+		defer e.Turn.Give()
 		return m.startContainer(ctx, e)
 	}))
 }
 
-func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord]) error {
-	rec := e.get()
+func (m *Manager) startContainer(ctx context.Context, e *table.Entry[containerRecord]) error {
+	rec := e.Get()
 	if rec.Phase != containerCreated {
 		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
 	}
 	begin := time.Now()
 	var watch stopwatch
 	stage := func(point fault.Point) error {
-		m.log.Debug("container starting", "id", e.id, "stage", point, "after", time.Since(begin))
+		m.log.Debug("container starting", "id", e.ID, "stage", point, "after", time.Since(begin))
 		return m.faultAt(ctx, point)
 	}
-	p := m.pods.exact(rec.PodID)
+	p := m.pods.Exact(rec.PodID)
 	if p == nil {
 		return errdefs.Errorf(errdefs.ErrPrecondition, "its pod %s is gone", rec.PodID)
 	}
-	if err := e.update(func(r *containerRecord) { r.Phase, r.StartedAt = containerStarting, begin }); err != nil {
+	if err := e.Update(func(r *containerRecord) { r.Phase, r.StartedAt = containerStarting, begin }); err != nil {
 		return m.reserve.Explain(err)
 	}
 	// Looked at after the container has shown itself: a pod that stops now waits
@@ -79,21 +80,21 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err := m.tellContainer(ctx, ContainerStarts, e); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	handler, err := m.opts.Handlers.Of(&p.get().Config)
+	handler, err := m.opts.Handlers.Of(&p.Get().Config)
 	if err != nil {
 		return m.startFailed(ctx, e, err)
 	}
 	create := client.CreateRequest{
-		PodID: rec.PodID, ID: e.id, Bundle: m.containerDir().Of(e.id), Handler: handler.Runtime,
+		PodID: rec.PodID, ID: e.ID, Bundle: m.containerDir().Of(e.ID), Handler: handler.Runtime,
 		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
-		LogPath: rec.LogPath, LogDirectory: p.get().Config.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
+		LogPath: rec.LogPath, LogDirectory: p.Get().Config.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
 	}
 	recorded := watch.step("record the start", begin)
 	launch := func() (pid int, err error) {
 		if pid, err = m.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
 			// The last daemon began this start, and the shim had not finished it when this daemon
 			// asked what it has.
-			if err = m.end(ctx, rec.PodID, e.id); err == nil {
+			if err = m.end(ctx, rec.PodID, e.ID); err == nil {
 				pid, err = m.Shim.Create(ctx, create)
 			}
 		}
@@ -104,7 +105,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 		if err := stage(faultStartCreated); err != nil {
 			return 0, err
 		}
-		if err := m.Shim.StartContainer(ctx, rec.PodID, e.id); err != nil {
+		if err := m.Shim.StartContainer(ctx, rec.PodID, e.ID); err != nil {
 			return 0, err
 		}
 		watch.step("execute program", created)
@@ -123,7 +124,7 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 	if err := stage(faultStartStarted); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	err = e.update(func(r *containerRecord) {
+	err = e.Update(func(r *containerRecord) {
 		r.Steps = watch.all(r.Steps)
 		// Its end may have been noted already.
 		if r.Phase == containerStarting {
@@ -139,14 +140,14 @@ func (m *Manager) startContainer(ctx context.Context, e *entry[containerRecord])
 // relaunch continues a start that was interrupted by the shim's death. The next shim knows how far
 // the start got. If the user's program never ran, the start is repeated once, so the program never
 // runs twice.
-func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause error,
+func (m *Manager) relaunch(ctx context.Context, e *table.Entry[containerRecord], cause error,
 	launch func() (pid int, err error),
 ) (pid int, err error) {
-	podID := e.get().PodID
-	s, err := m.Shim.Status(ctx, podID, e.id)
+	podID := e.Get().PodID
+	s, err := m.Shim.Status(ctx, podID, e.ID)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
-		if e.get().Phase != containerStarting {
+		if e.Get().Phase != containerStarting {
 			return 0, nil // it has run, its end is noted, and the shim has been told to forget it
 		}
 	case err != nil:
@@ -157,11 +158,11 @@ func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause
 	case s.State != client.StateCreated:
 		return s.Pid, nil
 	default:
-		if err := m.end(ctx, podID, e.id); err != nil {
+		if err := m.end(ctx, podID, e.ID); err != nil {
 			return 0, errors.Join(cause, err)
 		}
 	}
-	m.log.Warn("shim died during a start; repeating the start", "id", e.id, "err", cause)
+	m.log.Warn("shim died during a start; repeating the start", "id", e.ID, "err", cause)
 	if err := m.faultAt(ctx, faultStartAgain); err != nil {
 		return 0, err
 	}
@@ -170,8 +171,8 @@ func (m *Manager) relaunch(ctx context.Context, e *entry[containerRecord], cause
 
 // renamePod gives the pod its host name back after a restore, which brings that of the saved
 // pod.
-func (m *Manager) renamePod(p *entry[podRecord], rec *containerRecord) error {
-	pr := p.get()
+func (m *Manager) renamePod(p *table.Entry[podRecord], rec *containerRecord) error {
+	pr := p.Get()
 	if rec.Checkpoint == "" || pr.Namespaces.UTS == "" {
 		return nil
 	}
@@ -190,45 +191,45 @@ func (m *Manager) targetStillRuns(c *podconfig.Container) error {
 	if n.PID != podconfig.NamespaceTarget {
 		return nil
 	}
-	t, err := m.containers.find(n.TargetID)
+	t, err := m.containers.Find(n.TargetID)
 	if err != nil {
 		return fmt.Errorf("target container: %w", err)
 	}
-	if t.get().Phase != containerRunning {
-		return errdefs.Errorf(errdefs.ErrPrecondition, "target container %s has ended", t.id)
+	if t.Get().Phase != containerRunning {
+		return errdefs.Errorf(errdefs.ErrPrecondition, "target container %s has ended", t.ID)
 	}
 	return nil
 }
 
 // unstart takes the intent to start back: the shim has not been told.
-func (m *Manager) unstart(e *entry[containerRecord]) error {
-	return e.intend(func(r *containerRecord) { r.Phase, r.StartedAt = containerCreated, time.Time{} })
+func (m *Manager) unstart(e *table.Entry[containerRecord]) error {
+	return e.Intend(func(r *containerRecord) { r.Phase, r.StartedAt = containerCreated, time.Time{} })
 }
 
 // startFailed ends a start that cannot go on: what the shim has is killed and freed, and
 // the container is left exited with the cause. A start that the end of the daemon cuts off
 // has not failed: the next one finds out how far it came.
-func (m *Manager) startFailed(ctx context.Context, e *entry[containerRecord], cause error) error {
+func (m *Manager) startFailed(ctx context.Context, e *table.Entry[containerRecord], cause error) error {
 	if m.life.Context().Err() != nil {
 		return cause
 	}
 	undo, cancel := life.Undoing(ctx)
 	defer cancel()
-	podID := e.get().PodID
-	if err := m.end(undo, podID, e.id); err != nil {
+	podID := e.Get().PodID
+	if err := m.end(undo, podID, e.ID); err != nil {
 		// It may run, and must not while it counts as exited.
-		m.clean.Queue("container that failed to start", e.id, func(ctx context.Context) error { return m.end(ctx, podID, e.id) })
+		m.clean.Queue("container that failed to start", e.ID, func(ctx context.Context) error { return m.end(ctx, podID, e.ID) })
 	}
 	code := int32(exitStartFailed)
 	if noProgram(cause) {
 		code = exitNoProgram
 	}
-	err := e.observe(func(r *containerRecord) {
+	err := e.Observe(func(r *containerRecord) {
 		r.exit(code, time.Now(), false)
 		r.Reason, r.Message = "StartError", cause.Error()
 	})
-	m.unrecorded(e.id, err)
-	m.exits.happened(e.id)
+	m.unrecorded(e.ID, err)
+	m.exits.happened(e.ID)
 	return cause
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/reading"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -18,26 +19,26 @@ const statsLimit = time.Second
 // Stats reads a container's use. Of one that does not run only the writable layer is
 // given. A reading may be Options.UsageAge old.
 func (m *Manager) Stats(ctx context.Context, id string) (ContainerStats, error) {
-	e, err := m.containers.find(id)
+	e, err := m.containers.Find(id)
 	if err != nil {
 		return ContainerStats{}, errdefs.During("stats of container", id, err)
 	}
 	s, err := m.stats(ctx, e, 0)
-	return s, errdefs.During("stats of container", e.id, err)
+	return s, errdefs.During("stats of container", e.ID, err)
 }
 
 // ListStats reads the use of all running containers that fit f, in parallel. One that
 // cannot be read within a second is left out. The writable layers' use may be
 // Options.DiskUsageAge old.
 func (m *Manager) ListStats(ctx context.Context, f ContainerFilter) []ContainerStats {
-	es := m.containers.each(func(r *containerRecord) bool { return r.Phase == containerRunning && f.fits(r) })
-	return readAll(ctx, m, es, func(ctx context.Context, e *entry[containerRecord]) (ContainerStats, error) {
+	es := m.containers.Each(func(r *containerRecord) bool { return r.Phase == containerRunning && f.fits(r) })
+	return readAll(ctx, m, es, func(ctx context.Context, e *table.Entry[containerRecord]) (ContainerStats, error) {
 		return m.stats(ctx, e, m.opts.DiskUsageAge)
 	})
 }
 
 // readAll reads of each entry, many at a time, within statsLimit. Those that fail are left out.
-func readAll[R, T any](ctx context.Context, m *Manager, es []*entry[R], read func(context.Context, *entry[R]) (T, error)) []T {
+func readAll[R, T any](ctx context.Context, m *Manager, es []*table.Entry[R], read func(context.Context, *table.Entry[R]) (T, error)) []T {
 	ctx, cancel := context.WithTimeout(ctx, statsLimit)
 	defer cancel()
 	var (
@@ -56,7 +57,7 @@ func readAll[R, T any](ctx context.Context, m *Manager, es []*entry[R], read fun
 			defer func() { <-slots }()
 			s, err := read(ctx, e)
 			if err != nil {
-				m.log.Debug("stats left out", "id", e.id, "err", err)
+				m.log.Debug("stats left out", "id", e.ID, "err", err)
 				return
 			}
 			mu.Lock()
@@ -71,9 +72,9 @@ func readAll[R, T any](ctx context.Context, m *Manager, es []*entry[R], read fun
 // atOnce is how many readings, or calls to the shim, one request makes at a time.
 const atOnce = 32
 
-func (m *Manager) stats(ctx context.Context, e *entry[containerRecord], diskAge time.Duration) (ContainerStats, error) {
-	rec := e.get()
-	s := ContainerStats{ID: e.id, PodID: rec.PodID}
+func (m *Manager) stats(ctx context.Context, e *table.Entry[containerRecord], diskAge time.Duration) (ContainerStats, error) {
+	rec := e.Get()
+	s := ContainerStats{ID: e.ID, PodID: rec.PodID}
 	if rec.Phase == containerRunning {
 		r, err := m.containerUsage(ctx, e)
 		if err != nil {
@@ -83,7 +84,7 @@ func (m *Manager) stats(ctx context.Context, e *entry[containerRecord], diskAge 
 	} else {
 		s.Usage.Time = time.Now()
 	}
-	u, err := m.diskUsage(ctx, e.id, diskAge)
+	u, err := m.diskUsage(ctx, e.ID, diskAge)
 	if err != nil {
 		return s, err
 	}
@@ -91,14 +92,14 @@ func (m *Manager) stats(ctx context.Context, e *entry[containerRecord], diskAge 
 	return s, nil
 }
 
-func (m *Manager) containerUsage(ctx context.Context, e *entry[containerRecord]) (reading.Reading[cgstat.Usage], error) {
-	return m.meters.containers.Get(ctx, e.id, m.opts.UsageAge, m.keepContainer,
+func (m *Manager) containerUsage(ctx context.Context, e *table.Entry[containerRecord]) (reading.Reading[cgstat.Usage], error) {
+	return m.meters.containers.Get(ctx, e.ID, m.opts.UsageAge, m.keepContainer,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
-			p := m.pods.exact(e.get().PodID)
+			p := m.pods.Exact(e.Get().PodID)
 			if p == nil {
 				return cgstat.Usage{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
-			path, err := m.containerCgroup(&p.get().Config, e.id)
+			path, err := m.containerCgroup(&p.Get().Config, e.ID)
 			if err != nil {
 				return cgstat.Usage{}, err
 			}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -21,7 +22,7 @@ func TestHungStepOfRecovery(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			b := newBench(t)
 			m1, podID, id := b.lone()
-			stray := newID()
+			stray := table.NewID()
 			b.mu.Lock()
 			b.procs[stray] = &proc{podID: stray, args: []string{"run"}, state: client.StateRunning}
 			b.pins[m1.nsDir(stray)] = true

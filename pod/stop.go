@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // Stop kills all containers of the pod, disconnects it and lets its namespaces go. The
@@ -18,7 +19,7 @@ import (
 // and seen by no one (links, addresses, namespaces) goes in the background; the record
 // says so, and recovery goes on with it.
 func (m *Manager) Stop(ctx context.Context, podID string) error {
-	e, err := m.pods.find(podID)
+	e, err := m.pods.Find(podID)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
 			return errdefs.During("stop pod", u.ID, m.stopUnmanaged(ctx, u))
@@ -28,40 +29,40 @@ func (m *Manager) Stop(ctx context.Context, podID string) error {
 	if err != nil {
 		return err
 	}
-	return errdefs.During("stop pod", e.id, m.do(ctx, "stop-pod/"+e.id, stopLimit, func(ctx context.Context) error {
-		if err := e.turn.take(ctx); err != nil {
+	return errdefs.During("stop pod", e.ID, m.do(ctx, "stop-pod/"+e.ID, stopLimit, func(ctx context.Context) error {
+		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
-		defer e.turn.give()
+		defer e.Turn.Give()
 		return m.stopPod(ctx, e)
 	}))
 }
 
 // stopPod is Stop for one that has the pod's turn.
-func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
-	switch e.get().Phase {
+func (m *Manager) stopPod(ctx context.Context, e *table.Entry[podRecord]) error {
+	switch e.Get().Phase {
 	case podStopped, podRemoving:
 		return nil
 	}
 	// From here on no container of the pod is created or started: those
 	// operations look at the pod after they have shown themselves to us.
-	if err := e.intend(func(r *podRecord) { r.Phase = podStopping }); err != nil {
+	if err := e.Intend(func(r *podRecord) { r.Phase = podStopping }); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultStopRecorded); err != nil {
 		return err
 	}
-	c := &e.get().Config
+	c := &e.Get().Config
 	var tasks errgroup.Group
-	unmanaged := m.unmanagedIn(e.id) // first, as in removePod
-	for _, ce := range m.containersOf(e.id) {
-		tasks.Go(func() error { return errdefs.During("container", ce.id, m.stopContainer(ctx, ce, 0)) })
+	unmanaged := m.unmanagedIn(e.ID) // first, as in removePod
+	for _, ce := range m.containersOf(e.ID) {
+		tasks.Go(func() error { return errdefs.During("container", ce.ID, m.stopContainer(ctx, ce, 0)) })
 	}
 	for _, u := range unmanaged {
-		tasks.Go(func() error { return errdefs.During("container", u.ID, m.end(ctx, e.id, u.ID)) })
+		tasks.Go(func() error { return errdefs.During("container", u.ID, m.end(ctx, e.ID, u.ID)) })
 	}
 	// A host port must be free for the next pod when Stop has returned.
-	if np := m.networkPod(e.id, c); len(np.Ports) > 0 && !c.HostNetwork() {
+	if np := m.networkPod(e.ID, c); len(np.Ports) > 0 && !c.HostNetwork() {
 		tasks.Go(func() error { return m.Network.Teardown(ctx, np) })
 	}
 	if err := tasks.Wait(); err != nil {
@@ -69,89 +70,89 @@ func (m *Manager) stopPod(ctx context.Context, e *entry[podRecord]) error {
 	}
 	// After the containers: one being made may just have started the init.
 	if err := m.endInit(ctx, e); err != nil {
-		return errdefs.During("init of pod", e.id, err)
+		return errdefs.During("init of pod", e.ID, err)
 	}
 	if err := m.faultAt(ctx, faultStopKilled); err != nil {
 		return err
 	}
-	if err := e.intend(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
+	if err := e.Intend(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
 		return err
 	}
-	_ = m.tell(ctx, PodStopped, e.get().value()) // logged
+	_ = m.tell(ctx, PodStopped, e.Get().value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, faultStopStopped)
 }
 
 // containersOf returns all containers of a pod, half-made and half-removed ones too.
-func (m *Manager) containersOf(podID string) []*entry[containerRecord] {
-	return m.containers.each(func(r *containerRecord) bool { return r.PodID == podID })
+func (m *Manager) containersOf(podID string) []*table.Entry[containerRecord] {
+	return m.containers.Each(func(r *containerRecord) bool { return r.PodID == podID })
 }
 
 // queueCleaning has what is left of a stopped or removed pod cleaned up in the background.
-func (m *Manager) queueCleaning(e *entry[podRecord]) {
-	m.clean.Queue("pod", e.id, func(ctx context.Context) error {
-		if err := e.tidy.take(ctx); err != nil {
+func (m *Manager) queueCleaning(e *table.Entry[podRecord]) {
+	m.clean.Queue("pod", e.ID, func(ctx context.Context) error {
+		if err := e.Tidy.Take(ctx); err != nil {
 			return err
 		}
-		defer e.tidy.give()
+		defer e.Tidy.Give()
 		return m.cleanPod(ctx, e)
 	})
 }
 
 // cleanPod frees what a stopped pod still holds, and all of one being removed.
-func (m *Manager) cleanPod(ctx context.Context, e *entry[podRecord]) error {
-	if e.isGone() {
+func (m *Manager) cleanPod(ctx context.Context, e *table.Entry[podRecord]) error {
+	if e.IsGone() {
 		return nil
 	}
-	if !e.get().Clean {
+	if !e.Get().Clean {
 		if err := m.dropPodParts(ctx, e); err != nil {
 			return err
 		}
 	}
-	if e.get().Phase != podRemoving {
-		return e.intend(func(r *podRecord) { r.Clean = true })
+	if e.Get().Phase != podRemoving {
+		return e.Intend(func(r *podRecord) { r.Clean = true })
 	}
 	if err := m.faultAt(ctx, faultRemoveCleaned); err != nil {
 		return err
 	}
-	if err := m.Shim.DeletePod(ctx, e.id); err != nil {
+	if err := m.Shim.DeletePod(ctx, e.ID); err != nil {
 		return err
 	}
-	if err := e.erase(); err != nil {
+	if err := e.Erase(); err != nil {
 		return err
 	}
-	m.pods.remove(e)
-	m.releaseLevel(e.get().Labels)
-	m.meters.forgetPod(e.id)
+	m.pods.Remove(e)
+	m.releaseLevel(e.Get().Labels)
+	m.meters.forgetPod(e.ID)
 	return nil
 }
 
 // dropPodParts frees everything that a pod has outside its directory. It can be called
 // at any point of a pod's life and any number of times.
-func (m *Manager) dropPodParts(ctx context.Context, e *entry[podRecord]) error {
-	c := &e.get().Config
+func (m *Manager) dropPodParts(ctx context.Context, e *table.Entry[podRecord]) error {
+	c := &e.Get().Config
 	if err := m.endInit(ctx, e); err != nil {
 		return err
 	}
 	if !c.HostNetwork() {
-		if err := m.Network.Teardown(ctx, m.networkPod(e.id, c)); err != nil {
+		if err := m.Network.Teardown(ctx, m.networkPod(e.ID, c)); err != nil {
 			return err
 		}
 	}
 	if err := m.faultAt(ctx, faultCleanNetwork); err != nil {
 		return err
 	}
-	if err := m.Namespaces.Remove(ctx, m.nsDir(e.id)); err != nil {
+	if err := m.Namespaces.Remove(ctx, m.nsDir(e.ID)); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultCleanNamespaces); err != nil {
 		return err
 	}
 	// What is still mounted must not be deleted through.
-	if err := unmount(m.podFiles(e.id)); err != nil {
+	if err := unmount(m.podFiles(e.ID)); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(filepath.Join(m.podDir().Of(e.id), "init")); err != nil {
+	if err := os.RemoveAll(filepath.Join(m.podDir().Of(e.ID), "init")); err != nil {
 		return err
 	}
 	return nil

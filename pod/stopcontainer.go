@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -72,7 +73,7 @@ func (s *stopping) deadline() time.Time {
 // and shortens its grace if its own ends sooner. Stopping what does not run, or is not
 // known, succeeds.
 func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Duration) error {
-	e, err := m.containers.find(id)
+	e, err := m.containers.Find(id)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
 			return errdefs.During("stop container", u.ID, m.stopUnmanaged(ctx, u))
@@ -82,14 +83,14 @@ func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Durat
 	if err != nil {
 		return err
 	}
-	return errdefs.During("stop container", e.id, m.stopContainer(ctx, e, max(grace, 0)))
+	return errdefs.During("stop container", e.ID, m.stopContainer(ctx, e, max(grace, 0)))
 }
 
-func (m *Manager) stopContainer(ctx context.Context, e *entry[containerRecord], grace time.Duration) error {
-	if p := e.get().Phase; p == containerExited || p == containerCreated {
+func (m *Manager) stopContainer(ctx context.Context, e *table.Entry[containerRecord], grace time.Duration) error {
+	if p := e.Get().Phase; p == containerExited || p == containerCreated {
 		return nil
 	}
-	st, first := m.stops.join(e.id, time.Now().Add(grace))
+	st, first := m.stops.join(e.ID, time.Now().Add(grace))
 	if first {
 		go func() { // ends within grace+stopLimit, or with the life
 			m.stops.finish(st, m.life.Run(context.WithoutCancel(ctx), grace+stopLimit, func(ctx context.Context) error {
@@ -107,18 +108,18 @@ func (m *Manager) stopContainer(ctx context.Context, e *entry[containerRecord], 
 
 // carryOutStop waits for its turn (a start under way comes to its end first) and ends
 // the container by st's deadline.
-func (m *Manager) carryOutStop(ctx context.Context, e *entry[containerRecord], st *stopping) error {
-	if err := e.turn.take(ctx); err != nil {
+func (m *Manager) carryOutStop(ctx context.Context, e *table.Entry[containerRecord], st *stopping) error {
+	if err := e.Turn.Take(ctx); err != nil {
 		return err
 	}
-	defer e.turn.give()
-	rec := e.get()
+	defer e.Turn.Give()
+	rec := e.Get()
 	if !rec.running() {
 		return nil
 	}
-	over := m.exits.of(e.id, func() bool { return !e.get().running() })
+	over := m.exits.of(e.ID, func() bool { return !e.Get().running() })
 	if at := st.deadline(); time.Until(at) > 0 {
-		if err := e.intend(func(r *containerRecord) { r.stopBy(at) }); err != nil {
+		if err := e.Intend(func(r *containerRecord) { r.stopBy(at) }); err != nil {
 			return err
 		}
 		if err := m.faultAt(ctx, faultStopContainerRecorded); err != nil {
@@ -139,7 +140,7 @@ func (m *Manager) carryOutStop(ctx context.Context, e *entry[containerRecord], s
 	}
 	return m.awaitKilled(ctx, over, func() (ended bool, err error) {
 		err = m.settle(ctx, e)
-		return !e.get().running(), err
+		return !e.Get().running(), err
 	})
 }
 
@@ -165,10 +166,10 @@ func awaitGrace(ctx context.Context, over <-chan struct{}, st *stopping) (ended 
 
 // signal sends sig to the container. If the shim says that nothing runs, what it knows
 // of the end is noted, so that no one waits for an event that will not come.
-func (m *Manager) signal(ctx context.Context, e *entry[containerRecord], sig syscall.Signal) error {
-	rec := e.get()
+func (m *Manager) signal(ctx context.Context, e *table.Entry[containerRecord], sig syscall.Signal) error {
+	rec := e.Get()
 	err := m.Shim.Kill(ctx, client.KillRequest{
-		PodID: rec.PodID, ID: e.id, Signal: sig,
+		PodID: rec.PodID, ID: e.ID, Signal: sig,
 		// Without a PID namespace of its own the kernel does not end the
 		// other processes with init.
 		All: sig == syscall.SIGKILL && rec.Config.SharesPID(),
@@ -180,15 +181,15 @@ func (m *Manager) signal(ctx context.Context, e *entry[containerRecord], sig sys
 }
 
 // settle notes the end of a container that the shim says does not run.
-func (m *Manager) settle(ctx context.Context, e *entry[containerRecord]) error {
-	s, err := m.Shim.Status(ctx, e.get().PodID, e.id)
+func (m *Manager) settle(ctx context.Context, e *table.Entry[containerRecord]) error {
+	s, err := m.Shim.Status(ctx, e.Get().PodID, e.ID)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
 		m.lost(e)
 	case errors.Is(err, client.ErrDamaged) && ctx.Err() == nil:
 		// The shim has it, and cannot say how it is: its record was damaged. It can be deleted
 		// once it has ended.
-		switch derr := m.forget(ctx, e.get().PodID, e.id); {
+		switch derr := m.forget(ctx, e.Get().PodID, e.ID); {
 		case derr == nil:
 			m.lost(e)
 		case !errors.Is(derr, client.ErrRunning):

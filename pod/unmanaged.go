@@ -18,6 +18,7 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -131,7 +132,7 @@ func (m *Manager) unmanagedIn(podID string) []Unmanaged {
 // findUnmanaged finds an object by its id or a unique prefix.
 func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool) {
 	us := m.unmanaged.all(func(u Unmanaged) bool {
-		return u.Kind == kind && (u.ID == id || id != "" && len(id) < idLength && strings.HasPrefix(u.ID, id))
+		return u.Kind == kind && (u.ID == id || id != "" && len(id) < table.IDLength && strings.HasPrefix(u.ID, id))
 	})
 	if len(us) == 1 {
 		return us[0], true
@@ -194,7 +195,7 @@ const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 // and of the mount points in its directory (see volumes). If it fails, there may be more.
 func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 	ids := []string{id}
-	if len(id) < idLength {
+	if len(id) < table.IDLength {
 		return ids, nil // not an id of ours
 	}
 	dir := m.containerDir().Of(id)
@@ -334,7 +335,7 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 	}
 	defer release()
 	if !m.unmanaged.has(u.ID) {
-		if m.containers.exact(u.ID) == nil {
+		if m.containers.Exact(u.ID) == nil {
 			return nil // another call removed it
 		}
 		return errdefs.Errorf(errdefs.ErrUnavailable, "its record has been read meanwhile, try again")

@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -269,7 +270,7 @@ func TestContainersWithoutDirectory(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
 			m1, h := b.manager()
-			podID, id := must[string](t)(m1.Run(t.Context(), podConfig("p"))), newID()
+			podID, id := must[string](t)(m1.Run(t.Context(), podConfig("p"))), table.NewID()
 			if tc.pod != nil {
 				ok(t, tc.pod(m1, podID))
 				idle(t, m1)
@@ -297,7 +298,7 @@ func TestContainersWithoutDirectory(t *testing.T) {
 }
 
 func setPhase(m *Manager, podID string, p podPhase) error {
-	return m.pods.exact(podID).update(func(r *podRecord) { r.Phase = p })
+	return m.pods.Exact(podID).Update(func(r *podRecord) { r.Phase = p })
 }
 
 // A container whose record the shim cannot read either keeps running, and can be stopped and
@@ -364,7 +365,7 @@ func TestBareDirectories(t *testing.T) {
 			return mountTmpfs(filepath.Join(m.containerDir().Of(id), "volumes", "1"))
 		}, true},
 		{"container, in the shim", UnmanagedContainer, func(b *bench, _ *Manager, id string) error {
-			b.procs[id] = &proc{podID: newID(), args: []string{"run"}, state: client.StateStopped}
+			b.procs[id] = &proc{podID: table.NewID(), args: []string{"run"}, state: client.StateStopped}
 			return nil
 		}, true},
 		{"pod, nothing", UnmanagedPod, func(*bench, *Manager, string) error { return nil }, false},
@@ -378,11 +379,11 @@ func TestBareDirectories(t *testing.T) {
 		}, true},
 		{"pod, files mounted", UnmanagedPod, func(_ *bench, m *Manager, id string) error { return mountTmpfs(m.podFiles(id)) }, true},
 		{"pod, container in the shim", UnmanagedPod, func(b *bench, _ *Manager, id string) error {
-			b.procs[newID()] = &proc{podID: id, args: []string{"run"}, state: client.StateRunning}
+			b.procs[table.NewID()] = &proc{podID: id, args: []string{"run"}, state: client.StateRunning}
 			return nil
 		}, true},
 		{"pod, container's bundle names it", UnmanagedPod, func(_ *bench, m *Manager, id string) error {
-			c := newID()
+			c := table.NewID()
 			ok := m.containerDir().Make(c)
 			return errors.Join(ok, os.WriteFile(m.containerDir().File(c), nil, 0o600),
 				os.WriteFile(filepath.Join(m.containerDir().Of(c), "config.json"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+id+`"}}`),
@@ -392,7 +393,7 @@ func TestBareDirectories(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
 			m, _ := b.unstarted()
-			id := newID()
+			id := table.NewID()
 			if tc.kind == UnmanagedPod {
 				ok(t, m.podDir().Make(id))
 			} else {

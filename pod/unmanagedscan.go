@@ -23,14 +23,14 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 	tasks := m.sideBySide()
 	for podID, ids := range known {
 		for _, id := range ids {
-			if m.containers.exact(id) != nil || m.pods.exact(id) != nil || m.unmanaged.has(id) {
+			if m.containers.Exact(id) != nil || m.pods.Exact(id) != nil || m.unmanaged.has(id) {
 				continue
 			}
 			if podID == "" {
 				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id}, errors.New("its record is missing, and the shim does not know its pod"))
 				continue
 			}
-			if m.pods.exact(podID) == nil && unmanagedPods[podID] {
+			if m.pods.Exact(podID) == nil && unmanagedPods[podID] {
 				if id == podID { // init: killing it would end the containers in its PID namespace
 					m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, errors.New("its directory is missing, and it has unmanaged containers"))
 					continue
@@ -53,19 +53,19 @@ func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 		unmanagedPods[podID] = true // for now
 	}
 	for podID := range a.known {
-		if m.pods.exact(podID) == nil && !unmanagedPods[podID] {
+		if m.pods.Exact(podID) == nil && !unmanagedPods[podID] {
 			m.clean.Queue("shim of unknown pod", podID, func(ctx context.Context) error { return m.Shim.DeletePod(ctx, podID) })
 		}
 	}
 	var pods, containers []string
-	for _, e := range m.pods.each(func(*podRecord) bool { return true }) {
-		pods = append(pods, e.id)
+	for _, e := range m.pods.Each(func(*podRecord) bool { return true }) {
+		pods = append(pods, e.ID)
 	}
 	for id := range unmanagedPods {
 		pods = append(pods, id)
 	}
-	for _, e := range m.containers.each((*containerRecord).visible) {
-		containers = append(append(containers, e.id), e.get().volumes()...)
+	for _, e := range m.containers.Each((*containerRecord).visible) {
+		containers = append(append(containers, e.ID), e.Get().volumes()...)
 	}
 	var unseen error // whether some snapshots of unmanaged containers are unknown
 	for _, u := range m.Unmanaged() {
@@ -225,8 +225,8 @@ func mountedAt(paths []string) (string, error) {
 // daemon that had died, or another program removed the directory.
 func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 	stays := false
-	if p := m.pods.exact(podID); p != nil {
-		switch p.get().Phase {
+	if p := m.pods.Exact(podID); p != nil {
+		switch p.Get().Phase {
 		case podReady, podBroken:
 			stays = true
 		}
@@ -254,7 +254,7 @@ func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 // failed, for retries until they are gone.
 func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
 	for _, l := range m.Network.Leases() {
-		if m.pods.exact(l.PodID) == nil && !unmanaged[l.PodID] {
+		if m.pods.Exact(l.PodID) == nil && !unmanaged[l.PodID] {
 			m.clean.Queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
 				return m.Network.Teardown(ctx, network.Pod{ID: l.PodID})
 			})
@@ -284,7 +284,7 @@ func (m *Manager) queueStrayNamespaces(unmanagedPods map[string]bool) error {
 		return err
 	}
 	for _, d := range pinned {
-		if id := d.Name(); m.pods.exact(id) == nil && !unmanagedPods[id] {
+		if id := d.Name(); m.pods.Exact(id) == nil && !unmanagedPods[id] {
 			m.clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error { return m.Namespaces.Remove(ctx, m.nsDir(id)) })
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // unlistable makes reading the directory fail with ELOOP. Its contents are then in the directory
@@ -52,7 +54,7 @@ func TestVolumesOfUnmanagedCannotBeRead(t *testing.T) {
 func TestBareDirectoryCannotBeRead(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.unstarted()
-	id := newID()
+	id := table.NewID()
 	ok(t, m.containerDir().Make(id))
 	volumes := filepath.Join(m.containerDir().Of(id), "volumes")
 	ok(t, mountTmpfs(filepath.Join(volumes+".kept", "1")))

@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // UpdateResources changes the limits of a created or running container; zero fields stay
@@ -19,25 +20,25 @@ import (
 // on. annotations are taken for the caller's sake and steer nothing. The score for the
 // out-of-memory killer belongs to a process that runs already and is not changed.
 func (m *Manager) UpdateResources(ctx context.Context, id string, r podconfig.Resources, annotations map[string]string) error {
-	e, err := m.containers.find(id)
+	e, err := m.containers.Find(id)
 	if err != nil {
 		return errdefs.During("update container", id, err)
 	}
 	if err := r.Validate(); err != nil {
-		return errdefs.During("update container", e.id, err)
+		return errdefs.During("update container", e.ID, err)
 	}
 	_ = annotations
-	return errdefs.During("update container", e.id, m.life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
-		if err := e.turn.take(ctx); err != nil {
+	return errdefs.During("update container", e.ID, m.life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
-		defer e.turn.give()
+		defer e.Turn.Give()
 		return m.updateResources(ctx, e, r)
 	}))
 }
 
-func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord], r podconfig.Resources) error {
-	rec := e.get()
+func (m *Manager) updateResources(ctx context.Context, e *table.Entry[containerRecord], r podconfig.Resources) error {
+	rec := e.Get()
 	next := rec.Config.Resources.With(r)
 	if err := next.Validate(); err != nil {
 		return err
@@ -48,7 +49,7 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 		if err := m.adjustUpdate(ctx, e, limits); err != nil {
 			return err
 		}
-		if err := m.Shim.Update(ctx, rec.PodID, e.id, limits); err != nil {
+		if err := m.Shim.Update(ctx, rec.PodID, e.ID, limits); err != nil {
 			return err
 		}
 		if err := faultUpdateChanged.At(ctx); err != nil {
@@ -64,15 +65,15 @@ func (m *Manager) updateResources(ctx context.Context, e *entry[containerRecord]
 	if err := faultUpdateRewritten.At(ctx); err != nil {
 		return err
 	}
-	if err := e.update(func(r *containerRecord) { r.Config.Resources = next }); err != nil {
+	if err := e.Update(func(r *containerRecord) { r.Config.Resources = next }); err != nil {
 		return err
 	}
 	return m.tellContainer(ctx, ContainerUpdated, e)
 }
 
 // rewriteResources puts limits into the bundle, where a start finds them.
-func (m *Manager) rewriteResources(e *entry[containerRecord], r podconfig.Resources) error {
-	dir := m.containerDir().Of(e.id)
+func (m *Manager) rewriteResources(e *table.Entry[containerRecord], r podconfig.Resources) error {
+	dir := m.containerDir().Of(e.ID)
 	b, err := os.ReadFile(filepath.Join(dir, ocispec.FileName))
 	if err != nil {
 		return err

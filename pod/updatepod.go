@@ -12,7 +12,7 @@ import (
 // a whole; nil leaves what is noted. The pod's containers are not touched. ErrPrecondition if
 // the pod is not ready.
 func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error {
-	e, err := m.pods.find(podID)
+	e, err := m.pods.Find(podID)
 	if err != nil {
 		return errdefs.During("update pod", podID, err)
 	}
@@ -21,21 +21,21 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 			continue
 		}
 		if err := r.Validate(); err != nil {
-			return errdefs.During("update pod", e.id, err)
+			return errdefs.During("update pod", e.ID, err)
 		}
 	}
-	return errdefs.During("update pod", e.id, m.life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
-		if err := e.turn.take(ctx); err != nil {
+	return errdefs.During("update pod", e.ID, m.life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
-		defer e.turn.give()
+		defer e.Turn.Give()
 		if err := mustBeReady(e); err != nil {
 			return err
 		}
-		if err := m.updatePod(ctx, e.get().value(), overhead, resources); err != nil {
+		if err := m.updatePod(ctx, e.Get().value(), overhead, resources); err != nil {
 			return err
 		}
-		if err := e.update(func(r *podRecord) {
+		if err := e.Update(func(r *podRecord) {
 			if overhead != nil {
 				r.Config.Overhead = overhead
 			}
@@ -45,7 +45,7 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 		}); err != nil {
 			return err
 		}
-		return m.tell(ctx, PodUpdated, e.get().value())
+		return m.tell(ctx, PodUpdated, e.Get().value())
 	}))
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -24,7 +25,7 @@ func volumeID(containerID string, i int) string {
 	return volumePrefix(containerID) + strconv.Itoa(i)
 }
 
-func volumePrefix(containerID string) string { return containerID[:idLength*3/4] + "-v" }
+func volumePrefix(containerID string) string { return containerID[:table.IDLength*3/4] + "-v" }
 
 // volumes are the ids of the snapshots of a container's image volumes.
 func (r *containerRecord) volumes() (ids []string) {
@@ -46,12 +47,12 @@ type volume struct {
 }
 
 // mountVolumes mounts the images that the container's mounts name, by number of the mount.
-func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], users snapshot.Users,
+func (m *Manager) mountVolumes(ctx context.Context, e *table.Entry[containerRecord], users snapshot.Users,
 	labels SELinuxLabels,
 ) (map[int]volume, error) {
 	var out map[int]volume
-	for i := range e.get().Config.Mounts {
-		mount := &e.get().Config.Mounts[i]
+	for i := range e.Get().Config.Mounts {
+		mount := &e.Get().Config.Mounts[i]
 		if mount.Image == "" {
 			continue
 		}
@@ -67,10 +68,10 @@ func (m *Manager) mountVolumes(ctx context.Context, e *entry[containerRecord], u
 	return out, nil
 }
 
-func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i int, users snapshot.Users,
+func (m *Manager) mountVolume(ctx context.Context, e *table.Entry[containerRecord], i int, users snapshot.Users,
 	labels SELinuxLabels,
 ) (volume, error) {
-	mount := &e.get().Config.Mounts[i]
+	mount := &e.Get().Config.Mounts[i]
 	img, err := m.Images.Get(mount.Image)
 	if errors.Is(err, image.ErrNotFound) {
 		return volume{}, errdefs.Errorf(errdefs.ErrNotFound, "image %q is not on this node; pull it first", mount.Image)
@@ -78,8 +79,8 @@ func (m *Manager) mountVolume(ctx context.Context, e *entry[containerRecord], i 
 	if err != nil {
 		return volume{}, err
 	}
-	target := filepath.Join(m.containerDir().Of(e.id), "volumes", strconv.Itoa(i))
-	_, err = m.Snapshots.Prepare(ctx, volumeID(e.id, i), snapshot.PrepareOptions{
+	target := filepath.Join(m.containerDir().Of(e.ID), "volumes", strconv.Itoa(i))
+	_, err = m.Snapshots.Prepare(ctx, volumeID(e.ID, i), snapshot.PrepareOptions{
 		Layers: img.Layers, Target: target, Users: users, Access: snapshot.ReadOnly,
 		Label: labels.Mount,
 	})
@@ -115,10 +116,10 @@ func imageRef(img *image.Image) string {
 }
 
 // removeVolumes takes the container's image volumes down.
-func (m *Manager) removeVolumes(ctx context.Context, e *entry[containerRecord]) error {
-	ids := e.get().volumes()
+func (m *Manager) removeVolumes(ctx context.Context, e *table.Entry[containerRecord]) error {
+	ids := e.Get().volumes()
 	if m.opts.Restore {
-		ids = append(ids, checkpointImageID(e.id)) // of one whose making was cut off
+		ids = append(ids, checkpointImageID(e.ID)) // of one whose making was cut off
 	}
 	for _, id := range ids {
 		if err := m.Snapshots.Remove(ctx, id); err != nil {

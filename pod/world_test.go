@@ -337,9 +337,9 @@ func idle(t testing.TB, m *Manager) {
 // ended waits for a container's exit to be noted.
 func ended(t testing.TB, m *Manager, id string) Container {
 	t.Helper()
-	e := m.containers.exact(id)
+	e := m.containers.Exact(id)
 	select {
-	case <-m.exits.of(id, func() bool { return e.get().Phase == containerExited }):
+	case <-m.exits.of(id, func() bool { return e.Get().Phase == containerExited }):
 	case <-time.After(patience):
 		t.Fatal("the container does not end")
 	}

@@ -1,4 +1,4 @@
-package pod
+package table
 
 import (
 	"cmp"
@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// newestFirst sorts versions by when they were created, and by ids if that is the same. What they
+// NewestFirst sorts versions by when they were created, and by ids if that is the same. What they
 // are sorted by stands together in memory, for there may be thousands.
-func newestFirst[T any](vs []*version[T], born func(*T) (created time.Time, id string)) []*version[T] {
+func NewestFirst[T any](vs []*Version[T], born func(*T) (created time.Time, id string)) []*Version[T] {
 	type dated struct {
 		nanos int64
 		id    string
-		v     *version[T]
+		v     *Version[T]
 	}
 	all := make([]dated, len(vs))
 	for i, v := range vs {
-		created, id := born(&v.record)
+		created, id := born(&v.Record)
 		all[i] = dated{created.UnixNano(), id, v}
 	}
 	slices.SortFunc(all, func(a, b dated) int {
@@ -32,12 +32,13 @@ func newestFirst[T any](vs []*version[T], born func(*T) (created time.Time, id s
 	return vs
 }
 
-func items[T any](vs []*version[T], encode func(*T) ([]byte, error)) ([][]byte, error) {
+// Items has each version encoded, once. No one may change the bytes.
+func Items[T any](vs []*Version[T], encode func(*T) ([]byte, error)) ([][]byte, error) {
 	all := make([][]byte, len(vs))
 	for i, v := range vs {
 		item := v.item.Load()
 		if item == nil {
-			b, err := encode(&v.record)
+			b, err := encode(&v.Record)
 			if err != nil {
 				return nil, err
 			}
@@ -49,10 +50,10 @@ func items[T any](vs []*version[T], encode func(*T) ([]byte, error)) ([][]byte, 
 	return all, nil
 }
 
-// version is a record that readers see, until there is a next.
-type version[T any] struct {
-	record T
-	// item is what PodItems or ContainerItems has made of it, nil if neither was asked: about as
+// Version is a record that readers see, until there is a next.
+type Version[T any] struct {
+	Record T
+	// item is what Items has made of it, nil if it was not asked: about as
 	// much memory again as its labels and annotations, and less than each list of them took.
 	item atomic.Pointer[[]byte]
 }
