@@ -9,6 +9,8 @@ import (
 	"os/signal"
 	"syscall"
 	_ "time/tzdata" // CronJobs have time zones, and a machine may lack the files
+
+	_ "github.com/coracle-project/coracle/cluster/internal/queues" // no metrics of work queues
 )
 
 func main() { os.Exit(run()) }

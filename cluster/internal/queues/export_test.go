@@ -1,0 +1,4 @@
+package queues
+
+// Nothing is the provider that does nothing.
+var Nothing = nothing
