@@ -142,7 +142,8 @@ func (b *build) configure(ctx context.Context) error {
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
 		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator)
-		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(withPlainDiscovery(handler, b.others.HasGroup))), &quiet)
+		handler = tellingOfCrowds(withPlainDiscovery(handler, b.others.HasGroup), b.options.Crowded, c.LongRunningFunc)
+		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler)), &quiet)
 		return withBodyDeadline(recordingAborts(chain, c.RequestInfoResolver), b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(

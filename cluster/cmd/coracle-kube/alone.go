@@ -39,6 +39,7 @@ func apiserverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			o.processors = adaptProcessors()
 			server, err := o.server(bundle)
 			if err != nil {
 				return err
@@ -165,7 +166,7 @@ func alone(name, short string, part func(context.Context, *client.Set) (run func
 			if err != nil {
 				return err
 			}
-			go trimWhenCalm(cmd.Context())
+			go restWhenCalm(cmd.Context(), nil)
 			set.Informers.Start(cmd.Context().Done())
 			defer set.Informers.Shutdown()
 			return run()

@@ -38,16 +38,23 @@ func sparingly() {
 	}
 }
 
-// trimWhenCalm gives memory back that only the start needed, when the start is over, and what
-// bursts of work have left, when they are over.
-func trimWhenCalm(ctx context.Context) {
+// restWhenCalm gives memory back that only the start needed, when the start is over, and what
+// bursts of work have left, when they are over. Then one processor is enough, too.
+func restWhenCalm(ctx context.Context, p *processors) {
 	tick := time.NewTicker(calm)
 	defer tick.Stop()
 	var l lull
 	for {
 		select {
 		case <-tick.C:
-			if l.over(used()) {
+			cpu, pages := used()
+			busy := l.busy(cpu)
+			if busy {
+				p.useAll()
+			} else {
+				p.useOne()
+			}
+			if l.over(busy, pages) {
 				trim()
 				_, l.pages = used()
 			}
@@ -87,10 +94,16 @@ type lull struct {
 	pages int64         // when memory was given back last
 }
 
-// over says whether work is over that has left something worth giving back. It is asked every calm.
-func (l *lull) over(cpu time.Duration, pages int64) bool {
+// busy says whether more than next to nothing was done since it was asked last. It is asked every
+// calm.
+func (l *lull) busy(cpu time.Duration) bool {
 	busy := float64(cpu-l.cpu) > atRest*float64(calm)
 	l.cpu = cpu
+	return busy
+}
+
+// over says whether work is over that has left something worth giving back.
+func (l *lull) over(busy bool, pages int64) bool {
 	if !l.began { // what the start needed is worth it whatever is done
 		l.began = true
 		return true

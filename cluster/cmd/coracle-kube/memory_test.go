@@ -30,7 +30,7 @@ func TestMemoryIsGivenBackAfterWork(t *testing.T) {
 		{100 * time.Millisecond, 200},   // enough for once more
 	} {
 		cpu, pages = cpu+step.cpu, pages+step.pages*4096/int64(os.Getpagesize())
-		if l.over(cpu, pages) {
+		if l.over(l.busy(cpu), pages) {
 			l.pages = pages
 			over = append(over, i)
 		}

@@ -59,6 +59,7 @@ type apiOptions struct {
 	policies          bool
 	unserved          unserved.Kinds // nil but for what serve finds to be left to others
 	scheduler         string         // file with the scheduler's configuration
+	processors        *processors    // nil if they are not adapted to what is to do
 	balancers         balancerOptions
 }
 
@@ -129,6 +130,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
 		Unserved:       o.unserved,
 		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
+		Crowded: o.processors.useAll,
 	}
 }
 

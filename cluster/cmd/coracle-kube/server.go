@@ -130,6 +130,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if api.protect.encryption != "" {
 		api.encryptionHealth = board.Add("encryption")
 	}
+	api.processors = adaptProcessors()
 	if !api.policies {
 		api.unserved = unserved.Policies
 	}
@@ -261,7 +262,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 		select {
 		case <-server.Ready():
 			slog.Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
-			go trimWhenCalm(ctx)
+			go restWhenCalm(ctx, o.processors)
 			keepRenewed(ctx, began, renew)
 		case <-ctx.Done():
 		}
