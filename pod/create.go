@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/table"
@@ -194,7 +195,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], 
 		return err
 	}
 	prepared := watch.step("record the intent", begin)
-	labels, err := m.containerLabels(p.Get().Labels, e)
+	labels, err := m.containerLabels(p, e)
 	if err != nil {
 		return err
 	}
@@ -284,6 +285,19 @@ func (m *Manager) savedFor(ctx context.Context, e *table.Entry[containerRecord],
 		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %w", err)
 	}
 	return saved, nil
+}
+
+// containerLabels are a container's labels. Those that are not the pod's are in its record.
+func (m *Manager) containerLabels(p *table.Entry[podRecord], e *table.Entry[containerRecord]) (mac.Labels, error) {
+	l, held, err := m.selinux.Container(p.Get().Labels, &e.Get().Config.Security)
+	if err != nil || !held {
+		return l, err
+	}
+	if err := e.Update(func(r *containerRecord) { r.Labels = l }); err != nil {
+		m.selinux.Release(l)
+		return l, err
+	}
+	return l, nil
 }
 
 // prepareRoot does what the image's configuration asks of its root: it makes the

@@ -13,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
@@ -101,7 +102,7 @@ type Deps struct {
 	Namespaces NamespacePins // internal/nspin if nil
 	Plugins    Plugins       // none if nil
 	Meter      Meter         // this host if nil
-	Labels     Labeler       // this host's SELinux if nil
+	Labels     mac.Labeler   // this host's SELinux if nil
 	// Starting, if not nil, is called when a pod or container starts to be made: a
 	// process will start soon. It must return at once.
 	Starting func()

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
@@ -37,7 +38,7 @@ var availableCapabilities = sync.OnceValue(func() []string {
 
 // resolveMounts finds the host's side of each mount. A path that does not exist becomes
 // a directory, as peers do and callers count on.
-func (m *Manager) resolveMounts(ms []podconfig.Mount, volumes map[int]volume, files volumeLabel) ([]ocispec.Mount, error) {
+func (m *Manager) resolveMounts(ms []podconfig.Mount, volumes map[int]volume, files mac.VolumeLabel) ([]ocispec.Mount, error) {
 	out := make([]ocispec.Mount, 0, len(ms))
 	for i := range ms {
 		mount := &ms[i]
@@ -59,8 +60,8 @@ func (m *Manager) resolveMounts(ms []podconfig.Mount, volumes map[int]volume, fi
 		if err := checkPropagation(src, mount); err != nil {
 			return nil, err
 		}
-		if mount.SELinuxRelabel && files.mount != "" {
-			if err := m.Labels.Relabel(src, files.mount, files.access); err != nil {
+		if mount.SELinuxRelabel {
+			if err := m.selinux.Relabel(src, files); err != nil {
 				return nil, fmt.Errorf("mount %s: %w", mount.ContainerPath, err)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/pod/reserve"
 	"github.com/coracle-project/coracle/pod/table"
@@ -39,7 +40,9 @@ type Manager struct {
 	making join.Group[string]   // Run and Create, by identity
 	ops    join.Group[struct{}] // the others, by verb and id
 	meters meters
-	levels levels
+
+	selinux  *mac.SELinux
+	apparmor *mac.AppArmor
 
 	exits *exits
 	stops *stops
@@ -69,9 +72,6 @@ func New(o Options, d Deps) *Manager {
 	if d.Meter == nil {
 		d.Meter = meter{}
 	}
-	if d.Labels == nil {
-		d.Labels = hostLabels{}
-	}
 	if d.Namespaces == nil {
 		d.Namespaces = pins{}
 	}
@@ -82,9 +82,10 @@ func New(o Options, d Deps) *Manager {
 		opts: o.withDefaults(), Deps: d, log: d.Log,
 		pods:       table.New("pod", (*podRecord).visible),
 		containers: table.New("container", (*containerRecord).visible),
-		life:       life.New(), exits: newExits(), stops: newStops(), recovery: newRecovery(),
-		reserve: reserve.New(o.StateDir, d.Log),
-		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
+		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log), exits: newExits(), stops: newStops(),
+		recovery: newRecovery(),
+		reserve:  reserve.New(o.StateDir, d.Log),
+		faultAt:  func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
 	}
 	m.clean = life.NewCleaner(m.life, m.log)
 	return m

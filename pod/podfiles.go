@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -83,6 +84,24 @@ func (m *Manager) givePodFiles(id string, c *podconfig.Pod) error {
 	uid, gid := rootOf(c.Namespaces.Users)
 	for _, name := range []string{"resolv.conf", "hosts", "hostname", "shm"} {
 		if err := os.Lchown(m.podFile(id, name), uid, gid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// labelPodFiles labels the files that all containers of a pod see.
+func (m *Manager) labelPodFiles(id string, c *podconfig.Pod, l mac.Labels) error {
+	if l.Mount == "" {
+		return nil
+	}
+	f := m.containerFiles(id, c)
+	files := []string{f.ResolvConf, f.Hosts, f.Hostname}
+	if !c.HostIPC() {
+		files = append(files, f.Shm)
+	}
+	for _, path := range files {
+		if err := m.selinux.Relabel(path, mac.VolumeLabel{Mount: l.Mount, Access: mac.PodAccess}); err != nil {
 			return err
 		}
 	}

@@ -98,7 +98,7 @@ func (m *Manager) startInit(ctx context.Context, e *table.Entry[podRecord]) (pid
 		Unlimited:    handler.Sandboxed(),
 		ProcessLabel: e.Get().Labels.Process,
 	}
-	if in.AppArmor, err = m.appArmorProfile(ctx, c.AppArmor, false); err != nil {
+	if in.AppArmor, err = m.apparmor.Profile(ctx, c.AppArmor, false); err != nil {
 		return 0, err
 	}
 	// A sandbox that asks for no filter gets the default one. It is our own program, which needs no

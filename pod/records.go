@@ -131,7 +131,7 @@ func (m *Manager) indexPod(id string, rec podRecord, kept *recordfile.Kept) (*ta
 	if holder, ok := m.pods.Add(identity, e); !ok {
 		return nil, fmt.Errorf("pod %s has the same name %s", holder, rec.Config.String())
 	}
-	m.holdLevel(rec.Labels)
+	m.selinux.Hold(rec.Labels)
 	return e, nil
 }
 
@@ -149,6 +149,6 @@ func (m *Manager) indexContainer(id string, rec containerRecord, kept *recordfil
 	if holder, ok := m.containers.Add(identity, e); !ok {
 		return nil, fmt.Errorf("container %s has the same name %s", holder, rec.Config.Name)
 	}
-	m.holdLevel(rec.Labels)
+	m.selinux.Hold(rec.Labels)
 	return e, nil
 }

@@ -164,7 +164,7 @@ func (m *Manager) dropContainer(ctx context.Context, e *table.Entry[containerRec
 		return err
 	}
 	m.containers.Remove(e)
-	m.releaseLevel(e.Get().Labels)
+	m.selinux.Release(e.Get().Labels)
 	m.meters.forgetContainer(e.ID)
 	return nil
 }

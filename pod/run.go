@@ -82,12 +82,12 @@ func (m *Manager) makePod(ctx context.Context, e *table.Entry[podRecord]) error 
 	if err := m.podDir().Make(e.ID); err != nil {
 		return err
 	}
-	labels, err := m.podLabels(&e.Get().Config)
+	labels, err := m.selinux.Pod(&e.Get().Config)
 	if err != nil {
 		return err
 	}
 	if err := e.Update(func(r *podRecord) { r.Labels = labels }); err != nil {
-		m.releaseLevel(labels)
+		m.selinux.Release(labels)
 		return err
 	}
 	if err := stage(faultRunRecorded); err != nil {
@@ -222,6 +222,6 @@ func (m *Manager) undoPod(ctx context.Context, e *table.Entry[podRecord]) error 
 		return err
 	}
 	m.pods.Remove(e)
-	m.releaseLevel(e.Get().Labels)
+	m.selinux.Release(e.Get().Labels)
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -19,17 +20,20 @@ import (
 // own.
 type fakeLabels struct {
 	given    int
-	reserved map[string]bool        // levels: as in go-selinux, they are not counted
-	changed  map[string]volumeLabel // what was relabelled, and how
+	reserved map[string]bool            // levels: as in go-selinux, they are not counted
+	changed  map[string]mac.VolumeLabel // what was relabelled, and how
 }
 
 func newFakeLabels() *fakeLabels {
-	return &fakeLabels{reserved: map[string]bool{}, changed: map[string]volumeLabel{}}
+	return &fakeLabels{reserved: map[string]bool{}, changed: map[string]mac.VolumeLabel{}}
 }
 
-func (f *fakeLabels) Labels(options []string) (SELinuxLabels, error) {
+// in has a manager use them.
+func (f *fakeLabels) in(_ *Options, d *Deps) { d.Labels = f }
+
+func (f *fakeLabels) Labels(options []string) (mac.Labels, error) {
 	if slices.Contains(options, "disable") {
-		return SELinuxLabels{Mount: "u:object_r:container_file_t:s0:c1022,c1023"}, nil
+		return mac.Labels{Mount: "u:object_r:container_file_t:s0:c1022,c1023"}, nil
 	}
 	of := map[string]string{"user": "u", "role": "r", "type": "container_t"}
 	for _, o := range options {
@@ -40,7 +44,7 @@ func (f *fakeLabels) Labels(options []string) (SELinuxLabels, error) {
 		f.given++
 		of["level"] = fmt.Sprintf("s0:c%d,c1000", f.given)
 	}
-	l := SELinuxLabels{
+	l := mac.Labels{
 		Process: strings.Join([]string{of["user"], of["role"], of["type"], of["level"]}, ":"),
 		Mount:   of["user"] + ":object_r:container_file_t:" + of["level"],
 	}
@@ -53,17 +57,16 @@ func (f *fakeLabels) Release(label string) { delete(f.reserved, level(label)) }
 
 func level(label string) string { return strings.Join(strings.Split(label, ":")[3:], ":") }
 
-func (f *fakeLabels) Relabel(path, label string, access FileAccess) error {
-	f.changed[path] = volumeLabel{label, access}
+func (f *fakeLabels) Relabel(path, label string, access mac.FileAccess) error {
+	f.changed[path] = mac.VolumeLabel{Mount: label, Access: access}
 	return nil
 }
 
 // Regression: each container had categories of its own, and shared volumes had none.
 func TestSELinuxLabelsOfPod(t *testing.T) {
 	b := newBench(t)
-	m, _ := b.manager()
 	labels := newFakeLabels()
-	m.Labels = labels
+	m, _ := b.manager(labels.in)
 	ctx := t.Context()
 	cfg := podConfig("p")
 	cfg.Namespaces.PID = podconfig.NamespacePod
@@ -124,22 +127,20 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 		if p != tc.process || files != tc.mount || root != tc.mount {
 			t.Errorf("%s: process %q, mounts %q, root %q", name, p, files, root)
 		}
-		if got := labels.changed[volume]; got != (volumeLabel{tc.volume, PodAccess}) {
+		if got := labels.changed[volume]; got != (mac.VolumeLabel{Mount: tc.volume, Access: mac.PodAccess}) {
 			t.Errorf("%s: volume %+v", name, got)
 		}
 	}
 	if got := read(filepath.Join(b.state, "pods", podID, "init", "config.json")).Process.SelinuxLabel; got != process {
 		t.Errorf("init %q", got)
 	}
-	if got := labels.changed[m.podFile(podID, "resolv.conf")]; got != (volumeLabel{mount, PodAccess}) {
+	if got := labels.changed[m.podFile(podID, "resolv.conf")]; got != (mac.VolumeLabel{Mount: mount, Access: mac.PodAccess}) {
 		t.Errorf("resolv.conf %+v", got)
 	}
 	// The next daemon keeps the categories, and gives them back with the pod.
 	m.Close()
-	m, _ = b.unstarted()
 	next := newFakeLabels()
-	m.Labels = next
-	ok(t, m.Start(ctx))
+	m, _ = b.manager(next.in)
 	if !next.reserved[level(process)] {
 		t.Errorf("reserved after a restart: %v", next.reserved)
 	}
@@ -161,8 +162,9 @@ func TestSELinuxLabelsOfOlderPod(t *testing.T) {
 	cfg := podConfig("p")
 	cfg.Privileged = true
 	podID := must[string](t)(m.Run(ctx, cfg)) // its record has no labels: this machine has no SELinux
+	m.Close()
 	labels := newFakeLabels()
-	m.Labels = labels
+	m, _ = b.manager(labels.in)
 	volume := t.TempDir()
 	for i, tc := range []struct {
 		privileged bool
@@ -175,7 +177,7 @@ func TestSELinuxLabelsOfOlderPod(t *testing.T) {
 		c.Attempt, c.Security.Privileged = uint32(i), tc.privileged
 		c.Mounts = []podconfig.Mount{{ContainerPath: "/v", HostPath: volume, SELinuxRelabel: true}}
 		must[string](t)(m.Create(ctx, podID, c))
-		if got := labels.changed[volume]; got != (volumeLabel{tc.volume, AllAccess}) {
+		if got := labels.changed[volume]; got != (mac.VolumeLabel{Mount: tc.volume, Access: mac.AllAccess}) {
 			t.Errorf("privileged %t: volume %+v", tc.privileged, got)
 		}
 	}
@@ -193,9 +195,8 @@ func TestSELinuxLabelsOfOlderPod(t *testing.T) {
 // one that only a container names was never released, nor reserved by the next daemon.
 func TestSELinuxLevelIsHeldUntilItsLastUserIsGone(t *testing.T) {
 	b := newBench(t)
-	m, _ := b.manager()
 	labels := newFakeLabels()
-	m.Labels = labels
+	m, _ := b.manager(labels.in)
 	ctx := t.Context()
 	const shared, own = "s0:c3,c4", "s0:c7,c8"
 	var pods []string
@@ -223,34 +224,11 @@ func TestSELinuxLevelIsHeldUntilItsLastUserIsGone(t *testing.T) {
 	ok(t, m.Remove(ctx, pods[0]))
 	expect("first pod removed", labels, shared, own)
 	m.Close()
-	m, _ = b.unstarted()
 	next := newFakeLabels()
-	m.Labels = next
-	ok(t, m.Start(ctx))
+	m, _ = b.manager(next.in)
 	expect("after a restart", next, shared, own)
 	ok(t, m.Remove(ctx, pods[1]))
 	expect("second pod removed", next, shared, own)
 	ok(t, m.Remove(ctx, pods[2]))
 	expect("all removed", next)
-}
-
-func TestSELinuxOptions(t *testing.T) {
-	for name, c := range map[string]struct {
-		label    podconfig.SELinux
-		disabled bool
-		want     []string
-	}{
-		"nothing":  {podconfig.SELinux{}, false, nil},
-		"disabled": {podconfig.SELinux{}, true, []string{"disable"}},
-		"level":    {podconfig.SELinux{Level: "s0:c1,c2"}, false, []string{"level:s0:c1,c2"}},
-		"all": {
-			podconfig.SELinux{User: "system_u", Role: "system_r", Type: "container_t", Level: "s0:c3"},
-			false,
-			[]string{"user:system_u", "role:system_r", "type:container_t", "level:s0:c3"},
-		},
-	} {
-		if got := labelOptions(c.label, c.disabled); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
-	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/table"
@@ -18,7 +19,7 @@ import (
 // may look at the host, nothing in ocispec does.
 func (m *Manager) specInput(ctx context.Context, p *table.Entry[podRecord], e *table.Entry[containerRecord], img image.Image,
 	user userdb.Identity,
-	root string, volumes map[int]volume, labels SELinuxLabels,
+	root string, volumes map[int]volume, labels mac.Labels,
 ) (ocispec.Input, error) {
 	pc, c := &p.Get().Config, &e.Get().Config
 	sec := &c.Security
@@ -76,7 +77,7 @@ func (m *Manager) specInput(ctx context.Context, p *table.Entry[podRecord], e *t
 	}
 	in.Files = m.containerFiles(p.ID, pc)
 	in.ProcessLabel, in.MountLabel = labels.Process, labels.Mount
-	if in.Mounts, err = m.resolveMounts(c.Mounts, volumes, volumeLabelOf(p.Get().Labels, labels, sec)); err != nil {
+	if in.Mounts, err = m.resolveMounts(c.Mounts, volumes, mac.VolumeLabelOf(p.Get().Labels, labels, sec)); err != nil {
 		return in, err
 	}
 	in.AllDevices = sec.Privileged && !handler.PrivilegedWithoutHostDevices
@@ -84,7 +85,7 @@ func (m *Manager) specInput(ctx context.Context, p *table.Entry[podRecord], e *t
 		return in, err
 	}
 	in.Annotations = handler.PassedAnnotations(pc.Annotations, c.Annotations)
-	if in.AppArmor, err = m.appArmorProfile(ctx, sec.AppArmor, sec.Privileged); err != nil {
+	if in.AppArmor, err = m.apparmor.Profile(ctx, sec.AppArmor, sec.Privileged); err != nil {
 		return in, err
 	}
 	in.Seccomp, err = m.seccompProfile(&sec.Seccomp)

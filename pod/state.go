@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/nspin"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -33,7 +34,7 @@ type podRecord struct {
 	CreatedAt  time.Time     `json:"createdAt"`
 	IPs        []netip.Addr  `json:"ips,omitempty"`
 	Namespaces nspin.Set     `json:"namespaces"`
-	Labels     SELinuxLabels `json:"labels,omitzero"`
+	Labels     mac.Labels    `json:"labels,omitzero"`
 	// Init says that a pod init may be in the shim under the pod's id, InitPid
 	// which process it is.
 	Init    bool `json:"init,omitempty"`
@@ -103,7 +104,7 @@ type containerRecord struct {
 	Groups     []int64 `json:"groups,omitempty"`
 	Upper      string  `json:"upper,omitempty"`
 	// Labels are empty if the container has those of its pod.
-	Labels SELinuxLabels `json:"labels,omitzero"`
+	Labels mac.Labels `json:"labels,omitzero"`
 	// Checkpoint is the directory of CRIU's images that the container goes on from; while it is
 	// being made, that of the saved container.
 	Checkpoint string `json:"checkpoint,omitempty"`

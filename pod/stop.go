@@ -122,7 +122,7 @@ func (m *Manager) cleanPod(ctx context.Context, e *table.Entry[podRecord]) error
 		return err
 	}
 	m.pods.Remove(e)
-	m.releaseLevel(e.Get().Labels)
+	m.selinux.Release(e.Get().Labels)
 	m.meters.forgetPod(e.ID)
 	return nil
 }

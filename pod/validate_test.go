@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -259,11 +260,11 @@ func TestResolveMounts(t *testing.T) {
 	dir := t.TempDir()
 	ok(t, os.Symlink("target", filepath.Join(dir, "link")))
 	ok(t, os.Mkdir(filepath.Join(dir, "target"), 0o755))
-	m := &Manager{Deps: Deps{Labels: hostLabels{}}}
+	m := &Manager{selinux: mac.NewSELinux(nil)}
 	got, err := m.resolveMounts([]podconfig.Mount{
 		{ContainerPath: "/a/", HostPath: filepath.Join(dir, "link")},
 		{ContainerPath: "/b", HostPath: filepath.Join(dir, "new/dir"), Readonly: true},
-	}, nil, volumeLabel{})
+	}, nil, mac.VolumeLabel{})
 	ok(t, err)
 	if got[0].Source != filepath.Join(dir, "target") || got[0].Destination != "/a" || got[0].Propagation != "rprivate" || !got[1].Readonly {
 		t.Errorf("got %+v", got)
@@ -278,11 +279,11 @@ func TestResolveMounts(t *testing.T) {
 	t.Cleanup(func() { ok(t, unix.Unmount(vol, unix.MNT_DETACH)) })
 	mount := []podconfig.Mount{{ContainerPath: "/v", HostPath: filepath.Join(vol, "sub"), Propagation: podconfig.PropagationBidirectional}}
 	ok(t, unix.Mount("", vol, "", unix.MS_PRIVATE, ""))
-	if _, err := m.resolveMounts(mount, nil, volumeLabel{}); !errors.Is(err, errdefs.ErrPrecondition) {
+	if _, err := m.resolveMounts(mount, nil, mac.VolumeLabel{}); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("on a private mount: %v", err)
 	}
 	ok(t, unix.Mount("", vol, "", unix.MS_SHARED, ""))
-	if got, err := m.resolveMounts(mount, nil, volumeLabel{}); err != nil || got[0].Propagation != "rshared" {
+	if got, err := m.resolveMounts(mount, nil, mac.VolumeLabel{}); err != nil || got[0].Propagation != "rshared" {
 		t.Errorf("on a shared mount: %+v, %v", got, err)
 	}
 }

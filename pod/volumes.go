@@ -10,6 +10,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -48,7 +49,7 @@ type volume struct {
 
 // mountVolumes mounts the images that the container's mounts name, by number of the mount.
 func (m *Manager) mountVolumes(ctx context.Context, e *table.Entry[containerRecord], users snapshot.Users,
-	labels SELinuxLabels,
+	labels mac.Labels,
 ) (map[int]volume, error) {
 	var out map[int]volume
 	for i := range e.Get().Config.Mounts {
@@ -69,7 +70,7 @@ func (m *Manager) mountVolumes(ctx context.Context, e *table.Entry[containerReco
 }
 
 func (m *Manager) mountVolume(ctx context.Context, e *table.Entry[containerRecord], i int, users snapshot.Users,
-	labels SELinuxLabels,
+	labels mac.Labels,
 ) (volume, error) {
 	mount := &e.Get().Config.Mounts[i]
 	img, err := m.Images.Get(mount.Image)

@@ -1,4 +1,4 @@
-package pod
+package mac
 
 import (
 	"context"
@@ -7,19 +7,24 @@ import (
 	"strings"
 
 	"github.com/coracle-project/coracle/internal/apparmor"
+	"github.com/coracle-project/coracle/internal/join"
 	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
-// appArmor is what the host can do.
-type appArmor struct {
-	loaded apparmor.Profiles // nil where there is no AppArmor
-	load   func(context.Context) error
-	log    *slog.Logger
+// AppArmor chooses the profiles of containers on this host.
+type AppArmor struct {
+	log *slog.Logger
+	// loading has those who want the default profile at the same time wait for one attempt.
+	loading join.Group[struct{}]
 }
 
-// appArmorProfile resolves what a container asks for on this host.
-func (m *Manager) appArmorProfile(ctx context.Context, want string, privileged bool) (string, error) {
-	host := appArmor{load: m.loadAppArmor, log: m.log}
+// NewAppArmor does no I/O.
+func NewAppArmor(log *slog.Logger) *AppArmor { return &AppArmor{log: log} }
+
+// Profile resolves what a container asks for: "", "runtime/default", "unconfined" or
+// "localhost/NAME". The answer is "" for none.
+func (a *AppArmor) Profile(ctx context.Context, want string, privileged bool) (string, error) {
+	host := hostProfiles{load: a.load, log: a.log}
 	if apparmor.Enabled() {
 		// Where securityfs is not mounted, or is hidden, it is as good as off.
 		host.loaded, _ = apparmor.Loaded()
@@ -27,19 +32,26 @@ func (m *Manager) appArmorProfile(ctx context.Context, want string, privileged b
 	return host.choose(ctx, want, privileged)
 }
 
-// loadAppArmor loads the default profile; those who want it at the same time wait for one attempt.
-func (m *Manager) loadAppArmor(ctx context.Context) error {
-	_, err := m.ops.Do(ctx, "apparmor", func(ctx context.Context) (struct{}, error) {
+// load loads the default profile.
+func (a *AppArmor) load(ctx context.Context) error {
+	_, err := a.loading.Do(ctx, "default", func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, apparmor.LoadDefault(ctx)
 	})
 	return err
+}
+
+// hostProfiles is what the host can do.
+type hostProfiles struct {
+	loaded apparmor.Profiles // nil where there is no AppArmor
+	load   func(context.Context) error
+	log    *slog.Logger
 }
 
 // choose says which profile a container has, "" for none. The default one is loaded when it is
 // missing: at first, and after an administrator has run aa-remove-unknown, which removes profiles
 // that are in no file of the host. A container that asks for a profile does not run without one, as
 // with containerd.
-func (a appArmor) choose(ctx context.Context, want string, privileged bool) (string, error) {
+func (a hostProfiles) choose(ctx context.Context, want string, privileged bool) (string, error) {
 	switch name, local := strings.CutPrefix(want, "localhost/"); {
 	case want == "unconfined":
 		return "", nil
@@ -63,7 +75,7 @@ func (a appArmor) choose(ctx context.Context, want string, privileged bool) (str
 
 // standard is the default profile, loaded if it was not. Where nothing can load one, containers
 // that did not ask go without, which the daemon says when it starts, and `coracle doctor`.
-func (a appArmor) standard(ctx context.Context, asked bool) (string, error) {
+func (a hostProfiles) standard(ctx context.Context, asked bool) (string, error) {
 	if a.loaded[apparmor.Default] {
 		return apparmor.Default, nil
 	}

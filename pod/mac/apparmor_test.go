@@ -1,4 +1,4 @@
-package pod
+package mac
 
 import (
 	"context"
@@ -58,7 +58,7 @@ func TestChooseAppArmor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			loads := false
-			host := appArmor{loaded: tc.loaded, log: slog.New(slog.DiscardHandler), load: func(context.Context) error {
+			host := hostProfiles{loaded: tc.loaded, log: slog.New(slog.DiscardHandler), load: func(context.Context) error {
 				loads = true
 				return tc.load
 			}}
@@ -67,7 +67,9 @@ func TestChooseAppArmor(t *testing.T) {
 				t.Errorf("profile %q, loaded: %t", got, loads)
 			}
 			if tc.err == "" {
-				ok(t, err)
+				if err != nil {
+					t.Error(err)
+				}
 			} else if !errors.Is(err, tc.kind) || !strings.Contains(err.Error(), tc.err) {
 				t.Errorf("error is %v", err)
 			}
