@@ -63,8 +63,8 @@ func loadServiceAccountKeys(path string) (serviceAccountKeys, error) {
 // newAuthenticator returns what finds out who a request is from, in this order: certificates signed
 // by the cluster's authority, users inside the process, static tokens, service accounts (by tokens
 // that were asked for, and by those in Secrets), bootstrap tokens, issuers of JSON web tokens, a
-// webhook. Who shows nothing may look at the health endpoints only, unless the configuration says
-// otherwise. ctx ends what asks issuers for their keys.
+// webhook. Anonymous clients may read the health endpoints and cluster-info only, unless the
+// configuration says otherwise. ctx ends what asks issuers for their keys.
 func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *identities, ca dynamiccertificates.CAContentProvider,
 	keys serviceAccountKeys,
 	client kubernetes.Interface, shared informers.SharedInformerFactory,
@@ -93,7 +93,7 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 			bootstrap.NewTokenAuthenticator(core.Secrets().Lister().Secrets(metav1.NamespaceSystem))),
 	)
 	unknown := apiserverapi.AnonymousAuthConfig{Enabled: true, Conditions: []apiserverapi.AnonymousAuthCondition{
-		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"},
+		{Path: "/healthz"}, {Path: "/livez"}, {Path: "/readyz"}, {Path: clusterInfoPath},
 	}}
 	if o.Authentication.Config != "" {
 		// After service accounts: an issuer may be asked for its keys about each token that is not

@@ -179,14 +179,18 @@ func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.In
 			})
 		})
 	}
-	for _, roles := range [][]rbacv1.ClusterRole{bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles(), {metricsReader()}} {
+	for _, roles := range [][]rbacv1.ClusterRole{
+		bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles(), {metricsReader()}, joinRoles(),
+	} {
 		for i := range roles {
 			role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &roles[i]}, &listedRole{
 				ClusterRoleModifier: reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()}, old: oldRoles[roles[i].Name],
 			})
 		}
 	}
-	for _, bindings := range [][]rbacv1.ClusterRoleBinding{bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()} {
+	for _, bindings := range [][]rbacv1.ClusterRoleBinding{
+		bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings(), joinBindings(),
+	} {
 		for i := range bindings {
 			binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &bindings[i]}, &listedBinding{
 				ClusterRoleBindingClientAdapter: reconciliation.ClusterRoleBindingClientAdapter{Client: rbac.ClusterRoleBindings()},
@@ -199,11 +203,19 @@ func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.In
 			role(reconciliation.RoleRuleOwner{Role: &roles[i]}, reconciliation.RoleModifier{Client: rbac, NamespaceClient: namespaces})
 		}
 	}
+	inNamespaces := func(b *rbacv1.RoleBinding) {
+		binding(reconciliation.RoleBindingAdapter{RoleBinding: b},
+			reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces})
+	}
 	for _, bindings := range bootstrappolicy.NamespaceRoleBindings() {
 		for i := range bindings {
-			binding(reconciliation.RoleBindingAdapter{RoleBinding: &bindings[i]},
-				reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces})
+			inNamespaces(&bindings[i])
 		}
+	}
+	readers, readings := joinReaders()
+	for i := range readers {
+		role(reconciliation.RoleRuleOwner{Role: &readers[i]}, reconciliation.RoleModifier{Client: rbac, NamespaceClient: namespaces})
+		inNamespaces(&readings[i])
 	}
 }
 

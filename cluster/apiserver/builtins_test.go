@@ -38,7 +38,9 @@ func builtInRoles(ctx context.Context, client kubernetes.Interface) (int, error)
 // them is held up.
 func TestAReadyServerKnowsTheBuiltInRoles(t *testing.T) {
 	const late = "system:controller:token-cleaner"
-	builtIn := 1 + len(bootstrappolicy.ClusterRoles()) + len(bootstrappolicy.ControllerRoles()) + // and metricsReader
+	readers, readings := joinReaders()
+	builtIn := 1 + len(joinRoles()) + len(joinBindings()) + len(readers) + len(readings) + // metricsReader
+		len(bootstrappolicy.ClusterRoles()) + len(bootstrappolicy.ControllerRoles()) +
 		len(bootstrappolicy.ClusterRoleBindings()) + len(bootstrappolicy.ControllerRoleBindings())
 	for _, roles := range bootstrappolicy.NamespaceRoles() {
 		builtIn += len(roles)

@@ -152,6 +152,16 @@ func (o Options) Hosts() ([]string, error) {
 	return slices.Compact(hosts), nil
 }
 
+// URL is where other machines reach a server with these options, "" if only this one does. It needs
+// no other fields than the addresses.
+func (o Options) URL() string {
+	a, err := o.resolve()
+	if err != nil || a.held || a.public.IsLoopback() {
+		return ""
+	}
+	return "https://" + net.JoinHostPort(a.public.String(), strconv.Itoa(o.Port))
+}
+
 func (o *Options) clusterDomain() string {
 	if o.ClusterDomain == "" {
 		return "cluster.local"

@@ -76,6 +76,12 @@ type Options struct {
 	SigningCA func() (tls.Certificate, error)
 	// CertificateLifetime bounds what SigningCA signs; 0 means a year.
 	CertificateLifetime time.Duration
+	// ServerHosts are the names and addresses of the API server, which no node's serving certificate
+	// may have; without them no serving certificate is approved.
+	ServerHosts []string
+	// Joinable is whether other machines reach the API server: then cluster-info is signed with
+	// bootstrap tokens.
+	Joinable bool
 	// EndedPods is how many pods that have ended may exist; 0 means 12,500, less any number.
 	EndedPods int
 	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil
@@ -130,7 +136,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.NewEviction(set) }},
 		{"pod-garbage-collector", func(set *client.Set) (Runner, error) { return podgc.New(set, max(o.EndedPods, 0)) }},
 		{"resourcequota-controller", o.anyKind(resourcequota.New)},
-		{"certificate-controller", plain(certificates.NewApprover)},
+		{"certificate-controller", func(set *client.Set) (Runner, error) { return certificates.NewApprover(set, o.ServerHosts), nil }},
 		{"certificate-controller", plain(certificates.NewCleaner)},
 		{"clusterrole-aggregation-controller", plain(clusterroleaggregation.New)},
 		{"token-cleaner", plain(bootstraptoken.New)},
@@ -162,6 +168,9 @@ func New(as Identities, o Options) ([]Runner, error) {
 		all = append(all, entry{"certificate-controller", func(set *client.Set) (Runner, error) {
 			return certificates.NewSigner(set, o.SigningCA, o.CertificateLifetime), nil
 		}})
+	}
+	if o.Joinable {
+		all = append(all, entry{"bootstrap-signer", func(set *client.Set) (Runner, error) { return upstream.NewBootstrapSigner(set), nil }})
 	}
 	if o.LoadBalancers != nil {
 		all = append(all, entry{"service-controller", func(set *client.Set) (Runner, error) {

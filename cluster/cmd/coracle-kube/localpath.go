@@ -32,18 +32,25 @@ func withLocalPathClass(server *apiserver.Server, parts []func(context.Context) 
 	if err != nil {
 		return nil, err
 	}
-	return append(parts, func(ctx context.Context) error {
+	return append(parts, untilDone("the storage class "+localpath.ClassName+" is not made", func(ctx context.Context) error {
+		return localpath.EnsureClass(ctx, set.Kube)
+	})), nil
+}
+
+// untilDone is a part that does one thing, and tries again until that succeeds. failure is logged.
+func untilDone(failure string, do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
 		again := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: time.Minute}
 		for {
-			err := localpath.EnsureClass(ctx, set.Kube)
+			err := do(ctx)
 			if err == nil || ctx.Err() != nil {
 				return nil
 			}
-			slog.Warn("the storage class is not made", "class", localpath.ClassName, "err", err)
+			slog.Warn(failure, "err", err)
 			select {
 			case <-time.After(again.Step()):
 			case <-ctx.Done():
 			}
 		}
-	}), nil
+	}
 }

@@ -97,13 +97,18 @@ func (o *apiOptions) finishRestore() error {
 	return snapshot.Recover(o.root)
 }
 
+// hosts are the names and addresses under which the API server is called.
+func (o *apiOptions) hosts(node string, ips []string) ([]string, error) {
+	hosts, err := o.settings().Hosts()
+	return append(append(hosts, "::1", node), ips...), err
+}
+
 // credentials makes the cluster's credentials good.
 func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error) {
-	hosts, err := o.settings().Hosts()
+	hosts, err := o.hosts(node, ips)
 	if err != nil {
 		return nil, err
 	}
-	hosts = append(append(hosts, "::1", node), ips...)
 	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts)
 	if err != nil || o.kubeconfigOut == "" {
 		return bundle, err

@@ -201,6 +201,9 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if parts, err = withLocalPathClass(server, parts); err != nil {
 		return err
 	}
+	if parts, err = withClusterInfo(server, bundle, api, n, d, parts); err != nil {
+		return err
+	}
 	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
 	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
 }
@@ -323,11 +326,16 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	if err != nil {
 		return nil, err
 	}
+	hosts, err := api.hosts(n.name, n.ips)
+	if err != nil {
+		return nil, err
+	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		LocalPath:     localPath(api.root, n.name),
-		SigningCA:     func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
+		ServerHosts:   hosts, Joinable: api.settings().URL() != "",
+		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
 

@@ -1,5 +1,5 @@
 // Package certificates carries out CertificateSigningRequests: it approves those with which a node
-// asks for its own client certificate, signs those that are approved, and deletes old ones.
+// asks for its own certificates, signs those that are approved, and deletes old ones.
 //
 // Three controllers over one informer, each with Requests as keys. What a request must look like
 // for a signer, and the signing itself, are upstream's rules (imported). A request that a signer
@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/kubernetes/pkg/apis/certificates"
 	conditions "k8s.io/kubernetes/pkg/controller/certificates"
 
@@ -29,15 +30,20 @@ import (
 type approver struct {
 	set      *client.Set
 	requests certificateslisters.CertificateSigningRequestLister
+	nodes    corelisters.NodeLister
+	reserved []string
 }
 
 // NewApprover returns the controller that approves nodes' requests for a client certificate of
-// their own, and those that someone may make for nodes, as a SubjectAccessReview says.
-func NewApprover(set *client.Set) *frame.Controller {
-	requests := set.Informers.Certificates().V1().CertificateSigningRequests()
-	a := &approver{set: set, requests: requests.Lister()}
+// their own, those that someone may make for new nodes, as a SubjectAccessReview says, and nodes'
+// requests to serve under their own names and addresses. reserved are names and addresses that no
+// node may serve under; without any, no serving certificate is approved.
+func NewApprover(set *client.Set, reserved []string) *frame.Controller {
+	requests, nodes := set.Informers.Certificates().V1().CertificateSigningRequests(), set.Informers.Core().V1().Nodes()
+	a := &approver{set: set, requests: requests.Lister(), nodes: nodes.Lister(), reserved: reserved}
 	f := frame.New("csr-approving", 1, a.sync)
 	f.Watch(requests.Informer(), frame.Self)
+	f.Watch(nodes.Informer(), func(any) []string { return nil }) // wait for what exists
 	return f
 }
 
@@ -86,6 +92,12 @@ func (a *approver) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("certificate signing request %s: %w", name, err)
 	}
+	if len(a.reserved) > 0 && isNodeServing(csr, request) {
+		if err := servable(request, a.nodes, a.reserved); err != nil {
+			return fmt.Errorf("certificate signing request %s: %w", name, err)
+		}
+		return a.approve(ctx, csr, "Auto approving kubelet serving certificate for the node's own addresses.")
+	}
 	var tried []string
 	for _, kind := range recognized {
 		if !kind.is(csr, request) {
@@ -99,18 +111,26 @@ func (a *approver) sync(ctx context.Context, name string) error {
 			tried = append(tried, kind.subresource)
 			continue
 		}
-		csr = csr.DeepCopy()
-		csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue,
-			Reason: "AutoApproved", Message: kind.message,
-		})
-		_, err = a.set.Kube.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, name, csr, metav1.UpdateOptions{})
-		return ignoreNotFound(err)
+		if csr.Spec.Username != request.Subject.CommonName {
+			if err := joins(request, a.nodes); err != nil {
+				return fmt.Errorf("certificate signing request %s of %s: %w", name, csr.Spec.Username, err)
+			}
+		}
+		return a.approve(ctx, csr, kind.message)
 	}
 	if len(tried) > 0 { // the right may be given later
 		return fmt.Errorf("certificate signing request %s: %s may not have it approved (create %v)", name, csr.Spec.Username, tried)
 	}
 	return nil
+}
+
+func (a *approver) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, why string) error {
+	csr = csr.DeepCopy()
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: why,
+	})
+	_, err := a.set.Kube.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{})
+	return ignoreNotFound(err)
 }
 
 // allowed asks whether the requester may have such requests approved.

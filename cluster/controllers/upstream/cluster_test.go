@@ -170,7 +170,8 @@ func (c *cluster) controllers() ([]controllers.Runner, error) {
 		return client.New(c.server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, name),
 			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), c.server.Informers())
 	}
-	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{AutoscaleEvery: autoscaleEvery})
+	return controllers.New(controllers.Identities{Manager: manager, Account: account},
+		controllers.Options{AutoscaleEvery: autoscaleEvery, Joinable: true})
 }
 
 func (c *cluster) stop() error {

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"os"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// withClusterInfo adds the part that publishes what other machines need to join, as an
+// administrator would. A server that only this machine reaches has nothing to publish.
+func withClusterInfo(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, d dnsOptions,
+	parts []func(context.Context) error,
+) ([]func(context.Context) error, error) {
+	url := api.settings().URL()
+	if url == "" {
+		return parts, nil
+	}
+	set, err := in(server, "system:coracle-joining", user.SystemPrivilegedGroup)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := os.ReadFile(bundle.CACert)
+	if err != nil {
+		return nil, err
+	}
+	settings, err := agentSettings(api, n, d)
+	if err != nil {
+		return nil, err
+	}
+	return append(parts, untilDone("what other machines need to join is not published", func(ctx context.Context) error {
+		return clusterinfo.Publish(ctx, set.Kube, url, ca, settings)
+	})), nil
+}
+
+// agentSettings are the flags of the cluster that each of its nodes follows.
+func agentSettings(api apiOptions, n nodeOptions, d dnsOptions) (clusterinfo.Settings, error) {
+	s := clusterinfo.Settings{
+		ClusterDomain: n.domain, StubDomains: d.stubs, ServiceProxy: api.proxy, ExternalIPs: api.externalIPs, NetworkPolicies: api.policies,
+	}
+	services, err := netip.ParsePrefix(api.serviceCIDR)
+	if err != nil {
+		return s, err // check has said what is wrong
+	}
+	s.ServiceCIDRs = []netip.Prefix{services}
+	if s.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
+		return s, err
+	}
+	s.NodeDNS = len(s.ClusterDNS) > 0 && services.Contains(s.ClusterDNS[0])
+	if !api.balancers.off() {
+		s.LoadBalancerCIDRs = api.balancers.ranges
+	}
+	return s, nil
+}

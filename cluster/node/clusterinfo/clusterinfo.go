@@ -1,0 +1,136 @@
+// Package clusterinfo publishes what a machine has to know of a cluster to join it.
+//
+// The ConfigMap kube-public/cluster-info is kubeadm's: a kubeconfig with the server's address and
+// the authority, and without credentials. Anyone may read it; the bootstrap signer adds a signature
+// for each token. The ConfigMap kube-system/coracle-agent has settings of the cluster that agents
+// of ours follow. Tokens and nodes may read it.
+package clusterinfo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/retry"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+)
+
+const (
+	// AgentConfigMap is the name of the ConfigMap in kube-system with Settings.
+	AgentConfigMap = "coracle-agent"
+	settingsKey    = "settings.json"
+	// settingsVersion is that of the format. A field that older agents may ignore does not change
+	// it.
+	settingsVersion = 1
+	// longestSettings bounds what is read.
+	longestSettings = 64 << 10
+)
+
+// Settings are those of the cluster that each node follows.
+type Settings struct {
+	Version int `json:"version"`
+	// ServiceCIDRs are the networks of Services.
+	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
+	// ClusterDNS are the addresses of the cluster's DNS, and ClusterDomain the domain it answers
+	// for. NodeDNS is whether each node answers there itself.
+	ClusterDNS    []netip.Addr `json:"clusterDNS,omitempty"`
+	ClusterDomain string       `json:"clusterDomain,omitempty"`
+	NodeDNS       bool         `json:"nodeDNS,omitempty"`
+	// StubDomains are domains with servers of their own: DOMAIN=ADDRESS.
+	StubDomains []string `json:"stubDomains,omitempty"`
+	// ServiceProxy, ExternalIPs and NetworkPolicies are whether nodes route connections to
+	// Services, also to externalIPs, and enforce NetworkPolicies.
+	ServiceProxy    bool `json:"serviceProxy,omitempty"`
+	ExternalIPs     bool `json:"externalIPs,omitempty"`
+	NetworkPolicies bool `json:"networkPolicies,omitempty"`
+	// LoadBalancerCIDRs are the ranges that nodes announce.
+	LoadBalancerCIDRs []string `json:"loadBalancerCIDRs,omitempty"`
+}
+
+// Publish writes both ConfigMaps. It leaves signatures and keys of others alone.
+func Publish(ctx context.Context, kube kubernetes.Interface, server string, ca []byte, s Settings) error {
+	config := clientcmdapi.NewConfig()
+	config.Clusters[""] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca}
+	text, err := clientcmd.Write(*config)
+	if err != nil {
+		return fmt.Errorf("cluster-info: %w", err)
+	}
+	err = publish(ctx, kube, metav1.NamespacePublic, bootstrapapi.ConfigMapClusterInfo, bootstrapapi.KubeConfigKey, string(text))
+	if err != nil {
+		return err
+	}
+	s.Version = settingsVersion
+	settings, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	return publish(ctx, kube, metav1.NamespaceSystem, AgentConfigMap, settingsKey, string(settings))
+}
+
+func publish(ctx context.Context, kube kubernetes.Interface, namespace, name, key, value string) error {
+	objects := kube.CoreV1().ConfigMaps(namespace)
+	err := retry.OnError(retry.DefaultRetry, func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) },
+		func() error {
+			have, err := objects.Get(ctx, name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				_, err = objects.Create(ctx, &corev1.ConfigMap{
+					ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{key: value},
+				}, metav1.CreateOptions{})
+				return err
+			}
+			if err != nil || have.Data[key] == value {
+				return err
+			}
+			have.Data = maps.Clone(have.Data)
+			if have.Data == nil {
+				have.Data = map[string]string{}
+			}
+			have.Data[key] = value
+			_, err = objects.Update(ctx, have, metav1.UpdateOptions{})
+			return err
+		})
+	if err != nil {
+		return fmt.Errorf("publish ConfigMap %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+// ReadSettings returns the cluster's Settings, and whether there are any: another control plane has
+// none.
+func ReadSettings(ctx context.Context, kube kubernetes.Interface) (Settings, bool, error) {
+	at := "ConfigMap " + metav1.NamespaceSystem + "/" + AgentConfigMap
+	have, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, AgentConfigMap, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return Settings{}, false, nil
+	}
+	if err != nil {
+		return Settings{}, false, fmt.Errorf("read %s: %w", at, err)
+	}
+	text := have.Data[settingsKey]
+	if len(text) > longestSettings {
+		return Settings{}, false, fmt.Errorf("%s: %s has %d bytes, and may have %d", at, settingsKey, len(text), longestSettings)
+	}
+	var s Settings
+	in := json.NewDecoder(bytes.NewReader([]byte(text)))
+	if err := in.Decode(&s); err != nil {
+		return Settings{}, false, fmt.Errorf("%s: %s cannot be read: %w", at, settingsKey, err)
+	}
+	if _, err := in.Token(); err != io.EOF {
+		return Settings{}, false, fmt.Errorf("%s: %s has more than settings", at, settingsKey)
+	}
+	if s.Version != settingsVersion {
+		return Settings{}, false, fmt.Errorf("%s has version %d, and this agent reads version %d: install the release of the control plane",
+			at, s.Version, settingsVersion)
+	}
+	return s, true, nil
+}
