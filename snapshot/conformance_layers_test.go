@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/snapshot/space"
 )
 
 func TestDriverKeepsLayersClean(t *testing.T) {
@@ -36,7 +38,7 @@ func TestDriverLayerUsage(t *testing.T) {
 		for _, d := range twoLayers(t, s) {
 			u, err := s.LayerUsage(d)
 			must(t, err)
-			is, err := measure(t.Context(), s.layerDir(d))
+			is, err := space.Measure(t.Context(), s.layerDir(d))
 			if err != nil || is != u || u.Bytes == 0 {
 				t.Errorf("said to take %+v, takes %+v, %v", u, is, err)
 			}

@@ -29,7 +29,7 @@ func (s *Store) keepDamaged(id string, points []string) bool {
 	if len(points) > 0 {
 		snap.Target = points[0]
 	}
-	snap.Project, _ = s.quota.projectOf(dir) // or else the next snapshot may have the same
+	snap.Project, _ = s.quota.ProjectOf(dir) // or else the next snapshot may have the same
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.addLocked(snap)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/transient"
+	"github.com/coracle-project/coracle/snapshot/space"
 )
 
 // layerFile is the content of layer.json.
@@ -115,7 +116,7 @@ func (w *LayerWriter) record(ctx context.Context, diffID digest.Digest) (Usage, 
 		if f.Bytes > 0 {
 			break
 		}
-		u, err := measure(ctx, w.path())
+		u, err := space.Measure(ctx, w.path())
 		if err != nil {
 			return Usage{}, err
 		}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/snapshot/space"
 )
 
 func TestLayerLife(t *testing.T) {
@@ -21,7 +23,7 @@ func TestLayerLife(t *testing.T) {
 		if err != nil || u.Inodes != 4 { // its directory, layer.json, fs, f
 			t.Errorf("usage %+v, %v", u, err)
 		}
-		if is, err := measure(t.Context(), s.layerDir(d)); err != nil || is != u {
+		if is, err := space.Measure(t.Context(), s.layerDir(d)); err != nil || is != u {
 			t.Errorf("usage is said to be %+v, and is %+v, %v", u, is, err)
 		}
 		if all, err := s.Layers(); err != nil || len(all) != 1 || all[0] != d {

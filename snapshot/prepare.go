@@ -130,7 +130,11 @@ func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 		}
 	}
 	if s.quota != nil {
-		snap.Project = s.freeProjectLocked()
+		taken := make(map[uint32]bool, len(s.snapshots))
+		for _, e := range s.snapshots {
+			taken[e.snap.Project] = true
+		}
+		snap.Project = s.projects.Next(taken)
 	} else if snap.Limit != (Usage{}) {
 		return snap, 0, fmt.Errorf("prepare snapshot %s: %w: a limit needs project quotas, and %s on %s has none; mount it with prjquota",
 			snap.ID, ErrUnsupported, s.root, fsType(s.root))
@@ -225,7 +229,7 @@ func (s *Store) build(ctx context.Context, snap Snapshot) error {
 
 // mountFresh has the driver make the root.
 func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
-	if err := s.quota.begin(s.snapshotDir(snap.ID), snap); err != nil {
+	if err := s.quota.Begin(s.snapshotDir(snap.ID), snap.Project, snap.Limit); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(snap.Target, 0o755); err != nil {
@@ -358,7 +362,7 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 	if err := faultRemoveMoved.At(ctx); err != nil {
 		return err
 	}
-	s.quota.end(snap)
+	s.quota.End(snap.Project)
 	// The target may be someone else's directory, or gone.
 	switch err := unix.Rmdir(snap.Target); err {
 	case nil, unix.ENOENT, unix.ENOTEMPTY, unix.EEXIST, unix.EBUSY, unix.ENOTDIR:

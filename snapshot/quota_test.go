@@ -27,23 +27,3 @@ func TestLimitsNeedProjectQuotas(t *testing.T) {
 		t.Errorf("start: %v", err)
 	}
 }
-
-func TestProjectsAreNotGivenTwice(t *testing.T) {
-	seen := map[uint32]bool{}
-	for projects := range 2 { // two stores
-		s := New(Config{Root: "/none", Projects: projects})
-		first := uint32(firstProject + projects*projectRange)
-		for range 300 {
-			p := s.freeProjectLocked()
-			if p < first || p >= first+projectRange || seen[p] {
-				t.Fatalf("project %d", p)
-			}
-			seen[p] = true
-			s.snapshots[strings.Repeat("x", len(seen))] = &entry{snap: Snapshot{Project: p}}
-		}
-		s.lastProject = first + projectRange - 1
-		if p := s.freeProjectLocked(); seen[p] || p < first || p >= first+projectRange {
-			t.Errorf("after the last comes %d", p)
-		}
-	}
-}

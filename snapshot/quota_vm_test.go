@@ -143,10 +143,10 @@ func TestQuotas(t *testing.T) {
 			must(t, s.Remove(t.Context(), "limited"))
 			must(t, s.Remove(t.Context(), "free"))
 			must(t, s.Flush(t.Context()))
-			if u, err := s.quota.usage(limited.Project); err != nil || u.Bytes != 0 || u.Inodes != 0 {
+			if u, _, err := s.quota.Of(limited.Project); err != nil || u.Bytes != 0 || u.Inodes != 0 {
 				t.Errorf("after removal the project has %+v, %v", u, err)
 			}
-			if b, err := s.quota.get(limited.Project); err != nil || b.hardSpace != 0 || b.hardInodes != 0 {
+			if _, b, err := s.quota.Of(limited.Project); err != nil || b != (Usage{}) {
 				t.Errorf("after removal the project's limit is %+v, %v", b, err)
 			}
 		})

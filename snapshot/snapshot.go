@@ -59,6 +59,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/snapshot/diff"
+	"github.com/coracle-project/coracle/snapshot/space"
 )
 
 // Kinds of error, for errors.Is.
@@ -79,10 +80,7 @@ var (
 )
 
 // Usage is space taken on disk.
-type Usage struct {
-	Bytes  int64 `json:"bytes,omitempty"` // allocated (blocks of 512 bytes, hard links counted once)
-	Inodes int64 `json:"inodes,omitempty"`
-}
+type Usage = space.Usage
 
 // PrepareOptions describes the root file system of one container.
 type PrepareOptions struct {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/internal/privatedir"
+	"github.com/coracle-project/coracle/snapshot/space"
 	"github.com/coracle-project/coracle/snapshot/trash"
 )
 
@@ -58,21 +59,20 @@ type Store struct {
 	busy  keylock.Lock // by snapshot id
 
 	limit      Usage // default of snapshots
-	projects   int
 	driverName DriverName
 	driver     driver                            // set by Start
-	quota      *quotas                           // set by Start; nil without project quotas
+	quota      *space.Quotas                     // set by Start; nil without project quotas
 	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, except in tests
 
 	// renames is held while a directory gets or loses its final name in
 	// layers/, so that a commit and a removal of one layer cannot cross.
 	renames sync.Mutex
 
-	mu          sync.Mutex
-	layers      map[digest.Digest]*layer
-	snapshots   map[string]*entry
-	reached     map[digest.Digest]*reached // the lazy layers whose mounts are being reached for
-	lastProject uint32                     // given to a snapshot
+	mu        sync.Mutex
+	layers    map[digest.Digest]*layer
+	snapshots map[string]*entry
+	reached   map[digest.Digest]*reached // the lazy layers whose mounts are being reached for
+	projects  space.Projects
 }
 
 // layer is one layer.
@@ -106,7 +106,7 @@ func New(c Config) *Store {
 	s := &Store{
 		root:       filepath.Clean(c.Root),
 		limit:      c.Limit,
-		projects:   c.Projects,
+		projects:   space.Projects{Range: c.Projects},
 		driverName: cmp.Or(c.Driver, Overlay),
 		log:        c.Log,
 		readFile:   os.ReadFile,
@@ -171,7 +171,7 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := s.takeOver(); err != nil {
 		return err
 	}
-	s.quota = findQuotas(s.root)
+	s.quota = space.Find(s.root)
 	if s.quota == nil && s.limit != (Usage{}) {
 		return fmt.Errorf("snapshot store: %w: limits need project quotas, and %s on %s has none; mount it with prjquota, or set no limits",
 			ErrUnsupported, s.root, fsType(s.root))
@@ -206,7 +206,7 @@ func (s *Store) Close() error {
 	for _, d := range s.idleLayers() {
 		errs = append(errs, s.driver.free(s.layerDir(d)))
 	}
-	return errors.Join(append(errs, s.quota.close())...)
+	return errors.Join(append(errs, s.quota.Close())...)
 }
 
 // idleLayers are those that nothing uses.

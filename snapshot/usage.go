@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/coracle-project/coracle/internal/treewalk"
-	"github.com/coracle-project/coracle/snapshot/diff"
+	"github.com/coracle-project/coracle/snapshot/space"
 )
 
 // Usage is what the snapshot's writable layer takes on disk now. With project quotas the
@@ -20,29 +17,15 @@ func (s *Store) Usage(ctx context.Context, id string) (Usage, error) {
 		return Usage{}, err
 	}
 	if s.quota != nil && snap.Project != 0 {
-		u, err := s.quota.usage(snap.Project)
+		u, _, err := s.quota.Of(snap.Project)
 		if err != nil {
 			return Usage{}, fmt.Errorf("usage of snapshot %s: %w", id, err)
 		}
 		return u, nil
 	}
-	u, err := measure(ctx, snap.Upper)
+	u, err := space.Measure(ctx, snap.Upper)
 	if err != nil {
 		return Usage{}, fmt.Errorf("usage of snapshot %s: %w", id, err)
 	}
 	return u, nil
-}
-
-// measure adds up what a tree takes on disk.
-func measure(ctx context.Context, dir string) (Usage, error) {
-	fd, err := diff.OpenRoot(dir)
-	if err != nil {
-		return Usage{}, err
-	}
-	defer unix.Close(fd)
-	total, err := treewalk.Sum(ctx, fd)
-	if err != nil {
-		return Usage{}, err
-	}
-	return Usage{Bytes: total.Bytes, Inodes: total.Inodes()}, nil
 }

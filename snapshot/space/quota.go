@@ -1,4 +1,4 @@
-package snapshot
+package space
 
 import (
 	"errors"
@@ -9,26 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quotas counts and limits what snapshots write with the file system's project quotas
-// (ext4 and xfs mounted with prjquota). Each snapshot is a project of its own; what
-// is made in its directories belongs to it by inheritance. A nil *quotas is a file system
-// without.
-type quotas struct{ root *os.File }
+// Quotas counts and limits what directories take with the file system's project quotas
+// (ext4 and xfs mounted with prjquota). Each directory is a project of its own; what
+// is made in it belongs to it by inheritance. A nil *Quotas is a file system without.
+type Quotas struct{ root *os.File }
 
-// Projects are taken from ranges of their own: low numbers are administrators', and
-// the kubelet starts at 1048577.
-const (
-	firstProject = 0x0c0a0000 // of the first range
-	projectRange = 0x00010000 // how many a range has
-)
-
-// findQuotas says whether project quotas are counted and enforced at root.
-func findQuotas(root string) *quotas {
+// Find says whether project quotas are counted and enforced at root.
+func Find(root string) *Quotas {
 	f, err := os.Open(root)
 	if err != nil {
 		return nil
 	}
-	q, state := &quotas{root: f}, quotaState{version: firstVersion}
+	q, state := &Quotas{root: f}, quotaState{version: firstVersion}
 	if err := q.call(getState, 0, unsafe.Pointer(&state)); err != nil || state.flags&enforced == 0 {
 		_ = f.Close()
 		return nil
@@ -36,40 +28,42 @@ func findQuotas(root string) *quotas {
 	return q
 }
 
-func (q *quotas) close() error {
+// Close lets go of the file system; nil is fine.
+func (q *Quotas) Close() error {
 	if q == nil {
 		return nil
 	}
 	return q.root.Close()
 }
 
-// begin makes the snapshot's directory a project's, and sets its limit. All that is made
-// in the directory from now on is counted.
-func (q *quotas) begin(dir string, snap Snapshot) error {
-	if q == nil || snap.Project == 0 {
+// Begin makes a directory a project's, and sets its limit. All that is made in the directory from
+// now on is counted. Nothing happens without quotas, or for project 0.
+func (q *Quotas) Begin(dir string, project uint32, limit Usage) error {
+	if q == nil || project == 0 {
 		return nil
 	}
-	if err := q.set(snap.Project, snap.Limit); err != nil {
-		return fmt.Errorf("set quota of snapshot %s: %w", snap.ID, err)
+	if err := q.set(project, limit); err != nil {
+		return fmt.Errorf("set quota of %s: %w", dir, err)
 	}
-	if err := setProject(dir, snap.Project); err != nil {
+	if err := setProject(dir, project); err != nil {
 		return fmt.Errorf("set project of %s: %w", dir, err)
 	}
 	return nil
 }
 
-// end lifts the limit, so that whoever gets the project next does not meet it. What is
+// End lifts the limit, so that whoever gets the project next does not meet it. What is
 // still to be deleted counts for that one until it is gone, unlimited.
-func (q *quotas) end(snap Snapshot) {
-	if q != nil && snap.Project != 0 {
-		_ = q.set(snap.Project, Usage{}) // begin sets it again in any case
+func (q *Quotas) End(project uint32) {
+	if q != nil && project != 0 {
+		_ = q.set(project, Usage{}) // Begin sets it again in any case
 	}
 }
 
-// usage is what a project takes, without a walk.
-func (q *quotas) usage(project uint32) (Usage, error) {
+// Of is what a project takes, without a walk, and its limit.
+func (q *Quotas) Of(project uint32) (used, limit Usage, err error) {
 	b, err := q.get(project)
-	return Usage{Bytes: int64(b.curSpace), Inodes: int64(b.curInodes)}, err
+	return Usage{Bytes: int64(b.curSpace), Inodes: int64(b.curInodes)},
+		Usage{Bytes: int64(b.hardSpace) * 1024, Inodes: int64(b.hardInodes)}, err
 }
 
 // dqblk is struct if_dqblk of linux/quota.h; limits of space are in blocks of 1024 bytes.
@@ -99,7 +93,7 @@ const (
 	validLimits  = 1 | 4 // QIF_BLIMITS, QIF_ILIMITS
 )
 
-func (q *quotas) get(project uint32) (dqblk, error) {
+func (q *Quotas) get(project uint32) (dqblk, error) {
 	var b dqblk
 	err := q.call(getQuota, project, unsafe.Pointer(&b))
 	if errors.Is(err, unix.ENOENT) { // xfs has no record before there is something to count
@@ -108,14 +102,14 @@ func (q *quotas) get(project uint32) (dqblk, error) {
 	return b, err
 }
 
-func (q *quotas) set(project uint32, limit Usage) error {
+func (q *Quotas) set(project uint32, limit Usage) error {
 	return q.call(setQuota, project, unsafe.Pointer(&dqblk{
 		hardSpace: uint64(limit.Bytes+1023) / 1024, hardInodes: uint64(limit.Inodes), valid: validLimits,
 	}))
 }
 
 // call is quotactl_fd(2), Linux 5.14, which needs no name of a device.
-func (q *quotas) call(command uintptr, project uint32, arg unsafe.Pointer) error {
+func (q *Quotas) call(command uintptr, project uint32, arg unsafe.Pointer) error {
 	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, q.root.Fd(), command, uintptr(project), uintptr(arg), 0, 0)
 	if errno != 0 {
 		return os.NewSyscallError("quotactl_fd", errno)
@@ -144,8 +138,8 @@ func setProject(dir string, project uint32) error {
 	})
 }
 
-// projectOf is which project a directory is; 0 none.
-func (q *quotas) projectOf(dir string) (project uint32, err error) {
+// ProjectOf is which project a directory is; 0 none.
+func (q *Quotas) ProjectOf(dir string) (project uint32, err error) {
 	if q == nil {
 		return 0, nil
 	}
@@ -176,25 +170,4 @@ func ioctlFsxattr(fd int, request uintptr, name string, x *fsxattr) error {
 		return os.NewSyscallError(name, errno)
 	}
 	return nil
-}
-
-// freeProjectLocked finds a project that no snapshot has; 0 if all are taken, which is
-// more than a node's containers.
-func (s *Store) freeProjectLocked() uint32 {
-	taken := make(map[uint32]bool, len(s.snapshots))
-	for _, e := range s.snapshots {
-		taken[e.snap.Project] = true
-	}
-	first := uint32(firstProject + s.projects*projectRange)
-	p := s.lastProject
-	for range projectRange {
-		if p++; p < first || p >= first+projectRange {
-			p = first
-		}
-		if !taken[p] {
-			s.lastProject = p
-			return p
-		}
-	}
-	return 0
 }
