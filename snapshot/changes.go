@@ -33,7 +33,7 @@ func (s *Store) Changes(ctx context.Context, id string, to io.Writer) error {
 	w := diff.NewWriter(to)
 	r, release := s.rootfs(snap)
 	defer release()
-	if err := s.driver.changes(ctx, r, w); err != nil {
+	if err := s.driver.Changes(ctx, r, w); err != nil {
 		return fmt.Errorf("changes of snapshot %s: %w", id, err)
 	}
 	if err := w.Close(); err != nil {

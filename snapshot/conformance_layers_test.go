@@ -12,6 +12,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/snapshot/space"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 func TestDriverKeepsLayersClean(t *testing.T) {
@@ -116,7 +118,7 @@ func TestDamagedErofs(t *testing.T) {
 	s := startedWith(t, Config{Root: t.TempDir(), Driver: EROFS})
 	layers := twoLayers(t, s)
 	for i, at := range []int64{1024, 1536} { // the superblock's magic, and what its checksum is of
-		image, err := os.OpenFile(filepath.Join(s.layerDir(layers[i]), imageName), os.O_WRONLY, 0)
+		image, err := os.OpenFile(filepath.Join(s.layerDir(layers[i]), driver.ImageFile), os.O_WRONLY, 0)
 		must(t, err)
 		_, err = image.WriteAt(bytes.Repeat([]byte{0xa5}, 256), at)
 		must(t, errors.Join(err, image.Close()))

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // drivers are all that there are. Each test below is one thing that they must do alike.
@@ -219,7 +221,7 @@ func TestDriverLostInAReset(t *testing.T) {
 	eachDriver(t, func(t *testing.T, s *Store) {
 		snap := prepared(t, s, "c", twoLayers(t, s)...)
 		write(t, filepath.Join(snap.Target, "mine"), "x")
-		must(t, s.driver.unmount(snap.Target))
+		must(t, s.driver.Unmount(snap.Target))
 		s = again(t, s)
 		if _, err := s.Prepare(t.Context(), "c", snap.options()); !errors.Is(err, ErrUnclean) {
 			t.Errorf("error %v", err)
@@ -237,7 +239,7 @@ func TestDriverUnmountsStrays(t *testing.T) {
 		elsewhere := t.TempDir()
 		must(t, unix.Mount(snap.Target, elsewhere, "", unix.MS_BIND, ""))
 		again(t, s)
-		if m, err := isMountRoot(elsewhere); err != nil || m {
+		if m, err := driver.IsMountRoot(elsewhere); err != nil || m {
 			t.Errorf("mounted %t, %v", m, err)
 		}
 		mountOf(t, snap.Target)

@@ -3,6 +3,8 @@ package snapshot
 import (
 	"errors"
 	"fmt"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // A snapshot whose record is damaged is kept if a container may run from it or has written to it.
@@ -20,12 +22,12 @@ func (s *Store) keepDamaged(id string, points []string) bool {
 	}
 	dir := s.snapshotDir(id)
 	if len(points) == 0 {
-		untouched, err := s.driver.untouched(rootfs{dir: dir})
+		untouched, err := s.driver.Untouched(driver.Rootfs{Dir: dir})
 		if untouched && err == nil {
 			return false
 		}
 	}
-	snap := Snapshot{ID: id, Upper: upperIn(dir)}
+	snap := Snapshot{ID: id, Upper: driver.FilesIn(dir)}
 	if len(points) > 0 {
 		snap.Target = points[0]
 	}

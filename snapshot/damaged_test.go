@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // damages are what can become of a record.
@@ -126,7 +128,7 @@ func TestDriverKeepsSnapshotsWithDamagedRecords(t *testing.T) {
 				if exists(snap.Target) || exists(s.snapshotDir("c")) {
 					t.Error("directories are left")
 				}
-				if m, err := isMountRoot(elsewhere); err != nil || m {
+				if m, err := driver.IsMountRoot(elsewhere); err != nil || m {
 					t.Errorf("mounted elsewhere still: %t, %v", m, err)
 				}
 			})
@@ -141,7 +143,7 @@ func TestDriverKeepsWhatWasWrittenWithDamagedRecords(t *testing.T) {
 			eachDriver(t, func(t *testing.T, s *Store) {
 				snap := prepared(t, s, "c", twoLayers(t, s)...)
 				write(t, filepath.Join(snap.Target, "mine"), "x")
-				must(t, s.driver.unmount(snap.Target))
+				must(t, s.driver.Unmount(snap.Target))
 				must(t, damage(filepath.Join(s.snapshotDir("c"), recordName)))
 				s = again(t, s)
 				err := s.Recover(t.Context(), []string{"c"})
@@ -167,7 +169,7 @@ func TestDriverStartsWithStrangeEntries(t *testing.T) {
 		layers := twoLayers(t, s)
 		snap := prepared(t, s, "c", layers...)
 		before := looks(t, snap.Target)
-		for _, in := range []string{mountsDir, "lazy", "layers/sha256", "snapshots", "quarantine"} {
+		for _, in := range []string{driver.MountsDir, "lazy", "layers/sha256", "snapshots", "quarantine"} {
 			dir := filepath.Join(s.root, in)
 			must(t, os.MkdirAll(filepath.Join(dir, "dir", "sub"), 0o700))
 			for _, name := range []string{"file", strings.Repeat("a", 64), "dir/file"} {

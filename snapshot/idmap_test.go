@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // asUser runs f on a thread with other ids and no capabilities over files, and throws the
@@ -34,7 +36,7 @@ func TestUsersRefused(t *testing.T) {
 		"empty range":       {Users{UIDs: []IDMap{{}}, GIDs: one}, "is empty"},
 		"beyond the last":   {Users{UIDs: one, GIDs: []IDMap{{Host: 1 << 31, Length: 1 << 31}}}, "ends beyond"},
 		"overlap":           {Users{UIDs: []IDMap{{Length: 10}, {Container: 20, Host: 9, Length: 1}}, GIDs: one}, "overlap"},
-		"more than kernels": {Users{UIDs: make([]IDMap, maxIDMaps+1), GIDs: one}, "341 ranges"},
+		"more than kernels": {Users{UIDs: make([]IDMap, driver.MaxIDMaps+1), GIDs: one}, "341 ranges"},
 	} {
 		_, err := s.Prepare(t.Context(), "c", PrepareOptions{Target: t.TempDir() + "/x", Users: tc.users})
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tc.says) {

@@ -18,6 +18,8 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/snapshot/space"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // layerFile is the content of layer.json.
@@ -61,7 +63,7 @@ func newName() string { return rand.Text() }
 func (w *LayerWriter) path() string { return filepath.Join(w.store.stagingDir(), w.name) }
 
 // Dir is the directory to unpack into, with the markers that Store.Markers says.
-func (w *LayerWriter) Dir() string { return upperIn(w.path()) }
+func (w *LayerWriter) Dir() string { return driver.FilesIn(w.path()) }
 
 // Commit gives the layer its final name. If another
 // writer was faster the staged copy is dropped and Commit succeeds. On error the
@@ -73,7 +75,7 @@ func (w *LayerWriter) Commit(ctx context.Context, diffID digest.Digest) error {
 	if err := checkDigest(diffID); err != nil {
 		return err
 	}
-	if err := w.store.driver.seal(ctx, w.path()); err != nil {
+	if err := w.store.driver.Seal(ctx, w.path()); err != nil {
 		return fmt.Errorf("commit layer %s: %w", diffID, err)
 	}
 	if err := faultLayerSealed.At(ctx); err != nil {
@@ -225,7 +227,7 @@ func (s *Store) RemoveLayer(ctx context.Context, diffID digest.Digest) error {
 	}
 	if taken.lazy != "" {
 		err = s.dropLazy(diffID)
-	} else if err = s.driver.free(s.layerDir(diffID)); err == nil {
+	} else if err = s.driver.Free(s.layerDir(diffID)); err == nil {
 		err = s.discard(s.layerDir(diffID))
 	}
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // A lazy layer is one that is not unpacked yet, and that someone else shows as a mount meanwhile.
@@ -49,7 +51,7 @@ func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
 	if err := checkDigest(diffID); err != nil {
 		return "", err
 	}
-	if _, ok := s.driver.(*overlayDriver); !ok {
+	if s.driverName != Overlay {
 		return "", fmt.Errorf("%w: lazy layers need the snapshot driver %s, not %s", ErrUnsupported, Overlay, s.driverName)
 	}
 	if s.hasAny(diffID) {
@@ -61,7 +63,7 @@ func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
 	if err := s.dropLazy(diffID); err != nil { // of a daemon that was killed
 		return "", err
 	}
-	if err := os.MkdirAll(upperIn(s.lazyDir(diffID)), 0o700); err != nil {
+	if err := os.MkdirAll(driver.FilesIn(s.lazyDir(diffID)), 0o700); err != nil {
 		return "", fmt.Errorf("lazy layer %s: %w", diffID, err)
 	}
 	return s.lazyDir(diffID), nil
@@ -123,7 +125,7 @@ func (s *Store) OpenLazyBlob(diffID digest.Digest) (*os.File, error) {
 
 // LayerDir is the directory with an unpacked layer's files. It stays while a snapshot has the
 // layer.
-func (s *Store) LayerDir(diffID digest.Digest) string { return upperIn(s.layerDir(diffID)) }
+func (s *Store) LayerDir(diffID digest.Digest) string { return driver.FilesIn(s.layerDir(diffID)) }
 
 // hasAny says whether a layer is there, lazy or whole.
 func (s *Store) hasAny(diffID digest.Digest) bool {
@@ -192,7 +194,7 @@ func (s *Store) dropLazy(d digest.Digest) error {
 
 // unmountLazy is dropLazy when no one reaches for the mount. Roots that were made of it hold it.
 func (s *Store) unmountLazy(d digest.Digest) error {
-	at := upperIn(s.lazyDir(d))
+	at := driver.FilesIn(s.lazyDir(d))
 	for {
 		err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {

@@ -182,10 +182,10 @@ func TestLazyLayerWhileReached(t *testing.T) {
 	later, doneLater := s.rootfs(snap)
 	defer doneLater()
 	doneFirst()
-	if got := read(t, filepath.Join(first.layers[0], "fs", "file")); got != "lazy" {
+	if got := read(t, filepath.Join(first.Layers[0], "fs", "file")); got != "lazy" {
 		t.Errorf("the mount says %q", got)
 	}
-	if got := read(t, filepath.Join(later.layers[0], "fs", "file")); got != "whole" {
+	if got := read(t, filepath.Join(later.Layers[0], "fs", "file")); got != "whole" {
 		t.Errorf("who comes later reads %q", got)
 	}
 	// Until the last is done the layer cannot be shown again, even if it has gone.

@@ -52,7 +52,7 @@ func startedWith(t testing.TB, c Config) *Store {
 			}
 		}
 		_ = s.Close()
-		left, err := s.driver.mounts(s.snapshotsDir())
+		left, err := s.driver.Mounts(s.snapshotsDir())
 		if err != nil || len(left) > 0 {
 			t.Errorf("mounts left: %v, %v", left, err)
 		}

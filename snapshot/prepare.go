@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // Prepare makes a writable root file system out of layers and mounts it at the
@@ -34,7 +36,7 @@ func (s *Store) Prepare(ctx context.Context, id string, o PrepareOptions) (Snaps
 	defer release()
 
 	snap := Snapshot{
-		ID: id, Layers: slices.Clone(o.Layers), Target: filepath.Clean(o.Target), Upper: upperIn(s.snapshotDir(id)),
+		ID: id, Layers: slices.Clone(o.Layers), Target: filepath.Clean(o.Target), Upper: driver.FilesIn(s.snapshotDir(id)),
 		Users: o.Users, Access: o.Access, Label: o.Label, Limit: cmp.Or(o.Limit, s.limit),
 	}
 	snap, state, err := s.reserve(snap)
@@ -80,7 +82,7 @@ func (o PrepareOptions) check(id string) error {
 	if o.Limit.Bytes < 0 || o.Limit.Inodes < 0 {
 		return fmt.Errorf("%w: snapshot %s: limit of %d bytes and %d inodes is negative", ErrInvalid, id, o.Limit.Bytes, o.Limit.Inodes)
 	}
-	if err := o.Users.check(); err != nil {
+	if err := o.Users.Check(); err != nil {
 		return fmt.Errorf("snapshot %s: %w", id, err)
 	}
 	return nil
@@ -93,7 +95,7 @@ func (s Snapshot) options() PrepareOptions {
 
 // same says whether the snapshot is what the options ask for.
 func (s Snapshot) same(o Snapshot) bool {
-	return slices.Equal(s.Layers, o.Layers) && s.Target == o.Target && s.Users.equal(o.Users) && s.Access == o.Access && s.Label == o.Label &&
+	return slices.Equal(s.Layers, o.Layers) && s.Target == o.Target && s.Users.Equal(o.Users) && s.Access == o.Access && s.Label == o.Label &&
 		s.Limit == o.Limit
 }
 
@@ -137,7 +139,7 @@ func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 		snap.Project = s.projects.Next(taken)
 	} else if snap.Limit != (Usage{}) {
 		return snap, 0, fmt.Errorf("prepare snapshot %s: %w: a limit needs project quotas, and %s on %s has none; mount it with prjquota",
-			snap.ID, ErrUnsupported, s.root, fsType(s.root))
+			snap.ID, ErrUnsupported, s.root, driver.FSType(s.root))
 	}
 	s.addLocked(snap)
 	return snap, isNew, nil
@@ -239,12 +241,12 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 		return err
 	}
 	// Were there another already, unmounting could take the wrong one.
-	if taken, err := isOverlayRoot(snap.Target); err != nil {
+	if taken, err := driver.IsOverlayRoot(snap.Target); err != nil {
 		return err
 	} else if taken {
 		return fmt.Errorf("%w: another overlay is mounted at %s", ErrInvalid, snap.Target)
 	}
-	users, err := snap.Users.open()
+	users, err := snap.Users.Open()
 	if err != nil {
 		return err
 	}
@@ -253,8 +255,8 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 	}
 	r, release := s.rootfs(snap)
 	defer release()
-	r.users, r.ids = users, snap.Users
-	if err := s.driver.mount(ctx, r); err != nil {
+	r.Users, r.IDs = users, snap.Users
+	if err := s.driver.Mount(ctx, r); err != nil {
 		return err
 	}
 	s.setMounted(snap.ID, true)
@@ -263,9 +265,9 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 
 // rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers'
 // directories stay where they are.
-func (s *Store) rootfs(snap Snapshot) (r rootfs, release func()) {
+func (s *Store) rootfs(snap Snapshot) (r driver.Rootfs, release func()) {
 	dirs, release := s.layerDirs(snap.Layers)
-	return rootfs{dir: s.snapshotDir(snap.ID), layers: dirs, target: snap.Target, access: snap.Access, label: snap.Label}, release
+	return driver.Rootfs{Dir: s.snapshotDir(snap.ID), Layers: dirs, Target: snap.Target, Access: snap.Access, Label: snap.Label}, release
 }
 
 // layerDirs returns the layers' directories, lowest first. Overlayfs takes none twice
@@ -297,7 +299,7 @@ func (s *Store) layerDirs(layers []digest.Digest) (dirs []string, release func()
 // again.
 func (s *Store) remount(ctx context.Context, snap Snapshot) error {
 	r, release := s.rootfs(snap)
-	untouched, err := s.driver.untouched(r)
+	untouched, err := s.driver.Untouched(r)
 	release()
 	if err != nil {
 		return err
@@ -347,7 +349,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 	if points := s.pointsOf(snap.ID); len(points) > 0 {
 		for _, point := range points {
-			if err := s.driver.unmount(point); err != nil {
+			if err := s.driver.Unmount(point); err != nil {
 				return err
 			}
 		}

@@ -40,7 +40,7 @@ func (s *Store) Quarantine(diffID digest.Digest) error {
 	if l.lazy != "" {
 		return s.dropLazy(diffID)
 	}
-	if err := s.driver.free(s.layerDir(diffID)); err != nil {
+	if err := s.driver.Free(s.layerDir(diffID)); err != nil {
 		s.log.Warn("a quarantined layer stays mounted", "layer", diffID.String(), "error", err)
 	}
 	if err := s.setAside(diffID); err != nil {

@@ -12,13 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/transient"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 const recordName = "snapshot.json"
 
 // loadSnapshots reads the records and finds out which of them are mounted.
 func (s *Store) loadSnapshots(ctx context.Context) error {
-	mounts, err := s.driver.mounts(s.snapshotsDir())
+	mounts, err := s.driver.Mounts(s.snapshotsDir())
 	if err != nil {
 		return err
 	}
@@ -65,7 +67,7 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 	if err := json.Unmarshal(data, &snap); err != nil {
 		return Snapshot{}, fmt.Errorf("%s: %w", recordName, err)
 	}
-	if snap.ID != id || snap.Upper != upperIn(s.snapshotDir(id)) {
+	if snap.ID != id || snap.Upper != driver.FilesIn(s.snapshotDir(id)) {
 		return Snapshot{}, fmt.Errorf("%s: belongs to %q in %q", recordName, snap.ID, snap.Upper)
 	}
 	if err := snap.options().check(id); err != nil {

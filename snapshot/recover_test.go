@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 func TestMountsOutliveTheStore(t *testing.T) {
@@ -31,25 +33,25 @@ func TestMountsOutliveTheStore(t *testing.T) {
 func TestHalfStates(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, s *Store, snap Snapshot){
 		"directory without a record": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := errors.Join(unmountOverlay(snap.Target), os.RemoveAll(s.snapshotDir("c")), os.Mkdir(s.snapshotDir("c"), 0o700)); err != nil {
+			if err := errors.Join(s.driver.Unmount(snap.Target), os.RemoveAll(s.snapshotDir("c")), os.Mkdir(s.snapshotDir("c"), 0o700)); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"broken record": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := unmountOverlay(snap.Target); err != nil {
+			if err := s.driver.Unmount(snap.Target); err != nil {
 				t.Fatal(err)
 			}
 			write(t, filepath.Join(s.snapshotDir("c"), recordName), "{")
 		},
 		"snapshot.prepare.recorded": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := errors.Join(unmountOverlay(snap.Target), os.RemoveAll(snap.Upper),
+			if err := errors.Join(s.driver.Unmount(snap.Target), os.RemoveAll(snap.Upper),
 				os.RemoveAll(filepath.Join(s.snapshotDir("c"), "work"))); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"snapshot.prepare.mounted": func(*testing.T, *Store, Snapshot) {},
 		"snapshot.remove.unmounted": func(t *testing.T, s *Store, snap Snapshot) {
-			if err := unmountOverlay(snap.Target); err != nil {
+			if err := s.driver.Unmount(snap.Target); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -97,7 +99,7 @@ func TestRecoverAfterAReset(t *testing.T) {
 	used, unused, unclaimed := prepared(t, s, "used", layers...), prepared(t, s, "unused", layers...), prepared(t, s, "unclaimed", layers...)
 	write(t, filepath.Join(used.Target, "file"), "x")
 	for _, snap := range []Snapshot{used, unused, unclaimed} {
-		if err := unmountOverlay(snap.Target); err != nil {
+		if err := s.driver.Unmount(snap.Target); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +135,7 @@ func TestStartUnmountsStrays(t *testing.T) {
 	s.forget("gone")
 	restarted(t, s)
 	for _, dir := range []string{elsewhere, gone.Target} {
-		if m, err := isOverlayRoot(dir); err != nil || m {
+		if m, err := driver.IsOverlayRoot(dir); err != nil || m {
 			t.Errorf("%s: mounted %t, %v", dir, m, err)
 		}
 	}
@@ -154,18 +156,6 @@ func TestRecordOfAnotherDirectoryIsNotBelieved(t *testing.T) {
 	if len(s.List()) != 0 {
 		t.Errorf("%v", s.List())
 	}
-}
-
-func FuzzUnescape(f *testing.F) {
-	for _, x := range []string{`a\040b`, `\`, `\04`, `\777`, `\0404`} {
-		f.Add(x)
-	}
-	f.Fuzz(func(t *testing.T, x string) {
-		if got := unescape(strings.ReplaceAll(strings.ReplaceAll(x, `\`, `\134`), " ", `\040`)); got != x {
-			t.Errorf("%q became %q", x, got)
-		}
-		_ = unescape(x)
-	})
 }
 
 // A probe that is killed leaves its mount in staging, where it could never be deleted.

@@ -6,7 +6,7 @@
 //
 // A layer is what one archive of an image unpacks to, named by its diff id. A snapshot is
 // a root file system made of layers, with what its container wrote. A driver is how both
-// are kept: Overlay, EROFS or Native; driver.go says what each must do, and one suite of
+// are kept: Overlay, EROFS or Native; package driver says what each must do, and one suite of
 // tests (conformance*_test.go) holds all of them to it. Changes are what a snapshot has
 // that its layers do not, as the archive of a new layer.
 //
@@ -60,6 +60,8 @@ import (
 
 	"github.com/coracle-project/coracle/snapshot/diff"
 	"github.com/coracle-project/coracle/snapshot/space"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // Kinds of error, for errors.Is.
@@ -69,7 +71,7 @@ var (
 	ErrLayerMissing = errors.New("layer is not in the store")
 	ErrLayerInUse   = errors.New("layer is in use by a snapshot")
 	// ErrDamaged is a layer that is there and cannot be used.
-	ErrDamaged = errors.New("layer is damaged")
+	ErrDamaged = driver.ErrDamaged
 	// ErrInvalid is an id, digest or path that cannot name what it should.
 	ErrInvalid = diff.ErrInvalid
 	// ErrUnsupported is a file system or kernel that cannot hold snapshots, or not
@@ -105,12 +107,37 @@ type PrepareOptions struct {
 }
 
 // Access says what may be done to a root.
-type Access string
+type Access = driver.Access
 
 // The kinds of access.
 const (
-	ReadWrite Access = ""
-	ReadOnly  Access = "ro"
+	ReadWrite = driver.ReadWrite
+	ReadOnly  = driver.ReadOnly
+)
+
+// DriverName is a way to keep layers and to make root file systems of them.
+type DriverName = driver.Name
+
+// The drivers; package driver says what each is for.
+const (
+	Overlay = driver.Overlay
+	EROFS   = driver.EROFS
+	Native  = driver.Native
+)
+
+// Markers are how an unpacked layer says what it hides of the layers beneath.
+type Markers = driver.Markers
+
+// The forms of markers.
+const (
+	OverlayMarkers = driver.OverlayMarkers
+	FileMarkers    = driver.FileMarkers
+)
+
+// Users are the ids of a user namespace, IDMap a range of them.
+type (
+	Users = driver.Users
+	IDMap = driver.IDMap
 )
 
 // Snapshot is a mounted root file system.

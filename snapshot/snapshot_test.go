@@ -12,6 +12,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // prepared makes a snapshot at a target of its own.
@@ -78,9 +80,9 @@ func TestMountOptions(t *testing.T) {
 
 func TestPrepareByOptionString(t *testing.T) {
 	s := started(t, t.TempDir())
-	d := s.driver.(*overlayDriver)
-	d.api = byString // as a kernel without lowerdir+
-	if err := d.tryOverlay(t.TempDir()); err != nil {
+	d := s.driver.(*driver.Overlayfs)
+	d.API = driver.ByString // as a kernel without lowerdir+
+	if err := d.Try(t.TempDir()); err != nil {
 		t.Error(err)
 	}
 	layers := commitLayers(t, s, 130)

@@ -19,6 +19,10 @@ import (
 	"github.com/coracle-project/coracle/internal/privatedir"
 	"github.com/coracle-project/coracle/snapshot/space"
 	"github.com/coracle-project/coracle/snapshot/trash"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // Config is what a Store needs.
@@ -60,7 +64,7 @@ type Store struct {
 
 	limit      Usage // default of snapshots
 	driverName DriverName
-	driver     driver                            // set by Start
+	driver     driver.Driver                     // set by Start
 	quota      *space.Quotas                     // set by Start; nil without project quotas
 	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, except in tests
 
@@ -116,17 +120,14 @@ func New(c Config) *Store {
 		snapshots:  map[string]*entry{},
 		reached:    map[digest.Digest]*reached{},
 	}
-	s.trash = trash.New(s.stagingDir(), fsName, c.Log)
+	s.trash = trash.New(s.stagingDir(), diff.FilesDir, c.Log)
 	return s
 }
-
-// emptyName is the directory that stands for the layers of a snapshot without any.
-const emptyName = "empty"
 
 func (s *Store) stagingDir() string           { return filepath.Join(s.root, "staging") }
 func (s *Store) layersDir() string            { return filepath.Join(s.root, "layers", "sha256") }
 func (s *Store) snapshotsDir() string         { return filepath.Join(s.root, "snapshots") }
-func (s *Store) emptyDir() string             { return filepath.Join(s.root, emptyName) }
+func (s *Store) emptyDir() string             { return filepath.Join(s.root, driver.EmptyDir) }
 func (s *Store) snapshotDir(id string) string { return filepath.Join(s.snapshotsDir(), id) }
 func (s *Store) layerDir(d digest.Digest) string {
 	return filepath.Join(s.layersDir(), d.Encoded())
@@ -138,7 +139,7 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := checkRoot(s.root); err != nil {
 		return err
 	}
-	d, err := newDriver(s.driverName, s.root, s.discard)
+	d, err := driver.New(s.driverName, s.root, s.discard)
 	if err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func (s *Store) Start(ctx context.Context) error {
 	s.quota = space.Find(s.root)
 	if s.quota == nil && s.limit != (Usage{}) {
 		return fmt.Errorf("snapshot store: %w: limits need project quotas, and %s on %s has none; mount it with prjquota, or set no limits",
-			ErrUnsupported, s.root, fsType(s.root))
+			ErrUnsupported, s.root, driver.FSType(s.root))
 	}
 	if err := s.loadLayers(); err != nil {
 		return err
@@ -204,7 +205,7 @@ func (s *Store) Close() error {
 	s.trash.Close()
 	var errs []error
 	for _, d := range s.idleLayers() {
-		errs = append(errs, s.driver.free(s.layerDir(d)))
+		errs = append(errs, s.driver.Free(s.layerDir(d)))
 	}
 	return errors.Join(append(errs, s.quota.Close())...)
 }
@@ -222,7 +223,7 @@ func (s *Store) idleLayers() (idle []digest.Digest) {
 }
 
 // Markers say how layers are to be unpacked for the store's driver.
-func (s *Store) Markers() Markers { return s.driver.markers() }
+func (s *Store) Markers() Markers { return s.driver.Markers() }
 
 // Flush waits until everything removed before it was called is off the disk.
 func (s *Store) Flush(ctx context.Context) error { return s.trash.Flush(ctx) }

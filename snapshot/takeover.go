@@ -11,6 +11,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+
+	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 var errUnknownDriver = errors.New("unknown driver")
@@ -61,7 +63,11 @@ func (s *Store) takeOver() error {
 // guessDriver finds out who has made a store without the file: it may be new, older than the file,
 // or have lost it.
 func (s *Store) guessDriver() (DriverName, error) {
-	mounts, err := nativeDriver{}.mounts(s.snapshotsDir())
+	native, err := driver.New(Native, s.root, s.discard)
+	if err != nil {
+		return "", err
+	}
+	mounts, err := native.Mounts(s.snapshotsDir())
 	if err != nil {
 		return "", err
 	}
@@ -73,7 +79,7 @@ func (s *Store) guessDriver() (DriverName, error) {
 		return "", fmt.Errorf("snapshot store: %w", err)
 	}
 	for _, l := range layers {
-		if _, err := os.Lstat(filepath.Join(s.layersDir(), l.Name(), imageName)); err == nil {
+		if _, err := os.Lstat(filepath.Join(s.layersDir(), l.Name(), driver.ImageFile)); err == nil {
 			return EROFS, nil
 		}
 	}
@@ -81,11 +87,11 @@ func (s *Store) guessDriver() (DriverName, error) {
 }
 
 func (s *Store) dropOther(was DriverName) error {
-	other, err := newDriver(was, s.root, s.discard)
+	other, err := driver.New(was, s.root, s.discard)
 	if err != nil {
 		return err
 	}
-	mounts, err := other.mounts(s.snapshotsDir())
+	mounts, err := other.Mounts(s.snapshotsDir())
 	if err != nil {
 		return err
 	}
@@ -115,20 +121,23 @@ func (s *Store) dropOther(was DriverName) error {
 
 // dropLayerMounts unmounts layers that are not in the store any more.
 func (s *Store) dropLayerMounts() error {
-	entries, err := os.ReadDir(filepath.Join(s.root, mountsDir))
+	entries, err := os.ReadDir(filepath.Join(s.root, driver.MountsDir))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
-	e := &erofsDriver{overlayDriver: overlayDriver{root: s.root}}
+	e, err := driver.New(EROFS, s.root, s.discard)
+	if err != nil {
+		return err
+	}
 	for _, m := range entries {
 		d := digest.NewDigestFromEncoded(digest.SHA256, m.Name())
 		if s.driverName == EROFS && s.HasLayer(d) {
 			continue
 		}
-		if err := e.free(filepath.Join(s.layersDir(), m.Name())); err != nil {
+		if err := e.Free(filepath.Join(s.layersDir(), m.Name())); err != nil {
 			s.log.Warn("what is mounted of no layer of the store is left", "error", err)
 		}
 	}

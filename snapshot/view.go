@@ -33,7 +33,7 @@ func (s *Store) OpenLayer(ctx context.Context, diffID digest.Digest) (*LayerView
 		return nil, fmt.Errorf("open layer %s: %w, or not unpacked yet", diffID, ErrLayerMissing)
 	}
 	dir := s.layerDir(diffID)
-	files, err := s.driver.view(ctx, dir)
+	files, err := s.driver.View(ctx, dir)
 	if err != nil {
 		s.letGo(l)
 		return nil, fmt.Errorf("open layer %s: %w", diffID, err)

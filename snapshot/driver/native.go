@@ -1,4 +1,4 @@
-package snapshot
+package driver
 
 import (
 	"context"
@@ -19,16 +19,16 @@ import (
 // that have some.
 type nativeDriver struct{ root string } // the store's
 
-func (nativeDriver) markers() Markers { return FileMarkers }
+func (nativeDriver) Markers() Markers { return FileMarkers }
 
-func (nativeDriver) seal(context.Context, string) error { return nil }
+func (nativeDriver) Seal(context.Context, string) error { return nil }
 
-func (nativeDriver) view(_ context.Context, dir string) (string, error) { return upperIn(dir), nil }
+func (nativeDriver) View(_ context.Context, dir string) (string, error) { return FilesIn(dir), nil }
 
-func (nativeDriver) free(string) error { return nil }
+func (nativeDriver) Free(string) error { return nil }
 
 // probe wants what is more than reading and writing: a bind mount.
-func (nativeDriver) probe(dir string) error {
+func (nativeDriver) Probe(dir string) error {
 	fd, err := mappedClone(dir, nil)
 	if err != nil {
 		return err
@@ -37,21 +37,21 @@ func (nativeDriver) probe(dir string) error {
 }
 
 // mount copies next to the final name first: what is called fs is whole.
-func (d nativeDriver) mount(ctx context.Context, r rootfs) error {
-	part := filepath.Join(r.dir, "part")
+func (d nativeDriver) Mount(ctx context.Context, r Rootfs) error {
+	part := filepath.Join(r.Dir, "part")
 	if err := os.RemoveAll(part); err != nil {
 		return err
 	}
 	if err := os.Mkdir(part, 0o755); err != nil {
 		return err
 	}
-	if err := diff.CopyLayers(ctx, r.layers, d.top(r), part); err != nil {
+	if err := diff.CopyLayers(ctx, r.Layers, d.top(r), part); err != nil {
 		return err
 	}
 	if err := os.Rename(part, r.upper()); err != nil {
 		return err
 	}
-	fd, err := mappedClone(r.upper(), r.users)
+	fd, err := mappedClone(r.upper(), r.Users)
 	if err != nil {
 		return err
 	}
@@ -60,15 +60,15 @@ func (d nativeDriver) mount(ctx context.Context, r rootfs) error {
 }
 
 // top is the directory that the root starts with.
-func (d nativeDriver) top(r rootfs) string {
-	if n := len(r.layers); n > 0 {
-		return upperIn(r.layers[n-1])
+func (d nativeDriver) top(r Rootfs) string {
+	if n := len(r.Layers); n > 0 {
+		return FilesIn(r.Layers[n-1])
 	}
-	return filepath.Join(d.root, emptyName)
+	return filepath.Join(d.root, EmptyDir)
 }
 
-func (nativeDriver) unmount(target string) error {
-	root, err := isMountRoot(target)
+func (nativeDriver) Unmount(target string) error {
+	root, err := IsMountRoot(target)
 	if err != nil || !root {
 		return err
 	}
@@ -78,8 +78,8 @@ func (nativeDriver) unmount(target string) error {
 	return nil
 }
 
-// isMountRoot says whether something is mounted at path; nothing there is nothing mounted.
-func isMountRoot(path string) (bool, error) {
+// IsMountRoot says whether something is mounted at path; nothing there is nothing mounted.
+func IsMountRoot(path string) (bool, error) {
 	var stx unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS, &stx)
 	if err == unix.ENOENT || err == unix.ENOTDIR {
@@ -91,17 +91,17 @@ func isMountRoot(path string) (bool, error) {
 	return stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// mounts finds bind mounts by the end of the path that they show of their file system, and
+// Mounts finds bind mounts by the end of the path that they show of their file system, and
 // then by the directory itself.
-func (nativeDriver) mounts(snapshots string) (map[string][]string, error) {
+func (nativeDriver) Mounts(snapshots string) (map[string][]string, error) {
 	found := map[string][]string{}
 	_, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		dir, ok := strings.CutSuffix(m.Root, "/"+fsName)
+		dir, ok := strings.CutSuffix(m.Root, "/"+diff.FilesDir)
 		if !ok || filepath.Base(filepath.Dir(dir)) != filepath.Base(snapshots) {
 			return true, false
 		}
 		id := filepath.Base(dir)
-		if sameDirectory(m.Mountpoint, upperIn(filepath.Join(snapshots, id))) {
+		if sameDirectory(m.Mountpoint, FilesIn(filepath.Join(snapshots, id))) {
 			found[id] = append(found[id], m.Mountpoint)
 		}
 		return true, false
@@ -117,9 +117,9 @@ func sameDirectory(a, b string) bool {
 	return unix.Lstat(a, &x) == nil && unix.Lstat(b, &y) == nil && diff.InodeOf(&x) == diff.InodeOf(&y)
 }
 
-// untouched cannot tell a copy that was written to from one that was not: only a copy that
+// Untouched cannot tell a copy that was written to from one that was not: only a copy that
 // never became whole is.
-func (nativeDriver) untouched(r rootfs) (bool, error) {
+func (nativeDriver) Untouched(r Rootfs) (bool, error) {
 	_, err := os.Lstat(r.upper())
 	if errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -127,7 +127,7 @@ func (nativeDriver) untouched(r rootfs) (bool, error) {
 	return false, err
 }
 
-// changes compares the copy with the layers.
-func (d nativeDriver) changes(ctx context.Context, r rootfs, to *diff.Writer) error {
-	return to.Compared(ctx, r.upper(), d.top(r), r.layers)
+// Changes compares the copy with the layers.
+func (d nativeDriver) Changes(ctx context.Context, r Rootfs, to *diff.Writer) error {
+	return to.Compared(ctx, r.upper(), d.top(r), r.Layers)
 }

@@ -1,4 +1,4 @@
-package snapshot
+package driver
 
 import (
 	"context"
@@ -24,24 +24,27 @@ import (
 // A layer is mounted once, at mounts/HEX, when the first snapshot needs it, so that all
 // its users share what is cached of it, and stays so until it is removed.
 type erofsDriver struct {
-	overlayDriver
+	Overlayfs
 	// discard has a directory deleted in the background.
 	discard func(dir string) error
 	busy    keylock.Lock // by mount point
 }
 
+const mkfsErofs = "mkfs.erofs"
+
 const (
-	mkfsErofs = "mkfs.erofs"
-	imageName = "layer.erofs"
-	mountsDir = "mounts"
+	// ImageFile is a layer's image in its directory.
+	ImageFile = "layer.erofs"
+	// MountsDir is where in a store layers are mounted.
+	MountsDir = "mounts"
 )
 
-// seal makes an image of what was unpacked, which is deleted.
-func (d *erofsDriver) seal(ctx context.Context, dir string) error {
-	if err := makeErofs(ctx, filepath.Join(dir, imageName), upperIn(dir)); err != nil {
+// Seal makes an image of what was unpacked, which is deleted.
+func (d *erofsDriver) Seal(ctx context.Context, dir string) error {
+	if err := makeErofs(ctx, filepath.Join(dir, ImageFile), FilesIn(dir)); err != nil {
 		return err
 	}
-	return d.discard(upperIn(dir))
+	return d.discard(FilesIn(dir))
 }
 
 // What making an image of the largest layer may take.
@@ -69,7 +72,7 @@ func makeErofs(ctx context.Context, image, dir string) error {
 		Name: mkfsErofs,
 		Args: []string{
 			"--quiet", "--preserve-mtime", "-x1", "--chunksize=65536", "-U00000000-0000-0000-0000-000000000000",
-			filepath.Join(confine.Scratch, imageName), confine.Files,
+			filepath.Join(confine.Scratch, ImageFile), confine.Files,
 		},
 		Files:        dir,
 		Scratch:      scratch,
@@ -77,10 +80,10 @@ func makeErofs(ctx context.Context, image, dir string) error {
 		Limits:       confine.Limits{CPU: mkfsTime, Memory: mkfsMemory, FileBytes: mkfsBytes, Files: mkfsFiles},
 	})
 	if err == nil {
-		err = keepErofs(filepath.Join(scratch, imageName), image)
+		err = keepErofs(filepath.Join(scratch, ImageFile), image)
 	}
 	if errors.Is(err, exec.ErrNotFound) {
-		err = fmt.Errorf("%w: %s is not installed; install erofs-utils, or set snapshot.driver to overlay", ErrUnsupported, mkfsErofs)
+		err = fmt.Errorf("%w: %s is not installed; install erofs-utils, or set snapshot.driver to overlay", diff.ErrUnsupported, mkfsErofs)
 	} else if err != nil {
 		err = fmt.Errorf("make an image of %s: %w", dir, err)
 	}
@@ -107,7 +110,7 @@ func keepErofs(made, image string) error {
 
 // mountPoint is where a layer's image is mounted.
 func (d *erofsDriver) mountPoint(dir string) string {
-	return filepath.Join(d.root, mountsDir, filepath.Base(dir))
+	return filepath.Join(d.root, MountsDir, filepath.Base(dir))
 }
 
 // ensure mounts a layer's image, if it is not yet, and returns where.
@@ -118,13 +121,13 @@ func (d *erofsDriver) ensure(ctx context.Context, dir string) (string, error) {
 		return "", fmt.Errorf("mount layer %w", err)
 	}
 	defer release()
-	if mounted, err := isMountRoot(at); err != nil || mounted {
+	if mounted, err := IsMountRoot(at); err != nil || mounted {
 		return at, err
 	}
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return "", err
 	}
-	fd, err := detachedErofs(filepath.Join(dir, imageName))
+	fd, err := detachedErofs(filepath.Join(dir, ImageFile))
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADMSG) || errors.Is(err, unix.EUCLEAN) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err) // probe has seen that images can be mounted
 	}
@@ -138,7 +141,7 @@ func (d *erofsDriver) ensure(ctx context.Context, dir string) (string, error) {
 func detachedErofs(image string) (int, error) {
 	fs, err := unix.Fsopen("erofs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return -1, fmt.Errorf("%w: the kernel has no EROFS: %w", ErrUnsupported, err)
+		return -1, fmt.Errorf("%w: the kernel has no EROFS: %w", diff.ErrUnsupported, err)
 	}
 	defer unix.Close(fs)
 	if err := unix.FsconfigSetString(fs, "source", image); err != nil {
@@ -146,7 +149,7 @@ func detachedErofs(image string) (int, error) {
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
 		if err == unix.ENOTBLK {
-			return -1, fmt.Errorf("%w: mounting EROFS from a file needs Linux 6.12: %w", ErrUnsupported, err)
+			return -1, fmt.Errorf("%w: mounting EROFS from a file needs Linux 6.12: %w", diff.ErrUnsupported, err)
 		}
 		return -1, explain(fs, "erofs", "create", err)
 	}
@@ -166,19 +169,19 @@ func attachErofs(fd int, at string) error {
 	return nil
 }
 
-func (d *erofsDriver) view(ctx context.Context, dir string) (string, error) {
+func (d *erofsDriver) View(ctx context.Context, dir string) (string, error) {
 	return d.ensure(ctx, dir)
 }
 
-// free unmounts a layer. Roots that were made of it hold what they need of it.
-func (d *erofsDriver) free(dir string) error {
+// Free unmounts a layer. Roots that were made of it hold what they need of it.
+func (d *erofsDriver) Free(dir string) error {
 	at := d.mountPoint(dir)
 	release, err := d.busy.Acquire(context.Background(), at) // no one holds it for long
 	if err != nil {
 		return err
 	}
 	defer release()
-	mounted, err := isMountRoot(at)
+	mounted, err := IsMountRoot(at)
 	if err != nil {
 		return err
 	}
@@ -193,9 +196,9 @@ func (d *erofsDriver) free(dir string) error {
 	return nil
 }
 
-func (d *erofsDriver) mount(ctx context.Context, r rootfs) error {
-	lower := make([]string, 0, len(r.layers))
-	for _, dir := range slices.Backward(r.layers) {
+func (d *erofsDriver) Mount(ctx context.Context, r Rootfs) error {
+	lower := make([]string, 0, len(r.Layers))
+	for _, dir := range slices.Backward(r.Layers) {
 		at, err := d.ensure(ctx, dir)
 		if err != nil {
 			return err
@@ -206,11 +209,11 @@ func (d *erofsDriver) mount(ctx context.Context, r rootfs) error {
 }
 
 // probe makes, mounts and stacks an image.
-func (d *erofsDriver) probe(dir string) error {
-	if err := d.overlayDriver.probe(dir); err != nil {
+func (d *erofsDriver) Probe(dir string) error {
+	if err := d.Overlayfs.Probe(dir); err != nil {
 		return err
 	}
-	image, from, at := filepath.Join(dir, imageName), filepath.Join(dir, "from"), filepath.Join(dir, "at")
+	image, from, at := filepath.Join(dir, ImageFile), filepath.Join(dir, "from"), filepath.Join(dir, "at")
 	for _, path := range []string{from, at} {
 		if err := os.Mkdir(path, 0o700); err != nil {
 			return err
@@ -229,10 +232,10 @@ func (d *erofsDriver) probe(dir string) error {
 	return unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
 
-func (d *erofsDriver) changes(ctx context.Context, r rootfs, to *diff.Writer) error {
-	top := filepath.Join(d.root, emptyName)
-	if n := len(r.layers); n > 0 {
-		at, err := d.ensure(ctx, r.layers[n-1])
+func (d *erofsDriver) Changes(ctx context.Context, r Rootfs, to *diff.Writer) error {
+	top := filepath.Join(d.root, EmptyDir)
+	if n := len(r.Layers); n > 0 {
+		at, err := d.ensure(ctx, r.Layers[n-1])
 		if err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package snapshot
+package driver
 
 import (
 	"fmt"
@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/ownthread"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // IDMap shows a range of the ids on disk, which are a container's own, as others on the
@@ -28,30 +30,33 @@ type Users struct {
 	GIDs []IDMap `json:"gids,omitempty"`
 }
 
-// maxIDMaps is the kernel's limit of a uid_map (UID_GID_MAP_MAX_EXTENTS).
-const maxIDMaps = 340
+// MaxIDMaps is the kernel's limit of a uid_map (UID_GID_MAP_MAX_EXTENTS).
+const MaxIDMaps = 340
 
-func (u Users) none() bool { return len(u.UIDs) == 0 && len(u.GIDs) == 0 }
+// None says that the ids are the host's own.
+func (u Users) None() bool { return len(u.UIDs) == 0 && len(u.GIDs) == 0 }
 
-func (u Users) equal(o Users) bool {
+// Equal says whether they are the same ranges in the same order.
+func (u Users) Equal(o Users) bool {
 	return slices.Equal(u.UIDs, o.UIDs) && slices.Equal(u.GIDs, o.GIDs)
 }
 
-func (u Users) check() error {
-	if u.none() {
+// Check refuses ranges that no user namespace can have.
+func (u Users) Check() error {
+	if u.None() {
 		return nil
 	}
 	for what, maps := range map[string][]IDMap{"user": u.UIDs, "group": u.GIDs} {
-		if len(maps) == 0 || len(maps) > maxIDMaps {
-			return fmt.Errorf("%w: %d ranges of %s ids, want 1 to %d", ErrInvalid, len(maps), what, maxIDMaps)
+		if len(maps) == 0 || len(maps) > MaxIDMaps {
+			return fmt.Errorf("%w: %d ranges of %s ids, want 1 to %d", diff.ErrInvalid, len(maps), what, MaxIDMaps)
 		}
 		for i, m := range maps {
 			if m.Length == 0 || m.Length > math.MaxUint32-m.Host || m.Length > math.MaxUint32-m.Container {
-				return fmt.Errorf("%w: range of %s ids %d:%d:%d is empty or ends beyond 2³²", ErrInvalid, what, m.Container, m.Host, m.Length)
+				return fmt.Errorf("%w: range of %s ids %d:%d:%d is empty or ends beyond 2³²", diff.ErrInvalid, what, m.Container, m.Host, m.Length)
 			}
 			for _, o := range maps[:i] {
 				if overlap(m.Container, o.Container, m.Length, o.Length) || overlap(m.Host, o.Host, m.Length, o.Length) {
-					return fmt.Errorf("%w: ranges of %s ids %d:%d:%d and %d:%d:%d overlap", ErrInvalid, what, m.Container, m.Host, m.Length, o.Container,
+					return fmt.Errorf("%w: ranges of %s ids %d:%d:%d and %d:%d:%d overlap", diff.ErrInvalid, what, m.Container, m.Host, m.Length, o.Container,
 						o.Host, o.Length)
 				}
 			}
@@ -64,11 +69,11 @@ func overlap(a, b, lengthA, lengthB uint32) bool {
 	return uint64(a) < uint64(b)+uint64(lengthB) && uint64(b) < uint64(a)+uint64(lengthA)
 }
 
-// open makes a user namespace with these ids; nil if there are none. A mount takes its
+// Open makes a user namespace with these ids; nil if there are none. A mount takes its
 // ids from a namespace, and a namespace comes with a process: this one is stopped
 // before its first instruction (PTRACE_TRACEME), and killed.
-func (u Users) open() (*os.File, error) {
-	if u.none() {
+func (u Users) Open() (*os.File, error) {
+	if u.None() {
 		return nil, nil
 	}
 	runtime.LockOSThread() // the tracer is a thread, and Pdeathsig too means it
@@ -116,7 +121,7 @@ func mappedClone(path string, users *os.File) (int, error) {
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users.Fd())}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, attr); err != nil {
 		_ = unix.Close(fd)
-		return -1, fmt.Errorf("%w: map the ids of %s, which is on %s: %w", ErrUnsupported, path, fsType(path), err)
+		return -1, fmt.Errorf("%w: map the ids of %s, which is on %s: %w", diff.ErrUnsupported, path, FSType(path), err)
 	}
 	return fd, nil
 }

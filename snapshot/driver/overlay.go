@@ -1,4 +1,4 @@
-package snapshot
+package driver
 
 import (
 	"fmt"
@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/ownthread"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
 // overlay is one overlayfs mount.
@@ -42,8 +44,8 @@ func (o overlay) parameters() [][2]string {
 }
 
 // mount mounts the overlay at the root's target.
-func (o overlay) mount(r rootfs, api mountAPI) error {
-	if api == byString {
+func (o overlay) mount(r Rootfs, api MountAPI) error {
+	if api == ByString {
 		return onOwnThread(func() error { return o.mountByString(r) })
 	}
 	fd, err := o.detached()
@@ -54,32 +56,33 @@ func (o overlay) mount(r rootfs, api mountAPI) error {
 	return attach(fd, r)
 }
 
-// mountAPI is how this kernel is told the lower directories.
-type mountAPI int
+// MountAPI is how a kernel is told the lower directories.
+type MountAPI int
 
+// The ways.
 const (
-	oneByOne mountAPI = iota // fsconfig(2) with "lowerdir+"
-	byString                 // mount(2) with all in one string
+	OneByOne MountAPI = iota // fsconfig(2) with "lowerdir+"
+	ByString                 // mount(2) with all in one string
 )
 
 // findMountAPI asks the kernel.
-func findMountAPI() (mountAPI, error) {
+func findMountAPI() (MountAPI, error) {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err == unix.ENOSYS {
-		return byString, nil
+		return ByString, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%w: the kernel has no overlayfs: %w", ErrUnsupported, err)
+		return 0, fmt.Errorf("%w: the kernel has no overlayfs: %w", diff.ErrUnsupported, err)
 	}
 	defer unix.Close(fs)
 	if unix.FsconfigSetString(fs, "lowerdir+", "/") != nil {
-		return byString, nil
+		return ByString, nil
 	}
 	// A kernel whose overlayfs predates the API takes any parameter, and fails late.
 	if unix.FsconfigSetString(fs, "no-such-parameter", "x") == nil {
-		return byString, nil
+		return ByString, nil
 	}
-	return oneByOne, nil
+	return OneByOne, nil
 }
 
 // detached makes the overlay with the mount API of Linux 5.2, which has no limit on
@@ -142,16 +145,16 @@ func kernelLog(fs int) string {
 
 // take makes the overlay and returns a descriptor of the mount, which is in no namespace
 // that outlives this thread's.
-func (o overlay) take(r rootfs, api mountAPI) (int, error) {
-	if api == oneByOne {
+func (o overlay) take(r Rootfs, api MountAPI) (int, error) {
+	if api == OneByOne {
 		return o.detached()
 	}
 	if err := o.mountByString(r); err != nil {
 		return -1, err
 	}
-	fd, err := unix.OpenTree(unix.AT_FDCWD, r.target, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	fd, err := unix.OpenTree(unix.AT_FDCWD, r.Target, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return -1, fmt.Errorf("open tree %s: %w", r.target, err)
+		return -1, fmt.Errorf("open tree %s: %w", r.Target, err)
 	}
 	return fd, nil
 }
@@ -159,7 +162,7 @@ func (o overlay) take(r rootfs, api mountAPI) (int, error) {
 // mountByString mounts the overlay with mount(2), for kernels without
 // "lowerdir+". All options must fit on a page there: many layers are named by numbers,
 // as links in a directory that the calling thread, which must have one of its own, goes to.
-func (o overlay) mountByString(r rootfs) error {
+func (o overlay) mountByString(r Rootfs) error {
 	options, page := o.options(o.lower), os.Getpagesize()
 	if len(options) >= page {
 		names, remove, err := o.numbered()
@@ -171,14 +174,14 @@ func (o overlay) mountByString(r rootfs) error {
 	}
 	if len(options) >= page {
 		return fmt.Errorf("mount overlay: %w: %d layers make options of %d bytes, and this kernel takes %d; use a newer kernel",
-			ErrUnsupported, len(o.lower), len(options), page-1)
+			diff.ErrUnsupported, len(o.lower), len(options), page-1)
 	}
 	var flags uintptr
-	if r.access == ReadOnly {
+	if r.Access == ReadOnly {
 		flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV // as attach
 	}
-	if err := unix.Mount("overlay", r.target, "overlay", flags, options); err != nil {
-		return fmt.Errorf("mount overlay at %s: %w", r.target, err)
+	if err := unix.Mount("overlay", r.Target, "overlay", flags, options); err != nil {
+		return fmt.Errorf("mount overlay at %s: %w", r.Target, err)
 	}
 	return nil
 }
@@ -235,7 +238,7 @@ func onOwnThread(f func() error) error {
 
 // unmountOverlay detaches the overlay mounted at target; none there is fine.
 func unmountOverlay(target string) error {
-	mounted, err := isOverlayRoot(target)
+	mounted, err := IsOverlayRoot(target)
 	if err != nil || !mounted {
 		return err
 	}
@@ -245,8 +248,8 @@ func unmountOverlay(target string) error {
 	return nil
 }
 
-// isOverlayRoot reports whether path is the root of an overlay mount.
-func isOverlayRoot(path string) (bool, error) {
+// IsOverlayRoot reports whether path is the root of an overlay mount.
+func IsOverlayRoot(path string) (bool, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT || err == unix.ENOTDIR {
 		return false, nil

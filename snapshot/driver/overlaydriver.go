@@ -1,4 +1,4 @@
-package snapshot
+package driver
 
 import (
 	"context"
@@ -15,31 +15,31 @@ import (
 	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
-// overlayDriver mounts layers' directories with overlayfs.
-type overlayDriver struct {
+// Overlayfs is the driver Overlay: it mounts layers' directories with overlayfs.
+type Overlayfs struct {
 	root string   // the store's
-	api  mountAPI // set by probe
+	API  MountAPI // set by Probe
 }
 
-func (d *overlayDriver) markers() Markers { return OverlayMarkers }
+func (d *Overlayfs) Markers() Markers { return OverlayMarkers }
 
-func (d *overlayDriver) seal(context.Context, string) error { return nil }
+func (d *Overlayfs) Seal(context.Context, string) error { return nil }
 
-func (d *overlayDriver) view(_ context.Context, dir string) (string, error) { return upperIn(dir), nil }
+func (d *Overlayfs) View(_ context.Context, dir string) (string, error) { return FilesIn(dir), nil }
 
-func (d *overlayDriver) free(string) error { return nil }
+func (d *Overlayfs) Free(string) error { return nil }
 
-func (d *overlayDriver) mount(_ context.Context, r rootfs) error {
-	lower := make([]string, 0, len(r.layers))
-	for _, dir := range slices.Backward(r.layers) {
-		lower = append(lower, upperIn(dir))
+func (d *Overlayfs) Mount(_ context.Context, r Rootfs) error {
+	lower := make([]string, 0, len(r.Layers))
+	for _, dir := range slices.Backward(r.Layers) {
+		lower = append(lower, FilesIn(dir))
 	}
 	return d.stack(lower, r)
 }
 
 // stack mounts the lower directories, uppermost first, with a new writable one above.
-func (d *overlayDriver) stack(lower []string, r rootfs) error {
-	work := filepath.Join(r.dir, "work")
+func (d *Overlayfs) stack(lower []string, r Rootfs) error {
+	work := filepath.Join(r.Dir, "work")
 	for _, dir := range []string{work, r.upper()} {
 		if err := os.RemoveAll(dir); err != nil { // untouched, from a mount that did not come to be
 			return err
@@ -49,9 +49,9 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 		return err
 	}
 	if len(lower) == 0 {
-		lower = []string{filepath.Join(d.root, emptyName)}
+		lower = []string{filepath.Join(d.root, EmptyDir)}
 	}
-	o := overlay{lower: lower, upper: r.upper(), work: work, label: r.label}
+	o := overlay{lower: lower, upper: r.upper(), work: work, label: r.Label}
 	if err := os.Mkdir(r.upper(), 0o755); err != nil {
 		return err
 	}
@@ -60,12 +60,12 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 	if err := diff.LikeRoot(r.upper(), lower[0]); err != nil {
 		return err
 	}
-	if r.users == nil {
-		return o.mount(r, d.api)
+	if r.Users == nil {
+		return o.mount(r, d.API)
 	}
 	fd := -1
-	err := whereMapped(d.root, r.users, r.ids, func() (err error) {
-		fd, err = o.take(r, d.api)
+	err := whereMapped(d.root, r.Users, r.IDs, func() (err error) {
+		fd, err = o.take(r, d.API)
 		return err
 	})
 	if err != nil {
@@ -75,9 +75,9 @@ func (d *overlayDriver) stack(lower []string, r rootfs) error {
 	return attach(fd, r)
 }
 
-func (d *overlayDriver) unmount(target string) error { return unmountOverlay(target) }
+func (d *Overlayfs) Unmount(target string) error { return unmountOverlay(target) }
 
-func (d *overlayDriver) untouched(r rootfs) (bool, error) {
+func (d *Overlayfs) Untouched(r Rootfs) (bool, error) {
 	entries, err := os.ReadDir(r.upper())
 	if errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -85,7 +85,7 @@ func (d *overlayDriver) untouched(r rootfs) (bool, error) {
 	return len(entries) == 0, err
 }
 
-func (d *overlayDriver) mounts(snapshots string) (map[string][]string, error) {
+func (d *Overlayfs) Mounts(snapshots string) (map[string][]string, error) {
 	found := map[string][]string{}
 	_, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		if m.FSType != "overlay" {
@@ -130,11 +130,11 @@ func isOctal(s string) bool {
 	return strings.Trim(s, "01234567") == "" && s[0] <= '3'
 }
 
-// changes of an overlay are its upper directory.
-func (d *overlayDriver) changes(ctx context.Context, r rootfs, to *diff.Writer) error {
-	top := filepath.Join(d.root, emptyName)
-	if n := len(r.layers); n > 0 {
-		top = upperIn(r.layers[n-1])
+// Changes of an overlay are its upper directory.
+func (d *Overlayfs) Changes(ctx context.Context, r Rootfs, to *diff.Writer) error {
+	top := filepath.Join(d.root, EmptyDir)
+	if n := len(r.Layers); n > 0 {
+		top = FilesIn(r.Layers[n-1])
 	}
 	return to.Upper(ctx, r.upper(), top)
 }
