@@ -7,6 +7,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // A record that could not be read for a reason that may pass is read again after a pause that
@@ -61,18 +62,18 @@ func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
 func (m *Manager) adoptPod(ctx context.Context, id string) error {
 	rec, kept, err := m.podDir().Load(id)
 	if err == nil {
-		err = rec.check(id)
+		err = rec.Check(id)
 	}
 	if err != nil {
 		return err
 	}
-	m.created.passed(rec.CreatedAt)
+	m.created.Passed(rec.CreatedAt)
 	e, err := m.indexPod(id, rec, kept)
 	if err != nil {
 		return err
 	}
 	m.unmanaged.drop(id)
-	m.podChanged(&podRecord{Phase: podMaking}, &rec)
+	m.podChanged(&state.PodRecord{Phase: state.PodMaking}, &rec)
 	m.attempt("recover pod", id, recoverOne(ctx, m, "pod", e, func(ctx context.Context, _ bool) error {
 		return m.recoverPod(ctx, e, true)
 	}))
@@ -97,21 +98,21 @@ var errPodStops = errors.New("its pod is being stopped or removed")
 func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string, err error) {
 	rec, kept, err := m.containerDir().Load(u.ID)
 	if err == nil {
-		err = rec.check(u.ID)
+		err = rec.Check(u.ID)
 	}
 	if err != nil {
 		return u.PodID, err
 	}
-	if p := m.pods.Exact(rec.PodID); p != nil && (p.Get().Phase == podStopping || p.Get().Phase == podRemoving) {
+	if p := m.pods.Exact(rec.PodID); p != nil && (p.Get().Phase == state.PodStopping || p.Get().Phase == state.PodRemoving) {
 		return rec.PodID, errPodStops
 	}
-	m.created.passed(rec.CreatedAt)
+	m.created.Passed(rec.CreatedAt)
 	e, err := m.indexContainer(u.ID, rec, kept)
 	if err != nil {
 		return rec.PodID, err
 	}
 	m.unmanaged.drop(u.ID)
-	m.containerChanged(&containerRecord{Phase: containerMaking}, &rec)
+	m.containerChanged(&state.ContainerRecord{Phase: state.ContainerMaking}, &rec)
 	m.attempt("recover container", u.ID, recoverOne(ctx, m, "container", e, func(ctx context.Context, _ bool) error {
 		return m.recoverContainer(ctx, e, true)
 	}))

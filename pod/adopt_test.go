@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // A removal that finds its container adopted meanwhile does not say that it was removed.
@@ -22,11 +23,11 @@ func TestRemovalMeetsAdoption(t *testing.T) {
 	}
 	ok(t, os.Rename(file+".kept", file))
 	// While its pod is stopped it stays what the stop takes it for.
-	ok(t, setPhase(m, podID, podStopping))
+	ok(t, setPhase(m, podID, state.PodStopping))
 	if again := m.adopt(t.Context(), u); !again || !m.unmanaged.has(id) {
 		t.Errorf("adopted from under a stop: again %t, unmanaged %+v", again, m.Unmanaged())
 	}
-	ok(t, setPhase(m, podID, podReady))
+	ok(t, setPhase(m, podID, state.PodReady))
 	if again := m.adopt(t.Context(), u); again || m.unmanaged.has(id) {
 		t.Errorf("not adopted: %+v", m.Unmanaged())
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -32,7 +33,8 @@ func TestRecoveryWaitsForShimInBackground(t *testing.T) {
 		if err := m.Ready(); !errors.Is(err, errdefs.ErrUnavailable) {
 			t.Errorf("ready: %v", err)
 		}
-		pods, running := slices.Collect(m.Pods(PodFilter{State: Ready})), slices.Collect(m.Containers(ContainerFilter{State: Running}))
+		pods, running := slices.Collect(m.Pods(state.PodFilter{State: state.Ready})),
+			slices.Collect(m.Containers(state.ContainerFilter{State: state.Running}))
 		if len(pods) != 1 || len(running) != 1 || running[0].ID != id {
 			t.Errorf("%d pods, %d running containers", len(pods), len(running))
 		}
@@ -62,7 +64,7 @@ func TestRecoveryWaitsForShimInBackground(t *testing.T) {
 		if p := b.proc(id); p != nil && p.state != client.StateStopped {
 			t.Errorf("container: %+v", p)
 		}
-		for p := range m.Pods(PodFilter{}) {
+		for p := range m.Pods(state.PodFilter{}) {
 			ok(t, m.Remove(t.Context(), p.ID))
 		}
 		idle(t, m)
@@ -116,17 +118,17 @@ func TestNamespaceThatCannotBeLookedAt(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		spoil func(pin string) error
-		state State
+		state state.State
 	}{
-		{"gone", os.Remove, NotReady},
-		{"unreadable", func(pin string) error { return errors.Join(os.Remove(pin), os.Symlink(pin, pin)) }, Ready}, // ELOOP
+		{"gone", os.Remove, state.NotReady},
+		{"unreadable", func(pin string) error { return errors.Join(os.Remove(pin), os.Symlink(pin, pin)) }, state.Ready}, // ELOOP
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
 			m1, podID, _ := b.lone()
 			ok(t, tc.spoil(m1.pods.Exact(podID).Get().Namespaces.Net))
 			m, _ := b.manager()
-			if p := must[Pod](t)(m.Pod(podID)); p.State != tc.state {
+			if p := must[state.Pod](t)(m.Pod(podID)); p.State != tc.state {
 				t.Errorf("pod is %s", p.State)
 			}
 			ok(t, m.Remove(t.Context(), podID))
@@ -168,7 +170,7 @@ func TestContainersLostWithTheirShim(t *testing.T) {
 	if c := ended(t, m, over); c.ExitCode != 9 || c.Reason != "Error" {
 		t.Errorf("ended container: %d, %q", c.ExitCode, c.Reason)
 	}
-	if c := must[Container](t)(m.Container(kept)); c.State != Running {
+	if c := must[state.Container](t)(m.Container(kept)); c.State != state.Running {
 		t.Errorf("kept container: %s", c.State)
 	}
 	select {
@@ -176,7 +178,7 @@ func TestContainersLostWithTheirShim(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("the pod's init is missing and the pod does not know")
 	}
-	if p := must[Pod](t)(m.Pod(podID)); p.State != NotReady {
+	if p := must[state.Pod](t)(m.Pod(podID)); p.State != state.NotReady {
 		t.Errorf("pod without its init: %s", p.State)
 	}
 	ok(t, m.Remove(t.Context(), podID))
@@ -206,7 +208,7 @@ func TestStartWhileShimReconnects(t *testing.T) {
 	ended(t, m, oid) // the comparison has handled all
 	close(release)
 	ok(t, <-done)
-	if c := must[Container](t)(m.Container(id)); c.State != Running {
+	if c := must[state.Container](t)(m.Container(id)); c.State != state.Running {
 		t.Errorf("container is %s", c.State)
 	}
 	ok(t, m.Remove(t.Context(), podID))
@@ -221,24 +223,24 @@ func TestStartOnceMore(t *testing.T) {
 		call    string
 		dies    int32
 		left    func(b *bench, id string) // state found by the next shim, under the lock
-		state   ContainerState
+		state   state.ContainerState
 		code    int32
 		creates int
 		freed   bool // its end is noted, and the next shim has forgotten it
 	}{
-		{"while it was made", "shim.Create", 1, func(*bench, string) {}, Running, 0, 1, false},
-		{"made, not let go", "shim.StartContainer", 1, func(*bench, string) {}, Running, 0, 2, false},
-		{"made, rolled back", "shim.StartContainer", 1, func(b *bench, id string) { delete(b.procs, id) }, Running, 0, 2, false},
-		{"let go", "shim.StartContainer", 1, func(b *bench, id string) { b.procs[id].state = client.StateRunning }, Running, 0, 1, false},
+		{"while it was made", "shim.Create", 1, func(*bench, string) {}, state.Running, 0, 1, false},
+		{"made, not let go", "shim.StartContainer", 1, func(*bench, string) {}, state.Running, 0, 2, false},
+		{"made, rolled back", "shim.StartContainer", 1, func(b *bench, id string) { delete(b.procs, id) }, state.Running, 0, 2, false},
+		{"let go", "shim.StartContainer", 1, func(b *bench, id string) { b.procs[id].state = client.StateRunning }, state.Running, 0, 1, false},
 		{"let go, and ended", "shim.StartContainer", 1, func(b *bench, id string) {
 			b.procs[id].state = client.StateRunning
 			b.exitLocked(id, 4)
-		}, Exited, 4, 1, false},
+		}, state.Exited, 4, 1, false},
 		{"let go, ended, and freed", "shim.StartContainer", 1, func(b *bench, id string) {
 			b.procs[id].state = client.StateRunning
 			b.exitLocked(id, 4)
-		}, Exited, 4, 1, true},
-		{"twice", "shim.StartContainer", 2, func(b *bench, id string) { delete(b.procs, id) }, Exited, exitStartFailed, 2, false},
+		}, state.Exited, 4, 1, true},
+		{"twice", "shim.StartContainer", 2, func(b *bench, id string) { delete(b.procs, id) }, state.Exited, exitStartFailed, 2, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
@@ -263,7 +265,7 @@ func TestStartOnceMore(t *testing.T) {
 			if failed := err != nil; failed != (tc.dies > 1) {
 				t.Errorf("start: %v", err)
 			}
-			c := must[Container](t)(m.Container(id))
+			c := must[state.Container](t)(m.Container(id))
 			if c.State != tc.state || c.ExitCode != tc.code || b.count("shim.Create") != tc.creates {
 				t.Errorf("container is %s, %d (%s); made %d times", c.State, c.ExitCode, c.Message, b.count("shim.Create"))
 			}
@@ -294,7 +296,7 @@ func TestCrashBeforeStartOnceMore(t *testing.T) {
 	b.mend("shim.Create")
 	m2, _ := b.manager()
 	ok(t, m2.StartContainer(t.Context(), id))
-	if c := must[Container](t)(m2.Container(id)); c.State != Running {
+	if c := must[state.Container](t)(m2.Container(id)); c.State != state.Running {
 		t.Errorf("container is %s", c.State)
 	}
 	ok(t, m2.Remove(t.Context(), podID))
@@ -340,19 +342,19 @@ func TestOrderWithClockSetBack(t *testing.T) {
 	first := must[string](t)(m1.Run(t.Context(), podConfig("1")))
 	// The first object was made when the clock was a day ahead.
 	ahead := time.Now().Add(24 * time.Hour).Round(0)
-	ok(t, m1.pods.Exact(first).Update(func(r *podRecord) { r.CreatedAt = ahead }))
+	ok(t, m1.pods.Exact(first).Update(func(r *state.PodRecord) { r.CreatedAt = ahead }))
 	b.kill(h1)
 	m2, _ := b.manager()
 	second := must[string](t)(m2.Run(t.Context(), podConfig("2")))
 	third := must[string](t)(m2.Run(t.Context(), podConfig("3")))
 	var order []string
-	for p := range m2.Pods(PodFilter{}) {
+	for p := range m2.Pods(state.PodFilter{}) {
 		order = append(order, p.ID)
 	}
 	if want := []string{third, second, first}; !slices.Equal(order, want) {
 		t.Errorf("order %v, want %v", order, want)
 	}
-	if p := must[Pod](t)(m2.Pod(third)); !p.CreatedAt.Equal(ahead.Add(2)) {
+	if p := must[state.Pod](t)(m2.Pod(third)); !p.CreatedAt.Equal(ahead.Add(2)) {
 		t.Errorf("created at %v, want 2 ns after %v", p.CreatedAt, ahead)
 	}
 	for _, id := range order {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // BenchmarkLife is what the manager itself costs in a pod's life: everything below it
@@ -51,7 +52,7 @@ func BenchmarkLists(b *testing.B) {
 	b.Run("values", func(b *testing.B) {
 		for b.Loop() {
 			n := 0
-			for range m.Containers(ContainerFilter{}) {
+			for range m.Containers(state.ContainerFilter{}) {
 				n++
 			}
 			if n != 1000 {
@@ -61,7 +62,7 @@ func BenchmarkLists(b *testing.B) {
 	})
 	b.Run("items", func(b *testing.B) {
 		for b.Loop() {
-			all, err := m.ContainerItems(ContainerFilter{}, func(c *Container) ([]byte, error) { return []byte(c.ID), nil })
+			all, err := m.ContainerItems(state.ContainerFilter{}, func(c *state.Container) ([]byte, error) { return []byte(c.ID), nil })
 			if err != nil || len(all) != 1000 {
 				b.Fatal(len(all), err)
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 func TestExec(t *testing.T) {
@@ -98,7 +99,7 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 	if err := m.Stop(ctx, twice); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("stop by an ambiguous prefix: %v", err)
 	}
-	for p := range m.Pods(PodFilter{}) {
+	for p := range m.Pods(state.PodFilter{}) {
 		ok(t, m.Remove(ctx, p.ID))
 	}
 }
@@ -149,7 +150,8 @@ func TestUpdateResources(t *testing.T) {
 		t.Errorf("updated with %+v", l)
 	}
 	want := podconfig.Resources{CPUShares: 100, MemoryLimit: 2 << 20, CPUQuota: 5000}
-	if got := must[Container](t)(m.Container(id)).Config.Resources; got.MemoryLimit != want.MemoryLimit || got.CPUQuota != want.CPUQuota ||
+	if got := must[state.Container](t)(m.Container(id)).Config.Resources; got.MemoryLimit != want.MemoryLimit ||
+		got.CPUQuota != want.CPUQuota ||
 		got.CPUShares != want.CPUShares {
 		t.Errorf("recorded %+v", got)
 	}

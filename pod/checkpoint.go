@@ -19,6 +19,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 )
 
@@ -41,7 +42,7 @@ func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout t
 	}))
 }
 
-func (m *Manager) checkpointTo(ctx context.Context, e *table.Entry[containerRecord], location string) (err error) {
+func (m *Manager) checkpointTo(ctx context.Context, e *state.ContainerEntry, location string) (err error) {
 	if !filepath.IsAbs(location) || filepath.Clean(location) != location {
 		return errdefs.Errorf(errdefs.ErrInvalid, "location %q is not an absolute path without . and ..", location)
 	}
@@ -70,7 +71,7 @@ func (m *Manager) checkpointTo(ctx context.Context, e *table.Entry[containerReco
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if err := m.saveFrozen(ctx, map[*table.Entry[containerRecord]]string{e: dir}); err != nil {
+	if err := m.saveFrozen(ctx, map[*state.ContainerEntry]string{e: dir}); err != nil {
 		return err
 	}
 	if err := pack(archive, dir); err != nil {
@@ -81,26 +82,26 @@ func (m *Manager) checkpointTo(ctx context.Context, e *table.Entry[containerReco
 
 // saveFrozen freezes the containers, saves each in its directory, and lets them go on in any
 // case. Nothing else is done to them meanwhile.
-func (m *Manager) saveFrozen(ctx context.Context, into map[*table.Entry[containerRecord]]string) (err error) {
+func (m *Manager) saveFrozen(ctx context.Context, into map[*state.ContainerEntry]string) (err error) {
 	if _, err := exec.LookPath("criu"); err != nil {
 		return errdefs.Errorf(errdefs.ErrUnsupported, "checkpoints need criu(8), which is not installed: %w", err)
 	}
 	// In one order, so that two calls never wait for each other.
-	var es []*table.Entry[containerRecord]
+	var es []*state.ContainerEntry
 	for e := range into {
 		es = append(es, e)
 	}
-	slices.SortFunc(es, func(a, b *table.Entry[containerRecord]) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(es, func(a, b *state.ContainerEntry) int { return strings.Compare(a.ID, b.ID) })
 	for _, e := range es {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
 		defer e.Turn.Give()
-		if p := e.Get().Phase; p != containerRunning {
+		if p := e.Get().Phase; p != state.ContainerRunning {
 			return errdefs.Errorf(errdefs.ErrPrecondition, "container %s is not running (%s)", e.ID, p)
 		}
 	}
-	var frozen []*table.Entry[containerRecord]
+	var frozen []*state.ContainerEntry
 	defer func() {
 		undo, cancel := life.Undoing(ctx)
 		defer cancel()
@@ -111,7 +112,7 @@ func (m *Manager) saveFrozen(ctx context.Context, into map[*table.Entry[containe
 	for _, e := range es {
 		// Thawed even if the answer was lost.
 		frozen = append(frozen, e)
-		if err := e.Update(func(r *containerRecord) { r.Frozen = true }); err != nil {
+		if err := e.Update(func(r *state.ContainerRecord) { r.Frozen = true }); err != nil {
 			return err
 		}
 		if err := m.Shim.Pause(ctx, e.Get().PodID, e.ID); err != nil {
@@ -126,15 +127,15 @@ func (m *Manager) saveFrozen(ctx context.Context, into map[*table.Entry[containe
 }
 
 // thaw lets a container go on that was frozen to be saved, by this daemon or one that was killed.
-func (m *Manager) thaw(ctx context.Context, e *table.Entry[containerRecord]) error {
+func (m *Manager) thaw(ctx context.Context, e *state.ContainerEntry) error {
 	if err := m.Shim.Resume(ctx, e.Get().PodID, e.ID); err != nil {
 		return err
 	}
-	return e.Update(func(r *containerRecord) { r.Frozen = false })
+	return e.Update(func(r *state.ContainerRecord) { r.Frozen = false })
 }
 
 // save writes a frozen container into an empty directory.
-func (m *Manager) save(ctx context.Context, e *table.Entry[containerRecord], dir string) (err error) {
+func (m *Manager) save(ctx context.Context, e *state.ContainerEntry, dir string) (err error) {
 	rec := e.Get()
 	if err := m.Shim.Checkpoint(ctx, rec.PodID, e.ID, filepath.Join(dir, savedImagesName)); err != nil {
 		return err
@@ -197,7 +198,7 @@ func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []st
 	}))
 }
 
-func (m *Manager) checkpointPod(ctx context.Context, p *table.Entry[podRecord], dir string, ids []string) (err error) {
+func (m *Manager) checkpointPod(ctx context.Context, p *state.PodEntry, dir string, ids []string) (err error) {
 	if len(ids) == 0 {
 		return errdefs.Errorf(errdefs.ErrInvalid, "no containers are named")
 	}
@@ -220,7 +221,7 @@ func (m *Manager) checkpointPod(ctx context.Context, p *table.Entry[podRecord], 
 	sum := savedPod{
 		Version: savedPodVersion, Handler: c.RuntimeHandler, Name: c.Name, Namespace: c.Namespace, UID: c.UID, SavedAt: time.Now(),
 	}
-	into := map[*table.Entry[containerRecord]]string{}
+	into := map[*state.ContainerEntry]string{}
 	for i, id := range ids {
 		e, err := m.runningContainer(id)
 		if err != nil {
@@ -275,7 +276,7 @@ func (m *Manager) checkpointPod(ctx context.Context, p *table.Entry[podRecord], 
 }
 
 // forget is saved for all containers of a checkpoint.
-func forget(of map[*table.Entry[containerRecord]]string, paths []string) error {
+func forget(of map[*state.ContainerEntry]string, paths []string) error {
 	var errs []error
 	for e := range of {
 		errs = append(errs, saved(e, paths...))

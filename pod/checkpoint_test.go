@@ -20,6 +20,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // withCRIU makes criu(8) be there, as far as its name goes: the shim is a fake.
@@ -298,7 +299,7 @@ func TestRestorePod(t *testing.T) {
 		t.Error("something runs before it is started")
 	}
 	id := restored[1].ID
-	if c := must[Container](t)(m.Container(id)); c.State != Created {
+	if c := must[state.Container](t)(m.Container(id)); c.State != state.Created {
 		t.Errorf("restored container is %s", c.State)
 	}
 	if layers := b.layers[id]; len(layers) != 1 {

@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -57,14 +58,14 @@ func TestCallsJoin(t *testing.T) {
 	podID := together("network.Setup", func() (string, error) {
 		id, err := m.Run(ctx, podConfig("p"))
 		if errors.Is(err, errdefs.ErrExists) {
-			id, err = slices.Collect(m.Pods(PodFilter{}))[0].ID, nil
+			id, err = slices.Collect(m.Pods(state.PodFilter{}))[0].ID, nil
 		}
 		return id, err
 	})
 	id := together("snapshots.Prepare", func() (string, error) {
 		id, err := m.Create(ctx, podID, containerConfig("run"))
 		if errors.Is(err, errdefs.ErrExists) {
-			id, err = slices.Collect(m.Containers(ContainerFilter{}))[0].ID, nil
+			id, err = slices.Collect(m.Containers(state.ContainerFilter{}))[0].ID, nil
 		}
 		return id, err
 	})
@@ -167,11 +168,11 @@ func TestReadingNeverWaits(t *testing.T) {
 	go func() { failed <- m.StartContainer(ctx, id) }()
 	<-entered
 	for range 1000 {
-		if c := must[Container](t)(m.Container(id)); c.State != Created {
+		if c := must[state.Container](t)(m.Container(id)); c.State != state.Created {
 			t.Fatalf("container is %s", c.State)
 		}
-		if len(slices.Collect(m.Containers(ContainerFilter{PodID: podID[:10]}))) != 1 ||
-			len(slices.Collect(m.Pods(PodFilter{State: Ready}))) != 1 {
+		if len(slices.Collect(m.Containers(state.ContainerFilter{PodID: podID[:10]}))) != 1 ||
+			len(slices.Collect(m.Pods(state.PodFilter{State: state.Ready}))) != 1 {
 			t.Fatal("lists are not whole")
 		}
 	}
@@ -182,7 +183,7 @@ func TestReadingNeverWaits(t *testing.T) {
 	close(release)
 	// A stop waits for its turn, so when it has returned the start had ended first.
 	ok(t, m.StopContainer(t.Context(), id, time.Minute))
-	if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 143 {
+	if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 143 {
 		t.Errorf("container: %s, code %d", c.State, c.ExitCode)
 	}
 	ok(t, m.Remove(t.Context(), podID))
@@ -211,7 +212,7 @@ func TestStopCrossesStart(t *testing.T) {
 		})
 		wg.Go(func() { ok(t, m.Stop(t.Context(), podID)) })
 		wg.Wait()
-		if running := slices.Collect(m.Containers(ContainerFilter{State: Running})); len(running) > 0 {
+		if running := slices.Collect(m.Containers(state.ContainerFilter{State: state.Running})); len(running) > 0 {
 			t.Fatalf("round %d: %d containers run in a stopped pod", i, len(running))
 		}
 		ok(t, m.Remove(t.Context(), podID))
@@ -260,7 +261,7 @@ func TestGrace(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			e := m.containers.Exact(id)
-			<-m.exits.of(id, func() bool { return !e.Get().running() })
+			<-m.exits.of(id, func() bool { return !e.Get().Running() })
 		}, 20 * time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -327,7 +328,10 @@ func TestWhatStopWaitsFor(t *testing.T) {
 // A daemon that is told to end during a start leaves the container as kill -9 would:
 // running if it runs, else to be started again.
 func TestClosedDuringStart(t *testing.T) {
-	for call, want := range map[string]ContainerState{"shim.Create": Created, "shim.StartContainer": Created, "": Running} {
+	for call, want := range map[string]state.ContainerState{
+		"shim.Create": state.Created, "shim.StartContainer": state.Created,
+		"": state.Running,
+	} {
 		b := newBench(t)
 		m, _ := b.manager()
 		podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
@@ -352,10 +356,10 @@ func TestClosedDuringStart(t *testing.T) {
 		}
 		b.mend(call)
 		m2, _ := b.manager()
-		if c := must[Container](t)(m2.Container(id)); c.State != want {
+		if c := must[state.Container](t)(m2.Container(id)); c.State != want {
 			t.Errorf("%s: the container is %s (%s), want %s", call, c.State, c.Reason, want)
 		}
-		if want == Created {
+		if want == state.Created {
 			ok(t, m2.StartContainer(t.Context(), id))
 		}
 		ok(t, m2.Remove(t.Context(), podID))
@@ -374,7 +378,7 @@ func TestStartAfterAStrayCreate(t *testing.T) {
 	_, err := fakeShim{h}.Create(t.Context(), client.CreateRequest{PodID: podID, ID: id, Bundle: m.containerDir().Of(id)})
 	ok(t, err)
 	ok(t, m.StartContainer(t.Context(), id))
-	if c := must[Container](t)(m.Container(id)); c.State != Running || c.Pid != b.proc(id).pid {
+	if c := must[state.Container](t)(m.Container(id)); c.State != state.Running || c.Pid != b.proc(id).pid {
 		t.Errorf("the container is %s with pid %d, want running with %d", c.State, c.Pid, b.proc(id).pid)
 	}
 	ok(t, m.Remove(t.Context(), podID))
@@ -394,7 +398,7 @@ func TestClosed(t *testing.T) {
 	if err := m.Stop(t.Context(), podID); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("Stop: %v", err)
 	}
-	if len(slices.Collect(m.Pods(PodFilter{}))) != 1 {
+	if len(slices.Collect(m.Pods(state.PodFilter{}))) != 1 {
 		t.Error("the pod cannot be read any more")
 	}
 	m2, _ := b.manager()

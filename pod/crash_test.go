@@ -17,6 +17,7 @@ import (
 
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -55,10 +56,10 @@ func (b *bench) crash(m *Manager, h *hands, point string) <-chan struct{} {
 // freeze ends all writing of records by a dead manager: what is under way is finished,
 // and what would come later, such as the end of a clean-up, waits for the test's end.
 func freeze(m *Manager, over <-chan struct{}) {
-	for _, e := range m.pods.Each(func(*podRecord) bool { return true }) {
+	for _, e := range m.pods.Each(func(*state.PodRecord) bool { return true }) {
 		hold(e, over)
 	}
-	for _, e := range m.containers.Each(func(*containerRecord) bool { return true }) {
+	for _, e := range m.containers.Each(func(*state.ContainerRecord) bool { return true }) {
 		hold(e, over)
 	}
 }
@@ -78,7 +79,7 @@ func hold[T any](e *table.Entry[T], over <-chan struct{}) {
 // real crash would stop them, here they must not come after the recovery.
 func (b *bench) awaitFiles(m *Manager) {
 	deadline := time.Now().Add(patience)
-	for _, e := range m.pods.Each(func(r *podRecord) bool { return r.Phase == podMaking }) {
+	for _, e := range m.pods.Each(func(r *state.PodRecord) bool { return r.Phase == state.PodMaking }) {
 		if b.pointBeforeFiles {
 			return
 		}
@@ -99,8 +100,8 @@ func (b *bench) awaitFiles(m *Manager) {
 // another one on the same records and the same world, and looks what it makes of it.
 func TestCrashAtEveryPoint(t *testing.T) {
 	type want struct {
-		pod       State          // "" for none
-		container ContainerState // "" for none
+		pod       state.State          // "" for none
+		container state.ContainerState // "" for none
 	}
 	for _, tc := range []struct {
 		point string
@@ -110,30 +111,30 @@ func TestCrashAtEveryPoint(t *testing.T) {
 		{"pod.run.recorded", 0, want{}},
 		{"pod.run.namespaces", 0, want{}},
 		{"pod.run.network", 0, want{}},
-		{"pod.run.ready", 0, want{Ready, ""}},
-		{"pod.create.recorded", 0, want{Ready, ""}},
-		{"pod.create.snapshot", 0, want{Ready, ""}},
-		{"pod.create.volume", 0, want{Ready, ""}},
-		{"pod.init.recorded", 0, want{Ready, ""}},
-		{"pod.init.started", 0, want{Ready, ""}},
-		{"pod.start.recorded", 0, want{Ready, Created}},
-		{"pod.start.created", 0, want{Ready, Created}},
-		{"pod.start.started", 0, want{Ready, Running}},
-		{"pod.stop.container.recorded", 200 * time.Millisecond, want{Ready, Exited}},
-		{"pod.stop.container.recorded", time.Hour, want{Ready, Running}},
-		{"pod.stop.container.kill", 0, want{Ready, Running}},
-		{"pod.remove.container.recorded", 0, want{Ready, ""}},
-		{"pod.remove.container.ended", 0, want{Ready, ""}},
-		{"pod.remove.container.snapshot", 0, want{Ready, ""}},
-		{"pod.stop.recorded", 0, want{NotReady, ""}},
-		{"pod.stop.killed", 0, want{NotReady, ""}},
-		{"pod.stop.stopped", 0, want{NotReady, ""}},
-		{"pod.remove.containers", 0, want{NotReady, ""}},
+		{"pod.run.ready", 0, want{state.Ready, ""}},
+		{"pod.create.recorded", 0, want{state.Ready, ""}},
+		{"pod.create.snapshot", 0, want{state.Ready, ""}},
+		{"pod.create.volume", 0, want{state.Ready, ""}},
+		{"pod.init.recorded", 0, want{state.Ready, ""}},
+		{"pod.init.started", 0, want{state.Ready, ""}},
+		{"pod.start.recorded", 0, want{state.Ready, state.Created}},
+		{"pod.start.created", 0, want{state.Ready, state.Created}},
+		{"pod.start.started", 0, want{state.Ready, state.Running}},
+		{"pod.stop.container.recorded", 200 * time.Millisecond, want{state.Ready, state.Exited}},
+		{"pod.stop.container.recorded", time.Hour, want{state.Ready, state.Running}},
+		{"pod.stop.container.kill", 0, want{state.Ready, state.Running}},
+		{"pod.remove.container.recorded", 0, want{state.Ready, ""}},
+		{"pod.remove.container.ended", 0, want{state.Ready, ""}},
+		{"pod.remove.container.snapshot", 0, want{state.Ready, ""}},
+		{"pod.stop.recorded", 0, want{state.NotReady, ""}},
+		{"pod.stop.killed", 0, want{state.NotReady, ""}},
+		{"pod.stop.stopped", 0, want{state.NotReady, ""}},
+		{"pod.remove.containers", 0, want{state.NotReady, ""}},
 		{"pod.remove.recorded", 0, want{}},
 		{"pod.remove.cleaned", 0, want{}},
 		// In the background, while the pod is removed.
-		{"pod.clean.network", 0, want{NotReady, ""}},
-		{"pod.clean.namespaces", 0, want{NotReady, ""}},
+		{"pod.clean.network", 0, want{state.NotReady, ""}},
+		{"pod.clean.namespaces", 0, want{state.NotReady, ""}},
 	} {
 		for _, pid := range []podconfig.NamespaceMode{podconfig.NamespaceContainer, podconfig.NamespacePod} {
 			if strings.HasPrefix(tc.point, "pod.init.") && pid != podconfig.NamespacePod {
@@ -156,23 +157,23 @@ func TestCrashAtEveryPoint(t *testing.T) {
 
 				m2, _ := b.manager()
 				idle(t, m2)
-				if tc.want.container == Exited {
-					for c := range m2.Containers(ContainerFilter{}) {
+				if tc.want.container == state.Exited {
+					for c := range m2.Containers(state.ContainerFilter{}) {
 						ended(t, m2, c.ID)
 					}
 				}
 				var got want
-				for p := range m2.Pods(PodFilter{}) {
+				for p := range m2.Pods(state.PodFilter{}) {
 					got.pod = p.State
 				}
-				for c := range m2.Containers(ContainerFilter{}) {
+				for c := range m2.Containers(state.ContainerFilter{}) {
 					got.container = c.State
 				}
 				if got != tc.want && !(strings.HasPrefix(tc.point, "pod.clean.") && got == want{}) {
 					t.Errorf("recovered to %+v, want %+v", got, tc.want)
 				}
 				b.agrees(m2)
-				for p := range m2.Pods(PodFilter{}) {
+				for p := range m2.Pods(state.PodFilter{}) {
 					ok(t, m2.Remove(t.Context(), p.ID))
 				}
 				idle(t, m2)
@@ -216,29 +217,29 @@ func (b *bench) agrees(m *Manager) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	known := map[string]bool{}
-	for p := range m.Pods(PodFilter{}) {
+	for p := range m.Pods(state.PodFilter{}) {
 		known[p.ID] = true
 		_, connected := b.networks[p.ID]
-		if connected != (p.State == Ready) || b.pins[m.nsDir(p.ID)] != (p.State == Ready) {
+		if connected != (p.State == state.Ready) || b.pins[m.nsDir(p.ID)] != (p.State == state.Ready) {
 			b.t.Errorf("pod is %s, connected %t, pinned %t", p.State, connected, b.pins[m.nsDir(p.ID)])
 		}
 		if init := b.procs[p.ID]; (init != nil) != (p.Pid != 0) {
 			b.t.Errorf("pod's init is %v, pid %d", init, p.Pid)
 		}
 	}
-	for c := range m.Containers(ContainerFilter{}) {
+	for c := range m.Containers(state.ContainerFilter{}) {
 		known[c.ID] = true
-		for _, id := range m.containers.Exact(c.ID).Get().volumes() {
+		for _, id := range m.containers.Exact(c.ID).Get().Volumes() {
 			known[id] = true
 			if b.snapshots[id] == "" {
 				b.t.Error("the container has lost a volume")
 			}
 		}
 		p := b.procs[c.ID]
-		if running := p != nil && p.state == client.StateRunning; running != (c.State == Running) {
+		if running := p != nil && p.state == client.StateRunning; running != (c.State == state.Running) {
 			b.t.Errorf("container is %s, in the shim %+v", c.State, p)
 		}
-		if c.State == Running && p.pid != c.Pid {
+		if c.State == state.Running && p.pid != c.Pid {
 			b.t.Errorf("pid is %d, in the shim %d", c.Pid, p.pid)
 		}
 		if b.snapshots[c.ID] == "" {
@@ -262,18 +263,18 @@ func TestExitWhileAway(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		away   func(b *bench, id string)
-		state  ContainerState
+		state  state.ContainerState
 		code   int32
 		reason string
 	}{
-		{"runs on", func(*bench, string) {}, Running, 0, ""},
-		{"ends", func(b *bench, id string) { b.exit(id, 5) }, Exited, 5, "Error"},
-		{"ends unseen", func(b *bench, id string) { b.exit(id, 255); b.procs[id].exitedAt = time.Time{} }, Exited, 255, "Unknown"},
+		{"runs on", func(*bench, string) {}, state.Running, 0, ""},
+		{"ends", func(b *bench, id string) { b.exit(id, 5) }, state.Exited, 5, "Error"},
+		{"ends unseen", func(b *bench, id string) { b.exit(id, 255); b.procs[id].exitedAt = time.Time{} }, state.Exited, 255, "Unknown"},
 		{"ends unseen, out of memory", func(b *bench, id string) {
 			b.exit(id, 255)
 			b.procs[id].exitedAt, b.procs[id].oom = time.Time{}, true
-		}, Exited, 255, "OOMKilled"},
-		{"is lost", func(b *bench, id string) { delete(b.procs, id) }, Exited, 255, "Unknown"},
+		}, state.Exited, 255, "OOMKilled"},
+		{"is lost", func(b *bench, id string) { delete(b.procs, id) }, state.Exited, 255, "Unknown"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
@@ -281,12 +282,12 @@ func TestExitWhileAway(t *testing.T) {
 			podID := must[string](t)(m1.Run(t.Context(), podConfig("p")))
 			id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
 			ok(t, m1.StartContainer(t.Context(), id))
-			before := must[Container](t)(m1.Container(id))
+			before := must[state.Container](t)(m1.Container(id))
 			b.kill(h1)
 			tc.away(b, id)
 
 			m2, _ := b.manager()
-			c := must[Container](t)(m2.Container(id))
+			c := must[state.Container](t)(m2.Container(id))
 			if c.State != tc.state || c.ExitCode != tc.code || c.Reason != tc.reason {
 				t.Errorf("got %s, code %d, reason %q", c.State, c.ExitCode, c.Reason)
 			}
@@ -326,13 +327,13 @@ func TestCreationAfterRecovery(t *testing.T) {
 			cancel()
 			m2, _ := b.manager()
 			idle(t, m2)
-			pods, containers := slices.Collect(m2.Pods(PodFilter{})), slices.Collect(m2.Containers(ContainerFilter{}))
+			pods, containers := slices.Collect(m2.Pods(state.PodFilter{})), slices.Collect(m2.Containers(state.ContainerFilter{}))
 			if len(pods) != 1 || len(containers) != tc.containers {
 				t.Fatalf("%d pods, %d containers", len(pods), len(containers))
 			}
 			late := pods[0].ID // the init's id in the shim
 			for _, c := range containers {
-				if late = c.ID; c.State != Created || !c.StartedAt.IsZero() {
+				if late = c.ID; c.State != state.Created || !c.StartedAt.IsZero() {
 					t.Errorf("container is %s, started at %v", c.State, c.StartedAt)
 				}
 			}
@@ -429,7 +430,7 @@ func TestRecoveryOfMany(t *testing.T) {
 	begin := time.Now()
 	m2, _ := b.manager()
 	t.Logf("recovered %d containers in %v", n, time.Since(begin))
-	if running := len(slices.Collect(m2.Containers(ContainerFilter{State: Running}))); running != n {
+	if running := len(slices.Collect(m2.Containers(state.ContainerFilter{State: state.Running}))); running != n {
 		t.Errorf("%d run", running)
 	}
 	ok(t, m2.Remove(t.Context(), podID))

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/pod/userdb"
 	"github.com/coracle-project/coracle/snapshot"
@@ -47,11 +48,11 @@ func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Containe
 
 // create makes a container; from is a directory with a saved one that it goes on from, or
 // empty.
-func (m *Manager) create(ctx context.Context, p *table.Entry[podRecord], c podconfig.Container, from string) (string, error) {
+func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Container, from string) (string, error) {
 	if err := m.awaitRecovery(ctx); err != nil {
 		return "", err
 	}
-	if err := mustBeReady(p); err != nil {
+	if err := p.Get().MustBeReady(); err != nil {
 		return "", err
 	}
 	m.Starting()
@@ -63,8 +64,8 @@ func (m *Manager) create(ctx context.Context, p *table.Entry[podRecord], c podco
 		return "", err
 	}
 	id := table.NewID()
-	rec := containerRecord{
-		ID: id, PodID: p.ID, Phase: containerMaking, Config: c, CreatedAt: m.created.next(),
+	rec := state.ContainerRecord{
+		ID: id, PodID: p.ID, Phase: state.ContainerMaking, Config: c, CreatedAt: m.created.Next(),
 		ImageID: img.ID.String(), LogPath: logPath(&p.Get().Config, &c),
 		Checkpoint: from,
 	}
@@ -106,17 +107,6 @@ func (m *Manager) create(ctx context.Context, p *table.Entry[podRecord], c podco
 	return "", m.reserve.Explain(err)
 }
 
-func mustBeReady(p *table.Entry[podRecord]) error {
-	switch r := p.Get(); r.Phase {
-	case podReady:
-		return nil
-	case podBroken:
-		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready: %s", p.ID, r.Config.InitDied())
-	default:
-		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready (%s)", p.ID, r.Phase)
-	}
-}
-
 // logPath is where the container's log goes; "" if the caller wants none.
 func logPath(p *podconfig.Pod, c *podconfig.Container) string {
 	if p.LogDirectory == "" || c.LogPath == "" {
@@ -150,14 +140,14 @@ func makeLogDirectory(dir, name string) error {
 	return nil
 }
 
-func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], e *table.Entry[containerRecord], img image.Image) error {
+func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state.ContainerEntry, img image.Image) error {
 	begin := time.Now()
-	var watch stopwatch
+	var watch state.Stopwatch
 	dir := m.containerDir().Of(e.ID)
 	if err := m.containerDir().Make(e.ID); err != nil {
 		return err
 	}
-	if err := e.Update(func(*containerRecord) {}); err != nil {
+	if err := e.Update(func(*state.ContainerRecord) {}); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultCreateRecorded); err != nil {
@@ -194,7 +184,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], 
 	if err != nil {
 		return err
 	}
-	prepared := watch.step("record the intent", begin)
+	prepared := watch.Step("record the intent", begin)
 	labels, err := m.containerLabels(p, e)
 	if err != nil {
 		return err
@@ -207,7 +197,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], 
 	if err != nil {
 		return fmt.Errorf("root file system: %w", err)
 	}
-	mounted := watch.step("mount root file system", prepared)
+	mounted := watch.Step("mount root file system", prepared)
 	if err := m.faultAt(ctx, faultCreateSnapshot); err != nil {
 		return err
 	}
@@ -219,7 +209,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], 
 	if err != nil {
 		return err
 	}
-	looked := watch.step("find user, mount volumes", mounted)
+	looked := watch.Step("find user, mount volumes", mounted)
 	in, err := m.specInput(ctx, p, e, img, user, root, volumes, labels)
 	if err != nil {
 		return err
@@ -246,13 +236,13 @@ func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], 
 	if err := ocispec.Write(dir, spec); err != nil {
 		return err
 	}
-	watch.step("compute and write specification", looked)
+	watch.Step("compute and write specification", looked)
 	// A pod that stops from here on waits for our turn before it counts its containers.
-	if err := mustBeReady(p); err != nil {
+	if err := p.Get().MustBeReady(); err != nil {
 		return err
 	}
-	err = e.Update(func(r *containerRecord) {
-		r.Phase, r.Upper, r.Steps = containerCreated, snap.Upper, watch.all(nil)
+	err = e.Update(func(r *state.ContainerRecord) {
+		r.Phase, r.Upper, r.Steps = state.ContainerCreated, snap.Upper, watch.All(nil)
 		if saved != nil {
 			r.Checkpoint = saved.images()
 		}
@@ -276,7 +266,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *table.Entry[podRecord], 
 
 // savedFor is the checkpoint that a container goes on from: the caller's, or the one that
 // its image is; nil for an ordinary container.
-func (m *Manager) savedFor(ctx context.Context, e *table.Entry[containerRecord], img *image.Image, from string) (*checkpointed, error) {
+func (m *Manager) savedFor(ctx context.Context, e *state.ContainerEntry, img *image.Image, from string) (*checkpointed, error) {
 	if from == "" {
 		return m.checkpointIn(ctx, e, img)
 	}
@@ -288,12 +278,12 @@ func (m *Manager) savedFor(ctx context.Context, e *table.Entry[containerRecord],
 }
 
 // containerLabels are a container's labels. Those that are not the pod's are in its record.
-func (m *Manager) containerLabels(p *table.Entry[podRecord], e *table.Entry[containerRecord]) (mac.Labels, error) {
+func (m *Manager) containerLabels(p *state.PodEntry, e *state.ContainerEntry) (mac.Labels, error) {
 	l, held, err := m.selinux.Container(p.Get().Labels, &e.Get().Config.Security)
 	if err != nil || !held {
 		return l, err
 	}
-	if err := e.Update(func(r *containerRecord) { r.Labels = l }); err != nil {
+	if err := e.Update(func(r *state.ContainerRecord) { r.Labels = l }); err != nil {
 		m.selinux.Release(l)
 		return l, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -115,7 +116,7 @@ type Options struct {
 	// are made in it.
 	StateDir string
 	// Records is the result of ReadRecords for StateDir; nil: Start reads them.
-	Records *Records
+	Records *state.Records
 	// ShimBinary is bind-mounted into pods with a shared PID namespace as their init.
 	ShimBinary string
 	// CgroupDriver is Cgroupfs if empty.

@@ -3,6 +3,8 @@ package pod
 import (
 	"sync"
 	"time"
+
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // EventKind says what has become of a pod or container.
@@ -103,30 +105,30 @@ func (w *watchers) tell(id, podID string, kinds ...EventKind) {
 }
 
 // podChanged tells the watchers what a new record means to them.
-func (m *Manager) podChanged(before, after *podRecord) {
-	ready := func(r *podRecord) bool { return r.Phase == podReady }
+func (m *Manager) podChanged(before, after *state.PodRecord) {
+	ready := func(r *state.PodRecord) bool { return r.Phase == state.PodReady }
 	switch {
 	case !ready(before) && ready(after):
 		m.events.tell(after.ID, after.ID, EventCreated, EventStarted)
 	case ready(before) && !ready(after):
 		m.events.tell(after.ID, after.ID, EventStopped)
 	}
-	if before.visible() && !after.visible() {
+	if before.Visible() && !after.Visible() {
 		m.events.tell(after.ID, after.ID, EventDeleted)
 	}
 }
 
 // containerChanged tells the watchers what a new record means to them.
-func (m *Manager) containerChanged(before, after *containerRecord) {
+func (m *Manager) containerChanged(before, after *state.ContainerRecord) {
 	switch {
 	case before.Phase == after.Phase:
-	case after.Phase == containerCreated && before.Phase == containerMaking:
+	case after.Phase == state.ContainerCreated && before.Phase == state.ContainerMaking:
 		m.events.tell(after.ID, after.PodID, EventCreated)
-	case after.Phase == containerRunning:
+	case after.Phase == state.ContainerRunning:
 		m.events.tell(after.ID, after.PodID, EventStarted)
-	case after.Phase == containerExited:
+	case after.Phase == state.ContainerExited:
 		m.events.tell(after.ID, after.PodID, EventStopped)
-	case before.visible() && !after.visible():
+	case before.Visible() && !after.Visible():
 		m.events.tell(after.ID, after.PodID, EventDeleted)
 	}
 }

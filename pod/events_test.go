@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -64,7 +65,7 @@ func TestEventIsSeen(t *testing.T) {
 	if e := <-events; e.Kind != EventStopped || e.ID != id || e.PodID != podID {
 		t.Errorf("the event is %+v", e)
 	}
-	if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 3 {
+	if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 3 {
 		t.Errorf("the container is %+v", c)
 	}
 	// A second word of the same exit is none.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -73,7 +73,7 @@ func (m *Manager) Exec(ctx context.Context, req ExecRequest) (exitCode int32, er
 // execProcess is the container's own process with another command: the same user,
 // environment, capabilities and profile. It is read from the bundle each time: kept in
 // memory it would cost every container a few kilobytes.
-func (m *Manager) execProcess(e *table.Entry[containerRecord], req *ExecRequest) (*specs.Process, error) {
+func (m *Manager) execProcess(e *state.ContainerEntry, req *ExecRequest) (*specs.Process, error) {
 	var spec struct {
 		Process *specs.Process `json:"process"`
 	}
@@ -122,12 +122,12 @@ func (m *Manager) CheckAttach(id string) error {
 	return errdefs.During("attach to container", id, err)
 }
 
-func (m *Manager) runningContainer(id string) (*table.Entry[containerRecord], error) {
+func (m *Manager) runningContainer(id string) (*state.ContainerEntry, error) {
 	e, err := m.containers.Find(id)
 	if err != nil {
 		return nil, err
 	}
-	if p := e.Get().Phase; p != containerRunning {
+	if p := e.Get().Phase; p != state.ContainerRunning {
 		return nil, errdefs.Errorf(errdefs.ErrPrecondition, "it is not running (%s)", p)
 	}
 	return e, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -79,7 +80,7 @@ func (m *Manager) apply(ev client.Event) {
 	if e := m.containers.Exact(ev.ID); e != nil {
 		switch ev.Kind {
 		case client.EventOOM:
-			err := e.Observe(func(r *containerRecord) { r.OOMKilled = true })
+			err := e.Observe(func(r *state.ContainerRecord) { r.OOMKilled = true })
 			m.unrecorded(ev.ID, err)
 		case client.EventExit:
 			m.exited(e, ev.ExitCode, ev.ExitedAt, ev.OOMKilled)
@@ -94,8 +95,8 @@ func (m *Manager) apply(ev client.Event) {
 
 // exited notes the end of a container, once, and has the shim forget it in the
 // background. at is zero if no one can know how it ended.
-func (m *Manager) exited(e *table.Entry[containerRecord], code int32, at time.Time, oom bool) {
-	if !e.Get().running() {
+func (m *Manager) exited(e *state.ContainerEntry, code int32, at time.Time, oom bool) {
+	if !e.Get().Running() {
 		return
 	}
 	unknown := at.IsZero()
@@ -103,9 +104,9 @@ func (m *Manager) exited(e *table.Entry[containerRecord], code int32, at time.Ti
 		at = time.Now()
 	}
 	first := false
-	err := e.Observe(func(r *containerRecord) {
-		if first = r.running(); first {
-			r.exit(code, at, oom)
+	err := e.Observe(func(r *state.ContainerRecord) {
+		if first = r.Running(); first {
+			r.Exit(code, at, oom)
 			if unknown && !r.OOMKilled {
 				r.Reason = "Unknown"
 			}
@@ -197,10 +198,10 @@ func ignoring(err, kind error) error {
 
 // initExited makes a pod whose init died NotReady: its PID namespace is gone, and the
 // processes in it. An init that did not come to hold anything is sharedPID's to undo.
-func (m *Manager) initExited(e *table.Entry[podRecord]) {
-	err := e.Observe(func(r *podRecord) {
-		if r.InitPid != 0 && r.Phase == podReady {
-			r.Phase = podBroken
+func (m *Manager) initExited(e *state.PodEntry) {
+	err := e.Observe(func(r *state.PodRecord) {
+		if r.InitPid != 0 && r.Phase == state.PodReady {
+			r.Phase = state.PodBroken
 			m.log.Warn("pod is not ready", "id", e.ID, "err", r.Config.InitDied())
 		}
 		r.InitPid = 0

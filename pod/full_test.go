@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // mountSized mounts a tmpfs of the given size on a directory.
@@ -78,19 +79,19 @@ func TestIntentInMemoryOnly(t *testing.T) {
 	// The record fills its page, so the longer record of a stop does not fit.
 	e := m1.containers.Exact(id)
 	size := func() int { return int(must[os.FileInfo](t)(os.Stat(m1.containerDir().File(id))).Size()) }
-	ok(t, e.Update(func(r *containerRecord) { r.Message = strings.Repeat("x", 4096-size()-len(`"message":"",`)) }))
+	ok(t, e.Update(func(r *state.ContainerRecord) { r.Message = strings.Repeat("x", 4096-size()-len(`"message":"",`)) }))
 	if size() != 4096 {
 		t.Fatalf("%d bytes", size())
 	}
 	ok(t, os.RemoveAll(reserveOf(b)))
 	b.fillBytes()
 	ok(t, m1.StopContainer(t.Context(), id, time.Hour))
-	if c := must[Container](t)(m1.Container(id)); c.State != Exited || c.ExitCode != 143 {
+	if c := must[state.Container](t)(m1.Container(id)); c.State != state.Exited || c.ExitCode != 143 {
 		t.Errorf("container is %s, %d", c.State, c.ExitCode)
 	}
 	b.kill(h1)
 	m2, _ := b.manager()
-	if c := must[Container](t)(m2.Container(id)); c.State != Exited {
+	if c := must[state.Container](t)(m2.Container(id)); c.State != state.Exited {
 		t.Errorf("after a restart, container is %s, %d", c.State, c.ExitCode)
 	}
 	ok(t, m2.Remove(t.Context(), podID))
@@ -139,7 +140,7 @@ func TestFullStateDirectory(t *testing.T) {
 				}
 			}
 			ok(t, m.StopContainer(t.Context(), id, 10*time.Millisecond))
-			if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 137 {
+			if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 137 {
 				t.Errorf("container is %s, %d", c.State, c.ExitCode)
 			}
 			ok(t, m.Stop(t.Context(), podID))
@@ -147,7 +148,7 @@ func TestFullStateDirectory(t *testing.T) {
 			b.kill(h)
 			ok(t, m.Close()) // its clean-up must not meet that of the next one
 			m2, _ := b.manager()
-			if c := must[Container](t)(m2.Container(id)); c.State != Exited || c.ExitCode != 137 {
+			if c := must[state.Container](t)(m2.Container(id)); c.State != state.Exited || c.ExitCode != 137 {
 				t.Errorf("after a restart, container is %s, %d", c.State, c.ExitCode)
 			}
 			ok(t, m2.Remove(t.Context(), podID))

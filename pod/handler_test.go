@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // TestHandler: what a handler is configured for reaches its containers, and no others.
@@ -28,13 +29,13 @@ func TestHandler(t *testing.T) {
 	}
 	m.opts.Handlers = func() map[string]podconfig.Handler { return handlers }
 	defer func() {
-		for p := range m.Pods(PodFilter{}) {
+		for p := range m.Pods(state.PodFilter{}) {
 			ok(t, m.Stop(t.Context(), p.ID))
 			ok(t, m.Remove(t.Context(), p.ID))
 		}
 		idle(t, m)
 	}()
-	create := func(handler string) (Pod, *specs.Spec, *proc) {
+	create := func(handler string) (state.Pod, *specs.Spec, *proc) {
 		pc := podConfig("p-" + handler)
 		pc.RuntimeHandler, pc.Privileged = handler, true
 		pc.Annotations = map[string]string{"vm.example.kernel": "small", "vm.example.disk": "pod", "exact": "1", "secret": "x"}
@@ -51,7 +52,7 @@ func TestHandler(t *testing.T) {
 		maps.DeleteFunc(spec.Annotations, func(name, _ string) bool { return strings.HasPrefix(name, "io.kubernetes.cri.") })
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		return must[Pod](t)(m.Pod(podID)), &spec, h.procs[id]
+		return must[state.Pod](t)(m.Pod(podID)), &spec, h.procs[id]
 	}
 
 	p, spec, proc := create("vm")

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -75,7 +76,7 @@ func TestRecoveryWithoutOneShim(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("it is not recovered")
 	}
-	if c := must[Container](t)(m.Container(ids[0])); c.State != Exited || c.ExitCode != 143 {
+	if c := must[state.Container](t)(m.Container(ids[0])); c.State != state.Exited || c.ExitCode != 143 {
 		t.Errorf("container is %s, %d", c.State, c.ExitCode)
 	}
 	select {

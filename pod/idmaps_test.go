@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // someUsers maps 65536 ids.
@@ -48,7 +49,7 @@ func TestUserNamespace(t *testing.T) {
 	if s := spec.Linux; len(s.MaskedPaths) != 0 || len(s.ReadonlyPaths) != 0 {
 		t.Errorf("nothing was to be covered: %q, %q", s.MaskedPaths, s.ReadonlyPaths)
 	}
-	for _, snapshot := range append(m.containers.Exact(id).Get().volumes(), id) {
+	for _, snapshot := range append(m.containers.Exact(id).Get().Volumes(), id) {
 		if got := b.users[snapshot]; len(got.UIDs) != 1 || got.UIDs[0].Host != 100000 {
 			t.Errorf("snapshot %s shows %+v", snapshot, got)
 		}
@@ -70,7 +71,7 @@ func TestUserNamespace(t *testing.T) {
 
 	ok(t, m.Close())
 	m, _ = b.manager()
-	if p := must[Pod](t)(m.Pod(podID)); p.State != Ready {
+	if p := must[state.Pod](t)(m.Pod(podID)); p.State != state.Ready {
 		t.Errorf("after a restart the pod is %s", p.State)
 	}
 	ok(t, m.Remove(ctx, podID))

@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -26,8 +27,8 @@ func TestLife(t *testing.T) {
 	cfg := podConfig("web")
 	cfg.LogDirectory = filepath.Join(t.TempDir(), "logs")
 	podID := must[string](t)(m.Run(ctx, cfg))
-	p := must[Pod](t)(m.Pod(podID[:12]))
-	if p.State != Ready || p.ID != podID || len(p.IPs) != 1 || p.NetNS == "" || p.Pid != 0 {
+	p := must[state.Pod](t)(m.Pod(podID[:12]))
+	if p.State != state.Ready || p.ID != podID || len(p.IPs) != 1 || p.NetNS == "" || p.Pid != 0 {
 		t.Fatalf("pod after Run: %+v", p)
 	}
 	c := containerConfig("run")
@@ -37,8 +38,8 @@ func TestLife(t *testing.T) {
 	img.Config.Volumes = map[string]struct{}{"/data/volume": {}}
 	b.images["busybox"] = img
 	id := must[string](t)(m.Create(ctx, podID, c))
-	got := must[Container](t)(m.Container(id))
-	if got.State != Created || got.UID != 33 || got.GID != 44 || got.LogPath != filepath.Join(cfg.LogDirectory, "c/0.log") {
+	got := must[state.Container](t)(m.Container(id))
+	if got.State != state.Created || got.UID != 33 || got.GID != 44 || got.LogPath != filepath.Join(cfg.LogDirectory, "c/0.log") {
 		t.Fatalf("container after Create: %+v", got)
 	}
 	if _, err := os.Stat(filepath.Join(b.state, "containers", id, "rootfs/data/volume")); err != nil {
@@ -48,13 +49,13 @@ func TestLife(t *testing.T) {
 		t.Error("Create called the shim")
 	}
 	ok(t, m.StartContainer(ctx, id))
-	got = must[Container](t)(m.Container(id))
-	if got.State != Running || got.Pid == 0 || got.StartedAt.IsZero() {
+	got = must[state.Container](t)(m.Container(id))
+	if got.State != state.Running || got.Pid == 0 || got.StartedAt.IsZero() {
 		t.Fatalf("container after Start: %+v", got)
 	}
 	ok(t, m.StopContainer(ctx, id, time.Minute))
-	got = must[Container](t)(m.Container(id))
-	if got.State != Exited || got.ExitCode != 143 || got.Reason != "Error" || got.FinishedAt.IsZero() {
+	got = must[state.Container](t)(m.Container(id))
+	if got.State != state.Exited || got.ExitCode != 143 || got.Reason != "Error" || got.FinishedAt.IsZero() {
 		t.Fatalf("container after Stop: %+v", got)
 	}
 	ok(t, m.RemoveContainer(ctx, id))
@@ -62,7 +63,7 @@ func TestLife(t *testing.T) {
 		t.Fatalf("container after Remove: %v", err)
 	}
 	ok(t, m.Stop(ctx, podID))
-	if p := must[Pod](t)(m.Pod(podID)); p.State != NotReady {
+	if p := must[state.Pod](t)(m.Pod(podID)); p.State != state.NotReady {
 		t.Fatalf("pod after Stop: %+v", p)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -89,7 +90,7 @@ func TestRemoveTakesAll(t *testing.T) {
 	c.Name = "never-started"
 	must[string](t)(m.Create(ctx, podID, c))
 	ok(t, m.Remove(ctx, podID))
-	if n := len(slices.Collect(m.Containers(ContainerFilter{}))) + len(slices.Collect(m.Pods(PodFilter{}))); n != 0 {
+	if n := len(slices.Collect(m.Containers(state.ContainerFilter{}))) + len(slices.Collect(m.Pods(state.PodFilter{}))); n != 0 {
 		t.Errorf("%d objects listed after Remove", n)
 	}
 	idle(t, m)
@@ -139,8 +140,8 @@ func TestStartErrors(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "executable file not found") {
 		t.Fatalf("got %v", err)
 	}
-	c := must[Container](t)(m.Container(id))
-	if c.State != Exited || c.ExitCode != exitNoProgram || c.Reason != "StartError" || c.Message == "" {
+	c := must[state.Container](t)(m.Container(id))
+	if c.State != state.Exited || c.ExitCode != exitNoProgram || c.Reason != "StartError" || c.Message == "" {
 		t.Errorf("container: %+v", c)
 	}
 	if err := m.StartContainer(ctx, id); !errors.Is(err, errdefs.ErrPrecondition) {
@@ -182,7 +183,7 @@ func TestPodInit(t *testing.T) {
 	ok(t, os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_LOG"}`), 0o644))
 	cfg.Seccomp = podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: profile}
 	podID := must[string](t)(m.Run(ctx, cfg))
-	if p := must[Pod](t)(m.Pod(podID)); p.Pid != 0 {
+	if p := must[state.Pod](t)(m.Pod(podID)); p.Pid != 0 {
 		t.Fatal("an init before a container needs it")
 	}
 	c := containerConfig("run")
@@ -190,7 +191,7 @@ func TestPodInit(t *testing.T) {
 	id := must[string](t)(m.Create(ctx, podID, c))
 	c.Attempt++
 	must[string](t)(m.Create(ctx, podID, c))
-	if p := must[Pod](t)(m.Pod(podID)); p.Pid != 101 || b.count("shim.Create") != 1 {
+	if p := must[state.Pod](t)(m.Pod(podID)); p.Pid != 101 || b.count("shim.Create") != 1 {
 		t.Fatalf("init is %d, %d were made", p.Pid, b.count("shim.Create"))
 	}
 	spec, err := os.ReadFile(filepath.Join(b.state, "containers", id, "config.json"))
@@ -205,7 +206,7 @@ func TestPodInit(t *testing.T) {
 	}
 	ok(t, m.StartContainer(ctx, id))
 	b.exit(podID, 137)
-	<-m.exits.of(podID, func() bool { return must[Pod](t)(m.Pod(podID)).State == NotReady })
+	<-m.exits.of(podID, func() bool { return must[state.Pod](t)(m.Pod(podID)).State == state.NotReady })
 	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, errdefs.ErrPrecondition) ||
 		!strings.Contains(err.Error(), "seccomp profile "+profile+" must allow") {
 		t.Errorf("create in a pod without init: %v", err)
@@ -274,7 +275,7 @@ func TestFailedStartIsKilledLater(t *testing.T) {
 		if err := m.StartContainer(ctx, id); !errors.Is(err, boom) {
 			t.Fatalf("start: %v", err)
 		}
-		if c := must[Container](t)(m.Container(id)); c.State != Exited || c.Reason != "StartError" {
+		if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.Reason != "StartError" {
 			t.Errorf("the container is %s, %s", c.State, c.Reason)
 		}
 		if restart {
@@ -329,7 +330,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			if _, err := m.Create(t.Context(), podID, c); !errors.Is(err, boom) {
 				t.Fatalf("got %v", err)
 			}
-			if n := len(slices.Collect(m.Containers(ContainerFilter{}))); n != 0 {
+			if n := len(slices.Collect(m.Containers(state.ContainerFilter{}))); n != 0 {
 				t.Errorf("%d containers", n)
 			}
 			b.mend(call)
@@ -382,7 +383,7 @@ func TestStopSignals(t *testing.T) {
 		id := must[string](t)(m.Create(ctx, podID, c))
 		ok(t, m.StartContainer(ctx, id))
 		p := b.proc(id)
-		if c := must[Container](t)(m.Container(id)); tc.grace > 0 && c.StopSignal != tc.want {
+		if c := must[state.Container](t)(m.Container(id)); tc.grace > 0 && c.StopSignal != tc.want {
 			t.Errorf("%+v: reported as %d", tc, c.StopSignal)
 		}
 		ok(t, m.StopContainer(ctx, id, tc.grace))

@@ -4,13 +4,15 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // encodeOnce notes what it is asked to encode.
 type encodeOnce struct{ asked []string }
 
-func (x *encodeOnce) pod(p *Pod) ([]byte, error) { return x.note(p.ID + string(p.State)) }
-func (x *encodeOnce) container(c *Container) ([]byte, error) {
+func (x *encodeOnce) pod(p *state.Pod) ([]byte, error) { return x.note(p.ID + string(p.State)) }
+func (x *encodeOnce) container(c *state.Container) ([]byte, error) {
 	return x.note(c.ID + string(c.State))
 }
 
@@ -48,30 +50,30 @@ func TestItemsAreEncodedOncePerState(t *testing.T) {
 	second := must[string](t)(m.Create(ctx, podID, c))
 
 	var x encodeOnce
-	all := ContainerFilter{}
+	all := state.ContainerFilter{}
 	x.expect(t, "first list", 2, second+"created", first+"created")(m.ContainerItems(all, x.container))
 	x.expect(t, "second list", 0, second+"created", first+"created")(m.ContainerItems(all, x.container))
-	x.expect(t, "filter by id", 0, first+"created")(m.ContainerItems(ContainerFilter{ID: first[:20]}, x.container))
-	x.expect(t, "filter by state", 0)(m.ContainerItems(ContainerFilter{State: Running}, x.container))
-	x.expect(t, "filter by label", 0)(m.ContainerItems(ContainerFilter{Labels: map[string]string{"no": "such"}}, x.container))
+	x.expect(t, "filter by id", 0, first+"created")(m.ContainerItems(state.ContainerFilter{ID: first[:20]}, x.container))
+	x.expect(t, "filter by state", 0)(m.ContainerItems(state.ContainerFilter{State: state.Running}, x.container))
+	x.expect(t, "filter by label", 0)(m.ContainerItems(state.ContainerFilter{Labels: map[string]string{"no": "such"}}, x.container))
 	ok(t, m.StartContainer(ctx, second))
 	x.expect(t, "one has changed", 1, second+"running", first+"created")(m.ContainerItems(all, x.container))
 	ok(t, m.RemoveContainer(ctx, first))
 	x.expect(t, "one has gone", 0, second+"running")(m.ContainerItems(all, x.container))
 
-	x.expect(t, "pods", 1, podID+"ready")(m.PodItems(PodFilter{}, x.pod))
-	x.expect(t, "pods again", 0, podID+"ready")(m.PodItems(PodFilter{ID: podID, State: Ready}, x.pod))
+	x.expect(t, "pods", 1, podID+"ready")(m.PodItems(state.PodFilter{}, x.pod))
+	x.expect(t, "pods again", 0, podID+"ready")(m.PodItems(state.PodFilter{ID: podID, State: state.Ready}, x.pod))
 	ok(t, m.Stop(ctx, podID))
-	x.expect(t, "no pod is ready", 0)(m.PodItems(PodFilter{State: Ready}, x.pod))
-	x.expect(t, "pod has stopped", 1, podID+"notready")(m.PodItems(PodFilter{}, x.pod))
+	x.expect(t, "no pod is ready", 0)(m.PodItems(state.PodFilter{State: state.Ready}, x.pod))
+	x.expect(t, "pod has stopped", 1, podID+"notready")(m.PodItems(state.PodFilter{}, x.pod))
 
 	broken := errors.New("broken")
 	ok(t, m.RemoveContainer(ctx, second))
 	third := must[string](t)(m.Run(ctx, podConfig("q")))
-	if _, err := m.PodItems(PodFilter{ID: third}, func(*Pod) ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
+	if _, err := m.PodItems(state.PodFilter{ID: third}, func(*state.Pod) ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
-	x.expect(t, "after an error", 1, third+"ready")(m.PodItems(PodFilter{ID: third}, x.pod))
+	x.expect(t, "after an error", 1, third+"ready")(m.PodItems(state.PodFilter{ID: third}, x.pod))
 	ok(t, m.Remove(ctx, podID))
 	ok(t, m.Remove(ctx, third))
 	idle(t, m)

@@ -13,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/pod/reserve"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 )
 
@@ -34,8 +35,8 @@ type Manager struct {
 	Deps
 	log *slog.Logger
 
-	pods       *table.Table[podRecord]
-	containers *table.Table[containerRecord]
+	pods       *state.PodTable
+	containers *state.ContainerTable
 
 	making join.Group[string]   // Run and Create, by identity
 	ops    join.Group[struct{}] // the others, by verb and id
@@ -58,7 +59,7 @@ type Manager struct {
 
 	recovery
 	reserve *reserve.Reserve
-	created stamps
+	created state.Stamps
 
 	// faultAt is fault.Point.At, except in crash tests.
 	faultAt func(ctx context.Context, point fault.Point) error
@@ -80,8 +81,8 @@ func New(o Options, d Deps) *Manager {
 	}
 	m := &Manager{
 		opts: o.withDefaults(), Deps: d, log: d.Log,
-		pods:       table.New("pod", (*podRecord).visible),
-		containers: table.New("container", (*containerRecord).visible),
+		pods:       table.New("pod", (*state.PodRecord).Visible),
+		containers: table.New("container", (*state.ContainerRecord).Visible),
 		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log), exits: newExits(), stops: newStops(),
 		recovery: newRecovery(),
 		reserve:  reserve.New(o.StateDir, d.Log),
@@ -111,33 +112,35 @@ func (m *Manager) Flush(ctx context.Context) error {
 // StateUsage returns the usage of the state directory's file system.
 func (m *Manager) StateUsage() (reserve.Usage, error) { return reserve.UsageOf(m.opts.StateDir) }
 
-func (m *Manager) podDir() record.Dir[podRecord] { return podsIn(m.opts.StateDir) }
+func (m *Manager) podDir() record.Dir[state.PodRecord] { return state.PodsIn(m.opts.StateDir) }
 
-func (m *Manager) containerDir() record.Dir[containerRecord] { return containersIn(m.opts.StateDir) }
+func (m *Manager) containerDir() record.Dir[state.ContainerRecord] {
+	return state.ContainersIn(m.opts.StateDir)
+}
 
 // Pod returns a pod, or ErrNotFound. Of an unmanaged pod only the id is known.
-func (m *Manager) Pod(podID string) (Pod, error) {
+func (m *Manager) Pod(podID string) (state.Pod, error) {
 	e, err := m.pods.Find(podID)
 	if err != nil {
 		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
 			return u.pod(), nil
 		}
-		return Pod{}, err
+		return state.Pod{}, err
 	}
-	return e.Get().value(), nil
+	return e.Get().Value(), nil
 }
 
 // Container returns a container, or ErrNotFound. Of an unmanaged container only its id, its pod's
 // id and the reason are known.
-func (m *Manager) Container(id string) (Container, error) {
+func (m *Manager) Container(id string) (state.Container, error) {
 	e, err := m.containers.Find(id)
 	if err != nil {
 		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
 			return u.container(), nil
 		}
-		return Container{}, err
+		return state.Container{}, err
 	}
-	return e.Get().value(), nil
+	return e.Get().Value(), nil
 }
 
 // do runs work under key, or joins the one under way. The work goes on when ctx ends,

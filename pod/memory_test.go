@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // An idle pod with a container, described at the length that the kubelet does, costs
@@ -47,7 +48,7 @@ func TestIdlePodIsSmall(t *testing.T) {
 	if goroutinesAfter > goroutines+2 {
 		t.Errorf("%d goroutines more for %d pods", goroutinesAfter-goroutines, pods)
 	}
-	for p := range m.Pods(PodFilter{}) {
+	for p := range m.Pods(state.PodFilter{}) {
 		ok(t, m.Remove(t.Context(), p.ID))
 	}
 	idle(t, m)

@@ -15,7 +15,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // Plugins are told what becomes of pods and containers, and may change what containers are made
@@ -30,14 +30,14 @@ type Plugins interface {
 	// have been called and the change is recorded.
 	Hold() (release func())
 	// Tell is called with container nil for what happens to a pod.
-	Tell(ctx context.Context, ev PluginEvent, p Pod, c *PluggedContainer) error
+	Tell(ctx context.Context, ev PluginEvent, p state.Pod, c *PluggedContainer) error
 	// Adjust may change the specification of a container that is being created.
-	Adjust(ctx context.Context, p Pod, c PluggedContainer) error
+	Adjust(ctx context.Context, p state.Pod, c PluggedContainer) error
 	// UpdatePod is called before what the caller has given a pod as a whole is noted; nil stays as
 	// it was.
-	UpdatePod(ctx context.Context, p Pod, overhead, resources *podconfig.Resources) error
+	UpdatePod(ctx context.Context, p state.Pod, overhead, resources *podconfig.Resources) error
 	// AdjustUpdate may change limits that are to be set, each of which may be absent.
-	AdjustUpdate(ctx context.Context, p Pod, c PluggedContainer, r *specs.LinuxResources) error
+	AdjustUpdate(ctx context.Context, p state.Pod, c PluggedContainer, r *specs.LinuxResources) error
 }
 
 // PluginEvent is what Plugins are told.
@@ -62,12 +62,12 @@ func (ev PluginEvent) mayPrevent() bool { return ev == PodRuns || ev == Containe
 
 // PluggedContainer is a container with what it is made from.
 type PluggedContainer struct {
-	Container
+	state.Container
 	Spec *specs.Spec
 }
 
 // tell tells the plugins, if there are any, what happens to a pod.
-func (m *Manager) tell(ctx context.Context, ev PluginEvent, p Pod) error {
+func (m *Manager) tell(ctx context.Context, ev PluginEvent, p state.Pod) error {
 	if m.Plugins == nil {
 		return nil
 	}
@@ -75,7 +75,7 @@ func (m *Manager) tell(ctx context.Context, ev PluginEvent, p Pod) error {
 }
 
 // tellContainer tells them what happens to a container.
-func (m *Manager) tellContainer(ctx context.Context, ev PluginEvent, e *table.Entry[containerRecord]) error {
+func (m *Manager) tellContainer(ctx context.Context, ev PluginEvent, e *state.ContainerEntry) error {
 	if m.Plugins == nil {
 		return nil
 	}
@@ -88,7 +88,7 @@ func (m *Manager) tellContainer(ctx context.Context, ev PluginEvent, e *table.En
 		return nil // it has been removed
 	}
 	if err == nil {
-		err = m.Plugins.Tell(ctx, ev, p.Get().value(), &c)
+		err = m.Plugins.Tell(ctx, ev, p.Get().Value(), &c)
 	}
 	return m.told(ev, e.ID, err)
 }
@@ -102,8 +102,8 @@ func (m *Manager) told(ev PluginEvent, id string, err error) error {
 }
 
 // plugged reads what a container is made from.
-func (m *Manager) plugged(e *table.Entry[containerRecord]) (PluggedContainer, error) {
-	c := PluggedContainer{Container: e.Get().value(), Spec: &specs.Spec{}}
+func (m *Manager) plugged(e *state.ContainerEntry) (PluggedContainer, error) {
+	c := PluggedContainer{Container: e.Get().Value(), Spec: &specs.Spec{}}
 	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(e.ID), ocispec.FileName))
 	if err != nil {
 		return c, err
@@ -115,15 +115,15 @@ func (m *Manager) plugged(e *table.Entry[containerRecord]) (PluggedContainer, er
 }
 
 // adjust has the plugins change the specification of a container that is being created.
-func (m *Manager) adjust(ctx context.Context, p *table.Entry[podRecord], e *table.Entry[containerRecord], spec *specs.Spec) error {
+func (m *Manager) adjust(ctx context.Context, p *state.PodEntry, e *state.ContainerEntry, spec *specs.Spec) error {
 	if m.Plugins == nil {
 		return nil
 	}
-	return m.Plugins.Adjust(ctx, p.Get().value(), PluggedContainer{e.Get().value(), spec})
+	return m.Plugins.Adjust(ctx, p.Get().Value(), PluggedContainer{e.Get().Value(), spec})
 }
 
 // updatePod tells them of limits of a pod that are about to be noted.
-func (m *Manager) updatePod(ctx context.Context, p Pod, overhead, resources *podconfig.Resources) error {
+func (m *Manager) updatePod(ctx context.Context, p state.Pod, overhead, resources *podconfig.Resources) error {
 	if m.Plugins == nil {
 		return nil
 	}
@@ -131,7 +131,7 @@ func (m *Manager) updatePod(ctx context.Context, p Pod, overhead, resources *pod
 }
 
 // adjustUpdate has them change limits that are about to be set.
-func (m *Manager) adjustUpdate(ctx context.Context, e *table.Entry[containerRecord], r *specs.LinuxResources) error {
+func (m *Manager) adjustUpdate(ctx context.Context, e *state.ContainerEntry, r *specs.LinuxResources) error {
 	p := m.pods.Exact(e.Get().PodID)
 	if m.Plugins == nil || p == nil {
 		return nil
@@ -140,7 +140,7 @@ func (m *Manager) adjustUpdate(ctx context.Context, e *table.Entry[containerReco
 	if err != nil {
 		return err
 	}
-	return m.Plugins.AdjustUpdate(ctx, p.Get().value(), c, r)
+	return m.Plugins.AdjustUpdate(ctx, p.Get().Value(), c, r)
 }
 
 // holdPlugins is Plugins.Hold.
@@ -152,14 +152,14 @@ func (m *Manager) holdPlugins() (release func()) {
 }
 
 // Plugged is all that runs or may run, for a plugin that has come.
-func (m *Manager) Plugged() ([]Pod, []PluggedContainer) {
+func (m *Manager) Plugged() ([]state.Pod, []PluggedContainer) {
 	var containers []PluggedContainer
-	for _, e := range m.containers.Each((*containerRecord).visible) {
+	for _, e := range m.containers.Each((*state.ContainerRecord).Visible) {
 		if c, err := m.plugged(e); err == nil { // it may be removed just now
 			containers = append(containers, c)
 		}
 	}
-	return slices.Collect(m.Pods(PodFilter{})), containers
+	return slices.Collect(m.Pods(state.PodFilter{})), containers
 }
 
 // UpdatePlugged changes limits that a plugin wants changed. They are those of the container that
@@ -170,7 +170,7 @@ func (m *Manager) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxRe
 		return errdefs.During("update container", id, err)
 	}
 	rec := e.Get()
-	if rec.Phase != containerRunning {
+	if rec.Phase != state.ContainerRunning {
 		return errdefs.During("update container", e.ID, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
 	}
 	// Plugins set no limit, and whatever is to be made waits while a new one is told what there is.

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // TestPluginsUpdateHasALimit: plugins give none, and others wait for them.
@@ -44,7 +45,7 @@ type refusing struct {
 
 func (p *refusing) Hold() func() { return func() {} }
 
-func (p *refusing) Tell(_ context.Context, ev PluginEvent, _ Pod, _ *PluggedContainer) error {
+func (p *refusing) Tell(_ context.Context, ev PluginEvent, _ state.Pod, _ *PluggedContainer) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.told = append(p.told, ev)
@@ -57,7 +58,7 @@ func (p *refusing) wasTold(ev PluginEvent) bool {
 	return slices.Contains(p.told, ev)
 }
 
-func (p *refusing) UpdatePod(context.Context, Pod, *podconfig.Resources, *podconfig.Resources) error {
+func (p *refusing) UpdatePod(context.Context, state.Pod, *podconfig.Resources, *podconfig.Resources) error {
 	return p.err
 }
 
@@ -72,12 +73,12 @@ func TestPluginsRefuseUpdateOfPod(t *testing.T) {
 	if err := m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}); !errors.Is(err, p.err) {
 		t.Errorf("update: %v", err)
 	}
-	if got := must[Pod](t)(m.Pod(podID)).Config.Resources; got != nil || p.wasTold(PodUpdated) {
+	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got != nil || p.wasTold(PodUpdated) {
 		t.Errorf("noted %v, told %t", got, p.wasTold(PodUpdated))
 	}
 	p.err = nil
 	ok(t, m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}))
-	if got := must[Pod](t)(m.Pod(podID)).Config.Resources; got == nil || got.MemoryLimit != 5 || !p.wasTold(PodUpdated) {
+	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got == nil || got.MemoryLimit != 5 || !p.wasTold(PodUpdated) {
 		t.Errorf("noted %v, told %t", got, p.wasTold(PodUpdated))
 	}
 	ok(t, m.Stop(ctx, podID))
@@ -101,14 +102,14 @@ func (p *holding) Hold() func() {
 	return p.sync.RUnlock
 }
 
-func (p *holding) Tell(_ context.Context, ev PluginEvent, _ Pod, _ *PluggedContainer) error {
+func (p *holding) Tell(_ context.Context, ev PluginEvent, _ state.Pod, _ *PluggedContainer) error {
 	if ev == PodRuns || ev == ContainerCreated {
 		p.held(string(ev))
 	}
 	return nil
 }
 
-func (p *holding) Adjust(context.Context, Pod, PluggedContainer) error {
+func (p *holding) Adjust(context.Context, state.Pod, PluggedContainer) error {
 	p.held("adjust")
 	return nil
 }

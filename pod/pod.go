@@ -16,13 +16,13 @@
 //
 // # On disk (under the state directory, a tmpfs)
 //
-//	pods/<id>/pod.json                   record: {"version":1,"value":{…}}, see podRecord
+//	pods/<id>/pod.json                   record: {"version":1,"value":{…}}, see state.PodRecord
 //	pods/<id>/files                      tmpfs of 64 MiB: what containers can write to
 //	pods/<id>/files/{resolv.conf,hosts,hostname}
 //	pods/<id>/files/shm                  the containers' /dev/shm
 //	pods/<id>/init/                      bundle of the pod's init, if it has one
 //	ns/<pod id>/{net,ipc,uts}            pinned namespaces (internal/nspin)
-//	containers/<id>/container.json       record, see containerRecord
+//	containers/<id>/container.json       record, see state.ContainerRecord
 //	containers/<id>/config.json          bundle: OCI spec
 //	containers/<id>/rootfs               bundle: mount point of the snapshot
 //	containers/<id>/volumes/<n>          mount point of the image volume that is mount n

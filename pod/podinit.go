@@ -10,7 +10,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/ocispec"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -21,17 +21,17 @@ const initPath = "/coracle-pod-init"
 // sharedPID returns a process in the PID namespace that the pod's containers share. It
 // is the pod's init, which is started for the first container that shares: most pods
 // have none, and a pod that only says it would costs no process.
-func (m *Manager) sharedPID(ctx context.Context, p *table.Entry[podRecord]) (pid int, err error) {
+func (m *Manager) sharedPID(ctx context.Context, p *state.PodEntry) (pid int, err error) {
 	err = m.do(ctx, "init/"+p.ID, createLimit, func(ctx context.Context) error {
 		if p.Get().InitPid != 0 {
 			return nil
 		}
 		// The container that it is for has shown itself already, so a pod that
 		// stops from here on waits for that one, and then ends the init.
-		if err := mustBeReady(p); err != nil {
+		if err := p.Get().MustBeReady(); err != nil {
 			return err
 		}
-		if err := p.Update(func(r *podRecord) { r.Init = true }); err != nil {
+		if err := p.Update(func(r *state.PodRecord) { r.Init = true }); err != nil {
 			return err
 		}
 		if err := m.faultAt(ctx, faultInitRecorded); err != nil {
@@ -46,7 +46,7 @@ func (m *Manager) sharedPID(ctx context.Context, p *table.Entry[podRecord]) (pid
 			defer cancel()
 			return errors.Join(err, m.end(undo, p.ID, p.ID))
 		}
-		if err := p.Update(func(r *podRecord) { r.InitPid = pid }); err != nil {
+		if err := p.Update(func(r *state.PodRecord) { r.InitPid = pid }); err != nil {
 			return err
 		}
 		// An end before the record knew the init was not noted.
@@ -69,7 +69,7 @@ func (m *Manager) sharedPID(ctx context.Context, p *table.Entry[podRecord]) (pid
 // startInit runs the pod's init: the shim's own binary in an otherwise empty root, without any
 // privilege, under the sandbox's seccomp and AppArmor profiles. It goes by the pod's id in the
 // shim.
-func (m *Manager) startInit(ctx context.Context, e *table.Entry[podRecord]) (pid int, err error) {
+func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, err error) {
 	c, set := &e.Get().Config, e.Get().Namespaces
 	handler, err := m.opts.Handlers.Of(c)
 	if err != nil {
@@ -121,7 +121,7 @@ func (m *Manager) startInit(ctx context.Context, e *table.Entry[podRecord]) (pid
 }
 
 // endInit kills the pod's init and has the shim forget it. It succeeds if there is none.
-func (m *Manager) endInit(ctx context.Context, e *table.Entry[podRecord]) error {
+func (m *Manager) endInit(ctx context.Context, e *state.PodEntry) error {
 	if !e.Get().Init {
 		return nil
 	}

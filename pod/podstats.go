@@ -10,7 +10,7 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/reading"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // PodStats reads a pod's use. Of one that is not ready nothing is left to be read.
@@ -26,18 +26,18 @@ func (m *Manager) PodStats(ctx context.Context, podID string) (PodStats, error) 
 // ListPodStats reads the use of all ready pods that fit f, in parallel. One that cannot be
 // read within a second is left out.
 func (m *Manager) ListPodStats(ctx context.Context, f PodStatsFilter) []PodStats {
-	wanted := PodFilter{ID: f.ID, State: Ready, Labels: f.Labels}
-	return readAll(ctx, m, m.pods.Each(wanted.fits), m.podStats)
+	wanted := state.PodFilter{ID: f.ID, State: state.Ready, Labels: f.Labels}
+	return readAll(ctx, m, m.pods.Each(wanted.Fits), m.podStats)
 }
 
-func (m *Manager) podStats(ctx context.Context, e *table.Entry[podRecord]) (PodStats, error) {
+func (m *Manager) podStats(ctx context.Context, e *state.PodEntry) (PodStats, error) {
 	s := PodStats{ID: e.ID, Usage: cgstat.Usage{Time: time.Now()}}
 	rec := e.Get()
-	if rec.Phase != podReady {
+	if rec.Phase != state.PodReady {
 		return s, nil
 	}
 	for _, ce := range m.containersOf(e.ID) {
-		if ce.Get().Phase != containerRunning {
+		if ce.Get().Phase != state.ContainerRunning {
 			continue
 		}
 		c, err := m.stats(ctx, ce, m.opts.DiskUsageAge)
@@ -69,7 +69,7 @@ func (m *Manager) podStats(ctx context.Context, e *table.Entry[podRecord]) (PodS
 
 // podUsage reads the pod's cgroup; without one, or before the first container is in it, the
 // containers are added up.
-func (m *Manager) podUsage(ctx context.Context, e *table.Entry[podRecord],
+func (m *Manager) podUsage(ctx context.Context, e *state.PodEntry,
 	containers []ContainerStats,
 ) (reading.Reading[cgstat.Usage], error) {
 	path, err := m.podCgroup(&e.Get().Config)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/ownthread"
 	"github.com/coracle-project/coracle/pod/errdefs"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // dialLimit bounds the connection to a port of the pod, over its own loopback.
@@ -26,12 +26,12 @@ func (m *Manager) CheckPod(podID string) error {
 	return errdefs.During("forward port of pod", podID, err)
 }
 
-func (m *Manager) readyPod(podID string) (*table.Entry[podRecord], error) {
+func (m *Manager) readyPod(podID string) (*state.PodEntry, error) {
 	e, err := m.pods.Find(podID)
 	if err != nil {
 		return nil, err
 	}
-	return e, mustBeReady(e)
+	return e, e.Get().MustBeReady()
 }
 
 // PortForward connects stream to a TCP port on the pod's loopback (127.0.0.1, then ::1)

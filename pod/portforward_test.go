@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // inNetNS runs f in a network namespace of its own, loopback up, and returns its path,
@@ -70,7 +71,7 @@ func TestPortForward(t *testing.T) {
 			path := inNetNS(t, func() { l, lerr = net.Listen("tcp", address) })
 			ok(t, lerr)
 			t.Cleanup(func() { l.Close() })
-			ok(t, m.pods.Exact(podID).Update(func(r *podRecord) { r.Namespaces.Net = path }))
+			ok(t, m.pods.Exact(podID).Update(func(r *state.PodRecord) { r.Namespaces.Net = path }))
 			go func() { // ends with the listener
 				conn, err := l.Accept()
 				if err != nil {
@@ -102,7 +103,7 @@ func TestPortForwardErrors(t *testing.T) {
 	m, _ := b.manager()
 	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 	path := inNetNS(t, func() {})
-	ok(t, m.pods.Exact(podID).Update(func(r *podRecord) { r.Namespaces.Net = path }))
+	ok(t, m.pods.Exact(podID).Update(func(r *state.PodRecord) { r.Namespaces.Net = path }))
 	for port, kind := range map[int]error{0: errdefs.ErrInvalid, 65536: errdefs.ErrInvalid, 81: errdefs.ErrUnavailable} {
 		client, result := forward(t, m, podID, port)
 		if err := <-result; !errors.Is(err, kind) {
@@ -112,7 +113,7 @@ func TestPortForwardErrors(t *testing.T) {
 			t.Errorf("port %d: the stream is open", port)
 		}
 	}
-	ok(t, m.pods.Exact(podID).Update(func(r *podRecord) { r.Namespaces.Net = "/none" }))
+	ok(t, m.pods.Exact(podID).Update(func(r *state.PodRecord) { r.Namespaces.Net = "/none" }))
 	_, result := forward(t, m, podID, 80)
 	if err := <-result; !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("no namespace: %v", err)

@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/internal/privatedir"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -64,7 +65,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	records := m.opts.Records
 	if records == nil {
 		var err error
-		if records, err = ReadRecords(m.opts.StateDir); err != nil {
+		if records, err = state.ReadRecords(m.opts.StateDir); err != nil {
 			return fmt.Errorf("start pod manager: %w", err)
 		}
 	}
@@ -183,7 +184,7 @@ func (m *Manager) awaitRecovery(ctx context.Context) error {
 // that cannot be is logged and tried again: it must not keep the daemon from serving the others.
 func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
-	for _, e := range m.containers.Each(func(r *containerRecord) bool { return of(r.PodID) }) {
+	for _, e := range m.containers.Each(func(r *state.ContainerRecord) bool { return of(r.PodID) }) {
 		tasks.do("recover container", e.ID, func() error {
 			return recoverOne(ctx, m, "container", e, func(ctx context.Context, again bool) error {
 				return m.recoverContainer(ctx, e, inShim[e.ID] || again)
@@ -196,7 +197,7 @@ func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool,
 // recoverPods recovers pods, after their containers.
 func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool, of func(podID string) bool) {
 	tasks := m.sideBySide()
-	for _, e := range m.pods.Each(func(*podRecord) bool { return true }) {
+	for _, e := range m.pods.Each(func(*state.PodRecord) bool { return true }) {
 		if !of(e.ID) {
 			continue
 		}
@@ -313,8 +314,8 @@ func (m *Manager) compareAfterReconnect(ctx context.Context) {
 // know. A container that is starting is handled by its start. A running container stays in the shim
 // until its end is recorded, so it is missing for no other reason.
 func (m *Manager) endLost(ctx context.Context) error {
-	running := m.containers.Each(func(r *containerRecord) bool { return r.Phase == containerRunning })
-	inits := m.pods.Each(func(r *podRecord) bool { return r.InitPid != 0 })
+	running := m.containers.Each(func(r *state.ContainerRecord) bool { return r.Phase == state.ContainerRunning })
+	inits := m.pods.Each(func(r *state.PodRecord) bool { return r.InitPid != 0 })
 	if len(running)+len(inits) == 0 {
 		return nil
 	}
@@ -355,8 +356,8 @@ func (m *Manager) endLost(ctx context.Context) error {
 }
 
 // lost records that a container has ended unobserved.
-func (m *Manager) lost(e *table.Entry[containerRecord]) {
-	if e.Get().running() {
+func (m *Manager) lost(e *state.ContainerEntry) {
+	if e.Get().Running() {
 		m.log.Error("container is lost: its shim does not know it", "id", e.ID, "pod", e.Get().PodID)
 	}
 	m.exited(e, unknownExit, time.Time{}, false)

@@ -7,22 +7,22 @@ import (
 	"os"
 	"time"
 
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
 // recoverContainer runs with the container's turn held. inShim is false if the shim is known not to
 // have the container.
-func (m *Manager) recoverContainer(ctx context.Context, e *table.Entry[containerRecord], inShim bool) error {
+func (m *Manager) recoverContainer(ctx context.Context, e *state.ContainerEntry, inShim bool) error {
 	m.dropLater(e.ID, e.Get().Saving)
 	rec := e.Get()
 	switch rec.Phase {
-	case containerMaking, containerRemoving:
+	case state.ContainerMaking, state.ContainerRemoving:
 		m.queueDrop(e)
 		return nil
-	case containerCreated:
+	case state.ContainerCreated:
 		return nil
-	case containerExited:
+	case state.ContainerExited:
 		if inShim {
 			m.clean.Queue("exited container", e.ID, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.ID) })
 		}
@@ -34,7 +34,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *table.Entry[container
 		s, err = m.Shim.Status(ctx, rec.PodID, e.ID)
 	}
 	switch {
-	case errors.Is(err, client.ErrNotFound) && rec.Phase == containerStarting:
+	case errors.Is(err, client.ErrNotFound) && rec.Phase == state.ContainerStarting:
 		return m.startCutOff(e)
 	case errors.Is(err, client.ErrNotFound):
 		m.lost(e)
@@ -50,10 +50,10 @@ func (m *Manager) recoverContainer(ctx context.Context, e *table.Entry[container
 		}
 		return m.startCutOff(e)
 	}
-	if rec.Phase != containerRunning || rec.Pid != s.Pid {
-		if err := e.Intend(func(r *containerRecord) {
-			if r.running() {
-				r.Phase, r.Pid = containerRunning, s.Pid
+	if rec.Phase != state.ContainerRunning || rec.Pid != s.Pid {
+		if err := e.Intend(func(r *state.ContainerRecord) {
+			if r.Running() {
+				r.Phase, r.Pid = state.ContainerRunning, s.Pid
 			}
 		}); err != nil {
 			return err
@@ -65,19 +65,19 @@ func (m *Manager) recoverContainer(ctx context.Context, e *table.Entry[container
 		}
 	}
 	if !rec.StopAt.IsZero() {
-		m.finishStop(e, rec.untilKill())
+		m.finishStop(e, rec.UntilKill())
 	}
 	return nil
 }
 
 // startCutOff sets a container whose start was interrupted back to created. StartedAt stays,
 // because the shim may still process the last daemon's call.
-func (m *Manager) startCutOff(e *table.Entry[containerRecord]) error {
-	return e.Intend(func(r *containerRecord) { r.Phase = containerCreated })
+func (m *Manager) startCutOff(e *state.ContainerEntry) error {
+	return e.Intend(func(r *state.ContainerRecord) { r.Phase = state.ContainerCreated })
 }
 
 // finishStop continues a stop that the last daemon began.
-func (m *Manager) finishStop(e *table.Entry[containerRecord], grace time.Duration) {
+func (m *Manager) finishStop(e *state.ContainerEntry, grace time.Duration) {
 	m.life.Start(func(ctx context.Context) {
 		if err := m.stopContainer(ctx, e, max(grace, 0)); err != nil && ctx.Err() == nil {
 			m.log.Error("stop from before the restart failed", "id", e.ID, "err", err)
@@ -85,19 +85,19 @@ func (m *Manager) finishStop(e *table.Entry[containerRecord], grace time.Duratio
 	})
 }
 
-func (m *Manager) recoverPod(ctx context.Context, e *table.Entry[podRecord], initInShim bool) error {
+func (m *Manager) recoverPod(ctx context.Context, e *state.PodEntry, initInShim bool) error {
 	rec := e.Get()
 	switch rec.Phase {
-	case podMaking:
+	case state.PodMaking:
 		m.clean.Queue("half-made pod", e.ID, func(ctx context.Context) error {
 			if err := m.undoPod(ctx, e); err != nil {
 				return err
 			}
 			return m.Shim.DeletePod(ctx, e.ID)
 		})
-	case podRemoving:
+	case state.PodRemoving:
 		m.queueCleaning(e)
-	case podStopping:
+	case state.PodStopping:
 		m.clean.Queue("half-stopped pod", e.ID, func(ctx context.Context) error {
 			if err := e.Turn.Take(ctx); err != nil {
 				return err
@@ -105,18 +105,18 @@ func (m *Manager) recoverPod(ctx context.Context, e *table.Entry[podRecord], ini
 			defer e.Turn.Give()
 			return m.stopPod(ctx, e)
 		})
-	case podStopped:
+	case state.PodStopped:
 		if !rec.Clean {
 			m.queueCleaning(e)
 		}
-	case podReady:
+	case state.PodReady:
 		return m.recoverReady(ctx, e, initInShim)
 	}
 	return nil
 }
 
 // recoverReady checks that everything a ready pod needs still exists.
-func (m *Manager) recoverReady(ctx context.Context, e *table.Entry[podRecord], initInShim bool) error {
+func (m *Manager) recoverReady(ctx context.Context, e *state.PodEntry, initInShim bool) error {
 	rec := e.Get()
 	for _, path := range []string{rec.Namespaces.Net, rec.Namespaces.IPC, rec.Namespaces.UTS, rec.Namespaces.User} {
 		if path == "" {
@@ -126,7 +126,7 @@ func (m *Manager) recoverReady(ctx context.Context, e *table.Entry[podRecord], i
 			return err
 		} else if err != nil {
 			m.log.Error("namespace of pod is gone; the pod is not ready any more", "id", e.ID, "err", err)
-			return e.Intend(func(r *podRecord) { r.Phase = podBroken })
+			return e.Intend(func(r *state.PodRecord) { r.Phase = state.PodBroken })
 		}
 	}
 	if !rec.Init {
@@ -140,7 +140,7 @@ func (m *Manager) recoverReady(ctx context.Context, e *table.Entry[podRecord], i
 	case err != nil && !errors.Is(err, client.ErrNotFound):
 		return err
 	case err == nil && s.State == client.StateRunning:
-		return e.Intend(func(r *podRecord) { r.InitPid = s.Pid })
+		return e.Intend(func(r *state.PodRecord) { r.InitPid = s.Pid })
 	case rec.InitPid != 0:
 		m.initExited(e)
 		return nil

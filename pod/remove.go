@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // Remove stops the pod if need be, removes its containers and forgets it. Removing an
@@ -33,8 +33,8 @@ func (m *Manager) Remove(ctx context.Context, podID string) error {
 	}))
 }
 
-func (m *Manager) removePod(ctx context.Context, e *table.Entry[podRecord]) error {
-	if e.Get().Phase == podRemoving {
+func (m *Manager) removePod(ctx context.Context, e *state.PodEntry) error {
+	if e.Get().Phase == state.PodRemoving {
 		return nil // another call did it before our turn came
 	}
 	if err := m.stopPod(ctx, e); err != nil {
@@ -54,11 +54,11 @@ func (m *Manager) removePod(ctx context.Context, e *table.Entry[podRecord]) erro
 	if err := m.faultAt(ctx, faultRemoveContainers); err != nil {
 		return err
 	}
-	if err := e.Intend(func(r *podRecord) { r.Phase = podRemoving }); err != nil {
+	if err := e.Intend(func(r *state.PodRecord) { r.Phase = state.PodRemoving }); err != nil {
 		return err
 	}
 	m.pods.Release(e)
-	_ = m.tell(ctx, PodRemoved, e.Get().value()) // logged
+	_ = m.tell(ctx, PodRemoved, e.Get().Value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, faultRemoveRecorded)
 }
@@ -79,7 +79,7 @@ func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
 	return errdefs.During("remove container", e.ID, m.removeContainer(ctx, e))
 }
 
-func (m *Manager) removeContainer(ctx context.Context, e *table.Entry[containerRecord]) error {
+func (m *Manager) removeContainer(ctx context.Context, e *state.ContainerEntry) error {
 	return m.do(ctx, "remove-container/"+e.ID, removeLimit, func(ctx context.Context) error {
 		for {
 			if err := m.stopContainer(ctx, e, 0); err != nil {
@@ -94,7 +94,7 @@ func (m *Manager) removeContainer(ctx context.Context, e *table.Entry[containerR
 	})
 }
 
-func (m *Manager) removeStopped(ctx context.Context, e *table.Entry[containerRecord]) (removed bool, err error) {
+func (m *Manager) removeStopped(ctx context.Context, e *state.ContainerEntry) (removed bool, err error) {
 	if err := e.Turn.Take(ctx); err != nil {
 		return false, err
 	}
@@ -102,10 +102,10 @@ func (m *Manager) removeStopped(ctx context.Context, e *table.Entry[containerRec
 	if e.IsGone() {
 		return true, nil
 	}
-	if e.Get().running() {
+	if e.Get().Running() {
 		return false, nil
 	}
-	if err := e.Intend(func(r *containerRecord) { r.Phase = containerRemoving }); err != nil {
+	if err := e.Intend(func(r *state.ContainerRecord) { r.Phase = state.ContainerRemoving }); err != nil {
 		return false, err
 	}
 	if err := m.faultAt(ctx, faultRemoveContainerRecorded); err != nil {
@@ -121,7 +121,7 @@ func (m *Manager) removeStopped(ctx context.Context, e *table.Entry[containerRec
 }
 
 // queueDrop has a half-made or half-removed container deleted in the background.
-func (m *Manager) queueDrop(e *table.Entry[containerRecord]) {
+func (m *Manager) queueDrop(e *state.ContainerEntry) {
 	m.containers.Release(e)
 	m.clean.Queue("container", e.ID, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
@@ -134,7 +134,7 @@ func (m *Manager) queueDrop(e *table.Entry[containerRecord]) {
 
 // dropContainer frees everything a container has and forgets it. It can be called at
 // any point of its life at which it should not run, and any number of times.
-func (m *Manager) dropContainer(ctx context.Context, e *table.Entry[containerRecord]) error {
+func (m *Manager) dropContainer(ctx context.Context, e *state.ContainerEntry) error {
 	if e.IsGone() {
 		return nil
 	}

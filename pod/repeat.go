@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // A caller that got no answer (its deadline passed, the daemon was killed) calls again
@@ -18,7 +19,7 @@ func (m *Manager) repeatedRun(holder string, c *podconfig.Pod) bool {
 		return false
 	}
 	r := e.Get()
-	return r.Phase == podReady && sameConfig(&r.Config, c)
+	return r.Phase == state.PodReady && sameConfig(&r.Config, c)
 }
 
 func (m *Manager) repeatedCreate(holder string, c *podconfig.Container) bool {
@@ -27,7 +28,7 @@ func (m *Manager) repeatedCreate(holder string, c *podconfig.Container) bool {
 		return false
 	}
 	r := e.Get()
-	return r.Phase == containerCreated && sameConfig(&r.Config, c)
+	return r.Phase == state.ContainerCreated && sameConfig(&r.Config, c)
 }
 
 // sameConfig compares as records do, so that it holds across a restart of the daemon.

@@ -19,7 +19,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -132,25 +132,22 @@ func (m *Manager) createFrom(ctx context.Context, podID string, c podconfig.Cont
 	return id, err
 }
 
-// checkpointImageID is the id of the snapshot that shows a checkpoint image.
-func checkpointImageID(containerID string) string { return containerID[:table.IDLength*3/4] + "-c" }
-
 // checkpointIn says what is saved in an image, nil if it is an ordinary one: a checkpoint image
 // is the archive of a checkpoint as its only layer, and says nothing of what to run. Other
 // runtimes know theirs by annotations, each by its own.
-func (m *Manager) checkpointIn(ctx context.Context, e *table.Entry[containerRecord], img *image.Image) (*checkpointed, error) {
+func (m *Manager) checkpointIn(ctx context.Context, e *state.ContainerEntry, img *image.Image) (*checkpointed, error) {
 	if !m.opts.Restore || len(img.Layers) != 1 || len(img.Config.Entrypoint)+len(img.Config.Cmd) > 0 {
 		return nil, nil
 	}
 	target := filepath.Join(m.containerDir().Of(e.ID), "checkpoint")
-	_, err := m.Snapshots.Prepare(ctx, checkpointImageID(e.ID),
+	_, err := m.Snapshots.Prepare(ctx, state.CheckpointImageID(e.ID),
 		snapshot.PrepareOptions{Layers: img.Layers, Target: target, Access: snapshot.ReadOnly})
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint image: %w", err)
 	}
 	saved, err := openSaved(target)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, m.Snapshots.Remove(ctx, checkpointImageID(e.ID))
+		return nil, m.Snapshots.Remove(ctx, state.CheckpointImageID(e.ID))
 	}
 	return saved, err
 }

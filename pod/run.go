@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 )
 
@@ -46,7 +47,7 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	}
 	m.Starting()
 	id := table.NewID()
-	rec := podRecord{ID: id, Phase: podMaking, Config: c, CreatedAt: m.created.next()}
+	rec := state.PodRecord{ID: id, Phase: state.PodMaking, Config: c, CreatedAt: m.created.Next()}
 	e := table.NewEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
 	if holder, ok := m.pods.Add(c.Identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
@@ -72,9 +73,9 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	return "", m.reserve.Explain(err)
 }
 
-func (m *Manager) makePod(ctx context.Context, e *table.Entry[podRecord]) error {
+func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
 	begin := time.Now()
-	var watch stopwatch
+	var watch state.Stopwatch
 	stage := func(point fault.Point) error {
 		m.log.Debug("pod starting", "id", e.ID, "stage", point, "after", time.Since(begin))
 		return m.faultAt(ctx, point)
@@ -86,7 +87,7 @@ func (m *Manager) makePod(ctx context.Context, e *table.Entry[podRecord]) error 
 	if err != nil {
 		return err
 	}
-	if err := e.Update(func(r *podRecord) { r.Labels = labels }); err != nil {
+	if err := e.Update(func(r *state.PodRecord) { r.Labels = labels }); err != nil {
 		m.selinux.Release(labels)
 		return err
 	}
@@ -103,16 +104,16 @@ func (m *Manager) makePod(ctx context.Context, e *table.Entry[podRecord]) error 
 	if err != nil {
 		return err
 	}
-	recorded := watch.step("record the intent", begin)
+	recorded := watch.Step("record the intent", begin)
 	tasks.Go(func() error {
-		defer func() { watch.step("write files", recorded) }()
+		defer func() { watch.Step("write files", recorded) }()
 		return m.writePodFiles(e.ID, c, hostname)
 	})
 	tasks.Go(func() (err error) {
 		if set, err = m.pinNamespaces(ctx, e.ID, c, hostname); err != nil {
 			return err
 		}
-		pinned := watch.step("make namespaces", recorded)
+		pinned := watch.Step("make namespaces", recorded)
 		if err := stage(faultRunNamespaces); err != nil {
 			return err
 		}
@@ -122,7 +123,7 @@ func (m *Manager) makePod(ctx context.Context, e *table.Entry[podRecord]) error 
 		if net, err = m.Network.Setup(ctx, m.networkPod(e.ID, c)); err != nil {
 			return fmt.Errorf("network: %w", err)
 		}
-		watch.step("connect network", pinned)
+		watch.Step("connect network", pinned)
 		return stage(faultRunNetwork)
 	})
 	if err := tasks.Wait(); err != nil {
@@ -138,16 +139,16 @@ func (m *Manager) makePod(ctx context.Context, e *table.Entry[podRecord]) error 
 	if err := m.labelPodFiles(e.ID, c, labels); err != nil {
 		return err
 	}
-	watch.step("write hosts and resolv.conf", connected)
-	p := e.Get().value()
+	watch.Step("write hosts and resolv.conf", connected)
+	p := e.Get().Value()
 	p.IPs, p.NetNS = net.IPs, set.Net
 	// Hold new plugins only from here on, not while the pod is being connected: see makeContainer.
 	defer m.holdPlugins()()
 	if err := m.tell(ctx, PodRuns, p); err != nil {
 		return err
 	}
-	err = e.Update(func(r *podRecord) {
-		r.Phase, r.IPs, r.Namespaces, r.Steps = podReady, net.IPs, set, watch.all(nil)
+	err = e.Update(func(r *state.PodRecord) {
+		r.Phase, r.IPs, r.Namespaces, r.Steps = state.PodReady, net.IPs, set, watch.All(nil)
 	})
 	if err != nil {
 		return err
@@ -214,7 +215,7 @@ func (m *Manager) networkPod(id string, c *podconfig.Pod) network.Pod {
 }
 
 // undoPod takes back whatever makePod did before it failed or the daemon died.
-func (m *Manager) undoPod(ctx context.Context, e *table.Entry[podRecord]) error {
+func (m *Manager) undoPod(ctx context.Context, e *state.PodEntry) error {
 	if err := m.dropPodParts(ctx, e); err != nil {
 		return err
 	}

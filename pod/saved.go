@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // A saved container is a directory, or an archive of one, in the layout that CRI-O, podman
@@ -116,7 +117,7 @@ func (s *checkpointed) diff() (*os.File, error) {
 }
 
 // writeSaved writes the two JSON files of a saved container; spec is its bundle's.
-func writeSaved(dir string, r *containerRecord, bundle string) error {
+func writeSaved(dir string, r *state.ContainerRecord, bundle string) error {
 	b, err := json.MarshalIndent(savedContainer{
 		ID: r.ID, Name: r.Config.Name, ImageID: r.ImageID, ImageRef: r.ImageRef, ImageName: r.Config.Image,
 		Runtime: "coracle", CreatedAt: r.CreatedAt, CheckpointedAt: time.Now(),

@@ -8,18 +8,19 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 )
 
 // saving notes, before they are made, files of a checkpoint that is being made of a container.
-func saving(e *table.Entry[containerRecord], paths ...string) error {
-	return e.Update(func(r *containerRecord) { r.Saving = append(slices.Clone(r.Saving), paths...) })
+func saving(e *state.ContainerEntry, paths ...string) error {
+	return e.Update(func(r *state.ContainerRecord) { r.Saving = append(slices.Clone(r.Saving), paths...) })
 }
 
 // saved forgets them: they are gone, or have become a checkpoint. A container that was removed
 // meanwhile has forgotten them already.
-func saved(e *table.Entry[containerRecord], paths ...string) error {
-	err := e.Update(func(r *containerRecord) {
+func saved(e *state.ContainerEntry, paths ...string) error {
+	err := e.Update(func(r *state.ContainerRecord) {
 		r.Saving = slices.DeleteFunc(slices.Clone(r.Saving), func(p string) bool { return slices.Contains(paths, p) })
 	})
 	if errors.Is(err, table.ErrGone) {
@@ -105,7 +106,7 @@ func (m *Manager) dropUnfinishedLocked(dir string) error {
 		return err
 	}
 	var errs []error
-	for _, e := range m.containers.Each(func(r *containerRecord) bool { return len(r.Saving) > 0 }) {
+	for _, e := range m.containers.Each(func(r *state.ContainerRecord) bool { return len(r.Saving) > 0 }) {
 		errs = append(errs, saved(e, paths...))
 	}
 	if err := errors.Join(errs...); err != nil {

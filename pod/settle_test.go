@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -27,7 +28,7 @@ func TestEndThatCannotBeToldYet(t *testing.T) {
 			}
 			b.mend("shim.Status")
 			ok(t, m.StopContainer(t.Context(), id, 0))
-			if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 7 {
+			if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 7 {
 				t.Errorf("container is %s, %d", c.State, c.ExitCode)
 			}
 		})

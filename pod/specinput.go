@@ -11,13 +11,13 @@ import (
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/userdb"
 )
 
 // specInput takes all decisions that the container's spec depends on: everything here
 // may look at the host, nothing in ocispec does.
-func (m *Manager) specInput(ctx context.Context, p *table.Entry[podRecord], e *table.Entry[containerRecord], img image.Image,
+func (m *Manager) specInput(ctx context.Context, p *state.PodEntry, e *state.ContainerEntry, img image.Image,
 	user userdb.Identity,
 	root string, volumes map[int]volume, labels mac.Labels,
 ) (ocispec.Input, error) {
@@ -125,7 +125,7 @@ func (m *Manager) containerFiles(podID string, c *podconfig.Pod) ocispec.Files {
 }
 
 // containerNamespaces are those of the pod, and the PID namespace that the container chooses.
-func (m *Manager) containerNamespaces(ctx context.Context, p *table.Entry[podRecord], c *podconfig.Container) (ocispec.Namespaces, error) {
+func (m *Manager) containerNamespaces(ctx context.Context, p *state.PodEntry, c *podconfig.Container) (ocispec.Namespaces, error) {
 	rec := p.Get()
 	n := ocispec.Namespaces{
 		Net: rec.Namespaces.Net, IPC: rec.Namespaces.IPC, UTS: rec.Namespaces.UTS,
@@ -154,7 +154,7 @@ func (m *Manager) containerNamespaces(ctx context.Context, p *table.Entry[podRec
 		if tr.PodID != p.ID {
 			return n, errdefs.Errorf(errdefs.ErrInvalid, "target container %s is in another pod", t.ID)
 		}
-		if tr.Phase != containerRunning {
+		if tr.Phase != state.ContainerRunning {
 			return n, errdefs.Errorf(errdefs.ErrPrecondition, "target container %s is not running", t.ID)
 		}
 		n.PID = fmt.Sprintf("/proc/%d/ns/pid", tr.Pid)

@@ -11,7 +11,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -42,13 +42,13 @@ func (m *Manager) StartContainer(ctx context.Context, id string) error {
 	}))
 }
 
-func (m *Manager) startContainer(ctx context.Context, e *table.Entry[containerRecord]) error {
+func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) error {
 	rec := e.Get()
-	if rec.Phase != containerCreated {
+	if rec.Phase != state.ContainerCreated {
 		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
 	}
 	begin := time.Now()
-	var watch stopwatch
+	var watch state.Stopwatch
 	stage := func(point fault.Point) error {
 		m.log.Debug("container starting", "id", e.ID, "stage", point, "after", time.Since(begin))
 		return m.faultAt(ctx, point)
@@ -57,12 +57,12 @@ func (m *Manager) startContainer(ctx context.Context, e *table.Entry[containerRe
 	if p == nil {
 		return errdefs.Errorf(errdefs.ErrPrecondition, "its pod %s is gone", rec.PodID)
 	}
-	if err := e.Update(func(r *containerRecord) { r.Phase, r.StartedAt = containerStarting, begin }); err != nil {
+	if err := e.Update(func(r *state.ContainerRecord) { r.Phase, r.StartedAt = state.ContainerStarting, begin }); err != nil {
 		return m.reserve.Explain(err)
 	}
 	// Looked at after the container has shown itself: a pod that stops now waits
 	// for our turn.
-	if err := mustBeReady(p); err != nil {
+	if err := p.Get().MustBeReady(); err != nil {
 		return errors.Join(err, m.unstart(e))
 	}
 	if err := m.targetStillRuns(&rec.Config); err != nil {
@@ -89,7 +89,7 @@ func (m *Manager) startContainer(ctx context.Context, e *table.Entry[containerRe
 		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
 		LogPath: rec.LogPath, LogDirectory: p.Get().Config.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
 	}
-	recorded := watch.step("record the start", begin)
+	recorded := watch.Step("record the start", begin)
 	launch := func() (pid int, err error) {
 		if pid, err = m.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
 			// The last daemon began this start, and the shim had not finished it when this daemon
@@ -101,14 +101,14 @@ func (m *Manager) startContainer(ctx context.Context, e *table.Entry[containerRe
 		if err != nil {
 			return 0, err
 		}
-		created := watch.step("make process (shim and engine)", recorded)
+		created := watch.Step("make process (shim and engine)", recorded)
 		if err := stage(faultStartCreated); err != nil {
 			return 0, err
 		}
 		if err := m.Shim.StartContainer(ctx, rec.PodID, e.ID); err != nil {
 			return 0, err
 		}
-		watch.step("execute program", created)
+		watch.Step("execute program", created)
 		return pid, nil
 	}
 	pid, err := launch()
@@ -124,11 +124,11 @@ func (m *Manager) startContainer(ctx context.Context, e *table.Entry[containerRe
 	if err := stage(faultStartStarted); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	err = e.Update(func(r *containerRecord) {
-		r.Steps = watch.all(r.Steps)
+	err = e.Update(func(r *state.ContainerRecord) {
+		r.Steps = watch.All(r.Steps)
 		// Its end may have been noted already.
-		if r.Phase == containerStarting {
-			r.Phase, r.Pid = containerRunning, pid
+		if r.Phase == state.ContainerStarting {
+			r.Phase, r.Pid = state.ContainerRunning, pid
 		}
 	})
 	if err != nil {
@@ -140,14 +140,14 @@ func (m *Manager) startContainer(ctx context.Context, e *table.Entry[containerRe
 // relaunch continues a start that was interrupted by the shim's death. The next shim knows how far
 // the start got. If the user's program never ran, the start is repeated once, so the program never
 // runs twice.
-func (m *Manager) relaunch(ctx context.Context, e *table.Entry[containerRecord], cause error,
+func (m *Manager) relaunch(ctx context.Context, e *state.ContainerEntry, cause error,
 	launch func() (pid int, err error),
 ) (pid int, err error) {
 	podID := e.Get().PodID
 	s, err := m.Shim.Status(ctx, podID, e.ID)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
-		if e.Get().Phase != containerStarting {
+		if e.Get().Phase != state.ContainerStarting {
 			return 0, nil // it has run, its end is noted, and the shim has been told to forget it
 		}
 	case err != nil:
@@ -171,7 +171,7 @@ func (m *Manager) relaunch(ctx context.Context, e *table.Entry[containerRecord],
 
 // renamePod gives the pod its host name back after a restore, which brings that of the saved
 // pod.
-func (m *Manager) renamePod(p *table.Entry[podRecord], rec *containerRecord) error {
+func (m *Manager) renamePod(p *state.PodEntry, rec *state.ContainerRecord) error {
 	pr := p.Get()
 	if rec.Checkpoint == "" || pr.Namespaces.UTS == "" {
 		return nil
@@ -195,21 +195,21 @@ func (m *Manager) targetStillRuns(c *podconfig.Container) error {
 	if err != nil {
 		return fmt.Errorf("target container: %w", err)
 	}
-	if t.Get().Phase != containerRunning {
+	if t.Get().Phase != state.ContainerRunning {
 		return errdefs.Errorf(errdefs.ErrPrecondition, "target container %s has ended", t.ID)
 	}
 	return nil
 }
 
 // unstart takes the intent to start back: the shim has not been told.
-func (m *Manager) unstart(e *table.Entry[containerRecord]) error {
-	return e.Intend(func(r *containerRecord) { r.Phase, r.StartedAt = containerCreated, time.Time{} })
+func (m *Manager) unstart(e *state.ContainerEntry) error {
+	return e.Intend(func(r *state.ContainerRecord) { r.Phase, r.StartedAt = state.ContainerCreated, time.Time{} })
 }
 
 // startFailed ends a start that cannot go on: what the shim has is killed and freed, and
 // the container is left exited with the cause. A start that the end of the daemon cuts off
 // has not failed: the next one finds out how far it came.
-func (m *Manager) startFailed(ctx context.Context, e *table.Entry[containerRecord], cause error) error {
+func (m *Manager) startFailed(ctx context.Context, e *state.ContainerEntry, cause error) error {
 	if m.life.Context().Err() != nil {
 		return cause
 	}
@@ -224,8 +224,8 @@ func (m *Manager) startFailed(ctx context.Context, e *table.Entry[containerRecor
 	if noProgram(cause) {
 		code = exitNoProgram
 	}
-	err := e.Observe(func(r *containerRecord) {
-		r.exit(code, time.Now(), false)
+	err := e.Observe(func(r *state.ContainerRecord) {
+		r.Exit(code, time.Now(), false)
 		r.Reason, r.Message = "StartError", cause.Error()
 	})
 	m.unrecorded(e.ID, err)

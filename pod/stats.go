@@ -9,6 +9,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/reading"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -30,9 +31,9 @@ func (m *Manager) Stats(ctx context.Context, id string) (ContainerStats, error) 
 // ListStats reads the use of all running containers that fit f, in parallel. One that
 // cannot be read within a second is left out. The writable layers' use may be
 // Options.DiskUsageAge old.
-func (m *Manager) ListStats(ctx context.Context, f ContainerFilter) []ContainerStats {
-	es := m.containers.Each(func(r *containerRecord) bool { return r.Phase == containerRunning && f.fits(r) })
-	return readAll(ctx, m, es, func(ctx context.Context, e *table.Entry[containerRecord]) (ContainerStats, error) {
+func (m *Manager) ListStats(ctx context.Context, f state.ContainerFilter) []ContainerStats {
+	es := m.containers.Each(func(r *state.ContainerRecord) bool { return r.Phase == state.ContainerRunning && f.Fits(r) })
+	return readAll(ctx, m, es, func(ctx context.Context, e *state.ContainerEntry) (ContainerStats, error) {
 		return m.stats(ctx, e, m.opts.DiskUsageAge)
 	})
 }
@@ -72,10 +73,10 @@ func readAll[R, T any](ctx context.Context, m *Manager, es []*table.Entry[R], re
 // atOnce is how many readings, or calls to the shim, one request makes at a time.
 const atOnce = 32
 
-func (m *Manager) stats(ctx context.Context, e *table.Entry[containerRecord], diskAge time.Duration) (ContainerStats, error) {
+func (m *Manager) stats(ctx context.Context, e *state.ContainerEntry, diskAge time.Duration) (ContainerStats, error) {
 	rec := e.Get()
 	s := ContainerStats{ID: e.ID, PodID: rec.PodID}
-	if rec.Phase == containerRunning {
+	if rec.Phase == state.ContainerRunning {
 		r, err := m.containerUsage(ctx, e)
 		if err != nil {
 			return s, err
@@ -92,7 +93,7 @@ func (m *Manager) stats(ctx context.Context, e *table.Entry[containerRecord], di
 	return s, nil
 }
 
-func (m *Manager) containerUsage(ctx context.Context, e *table.Entry[containerRecord]) (reading.Reading[cgstat.Usage], error) {
+func (m *Manager) containerUsage(ctx context.Context, e *state.ContainerEntry) (reading.Reading[cgstat.Usage], error) {
 	return m.meters.containers.Get(ctx, e.ID, m.opts.UsageAge, m.keepContainer,
 		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
 			p := m.pods.Exact(e.Get().PodID)

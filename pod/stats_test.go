@@ -13,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/reading"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 func TestStats(t *testing.T) {
@@ -37,11 +38,11 @@ func TestStats(t *testing.T) {
 		if s := must[ContainerStats](t)(m.Stats(ctx, ids[0])); s.CPU.Total != 0 || s.DiskBytes != 4096 || s.Usage.Time.IsZero() {
 			t.Errorf("of one that was never started: %+v", s)
 		}
-		if got := m.ListStats(ctx, ContainerFilter{}); len(got) != 2 {
+		if got := m.ListStats(ctx, state.ContainerFilter{}); len(got) != 2 {
 			t.Errorf("%d readings, want those of the 2 that run", len(got))
 		}
 		n := b.count("snapshots.Usage")
-		m.ListStats(ctx, ContainerFilter{})
+		m.ListStats(ctx, state.ContainerFilter{})
 		if b.count("snapshots.Usage") != n {
 			t.Error("a fresh reading of the disk was not used again")
 		}
@@ -66,7 +67,7 @@ func TestHungCgroupDelaysNobody(t *testing.T) {
 		b.fault("meter.Cgroup", hanging(entered, release))
 		short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 		defer cancel()
-		if got := m.ListStats(short, ContainerFilter{}); len(got) != 0 {
+		if got := m.ListStats(short, state.ContainerFilter{}); len(got) != 0 {
 			t.Errorf("%d readings of a hung cgroup", len(got))
 		}
 		if got := m.ListPodStats(short, PodStatsFilter{}); len(got) != 0 {
@@ -201,7 +202,7 @@ func TestUpdatePodResources(t *testing.T) {
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	ok(t, m.UpdatePodResources(ctx, podID, &podconfig.Resources{MemoryLimit: 5}, nil))
 	ok(t, m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{CPUShares: 6}))
-	p := must[Pod](t)(m.Pod(podID))
+	p := must[state.Pod](t)(m.Pod(podID))
 	if p.Config.Overhead.MemoryLimit != 5 || p.Config.Resources.CPUShares != 6 {
 		t.Errorf("%+v, %+v", p.Config.Overhead, p.Config.Resources)
 	}

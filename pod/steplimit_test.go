@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -78,7 +79,7 @@ func TestStartAwaitsRecovery(t *testing.T) {
 	}
 	// The start goes on though its caller has gone; another joins it or comes too late.
 	_ = m.StartContainer(t.Context(), id)
-	if c := must[Container](t)(m.Container(id)); c.State != Running {
+	if c := must[state.Container](t)(m.Container(id)); c.State != state.Running {
 		t.Errorf("container is %s", c.State)
 	}
 }

@@ -3,6 +3,8 @@ package pod
 import (
 	"slices"
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // TestSteps: where the time of a start went is recorded of every pod and container, and outlives
@@ -15,17 +17,17 @@ func TestSteps(t *testing.T) {
 	ok(t, m.StartContainer(t.Context(), id))
 	for _, tc := range []struct {
 		of    string
-		steps []Step
+		steps []state.Step
 		want  []string
 	}{
-		{"pod", must[Pod](t)(m.Pod(podID)).Steps, []string{"record the intent", "make namespaces", "connect network", "write files"}},
+		{"pod", must[state.Pod](t)(m.Pod(podID)).Steps, []string{"record the intent", "make namespaces", "connect network", "write files"}},
 		{
-			"container", must[Container](t)(m.Container(id)).Steps,
+			"container", must[state.Container](t)(m.Container(id)).Steps,
 			[]string{"mount root file system", "compute and write specification", "make process (shim and engine)", "execute program"},
 		},
 	} {
 		for _, want := range tc.want {
-			if !slices.ContainsFunc(tc.steps, func(s Step) bool { return s.What == want && s.Took >= 0 && !s.Began.IsZero() }) {
+			if !slices.ContainsFunc(tc.steps, func(s state.Step) bool { return s.What == want && s.Took >= 0 && !s.Began.IsZero() }) {
 				t.Errorf("%s: no step %q in %v", tc.of, want, tc.steps)
 			}
 		}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // Stop kills all containers of the pod, disconnects it and lets its namespaces go. The
@@ -39,14 +39,14 @@ func (m *Manager) Stop(ctx context.Context, podID string) error {
 }
 
 // stopPod is Stop for one that has the pod's turn.
-func (m *Manager) stopPod(ctx context.Context, e *table.Entry[podRecord]) error {
+func (m *Manager) stopPod(ctx context.Context, e *state.PodEntry) error {
 	switch e.Get().Phase {
-	case podStopped, podRemoving:
+	case state.PodStopped, state.PodRemoving:
 		return nil
 	}
 	// From here on no container of the pod is created or started: those
 	// operations look at the pod after they have shown themselves to us.
-	if err := e.Intend(func(r *podRecord) { r.Phase = podStopping }); err != nil {
+	if err := e.Intend(func(r *state.PodRecord) { r.Phase = state.PodStopping }); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultStopRecorded); err != nil {
@@ -75,21 +75,21 @@ func (m *Manager) stopPod(ctx context.Context, e *table.Entry[podRecord]) error 
 	if err := m.faultAt(ctx, faultStopKilled); err != nil {
 		return err
 	}
-	if err := e.Intend(func(r *podRecord) { r.Phase, r.Init, r.InitPid = podStopped, false, 0 }); err != nil {
+	if err := e.Intend(func(r *state.PodRecord) { r.Phase, r.Init, r.InitPid = state.PodStopped, false, 0 }); err != nil {
 		return err
 	}
-	_ = m.tell(ctx, PodStopped, e.Get().value()) // logged
+	_ = m.tell(ctx, PodStopped, e.Get().Value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, faultStopStopped)
 }
 
 // containersOf returns all containers of a pod, half-made and half-removed ones too.
-func (m *Manager) containersOf(podID string) []*table.Entry[containerRecord] {
-	return m.containers.Each(func(r *containerRecord) bool { return r.PodID == podID })
+func (m *Manager) containersOf(podID string) []*state.ContainerEntry {
+	return m.containers.Each(func(r *state.ContainerRecord) bool { return r.PodID == podID })
 }
 
 // queueCleaning has what is left of a stopped or removed pod cleaned up in the background.
-func (m *Manager) queueCleaning(e *table.Entry[podRecord]) {
+func (m *Manager) queueCleaning(e *state.PodEntry) {
 	m.clean.Queue("pod", e.ID, func(ctx context.Context) error {
 		if err := e.Tidy.Take(ctx); err != nil {
 			return err
@@ -100,7 +100,7 @@ func (m *Manager) queueCleaning(e *table.Entry[podRecord]) {
 }
 
 // cleanPod frees what a stopped pod still holds, and all of one being removed.
-func (m *Manager) cleanPod(ctx context.Context, e *table.Entry[podRecord]) error {
+func (m *Manager) cleanPod(ctx context.Context, e *state.PodEntry) error {
 	if e.IsGone() {
 		return nil
 	}
@@ -109,8 +109,8 @@ func (m *Manager) cleanPod(ctx context.Context, e *table.Entry[podRecord]) error
 			return err
 		}
 	}
-	if e.Get().Phase != podRemoving {
-		return e.Intend(func(r *podRecord) { r.Clean = true })
+	if e.Get().Phase != state.PodRemoving {
+		return e.Intend(func(r *state.PodRecord) { r.Clean = true })
 	}
 	if err := m.faultAt(ctx, faultRemoveCleaned); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (m *Manager) cleanPod(ctx context.Context, e *table.Entry[podRecord]) error
 
 // dropPodParts frees everything that a pod has outside its directory. It can be called
 // at any point of a pod's life and any number of times.
-func (m *Manager) dropPodParts(ctx context.Context, e *table.Entry[podRecord]) error {
+func (m *Manager) dropPodParts(ctx context.Context, e *state.PodEntry) error {
 	c := &e.Get().Config
 	if err := m.endInit(ctx, e); err != nil {
 		return err

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -86,8 +86,8 @@ func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Durat
 	return errdefs.During("stop container", e.ID, m.stopContainer(ctx, e, max(grace, 0)))
 }
 
-func (m *Manager) stopContainer(ctx context.Context, e *table.Entry[containerRecord], grace time.Duration) error {
-	if p := e.Get().Phase; p == containerExited || p == containerCreated {
+func (m *Manager) stopContainer(ctx context.Context, e *state.ContainerEntry, grace time.Duration) error {
+	if p := e.Get().Phase; p == state.ContainerExited || p == state.ContainerCreated {
 		return nil
 	}
 	st, first := m.stops.join(e.ID, time.Now().Add(grace))
@@ -108,18 +108,18 @@ func (m *Manager) stopContainer(ctx context.Context, e *table.Entry[containerRec
 
 // carryOutStop waits for its turn (a start under way comes to its end first) and ends
 // the container by st's deadline.
-func (m *Manager) carryOutStop(ctx context.Context, e *table.Entry[containerRecord], st *stopping) error {
+func (m *Manager) carryOutStop(ctx context.Context, e *state.ContainerEntry, st *stopping) error {
 	if err := e.Turn.Take(ctx); err != nil {
 		return err
 	}
 	defer e.Turn.Give()
 	rec := e.Get()
-	if !rec.running() {
+	if !rec.Running() {
 		return nil
 	}
-	over := m.exits.of(e.ID, func() bool { return !e.Get().running() })
+	over := m.exits.of(e.ID, func() bool { return !e.Get().Running() })
 	if at := st.deadline(); time.Until(at) > 0 {
-		if err := e.Intend(func(r *containerRecord) { r.stopBy(at) }); err != nil {
+		if err := e.Intend(func(r *state.ContainerRecord) { r.StopBy(at) }); err != nil {
 			return err
 		}
 		if err := m.faultAt(ctx, faultStopContainerRecorded); err != nil {
@@ -140,7 +140,7 @@ func (m *Manager) carryOutStop(ctx context.Context, e *table.Entry[containerReco
 	}
 	return m.awaitKilled(ctx, over, func() (ended bool, err error) {
 		err = m.settle(ctx, e)
-		return !e.Get().running(), err
+		return !e.Get().Running(), err
 	})
 }
 
@@ -166,7 +166,7 @@ func awaitGrace(ctx context.Context, over <-chan struct{}, st *stopping) (ended 
 
 // signal sends sig to the container. If the shim says that nothing runs, what it knows
 // of the end is noted, so that no one waits for an event that will not come.
-func (m *Manager) signal(ctx context.Context, e *table.Entry[containerRecord], sig syscall.Signal) error {
+func (m *Manager) signal(ctx context.Context, e *state.ContainerEntry, sig syscall.Signal) error {
 	rec := e.Get()
 	err := m.Shim.Kill(ctx, client.KillRequest{
 		PodID: rec.PodID, ID: e.ID, Signal: sig,
@@ -181,7 +181,7 @@ func (m *Manager) signal(ctx context.Context, e *table.Entry[containerRecord], s
 }
 
 // settle notes the end of a container that the shim says does not run.
-func (m *Manager) settle(ctx context.Context, e *table.Entry[containerRecord]) error {
+func (m *Manager) settle(ctx context.Context, e *state.ContainerEntry) error {
 	s, err := m.Shim.Status(ctx, e.Get().PodID, e.ID)
 	switch {
 	case errors.Is(err, client.ErrNotFound):

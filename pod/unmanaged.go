@@ -18,6 +18,7 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -42,16 +43,19 @@ type Unmanaged struct {
 const unmanagedName = "unmanaged"
 
 // pod returns its status.
-func (u Unmanaged) pod() Pod {
-	return Pod{ID: u.ID, Config: podconfig.Pod{Name: unmanagedName, Namespace: unmanagedName, UID: u.ID}, State: NotReady, CreatedAt: u.Since}
+func (u Unmanaged) pod() state.Pod {
+	return state.Pod{
+		ID: u.ID, Config: podconfig.Pod{Name: unmanagedName, Namespace: unmanagedName, UID: u.ID}, State: state.NotReady,
+		CreatedAt: u.Since,
+	}
 }
 
 // container returns its status.
-func (u Unmanaged) container() Container {
-	return Container{
+func (u Unmanaged) container() state.Container {
+	return state.Container{
 		ID: u.ID, PodID: u.PodID, Config: podconfig.Container{Name: unmanagedName, Image: unmanagedName},
 		ImageID: unmanagedName, ImageRef: unmanagedName,
-		State: Unknown, CreatedAt: u.Since, Reason: "Unmanaged", Message: u.Reason,
+		State: state.Unknown, CreatedAt: u.Since, Reason: "Unmanaged", Message: u.Reason,
 	}
 }
 
@@ -204,11 +208,11 @@ func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 		return nil, err
 	}
 	for _, mount := range mounts {
-		ids = append(ids, volumePrefix(id)+mount.Name())
+		ids = append(ids, state.VolumePrefix(id)+mount.Name())
 	}
 	switch _, err := os.Stat(filepath.Join(dir, "checkpoint")); {
 	case err == nil:
-		ids = append(ids, checkpointImageID(id))
+		ids = append(ids, state.CheckpointImageID(id))
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}

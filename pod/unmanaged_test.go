@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -43,7 +44,7 @@ func (b *bench) untouched(m *Manager, podID, id string) {
 	if p == nil || p.state != client.StateRunning || len(p.signals) > 0 {
 		b.t.Errorf("container: %+v", p)
 	}
-	if b.snapshots[id] == "" || b.snapshots[volumeID(id, 0)] == "" {
+	if b.snapshots[id] == "" || b.snapshots[state.VolumeID(id, 0)] == "" {
 		b.t.Errorf("snapshots: %v", b.snapshots)
 	}
 	if _, connected := b.networks[podID]; !connected || !b.pins[m.nsDir(podID)] {
@@ -117,13 +118,13 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 						t.Errorf("unmanaged: %+v", u)
 					}
 				}
-				pods, containers := len(slices.Collect(m.Pods(PodFilter{}))), len(slices.Collect(m.Containers(ContainerFilter{})))
+				pods, containers := len(slices.Collect(m.Pods(state.PodFilter{}))), len(slices.Collect(m.Containers(state.ContainerFilter{})))
 				if kind == UnmanagedPod && pods != 0 || containers != 0 {
 					t.Errorf("listed: %d pods, %d containers", pods, containers)
 				}
 				if kind == UnmanagedContainer {
-					c := must[Container](t)(m.Container(id[:12]))
-					if c.ID != id || c.State != Unknown || c.Message == "" {
+					c := must[state.Container](t)(m.Container(id[:12]))
+					if c.ID != id || c.State != state.Unknown || c.Message == "" {
 						t.Errorf("its status: %+v", c)
 					}
 					ok(t, m.StopContainer(t.Context(), id, 0))
@@ -132,7 +133,7 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 					}
 					ok(t, m.RemoveContainer(t.Context(), id))
 				} else {
-					if p := must[Pod](t)(m.Pod(podID)); p.ID != podID || p.State != NotReady {
+					if p := must[state.Pod](t)(m.Pod(podID)); p.ID != podID || p.State != state.NotReady {
 						t.Errorf("its status: %+v", p)
 					}
 					ok(t, m.Stop(t.Context(), podID))
@@ -197,7 +198,7 @@ func TestRecordsReadableAgain(t *testing.T) {
 	}
 	// Its operations wait until it has been recovered.
 	ok(t, m.StopContainer(t.Context(), id, 0))
-	if c := must[Container](t)(m.Container(id)); c.State != Exited || c.ExitCode != 137 {
+	if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 137 {
 		t.Errorf("container is %s, %d", c.State, c.ExitCode)
 	}
 	ok(t, m.Remove(t.Context(), podID))
@@ -260,8 +261,10 @@ func TestContainersWithoutDirectory(t *testing.T) {
 		{"ready pod, never let go", nil, client.StateCreated, false},
 		{"ready pod, ended", nil, client.StateStopped, false},
 		{"stopped pod, running", func(m *Manager, id string) error { return m.Stop(context.Background(), id) }, client.StateRunning, false},
-		{"pod half made, running", func(m *Manager, id string) error { return setPhase(m, id, podMaking) }, client.StateRunning, false},
-		{"pod half removed, running", func(m *Manager, id string) error { return setPhase(m, id, podRemoving) }, client.StateRunning, false},
+		{"pod half made, running", func(m *Manager, id string) error { return setPhase(m, id, state.PodMaking) }, client.StateRunning, false},
+		{"pod half removed, running", func(m *Manager, id string) error {
+			return setPhase(m, id, state.PodRemoving)
+		}, client.StateRunning, false},
 		{"pod unmanaged, running", func(m *Manager, id string) error { return os.Truncate(m.podDir().File(id), 3) }, client.StateRunning, true},
 		{"pod gone, running", func(m *Manager, id string) error {
 			return errors.Join(unmount(m.podFiles(id)), os.RemoveAll(m.podDir().Of(id)))
@@ -297,8 +300,8 @@ func TestContainersWithoutDirectory(t *testing.T) {
 	}
 }
 
-func setPhase(m *Manager, podID string, p podPhase) error {
-	return m.pods.Exact(podID).Update(func(r *podRecord) { r.Phase = p })
+func setPhase(m *Manager, podID string, p state.PodPhase) error {
+	return m.pods.Exact(podID).Update(func(r *state.PodRecord) { r.Phase = p })
 }
 
 // A container whose record the shim cannot read either keeps running, and can be stopped and
@@ -341,7 +344,7 @@ func TestShimCannotReadItsRecord(t *testing.T) {
 			}
 			b.mu.Lock()
 			if !tc.podID {
-				delete(b.snapshots, volumeID(id, 0)) // without the directory, the volumes' snapshots are unknown
+				delete(b.snapshots, state.VolumeID(id, 0)) // without the directory, the volumes' snapshots are unknown
 			}
 			b.mu.Unlock()
 			b.nothingLeft()

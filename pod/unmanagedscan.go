@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -58,14 +59,14 @@ func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
 		}
 	}
 	var pods, containers []string
-	for _, e := range m.pods.Each(func(*podRecord) bool { return true }) {
+	for _, e := range m.pods.Each(func(*state.PodRecord) bool { return true }) {
 		pods = append(pods, e.ID)
 	}
 	for id := range unmanagedPods {
 		pods = append(pods, id)
 	}
-	for _, e := range m.containers.Each((*containerRecord).visible) {
-		containers = append(append(containers, e.ID), e.Get().volumes()...)
+	for _, e := range m.containers.Each((*state.ContainerRecord).Visible) {
+		containers = append(append(containers, e.ID), e.Get().Volumes()...)
 	}
 	var unseen error // whether some snapshots of unmanaged containers are unknown
 	for _, u := range m.Unmanaged() {
@@ -227,7 +228,7 @@ func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 	stays := false
 	if p := m.pods.Exact(podID); p != nil {
 		switch p.Get().Phase {
-		case podReady, podBroken:
+		case state.PodReady, state.PodBroken:
 			stays = true
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/podconfig"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // UpdateResources changes the limits of a created or running container; zero fields stay
@@ -37,14 +37,14 @@ func (m *Manager) UpdateResources(ctx context.Context, id string, r podconfig.Re
 	}))
 }
 
-func (m *Manager) updateResources(ctx context.Context, e *table.Entry[containerRecord], r podconfig.Resources) error {
+func (m *Manager) updateResources(ctx context.Context, e *state.ContainerEntry, r podconfig.Resources) error {
 	rec := e.Get()
 	next := rec.Config.Resources.With(r)
 	if err := next.Validate(); err != nil {
 		return err
 	}
 	switch rec.Phase {
-	case containerRunning:
+	case state.ContainerRunning:
 		limits := next.Change(r).On(podconfig.LimitsOfHost()).Linux()
 		if err := m.adjustUpdate(ctx, e, limits); err != nil {
 			return err
@@ -55,7 +55,7 @@ func (m *Manager) updateResources(ctx context.Context, e *table.Entry[containerR
 		if err := faultUpdateChanged.At(ctx); err != nil {
 			return err
 		}
-	case containerCreated:
+	case state.ContainerCreated:
 	default:
 		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
 	}
@@ -65,14 +65,14 @@ func (m *Manager) updateResources(ctx context.Context, e *table.Entry[containerR
 	if err := faultUpdateRewritten.At(ctx); err != nil {
 		return err
 	}
-	if err := e.Update(func(r *containerRecord) { r.Config.Resources = next }); err != nil {
+	if err := e.Update(func(r *state.ContainerRecord) { r.Config.Resources = next }); err != nil {
 		return err
 	}
 	return m.tellContainer(ctx, ContainerUpdated, e)
 }
 
 // rewriteResources puts limits into the bundle, where a start finds them.
-func (m *Manager) rewriteResources(e *table.Entry[containerRecord], r podconfig.Resources) error {
+func (m *Manager) rewriteResources(e *state.ContainerEntry, r podconfig.Resources) error {
 	dir := m.containerDir().Of(e.ID)
 	b, err := os.ReadFile(filepath.Join(dir, ocispec.FileName))
 	if err != nil {

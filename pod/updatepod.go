@@ -6,6 +6,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // UpdatePodResources notes what the caller, who owns the pod's cgroup, has given the pod as
@@ -29,13 +30,13 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 			return err
 		}
 		defer e.Turn.Give()
-		if err := mustBeReady(e); err != nil {
+		if err := e.Get().MustBeReady(); err != nil {
 			return err
 		}
-		if err := m.updatePod(ctx, e.Get().value(), overhead, resources); err != nil {
+		if err := m.updatePod(ctx, e.Get().Value(), overhead, resources); err != nil {
 			return err
 		}
-		if err := e.Update(func(r *podRecord) {
+		if err := e.Update(func(r *state.PodRecord) {
 			if overhead != nil {
 				r.Config.Overhead = overhead
 			}
@@ -45,7 +46,7 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 		}); err != nil {
 			return err
 		}
-		return m.tell(ctx, PodUpdated, e.Get().value())
+		return m.tell(ctx, PodUpdated, e.Get().Value())
 	}))
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 func TestBadPods(t *testing.T) {
@@ -239,7 +240,7 @@ func TestBadContainers(t *testing.T) {
 			t.Errorf("%s: got %q, %v", name, id, err)
 		}
 	}
-	if n := len(slices.Collect(m.Containers(ContainerFilter{}))); n != 0 {
+	if n := len(slices.Collect(m.Containers(state.ContainerFilter{}))); n != 0 {
 		t.Errorf("%d containers", n)
 	}
 	ok(t, m.Stop(t.Context(), podID))

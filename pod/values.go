@@ -1,117 +1,24 @@
 package pod
 
-import (
-	"net/netip"
-	"syscall"
-	"time"
+import "github.com/coracle-project/coracle/pod/state"
 
-	"github.com/coracle-project/coracle/internal/cgstat"
-	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/pod/podconfig"
+// What callers see of pods and containers, and how they choose some.
+type (
+	Pod             = state.Pod
+	Container       = state.Container
+	State           = state.State
+	ContainerState  = state.ContainerState
+	PodFilter       = state.PodFilter
+	ContainerFilter = state.ContainerFilter
+	Step            = state.Step
 )
 
-// State is a pod's state.
-type State string
-
-// The states of a pod.
+// The states of pods and containers.
 const (
-	Ready    State = "ready"
-	NotReady State = "notready"
+	Ready    = state.Ready
+	NotReady = state.NotReady
+	Created  = state.Created
+	Running  = state.Running
+	Exited   = state.Exited
+	Unknown  = state.Unknown
 )
-
-// Pod is what is known of a pod, a value safe to keep. List and Status make
-// it from memory.
-type Pod struct {
-	ID        string
-	Config    podconfig.Pod
-	State     State
-	CreatedAt time.Time
-	IPs       []netip.Addr
-	NetNS     string // path of the pinned network namespace; empty on the host's
-	Pid       int    // of the pod's init process; 0 if it needs none
-	Steps     []Step // of making it
-}
-
-// ContainerState is a container's state.
-type ContainerState string
-
-// The states of a container.
-const (
-	Created ContainerState = "created"
-	Running ContainerState = "running"
-	Exited  ContainerState = "exited"
-	Unknown ContainerState = "unknown"
-)
-
-// Container is what is known of a container, a value safe to keep.
-type Container struct {
-	ID, PodID string
-	Config    podconfig.Container
-	State     ContainerState
-	// ImageID is the image's id (config digest), ImageRef a repo digest if there is one.
-	ImageID, ImageRef                string
-	CreatedAt, StartedAt, FinishedAt time.Time // zero if not yet
-	ExitCode                         int32
-	Reason                           string // "Completed", "Error", "OOMKilled", "StartError"…
-	Message                          string
-	LogPath                          string // absolute
-	Pid                              int    // while running
-	// StopSignal is what Stop sends: the config's, else the image's, else SIGTERM.
-	StopSignal syscall.Signal
-	// User is who the container runs as, resolved against the image.
-	UID, GID           int64
-	SupplementalGroups []int64
-	Snapshot           string // upper directory
-	// VolumeRefs are digest references (else ids) of the images of image volumes, by
-	// container path.
-	VolumeRefs map[string]string
-	Steps      []Step // of making it and, once it is started, of that
-}
-
-// PodFilter and ContainerFilter choose what List returns; zero fields match all.
-// IDs may be given as unique prefixes.
-type PodFilter struct {
-	ID     string
-	State  State
-	Labels map[string]string
-}
-
-// ContainerFilter chooses containers.
-type ContainerFilter struct {
-	ID, PodID string
-	State     ContainerState
-	Labels    map[string]string
-}
-
-// ContainerStats is one reading of a container's use.
-type ContainerStats struct {
-	ID, PodID string
-	cgstat.Usage
-	// CPURate is the nanoseconds of CPU time per second since the reading before; nil if
-	// this is the first.
-	CPURate *uint64
-	// Writable layer.
-	DiskTime              time.Time
-	DiskBytes, DiskInodes uint64
-}
-
-// PodStats is one reading of a pod's use. Usage is that of the pod's own cgroup, or else the
-// sum of its running containers.
-type PodStats struct {
-	ID string
-	cgstat.Usage
-	CPURate *uint64 // as in ContainerStats
-	// Interfaces has the pod's own first; none on the host's network.
-	NetworkTime time.Time
-	Interfaces  []InterfaceUsage
-	Containers  []ContainerStats // that run
-}
-
-// InterfaceUsage is what has gone through an interface of a pod.
-type InterfaceUsage = network.InterfaceUsage
-
-// PodStatsFilter chooses pods; zero fields match all.
-type PodStatsFilter struct {
-	ID     string
-	Labels map[string]string
-}

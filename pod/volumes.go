@@ -11,7 +11,7 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/mac"
-	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -20,27 +20,6 @@ import (
 // place of the mount in the configuration, so that nothing needs to be written down to find
 // it again.
 
-// volumeID is the id of the snapshot of the container's mount number i. Ids of snapshots
-// have 64 bytes at most; what is left of the container's is random enough.
-func volumeID(containerID string, i int) string {
-	return volumePrefix(containerID) + strconv.Itoa(i)
-}
-
-func volumePrefix(containerID string) string { return containerID[:table.IDLength*3/4] + "-v" }
-
-// volumes are the ids of the snapshots of a container's image volumes.
-func (r *containerRecord) volumes() (ids []string) {
-	for i := range r.Config.Mounts {
-		if r.Config.Mounts[i].Image != "" {
-			ids = append(ids, volumeID(r.ID, i))
-		}
-	}
-	if r.Checkpoint != "" {
-		ids = append(ids, checkpointImageID(r.ID)) // if it came from an image
-	}
-	return ids
-}
-
 // volume is an image volume that is mounted on the host.
 type volume struct {
 	source string // what the container gets
@@ -48,7 +27,7 @@ type volume struct {
 }
 
 // mountVolumes mounts the images that the container's mounts name, by number of the mount.
-func (m *Manager) mountVolumes(ctx context.Context, e *table.Entry[containerRecord], users snapshot.Users,
+func (m *Manager) mountVolumes(ctx context.Context, e *state.ContainerEntry, users snapshot.Users,
 	labels mac.Labels,
 ) (map[int]volume, error) {
 	var out map[int]volume
@@ -69,7 +48,7 @@ func (m *Manager) mountVolumes(ctx context.Context, e *table.Entry[containerReco
 	return out, nil
 }
 
-func (m *Manager) mountVolume(ctx context.Context, e *table.Entry[containerRecord], i int, users snapshot.Users,
+func (m *Manager) mountVolume(ctx context.Context, e *state.ContainerEntry, i int, users snapshot.Users,
 	labels mac.Labels,
 ) (volume, error) {
 	mount := &e.Get().Config.Mounts[i]
@@ -81,7 +60,7 @@ func (m *Manager) mountVolume(ctx context.Context, e *table.Entry[containerRecor
 		return volume{}, err
 	}
 	target := filepath.Join(m.containerDir().Of(e.ID), "volumes", strconv.Itoa(i))
-	_, err = m.Snapshots.Prepare(ctx, volumeID(e.ID, i), snapshot.PrepareOptions{
+	_, err = m.Snapshots.Prepare(ctx, state.VolumeID(e.ID, i), snapshot.PrepareOptions{
 		Layers: img.Layers, Target: target, Users: users, Access: snapshot.ReadOnly,
 		Label: labels.Mount,
 	})
@@ -117,10 +96,10 @@ func imageRef(img *image.Image) string {
 }
 
 // removeVolumes takes the container's image volumes down.
-func (m *Manager) removeVolumes(ctx context.Context, e *table.Entry[containerRecord]) error {
-	ids := e.Get().volumes()
+func (m *Manager) removeVolumes(ctx context.Context, e *state.ContainerEntry) error {
+	ids := e.Get().Volumes()
 	if m.opts.Restore {
-		ids = append(ids, checkpointImageID(e.ID)) // of one whose making was cut off
+		ids = append(ids, state.CheckpointImageID(e.ID)) // of one whose making was cut off
 	}
 	for _, id := range ids {
 		if err := m.Snapshots.Remove(ctx, id); err != nil {

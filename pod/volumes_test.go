@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // bundle reads the spec of a container.
@@ -58,7 +59,7 @@ func TestImageVolumes(t *testing.T) {
 	if got := mountAt(t, spec, "/part"); got.Source != filepath.Join(dir, "1", "etc") || !slices.Contains(got.Options, "noexec") {
 		t.Errorf("%+v", got)
 	}
-	if got := must[Container](t)(m.Container(id)).VolumeRefs; got["/whole"] != "busybox@sha256:1" || len(got) != 2 {
+	if got := must[state.Container](t)(m.Container(id)).VolumeRefs; got["/whole"] != "busybox@sha256:1" || len(got) != 2 {
 		t.Errorf("references %v", got)
 	}
 

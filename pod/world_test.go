@@ -24,6 +24,7 @@ import (
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -335,13 +336,13 @@ func idle(t testing.TB, m *Manager) {
 }
 
 // ended waits for a container's exit to be noted.
-func ended(t testing.TB, m *Manager, id string) Container {
+func ended(t testing.TB, m *Manager, id string) state.Container {
 	t.Helper()
 	e := m.containers.Exact(id)
 	select {
-	case <-m.exits.of(id, func() bool { return e.Get().Phase == containerExited }):
+	case <-m.exits.of(id, func() bool { return e.Get().Phase == state.ContainerExited }):
 	case <-time.After(patience):
 		t.Fatal("the container does not end")
 	}
-	return must[Container](t)(m.Container(id))
+	return must[state.Container](t)(m.Container(id))
 }

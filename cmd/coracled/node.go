@@ -25,6 +25,7 @@ import (
 	"github.com/coracle-project/coracle/nri"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -56,7 +57,7 @@ type node struct {
 // with which the keeper starts the daemon again; nil if it must not.
 func startNode(ctx context.Context, c config.Config, respawn []string, log *slog.Logger) (*node, error) {
 	// First of all: do not touch the records of a newer daemon.
-	records, err := pod.ReadRecords(c.State)
+	records, err := state.ReadRecords(c.State)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +69,7 @@ func startNode(ctx context.Context, c config.Config, respawn []string, log *slog
 	return n, nil
 }
 
-func (n *node) start(ctx context.Context, records *pod.Records, respawn []string) error {
+func (n *node) start(ctx context.Context, records *state.Records, respawn []string) error {
 	c := n.config
 	// A removed image's layers stay while containers run from them, and go with
 	// the last of these.

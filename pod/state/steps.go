@@ -1,4 +1,4 @@
-package pod
+package state
 
 import (
 	"sync"
@@ -14,14 +14,14 @@ type Step struct {
 	Took  time.Duration `json:"took"` // ns
 }
 
-// stopwatch takes steps, of several goroutines too.
-type stopwatch struct {
+// Stopwatch takes steps, of several goroutines too.
+type Stopwatch struct {
 	mu    sync.Mutex
 	steps []Step
 }
 
-// step notes one that began then and ends now, which it returns.
-func (w *stopwatch) step(what string, began time.Time) (now time.Time) {
+// Step notes one that began then and ends now, which it returns.
+func (w *Stopwatch) Step(what string, began time.Time) (now time.Time) {
 	now = time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -29,8 +29,8 @@ func (w *stopwatch) step(what string, began time.Time) (now time.Time) {
 	return now
 }
 
-// all are the steps so far, after those before.
-func (w *stopwatch) all(before []Step) []Step {
+// All are the steps so far, after those before.
+func (w *Stopwatch) All(before []Step) []Step {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append(append([]Step(nil), before...), w.steps...)

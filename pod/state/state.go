@@ -1,35 +1,40 @@
-package pod
+// Package state has the states of pods and containers: their records on disk, the phases that the
+// records can be in, and what callers see of them.
+package state
 
 import (
 	"net/netip"
+	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/nspin"
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // recordVersion is the format of pod.json and container.json.
 const recordVersion = 1
 
-// podPhase is how far a pod's life has come, as its record says it. The -ing phases
+// PodPhase is how far a pod's life has come, as its record says it. The -ing phases
 // are intents: recovery rolls them back (making) or forward (the others).
-type podPhase string
+type PodPhase string
 
 const (
-	podMaking   podPhase = "making"   // side effects may exist; nobody knows the pod yet
-	podReady    podPhase = "ready"    // complete
-	podBroken   podPhase = "broken"   // complete, but its init died
-	podStopping podPhase = "stopping" // no new containers; those there are being killed
-	podStopped  podPhase = "stopped"  // no container runs
-	podRemoving podPhase = "removing" // reported as removed; something may be left
+	PodMaking   PodPhase = "making"   // side effects may exist; nobody knows the pod yet
+	PodReady    PodPhase = "ready"    // complete
+	PodBroken   PodPhase = "broken"   // complete, but its init died
+	PodStopping PodPhase = "stopping" // no new containers; those there are being killed
+	PodStopped  PodPhase = "stopped"  // no container runs
+	PodRemoving PodPhase = "removing" // reported as removed; something may be left
 )
 
-// podRecord is pod.json.
-type podRecord struct {
+// PodRecord is pod.json.
+type PodRecord struct {
 	ID         string        `json:"id"`
-	Phase      podPhase      `json:"phase"`
+	Phase      PodPhase      `json:"phase"`
 	Config     podconfig.Pod `json:"config"`
 	CreatedAt  time.Time     `json:"createdAt"`
 	IPs        []netip.Addr  `json:"ips,omitempty"`
@@ -45,37 +50,49 @@ type podRecord struct {
 	Steps []Step `json:"steps,omitempty"`
 }
 
-func (r *podRecord) visible() bool { return r.Phase != podMaking && r.Phase != podRemoving }
+func (r *PodRecord) Visible() bool { return r.Phase != PodMaking && r.Phase != PodRemoving }
 
-// value is what callers see of the record.
-func (r *podRecord) value() Pod {
+// Value is what callers see of the record.
+func (r *PodRecord) Value() Pod {
 	return Pod{
 		ID: r.ID, Config: r.Config, State: r.state(), CreatedAt: r.CreatedAt,
 		IPs: r.IPs, NetNS: r.Namespaces.Net, Pid: r.InitPid, Steps: r.Steps,
 	}
 }
 
-func (r *podRecord) state() State {
-	if r.Phase == podReady {
+func (r *PodRecord) state() State {
+	if r.Phase == PodReady {
 		return Ready
 	}
 	return NotReady
+}
+
+// MustBeReady is ErrPrecondition unless containers can be made in the pod.
+func (r *PodRecord) MustBeReady() error {
+	switch r.Phase {
+	case PodReady:
+		return nil
+	case PodBroken:
+		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready: %s", r.ID, r.Config.InitDied())
+	default:
+		return errdefs.Errorf(errdefs.ErrPrecondition, "pod %s is not ready (%s)", r.ID, r.Phase)
+	}
 }
 
 // containerPhase is how far a container's life has come, as its record says it.
 type containerPhase string
 
 const (
-	containerMaking   containerPhase = "making"   // side effects may exist; nobody knows the container yet
-	containerCreated  containerPhase = "created"  // root and spec are ready
-	containerStarting containerPhase = "starting" // the shim may know it
-	containerRunning  containerPhase = "running"
-	containerExited   containerPhase = "exited"
-	containerRemoving containerPhase = "removing" // being deleted; no way back
+	ContainerMaking   containerPhase = "making"   // side effects may exist; nobody knows the container yet
+	ContainerCreated  containerPhase = "created"  // root and spec are ready
+	ContainerStarting containerPhase = "starting" // the shim may know it
+	ContainerRunning  containerPhase = "running"
+	ContainerExited   containerPhase = "exited"
+	ContainerRemoving containerPhase = "removing" // being deleted; no way back
 )
 
-// containerRecord is container.json.
-type containerRecord struct {
+// ContainerRecord is container.json.
+type ContainerRecord struct {
 	ID       string              `json:"id"`
 	PodID    string              `json:"podID"`
 	Phase    containerPhase      `json:"phase"`
@@ -119,18 +136,18 @@ type containerRecord struct {
 	Steps []Step `json:"steps,omitempty"`
 }
 
-func (r *containerRecord) visible() bool {
-	return r.Phase != containerMaking && r.Phase != containerRemoving
+func (r *ContainerRecord) Visible() bool {
+	return r.Phase != ContainerMaking && r.Phase != ContainerRemoving
 }
 
-// running says whether the container's init may be alive.
-func (r *containerRecord) running() bool {
-	return r.Phase == containerRunning || r.Phase == containerStarting
+// Running says whether the container's init may be alive.
+func (r *ContainerRecord) Running() bool {
+	return r.Phase == ContainerRunning || r.Phase == ContainerStarting
 }
 
-// exit notes how the container ended.
-func (r *containerRecord) exit(code int32, at time.Time, oom bool) {
-	r.Phase, r.Pid, r.StopAt, r.StopAtBoot = containerExited, 0, time.Time{}, 0
+// Exit notes how the container ended.
+func (r *ContainerRecord) Exit(code int32, at time.Time, oom bool) {
+	r.Phase, r.Pid, r.StopAt, r.StopAtBoot = ContainerExited, 0, time.Time{}, 0
 	r.ExitCode, r.FinishedAt = code, at
 	r.OOMKilled = r.OOMKilled || oom
 	switch {
@@ -143,8 +160,8 @@ func (r *containerRecord) exit(code int32, at time.Time, oom bool) {
 	}
 }
 
-// value is what callers see of the record.
-func (r *containerRecord) value() Container {
+// Value is what callers see of the record.
+func (r *ContainerRecord) Value() Container {
 	c := Container{
 		ID: r.ID, PodID: r.PodID, Config: r.Config, State: r.state(),
 		ImageID: r.ImageID, ImageRef: r.ImageRef,
@@ -160,14 +177,46 @@ func (r *containerRecord) value() Container {
 	return c
 }
 
-func (r *containerRecord) state() ContainerState {
+func (r *ContainerRecord) state() ContainerState {
 	switch r.Phase {
-	case containerCreated, containerStarting:
+	case ContainerCreated, ContainerStarting:
 		return Created
-	case containerRunning:
+	case ContainerRunning:
 		return Running
-	case containerExited:
+	case ContainerExited:
 		return Exited
 	}
 	return Unknown
 }
+
+// VolumeID is the id of the snapshot of the container's mount number i. Ids of snapshots
+// have 64 bytes at most; what is left of the container's is random enough.
+func VolumeID(containerID string, i int) string {
+	return VolumePrefix(containerID) + strconv.Itoa(i)
+}
+
+func VolumePrefix(containerID string) string { return containerID[:table.IDLength*3/4] + "-v" }
+
+// Volumes are the ids of the snapshots of a container's image volumes.
+func (r *ContainerRecord) Volumes() (ids []string) {
+	for i := range r.Config.Mounts {
+		if r.Config.Mounts[i].Image != "" {
+			ids = append(ids, VolumeID(r.ID, i))
+		}
+	}
+	if r.Checkpoint != "" {
+		ids = append(ids, CheckpointImageID(r.ID)) // if it came from an image
+	}
+	return ids
+}
+
+// CheckpointImageID is the id of the snapshot that shows a checkpoint image.
+func CheckpointImageID(containerID string) string { return containerID[:table.IDLength*3/4] + "-c" }
+
+// The objects of a node in memory.
+type (
+	PodEntry       = table.Entry[PodRecord]
+	ContainerEntry = table.Entry[ContainerRecord]
+	PodTable       = table.Table[PodRecord]
+	ContainerTable = table.Table[ContainerRecord]
+)

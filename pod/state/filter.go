@@ -1,15 +1,15 @@
-package pod
+package state
 
 import "strings"
 
-func (f *PodFilter) fits(r *podRecord) bool {
-	return r.visible() && strings.HasPrefix(r.ID, f.ID) &&
+func (f *PodFilter) Fits(r *PodRecord) bool {
+	return r.Visible() && strings.HasPrefix(r.ID, f.ID) &&
 		(f.State == "" || f.State == r.state()) &&
 		hasLabels(r.Config.Labels, f.Labels)
 }
 
-func (f *ContainerFilter) fits(r *containerRecord) bool {
-	return r.visible() && strings.HasPrefix(r.ID, f.ID) && strings.HasPrefix(r.PodID, f.PodID) &&
+func (f *ContainerFilter) Fits(r *ContainerRecord) bool {
+	return r.Visible() && strings.HasPrefix(r.ID, f.ID) && strings.HasPrefix(r.PodID, f.PodID) &&
 		(f.State == "" || f.State == r.state()) &&
 		hasLabels(r.Config.Labels, f.Labels)
 }

@@ -1,4 +1,4 @@
-package pod
+package state
 
 import (
 	"sync"
@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stamps makes creation times that always increase, even if the wall clock is set back. Lists are
+// Stamps makes creation times that always increase, even if the wall clock is set back. Lists are
 // sorted by them.
-type stamps struct {
+type Stamps struct {
 	mu   sync.Mutex
 	last time.Time
 }
 
-// next is now, or just after the latest stamp if the clock shows no later time.
-func (s *stamps) next() time.Time {
+// Next is now, or just after the latest stamp if the clock shows no later time.
+func (s *Stamps) Next() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -27,8 +27,8 @@ func (s *stamps) next() time.Time {
 	return now
 }
 
-// passed records a stamp that an earlier daemon made.
-func (s *stamps) passed(t time.Time) {
+// Passed records a stamp that an earlier daemon made.
+func (s *Stamps) Passed(t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.After(s.last) {
@@ -46,13 +46,13 @@ var sinceBoot = func() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// stopBy records when a stop in progress will send SIGKILL.
-func (r *containerRecord) stopBy(at time.Time) {
+// StopBy records when a stop in progress will send SIGKILL.
+func (r *ContainerRecord) StopBy(at time.Time) {
 	r.StopAt, r.StopAtBoot = at, sinceBoot()+time.Until(at)
 }
 
-// untilKill is how much longer a stop in progress waits.
-func (r *containerRecord) untilKill() time.Duration {
+// UntilKill is how much longer a stop in progress waits.
+func (r *ContainerRecord) UntilKill() time.Duration {
 	if r.StopAtBoot != 0 {
 		return r.StopAtBoot - sinceBoot()
 	}
