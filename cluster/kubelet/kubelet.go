@@ -14,6 +14,7 @@ package kubelet
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -306,7 +307,15 @@ func (k *Kubelet) server() (*server.Server, error) {
 			return nil, fmt.Errorf("kubelet: client CA: %w", err)
 		}
 	}
-	if k.opts.CertFile != "" {
+	switch {
+	case k.opts.Serving != nil:
+		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if c := k.opts.Serving(); c != nil {
+				return c, nil
+			}
+			return nil, errNotCertified
+		}}
+	case k.opts.CertFile != "":
 		if o.TLS, err = servingTLS(k.opts.CertFile, k.opts.KeyFile); err != nil {
 			return nil, fmt.Errorf("kubelet: serving certificate: %w", err)
 		}
@@ -386,6 +395,9 @@ func logging(r record.EventRecorder) record.EventRecorderLogger {
 type plainRecorder struct{ record.EventRecorder }
 
 func (p plainRecorder) WithLogger(klog.Logger) record.EventRecorderLogger { return p }
+
+// errNotCertified is what a client is told, and the log, before the first certificate comes.
+var errNotCertified = errors.New("the kubelet has no serving certificate yet")
 
 // errNotStarted is what is answered before Run has the runtime's word.
 var errNotStarted = errors.New("the kubelet is waiting for the container runtime")

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -57,6 +58,9 @@ type Options struct {
 	// CertFile and KeyFile are its certificate and key, read again when they change; without them
 	// it makes a certificate of its own that no one vouches for.
 	CertFile, KeyFile string
+	// Serving returns its certificate instead of these, nil while it has none: then it cannot be
+	// reached.
+	Serving func() *tls.Certificate
 	// ClientCAFile names those whose client certificates are believed; without it only tokens are.
 	ClientCAFile string
 

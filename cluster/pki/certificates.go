@@ -42,7 +42,7 @@ func ensureAuthority(name, path, certPath string, now time.Time) (authority, err
 	if err != nil {
 		return authority{}, err
 	}
-	return a, replace(certPath, encodeCertificate(a.cert.Raw), 0o644)
+	return a, Replace(certPath, encodeCertificate(a.cert.Raw), 0o644)
 }
 
 func ensureAuthorityPair(name, path string, now time.Time) (authority, error) {
@@ -188,7 +188,7 @@ func writePair(path string, cert *x509.Certificate, key crypto.Signer) error {
 		data.Write(encodeCertificate(cert.Raw))
 	}
 	data.Write(pem.EncodeToMemory(&pem.Block{Type: typeKey, Bytes: der}))
-	return replace(path, data.Bytes(), 0o600)
+	return Replace(path, data.Bytes(), 0o600)
 }
 
 // decodePair returns the first certificate and key in data, nil for what is missing or damaged.

@@ -51,7 +51,7 @@ func (b *Bundle) Kubeconfig(path, user string, groups ...string) error {
 	if err != nil {
 		return fmt.Errorf("pki: kubeconfig of %s: %w", user, err)
 	}
-	return replace(path, out, 0o600)
+	return Replace(path, out, 0o600)
 }
 
 // stillGood says whether config has the cluster's address and authority and a good certificate of

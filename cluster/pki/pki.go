@@ -150,9 +150,9 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// replace gives the file at path this content and mode, in one step that survives a crash. A file
+// Replace gives the file at path this content and mode, in one step that survives a crash. A file
 // that is like that already is left alone.
-func replace(path string, data []byte, mode fs.FileMode) error {
+func Replace(path string, data []byte, mode fs.FileMode) error {
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 		return os.Chmod(path, mode)
 	}

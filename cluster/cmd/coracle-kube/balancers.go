@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
 	control "github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/loadbalancer"
@@ -95,30 +94,30 @@ func (o *balancerOptions) controller(port, kubelet int) *control.Options {
 // newSpeaker returns what announces the pool's addresses, or what removes announcements without a
 // pool, and for one that takes something from this machine, which it tells a health part that it
 // asks for. A node has pods all the same.
-func newSpeaker(server *apiserver.Server, api apiOptions, n nodeOptions, part func() *health.Part) (func(context.Context) error, error) {
-	p, err := api.balancers.pool()
+func newSpeaker(n *nodeProcess, part func() *health.Part) (func(context.Context) error, error) {
+	p, err := n.balancers.pool()
 	if err != nil {
 		return nil, err
 	}
-	clean := cleaning("announcements", func() error { return announce.Remove(balancerSink(api.port)) })
+	clean := cleaning("announcements", func() error { return announce.Remove(balancerSink(n.port)) })
 	if p.Empty() {
 		return clean, nil
 	}
 	if err := loadbalancer.CheckPods(p); err != nil {
 		return nil, err
 	}
-	if err := loadbalancer.CheckHost(p, balancerSink(api.port)); err != nil {
+	if err := loadbalancer.CheckHost(p, balancerSink(n.port)); err != nil {
 		slog.Error("addresses of load balancers are not announced", "err", err)
 		part().Fails(err)
 		return clean, nil
 	}
-	set, err := in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, "service-controller"),
+	set, err := n.as(serviceaccount.MakeUsername(metav1.NamespaceSystem, "service-controller"),
 		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
 	if err != nil {
 		return nil, err
 	}
 	s := loadbalancer.NewSpeaker(set, loadbalancer.SpeakerOptions{
-		Node: n.name, Pool: p, Sink: balancerSink(api.port), Interface: api.balancers.link,
+		Node: n.name, Pool: p, Sink: balancerSink(n.port), Interface: n.balancers.link,
 	})
 	return func(ctx context.Context) error {
 		if err := s.Run(ctx); err != nil { // a node has pods all the same

@@ -63,10 +63,10 @@ func TestPoolsThatAreNotAnnounced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			node := testnet.New(t)
 			node.Run("ip link add " + balancerSink(6443) + " type veth peer name far")
-			api := apiOptions{port: 6443, balancers: balancerOptions{ranges: ranges}}
+			own := &nodeProcess{port: 6443, balancers: balancerOptions{ranges: ranges}}
 			var board health.Board
 			node.Within(func() {
-				run, err := newSpeaker(nil, api, nodeOptions{}, func() *health.Part { return board.Add("load balancers") })
+				run, err := newSpeaker(own, func() *health.Part { return board.Add("load balancers") })
 				if err != nil {
 					t.Error(err)
 					return

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
@@ -25,17 +24,16 @@ func policyTable(port int) string { return "coracle-policy-" + strconv.Itoa(port
 // policiesOff is what status and doctor say of a cluster that enforces none.
 const policiesOff = "off (--network-policies=false): a network plugin enforces NetworkPolicies, or nothing does"
 
-// newPolicy makes what enforces network policies in the whole cluster's process. It writes Events,
-// and the status of ClusterNetworkPolicies. Upstream has no role for these.
-func newPolicy(server *apiserver.Server, api apiOptions, n nodeOptions, part *health.Part) (*policy.Policy, error) {
-	set, err := in(server, user.KubeProxy)
+// newPolicy makes what enforces network policies on a node. It writes Events, and the status of
+// ClusterNetworkPolicies. Upstream has no role for these.
+func newPolicy(p *nodeProcess, part *health.Part) (*policy.Policy, error) {
+	set, err := p.as(user.KubeProxy)
 	if err != nil {
 		return nil, err
 	}
 	return policy.New(set, policy.Options{
-		Table: policyTable(api.port), NodeName: n.name, Health: part,
-		API: server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup), ForgetNodes: true,
-		LinkGroup: func(ctx context.Context) (uint32, error) { return linkGroup(ctx, n.cri) },
+		Table: policyTable(p.port), NodeName: p.name, Health: part, API: p.policyAPI, ForgetNodes: p.forgetNodes,
+		LinkGroup: func(ctx context.Context) (uint32, error) { return linkGroup(ctx, p.cri) },
 	})
 }
 

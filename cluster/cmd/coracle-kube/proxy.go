@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
@@ -23,21 +22,15 @@ import (
 // down" removes it by this name.
 func serviceTable(port int) string { return "coracle-services-" + strconv.Itoa(port) }
 
-// newProxy makes the proxy of the whole cluster's process, and what runs it.
-func newProxy(server *apiserver.Server, api apiOptions, n nodeOptions,
-	part *health.Part,
-) (*proxy.Proxy, func(context.Context) error, error) {
-	set, err := in(server, user.KubeProxy)
+// newProxy makes the proxy of a node, and what runs it.
+func newProxy(n *nodeProcess, part *health.Part) (*proxy.Proxy, func(context.Context) error, error) {
+	set, err := n.as(user.KubeProxy)
 	if err != nil {
 		return nil, nil, err
 	}
-	services, err := netip.ParsePrefix(api.serviceCIDR)
-	if err != nil {
-		return nil, nil, fmt.Errorf("--service-cidr %q is no network: %w", api.serviceCIDR, err)
-	}
 	o := proxy.Options{
-		Table: serviceTable(api.port), NodeName: n.name, ServiceRanges: []netip.Prefix{services},
-		WatchPods: true, ExternalIPs: api.externalIPs, Health: part,
+		Table: serviceTable(n.port), NodeName: n.name, ServiceRanges: n.services,
+		WatchPods: true, ExternalIPs: n.externalIPs, Health: part,
 	}
 	if o.NodeIPs, err = addresses(n.ips); err != nil {
 		return nil, nil, err

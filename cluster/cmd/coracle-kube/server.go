@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"strconv"
 	"time"
@@ -22,12 +23,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers"
 	"github.com/coracle-project/coracle/cluster/controllers/localpath"
 	"github.com/coracle-project/coracle/cluster/health"
-	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
-	"github.com/coracle-project/coracle/cluster/policy"
-	"github.com/coracle-project/coracle/cluster/proxy"
 	"github.com/coracle-project/coracle/cluster/scheduler"
 	schedulerconfig "github.com/coracle-project/coracle/cluster/scheduler/config"
 	"github.com/coracle-project/coracle/cluster/unserved"
@@ -151,50 +149,17 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 		controllers.Run(ctx, control)
 		return nil
 	}}
-	var policies *policy.Policy
-	if api.policies {
-		if policies, err = newPolicy(server, api, n, board.Add("network policies")); err != nil {
-			return err
-		}
-		parts = append(parts, policies.Run)
-	} else {
-		board.Add("network policies").Works(policiesOff)
-		parts = append(parts, cleaning("rules of network policies", func() error { return policy.Cleanup(policyTable(api.port)) }))
-	}
-	kube, err := newKubelet(server, bundle, api, n, policies)
+	own, err := serverNode(server, bundle, api, n, d)
 	if err != nil {
 		return err
 	}
-	parts = append(parts, kube.Run)
-	// It makes a Service in kube-system, as an administrator would.
-	set, err := in(server, "system:coracle-dns", user.SystemPrivilegedGroup)
+	ofNode, err := own.parts(&board)
 	if err != nil {
 		return err
 	}
-	names, err := newDNS(set, api.serviceCIDR, n, d, func() *health.Part { return board.Add("DNS") })
-	if err != nil {
-		return err
-	}
-	if names != nil {
-		parts = append(parts, names.Run)
-	}
-	var routes *proxy.Proxy
-	if api.proxy {
-		p, route, err := newProxy(server, api, n, board.Add("service proxy"))
-		if err != nil {
-			return err
-		}
-		routes, parts = p, append(parts, route)
-	} else {
-		parts = append(parts, cleaning("rules of Services", func() error { return proxy.Cleanup(serviceTable(api.port)) }))
-	}
-	speak, err := newSpeaker(server, api, n, func() *health.Part { return board.Add("load balancers") })
-	if err != nil {
-		return err
-	}
-	parts = append(parts, speak)
-	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, routes, names, policies)
-	asker.PodDNS = kube.PodDNS
+	parts = append(parts, ofNode.run...)
+	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, ofNode.routes, ofNode.names, ofNode.policies)
+	asker.PodDNS = ofNode.kubelet.PodDNS
 	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
 		return err
 	}
@@ -339,23 +304,22 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	})
 }
 
-func newKubelet(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions,
-	policies *policy.Policy,
-) (*kubelet.Kubelet, error) {
-	set, err := in(server, "system:node:"+n.name, "system:nodes")
-	if err != nil {
-		return nil, err
-	}
+// serverNode is the node that the cluster's process runs itself.
+func serverNode(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, d dnsOptions) (*nodeProcess, error) {
 	files, err := nodeFiles(bundle, &n)
 	if err != nil {
 		return nil, err
 	}
-	o := n.kubelet(api.root, api.serviceCIDR)
-	o.LocalPathDir = localpath.VolumesDir(localPathRoot(api.root))
-	if policies != nil {
-		o.Networks, o.RuntimeStarted = append(o.Networks, policies), policies.RuntimeStarted
+	services, err := netip.ParsePrefix(api.serviceCIDR)
+	if err != nil {
+		return nil, fmt.Errorf("--service-cidr %q is no network: %w", api.serviceCIDR, err)
 	}
-	o.ReservedPorts = map[int]string{api.port: "the API server"}
-	o.CertFile, o.KeyFile, o.ClientCAFile = files.Serving, files.Serving, bundle.CACert
-	return kubelet.New(set, o)
+	return &nodeProcess{
+		nodeOptions: n, names: d, root: api.root, port: api.port, services: []netip.Prefix{services}, serviceCIDR: api.serviceCIDR,
+		balancers: api.balancers, proxy: api.proxy, externalIPs: api.externalIPs, policies: api.policies, forgetNodes: true,
+		as:        func(name string, groups ...string) (*client.Set, error) { return in(server, name, groups...) },
+		policyAPI: server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup),
+		certFile:  files.Serving, clientCA: bundle.CACert, localPath: localpath.VolumesDir(localPathRoot(api.root)),
+		reserved: map[int]string{api.port: "the API server"},
+	}, nil
 }
