@@ -30,7 +30,7 @@ const checkpointLimit = 2 * time.Minute
 // it go on. It is frozen meanwhile, so that memory and files fit together. On error no archive
 // is left. ErrUnsupported without criu(8); timeout 0 means two minutes.
 func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error {
-	e, err := m.runningContainer(id)
+	e, err := state.FindRunning(m.containers, id)
 	if err != nil {
 		return errdefs.During("checkpoint container", id, err)
 	}
@@ -189,7 +189,7 @@ const (
 // directory is empty again. What a daemon that was killed left of another one there is removed
 // first.
 func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []string) error {
-	e, err := m.readyPod(podID)
+	e, err := state.FindReady(m.pods, podID)
 	if err != nil {
 		return errdefs.During("checkpoint pod", podID, err)
 	}
@@ -223,7 +223,7 @@ func (m *Manager) checkpointPod(ctx context.Context, p *state.PodEntry, dir stri
 	}
 	into := map[*state.ContainerEntry]string{}
 	for i, id := range ids {
-		e, err := m.runningContainer(id)
+		e, err := state.FindRunning(m.containers, id)
 		if err != nil {
 			return errdefs.During("container", id, err)
 		}

@@ -173,3 +173,7 @@ func (o Options) withDefaults() Options {
 	}
 	return o
 }
+
+func (o *Options) cgroups() podconfig.Cgroups {
+	return podconfig.Cgroups{Driver: o.CgroupDriver, Root: o.CgroupRoot}
+}

@@ -50,7 +50,7 @@ func (m *Manager) ExecSync(ctx context.Context, req ExecRequest, timeout time.Du
 // it returns the command's exit code. The command is killed when ctx ends.
 // ErrPrecondition if the container does not run.
 func (m *Manager) Exec(ctx context.Context, req ExecRequest) (exitCode int32, err error) {
-	e, err := m.runningContainer(req.Container)
+	e, err := state.FindRunning(m.containers, req.Container)
 	if err != nil {
 		return 0, errdefs.During("exec in container", req.Container, err)
 	}
@@ -97,7 +97,7 @@ func (m *Manager) execProcess(e *state.ContainerEntry, req *ExecRequest) (*specs
 // streams are gone or ctx ends. ErrPrecondition if the container does not run or tty is not
 // what the container has.
 func (m *Manager) Attach(ctx context.Context, id string, tty bool, s Streams) error {
-	e, err := m.runningContainer(id)
+	e, err := state.FindRunning(m.containers, id)
 	if err != nil {
 		return errdefs.During("attach to container", id, err)
 	}
@@ -112,31 +112,20 @@ func (m *Manager) Attach(ctx context.Context, id string, tty bool, s Streams) er
 
 // CheckExec says whether Exec could begin now.
 func (m *Manager) CheckExec(id string) error {
-	_, err := m.runningContainer(id)
+	_, err := state.FindRunning(m.containers, id)
 	return errdefs.During("exec in container", id, err)
 }
 
 // CheckAttach says whether Attach could begin now.
 func (m *Manager) CheckAttach(id string) error {
-	_, err := m.runningContainer(id)
+	_, err := state.FindRunning(m.containers, id)
 	return errdefs.During("attach to container", id, err)
-}
-
-func (m *Manager) runningContainer(id string) (*state.ContainerEntry, error) {
-	e, err := m.containers.Find(id)
-	if err != nil {
-		return nil, err
-	}
-	if p := e.Get().Phase; p != state.ContainerRunning {
-		return nil, errdefs.Errorf(errdefs.ErrPrecondition, "it is not running (%s)", p)
-	}
-	return e, nil
 }
 
 // ReopenLog has the container's log file closed and opened again, after it was renamed.
 // ErrPrecondition unless the container runs.
 func (m *Manager) ReopenLog(ctx context.Context, id string) error {
-	e, err := m.runningContainer(id)
+	e, err := state.FindRunning(m.containers, id)
 	if err != nil {
 		return errdefs.During("reopen log of container", id, err)
 	}

@@ -2,15 +2,10 @@ package pod
 
 import (
 	"context"
-	"fmt"
-	"path"
 	"time"
-
-	"github.com/opencontainers/cgroups/systemd"
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
-	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/reading"
 )
 
@@ -74,31 +69,3 @@ func bounded[T any](m *Manager, limit time.Duration, read func(context.Context) 
 func (m *Manager) keepContainer(id string) bool { return m.containers.Exact(id) != nil }
 
 func (m *Manager) keepPod(id string) bool { return m.pods.Exact(id) != nil }
-
-// containerCgroup is the path of a container's cgroup.
-func (m *Manager) containerCgroup(c *podconfig.Pod, id string) (string, error) {
-	if m.opts.CgroupDriver != podconfig.Systemd {
-		return m.cgroupsPath(c, id), nil
-	}
-	slice, err := systemd.ExpandSlice(path.Base(m.cgroupParent(c)))
-	if err != nil {
-		return "", fmt.Errorf("cgroup of container %s: %w", id, err)
-	}
-	return path.Join(slice, "coracle-"+id+".scope"), nil
-}
-
-// podCgroup is the path of the cgroup that the caller has made for the pod, "" if it has
-// made none.
-func (m *Manager) podCgroup(c *podconfig.Pod) (string, error) {
-	if c.CgroupParent == "" {
-		return "", nil
-	}
-	if m.opts.CgroupDriver != podconfig.Systemd {
-		return path.Join("/", c.CgroupParent), nil
-	}
-	slice, err := systemd.ExpandSlice(path.Base(c.CgroupParent))
-	if err != nil {
-		return "", fmt.Errorf("cgroup of the pod: %w", err)
-	}
-	return slice, nil
-}

@@ -91,7 +91,7 @@ func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, er
 			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.HostNetwork(), HostIPC: c.HostIPC(),
 			User: set.User, UIDs: mappings(c.Namespaces.Users.UIDs), GIDs: mappings(c.Namespaces.Users.GIDs),
 		},
-		CgroupsPath: m.cgroupsPath(c, e.ID),
+		CgroupsPath: m.opts.cgroups().SpecPath(c, e.ID),
 		Identity:    ocispec.Identity{PodID: e.ID, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
 		Foreign:     handler.Runtime != "",
 		// A shim of virtual machines makes a machine of it.

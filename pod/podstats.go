@@ -36,7 +36,7 @@ func (m *Manager) podStats(ctx context.Context, e *state.PodEntry) (PodStats, er
 	if rec.Phase != state.PodReady {
 		return s, nil
 	}
-	for _, ce := range m.containersOf(e.ID) {
+	for _, ce := range state.ContainersOf(m.containers, e.ID) {
 		if ce.Get().Phase != state.ContainerRunning {
 			continue
 		}
@@ -72,7 +72,7 @@ func (m *Manager) podStats(ctx context.Context, e *state.PodEntry) (PodStats, er
 func (m *Manager) podUsage(ctx context.Context, e *state.PodEntry,
 	containers []ContainerStats,
 ) (reading.Reading[cgstat.Usage], error) {
-	path, err := m.podCgroup(&e.Get().Config)
+	path, err := m.opts.cgroups().Pod(&e.Get().Config)
 	if err != nil {
 		return reading.Reading[cgstat.Usage]{}, err
 	}
@@ -137,7 +137,7 @@ func addDevice(all []cgstat.Device, d cgstat.Device) []cgstat.Device {
 
 // Processes looks at all processes of a running container.
 func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
-	e, err := m.runningContainer(id)
+	e, err := state.FindRunning(m.containers, id)
 	if err != nil {
 		return cgstat.Processes{}, errdefs.During("processes of container", id, err)
 	}
@@ -147,7 +147,7 @@ func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, e
 			if p == nil {
 				return cgstat.Processes{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
-			path, err := m.containerCgroup(&p.Get().Config, e.ID)
+			path, err := m.opts.cgroups().Container(&p.Get().Config, e.ID)
 			if err != nil {
 				return cgstat.Processes{}, err
 			}

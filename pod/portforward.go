@@ -22,23 +22,15 @@ const dialLimit = 10 * time.Second
 
 // CheckPod says whether PortForward could begin now.
 func (m *Manager) CheckPod(podID string) error {
-	_, err := m.readyPod(podID)
+	_, err := state.FindReady(m.pods, podID)
 	return errdefs.During("forward port of pod", podID, err)
-}
-
-func (m *Manager) readyPod(podID string) (*state.PodEntry, error) {
-	e, err := m.pods.Find(podID)
-	if err != nil {
-		return nil, err
-	}
-	return e, e.Get().MustBeReady()
 }
 
 // PortForward connects stream to a TCP port on the pod's loopback (127.0.0.1, then ::1)
 // and copies until both sides have ended or ctx ends. It closes stream.
 func (m *Manager) PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
-	e, err := m.readyPod(podID)
+	e, err := state.FindReady(m.pods, podID)
 	if err != nil {
 		return errdefs.During("forward port of pod", podID, err)
 	}

@@ -42,7 +42,7 @@ func (m *Manager) removePod(ctx context.Context, e *state.PodEntry) error {
 	}
 	var tasks errgroup.Group
 	unmanaged := m.unmanagedIn(e.ID) // first: one that is adopted meanwhile is in both lists, not in neither
-	for _, ce := range m.containersOf(e.ID) {
+	for _, ce := range state.ContainersOf(m.containers, e.ID) {
 		tasks.Go(func() error { return errdefs.During("container", ce.ID, m.removeContainer(ctx, ce)) })
 	}
 	for _, u := range unmanaged {

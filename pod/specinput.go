@@ -50,7 +50,7 @@ func (m *Manager) specInput(ctx context.Context, p *state.PodEntry, e *state.Con
 		MaskedPaths: sec.MaskedPaths, ReadonlyPaths: sec.ReadonlyPaths,
 		Resources:   c.Resources.On(podconfig.LimitsOfHost()),
 		Rlimits:     m.opts.Rlimits,
-		CgroupsPath: m.cgroupsPath(pc, e.ID),
+		CgroupsPath: m.opts.cgroups().SpecPath(pc, e.ID),
 	}
 	if len(in.Args) == 0 {
 		return in, errdefs.Errorf(errdefs.ErrInvalid, "neither the container nor image %s says what to run", c.Image)
@@ -90,24 +90,6 @@ func (m *Manager) specInput(ctx context.Context, p *state.PodEntry, e *state.Con
 	}
 	in.Seccomp, err = m.seccompProfile(&sec.Seccomp)
 	return in, err
-}
-
-// cgroupsPath is where the container's cgroup goes. Without a parent there is no
-// directory per pod: it would hold no limits, cost a mkdir in every hierarchy, and be
-// ours to remove.
-func (m *Manager) cgroupsPath(c *podconfig.Pod, id string) string {
-	parent := m.cgroupParent(c)
-	if m.opts.CgroupDriver == podconfig.Systemd {
-		return path.Base(parent) + ":coracle:" + id
-	}
-	return path.Join("/", parent, id)
-}
-
-func (m *Manager) cgroupParent(c *podconfig.Pod) string {
-	if c.CgroupParent == "" {
-		return m.opts.CgroupRoot
-	}
-	return c.CgroupParent
 }
 
 // containerFiles are the pod's files that a container sees.

@@ -100,7 +100,7 @@ func (m *Manager) containerUsage(ctx context.Context, e *state.ContainerEntry) (
 			if p == nil {
 				return cgstat.Usage{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
-			path, err := m.containerCgroup(&p.Get().Config, e.ID)
+			path, err := m.opts.cgroups().Container(&p.Get().Config, e.ID)
 			if err != nil {
 				return cgstat.Usage{}, err
 			}

@@ -131,32 +131,6 @@ func TestPodStatsOfTheCallersCgroup(t *testing.T) {
 	idle(t, m)
 }
 
-func TestCgroupPaths(t *testing.T) {
-	for name, c := range map[string]struct {
-		driver         podconfig.CgroupDriver
-		parent         string
-		container, pod string
-	}{
-		"cgroupfs":              {podconfig.Cgroupfs, "", "/coracle/c1", ""},
-		"cgroupfs, with parent": {podconfig.Cgroupfs, "/kubepods/pod1", "/kubepods/pod1/c1", "/kubepods/pod1"},
-		"systemd":               {podconfig.Systemd, "", "/system.slice/coracle-c1.scope", ""},
-		"systemd, with parent": {
-			podconfig.Systemd, "kubepods-burstable-pod1.slice",
-			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/coracle-c1.scope",
-			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := New(Options{CgroupDriver: c.driver}, Deps{})
-			container := must[string](t)(m.containerCgroup(&podconfig.Pod{CgroupParent: c.parent}, "c1"))
-			pod := must[string](t)(m.podCgroup(&podconfig.Pod{CgroupParent: c.parent}))
-			if container != c.container || pod != c.pod {
-				t.Errorf("%q and %q, want %q and %q", container, pod, c.container, c.pod)
-			}
-		})
-	}
-}
-
 // TestSumOfDevices: containers that use the same device make one entry of it.
 func TestSumOfDevices(t *testing.T) {
 	of := func(minor uint64) cgstat.Device {

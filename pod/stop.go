@@ -55,7 +55,7 @@ func (m *Manager) stopPod(ctx context.Context, e *state.PodEntry) error {
 	c := &e.Get().Config
 	var tasks errgroup.Group
 	unmanaged := m.unmanagedIn(e.ID) // first, as in removePod
-	for _, ce := range m.containersOf(e.ID) {
+	for _, ce := range state.ContainersOf(m.containers, e.ID) {
 		tasks.Go(func() error { return errdefs.During("container", ce.ID, m.stopContainer(ctx, ce, 0)) })
 	}
 	for _, u := range unmanaged {
@@ -81,11 +81,6 @@ func (m *Manager) stopPod(ctx context.Context, e *state.PodEntry) error {
 	_ = m.tell(ctx, PodStopped, e.Get().Value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, faultStopStopped)
-}
-
-// containersOf returns all containers of a pod, half-made and half-removed ones too.
-func (m *Manager) containersOf(podID string) []*state.ContainerEntry {
-	return m.containers.Each(func(r *state.ContainerRecord) bool { return r.PodID == podID })
 }
 
 // queueCleaning has what is left of a stopped or removed pod cleaned up in the background.

@@ -320,7 +320,7 @@ func TestSystemdWantsASlice(t *testing.T) {
 	}
 	m := New(o, Deps{})
 	defer m.Close()
-	if got := m.cgroupsPath(&c, "id"); got != "kubepods-pod1.slice:coracle:id" {
+	if got := m.opts.cgroups().SpecPath(&c, "id"); got != "kubepods-pod1.slice:coracle:id" {
 		t.Errorf("cgroups path %s", got)
 	}
 }
