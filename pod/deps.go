@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/stats"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -102,7 +103,7 @@ type Deps struct {
 	Network    Network
 	Namespaces NamespacePins // internal/nspin if nil
 	Plugins    Plugins       // none if nil
-	Meter      Meter         // this host if nil
+	Meter      stats.Meter   // this host if nil
 	Labels     mac.Labeler   // this host's SELinux if nil
 	// Starting, if not nil, is called when a pod or container starts to be made: a
 	// process will start soon. It must return at once.

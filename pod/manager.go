@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/join"
 	"github.com/coracle-project/coracle/internal/keylock"
@@ -14,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/pod/reserve"
 	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/stats"
 	"github.com/coracle-project/coracle/pod/table"
 )
 
@@ -38,9 +40,9 @@ type Manager struct {
 	pods       *state.PodTable
 	containers *state.ContainerTable
 
-	making join.Group[string]   // Run and Create, by identity
-	ops    join.Group[struct{}] // the others, by verb and id
-	meters meters
+	making   join.Group[string]   // Run and Create, by identity
+	ops      join.Group[struct{}] // the others, by verb and id
+	readings *stats.Reader
 
 	selinux  *mac.SELinux
 	apparmor *mac.AppArmor
@@ -71,7 +73,7 @@ func New(o Options, d Deps) *Manager {
 		d.Log = slog.New(slog.DiscardHandler)
 	}
 	if d.Meter == nil {
-		d.Meter = meter{}
+		d.Meter = stats.HostMeter{}
 	}
 	if d.Namespaces == nil {
 		d.Namespaces = pins{}
@@ -87,6 +89,10 @@ func New(o Options, d Deps) *Manager {
 		recovery: newRecovery(),
 		reserve:  reserve.New(o.StateDir, d.Log),
 		faultAt:  func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
+	}
+	m.readings = &stats.Reader{
+		Pods: m.pods, Containers: m.containers, Cgroups: m.opts.cgroups(), Meter: d.Meter, Snapshots: d.Snapshots,
+		Life: m.life, Log: m.log, UsageAge: m.opts.UsageAge, DiskUsageAge: m.opts.DiskUsageAge,
 	}
 	m.clean = life.NewCleaner(m.life, m.log)
 	return m
@@ -150,4 +156,36 @@ func (m *Manager) do(ctx context.Context, key string, limit time.Duration, work 
 		return struct{}{}, m.life.Run(ctx, limit, work)
 	})
 	return err
+}
+
+// NetworkReady says why pods cannot be connected now, nil if they can.
+func (m *Manager) NetworkReady(ctx context.Context) error { return m.Network.Ready(ctx) }
+
+// Stats reads a container's use. Of one that does not run only the writable layer is
+// given. A reading may be Options.UsageAge old.
+func (m *Manager) Stats(ctx context.Context, id string) (stats.Container, error) {
+	return m.readings.Container(ctx, id)
+}
+
+// ListStats reads the use of all running containers that fit f, in parallel. One that
+// cannot be read within a second is left out. The writable layers' use may be
+// Options.DiskUsageAge old.
+func (m *Manager) ListStats(ctx context.Context, f state.ContainerFilter) []stats.Container {
+	return m.readings.List(ctx, f)
+}
+
+// PodStats reads a pod's use. Of one that is not ready nothing is left to be read.
+func (m *Manager) PodStats(ctx context.Context, podID string) (stats.Pod, error) {
+	return m.readings.Pod(ctx, podID)
+}
+
+// ListPodStats reads the use of all ready pods that fit f, in parallel. One that cannot be
+// read within a second is left out.
+func (m *Manager) ListPodStats(ctx context.Context, f stats.PodFilter) []stats.Pod {
+	return m.readings.ListPods(ctx, f)
+}
+
+// Processes looks at all processes of a running container.
+func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
+	return m.readings.Processes(ctx, id)
 }

@@ -105,6 +105,8 @@ const (
 	listLimit = 10 * time.Second
 	// The pause before the shims are asked again doubles each time.
 	firstAsk, lastAsk = 50 * time.Millisecond, 5 * time.Second
+	// recoverAtOnce is how many objects are recovered at a time.
+	recoverAtOnce = 32
 	// recoverLimit limits each recovery step of one pod or container.
 	recoverLimit = 10 * time.Second
 )
@@ -243,7 +245,7 @@ type steps struct {
 
 func (m *Manager) sideBySide() *steps {
 	s := &steps{m: m}
-	s.tasks.SetLimit(atOnce)
+	s.tasks.SetLimit(recoverAtOnce)
 	return s
 }
 

@@ -165,6 +165,6 @@ func (m *Manager) dropContainer(ctx context.Context, e *state.ContainerEntry) er
 	}
 	m.containers.Remove(e)
 	m.selinux.Release(e.Get().Labels)
-	m.meters.forgetContainer(e.ID)
+	m.readings.ForgetContainer(e.ID)
 	return nil
 }

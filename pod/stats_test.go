@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
-	"github.com/coracle-project/coracle/pod/reading"
 	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/stats"
 )
 
 func TestStats(t *testing.T) {
@@ -31,11 +31,11 @@ func TestStats(t *testing.T) {
 				ok(t, m.StartContainer(ctx, ids[i]))
 			}
 		}
-		s := must[ContainerStats](t)(m.Stats(ctx, ids[1]))
+		s := must[stats.Container](t)(m.Stats(ctx, ids[1]))
 		if s.CPU.Total != 7 || s.Memory.WorkingSet != 10 || s.DiskBytes != 4096 || s.DiskInodes != 2 {
 			t.Errorf("got %+v", s)
 		}
-		if s := must[ContainerStats](t)(m.Stats(ctx, ids[0])); s.CPU.Total != 0 || s.DiskBytes != 4096 || s.Usage.Time.IsZero() {
+		if s := must[stats.Container](t)(m.Stats(ctx, ids[0])); s.CPU.Total != 0 || s.DiskBytes != 4096 || s.Usage.Time.IsZero() {
 			t.Errorf("of one that was never started: %+v", s)
 		}
 		if got := m.ListStats(ctx, state.ContainerFilter{}); len(got) != 2 {
@@ -48,7 +48,7 @@ func TestStats(t *testing.T) {
 		}
 		ok(t, m.Remove(ctx, podID))
 		idle(t, m)
-		if _, known := m.meters.containers.Peek(ids[1]); known {
+		if m.readings.Known(ids[1]) {
 			t.Error("readings of a removed container are kept")
 		}
 	})
@@ -70,7 +70,7 @@ func TestHungCgroupDelaysNobody(t *testing.T) {
 		if got := m.ListStats(short, state.ContainerFilter{}); len(got) != 0 {
 			t.Errorf("%d readings of a hung cgroup", len(got))
 		}
-		if got := m.ListPodStats(short, PodStatsFilter{}); len(got) != 0 {
+		if got := m.ListPodStats(short, stats.PodFilter{}); len(got) != 0 {
 			t.Errorf("%d readings of a hung pod", len(got))
 		}
 		close(release)
@@ -90,21 +90,21 @@ func TestPodStats(t *testing.T) {
 			c.Attempt = uint32(i)
 			ok(t, m.StartContainer(ctx, must[string](t)(m.Create(ctx, podID, c))))
 		}
-		s := must[PodStats](t)(m.PodStats(ctx, podID))
+		s := must[stats.Pod](t)(m.PodStats(ctx, podID))
 		if len(s.Containers) != 2 || s.CPU.Total != 14 || s.Memory.WorkingSet != 20 || s.Tasks != 4 {
 			t.Errorf("sum of containers: %+v", s)
 		}
 		if len(s.Interfaces) != 1 || s.Interfaces[0].Name != "eth0" || s.NetworkTime.IsZero() {
 			t.Errorf("network: %+v", s.Interfaces)
 		}
-		if got := m.ListPodStats(ctx, PodStatsFilter{Labels: map[string]string{"no": "such"}}); len(got) != 0 {
+		if got := m.ListPodStats(ctx, stats.PodFilter{Labels: map[string]string{"no": "such"}}); len(got) != 0 {
 			t.Errorf("%d pods have a label that none has", len(got))
 		}
 		ok(t, m.Stop(ctx, podID))
-		if s := must[PodStats](t)(m.PodStats(ctx, podID)); len(s.Containers) != 0 || s.CPU.Total != 0 {
+		if s := must[stats.Pod](t)(m.PodStats(ctx, podID)); len(s.Containers) != 0 || s.CPU.Total != 0 {
 			t.Errorf("of a stopped pod: %+v", s)
 		}
-		if got := m.ListPodStats(ctx, PodStatsFilter{}); len(got) != 0 {
+		if got := m.ListPodStats(ctx, stats.PodFilter{}); len(got) != 0 {
 			t.Errorf("a stopped pod is listed: %+v", got)
 		}
 		if _, err := m.PodStats(ctx, "no-such"); !errors.Is(err, errdefs.ErrNotFound) {
@@ -123,50 +123,12 @@ func TestPodStatsOfTheCallersCgroup(t *testing.T) {
 	c.Namespaces.Network = podconfig.NamespaceNode
 	b.cgroups["/kubepods/pod1"] = cgstat.Usage{CPU: cgstat.CPU{Total: 99}}
 	podID := must[string](t)(m.Run(ctx, c))
-	s := must[PodStats](t)(m.PodStats(ctx, podID))
+	s := must[stats.Pod](t)(m.PodStats(ctx, podID))
 	if s.CPU.Total != 99 || len(s.Interfaces) != 0 {
 		t.Errorf("got %+v", s)
 	}
 	ok(t, m.Remove(ctx, podID))
 	idle(t, m)
-}
-
-// TestSumOfDevices: containers that use the same device make one entry of it.
-func TestSumOfDevices(t *testing.T) {
-	of := func(minor uint64) cgstat.Device {
-		return cgstat.Device{Name: "d", Major: 8, Minor: minor, ReadBytes: 1, WriteBytes: 2, Reads: 3, Writes: 4}
-	}
-	got := sum([]ContainerStats{
-		{Usage: cgstat.Usage{Devices: []cgstat.Device{of(0), of(1)}}},
-		{Usage: cgstat.Usage{Devices: []cgstat.Device{of(1)}}},
-	}).Devices
-	both := cgstat.Device{Name: "d", Major: 8, Minor: 1, ReadBytes: 2, WriteBytes: 4, Reads: 6, Writes: 8}
-	if want := []cgstat.Device{of(0), both}; !slices.Equal(got, want) {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-}
-
-func TestRate(t *testing.T) {
-	at := time.Unix(100, 0)
-	of := func(total, before time.Duration, span time.Duration) *uint64 {
-		return rate(&reading.Reading[cgstat.Usage]{
-			Val:    cgstat.Usage{Time: at.Add(span), CPU: cgstat.CPU{Total: total}},
-			Before: &reading.Earlier[cgstat.Usage]{Val: cgstat.Usage{Time: at, CPU: cgstat.CPU{Total: before}}},
-		})
-	}
-	if got := of(3*time.Second, time.Second, 4*time.Second); got == nil || *got != 5e8 {
-		t.Errorf("half a processor is %v", got)
-	}
-	for name, got := range map[string]*uint64{
-		"counter that fell":   of(0, time.Second, time.Second),
-		"clock that stood":    of(1, 0, 0),
-		"one reading":         rate(&reading.Reading[cgstat.Usage]{}),
-		"clock set backwards": of(2, 1, -time.Second),
-	} {
-		if got != nil {
-			t.Errorf("%s: %d", name, *got)
-		}
-	}
 }
 
 func TestUpdatePodResources(t *testing.T) {

@@ -118,7 +118,7 @@ func (m *Manager) cleanPod(ctx context.Context, e *state.PodEntry) error {
 	}
 	m.pods.Remove(e)
 	m.selinux.Release(e.Get().Labels)
-	m.meters.forgetPod(e.ID)
+	m.readings.ForgetPod(e.ID)
 	return nil
 }
 

@@ -1,6 +1,9 @@
 package pod
 
-import "github.com/coracle-project/coracle/pod/state"
+import (
+	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/stats"
+)
 
 // What callers see of pods and containers, and how they choose some.
 type (
@@ -11,6 +14,11 @@ type (
 	PodFilter       = state.PodFilter
 	ContainerFilter = state.ContainerFilter
 	Step            = state.Step
+
+	ContainerStats = stats.Container
+	PodStats       = stats.Pod
+	PodStatsFilter = stats.PodFilter
+	InterfaceUsage = stats.InterfaceUsage
 )
 
 // The states of pods and containers.

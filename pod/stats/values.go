@@ -1,4 +1,4 @@
-package pod
+package stats
 
 import (
 	"time"
@@ -7,8 +7,8 @@ import (
 	"github.com/coracle-project/coracle/network"
 )
 
-// ContainerStats is one reading of a container's use.
-type ContainerStats struct {
+// Container is one reading of a container's use.
+type Container struct {
 	ID, PodID string
 	cgstat.Usage
 	// CPURate is the nanoseconds of CPU time per second since the reading before; nil if
@@ -19,23 +19,23 @@ type ContainerStats struct {
 	DiskBytes, DiskInodes uint64
 }
 
-// PodStats is one reading of a pod's use. Usage is that of the pod's own cgroup, or else the
+// Pod is one reading of a pod's use. Usage is that of the pod's own cgroup, or else the
 // sum of its running containers.
-type PodStats struct {
+type Pod struct {
 	ID string
 	cgstat.Usage
 	CPURate *uint64 // as in ContainerStats
 	// Interfaces has the pod's own first; none on the host's network.
 	NetworkTime time.Time
 	Interfaces  []InterfaceUsage
-	Containers  []ContainerStats // that run
+	Containers  []Container // that run
 }
 
 // InterfaceUsage is what has gone through an interface of a pod.
 type InterfaceUsage = network.InterfaceUsage
 
-// PodStatsFilter chooses pods; zero fields match all.
-type PodStatsFilter struct {
+// PodFilter chooses pods; zero fields match all.
+type PodFilter struct {
 	ID     string
 	Labels map[string]string
 }

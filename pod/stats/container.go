@@ -1,4 +1,4 @@
-package pod
+package stats
 
 import (
 	"context"
@@ -17,29 +17,29 @@ import (
 // statsLimit is how long lists of readings wait for all of them.
 const statsLimit = time.Second
 
-// Stats reads a container's use. Of one that does not run only the writable layer is
-// given. A reading may be Options.UsageAge old.
-func (m *Manager) Stats(ctx context.Context, id string) (ContainerStats, error) {
-	e, err := m.containers.Find(id)
+// Container reads a container's use. Of one that does not run only the writable layer is
+// given. A reading may be UsageAge old.
+func (x *Reader) Container(ctx context.Context, id string) (Container, error) {
+	e, err := x.Containers.Find(id)
 	if err != nil {
-		return ContainerStats{}, errdefs.During("stats of container", id, err)
+		return Container{}, errdefs.During("stats of container", id, err)
 	}
-	s, err := m.stats(ctx, e, 0)
+	s, err := x.stats(ctx, e, 0)
 	return s, errdefs.During("stats of container", e.ID, err)
 }
 
-// ListStats reads the use of all running containers that fit f, in parallel. One that
+// List reads the use of all running containers that fit f, in parallel. One that
 // cannot be read within a second is left out. The writable layers' use may be
-// Options.DiskUsageAge old.
-func (m *Manager) ListStats(ctx context.Context, f state.ContainerFilter) []ContainerStats {
-	es := m.containers.Each(func(r *state.ContainerRecord) bool { return r.Phase == state.ContainerRunning && f.Fits(r) })
-	return readAll(ctx, m, es, func(ctx context.Context, e *state.ContainerEntry) (ContainerStats, error) {
-		return m.stats(ctx, e, m.opts.DiskUsageAge)
+// DiskUsageAge old.
+func (x *Reader) List(ctx context.Context, f state.ContainerFilter) []Container {
+	es := x.Containers.Each(func(r *state.ContainerRecord) bool { return r.Phase == state.ContainerRunning && f.Fits(r) })
+	return readAll(ctx, x, es, func(ctx context.Context, e *state.ContainerEntry) (Container, error) {
+		return x.stats(ctx, e, x.DiskUsageAge)
 	})
 }
 
 // readAll reads of each entry, many at a time, within statsLimit. Those that fail are left out.
-func readAll[R, T any](ctx context.Context, m *Manager, es []*table.Entry[R], read func(context.Context, *table.Entry[R]) (T, error)) []T {
+func readAll[R, T any](ctx context.Context, x *Reader, es []*table.Entry[R], read func(context.Context, *table.Entry[R]) (T, error)) []T {
 	ctx, cancel := context.WithTimeout(ctx, statsLimit)
 	defer cancel()
 	var (
@@ -58,7 +58,7 @@ func readAll[R, T any](ctx context.Context, m *Manager, es []*table.Entry[R], re
 			defer func() { <-slots }()
 			s, err := read(ctx, e)
 			if err != nil {
-				m.log.Debug("stats left out", "id", e.ID, "err", err)
+				x.Log.Debug("stats left out", "id", e.ID, "err", err)
 				return
 			}
 			mu.Lock()
@@ -70,14 +70,14 @@ func readAll[R, T any](ctx context.Context, m *Manager, es []*table.Entry[R], re
 	return out
 }
 
-// atOnce is how many readings, or calls to the shim, one request makes at a time.
+// atOnce is how many readings one request makes at a time.
 const atOnce = 32
 
-func (m *Manager) stats(ctx context.Context, e *state.ContainerEntry, diskAge time.Duration) (ContainerStats, error) {
+func (x *Reader) stats(ctx context.Context, e *state.ContainerEntry, diskAge time.Duration) (Container, error) {
 	rec := e.Get()
-	s := ContainerStats{ID: e.ID, PodID: rec.PodID}
+	s := Container{ID: e.ID, PodID: rec.PodID}
 	if rec.Phase == state.ContainerRunning {
-		r, err := m.containerUsage(ctx, e)
+		r, err := x.readContainer(ctx, e)
 		if err != nil {
 			return s, err
 		}
@@ -85,7 +85,7 @@ func (m *Manager) stats(ctx context.Context, e *state.ContainerEntry, diskAge ti
 	} else {
 		s.Usage.Time = time.Now()
 	}
-	u, err := m.diskUsage(ctx, e.ID, diskAge)
+	u, err := x.diskUsage(ctx, e.ID, diskAge)
 	if err != nil {
 		return s, err
 	}
@@ -93,18 +93,18 @@ func (m *Manager) stats(ctx context.Context, e *state.ContainerEntry, diskAge ti
 	return s, nil
 }
 
-func (m *Manager) containerUsage(ctx context.Context, e *state.ContainerEntry) (reading.Reading[cgstat.Usage], error) {
-	return m.meters.containers.Get(ctx, e.ID, m.opts.UsageAge, m.keepContainer,
-		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
-			p := m.pods.Exact(e.Get().PodID)
+func (x *Reader) readContainer(ctx context.Context, e *state.ContainerEntry) (reading.Reading[cgstat.Usage], error) {
+	return x.usage.Get(ctx, e.ID, x.UsageAge, x.keepContainer,
+		bounded(x, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
+			p := x.Pods.Exact(e.Get().PodID)
 			if p == nil {
 				return cgstat.Usage{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
-			path, err := m.opts.cgroups().Container(&p.Get().Config, e.ID)
+			path, err := x.Cgroups.Container(&p.Get().Config, e.ID)
 			if err != nil {
 				return cgstat.Usage{}, err
 			}
-			return m.Meter.Cgroup(ctx, path)
+			return x.Meter.Cgroup(ctx, path)
 		}))
 }
 
@@ -131,14 +131,11 @@ type diskUsage struct {
 
 // diskUsage counts what a container's writable layer takes, or returns a reading not
 // older than age. Counting walks the layer.
-func (m *Manager) diskUsage(ctx context.Context, id string, age time.Duration) (diskUsage, error) {
-	r, err := m.meters.disk.Get(ctx, id, age, m.keepContainer,
-		bounded(m, life.CleanupLimit, func(ctx context.Context) (diskUsage, error) {
-			u, err := m.Snapshots.Usage(ctx, id)
+func (x *Reader) diskUsage(ctx context.Context, id string, age time.Duration) (diskUsage, error) {
+	r, err := x.disk.Get(ctx, id, age, x.keepContainer,
+		bounded(x, life.CleanupLimit, func(ctx context.Context) (diskUsage, error) {
+			u, err := x.Snapshots.Usage(ctx, id)
 			return diskUsage{u, time.Now()}, err
 		}))
 	return r.Val, err
 }
-
-// NetworkReady says why pods cannot be connected now, nil if they can.
-func (m *Manager) NetworkReady(ctx context.Context) error { return m.Network.Ready(ctx) }

@@ -1,4 +1,4 @@
-package pod
+package stats
 
 import (
 	"context"
@@ -13,34 +13,34 @@ import (
 	"github.com/coracle-project/coracle/pod/state"
 )
 
-// PodStats reads a pod's use. Of one that is not ready nothing is left to be read.
-func (m *Manager) PodStats(ctx context.Context, podID string) (PodStats, error) {
-	e, err := m.pods.Find(podID)
+// Pod reads a pod's use. Of one that is not ready nothing is left to be read.
+func (x *Reader) Pod(ctx context.Context, podID string) (Pod, error) {
+	e, err := x.Pods.Find(podID)
 	if err != nil {
-		return PodStats{}, errdefs.During("stats of pod", podID, err)
+		return Pod{}, errdefs.During("stats of pod", podID, err)
 	}
-	s, err := m.podStats(ctx, e)
+	s, err := x.podStats(ctx, e)
 	return s, errdefs.During("stats of pod", e.ID, err)
 }
 
-// ListPodStats reads the use of all ready pods that fit f, in parallel. One that cannot be
+// ListPods reads the use of all ready pods that fit f, in parallel. One that cannot be
 // read within a second is left out.
-func (m *Manager) ListPodStats(ctx context.Context, f PodStatsFilter) []PodStats {
+func (x *Reader) ListPods(ctx context.Context, f PodFilter) []Pod {
 	wanted := state.PodFilter{ID: f.ID, State: state.Ready, Labels: f.Labels}
-	return readAll(ctx, m, m.pods.Each(wanted.Fits), m.podStats)
+	return readAll(ctx, x, x.Pods.Each(wanted.Fits), x.podStats)
 }
 
-func (m *Manager) podStats(ctx context.Context, e *state.PodEntry) (PodStats, error) {
-	s := PodStats{ID: e.ID, Usage: cgstat.Usage{Time: time.Now()}}
+func (x *Reader) podStats(ctx context.Context, e *state.PodEntry) (Pod, error) {
+	s := Pod{ID: e.ID, Usage: cgstat.Usage{Time: time.Now()}}
 	rec := e.Get()
 	if rec.Phase != state.PodReady {
 		return s, nil
 	}
-	for _, ce := range state.ContainersOf(m.containers, e.ID) {
+	for _, ce := range state.ContainersOf(x.Containers, e.ID) {
 		if ce.Get().Phase != state.ContainerRunning {
 			continue
 		}
-		c, err := m.stats(ctx, ce, m.opts.DiskUsageAge)
+		c, err := x.stats(ctx, ce, x.DiskUsageAge)
 		if err != nil {
 			if ctx.Err() != nil {
 				return s, err
@@ -49,15 +49,15 @@ func (m *Manager) podStats(ctx context.Context, e *state.PodEntry) (PodStats, er
 		}
 		s.Containers = append(s.Containers, c)
 	}
-	r, err := m.podUsage(ctx, e, s.Containers)
+	r, err := x.readPod(ctx, e, s.Containers)
 	if err != nil {
 		return s, err
 	}
 	s.Usage, s.CPURate = r.Val, rate(&r)
 	if netns := rec.Namespaces.Net; netns != "" {
-		n, err := m.meters.interfaces.Get(ctx, e.ID, m.opts.UsageAge, m.keepPod,
-			bounded(m, meterLimit, func(ctx context.Context) ([]network.InterfaceUsage, error) {
-				return m.Meter.Interfaces(ctx, netns)
+		n, err := x.interfaces.Get(ctx, e.ID, x.UsageAge, x.keepPod,
+			bounded(x, meterLimit, func(ctx context.Context) ([]network.InterfaceUsage, error) {
+				return x.Meter.Interfaces(ctx, netns)
 			}))
 		if err != nil {
 			return s, err
@@ -67,21 +67,21 @@ func (m *Manager) podStats(ctx context.Context, e *state.PodEntry) (PodStats, er
 	return s, nil
 }
 
-// podUsage reads the pod's cgroup; without one, or before the first container is in it, the
+// readPod reads the pod's cgroup; without one, or before the first container is in it, the
 // containers are added up.
-func (m *Manager) podUsage(ctx context.Context, e *state.PodEntry,
-	containers []ContainerStats,
+func (x *Reader) readPod(ctx context.Context, e *state.PodEntry,
+	containers []Container,
 ) (reading.Reading[cgstat.Usage], error) {
-	path, err := m.opts.cgroups().Pod(&e.Get().Config)
+	path, err := x.Cgroups.Pod(&e.Get().Config)
 	if err != nil {
 		return reading.Reading[cgstat.Usage]{}, err
 	}
-	return m.meters.pods.Get(ctx, e.ID, m.opts.UsageAge, m.keepPod,
-		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
+	return x.podUsage.Get(ctx, e.ID, x.UsageAge, x.keepPod,
+		bounded(x, meterLimit, func(ctx context.Context) (cgstat.Usage, error) {
 			if path == "" {
 				return sum(containers), nil
 			}
-			u, err := m.Meter.Cgroup(ctx, path)
+			u, err := x.Meter.Cgroup(ctx, path)
 			if errors.Is(err, cgstat.ErrNone) {
 				return sum(containers), nil
 			}
@@ -91,7 +91,7 @@ func (m *Manager) podUsage(ctx context.Context, e *state.PodEntry,
 
 // sum adds up what can be added: not limits, not peaks, and not the time lost waiting, which
 // containers lose at the same time.
-func sum(containers []ContainerStats) cgstat.Usage {
+func sum(containers []Container) cgstat.Usage {
 	t := cgstat.Usage{Time: time.Now()}
 	for i := range containers {
 		u := &containers[i].Usage
@@ -136,22 +136,22 @@ func addDevice(all []cgstat.Device, d cgstat.Device) []cgstat.Device {
 }
 
 // Processes looks at all processes of a running container.
-func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
-	e, err := state.FindRunning(m.containers, id)
+func (x *Reader) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
+	e, err := state.FindRunning(x.Containers, id)
 	if err != nil {
 		return cgstat.Processes{}, errdefs.During("processes of container", id, err)
 	}
-	r, err := m.meters.processes.Get(ctx, e.ID, m.opts.UsageAge, m.keepContainer,
-		bounded(m, meterLimit, func(ctx context.Context) (cgstat.Processes, error) {
-			p := m.pods.Exact(e.Get().PodID)
+	r, err := x.processes.Get(ctx, e.ID, x.UsageAge, x.keepContainer,
+		bounded(x, meterLimit, func(ctx context.Context) (cgstat.Processes, error) {
+			p := x.Pods.Exact(e.Get().PodID)
 			if p == nil {
 				return cgstat.Processes{}, errdefs.Errorf(errdefs.ErrNotFound, "its pod is gone")
 			}
-			path, err := m.opts.cgroups().Container(&p.Get().Config, e.ID)
+			path, err := x.Cgroups.Container(&p.Get().Config, e.ID)
 			if err != nil {
 				return cgstat.Processes{}, err
 			}
-			return m.Meter.Processes(ctx, path, e.Get().Pid)
+			return x.Meter.Processes(ctx, path, e.Get().Pid)
 		}))
 	return r.Val, errdefs.During("processes of container", e.ID, err)
 }
