@@ -40,7 +40,7 @@ func TestDriverLayerUsage(t *testing.T) {
 		for _, d := range twoLayers(t, s) {
 			u, err := s.LayerUsage(d)
 			must(t, err)
-			is, err := space.Measure(t.Context(), s.layerDir(d))
+			is, err := space.Measure(t.Context(), layerDir(s, d))
 			if err != nil || is != u || u.Bytes == 0 {
 				t.Errorf("said to take %+v, takes %+v, %v", u, is, err)
 			}
@@ -92,7 +92,7 @@ func TestDriverQuarantine(t *testing.T) {
 		if diff := cmp.Diff(before, looks(t, snap.Target)); diff != "" {
 			t.Errorf("a running container lost its files: %s", diff)
 		}
-		if left, _ := os.ReadDir(s.quarantineDir()); len(left) != 1 {
+		if left, _ := os.ReadDir(quarantineDir(s)); len(left) != 1 {
 			t.Errorf("quarantine has %v", left)
 		}
 		// Regression: the damaged files were deleted beneath the container as soon as the
@@ -107,7 +107,7 @@ func TestDriverQuarantine(t *testing.T) {
 		must(t, s.Remove(t.Context(), "c"))
 		s = again(t, s)
 		must(t, s.RemoveLayer(t.Context(), layers[1]))
-		if left, _ := os.ReadDir(s.quarantineDir()); len(left) != 0 {
+		if left, _ := os.ReadDir(quarantineDir(s)); len(left) != 0 {
 			t.Errorf("quarantine still has %v", left)
 		}
 	})
@@ -118,7 +118,7 @@ func TestDamagedErofs(t *testing.T) {
 	s := startedWith(t, Config{Root: t.TempDir(), Driver: EROFS})
 	layers := twoLayers(t, s)
 	for i, at := range []int64{1024, 1536} { // the superblock's magic, and what its checksum is of
-		image, err := os.OpenFile(filepath.Join(s.layerDir(layers[i]), driver.ImageFile), os.O_WRONLY, 0)
+		image, err := os.OpenFile(filepath.Join(layerDir(s, layers[i]), driver.ImageFile), os.O_WRONLY, 0)
 		must(t, err)
 		_, err = image.WriteAt(bytes.Repeat([]byte{0xa5}, 256), at)
 		must(t, errors.Join(err, image.Close()))

@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 // drivers are all that there are. Each test below is one thing that they must do alike.
@@ -206,7 +208,7 @@ func TestDriverLife(t *testing.T) {
 			must(t, s.RemoveLayer(t.Context(), d))
 		}
 		must(t, s.Flush(t.Context()))
-		for _, dir := range []string{s.layersDir(), s.snapshotsDir(), s.stagingDir()} {
+		for _, dir := range []string{layer.Top(s.root), s.snapshotsDir(), s.stagingDir()} {
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
 				t.Errorf("%s has %v", dir, left)
 			}

@@ -3,6 +3,9 @@ package snapshot
 import (
 	"errors"
 	"fmt"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
 )
@@ -34,12 +37,7 @@ func (s *Store) keepDamaged(id string, points []string) bool {
 	snap.Project, _ = s.quota.ProjectOf(dir) // or else the next snapshot may have the same
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.addLocked(snap)
-	e.damaged, e.mounted, e.points = true, len(points) > 0, points
-	for _, l := range s.layers {
-		l.users++
-		e.layers = append(e.layers, l)
-	}
+	s.snapshots[id] = &entry{snap: snap, layers: s.HoldAll(), damaged: true, mounted: len(points) > 0, points: points}
 	return true
 }
 
@@ -51,4 +49,16 @@ func (s *Store) checkRecord(id string) error {
 		return fmt.Errorf("snapshot %s: %w", id, errDamagedRecord)
 	}
 	return nil
+}
+
+// mayHave says whether a snapshot has a layer, or may have it, be it damaged or whole again.
+func (s *Store) mayHave(diffID digest.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.snapshots {
+		if e.damaged || slices.Contains(e.snap.Layers, diffID) {
+			return true
+		}
+	}
+	return false
 }

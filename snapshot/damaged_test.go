@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 // damages are what can become of a record.
@@ -34,7 +36,7 @@ func TestDriverKeepsLayersWithDamagedRecords(t *testing.T) {
 				snap := prepared(t, s, "c", layers...)
 				before := looks(t, snap.Target)
 				for _, d := range layers {
-					must(t, damage(filepath.Join(s.layerDir(d), "layer.json")))
+					must(t, damage(filepath.Join(layerDir(s, d), "layer.json")))
 				}
 				for range 2 {
 					s = again(t, s)
@@ -55,7 +57,7 @@ func TestDriverKeepsLayersWithDamagedRecords(t *testing.T) {
 				}
 				must(t, s.Remove(t.Context(), "c"))
 				s = again(t, s)
-				if left, _ := os.ReadDir(s.quarantineDir()); len(left) != 0 {
+				if left, _ := os.ReadDir(quarantineDir(s)); len(left) != 0 {
 					t.Errorf("quarantine still has %v", left)
 				}
 			})
@@ -67,22 +69,22 @@ func TestDriverKeepsLayersWithDamagedRecords(t *testing.T) {
 func TestQuarantineLastsFromWhenItBegins(t *testing.T) {
 	s := started(t, t.TempDir())
 	layers := commitLayers(t, s, 2)
-	old := time.Now().Add(-2 * quarantineTime)
+	old := time.Now().Add(-2 * layer.QuarantineTime)
 	for _, d := range layers {
-		must(t, os.Chtimes(s.layerDir(d), old, old))
+		must(t, os.Chtimes(layerDir(s, d), old, old))
 	}
 	must(t, s.Quarantine(layers[0]))
-	must(t, os.Truncate(filepath.Join(s.layerDir(layers[1]), "layer.json"), 0))
+	must(t, os.Truncate(filepath.Join(layerDir(s, layers[1]), "layer.json"), 0))
 	s = restarted(t, s)
-	left, err := os.ReadDir(s.quarantineDir())
+	left, err := os.ReadDir(quarantineDir(s))
 	if err != nil || len(left) != 2 {
 		t.Fatalf("quarantine has %v, %v", left, err)
 	}
 	for _, e := range left {
-		must(t, os.Chtimes(filepath.Join(s.quarantineDir(), e.Name()), old, old))
+		must(t, os.Chtimes(filepath.Join(quarantineDir(s), e.Name()), old, old))
 	}
 	s = restarted(t, s)
-	if left, _ := os.ReadDir(s.quarantineDir()); len(left) != 0 {
+	if left, _ := os.ReadDir(quarantineDir(s)); len(left) != 0 {
 		t.Errorf("after a week quarantine has %v", left)
 	}
 }
@@ -100,7 +102,7 @@ func TestDriverKeepsSnapshotsWithDamagedRecords(t *testing.T) {
 				must(t, unix.Mount(snap.Target, elsewhere, "", unix.MS_BIND, ""))
 				before := looks(t, snap.Target)
 				must(t, damage(filepath.Join(s.snapshotDir("c"), recordName)))
-				must(t, damage(filepath.Join(s.layerDir(layers[0]), "layer.json")))
+				must(t, damage(filepath.Join(layerDir(s, layers[0]), "layer.json")))
 				for range 2 {
 					s = again(t, s)
 					must(t, errors.Join(s.Recover(t.Context(), []string{"c"}), s.Flush(t.Context())))
@@ -235,17 +237,17 @@ func TestStartDoesNotNeedToDropStrays(t *testing.T) {
 	snap := prepared(t, s, "c", layers...)
 	write(t, filepath.Join(snap.Target, "file"), "x")
 	must(t, s.Close())
-	old := filepath.Join(s.quarantineDir(), strings.Repeat("b", 64)+".X")
+	old := filepath.Join(quarantineDir(s), strings.Repeat("b", 64)+".X")
 	strays := []string{
-		filepath.Join(s.snapshotsDir(), "stray"), filepath.Join(s.layersDir(), "no-layer"),
-		filepath.Join(s.layersDir(), strings.Repeat("a", 64)), old,
+		filepath.Join(s.snapshotsDir(), "stray"), filepath.Join(layer.Top(s.root), "no-layer"),
+		filepath.Join(layer.Top(s.root), strings.Repeat("a", 64)), old,
 	}
 	for _, dir := range strays {
 		must(t, os.Mkdir(dir, 0o700))
 		must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
 		defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
 	}
-	long := time.Now().Add(-2 * quarantineTime)
+	long := time.Now().Add(-2 * layer.QuarantineTime)
 	must(t, os.Chtimes(old, long, long))
 	s = started(t, s.root)
 	if !s.HasLayer(layers[0]) || read(t, filepath.Join(snap.Target, "file")) != "x" {

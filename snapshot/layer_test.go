@@ -10,6 +10,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/snapshot/space"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 func TestLayerLife(t *testing.T) {
@@ -23,7 +25,7 @@ func TestLayerLife(t *testing.T) {
 		if err != nil || u.Inodes != 4 { // its directory, layer.json, fs, f
 			t.Errorf("usage %+v, %v", u, err)
 		}
-		if is, err := space.Measure(t.Context(), s.layerDir(d)); err != nil || is != u {
+		if is, err := space.Measure(t.Context(), layerDir(s, d)); err != nil || is != u {
 			t.Errorf("usage is said to be %+v, and is %+v, %v", u, is, err)
 		}
 		if all, err := s.Layers(); err != nil || len(all) != 1 || all[0] != d {
@@ -36,7 +38,7 @@ func TestLayerLife(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if s.HasLayer(d) || exists(s.layerDir(d)) {
+	if s.HasLayer(d) || exists(layerDir(s, d)) {
 		t.Error("the layer is still there")
 	}
 	if _, err := s.LayerUsage(d); !errors.Is(err, ErrLayerMissing) {
@@ -119,7 +121,7 @@ func TestCommitLosesTheRace(t *testing.T) {
 	if left, _ := os.ReadDir(s.stagingDir()); len(left) > 0 {
 		t.Errorf("staging has %v", left)
 	}
-	if read(t, filepath.Join(s.layerDir(d), "fs", "f")) != "x" {
+	if read(t, filepath.Join(layerDir(s, d), "fs", "f")) != "x" {
 		t.Error("the layer is not whole")
 	}
 }
@@ -165,14 +167,14 @@ func TestStartTakesWhatIsNotWholeOutOfUse(t *testing.T) {
 	for d, record := range map[digest.Digest]string{
 		no: "", other: `{"version":1,"diffID":"` + good.String() + `"}`, digest.FromString("cut"): "{",
 	} {
-		if err := os.MkdirAll(filepath.Join(s.layerDir(d), "fs"), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(layerDir(s, d), "fs"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		if record != "" {
-			write(t, filepath.Join(s.layerDir(d), "layer.json"), record)
+			write(t, filepath.Join(layerDir(s, d), "layer.json"), record)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(s.layersDir(), "stranger"), 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(layer.Top(s.root), "stranger"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	s = restarted(t, s)
@@ -182,10 +184,10 @@ func TestStartTakesWhatIsNotWholeOutOfUse(t *testing.T) {
 	if err := s.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if left, _ := os.ReadDir(s.layersDir()); len(left) != 1 {
+	if left, _ := os.ReadDir(layer.Top(s.root)); len(left) != 1 {
 		t.Errorf("left: %v", left)
 	}
-	if aside, _ := os.ReadDir(s.quarantineDir()); len(aside) != 3 {
+	if aside, _ := os.ReadDir(quarantineDir(s)); len(aside) != 3 {
 		t.Errorf("quarantine has %v", aside)
 	}
 	if left, _ := os.ReadDir(s.stagingDir()); len(left) != 0 {

@@ -50,7 +50,7 @@ func TestMountInStaging(t *testing.T) {
 	f, err := os.Create(filepath.Join(at, "file"))
 	must(t, err)
 	defer f.Close()
-	must(t, s.discard(dir))
+	must(t, s.trash.Discard(dir))
 	must(t, s.Flush(t.Context()))
 	nothingIn(t, s)
 	var st unix.Stat_t
@@ -63,7 +63,7 @@ func TestMountInStaging(t *testing.T) {
 // nothingIn says what a store has in staging, of lazy layers, or mounted.
 func nothingIn(t *testing.T, s *Store) {
 	t.Helper()
-	for _, dir := range []string{s.stagingDir(), s.lazyTop()} {
+	for _, dir := range []string{s.stagingDir(), lazyTop(s)} {
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Fatalf("%s: %v, %v", dir, left, err)
 		}
@@ -71,7 +71,7 @@ func nothingIn(t *testing.T, s *Store) {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(s.root))
 	must(t, err)
 	for _, m := range mounts {
-		if strings.HasPrefix(m.Mountpoint, s.stagingDir()) || strings.HasPrefix(m.Mountpoint, s.lazyTop()) {
+		if strings.HasPrefix(m.Mountpoint, s.stagingDir()) || strings.HasPrefix(m.Mountpoint, lazyTop(s)) {
 			t.Fatalf("mounted: %s", m.Mountpoint)
 		}
 	}

@@ -49,12 +49,12 @@ func TestLazyLayerBecomesWhole(t *testing.T) {
 		t.Errorf("remove: %v", err)
 	}
 	commitLayer(t, s, "x", func(dir string) { write(t, filepath.Join(dir, "file"), "whole") })
-	if !s.HasLayer(d) || s.LazyBlob(d) != "" || s.LayerDir(d) != filepath.Join(s.layerDir(d), "fs") {
+	if !s.HasLayer(d) || s.LazyBlob(d) != "" || s.LayerDir(d) != filepath.Join(layerDir(s, d), "fs") {
 		t.Errorf("whole %t, blob %s", s.HasLayer(d), s.LazyBlob(d))
 	}
 	must(t, s.EndLazy(d))
 	must(t, s.Flush(t.Context()))
-	if left, err := os.ReadDir(s.lazyTop()); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(lazyTop(s)); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
 	next, err := s.Prepare(t.Context(), "next", PrepareOptions{Layers: []digest.Digest{d}, Target: filepath.Join(t.TempDir(), "root")})
@@ -86,7 +86,7 @@ func TestLazyLayerIsRemoved(t *testing.T) {
 		if s.LazyBlob(d) != "" {
 			t.Errorf("%s: it is still there", what)
 		}
-		if _, err := os.Stat(s.lazyDir(d)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(lazyDir(s, d)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: its directory is left: %v", what, err)
 		}
 	}
@@ -106,21 +106,21 @@ func TestLazyLayerAfterRestart(t *testing.T) {
 	must(t, s.Close())
 
 	s = startedWith(t, Config{Root: root, Shown: func(d digest.Digest) bool { return d != lost }})
-	if s.LazyBlob(kept) != digest.FromString("blob of kept") || s.LazyBlob(lost) != "" || s.hasAny(lost) || !s.HasLayer(whole) {
+	if s.LazyBlob(kept) != digest.FromString("blob of kept") || s.LazyBlob(lost) != "" || s.HasAny(lost) || !s.HasLayer(whole) {
 		t.Errorf("kept %s, lost %s", s.LazyBlob(kept), s.LazyBlob(lost))
 	}
 	if _, err := os.Stat(begun); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what was only begun is left: %v", err)
 	}
 	must(t, s.EndLazy(whole))
-	must(t, os.WriteFile(filepath.Join(s.lazyDir(kept), lazyFile), []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(lazyDir(s, kept), "lazy.json"), []byte("{"), 0o600))
 	must(t, s.Close())
 
 	s = startedWith(t, Config{Root: root, Shown: allShown})
-	if s.hasAny(kept) {
+	if s.HasAny(kept) {
 		t.Error("a layer without a valid record is there")
 	}
-	if left, err := os.ReadDir(s.lazyTop()); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(lazyTop(s)); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }

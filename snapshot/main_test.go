@@ -12,6 +12,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 // How layers say what they hide, and archives what attributes a file has.
@@ -115,3 +117,8 @@ func exists(path string) bool {
 	var st unix.Stat_t
 	return unix.Lstat(path, &st) == nil
 }
+
+func layerDir(s *Store, d digest.Digest) string { return filepath.Join(layer.Top(s.root), d.Encoded()) }
+func quarantineDir(s *Store) string             { return filepath.Join(s.root, "quarantine") }
+func lazyTop(s *Store) string                   { return filepath.Join(s.root, "lazy") }
+func lazyDir(s *Store, d digest.Digest) string  { return filepath.Join(lazyTop(s), d.Encoded()) }

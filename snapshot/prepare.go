@@ -10,12 +10,13 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 // Prepare makes a writable root file system out of layers and mounts it at the
@@ -72,7 +73,7 @@ func (o PrepareOptions) check(id string) error {
 		return fmt.Errorf("%w: snapshot %s: target %q is not an absolute path", ErrInvalid, id, o.Target)
 	}
 	for _, d := range o.Layers {
-		if err := checkDigest(d); err != nil {
+		if err := layer.Check(d); err != nil {
 			return fmt.Errorf("snapshot %s: %w", id, err)
 		}
 	}
@@ -111,6 +112,8 @@ const (
 // reserve enters the snapshot in the index, so that its layers stay, and returns it with
 // what is decided here: its project.
 func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
+	var unused layer.Held
+	defer func() { unused.Release() }() // which may call back: not under the lock
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.snapshots[snap.ID]; e != nil {
@@ -126,10 +129,9 @@ func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 		}
 		return e.snap, isUnmounted, nil
 	}
-	for _, d := range snap.Layers {
-		if s.layers[d] == nil {
-			return snap, 0, fmt.Errorf("prepare snapshot %s: %w: %s", snap.ID, ErrLayerMissing, d)
-		}
+	held, err := s.Hold(snap.Layers)
+	if err != nil {
+		return snap, 0, fmt.Errorf("prepare snapshot %s: %w", snap.ID, err)
 	}
 	if s.quota != nil {
 		taken := make(map[uint32]bool, len(s.snapshots))
@@ -138,48 +140,23 @@ func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
 		}
 		snap.Project = s.projects.Next(taken)
 	} else if snap.Limit != (Usage{}) {
+		unused = held
 		return snap, 0, fmt.Errorf("prepare snapshot %s: %w: a limit needs project quotas, and %s on %s has none; mount it with prjquota",
 			snap.ID, ErrUnsupported, s.root, driver.FSType(s.root))
 	}
-	s.addLocked(snap)
+	s.snapshots[snap.ID] = &entry{snap: snap, layers: held}
 	return snap, isNew, nil
-}
-
-func (s *Store) addLocked(snap Snapshot) *entry {
-	e := &entry{snap: snap}
-	s.snapshots[snap.ID] = e
-	for _, d := range snap.Layers {
-		if l := s.layers[d]; l != nil {
-			l.users++
-			e.layers = append(e.layers, l)
-		}
-	}
-	return e
 }
 
 // forget takes the snapshot from the index and lets go of its layers.
 func (s *Store) forget(id string) {
-	if s.release(id) {
-		s.freed()
-	}
-}
-
-// release is forget without telling, and says whether there is something to tell:
-// a layer that was to be removed has lost its last user.
-func (s *Store) release(id string) (freed bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	e := s.snapshots[id]
-	if e == nil {
-		return false
-	}
 	delete(s.snapshots, id)
-	for _, l := range e.layers {
-		if l.users--; l.users == 0 && l.wanted {
-			l.wanted, freed = false, true
-		}
+	s.mu.Unlock()
+	if e != nil {
+		e.layers.Release()
 	}
-	return freed
 }
 
 func (s *Store) setMounted(id string, mounted bool) {
@@ -208,7 +185,7 @@ func (s *Store) build(ctx context.Context, snap Snapshot) error {
 	err := os.Mkdir(dir, 0o700)
 	if errors.Is(err, os.ErrExist) {
 		// A directory that the index does not know is a removal's leftover.
-		err = errors.Join(s.discard(dir), os.Mkdir(dir, 0o700))
+		err = errors.Join(s.trash.Discard(dir), os.Mkdir(dir, 0o700))
 	}
 	if err != nil {
 		return err
@@ -266,32 +243,8 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 // rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers'
 // directories stay where they are.
 func (s *Store) rootfs(snap Snapshot) (r driver.Rootfs, release func()) {
-	dirs, release := s.layerDirs(snap.Layers)
+	dirs, release := s.Paths(snap.Layers)
 	return driver.Rootfs{Dir: s.snapshotDir(snap.ID), Layers: dirs, Target: snap.Target, Access: snap.Access, Label: snap.Label}, release
-}
-
-// layerDirs returns the layers' directories, lowest first. Overlayfs takes none twice
-// (ELOOP), but images have layers twice, mostly empty ones: the uppermost is enough, for
-// it covers or hides whatever its double could show.
-func (s *Store) layerDirs(layers []digest.Digest) (dirs []string, release func()) {
-	dirs = make([]string, 0, len(layers))
-	var releases []func()
-	seen := make(map[digest.Digest]bool, len(layers))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, d := range slices.Backward(layers) {
-		if !seen[d] {
-			seen[d] = true
-			dir, release := s.reachLocked(d)
-			dirs, releases = append(dirs, dir), append(releases, release)
-		}
-	}
-	slices.Reverse(dirs)
-	return dirs, func() {
-		for _, release := range releases {
-			release()
-		}
-	}
 }
 
 // remount mounts a snapshot whose record was there but whose mount was not: a
@@ -308,7 +261,7 @@ func (s *Store) remount(ctx context.Context, snap Snapshot) error {
 		return unclean(snap)
 	}
 	for _, d := range snap.Layers {
-		if !s.hasAny(d) {
+		if !s.HasAny(d) {
 			return fmt.Errorf("%w: %s", ErrLayerMissing, d)
 		}
 	}
@@ -358,7 +311,7 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 	if err := faultRemoveUnmounted.At(ctx); err != nil {
 		return err
 	}
-	if err := s.discard(s.snapshotDir(snap.ID)); err != nil {
+	if err := s.trash.Discard(s.snapshotDir(snap.ID)); err != nil {
 		return err
 	}
 	if err := faultRemoveMoved.At(ctx); err != nil {

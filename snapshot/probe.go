@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/trash"
 )
 
 // dropProbes unmounts what a probe has left mounted whose process was killed; its directory
@@ -38,7 +40,7 @@ func (s *Store) dropProbes() error {
 
 // probe has the driver try whether it can work here.
 func (s *Store) probe() error {
-	dir := filepath.Join(s.stagingDir(), newName())
+	dir := filepath.Join(s.stagingDir(), trash.NewName())
 	err := os.Mkdir(dir, 0o700)
 	if err == nil {
 		err = s.driver.Probe(dir)
@@ -55,7 +57,7 @@ func (s *Store) probe() error {
 // system and the driver all have to be able. ErrUnsupported, and why, if not. Nothing is
 // left, and nothing is recorded.
 func (s *Store) ProbeUsers(ctx context.Context) (err error) {
-	dir := filepath.Join(s.stagingDir(), newName())
+	dir := filepath.Join(s.stagingDir(), trash.NewName())
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	r := driver.Rootfs{Dir: dir, Target: filepath.Join(dir, "target")}
 	for _, path := range []string{r.Dir, r.Target} {

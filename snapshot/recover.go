@@ -42,13 +42,13 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 			}
 			// The record is written before all else: there is nothing yet, or no more.
 			s.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "error", err)
-			if err := s.discard(filepath.Join(s.snapshotsDir(), e.Name())); err != nil {
+			if err := s.trash.Discard(filepath.Join(s.snapshotsDir(), e.Name())); err != nil {
 				s.log.Warn("cannot remove snapshot without a valid record; it stays in place", "snapshot", e.Name(), "err", err)
 			}
 			continue
 		}
 		s.mu.Lock()
-		s.addLocked(snap).mounted = slices.Contains(mounts[snap.ID], snap.Target)
+		s.snapshots[snap.ID] = &entry{snap: snap, layers: s.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)}
 		s.mu.Unlock()
 	}
 	s.dropStrays(mounts)

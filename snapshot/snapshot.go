@@ -22,7 +22,7 @@
 //	snapshots/<container id>/snapshot.json    the record; written first
 //	snapshots/<container id>/{fs,work}        what the container wrote; overlay's work
 //	quarantine/<hex>.<random>/                layers found damaged, out of use
-//	lazy/<hex>/                               layers that are not here yet (lazy.go)
+//	lazy/<hex>/                               layers that are not here yet (layer/lazy.go)
 //	staging/<random>/                         layers being unpacked, and what is
 //	                                          being deleted; emptied by Start
 //	empty/                                    the lower directory of a snapshot
@@ -62,14 +62,16 @@ import (
 	"github.com/coracle-project/coracle/snapshot/space"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 // Kinds of error, for errors.Is.
 var (
-	ErrExists       = errors.New("snapshot already exists")
+	ErrExists       = layer.ErrExists
 	ErrNotFound     = errors.New("snapshot not found")
-	ErrLayerMissing = errors.New("layer is not in the store")
-	ErrLayerInUse   = errors.New("layer is in use by a snapshot")
+	ErrLayerMissing = layer.ErrMissing
+	ErrLayerInUse   = layer.ErrInUse
 	// ErrDamaged is a layer that is there and cannot be used.
 	ErrDamaged = driver.ErrDamaged
 	// ErrInvalid is an id, digest or path that cannot name what it should.
@@ -153,3 +155,9 @@ type Snapshot struct {
 	// Project is the id under which the file system counts what was written; 0 none.
 	Project uint32 `json:"project,omitempty"`
 }
+
+// LayerWriter is one layer being unpacked, LayerView one being read.
+type (
+	LayerWriter = layer.Writer
+	LayerView   = layer.View
+)

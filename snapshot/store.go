@@ -13,7 +13,6 @@ import (
 	"sync"
 
 	"github.com/opencontainers/go-digest"
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/internal/privatedir"
@@ -23,6 +22,8 @@ import (
 	"github.com/coracle-project/coracle/snapshot/driver"
 
 	"github.com/coracle-project/coracle/snapshot/diff"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 // Config is what a Store needs.
@@ -55,9 +56,10 @@ const maxRoot = 170
 // Store keeps layers and snapshots under one root directory. Its methods may be
 // called concurrently.
 type Store struct {
+	*layer.Store // of the layers; its methods are the Store's
+
 	root  string
 	log   *slog.Logger
-	freed func()
 	shown func(digest.Digest) bool
 	trash *trash.Trash
 	busy  keylock.Lock // by snapshot id
@@ -68,31 +70,15 @@ type Store struct {
 	quota      *space.Quotas                     // set by Start; nil without project quotas
 	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, except in tests
 
-	// renames is held while a directory gets or loses its final name in
-	// layers/, so that a commit and a removal of one layer cannot cross.
-	renames sync.Mutex
-
 	mu        sync.Mutex
-	layers    map[digest.Digest]*layer
 	snapshots map[string]*entry
-	reached   map[digest.Digest]*reached // the lazy layers whose mounts are being reached for
 	projects  space.Projects
-}
-
-// layer is one layer.
-type layer struct {
-	usage Usage
-	users int // snapshots made of it
-	// wanted says that RemoveLayer was refused because of the users.
-	wanted bool
-	// lazy is the blob that someone shows the layer from; "": it is unpacked. Guarded by Store.mu.
-	lazy digest.Digest
 }
 
 // entry is one snapshot.
 type entry struct {
 	snap    Snapshot
-	layers  []*layer // those it uses, which may be in quarantine by now
+	layers  layer.Held
 	mounted bool
 	// damaged says that its record is; points are then where it is mounted.
 	damaged bool
@@ -114,24 +100,21 @@ func New(c Config) *Store {
 		driverName: cmp.Or(c.Driver, Overlay),
 		log:        c.Log,
 		readFile:   os.ReadFile,
-		freed:      c.Freed,
 		shown:      c.Shown,
-		layers:     map[digest.Digest]*layer{},
 		snapshots:  map[string]*entry{},
-		reached:    map[digest.Digest]*reached{},
 	}
 	s.trash = trash.New(s.stagingDir(), diff.FilesDir, c.Log)
+	s.Store = layer.New(layer.Config{
+		Root: s.root, Trash: s.trash, Freed: c.Freed, MayHave: s.mayHave, Log: c.Log,
+		ReadFile: func(path string) ([]byte, error) { return s.readFile(path) },
+	})
 	return s
 }
 
 func (s *Store) stagingDir() string           { return filepath.Join(s.root, "staging") }
-func (s *Store) layersDir() string            { return filepath.Join(s.root, "layers", "sha256") }
 func (s *Store) snapshotsDir() string         { return filepath.Join(s.root, "snapshots") }
 func (s *Store) emptyDir() string             { return filepath.Join(s.root, driver.EmptyDir) }
 func (s *Store) snapshotDir(id string) string { return filepath.Join(s.snapshotsDir(), id) }
-func (s *Store) layerDir(d digest.Digest) string {
-	return filepath.Join(s.layersDir(), d.Encoded())
-}
 
 // Start makes the directories, checks that the file system can hold snapshots,
 // reads the records, and starts to delete what a crash left in staging.
@@ -139,12 +122,12 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := checkRoot(s.root); err != nil {
 		return err
 	}
-	d, err := driver.New(s.driverName, s.root, s.discard)
+	d, err := driver.New(s.driverName, s.root, s.trash.Discard)
 	if err != nil {
 		return err
 	}
 	s.driver = d
-	for _, dir := range []string{s.root, s.stagingDir(), s.layersDir(), s.snapshotsDir(), s.quarantineDir(), s.lazyTop()} {
+	for _, dir := range append([]string{s.root, s.stagingDir(), s.snapshotsDir()}, s.Dirs()...) {
 		if err := privatedir.Make(dir); err != nil {
 			return fmt.Errorf("snapshot store: %w", err)
 		}
@@ -153,7 +136,6 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := os.MkdirAll(s.emptyDir(), 0o711); err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
-	spread(s.stagingDir()) // where layers are unpacked
 	// Layers are as their images made them, set-user-id programs included: no
 	// user of the host may reach into them.
 	if err := os.Chmod(s.root, 0o700); err != nil {
@@ -177,10 +159,7 @@ func (s *Store) Start(ctx context.Context) error {
 		return fmt.Errorf("snapshot store: %w: limits need project quotas, and %s on %s has none; mount it with prjquota, or set no limits",
 			ErrUnsupported, s.root, driver.FSType(s.root))
 	}
-	if err := s.loadLayers(); err != nil {
-		return err
-	}
-	if err := s.loadLazy(s.shown); err != nil {
+	if err := s.Store.Start(s.driverName, s.driver, s.shown); err != nil {
 		return err
 	}
 	if err := s.dropLayerMounts(); err != nil {
@@ -189,9 +168,7 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := s.loadSnapshots(ctx); err != nil {
 		return err
 	}
-	if err := s.dropOldQuarantine(); err != nil {
-		s.log.Warn("cannot remove old damaged layers", "err", err)
-	}
+	s.Tidy()
 	s.trash.Start()
 	for _, e := range left {
 		s.trash.Delete(e.Name())
@@ -203,23 +180,7 @@ func (s *Store) Start(ctx context.Context) error {
 // Start. Snapshots stay mounted, and the layers that they are made of.
 func (s *Store) Close() error {
 	s.trash.Close()
-	var errs []error
-	for _, d := range s.idleLayers() {
-		errs = append(errs, s.driver.Free(s.layerDir(d)))
-	}
-	return errors.Join(append(errs, s.quota.Close())...)
-}
-
-// idleLayers are those that nothing uses.
-func (s *Store) idleLayers() (idle []digest.Digest) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for d, l := range s.layers {
-		if l.users == 0 {
-			idle = append(idle, d)
-		}
-	}
-	return idle
+	return errors.Join(s.Store.Close(), s.quota.Close())
 }
 
 // Markers say how layers are to be unpacked for the store's driver.
@@ -252,31 +213,5 @@ func checkID(id string) error {
 			return fmt.Errorf("%w: snapshot id %q", ErrInvalid, id)
 		}
 	}
-	return nil
-}
-
-// checkDigest accepts what layer directories are named by.
-func checkDigest(d digest.Digest) error {
-	if err := d.Validate(); err != nil {
-		return fmt.Errorf("%w: layer %q: %w", ErrInvalid, d, err)
-	}
-	if d.Algorithm() != digest.SHA256 {
-		return fmt.Errorf("%w: layer %q: only sha256 is supported", ErrInvalid, d)
-	}
-	return nil
-}
-
-// discard moves a directory out of sight in one step and has it deleted in the
-// background. A missing directory is fine.
-func (s *Store) discard(dir string) error {
-	name := newName()
-	err := unix.Rename(dir, filepath.Join(s.stagingDir(), name))
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("move %s to staging: %w", dir, err)
-	}
-	s.trash.Delete(name)
 	return nil
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 var errUnknownDriver = errors.New("unknown driver")
@@ -36,7 +38,7 @@ func (s *Store) takeOver() error {
 	case err != nil:
 		s.log.Warn("the file that says what the snapshot store's driver is cannot be read; taken to be the one that is set", "file", file,
 			"error", err, "driver", s.driverName)
-		if err := s.discard(file); err != nil { // it may be a directory
+		if err := s.trash.Discard(file); err != nil { // it may be a directory
 			return err
 		}
 		was = s.driverName
@@ -63,7 +65,7 @@ func (s *Store) takeOver() error {
 // guessDriver finds out who has made a store without the file: it may be new, older than the file,
 // or have lost it.
 func (s *Store) guessDriver() (DriverName, error) {
-	native, err := driver.New(Native, s.root, s.discard)
+	native, err := driver.New(Native, s.root, s.trash.Discard)
 	if err != nil {
 		return "", err
 	}
@@ -74,12 +76,12 @@ func (s *Store) guessDriver() (DriverName, error) {
 	if len(mounts) > 0 {
 		return Native, nil
 	}
-	layers, err := os.ReadDir(s.layersDir())
+	layers, err := os.ReadDir(layer.Top(s.root))
 	if err != nil {
 		return "", fmt.Errorf("snapshot store: %w", err)
 	}
 	for _, l := range layers {
-		if _, err := os.Lstat(filepath.Join(s.layersDir(), l.Name(), driver.ImageFile)); err == nil {
+		if _, err := os.Lstat(filepath.Join(layer.Top(s.root), l.Name(), driver.ImageFile)); err == nil {
 			return EROFS, nil
 		}
 	}
@@ -87,7 +89,7 @@ func (s *Store) guessDriver() (DriverName, error) {
 }
 
 func (s *Store) dropOther(was DriverName) error {
-	other, err := driver.New(was, s.root, s.discard)
+	other, err := driver.New(was, s.root, s.trash.Discard)
 	if err != nil {
 		return err
 	}
@@ -100,13 +102,13 @@ func (s *Store) dropOther(was DriverName) error {
 			s.driverName, s.root, was)
 	}
 	dropped := 0
-	for _, dir := range []string{s.layersDir(), s.snapshotsDir()} {
+	for _, dir := range []string{layer.Top(s.root), s.snapshotsDir()} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return fmt.Errorf("snapshot store: %w", err)
 		}
 		for name := range slices.Values(entries) {
-			if err := s.discard(filepath.Join(dir, name.Name())); err != nil {
+			if err := s.trash.Discard(filepath.Join(dir, name.Name())); err != nil {
 				return err
 			}
 			dropped++
@@ -128,7 +130,7 @@ func (s *Store) dropLayerMounts() error {
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
-	e, err := driver.New(EROFS, s.root, s.discard)
+	e, err := driver.New(EROFS, s.root, s.trash.Discard)
 	if err != nil {
 		return err
 	}
@@ -137,7 +139,7 @@ func (s *Store) dropLayerMounts() error {
 		if s.driverName == EROFS && s.HasLayer(d) {
 			continue
 		}
-		if err := e.Free(filepath.Join(s.layersDir(), m.Name())); err != nil {
+		if err := e.Free(filepath.Join(layer.Top(s.root), m.Name())); err != nil {
 			s.log.Warn("what is mounted of no layer of the store is left", "error", err)
 		}
 	}

@@ -5,11 +5,15 @@ package trash
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Trash deletes entries of one directory, in one goroutine. Its methods may be called concurrently.
@@ -59,6 +63,27 @@ func (t *Trash) Close() {
 	if started {
 		<-t.done
 	}
+}
+
+// Dir is the directory whose entries are deleted.
+func (t *Trash) Dir() string { return t.dir }
+
+// NewName is one that no entry has.
+func NewName() string { return rand.Text() }
+
+// Discard moves a directory out of sight in one step, among the entries, and has it deleted. A
+// missing directory is fine.
+func (t *Trash) Discard(dir string) error {
+	name := NewName()
+	err := unix.Rename(dir, filepath.Join(t.dir, name))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("move %s to staging: %w", dir, err)
+	}
+	t.Delete(name)
+	return nil
 }
 
 // Delete has the named directory deleted; it does not wait.

@@ -1,4 +1,4 @@
-package snapshot
+package layer
 
 import (
 	"encoding/json"
@@ -13,11 +13,15 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
+
+	"github.com/coracle-project/coracle/snapshot/diff"
+
+	"github.com/coracle-project/coracle/snapshot/space"
 )
 
 // A lazy layer is one that is not unpacked yet, and that someone else shows as a mount meanwhile.
 // Roots can be made of it; else it does not count as whole (HasLayer). When it is committed
-// (LayerWriter.Commit), new roots are made of the unpacked layer; those that were made of the mount
+// (Writer.Commit), new roots are made of the unpacked layer; those that were made of the mount
 // hold it when EndLazy takes it away, which comes after whoever shows it knows of the unpacked
 // files. The directory with the mount is of no use after a reboot, and not believed without whoever
 // shows it.
@@ -45,20 +49,20 @@ func (s *Store) lazyBlob(d digest.Digest) string { return filepath.Join(s.lazyDi
 
 // BeginLazy makes the directory of a lazy layer, with an empty one to mount it on (fs). The caller
 // holds a layer against others who begin it, and ends with CommitLazy or AbortLazy. ErrExists if
-// the layer is there, ErrLayerInUse if the one before has not gone yet, ErrUnsupported if the
+// the layer is there, ErrInUse if the one before has not gone yet, diff.ErrUnsupported if the
 // driver has no use for mounts.
 func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
-	if err := checkDigest(diffID); err != nil {
+	if err := Check(diffID); err != nil {
 		return "", err
 	}
-	if s.driverName != Overlay {
-		return "", fmt.Errorf("%w: lazy layers need the snapshot driver %s, not %s", ErrUnsupported, Overlay, s.driverName)
+	if s.driverName != driver.Overlay {
+		return "", fmt.Errorf("%w: lazy layers need the snapshot driver %s, not %s", diff.ErrUnsupported, driver.Overlay, s.driverName)
 	}
-	if s.hasAny(diffID) {
+	if s.HasAny(diffID) {
 		return "", fmt.Errorf("lazy layer %s: %w", diffID, ErrExists)
 	}
 	if s.isReached(diffID) {
-		return "", fmt.Errorf("lazy layer %s: %w: the mount before this one is still reached for", diffID, ErrLayerInUse)
+		return "", fmt.Errorf("lazy layer %s: %w: the mount before this one is still reached for", diffID, ErrInUse)
 	}
 	if err := s.dropLazy(diffID); err != nil { // of a daemon that was killed
 		return "", err
@@ -85,7 +89,7 @@ func (s *Store) CommitLazy(diffID, blob digest.Digest) error {
 	if s.layers[diffID] != nil {
 		return fmt.Errorf("lazy layer %s: %w", diffID, ErrExists)
 	}
-	s.layers[diffID] = &layer{lazy: blob}
+	s.layers[diffID] = &entry{lazy: blob}
 	return nil
 }
 
@@ -113,7 +117,7 @@ func (s *Store) LazyBlob(diffID digest.Digest) digest.Digest {
 
 // OpenLazyBlob opens what has come of a lazy layer's archive.
 func (s *Store) OpenLazyBlob(diffID digest.Digest) (*os.File, error) {
-	if err := checkDigest(diffID); err != nil {
+	if err := Check(diffID); err != nil {
 		return nil, err
 	}
 	f, err := os.Open(s.lazyBlob(diffID))
@@ -126,56 +130,6 @@ func (s *Store) OpenLazyBlob(diffID digest.Digest) (*os.File, error) {
 // LayerDir is the directory with an unpacked layer's files. It stays while a snapshot has the
 // layer.
 func (s *Store) LayerDir(diffID digest.Digest) string { return driver.FilesIn(s.layerDir(diffID)) }
-
-// hasAny says whether a layer is there, lazy or whole.
-func (s *Store) hasAny(diffID digest.Digest) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.layers[diffID] != nil
-}
-
-// reached is a lazy layer whose mount is being reached for by its path. Guarded by Store.mu.
-type reached struct {
-	by   int
-	drop bool // the last of them does
-}
-
-// reachLocked is where a layer's fs is now. With a lazy one release says that it is not reached for
-// by that path any more.
-func (s *Store) reachLocked(d digest.Digest) (dir string, release func()) {
-	if l := s.layers[d]; l == nil || l.lazy == "" {
-		return s.layerDir(d), func() {}
-	}
-	r := s.reached[d]
-	if r == nil {
-		r = &reached{}
-		s.reached[d] = r
-	}
-	r.by++
-	return s.lazyDir(d), func() { s.endReach(d, r) }
-}
-
-func (s *Store) endReach(d digest.Digest, r *reached) {
-	s.mu.Lock()
-	r.by--
-	if r.by == 0 && r.drop {
-		s.mu.Unlock()
-		if err := s.unmountLazy(d); err != nil {
-			s.log.Warn("a lazy layer's mount is left", "layer", d.String(), "error", err)
-		}
-		s.mu.Lock() // until now no one could begin it again
-	}
-	defer s.mu.Unlock()
-	if r.by == 0 {
-		delete(s.reached, d)
-	}
-}
-
-func (s *Store) isReached(d digest.Digest) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.reached[d] != nil
-}
 
 // dropLazy takes the mount of a layer away that is no lazy one any more, and what belongs to it; if
 // it is being reached for, then as soon as it is not.
@@ -204,7 +158,7 @@ func (s *Store) unmountLazy(d digest.Digest) error {
 			return fmt.Errorf("unmount lazy layer %s: %w", at, err)
 		}
 	}
-	return s.discard(s.lazyDir(d))
+	return s.trash.Discard(s.lazyDir(d))
 }
 
 // DropLazy takes all lazy layers out of use: whoever shows them is about to end.
@@ -228,12 +182,12 @@ func (s *Store) DropLazy() error {
 }
 
 // lazyUsage is what has come of a layer.
-func (s *Store) lazyUsage(d digest.Digest) (Usage, error) {
+func (s *Store) lazyUsage(d digest.Digest) (space.Usage, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(s.lazyBlob(d), &st); err != nil {
-		return Usage{}, fmt.Errorf("layer %s: %w", d, ErrLayerMissing) // unpacked meanwhile
+		return space.Usage{}, fmt.Errorf("layer %s: %w", d, ErrMissing) // unpacked meanwhile
 	}
-	return Usage{Bytes: st.Blocks * 512, Inodes: 1}, nil
+	return space.Usage{Bytes: st.Blocks * 512, Inodes: 1}, nil
 }
 
 // loadLazy takes the lazy layers over that served says are shown still; the rest are no more.
@@ -245,9 +199,9 @@ func (s *Store) loadLazy(served func(digest.Digest) bool) error {
 	for _, e := range entries {
 		d := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
 		blob, err := s.readLazy(d)
-		if err == nil && s.driverName == Overlay && served != nil && served(d) {
+		if err == nil && s.driverName == driver.Overlay && served != nil && served(d) {
 			if !s.HasLayer(d) { // else EndLazy comes
-				s.layers[d] = &layer{lazy: blob}
+				s.layers[d] = &entry{lazy: blob}
 			}
 			continue
 		}
@@ -262,7 +216,7 @@ func (s *Store) loadLazy(served func(digest.Digest) bool) error {
 }
 
 func (s *Store) readLazy(d digest.Digest) (blob digest.Digest, err error) {
-	if err := checkDigest(d); err != nil {
+	if err := Check(d); err != nil {
 		return "", err
 	}
 	data, err := os.ReadFile(filepath.Join(s.lazyDir(d), lazyFile))
@@ -276,5 +230,5 @@ func (s *Store) readLazy(d digest.Digest) (blob digest.Digest, err error) {
 	if r.Version != 1 || r.DiffID != d {
 		return "", fmt.Errorf("%s: version %d of %s", lazyFile, r.Version, r.DiffID)
 	}
-	return r.Blob, checkDigest(r.Blob)
+	return r.Blob, Check(r.Blob)
 }

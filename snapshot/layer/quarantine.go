@@ -1,20 +1,21 @@
-package snapshot
+package layer
 
 import (
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/snapshot/trash"
 )
 
-// quarantineTime is how long damaged layers are kept.
-const quarantineTime = 7 * 24 * time.Hour
+// QuarantineTime is how long damaged layers are kept.
+const QuarantineTime = 7 * 24 * time.Hour
 
 func (s *Store) quarantineDir() string { return filepath.Join(s.root, "quarantine") }
 
@@ -25,7 +26,7 @@ func (s *Store) quarantineDir() string { return filepath.Join(s.root, "quarantin
 // beyond a week. What has to stay then goes with a later commit or Start. A layer that is
 // not there is fine.
 func (s *Store) Quarantine(diffID digest.Digest) error {
-	if err := checkDigest(diffID); err != nil {
+	if err := Check(diffID); err != nil {
 		return err
 	}
 	s.renames.Lock()
@@ -54,7 +55,7 @@ func (s *Store) Quarantine(diffID digest.Digest) error {
 
 // setAside moves a layer's directory into quarantine, where its week starts. None there is fine.
 func (s *Store) setAside(diffID digest.Digest) error {
-	dir, to := s.layerDir(diffID), filepath.Join(s.quarantineDir(), diffID.Encoded()+"."+newName())
+	dir, to := s.layerDir(diffID), filepath.Join(s.quarantineDir(), diffID.Encoded()+"."+trash.NewName())
 	// A rename leaves the time as it was. If it cannot be set, the week has begun already.
 	now := unix.NsecToTimespec(time.Now().UnixNano())
 	_ = unix.UtimesNanoAt(unix.AT_FDCWD, dir, []unix.Timespec{now, now}, unix.AT_SYMLINK_NOFOLLOW)
@@ -79,7 +80,7 @@ func (s *Store) endQuarantine(diffID digest.Digest) {
 // after for long.
 func (s *Store) dropOldQuarantine() error {
 	return s.eachQuarantined(func(d digest.Digest, since time.Time) bool {
-		return s.HasLayer(d) || time.Since(since) > quarantineTime
+		return s.HasLayer(d) || time.Since(since) > QuarantineTime
 	})
 }
 
@@ -98,22 +99,10 @@ func (s *Store) eachQuarantined(drop func(d digest.Digest, since time.Time) bool
 		}
 		hex, _, _ := strings.Cut(e.Name(), ".")
 		d := digest.NewDigestFromEncoded(digest.SHA256, hex)
-		if s.hasSnapshotOf(d) || !drop(d, info.ModTime()) {
+		if s.mayHave(d) || !drop(d, info.ModTime()) {
 			continue
 		}
-		errs = append(errs, s.discard(filepath.Join(s.quarantineDir(), e.Name())))
+		errs = append(errs, s.trash.Discard(filepath.Join(s.quarantineDir(), e.Name())))
 	}
 	return errors.Join(errs...)
-}
-
-// hasSnapshotOf says whether a snapshot has a layer, or may have it, be it damaged or whole again.
-func (s *Store) hasSnapshotOf(diffID digest.Digest) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.snapshots {
-		if e.damaged || slices.Contains(e.snap.Layers, diffID) {
-			return true
-		}
-	}
-	return false
 }
