@@ -2,10 +2,6 @@ package snapshot
 
 import (
 	"errors"
-	"fmt"
-	"slices"
-
-	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
 )
@@ -35,30 +31,6 @@ func (s *Store) keepDamaged(id string, points []string) bool {
 		snap.Target = points[0]
 	}
 	snap.Project, _ = s.quota.ProjectOf(dir) // or else the next snapshot may have the same
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.snapshots[id] = &entry{snap: snap, layers: s.HoldAll(), damaged: true, mounted: len(points) > 0, points: points}
+	s.add(&entry{snap: snap, layers: s.HoldAll(), damaged: true, mounted: len(points) > 0, points: points})
 	return true
-}
-
-// checkRecord returns an error for a snapshot of which nothing is known but where it is.
-func (s *Store) checkRecord(id string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.snapshots[id]; e != nil && e.damaged {
-		return fmt.Errorf("snapshot %s: %w", id, errDamagedRecord)
-	}
-	return nil
-}
-
-// mayHave says whether a snapshot has a layer, or may have it, be it damaged or whole again.
-func (s *Store) mayHave(diffID digest.Digest) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.snapshots {
-		if e.damaged || slices.Contains(e.snap.Layers, diffID) {
-			return true
-		}
-	}
-	return false
 }

@@ -100,85 +100,6 @@ func (s Snapshot) same(o Snapshot) bool {
 		s.Limit == o.Limit
 }
 
-// standing is what there is of a snapshot when Prepare is called.
-type standing int
-
-const (
-	isNew standing = iota
-	isMounted
-	isUnmounted
-)
-
-// reserve enters the snapshot in the index, so that its layers stay, and returns it with
-// what is decided here: its project.
-func (s *Store) reserve(snap Snapshot) (Snapshot, standing, error) {
-	var unused layer.Held
-	defer func() { unused.Release() }() // which may call back: not under the lock
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.snapshots[snap.ID]; e != nil {
-		if e.damaged {
-			return snap, 0, fmt.Errorf("prepare snapshot %s: %w: %w", snap.ID, ErrExists, errDamagedRecord)
-		}
-		if !e.snap.same(snap) {
-			return snap, 0, fmt.Errorf("prepare snapshot %s: %w, with other layers, options or at another target (%s)", snap.ID, ErrExists,
-				e.snap.Target)
-		}
-		if e.mounted {
-			return e.snap, isMounted, nil
-		}
-		return e.snap, isUnmounted, nil
-	}
-	held, err := s.Hold(snap.Layers)
-	if err != nil {
-		return snap, 0, fmt.Errorf("prepare snapshot %s: %w", snap.ID, err)
-	}
-	if s.quota != nil {
-		taken := make(map[uint32]bool, len(s.snapshots))
-		for _, e := range s.snapshots {
-			taken[e.snap.Project] = true
-		}
-		snap.Project = s.projects.Next(taken)
-	} else if snap.Limit != (Usage{}) {
-		unused = held
-		return snap, 0, fmt.Errorf("prepare snapshot %s: %w: a limit needs project quotas, and %s on %s has none; mount it with prjquota",
-			snap.ID, ErrUnsupported, s.root, driver.FSType(s.root))
-	}
-	s.snapshots[snap.ID] = &entry{snap: snap, layers: held}
-	return snap, isNew, nil
-}
-
-// forget takes the snapshot from the index and lets go of its layers.
-func (s *Store) forget(id string) {
-	s.mu.Lock()
-	e := s.snapshots[id]
-	delete(s.snapshots, id)
-	s.mu.Unlock()
-	if e != nil {
-		e.layers.Release()
-	}
-}
-
-func (s *Store) setMounted(id string, mounted bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.snapshots[id].mounted = mounted
-}
-
-// pointsOf is where a snapshot is mounted; nowhere if there is none.
-func (s *Store) pointsOf(id string) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch e := s.snapshots[id]; {
-	case e == nil || !e.mounted:
-		return nil
-	case e.damaged:
-		return e.points
-	default:
-		return []string{e.snap.Target}
-	}
-}
-
 // build makes the snapshot's directories, record first, and mounts it.
 func (s *Store) build(ctx context.Context, snap Snapshot) error {
 	dir := s.snapshotDir(snap.ID)
@@ -325,27 +246,4 @@ func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
 		return fmt.Errorf("remove %s: %w", snap.Target, err)
 	}
 	return faultRemoveDiscarded.At(ctx)
-}
-
-// Get returns a snapshot; ErrNotFound if there is none of that id.
-func (s *Store) Get(id string) (Snapshot, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.snapshots[id]
-	if e == nil {
-		return Snapshot{}, fmt.Errorf("snapshot %s: %w", id, ErrNotFound)
-	}
-	return e.snap, nil
-}
-
-// List returns all snapshots, sorted by id.
-func (s *Store) List() []Snapshot {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := make([]Snapshot, 0, len(s.snapshots))
-	for _, e := range s.snapshots {
-		all = append(all, e.snap)
-	}
-	slices.SortFunc(all, func(a, b Snapshot) int { return cmp.Compare(a.ID, b.ID) })
-	return all
 }

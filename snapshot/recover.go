@@ -47,9 +47,7 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 			}
 			continue
 		}
-		s.mu.Lock()
-		s.snapshots[snap.ID] = &entry{snap: snap, layers: s.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)}
-		s.mu.Unlock()
+		s.add(&entry{snap: snap, layers: s.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)})
 	}
 	s.dropStrays(mounts)
 	return nil

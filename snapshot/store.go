@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/opencontainers/go-digest"
 
@@ -57,6 +56,7 @@ const maxRoot = 170
 // called concurrently.
 type Store struct {
 	*layer.Store // of the layers; its methods are the Store's
+	*index
 
 	root  string
 	log   *slog.Logger
@@ -67,22 +67,7 @@ type Store struct {
 	limit      Usage // default of snapshots
 	driverName DriverName
 	driver     driver.Driver                     // set by Start
-	quota      *space.Quotas                     // set by Start; nil without project quotas
 	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, except in tests
-
-	mu        sync.Mutex
-	snapshots map[string]*entry
-	projects  space.Projects
-}
-
-// entry is one snapshot.
-type entry struct {
-	snap    Snapshot
-	layers  layer.Held
-	mounted bool
-	// damaged says that its record is; points are then where it is mounted.
-	damaged bool
-	points  []string
 }
 
 // New returns a store; it does no I/O. Start must be called before anything else.
@@ -96,23 +81,25 @@ func New(c Config) *Store {
 	s := &Store{
 		root:       filepath.Clean(c.Root),
 		limit:      c.Limit,
-		projects:   space.Projects{Range: c.Projects},
 		driverName: cmp.Or(c.Driver, Overlay),
 		log:        c.Log,
 		readFile:   os.ReadFile,
 		shown:      c.Shown,
-		snapshots:  map[string]*entry{},
 	}
 	s.trash = trash.New(s.stagingDir(), diff.FilesDir, c.Log)
+	s.index = &index{root: s.root, snapshots: map[string]*entry{}, projects: space.Projects{Range: c.Projects}}
 	s.Store = layer.New(layer.Config{
 		Root: s.root, Trash: s.trash, Freed: c.Freed, MayHave: s.mayHave, Log: c.Log,
 		ReadFile: func(path string) ([]byte, error) { return s.readFile(path) },
 	})
+	s.index.layers = s.Store
 	return s
 }
 
+func snapshotsIn(root string) string { return filepath.Join(root, "snapshots") }
+
 func (s *Store) stagingDir() string           { return filepath.Join(s.root, "staging") }
-func (s *Store) snapshotsDir() string         { return filepath.Join(s.root, "snapshots") }
+func (s *Store) snapshotsDir() string         { return snapshotsIn(s.root) }
 func (s *Store) emptyDir() string             { return filepath.Join(s.root, driver.EmptyDir) }
 func (s *Store) snapshotDir(id string) string { return filepath.Join(s.snapshotsDir(), id) }
 
@@ -151,7 +138,7 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := s.probe(); err != nil {
 		return err
 	}
-	if err := s.takeOver(); err != nil {
+	if err := (&takeover{root: s.root, name: s.driverName, discard: s.trash.Discard, log: s.log}).run(); err != nil {
 		return err
 	}
 	s.quota = space.Find(s.root)
