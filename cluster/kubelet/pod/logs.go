@@ -103,8 +103,11 @@ func (r *Runner) removeLinks(prefix, dir string) error {
 	entries, err := os.ReadDir(r.LegacyLogDir)
 	errs := []error{err}
 	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), prefix) { // links of other pods are not read
+			continue
+		}
 		link := filepath.Join(r.LegacyLogDir, e.Name())
-		if target, err := os.Readlink(link); strings.HasPrefix(e.Name(), prefix) && err == nil && strings.HasPrefix(target, dir+"/") {
+		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, dir+"/") {
 			errs = append(errs, os.Remove(link))
 		}
 	}
