@@ -73,7 +73,7 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 		return err
 	}
 	m.unmanaged.drop(id)
-	m.podChanged(&state.PodRecord{Phase: state.PodMaking}, &rec)
+	m.events.PodChanged(&state.PodRecord{Phase: state.PodMaking}, &rec)
 	m.attempt("recover pod", id, recoverOne(ctx, m, "pod", e, func(ctx context.Context, _ bool) error {
 		return m.recoverPod(ctx, e, true)
 	}))
@@ -112,7 +112,7 @@ func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string
 		return rec.PodID, err
 	}
 	m.unmanaged.drop(u.ID)
-	m.containerChanged(&state.ContainerRecord{Phase: state.ContainerMaking}, &rec)
+	m.events.ContainerChanged(&state.ContainerRecord{Phase: state.ContainerMaking}, &rec)
 	m.attempt("recover container", u.ID, recoverOne(ctx, m, "container", e, func(ctx context.Context, _ bool) error {
 		return m.recoverContainer(ctx, e, true)
 	}))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/watch"
 )
 
 // A removal that finds its container adopted meanwhile does not say that it was removed.
@@ -55,7 +56,7 @@ func TestContainerReadableAfterItsPod(t *testing.T) {
 	for started := map[string]bool{}; !started[id]; {
 		select {
 		case ev := <-events:
-			started[ev.ID] = started[ev.ID] || ev.Kind == EventStarted
+			started[ev.ID] = started[ev.ID] || ev.Kind == watch.EventStarted
 			if ev.ID == podID && kept {
 				kept = false
 				// Its containers are adopted under their ids after this.

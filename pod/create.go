@@ -84,7 +84,7 @@ func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Con
 		return "", err
 	}
 	rec.StopSignal = int(sig)
-	e := table.NewEntry(id, m.containerDir(), m.reserve, rec, m.containerChanged)
+	e := table.NewEntry(id, m.containerDir(), m.reserve, rec, m.events.ContainerChanged)
 	if holder, ok := m.containers.Add(c.Identity(p.ID), e); !ok {
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/watch"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
 // told takes n events and returns their kinds, by id.
-func told(t *testing.T, events <-chan Event, n int) map[string][]EventKind {
+func told(t *testing.T, events <-chan watch.Event, n int) map[string][]watch.EventKind {
 	t.Helper()
-	kinds := map[string][]EventKind{}
+	kinds := map[string][]watch.EventKind{}
 	for range n {
 		select {
 		case e := <-events:
@@ -42,7 +43,7 @@ func TestEventsOfALife(t *testing.T) {
 	ok(t, m.Stop(ctx, podID))
 	ok(t, m.Remove(ctx, podID))
 
-	whole := []EventKind{EventCreated, EventStarted, EventStopped, EventDeleted}
+	whole := []watch.EventKind{watch.EventCreated, watch.EventStarted, watch.EventStopped, watch.EventDeleted}
 	for id, kinds := range told(t, events, 8) {
 		if !slices.Equal(kinds, whole) {
 			t.Errorf("the events of %s are %v, want %v", id, kinds, whole)
@@ -62,7 +63,7 @@ func TestEventIsSeen(t *testing.T) {
 	events, stop := m.Watch()
 	defer stop()
 	m.apply(client.Event{ID: id, Kind: client.EventExit, ExitCode: 3, ExitedAt: time.Now()})
-	if e := <-events; e.Kind != EventStopped || e.ID != id || e.PodID != podID {
+	if e := <-events; e.Kind != watch.EventStopped || e.ID != id || e.PodID != podID {
 		t.Errorf("the event is %+v", e)
 	}
 	if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 3 {
@@ -77,33 +78,4 @@ func TestEventIsSeen(t *testing.T) {
 	}
 	ok(t, m.Remove(ctx, podID))
 	idle(t, m)
-}
-
-// A watcher that does not read is closed, and holds up no one.
-func TestSlowWatcher(t *testing.T) {
-	var w watchers
-	slow, quick := make(chan Event, 1), make(chan Event, 3)
-	w.add(slow)
-	w.add(quick)
-	w.tell("c", "p", EventCreated, EventStarted, EventStopped)
-	if len(quick) != 3 {
-		t.Errorf("the quick watcher has %d events, want 3", len(quick))
-	}
-	<-slow
-	if _, open := <-slow; open {
-		t.Error("the slow watcher is open and has more than it holds")
-	}
-	w.drop(slow) // as its reader does at its end
-	w.end()
-	for range 3 {
-		<-quick
-	}
-	if _, open := <-quick; open {
-		t.Error("the quick watcher is open after the end")
-	}
-	late := make(chan Event)
-	w.add(late)
-	if _, open := <-late; open {
-		t.Error("a watcher after the end is open")
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
 	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/watch"
 )
 
 // Limits of operations that have no deadline of their own.
@@ -52,7 +53,7 @@ type Manager struct {
 	clean *life.Cleaner
 	life  *life.Life
 
-	events watchers
+	events watch.Watchers
 
 	execOutput outputBudget
 
@@ -101,7 +102,7 @@ func New(o Options, d Deps) *Manager {
 // Close stops the Manager's own work and waits for it. Pods and containers stay;
 // operations under way are cut off, and recovery of the next Manager ends them.
 func (m *Manager) Close() error {
-	m.events.end()
+	m.events.End()
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	_ = m.clean.Drain(ctx) // what is not done is the next Manager's
@@ -188,4 +189,10 @@ func (m *Manager) ListPodStats(ctx context.Context, f stats.PodFilter) []stats.P
 // Processes looks at all processes of a running container.
 func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
 	return m.readings.Processes(ctx, id)
+}
+
+// Watch returns the events from now on, in order for each object. The channel is closed
+// by stop, by Close, and when the caller reads too slowly.
+func (m *Manager) Watch() (events <-chan watch.Event, stop func()) {
+	return m.events.Watch()
 }

@@ -48,7 +48,7 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	m.Starting()
 	id := table.NewID()
 	rec := state.PodRecord{ID: id, Phase: state.PodMaking, Config: c, CreatedAt: m.created.Next()}
-	e := table.NewEntry(id, m.podDir(), m.reserve, rec, m.podChanged)
+	e := table.NewEntry(id, m.podDir(), m.reserve, rec, m.events.PodChanged)
 	if holder, ok := m.pods.Add(c.Identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
+	"github.com/coracle-project/coracle/pod/watch"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -191,7 +192,7 @@ func TestRecordsReadableAgain(t *testing.T) {
 	for !started[podID] || !started[id] {
 		select {
 		case ev := <-events:
-			started[ev.ID] = started[ev.ID] || ev.Kind == EventStarted
+			started[ev.ID] = started[ev.ID] || ev.Kind == watch.EventStarted
 		case <-deadline:
 			t.Fatalf("unmanaged: %+v", m.Unmanaged())
 		}

@@ -3,6 +3,7 @@ package pod
 import (
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
+	"github.com/coracle-project/coracle/pod/watch"
 )
 
 // What callers see of pods and containers, and how they choose some.
@@ -29,4 +30,18 @@ const (
 	Running  = state.Running
 	Exited   = state.Exited
 	Unknown  = state.Unknown
+)
+
+// Event is one change in the life of a pod or container.
+type (
+	Event     = watch.Event
+	EventKind = watch.EventKind
+)
+
+// The kinds of Event.
+const (
+	EventCreated = watch.EventCreated
+	EventStarted = watch.EventStarted
+	EventStopped = watch.EventStopped
+	EventDeleted = watch.EventDeleted
 )

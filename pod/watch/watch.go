@@ -1,4 +1,5 @@
-package pod
+// Package watch tells watchers what becomes of pods and containers.
+package watch
 
 import (
 	"sync"
@@ -33,22 +34,21 @@ type Event struct {
 // and has to begin with a List again.
 const maxBehind = 4096
 
-// Watch returns the events from now on, in order for each object. The channel is closed
-// by stop, by Close, and when the caller reads too slowly.
-func (m *Manager) Watch() (events <-chan Event, stop func()) {
-	c := make(chan Event, maxBehind)
-	m.events.add(c)
-	return c, func() { m.events.drop(c) }
-}
-
-// watchers get all events. Nothing is ever waited for under its lock.
-type watchers struct {
+// Watchers get all events. Nothing is ever waited for under its lock. The zero value has none.
+type Watchers struct {
 	mu    sync.Mutex
 	open  map[chan Event]struct{}
 	ended bool
 }
 
-func (w *watchers) add(c chan Event) {
+// Watch returns the events from now on: see the Manager's Watch.
+func (w *Watchers) Watch() (events <-chan Event, stop func()) {
+	c := make(chan Event, maxBehind)
+	w.add(c)
+	return c, func() { w.drop(c) }
+}
+
+func (w *Watchers) add(c chan Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -62,7 +62,7 @@ func (w *watchers) add(c chan Event) {
 }
 
 // drop closes c, once.
-func (w *watchers) drop(c chan Event) {
+func (w *Watchers) drop(c chan Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, ok := w.open[c]; ok {
@@ -71,8 +71,8 @@ func (w *watchers) drop(c chan Event) {
 	}
 }
 
-// end closes all, now and later.
-func (w *watchers) end() {
+// End closes all, now and later.
+func (w *Watchers) End() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ended = true
@@ -83,7 +83,7 @@ func (w *watchers) end() {
 }
 
 // tell hands kinds to all watchers. One that is full is closed.
-func (w *watchers) tell(id, podID string, kinds ...EventKind) {
+func (w *Watchers) tell(id, podID string, kinds ...EventKind) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.open) == 0 {
@@ -104,31 +104,31 @@ func (w *watchers) tell(id, podID string, kinds ...EventKind) {
 	}
 }
 
-// podChanged tells the watchers what a new record means to them.
-func (m *Manager) podChanged(before, after *state.PodRecord) {
+// PodChanged tells the watchers what a new record means to them.
+func (w *Watchers) PodChanged(before, after *state.PodRecord) {
 	ready := func(r *state.PodRecord) bool { return r.Phase == state.PodReady }
 	switch {
 	case !ready(before) && ready(after):
-		m.events.tell(after.ID, after.ID, EventCreated, EventStarted)
+		w.tell(after.ID, after.ID, EventCreated, EventStarted)
 	case ready(before) && !ready(after):
-		m.events.tell(after.ID, after.ID, EventStopped)
+		w.tell(after.ID, after.ID, EventStopped)
 	}
 	if before.Visible() && !after.Visible() {
-		m.events.tell(after.ID, after.ID, EventDeleted)
+		w.tell(after.ID, after.ID, EventDeleted)
 	}
 }
 
-// containerChanged tells the watchers what a new record means to them.
-func (m *Manager) containerChanged(before, after *state.ContainerRecord) {
+// ContainerChanged tells the watchers what a new record means to them.
+func (w *Watchers) ContainerChanged(before, after *state.ContainerRecord) {
 	switch {
 	case before.Phase == after.Phase:
 	case after.Phase == state.ContainerCreated && before.Phase == state.ContainerMaking:
-		m.events.tell(after.ID, after.PodID, EventCreated)
+		w.tell(after.ID, after.PodID, EventCreated)
 	case after.Phase == state.ContainerRunning:
-		m.events.tell(after.ID, after.PodID, EventStarted)
+		w.tell(after.ID, after.PodID, EventStarted)
 	case after.Phase == state.ContainerExited:
-		m.events.tell(after.ID, after.PodID, EventStopped)
+		w.tell(after.ID, after.PodID, EventStopped)
 	case before.Visible() && !after.Visible():
-		m.events.tell(after.ID, after.PodID, EventDeleted)
+		w.tell(after.ID, after.PodID, EventDeleted)
 	}
 }
