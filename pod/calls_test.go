@@ -18,6 +18,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/streams"
 )
 
 func TestExec(t *testing.T) {
@@ -29,29 +30,29 @@ func TestExec(t *testing.T) {
 	if err := m.CheckExec(id); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("check before start: %v", err)
 	}
-	if _, err := m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"x"}}, 0); !errors.Is(err, errdefs.ErrPrecondition) {
+	if _, err := m.ExecSync(ctx, streams.ExecRequest{Container: id, Command: []string{"x"}}, 0); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("exec before start: %v", err)
 	}
 	ok(t, m.StartContainer(ctx, id))
 	ok(t, m.CheckExec(id))
-	r := must[ExecSyncResult](t)(m.ExecSync(ctx, ExecRequest{Container: id[:8], Command: []string{"env"}}, 0))
+	r := must[streams.ExecSyncResult](t)(m.ExecSync(ctx, streams.ExecRequest{Container: id[:8], Command: []string{"env"}}, 0))
 	if r.ExitCode != 3 || !strings.Contains(string(r.Stdout), "A=image") || strings.Contains(string(r.Stdout), "TERM=") {
 		t.Errorf("got code %d, output %q", r.ExitCode, r.Stdout)
 	}
 	var out bytes.Buffer
-	code, err := m.Exec(ctx, ExecRequest{Container: id, Command: []string{"env"}, TTY: true, Streams: Streams{Stdout: &out}})
+	code, err := m.Exec(ctx, streams.ExecRequest{Container: id, Command: []string{"env"}, TTY: true, Streams: Streams{Stdout: &out}})
 	if err != nil || code != 3 || !strings.Contains(out.String(), "TERM=xterm") {
 		t.Errorf("got code %d, %v, output %q", code, err, out.String())
 	}
-	if r := must[ExecSyncResult](t)(m.ExecSync(ctx,
-		ExecRequest{Container: id, Command: []string{"flood"}}, 0)); len(r.Stdout) != MaxExecSyncOutput {
+	if r := must[streams.ExecSyncResult](t)(m.ExecSync(ctx,
+		streams.ExecRequest{Container: id, Command: []string{"flood"}}, 0)); len(r.Stdout) != streams.MaxExecSyncOutput {
 		t.Errorf("output of %d bytes", len(r.Stdout))
 	}
-	_, err = m.ExecSync(ctx, ExecRequest{Container: id, Command: []string{"sleep"}}, time.Millisecond)
+	_, err = m.ExecSync(ctx, streams.ExecRequest{Container: id, Command: []string{"sleep"}}, time.Millisecond)
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("timeout: %v", err)
 	}
-	if _, err := m.Exec(ctx, ExecRequest{Container: id}); !errors.Is(err, errdefs.ErrInvalid) {
+	if _, err := m.Exec(ctx, streams.ExecRequest{Container: id}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("no command: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
@@ -66,7 +67,7 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 		"Container":       func(id string) error { _, err := m.Container(id); return err },
 		"Create":          func(id string) error { _, err := m.Create(ctx, id, containerConfig("run")); return err },
 		"StartContainer":  func(id string) error { return m.StartContainer(ctx, id) },
-		"ExecSync":        func(id string) error { _, err := m.ExecSync(ctx, ExecRequest{Container: id}, 0); return err },
+		"ExecSync":        func(id string) error { _, err := m.ExecSync(ctx, streams.ExecRequest{Container: id}, 0); return err },
 		"Attach":          func(id string) error { return m.Attach(ctx, id, false, Streams{}) },
 		"PortForward":     func(id string) error { return m.PortForward(ctx, id, 80, nopStream{}) },
 		"Stats":           func(id string) error { _, err := m.Stats(ctx, id); return err },

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
+	"github.com/coracle-project/coracle/pod/streams"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -24,18 +25,16 @@ import (
 // Shim is what pod needs of shim/client.Client, which documents it. A test double
 // that injects faults is the other implementation.
 type Shim interface {
+	streams.Shim
 	Events() <-chan client.Event
 	Create(ctx context.Context, r client.CreateRequest) (pid int, err error)
 	StartContainer(ctx context.Context, podID, id string) error
-	Exec(ctx context.Context, r client.ExecRequest) (exitCode int32, err error)
-	Attach(ctx context.Context, podID, id string, s client.Streams) error
 	Kill(ctx context.Context, r client.KillRequest) error
 	Delete(ctx context.Context, podID, id string) error
 	DeletePod(ctx context.Context, podID string) error
 	Status(ctx context.Context, podID, id string) (client.Status, error)
 	List(ctx context.Context) (map[string][]string, error)
 	Update(ctx context.Context, podID, id string, r *specs.LinuxResources) error
-	ReopenLog(ctx context.Context, podID, id string) error
 	Checkpoint(ctx context.Context, podID, id, dir string) error
 	Pause(ctx context.Context, podID, id string) error
 	Resume(ctx context.Context, podID, id string) error
@@ -141,6 +140,8 @@ type Options struct {
 	CDISpecDirs []string
 	// UnsetSeccomp is the profile of containers that do not say; "" is unconfined.
 	UnsetSeccomp podconfig.ProfileType
+	// ExecOutput is how many bytes of output all calls of ExecSync together may keep; 256 MiB if 0.
+	ExecOutput int
 	// UsageAge is how old a reading of a cgroup or of interfaces may be; 1 s if 0.
 	UsageAge time.Duration
 	// DiskUsageAge is how old a reading of a writable layer's usage may be in

@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/pod/reserve"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
+	"github.com/coracle-project/coracle/pod/streams"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/pod/watch"
 )
@@ -55,7 +56,7 @@ type Manager struct {
 
 	events watch.Watchers
 
-	execOutput outputBudget
+	*streams.Server // Exec, Attach, PortForward and what belongs to them
 
 	savingIn   keylock.Lock // directories, for one checkpoint of a pod at a time
 	unfinished unfinished
@@ -95,6 +96,7 @@ func New(o Options, d Deps) *Manager {
 		Pods: m.pods, Containers: m.containers, Cgroups: m.opts.cgroups(), Meter: d.Meter, Snapshots: d.Snapshots,
 		Life: m.life, Log: m.log, UsageAge: m.opts.UsageAge, DiskUsageAge: m.opts.DiskUsageAge,
 	}
+	m.Server = streams.New(m.pods, m.containers, d.Shim, m.life, m.containerDir().Path, m.opts.ExecOutput)
 	m.clean = life.NewCleaner(m.life, m.log)
 	return m
 }

@@ -55,31 +55,3 @@ type Streams = client.Streams
 
 // Size is a terminal's size.
 type Size = client.Size
-
-// ExecRequest is a command in a running container.
-type ExecRequest struct {
-	Container string // id or unique prefix
-	Command   []string
-	TTY       bool
-	Streams   Streams
-}
-
-// ExecSyncResult is what a command printed and how it ended.
-type ExecSyncResult struct {
-	Stdout, Stderr       []byte // each truncated at MaxExecSyncOutput bytes
-	StdoutCut, StderrCut bool   // truncated earlier, because all calls together kept too much
-	ExitCode             int32
-
-	free func()
-}
-
-// Free returns this output's share of the budget to other calls. The result must not be used
-// afterwards.
-func (r *ExecSyncResult) Free() {
-	if r.free != nil {
-		r.free()
-	}
-}
-
-// MaxExecSyncOutput bounds each stream of ExecSync (16 MiB, as peers do).
-const MaxExecSyncOutput = 16 << 20

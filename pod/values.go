@@ -3,6 +3,7 @@ package pod
 import (
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
+	"github.com/coracle-project/coracle/pod/streams"
 	"github.com/coracle-project/coracle/pod/watch"
 )
 
@@ -45,3 +46,12 @@ const (
 	EventStopped = watch.EventStopped
 	EventDeleted = watch.EventDeleted
 )
+
+// ExecRequest and ExecSyncResult are what Exec and ExecSync take and return.
+type (
+	ExecRequest    = streams.ExecRequest
+	ExecSyncResult = streams.ExecSyncResult
+)
+
+// MaxExecSyncOutput bounds each stream of ExecSync.
+const MaxExecSyncOutput = streams.MaxExecSyncOutput

@@ -1,4 +1,4 @@
-package pod
+package streams
 
 import (
 	"context"
@@ -21,23 +21,23 @@ import (
 const dialLimit = 10 * time.Second
 
 // CheckPod says whether PortForward could begin now.
-func (m *Manager) CheckPod(podID string) error {
-	_, err := state.FindReady(m.pods, podID)
+func (v *Server) CheckPod(podID string) error {
+	_, err := state.FindReady(v.pods, podID)
 	return errdefs.During("forward port of pod", podID, err)
 }
 
 // PortForward connects stream to a TCP port on the pod's loopback (127.0.0.1, then ::1)
 // and copies until both sides have ended or ctx ends. It closes stream.
-func (m *Manager) PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error {
+func (v *Server) PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
-	e, err := state.FindReady(m.pods, podID)
+	e, err := state.FindReady(v.pods, podID)
 	if err != nil {
 		return errdefs.During("forward port of pod", podID, err)
 	}
 	if port < 1 || port > 65535 {
 		return errdefs.During("forward port of pod", e.ID, errdefs.Errorf(errdefs.ErrInvalid, "port %d is not between 1 and 65535", port))
 	}
-	return errdefs.During("forward port of pod", e.ID, m.life.Tie(ctx, func(ctx context.Context) error {
+	return errdefs.During("forward port of pod", e.ID, v.life.Tie(ctx, func(ctx context.Context) error {
 		conn, err := dialLoopback(ctx, e.Get().Namespaces.Net, port)
 		if err != nil {
 			return errdefs.Errorf(errdefs.ErrUnavailable, "port %d: %w", port, err)

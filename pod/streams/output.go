@@ -1,4 +1,4 @@
-package pod
+package streams
 
 import "sync"
 
@@ -17,22 +17,18 @@ const (
 	execOutputFree = 16 << 10
 )
 
-// outputBudget counts the bytes kept. The zero value has execOutputBudget.
+// outputBudget counts the bytes kept.
 type outputBudget struct {
 	mu   sync.Mutex
 	used int
-	most int // for tests
+	most int
 }
 
 // take reserves 2n bytes, because the answer is a copy. It returns false if not enough are left.
 func (b *outputBudget) take(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	most := b.most
-	if most == 0 {
-		most = execOutputBudget
-	}
-	if b.used+2*n > most {
+	if b.used+2*n > b.most {
 		return false
 	}
 	b.used += 2 * n
