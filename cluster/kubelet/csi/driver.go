@@ -172,6 +172,16 @@ func codeOf(err error) codes.Code {
 	return codes.Unknown
 }
 
+// final says whether a call that ended with this code is over in the driver, too. The codes are
+// upstream's.
+func final(code codes.Code) bool {
+	switch code {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted:
+		return false
+	}
+	return true
+}
+
 // dial returns a connection to a socket. It is made at the first call.
 func dial(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///plugin",

@@ -180,9 +180,10 @@ func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code)
 	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v",
 		r.spec.Name, failure)
 	mark, refused := volumeutil.MarkNodeExpansionFailedCondition, false
-	switch code {
-	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted:
+	if !final(code) {
 		return failure // it may go on in the driver
+	}
+	switch code {
 	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
 		mark, refused = volumeutil.MarkNodeExpansionInfeasible, true
 	case codes.FailedPrecondition, codes.Unimplemented:

@@ -169,7 +169,7 @@ func (n *Node) readRecords() error {
 // foundLocked adds a volume that an earlier kubelet has staged.
 func (n *Node) foundLocked(dir, spec string, block bool, r *record) *staged {
 	s := newStaged(dir, r.Driver, r.Handle, spec, block)
-	s.recorded, s.label = true, r.SELinux
+	s.recorded, s.found, s.label = true, true, r.SELinux
 	n.volumes[dir] = s
 	return s
 }

@@ -28,8 +28,8 @@ type staged struct {
 	block                    bool
 	// turn holds one token: its owner stages or unstages the volume, and may use done.
 	turn chan struct{}
-	// done is that this process has staged it.
-	done bool
+	// done is that this process has staged it, found that an earlier one may have.
+	done, found bool
 	// label is the SELinux label that it is staged with.
 	label string
 
@@ -208,15 +208,10 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 	if err := n.undoStage(ctx, session, s); err != nil {
 		return err
 	}
-	if err := removeRecord(s.id); err != nil {
+	if err := n.unrecord(s); err != nil {
 		return err
 	}
-	if s.block {
-		_ = os.Remove(filepath.Dir(s.id))
-		_ = os.Remove(filepath.Join(n.pluginDir(), devicesDir, publishDir, s.spec))
-	}
 	n.mu.Lock()
-	s.recorded = false
 	if len(s.users) == 0 { // a pod that came meanwhile waits for its turn with this entry
 		n.dropLocked(s)
 	}
@@ -240,7 +235,26 @@ func (n *Node) undoStage(ctx context.Context, session *session, s *staged) error
 			return err
 		}
 	}
-	return n.removePlace(path)
+	if err := n.removePlace(path); err != nil {
+		return err
+	}
+	s.found = false
+	return nil
+}
+
+// unrecord removes the record of a volume that is not staged.
+func (n *Node) unrecord(s *staged) error {
+	if err := removeRecord(s.id); err != nil {
+		return err
+	}
+	if s.block {
+		_ = os.Remove(filepath.Dir(s.id))
+		_ = os.Remove(filepath.Join(n.pluginDir(), devicesDir, publishDir, s.spec))
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s.recorded = false
+	return nil
 }
 
 // changeLabel unstages a volume that has another SELinux label than the request's, so that it can
@@ -260,7 +274,8 @@ func (n *Node) changeLabel(ctx context.Context, session *session, s *staged, r *
 }
 
 // stage stages the request's volume, if the driver does that and this process has not done it. The
-// record is written in any case: it says that the volume is in use.
+// record is written in any case: it says that the volume is in use. As upstream's, it goes when the
+// driver ends the call with an error and nothing is left: then there is nothing to unstage.
 func (n *Node) stage(ctx context.Context, session *session, s *staged, r *request) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -272,6 +287,14 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 	if s.done {
 		return nil
 	}
+	stages := session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME]
+	var secrets map[string]string
+	if stages {
+		var err error
+		if secrets, err = n.secrets(ctx, r.pv().NodeStageSecretRef); err != nil {
+			return err
+		}
+	}
 	n.mu.Lock()
 	s.recorded = true
 	n.mu.Unlock()
@@ -279,7 +302,7 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 	if err := writeRecord(s.id, record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: r.label}); err != nil {
 		return err
 	}
-	if !session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+	if !stages {
 		s.done = true
 		return nil
 	}
@@ -287,11 +310,7 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 	if err := n.makePlace(path); err != nil {
 		return err
 	}
-	secrets, err := n.secrets(ctx, r.pv().NodeStageSecretRef)
-	if err != nil {
-		return err
-	}
-	err = session.call(ctx, "NodeStageVolume", func(ctx context.Context) error {
+	err := session.call(ctx, "NodeStageVolume", func(ctx context.Context) error {
 		_, err := session.node.NodeStageVolume(ctx, &csipb.NodeStageVolumeRequest{
 			VolumeId: s.handle, PublishContext: r.publishContext, StagingTargetPath: n.seen(session.driver, path),
 			VolumeCapability: r.capability(session), Secrets: secrets, VolumeContext: r.pv().VolumeAttributes,
@@ -299,6 +318,15 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 		return err
 	})
 	s.done = err == nil
+	if err != nil && final(codeOf(err)) && !s.found {
+		e := n.removePlace(path)
+		if e == nil {
+			e = n.unrecord(s)
+		}
+		if e != nil {
+			slog.Warn("csi: a volume that was not staged is unstaged later", "driver", s.driver, "volume", s.handle, "err", e)
+		}
+	}
 	return err
 }
 
