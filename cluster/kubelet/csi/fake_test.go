@@ -381,14 +381,25 @@ func (n *testNode) listAttached(handle string) *v1.Node {
 	return node
 }
 
-// awaitUse waits until exactly these volumes are in use.
+// volumeNames are the volumes that are staged, or about to be, attached or not.
+func (n *testNode) volumeNames() (all []v1.UniqueVolumeName) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.volumes {
+		all = append(all, s.name())
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// awaitUse waits until exactly these volumes are staged, or about to be.
 func (n *testNode) awaitUse(handles ...string) {
 	n.t.Helper()
 	var want []v1.UniqueVolumeName
 	for _, h := range handles {
 		want = append(want, uniqueName(driverName, h))
 	}
-	for !slices.Equal(n.VolumesInUse(), want) {
+	for !slices.Equal(n.volumeNames(), want) {
 		<-n.report
 	}
 }

@@ -77,7 +77,7 @@ func TestARestartFindsWhatIsMounted(t *testing.T) {
 	path := n.mount(stays)
 	n.mount(goes)
 	n.restart()
-	if got := n.VolumesInUse(); len(got) != 2 {
+	if got := n.volumeNames(); len(got) != 2 {
 		t.Errorf("in use after a restart: %v", got)
 	}
 	d.registered()
@@ -158,7 +158,7 @@ func TestAnUnpublishThatFailsLosesNothing(t *testing.T) {
 		t.Errorf("without its driver: %v", err)
 	}
 	intact("without its driver")
-	if got := n.VolumesInUse(); len(got) != 1 {
+	if got := n.volumeNames(); len(got) != 1 {
 		t.Errorf("in use: %v", got)
 	}
 
@@ -600,7 +600,7 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 		d.count("NodeStageVolume") != 0 {
 		t.Errorf("told %v", told)
 	}
-	if got := n.VolumesInUse(); len(got) != 0 {
+	if got := n.volumeNames(); len(got) != 0 {
 		t.Errorf("in use: %v", got)
 	}
 	if n.KeepEvery(s) != republishEvery {

@@ -29,6 +29,9 @@ type record struct {
 	Attachment string `json:"attachmentID,omitempty"`
 	// SELinux is the label that the volume was mounted with.
 	SELinux string `json:"seLinuxMountContext,omitempty"`
+	// Unattached is that the staged volume was never attached: its driver does without. Upstream
+	// has no such field.
+	Unattached bool `json:"unattached,omitempty,string"`
 }
 
 const (
@@ -169,7 +172,7 @@ func (n *Node) readRecords() error {
 // foundLocked adds a volume that an earlier kubelet has staged.
 func (n *Node) foundLocked(dir, spec string, block bool, r *record) *staged {
 	s := newStaged(dir, r.Driver, r.Handle, spec, block)
-	s.recorded, s.found, s.label = true, true, r.SELinux
+	s.recorded, s.found, s.label, s.attached = true, true, r.SELinux, !r.Unattached
 	n.volumes[dir] = s
 	return s
 }

@@ -217,7 +217,7 @@ func TestADriverGoesAndComesBack(t *testing.T) {
 	for len(n.csinode().Spec.Drivers) > 0 {
 		<-written
 	}
-	if _, err := n.driver(driverName); err == nil || !mountedOn(path) || len(n.VolumesInUse()) != 1 {
+	if _, err := n.driver(driverName); err == nil || !mountedOn(path) || len(n.volumeNames()) != 1 {
 		t.Error("the driver is still known, or its volume is not", err)
 	}
 	p2 := n.spec(pod("p2"), persistent("pv2", "handle-2"))

@@ -38,6 +38,9 @@ type staged struct {
 	unstaging bool
 	// recorded is that there is, or may be, a record: the driver may know of the volume.
 	recorded bool
+	// attached is that the volume is attached, or is to be, and must not be detached. It stays what
+	// it was when the volume was staged, whatever becomes of the driver's object.
+	attached bool
 }
 
 func newStaged(id, driver, handle, spec string, block bool) *staged {
@@ -96,6 +99,7 @@ func (n *Node) use(r *request) (*staged, error) {
 		n.volumes[id] = s
 	}
 	s.users[r.user] = struct{}{}
+	s.attached = r.attachable() || s.attached && s.recorded
 	return s, nil
 }
 
@@ -297,9 +301,11 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 	}
 	n.mu.Lock()
 	s.recorded = true
+	unattached := !s.attached
 	n.mu.Unlock()
 	s.label = r.label
-	if err := writeRecord(s.id, record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: r.label}); err != nil {
+	rec := record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: r.label, Unattached: unattached}
+	if err := writeRecord(s.id, rec); err != nil {
 		return err
 	}
 	if !stages {
@@ -343,13 +349,16 @@ func (n *Node) makePlace(path string) error {
 	return err
 }
 
-// VolumesInUse lists what must not be detached from this node.
+// VolumesInUse lists what must not be detached from this node: as upstream has it, the volumes that
+// are attached, or are to be.
 func (n *Node) VolumesInUse() []v1.UniqueVolumeName {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var all []v1.UniqueVolumeName
 	for _, s := range n.volumes {
-		all = append(all, s.name())
+		if s.attached {
+			all = append(all, s.name())
+		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)

@@ -6,12 +6,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // failStage has NodeStageVolume end with a code, after it did what before does.
@@ -114,5 +117,57 @@ func TestAVolumeWhoseSecretIsMissingIsNotRecorded(t *testing.T) {
 	if d.count("NodeUnstageVolume") != 0 {
 		t.Errorf("calls: %v", d.calls)
 	}
+	n.nothingLeft()
+}
+
+// As upstream's kubelet: what needs no attaching is not reported, and nothing detaches it.
+func TestWhatIsNeverAttachedIsNotReported(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
+	n.mount(s)
+	reported := func(when string) {
+		t.Helper()
+		if got := n.VolumesInUse(); len(got) != 0 {
+			t.Errorf("%s: reported %v", when, got)
+		}
+	}
+	reported("mounted")
+	n.restart()
+	reported("after a restart")
+	d.registered()
+	n.unmount(s)
+	n.awaitUse()
+	n.nothingLeft()
+}
+
+// A driver's object that was made again does not tell whether a volume of before is attached.
+func TestWhatWasAttachedStaysReported(t *testing.T) {
+	n := newTestNode(t, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: attachmentName("handle-1", driverName, "n1")},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: driverName, NodeName: "n1"},
+		Status:     storagev1.VolumeAttachmentStatus{Attached: true},
+	})
+	n.listAttached("handle-1")
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	pv := persistent("pv1", "handle-1")
+	first, second := n.spec(pod("p1"), pv), n.spec(pod("p2"), pv)
+	n.mount(first)
+	if err := n.kube.Tracker().Add(unattached()); err != nil {
+		t.Fatal(err)
+	}
+	n.mount(second)
+	for range 2 {
+		if got := n.VolumesInUse(); !slices.Equal(got, []v1.UniqueVolumeName{uniqueName(driverName, "handle-1")}) {
+			t.Errorf("reported %v", got)
+		}
+		n.restart()
+		d.registered()
+	}
+	n.unmount(first)
+	n.unmount(second)
+	n.awaitUse()
 	n.nothingLeft()
 }
