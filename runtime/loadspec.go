@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/quickjson"
+	"github.com/coracle-project/coracle/runtime/internal/quickjson"
 )
 
 // MaxSpecSize is the largest config.json that LoadSpec reads, in bytes. Real ones

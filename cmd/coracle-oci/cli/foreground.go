@@ -8,7 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/signals"
+	"github.com/coracle-project/coracle/cmd/coracle-oci/cli/signals"
 	"github.com/coracle-project/coracle/runtime"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/coracle-project/coracle/internal/quickjson"
+	"github.com/coracle-project/coracle/runtime/internal/quickjson"
 )
 
 // all has a field of every kind there is to read.
