@@ -40,7 +40,7 @@ STATIC   := -linkmode external -extldflags -static
 #   nri_no_wasm               coracled without a WebAssembly interpreter for NRI plugins: 2.6 MB
 TAGS     := seccomp,no_grpc,netgo,osusergo,grpcnotrace,nri_no_wasm
 FAULTTAGS := $(TAGS),faults
-# The other modules (cluster/, build/): some of their packages need containerd's API with gRPC.
+# The other modules (cluster/, image/build/): some of their packages need containerd's API with gRPC.
 OTHERTAGS := netgo,osusergo,grpcnotrace
 export GOFLAGS := -trimpath -buildvcs=false -tags=$(TAGS)
 export CGO_ENABLED := 0
@@ -55,7 +55,7 @@ CGOPKGS  := ./cmd/containerd-shim-coracle-v1 ./cmd/coracle-oci ./cmd/coracle-oci
 
 # Packages whose tests run under the race detector, and, except SAMPLED, only there: packages about
 # concurrency that finish quickly.
-RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./imageapi/... ./internal/join/...
+RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./internal/join/...
 
 # Packages of RACE that run only a sample under -short. All their tests run without the race detector.
 SAMPLED  := ./cri ./network
@@ -85,11 +85,11 @@ help: ## list the targets
 deps: ## install what is missing to build and test (apt; needs root or sudo)
 	@GO="$(GO)" hack/deps.sh
 
-generate: ## make the generated files of api/ again (needs protoc)
+generate: ## make the generated files of the daemon's own services again (needs protoc)
 	@mkdir -p bin/tools/protoc
-	cd tools && GOBIN=$(BINDIR)/tools/protoc $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
-	PATH=$(BINDIR)/tools/protoc:$$PATH protoc -I api --go_out=api --go_opt=paths=source_relative \
-	  --go-grpc_out=api --go-grpc_opt=paths=source_relative api/images/v1/images.proto api/node/v1/node.proto
+	cd packaging/tools && GOBIN=$(BINDIR)/tools/protoc $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	PATH=$(BINDIR)/tools/protoc:$$PATH protoc -I . --go_out=. --go_opt=paths=source_relative \
+	  --go-grpc_out=. --go-grpc_opt=paths=source_relative image/api/v1/images.proto shim/nodeapi/v1/node.proto
 
 build: deps ## build all binaries into bin/
 	@mkdir -p bin
@@ -103,8 +103,8 @@ build: deps ## build all binaries into bin/
 
 builder: ## build coracle-build and buildkitd into bin/, for `coracle image build`
 	@mkdir -p bin
-	cd build && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/coracle-build ./cmd/coracle-build
-	cd build && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/coracle-buildkitd github.com/moby/buildkit/cmd/buildkitd
+	cd image/build && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../../bin/coracle-build ./cmd/coracle-build
+	cd image/build && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../../bin/coracle-buildkitd github.com/moby/buildkit/cmd/buildkitd
 
 # The same binaries with fault points (internal/fault), for tests only.
 build-faults: build
@@ -172,7 +172,7 @@ tools: testbins ## third-party tools that tests need
 shards: deps
 	@mkdir -p bin/test
 	$(GOTEST) -c -o bin/test/integration.test ./integration
-	cd tools && $(OTHER) $(GO) build -o /dev/null ./deb
+	cd packaging/tools && $(OTHER) $(GO) build -o /dev/null ./deb
 
 integration: $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) integration-oci integration-kube integration-rest cluster-integration ## end-to-end tests on a real registry, coracled and crictl
 
@@ -222,7 +222,7 @@ test-oci: deps ## coracle-oci beside runc: scripts, runtime-tools' validation, p
 test-image: build builder testbins ## image build, and archives to and from podman, docker and skopeo (needs root)
 	@GO="$(GO)" hack/tools.sh crictl registry
 	@hack/image/deps.sh
-	cd build && $(OTHER) $(GO) test ./...
+	cd image/build && $(OTHER) $(GO) test ./...
 	$(GO) test -count=1 -tags image ./integration -run TestImageTools
 
 test-vm: deps ## tests in a virtual machine: the runtime, CRI validation (VM_RUN, VM_PARTS, see hack/oci/vm.sh)
@@ -307,7 +307,7 @@ install: build ## install the binaries (of builder, too, if it was built) and th
 	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci bin/coracle-oci-libcontainer bin/coracle-lazy bin/coracle bin/coracle-kube \
 	  $(wildcard bin/coracle-build bin/coracle-buildkitd) "$(DESTDIR)$(PREFIX)/bin/"
 	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system"
-	sed 's|/usr/local|$(PREFIX)|' contrib/coracled.service > "$(DESTDIR)$(PREFIX)/lib/systemd/system/coracled.service"
+	sed 's|/usr/local|$(PREFIX)|' packaging/coracled.service > "$(DESTDIR)$(PREFIX)/lib/systemd/system/coracled.service"
 
 deb: build ## Debian packages into out/deb
 	@GO="$(GO)" packaging/build.sh

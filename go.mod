@@ -12,7 +12,7 @@ require (
 	github.com/containerd/ttrpc v1.2.10
 	github.com/containernetworking/cni v1.3.1
 	github.com/containers/ocicrypt v1.3.2
-	github.com/coracle-project/coracle/api v0.0.0
+	github.com/coracle-project/coracle/image/api v0.0.0
 	github.com/coracle-project/coracle/internal/programpages v0.0.0
 	github.com/distribution/reference v0.6.0
 	github.com/docker/go-units v0.5.0
@@ -135,6 +135,6 @@ require (
 	tags.cncf.io/container-device-interface/specs-go v1.1.1 // indirect
 )
 
-replace github.com/coracle-project/coracle/api => ./api
+replace github.com/coracle-project/coracle/image/api => ./image/api
 
 replace github.com/coracle-project/coracle/internal/programpages => ./internal/programpages

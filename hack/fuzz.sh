@@ -28,7 +28,10 @@ bad=0
 for line in "${all[@]}"; do
   read -r package name <<<"$line"
   module=. flags=$tags
-  case $package in cluster/* | build/*) module=${package%%/*} flags=$others ;; esac
+  case $package in
+    cluster/*) module=cluster flags=$others ;;
+    image/build/*) module=image/build flags=$others ;;
+  esac
   path=$(realpath -m --relative-to="$module" "$package")
   if ! (cd "$module" && GOFLAGS="-trimpath -buildvcs=false -tags=$flags" CGO_ENABLED=1 \
     "$go" test -vet=off -run '^$' -fuzz "^$name\$" -fuzztime "${each}s" -fuzzminimizetime 5s -timeout "$((each + 300))s" "./$path") >"$log" 2>&1; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All linters, at the versions that tools/go.mod pins. Prints only what is wrong.
+# All linters, at the versions that packaging/tools/go.mod pins. Prints only what is wrong.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
@@ -8,13 +8,13 @@ export CGO_ENABLED=1
 tags=$(sed -n 's/^TAGS *:= *//p' Makefile)
 export GOFLAGS="-trimpath -buildvcs=false -tags=$tags"
 bad=0
-tool() { "$go" tool -modfile=tools/go.mod "$@"; }
+tool() { "$go" tool -modfile=packaging/tools/go.mod "$@"; }
 
 # Generated files are left as their generators write them.
 mapfile -t files < <(find . -name '*.go' -not -path './bin/*' -not -name '*.pb.go' | sort)
 unformatted=$(tool gofumpt -l "${files[@]}")
 if [[ -n $unformatted ]]; then
-  printf 'lint: not formatted (run %s tool -modfile=tools/go.mod gofumpt -w FILE):\n%s\n' "$go" "$unformatted" >&2
+  printf 'lint: not formatted (run %s tool -modfile=packaging/tools/go.mod gofumpt -w FILE):\n%s\n' "$go" "$unformatted" >&2
   bad=1
 fi
 pages=github.com/coracle-project/coracle/internal/programpages # a module of its own
@@ -29,13 +29,13 @@ tool staticcheck -tags "$tags,faults" "${faulty[@]}" || bad=1
 "$go" vet -tags "$tags,csi,database,helm" ./integration/kube || bad=1
 # The driver of `make test-csi` is a module of its own.
 (cd hack/csi && GOFLAGS=-trimpath "$go" vet ./...) || bad=1
-# cluster/ and build/ are modules of their own, with their own tags.
+# cluster/ and image/build/ are modules of their own, with their own tags.
 tags=$(sed -n 's/^OTHERTAGS *:= *//p' Makefile)
 export GOFLAGS="-trimpath -buildvcs=false -tags=$tags" CGO_ENABLED=0
-(cd build && "$go" vet ./...) || bad=1
-(cd build && "$go" tool -modfile=../tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
+(cd image/build && "$go" vet ./...) || bad=1
+(cd image/build && "$go" tool -modfile=../../packaging/tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
 (cd cluster && "$go" vet ./...) || bad=1
-(cd cluster && "$go" tool -modfile=../tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
+(cd cluster && "$go" tool -modfile=../packaging/tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
 
 mapfile -t scripts < <(find hack .ci packaging -type f \( -name "*.sh" -o -path ".ci/run" \) | sort)
 shellcheck -x "${scripts[@]}" || bad=1

@@ -35,7 +35,7 @@ packed() { install -d "$(dirname "$root$1")" && gzip -9n >"$root$1.gz" && chmod 
 for b in coracled containerd-shim-coracle-v1 coracle-lazy coracle-oci coracle-oci-libcontainer coracle coracle-kube; do
   put 0755 "$bin/$b" "/usr/bin/$b"
 done
-sed 's|/usr/local/bin|/usr/bin|' contrib/coracled.service >"$stage/coracled.service"
+sed 's|/usr/local/bin|/usr/bin|' packaging/coracled.service >"$stage/coracled.service"
 put 0644 "$stage/coracled.service" /usr/lib/systemd/system/coracled.service
 put 0644 packaging/config.toml /etc/coracle/config.toml
 for b in coracled coracle coracle-oci; do
@@ -48,7 +48,7 @@ done
 for page in README.md docs/operations.md docs/images.md docs/migration.md; do
   put 0644 "$page" "/usr/share/doc/coracle/$(basename "$page")"
 done
-put 0644 contrib/crictl.yaml /usr/share/examples/crictl.yaml
+put 0644 packaging/crictl.yaml /usr/share/examples/crictl.yaml
 "$bin/coracled" config default >"$stage/config.toml"
 put 0644 "$stage/config.toml" /usr/share/examples/config.toml
 packed /usr/share/doc/coracle/CHANGELOG.md <CHANGELOG.md
@@ -61,7 +61,7 @@ for p in coracle coracle-kube; do
 done
 
 cp packaging/{postinst,prerm,postrm} "$stage"
-(cd tools && "$go" build -o "$stage/deb" ./deb)
+(cd packaging/tools && "$go" build -o "$stage/deb" ./deb)
 packaging=$PWD/packaging
 for p in coracle coracle-kube; do
   sed "s/^  compression: [a-z]*/  compression: ${COMPRESSION:-gzip}/" "$packaging/$p.yaml" >"$stage/$p.yaml"

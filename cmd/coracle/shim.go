@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	nodev1 "github.com/coracle-project/coracle/api/node/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
+	nodev1 "github.com/coracle-project/coracle/shim/nodeapi/v1"
 )
 
 // shims are the commands about shims.

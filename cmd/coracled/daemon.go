@@ -19,11 +19,11 @@ import (
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
 	"github.com/coracle-project/coracle/cri"
-	"github.com/coracle-project/coracle/imageapi"
+	"github.com/coracle-project/coracle/image/imageapi"
 	"github.com/coracle-project/coracle/internal/privatedir"
 	"github.com/coracle-project/coracle/internal/version"
-	"github.com/coracle-project/coracle/nodeapi"
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/shim/nodeapi"
 )
 
 // grace is how long calls under way may take after SIGTERM. Operations that they

@@ -83,7 +83,7 @@ if [[ " $* " =~ " "(cri|critest|kubelet|integration|crashmatrix|oomkill|reboot)"
   CGO_ENABLED=0 "$go" -C cluster test -c -tags netgo,osusergo -o "$PWD/$out/bin/test/rules.test" ./proxy/rules
   CGO_ENABLED=0 "$go" test -c -o "$out/bin/test/crashmatrix.test" ./integration/crashmatrix
   CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/bin/test/reserve.test" ./pod/reserve
-  cp contrib/coracled.service "$out/"
+  cp packaging/coracled.service "$out/"
 fi
 
 # reboot: one guest per step. The disk is a file of the host. The step that resets the guest fails,

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/internal/testkit/leak"
 )

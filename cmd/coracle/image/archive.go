@@ -11,9 +11,9 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/bar"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
 // pieceSize is how many bytes of an archive one message to the daemon has.

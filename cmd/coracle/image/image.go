@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
 // images is what the commands below `coracle image` share: where the daemon is.

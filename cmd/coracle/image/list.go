@@ -10,8 +10,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
 func (i *images) listCommand() *cobra.Command {

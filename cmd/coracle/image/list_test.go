@@ -6,7 +6,7 @@ import (
 	"testing"
 	"text/tabwriter"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
 func TestHistory(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/bar"
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
 // recorded answers with chunks, and then with an error.

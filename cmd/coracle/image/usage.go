@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
 // owner is a line of `coracle image du`.

@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	imagesv1 "github.com/coracle-project/coracle/api/images/v1"
 	"github.com/coracle-project/coracle/cmd/coracle/bar"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
 // verification is the answer of verify.
