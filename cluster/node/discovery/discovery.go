@@ -1,0 +1,218 @@
+// Package discovery finds the cluster that a machine is told to join, and makes sure that it is
+// that one.
+//
+// The machine knows an address, a token and a hash of the authority's public key, as kubeadm's do.
+// It reads the ConfigMap kube-public/cluster-info from a server that it cannot verify yet. The
+// ConfigMap counts only if it is signed with the token, and if its authority has the hash. Then it
+// is read again from a server that this authority vouches for.
+package discovery
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	"k8s.io/cluster-bootstrap/token/jws"
+	"k8s.io/kubernetes/cmd/kubeadm/app/util/pubkeypin"
+
+	"github.com/coracle-project/coracle/cluster/node/token"
+)
+
+const (
+	// call bounds one request.
+	call = 10 * time.Second
+	// signedWithin is how long the signature with a new token is waited for.
+	signedWithin = 5 * time.Second
+	signedEvery  = 250 * time.Millisecond
+)
+
+// Given is what the machine is told.
+type Given struct {
+	// Server is https://HOST:PORT.
+	Server string
+	// Token is ID.SECRET.
+	Token string
+	// Hashes are those of authorities that are trusted: sha256 and the SHA-256 of the public key.
+	Hashes []string
+}
+
+// Hash returns the hash of the authority in a PEM file's content, as a Given has it.
+func Hash(ca []byte) (string, error) {
+	certs, err := certificates(ca)
+	if err != nil {
+		return "", err
+	}
+	return pubkeypin.Hash(certs[0]), nil
+}
+
+// Check says what is wrong with what was given, without asking anyone.
+func (g Given) Check() error {
+	u, err := url.Parse(g.Server)
+	if err != nil || u.Scheme != "https" || u.Port() == "" || u.Path != "" && u.Path != "/" {
+		return fmt.Errorf("%q is no address of an API server, such as https://10.0.0.1:6443", g.Server)
+	}
+	if _, _, err := token.Parse(g.Token); err != nil {
+		return err
+	}
+	if len(g.Hashes) == 0 {
+		return errors.New("the hash of the cluster's authority is missing: 'coracle token create' on the first machine prints it")
+	}
+	if err := pubkeypin.NewSet().Allow(g.Hashes...); err != nil {
+		return fmt.Errorf("%q is no hash of an authority, which is sha256: and 64 hexadecimal digits", strings.Join(g.Hashes, ","))
+	}
+	return nil
+}
+
+// Find returns the authority of the cluster, PEM, when the server at the address is one of it.
+func Find(ctx context.Context, g Given) (ca []byte, err error) {
+	if err := g.Check(); err != nil {
+		return nil, err
+	}
+	unverified := &rest.Config{Host: g.Server, Timeout: call, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	signed, err := g.signed(ctx, unverified)
+	if err != nil {
+		return nil, err
+	}
+	if ca, err = g.authority(signed); err != nil {
+		return nil, err
+	}
+	verified := &rest.Config{Host: g.Server, Timeout: call, TLSClientConfig: rest.TLSClientConfig{CAData: ca}}
+	again, err := read(ctx, verified)
+	if err != nil {
+		return nil, g.unreachable(err)
+	}
+	if again.Data[bootstrapapi.KubeConfigKey] != signed {
+		return nil, fmt.Errorf("%s answered differently when it was verified: another machine may stand between", g.Server)
+	}
+	return ca, nil
+}
+
+// signed returns the kubeconfig of cluster-info when it is signed with the token.
+func (g Given) signed(ctx context.Context, config *rest.Config) (string, error) {
+	id, secret, _ := token.Parse(g.Token) // Check has looked
+	waiting, stop := context.WithTimeout(ctx, signedWithin)
+	defer stop()
+	for {
+		info, err := read(waiting, config)
+		if err != nil {
+			return "", g.unreachable(err)
+		}
+		text := info.Data[bootstrapapi.KubeConfigKey]
+		signature, there := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]
+		if there {
+			if jws.DetachedTokenIsValid(signature, text, id, secret) {
+				return text, nil
+			}
+			return "", fmt.Errorf("the secret of token %s is not the one that %s knows: copy the whole token", id, g.Server)
+		}
+		select {
+		case <-waiting.Done():
+			if ctx.Err() != nil {
+				return "", ctx.Err()
+			}
+			return "", fmt.Errorf("%s does not know token %s: it was deleted or has expired; 'coracle token create' there makes another", g.Server, id)
+		case <-time.After(signedEvery):
+		}
+	}
+}
+
+// authority returns the authority of a kubeconfig if it has one of the hashes.
+func (g Given) authority(kubeconfig string) ([]byte, error) {
+	config, err := clientcmd.Load([]byte(kubeconfig))
+	if err != nil || len(config.Clusters) != 1 {
+		return nil, fmt.Errorf("%s publishes no kubeconfig of one cluster: %w", g.Server, err)
+	}
+	var ca []byte
+	for _, cluster := range config.Clusters {
+		ca = cluster.CertificateAuthorityData
+	}
+	certs, err := certificates(ca)
+	if err != nil {
+		return nil, fmt.Errorf("%s publishes no authority: %w", g.Server, err)
+	}
+	pins := pubkeypin.NewSet()
+	if err := pins.Allow(g.Hashes...); err != nil {
+		return nil, err
+	}
+	if err := pins.CheckAny(certs); err != nil {
+		return nil, fmt.Errorf("%s is another cluster: its authority has the hash %s, and the one given is %s", g.Server,
+			pubkeypin.Hash(certs[0]), strings.Join(g.Hashes, ","))
+	}
+	return ca, nil
+}
+
+func certificates(ca []byte) (all []*x509.Certificate, err error) {
+	for {
+		block, rest := pem.Decode(ca)
+		if block == nil {
+			break
+		}
+		ca = rest
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cert)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no certificate in it")
+	}
+	return all, nil
+}
+
+// read returns the ConfigMap, over a connection of its own.
+func read(ctx context.Context, config *rest.Config) (*corev1.ConfigMap, error) {
+	hc, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	defer hc.CloseIdleConnections()
+	kube, err := kubernetes.NewForConfigAndClient(config, hc)
+	if err != nil {
+		return nil, err
+	}
+	return kube.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
+}
+
+// unreachable says what an error of read means to the one who types the address.
+func (g Given) unreachable(err error) error {
+	var host x509.HostnameError
+	var verify *tls.CertificateVerificationError
+	status := apierrors.APIStatus(nil)
+	switch {
+	case errors.As(err, &host):
+		return fmt.Errorf("%s is not an address that the cluster knows of itself: %w; use one of these", g.Server, host)
+	case errors.As(err, &verify):
+		return fmt.Errorf("%s does not show a certificate of the cluster that it publishes: %w; do the clocks of both machines agree?", g.Server,
+			verify.Err)
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the cluster at %s publishes nothing for machines that join: it listens on its own machine only, or "+
+			"'coracle token create' was never called", g.Server)
+	case errors.As(err, &status) && status.Status().Code != http.StatusServiceUnavailable:
+		return fmt.Errorf("%s: %w", g.Server, err)
+	}
+	return fmt.Errorf("%s cannot be reached: %w; is the address right, and the port open between the machines?", g.Server, cause(err))
+}
+
+// cause leaves the request out, which is always the same.
+func cause(err error) error {
+	var request *url.Error
+	if errors.As(err, &request) {
+		return request.Err
+	}
+	return err
+}
