@@ -82,6 +82,8 @@ type Options struct {
 	// Joinable is whether other machines reach the API server: then cluster-info is signed with
 	// bootstrap tokens.
 	Joinable bool
+	// PodRanges says which networks nodes get for their pods; without any, none.
+	PodRanges upstream.PodRanges
 	// EndedPods is how many pods that have ended may exist; 0 means 12,500, less any number.
 	EndedPods int
 	// LoadBalancers says where addresses of Services of type LoadBalancer come from; if it is nil
@@ -171,6 +173,11 @@ func New(as Identities, o Options) ([]Runner, error) {
 	}
 	if o.Joinable {
 		all = append(all, entry{"bootstrap-signer", func(set *client.Set) (Runner, error) { return upstream.NewBootstrapSigner(set), nil }})
+	}
+	if len(o.PodRanges.Pods) > 0 {
+		all = append(all, entry{"node-controller", func(set *client.Set) (Runner, error) {
+			return upstream.NewNodeIPAM(set, o.PodRanges), nil
+		}})
 	}
 	if o.LoadBalancers != nil {
 		all = append(all, entry{"service-controller", func(set *client.Set) (Runner, error) {

@@ -67,6 +67,7 @@ type Kubelet struct {
 	collect  *images.Collector
 	sysctls  *sysctls.Allowed
 	evictor  *eviction.Manager
+	ranges   *podRanges
 	handlers func(class *string) (string, error)
 	listener net.Listener // of the HTTPS API; nil for none
 
@@ -118,10 +119,18 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.recorder, k.flush = s.Recorder("kubelet", o.NodeName)
 	k.watched = newWatched(s, o)
 	k.handlers = runtimeHandlers(s)
+	if k.ranges, err = newPodRanges(o.RootDir, tellRuntime(runtime)); err != nil {
+		return nil, fmt.Errorf("kubelet: %w", err)
+	}
+	var unready func() error
+	if o.AwaitPodRanges {
+		unready = k.ranges.err
+	}
 	k.reporter, err = node.New(node.Config{
 		Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
 		MaxPods: o.MaxPods, PodCIDR: o.PodCIDR, RootDir: o.RootDir,
 		Pressure:     func() []v1.NodeConditionType { return k.evictor.Conditions() },
+		Unready:      unready,
 		VolumesInUse: func() []v1.UniqueVolumeName { return k.csi.VolumesInUse() },
 		Reported:     func(inUse []v1.UniqueVolumeName) { k.csi.Reported(inUse) },
 	}, s.Kube, runtime, k.watched.node, k.recorder)
@@ -211,6 +220,10 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	if err := k.awaitRuntime(ctx); err != nil {
 		return nil // ctx ended before there was one
 	}
+	wg.Go(func() { k.ranges.run(ctx) })
+	if !k.awaitRanges(ctx) {
+		return nil
+	}
 	var err error
 	if k.cgroups, err = k.makeCgroups(ctx); err != nil {
 		return fmt.Errorf("kubelet: %w", err)
@@ -281,6 +294,20 @@ func (k *Kubelet) awaitRuntime(ctx context.Context) error {
 	}
 }
 
+// awaitRanges returns when pods can have addresses, false if ctx ends before.
+func (k *Kubelet) awaitRanges(ctx context.Context) bool {
+	if !k.opts.AwaitPodRanges {
+		return true
+	}
+	select {
+	case <-k.ranges.told:
+		k.reporter.Look()
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // makeCgroups decides who makes pods' cgroups.
 func (k *Kubelet) makeCgroups(ctx context.Context) (*cgroups.Manager, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -334,6 +361,7 @@ func (k *Kubelet) wake(uid types.UID) {
 
 // resync is called when the runtime's events have started: some may have been missed.
 func (k *Kubelet) resync() {
+	k.ranges.resync()
 	k.runner.WakeAll()
 	if k.opts.RuntimeStarted != nil {
 		k.opts.RuntimeStarted()

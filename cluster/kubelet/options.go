@@ -34,6 +34,9 @@ type Options struct {
 	MaxPods int
 	// PodCIDR of the node; empty leaves it to a controller.
 	PodCIDR string
+	// AwaitPodRanges is set where a controller gives each node networks for its pods: the node is
+	// not ready, and runs no pod, before the runtime was told of them.
+	AwaitPodRanges bool
 
 	// Endpoint is the runtime's CRI socket; required ("unix:///run/coracle/coracle.sock").
 	Endpoint string

@@ -103,6 +103,7 @@ func (k *Kubelet) watchNode(ctx context.Context) {
 	seen := func(obj any) {
 		if n, ok := obj.(*v1.Node); ok && n.Name == k.opts.NodeName {
 			k.csi.NodeChanged(n)
+			k.ranges.nodeChanged(n)
 		}
 	}
 	registration, err := k.watched.nodesInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{

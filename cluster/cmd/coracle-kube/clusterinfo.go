@@ -51,6 +51,11 @@ func agentSettings(api apiOptions, n nodeOptions, d dnsOptions) (clusterinfo.Set
 	if s.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
 		return s, err
 	}
+	ranges, err := api.podRanges()
+	if err != nil {
+		return s, err
+	}
+	s.PodCIDRs = ranges.Pods
 	s.NodeDNS = len(s.ClusterDNS) > 0 && services.Contains(s.ClusterDNS[0])
 	if !api.balancers.off() {
 		s.LoadBalancerCIDRs = api.balancers.ranges

@@ -46,6 +46,8 @@ type nodeProcess struct {
 	// ports that pods do not get.
 	localPath string
 	reserved  map[int]string
+	// awaitRanges is whether the cluster gives nodes networks for their pods.
+	awaitRanges bool
 	// alone is whether nothing else in the process follows all pods and nodes.
 	alone bool
 }
@@ -111,7 +113,7 @@ func newKubelet(p *nodeProcess, policies *policy.Policy) (*kubelet.Kubelet, erro
 		return nil, err
 	}
 	o := p.kubelet(p.root, p.serviceCIDR)
-	o.LocalPathDir, o.ReservedPorts, o.Alone = p.localPath, p.reserved, p.alone
+	o.LocalPathDir, o.ReservedPorts, o.Alone, o.AwaitPodRanges = p.localPath, p.reserved, p.alone, p.awaitRanges
 	if policies != nil {
 		o.Networks, o.RuntimeStarted = append(o.Networks, policies), policies.RuntimeStarted
 	}

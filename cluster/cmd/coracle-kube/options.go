@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,6 +22,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/apiserver/snapshot"
+	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/kubelet/eviction"
@@ -44,6 +46,7 @@ type apiOptions struct {
 	bind              string
 	port              int
 	serviceCIDR       string
+	podCIDR           []string
 	tokenFile         string
 	kubeconfigOut     string
 	etcdServers       []string
@@ -69,6 +72,9 @@ func (o *apiOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.bind, "bind-address", "127.0.0.1", "address to serve the API on")
 	f.IntVar(&o.port, "port", 6443, "port to serve the API on")
 	f.StringVar(&o.serviceCIDR, "service-cidr", "10.96.0.0/16", "network of Services' addresses")
+	f.StringSliceVar(&o.podCIDR, "pod-cidr", []string{"10.85.0.0/16", "fd85:c0ac:1e00::/48"},
+		"networks of pods' addresses, one of each family at most, of which each node gets a part if other machines can join; none leaves the "+
+			"addresses to the nodes")
 	f.StringVar(&o.tokenFile, "token-file", "", "CSV file of static tokens: token,user,uid,\"group,group\"")
 	f.StringVar(&o.kubeconfigOut, "kubeconfig-out", "", "where to write the administrator's kubeconfig, too")
 	f.StringSliceVar(&o.etcdServers, "etcd-servers", nil, "URLs of an etcd cluster to use instead of the built-in one")
@@ -121,7 +127,32 @@ func (o *apiOptions) check() error {
 	if err := apiserver.CheckListenPort(o.port); err != nil {
 		return fmt.Errorf("--port %w", err)
 	}
-	return errors.Join(o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0), o.access.check())
+	_, err := o.podRanges()
+	return errors.Join(err, o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0), o.access.check())
+}
+
+// noPodCIDR as the only network leaves the addresses of pods to the nodes.
+const noPodCIDR = "none"
+
+// podRanges are the networks that nodes get for their pods. A server that only this machine reaches
+// has no other node: what its runtime has by itself is good enough, and there is nothing to wait
+// for.
+func (o *apiOptions) podRanges() (upstream.PodRanges, error) {
+	if slices.Equal(o.podCIDR, []string{noPodCIDR}) || o.settings().URL() == "" {
+		return upstream.PodRanges{}, nil
+	}
+	pods, err := networks("--pod-cidr", o.podCIDR)
+	if err != nil {
+		return upstream.PodRanges{}, err
+	}
+	r := upstream.PodRanges{Pods: pods}
+	if services, err := netip.ParsePrefix(o.serviceCIDR); err == nil {
+		r.Services = append(r.Services, services)
+	}
+	if err := r.Check(); err != nil {
+		return upstream.PodRanges{}, fmt.Errorf("--pod-cidr: %w", err)
+	}
+	return r, nil
 }
 
 // settings are the flags that say where the API server is and keeps things.

@@ -295,11 +295,15 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	if err != nil {
 		return nil, err
 	}
+	ranges, err := api.podRanges()
+	if err != nil {
+		return nil, err
+	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		LocalPath:     localPath(api.root, n.name),
-		ServerHosts:   hosts, Joinable: api.settings().URL() != "",
+		ServerHosts:   hosts, Joinable: api.settings().URL() != "", PodRanges: ranges,
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }
@@ -314,12 +318,16 @@ func serverNode(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 	if err != nil {
 		return nil, fmt.Errorf("--service-cidr %q is no network: %w", api.serviceCIDR, err)
 	}
+	ranges, err := api.podRanges()
+	if err != nil {
+		return nil, err
+	}
 	return &nodeProcess{
 		nodeOptions: n, names: d, root: api.root, port: api.port, services: []netip.Prefix{services}, serviceCIDR: api.serviceCIDR,
 		balancers: api.balancers, proxy: api.proxy, externalIPs: api.externalIPs, policies: api.policies, forgetNodes: true,
 		as:        func(name string, groups ...string) (*client.Set, error) { return in(server, name, groups...) },
 		policyAPI: server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup),
 		certFile:  files.Serving, clientCA: bundle.CACert, localPath: localpath.VolumesDir(localPathRoot(api.root)),
-		reserved: map[int]string{api.port: "the API server"},
+		reserved: map[int]string{api.port: "the API server"}, awaitRanges: len(ranges.Pods) > 0,
 	}, nil
 }

@@ -171,7 +171,7 @@ func (c *cluster) controllers() ([]controllers.Runner, error) {
 			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), c.server.Informers())
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account},
-		controllers.Options{AutoscaleEvery: autoscaleEvery, Joinable: true})
+		controllers.Options{AutoscaleEvery: autoscaleEvery, Joinable: true, PodRanges: podRanges})
 }
 
 func (c *cluster) stop() error {

@@ -58,6 +58,9 @@ type Config struct {
 	RootDir string
 	// Pressure, if given, returns what the node runs short of; Look is called when that changes.
 	Pressure func() []v1.NodeConditionType
+	// Unready, if given, returns why the node cannot run pods although its runtime could; Look is
+	// called when that changes.
+	Unready func() error
 	// VolumesInUse, if given, returns what must not be detached from the node, sorted; Look is
 	// called when that changes.
 	VolumesInUse func() []v1.UniqueVolumeName

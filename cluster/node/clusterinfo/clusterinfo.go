@@ -41,6 +41,9 @@ type Settings struct {
 	Version int `json:"version"`
 	// ServiceCIDRs are the networks of Services.
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
+	// PodCIDRs are the networks of pods, of which the cluster gives each node a part; empty leaves
+	// the addresses to nodes.
+	PodCIDRs []netip.Prefix `json:"podCIDRs,omitempty"`
 	// ClusterDNS are the addresses of the cluster's DNS, and ClusterDomain the domain it answers
 	// for. NodeDNS is whether each node answers there itself.
 	ClusterDNS    []netip.Addr `json:"clusterDNS,omitempty"`

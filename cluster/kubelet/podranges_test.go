@@ -1,0 +1,74 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+func TestPodRangesAreTold(t *testing.T) {
+	dir := t.TempDir()
+	node := func(ranges ...string) *v1.Node { return &v1.Node{Spec: v1.NodeSpec{PodCIDRs: ranges}} }
+	var told []string
+	var fails error
+	tell := func(_ context.Context, ranges string) error {
+		if fails != nil {
+			return fails
+		}
+		told = append(told, ranges)
+		return nil
+	}
+	run := func(f func(p *podRanges)) {
+		t.Helper()
+		told = nil
+		synctest.Test(t, func(t *testing.T) {
+			p, err := newPodRanges(dir, tell)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { defer close(done); p.run(ctx) }()
+			f(p)
+			stop()
+			<-done
+		})
+	}
+	expect := func(p *podRanges, ready bool, want ...string) {
+		t.Helper()
+		synctest.Wait()
+		if len(told) != len(want) || (p.err() == nil) != ready {
+			t.Fatalf("told %q, %v; want %q", told, p.err(), want)
+		}
+		for i := range want {
+			if told[i] != want[i] {
+				t.Fatalf("told %q, want %q", told, want)
+			}
+		}
+	}
+	const first, second = "10.85.1.0/24,fd85:c0ac:1e00:1::/64", "10.85.2.0/24"
+	run(func(p *podRanges) {
+		p.nodeChanged(node())
+		p.resync()
+		expect(p, false)
+		fails = errors.New("the runtime is down")
+		p.nodeChanged(node("10.85.1.0/24", "fd85:c0ac:1e00:1::/64"))
+		expect(p, false)
+		fails = nil
+		time.Sleep(time.Second)
+		expect(p, true, first)
+		p.nodeChanged(node("10.85.1.0/24", "fd85:c0ac:1e00:1::/64"))
+		p.nodeChanged(node())
+		expect(p, true, first)
+		p.resync() // the runtime was started again
+		expect(p, true, first, first)
+		p.nodeChanged(node("10.85.2.0/24"))
+		expect(p, true, first, first, second)
+	})
+	// After a reboot, the API may not answer.
+	run(func(p *podRanges) { expect(p, true, second) })
+}
