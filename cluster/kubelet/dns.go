@@ -10,11 +10,11 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/network/dns"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
-	"github.com/coracle-project/coracle/cluster/kubelet/pod"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
 )
 
 // dns computes pods' resolv.conf by upstream's rules.
-func (k *Kubelet) dns() pod.DNS { return k.resolvConfs(logging(k.recorder)) }
+func (k *Kubelet) dns() criconfig.DNS { return k.resolvConfs(logging(k.recorder)) }
 
 // PodDNS returns what a pod's resolv.conf says. It writes no Events.
 func (k *Kubelet) PodDNS(ctx context.Context, p *v1.Pod) (*runtimeapi.DNSConfig, error) {

@@ -8,6 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
 )
 
 // The kubelet's core uses three other packages, and a fourth uses what it knows.
@@ -21,8 +22,8 @@ import (
 // Volumes makes a pod's volumes and keeps their contents up to date; see pod.Volumes.
 type Volumes = pod.Volumes
 
-// Env computes a container's environment, command and arguments; see pod.Env.
-type Env = pod.Env
+// Env computes a container's environment, command and arguments; see criconfig.Env.
+type Env = criconfig.Env
 
 // Network decides what a pod's addresses may send and receive; see pod.Network.
 // policy.New(set, policy.Options{...}) returns one.

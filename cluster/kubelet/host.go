@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 )
 
 var _ Host = (*Kubelet)(nil)
@@ -163,7 +164,7 @@ func (k *Kubelet) logRotator() *logrotate.Rotator {
 			for _, v := range k.views() {
 				for _, s := range v.Observed.ContainerStatuses {
 					if s.State == kubecontainer.ContainerStateRunning {
-						logs = append(logs, logrotate.Log{Container: s.ID.ID, Path: pod.LogPath(k.opts.LogDir, v.Pod, s)})
+						logs = append(logs, logrotate.Log{Container: s.ID.ID, Path: podlogs.Dirs{All: k.opts.LogDir}.Path(v.Pod, s)})
 					}
 				}
 			}

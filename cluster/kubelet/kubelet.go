@@ -42,6 +42,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 	"github.com/coracle-project/coracle/cluster/kubelet/server"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
@@ -156,8 +158,8 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.collect.Mounted = k.mountedImages
 	k.evictor = eviction.New(eviction.Options{
 		Policy: o.Eviction, RootDir: o.RootDir, ImageDir: k.collect.Dir, Runtime: runtime,
-		Pods: k.active, Volumes: k.volumes.OwnUsage, LogDir: func(p *v1.Pod) string { return pod.LogDir(o.LogDir, p) },
-		Files:   func(p *v1.Pod) []string { return pod.Files(o.RootDir, p) },
+		Pods: k.active, Volumes: k.volumes.OwnUsage, LogDir: podlogs.Dirs{All: o.LogDir}.Pod,
+		Files:   func(p *v1.Pod) []string { return criconfig.Files(o.RootDir, p) },
 		Evict:   func(uid types.UID, e status.Eviction) bool { return k.runner.Evict(uid, e) },
 		Reclaim: k.collect.RemoveUnused, Changed: k.reporter.Look, Recorder: k.recorder, Node: node.Ref(o.NodeName),
 	})
@@ -240,7 +242,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		Cgroups: k.cgroups, Users: users, DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
 		AdmitResize: func(p *v1.Pod, accept func()) (string, bool) { return k.admit.resize(p, accept) },
 		HostIPs:     func() []string { return k.opts.NodeIPs },
-		RootDir:     k.opts.RootDir, LogDir: k.opts.LogDir, LegacyLogDir: k.opts.LegacyLogDir,
+		RootDir:     k.opts.RootDir, Logs: podlogs.Dirs{All: k.opts.LogDir, Legacy: k.opts.LegacyLogDir},
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
 		SeccompUnconfined: k.opts.SeccompUnconfined, Networks: k.opts.Networks,
 		Gone: func(uid types.UID) {

@@ -26,6 +26,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
 	"github.com/coracle-project/coracle/cluster/kubelet/cri/critest"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
@@ -124,7 +125,7 @@ func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 	probes := probe.New(cri.Exec, events, func(types.UID) {})
 	k.runner = pod.NewRunner(ctx, pod.Config{
 		CRI: cri, Volumes: k.volumes, Cgroups: c, Status: k.status, Probes: probes, Recorder: events,
-		HostIPs: func() []string { return nil }, RootDir: dir, LogDir: filepath.Join(dir, "logs"),
+		HostIPs: func() []string { return nil }, RootDir: dir, Logs: podlogs.Dirs{All: filepath.Join(dir, "logs")},
 		Gone: func(uid types.UID) { removed <- uid },
 	})
 	defer k.status.Wait()

@@ -16,6 +16,8 @@ import (
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
 )
 
 // leastGrace is what every container gets to end by itself, however impatient its owner is.
@@ -164,7 +166,7 @@ func tried(all []v1.ContainerStatus) []v1.ContainerStatus {
 }
 
 // stopAll ends all containers and the sandbox of a pod that goes on, or has nothing left to do.
-func (w *worker) stopAll(pod *v1.Pod, a *Actions) (acted bool, err error) {
+func (w *worker) stopAll(pod *v1.Pod, a *decide.Actions) (acted bool, err error) {
 	acted = len(running(w.observed)) > 0
 	for _, s := range w.observed.SandboxStatuses {
 		acted = acted || s.State == runtimeapi.PodSandboxState_SANDBOX_READY
@@ -241,7 +243,7 @@ func (w *worker) stopEverything(pod *v1.Pod) error {
 }
 
 // stopContainer runs the container's preStop hook, waits for its turn and stops it.
-func (w *worker) stopContainer(pod *v1.Pod, c *v1.Container, id, message string, reason StopReason, order *order, hurry *hurry) error {
+func (w *worker) stopContainer(pod *v1.Pod, c *v1.Container, id, message string, reason decide.StopReason, order *order, hurry *hurry) error {
 	if message == "" {
 		message = "Stopping container " + c.Name
 	}
@@ -301,16 +303,16 @@ func (w *worker) stopNow(id string, deadline time.Time, hurry *hurry) error {
 }
 
 // graceOf returns how long a container may take to end, its hook included.
-func graceOf(pod *v1.Pod, c *v1.Container, reason StopReason) time.Duration {
+func graceOf(pod *v1.Pod, c *v1.Container, reason decide.StopReason) time.Duration {
 	seconds := func(s *int64) time.Duration { return time.Duration(*s) * time.Second }
 	switch {
 	case pod.DeletionGracePeriodSeconds != nil:
 		return max(seconds(pod.DeletionGracePeriodSeconds), time.Second)
 	case pod.Spec.TerminationGracePeriodSeconds == nil:
 		return leastGrace
-	case reason == StopForStartup && c.StartupProbe != nil && c.StartupProbe.TerminationGracePeriodSeconds != nil:
+	case reason == decide.StopForStartup && c.StartupProbe != nil && c.StartupProbe.TerminationGracePeriodSeconds != nil:
 		return seconds(c.StartupProbe.TerminationGracePeriodSeconds)
-	case reason == StopForLiveness && c.LivenessProbe != nil && c.LivenessProbe.TerminationGracePeriodSeconds != nil:
+	case reason == decide.StopForLiveness && c.LivenessProbe != nil && c.LivenessProbe.TerminationGracePeriodSeconds != nil:
 		return seconds(c.LivenessProbe.TerminationGracePeriodSeconds)
 	default:
 		return seconds(pod.Spec.TerminationGracePeriodSeconds)
@@ -349,10 +351,10 @@ func (w *worker) clean() error {
 			return fmt.Errorf("remove sandbox %s: %w", s.Id, err)
 		}
 	}
-	if err := w.r.removePodLogs(w.uid); err != nil {
+	if err := w.r.Logs.Remove(w.uid); err != nil {
 		slog.Warn("remove a pod's logs", "err", err)
 	}
-	if err := removeDir(w.r.dir(string(w.uid))); err != nil {
+	if err := removeDir(criconfig.Dir(w.r.RootDir, w.uid)); err != nil {
 		return err
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
 
@@ -16,7 +17,7 @@ func TestAnEvictedPodEndsAndStaysEnded(t *testing.T) {
 	for name, disruption := range map[string]bool{"for its own sake": false, "for the node's": true} {
 		t.Run(name, func(t *testing.T) {
 			onBench(t, func(b *bench) {
-				p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+				p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 				b.runtime.Calls()
 				e := status.Eviction{Reason: "Evicted", Message: "too much. ", Disruption: disruption}
 				if !b.runner.Evict(p.UID, e) || b.runner.Evict(p.UID, e) {
@@ -47,7 +48,7 @@ func TestNobodyToEvict(t *testing.T) {
 		if b.runner.Evict("nobody", status.Eviction{}) {
 			t.Error("an unknown pod was evicted")
 		}
-		p := b.run(onePod(v1.RestartPolicyNever, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyNever, "", "a"))
 		b.exit(p, "a", 0)
 		ended, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{})
 		if err != nil {
@@ -62,7 +63,7 @@ func TestNobodyToEvict(t *testing.T) {
 
 func TestAnEvictionShortensTheGraceOfAPodThatEnds(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 25}}}
 		p = b.run(p)
 		b.runtime.Calls()

@@ -18,11 +18,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
 )
 
 func TestAStartTakesThreeCallsThatChangeSomething(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.wantCalls("RunPodSandbox", "CreateContainer", "StartContainer")
 		b.wantWaits(p, "running")
 		time.Sleep(time.Hour)
@@ -33,7 +36,7 @@ func TestAStartTakesThreeCallsThatChangeSomething(t *testing.T) {
 // The runtime has no events here, and the test wakes no pod.
 func TestALostEventIsMadeUpFor(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.runtime.Calls()
 		b.runtime.Exit("a", 1)
 		time.Sleep(lookAgain - time.Second)
@@ -50,7 +53,7 @@ func TestALostEventIsMadeUpFor(t *testing.T) {
 // One call is never answered; those that follow are.
 func TestACallThatHangsIsGivenUp(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.runtime.Block("ContainerStatus")
 		b.runtime.Exit("a", 1)
 		b.runner.Wake(p.UID)
@@ -68,7 +71,7 @@ func TestACallThatHangsIsGivenUp(t *testing.T) {
 
 func TestInitContainersThatEndAtOnceNeedNobodyToWakeThem(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := onePod(v1.RestartPolicyAlways, "i j", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "i j", "a")
 		p = b.run(p)
 		b.exit(p, "i", 0)
 		b.exit(p, "j", 0)
@@ -78,7 +81,7 @@ func TestInitContainersThatEndAtOnceNeedNobodyToWakeThem(t *testing.T) {
 
 func TestCrashesBackOffAndBeginAnew(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.exit(p, "a", 1)
 		b.wantWaits(p, "running") // the first time it is started again at once
 		for _, d := range []time.Duration{
@@ -104,7 +107,7 @@ func TestCrashesBackOffAndBeginAnew(t *testing.T) {
 
 func TestOldInstancesAreRemoved(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		for range 5 {
 			b.exit(p, "a", 1)
 			time.Sleep(10 * time.Minute)
@@ -139,7 +142,7 @@ func TestCallsThatFail(t *testing.T) {
 		t.Run(tc.method, func(t *testing.T) {
 			onBench(t, func(b *bench) {
 				b.runtime.Fail(tc.method, grpcstatus.Error(codes.Internal, "broken"))
-				p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+				p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 				b.wantWaits(p, tc.waits)
 				b.wantEvent(tc.event)
 				time.Sleep(3 * time.Minute)
@@ -154,7 +157,7 @@ func TestCallsThatFail(t *testing.T) {
 
 // withImages is a pod that mounts an image alongside a directory.
 func withImages(reference string, policy v1.PullPolicy) *v1.Pod {
-	p := onePod(v1.RestartPolicyAlways, "", "a")
+	p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 	p.Spec.Volumes = []v1.Volume{
 		{Name: "dir", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}},
 		{Name: "image", VolumeSource: v1.VolumeSource{Image: &v1.ImageVolumeSource{Reference: reference, PullPolicy: policy}}},
@@ -202,7 +205,7 @@ func TestARuntimeThatMountsNoImages(t *testing.T) {
 func TestAMissingConfigMap(t *testing.T) {
 	onBench(t, func(b *bench) {
 		b.edges.set(nil, errors.New(`configmap "x" not found`))
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.wantWaits(p, `CreateContainerConfigError: configmap "x" not found`)
 		b.wantEvent(`Warning Failed Error: configmap "x" not found`)
 		time.Sleep(time.Minute)
@@ -216,7 +219,7 @@ func TestAMissingConfigMap(t *testing.T) {
 // A container never runs without the devices that it asks for.
 func TestDevicesThatAreNotPrepared(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gpu", ResourceClaimName: ptr.To("claim")}}
 		p.Spec.Containers[0].Resources.Claims = []v1.ResourceClaim{{Name: "gpu"}}
 		b.run(p)
@@ -229,7 +232,7 @@ func TestDevicesThatAreNotPrepared(t *testing.T) {
 // The same holds for devices that the scheduler has chosen for an extended resource.
 func TestDevicesOfAnExtendedResource(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{
 			ResourceClaimName: "claim",
 			RequestMappings: []v1.ContainerExtendedResourceRequest{
@@ -246,7 +249,7 @@ func TestDevicesOfAnExtendedResource(t *testing.T) {
 func TestAVolumeThatCannotBeMounted(t *testing.T) {
 	onBench(t, func(b *bench) {
 		b.edges.set(errors.New(`MountVolume.SetUp failed for volume "v" : secret "s" not found`), nil)
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.wantWaits(p, "ContainerCreating: ")
 		b.wantEvent(`Warning FailedMount MountVolume.SetUp failed for volume "v" : secret "s" not found`)
 		b.wantCalls()
@@ -261,7 +264,7 @@ func TestADeletionDoesNotWaitForAPull(t *testing.T) {
 	onBench(t, func(b *bench) {
 		release := b.runtime.Block("PullImage")
 		defer release()
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p.Spec.Containers[0].Image = "other:1"
 		b.run(p)
 		deleted := b.delete()
@@ -285,7 +288,7 @@ func TestASandboxThatCannotBeStoppedKeepsNoVolumes(t *testing.T) {
 	for method, want := range map[string]bool{"StopPodSandbox": true, "StopContainer": false} {
 		t.Run(method, func(t *testing.T) {
 			onBench(t, func(b *bench) {
-				b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+				b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 				b.runtime.Fail(method, errors.New("no"))
 				b.delete()
 				b.edges.mu.Lock()
@@ -300,7 +303,7 @@ func TestASandboxThatCannotBeStoppedKeepsNoVolumes(t *testing.T) {
 
 func TestEndsInOrder(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.runtime.Calls()
 		deleted := b.delete()
 		b.wantCalls("StopContainer", "StopPodSandbox")
@@ -323,7 +326,7 @@ func TestEndsInOrder(t *testing.T) {
 // What runs in a cgroup that cannot be removed takes what the pod was given.
 func TestAPodHasNotEndedBeforeItsCgroupIsGone(t *testing.T) {
 	onBench(t, func(b *bench) {
-		b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.edges.mu.Lock()
 		b.edges.cgroupErr = errors.New("remove cgroup /x: device or resource busy")
 		b.edges.mu.Unlock()
@@ -351,7 +354,7 @@ func TestAPodHasNotEndedBeforeItsCgroupIsGone(t *testing.T) {
 
 func TestAPodThatEndsByItself(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyNever, "s*", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyNever, "s*", "a"))
 		b.runtime.Calls()
 		b.exit(p, "a", 0)
 		b.wantCalls("StopContainer", "StopPodSandbox") // the sidecar
@@ -364,7 +367,7 @@ func TestAPodThatEndsByItself(t *testing.T) {
 
 func TestTheActiveDeadline(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p.Spec.ActiveDeadlineSeconds = ptr.To(int64(30))
 		p = b.run(p)
 		time.Sleep(29 * time.Second)
@@ -382,7 +385,7 @@ func TestTheActiveDeadline(t *testing.T) {
 
 func TestALostSandboxIsReplaced(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		v, _ := b.runner.View(p.UID)
 		b.runtime.Calls()
 		b.runtime.Exit("a", 137)
@@ -400,7 +403,7 @@ func TestALostSandboxIsReplaced(t *testing.T) {
 
 func TestAStartThatFailedForItsSandboxIsNotHeldBack(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		v, _ := b.runner.View(p.UID)
 		b.runtime.Calls()
 		b.runtime.Fail("StartContainer", grpcstatus.Error(codes.Unknown, "no such process"))
@@ -422,7 +425,7 @@ func TestAStartThatFailedForItsSandboxIsNotHeldBack(t *testing.T) {
 
 func TestARestartedKubeletChangesNothing(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(onePod(v1.RestartPolicyAlways, "i s*", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "i s*", "a"))
 		b.exit(p, "i", 0)
 		b.wantWaits(p, "running")
 		b.runtime.Calls()
@@ -448,7 +451,7 @@ func TestARestartedKubeletChangesNothing(t *testing.T) {
 
 func TestRemoveUnknownUsesWhatContainersRemember(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		b.run(p)
 		left, err := b.runner.CRI.LabelledPods(b.t.Context())
 		if err != nil || len(left) != 1 {
@@ -467,12 +470,12 @@ func TestRemoveUnknownUsesWhatContainersRemember(t *testing.T) {
 
 func TestAPodKnownFromDiskOnlyTakesItsLogsAlong(t *testing.T) {
 	onBench(t, func(b *bench) {
-		b.runner.LegacyLogDir = filepath.Join(b.runner.LogDir, "..", "links")
-		mine, others := filepath.Join(b.runner.LogDir, "ns_p_u"), filepath.Join(b.runner.LogDir, "ns_p_other-u")
-		link := func(of string) string { return filepath.Join(b.runner.LegacyLogDir, "p_ns_a-"+of+".log") }
+		b.runner.Logs.Legacy = filepath.Join(b.runner.Logs.All, "..", "links")
+		mine, others := filepath.Join(b.runner.Logs.All, "ns_p_u"), filepath.Join(b.runner.Logs.All, "ns_p_other-u")
+		link := func(of string) string { return filepath.Join(b.runner.Logs.Legacy, "p_ns_a-"+of+".log") }
 		for _, err := range []error{
-			os.MkdirAll(filepath.Join(mine, "a"), 0o700), os.MkdirAll(filepath.Join(others, "a"), 0o700), os.MkdirAll(b.runner.LegacyLogDir, 0o700),
-			os.MkdirAll(b.runner.dir("u"), 0o700), os.Symlink(filepath.Join(mine, "a/0.log"), link("1")),
+			os.MkdirAll(filepath.Join(mine, "a"), 0o700), os.MkdirAll(filepath.Join(others, "a"), 0o700), os.MkdirAll(b.runner.Logs.Legacy, 0o700),
+			os.MkdirAll(criconfig.Dir(b.runner.RootDir, "u"), 0o700), os.Symlink(filepath.Join(mine, "a/0.log"), link("1")),
 			os.Symlink(filepath.Join(others, "a/0.log"), link("2")),
 		} {
 			if err != nil {
@@ -483,7 +486,7 @@ func TestAPodKnownFromDiskOnlyTakesItsLogsAlong(t *testing.T) {
 		p.UID = "u"
 		b.runner.RemoveUnknown(p)
 		synctest.Wait()
-		for path, stays := range map[string]bool{mine: false, others: true, link("1"): false, link("2"): true, b.runner.dir("u"): false} {
+		for path, stays := range map[string]bool{mine: false, others: true, link("1"): false, link("2"): true, criconfig.Dir(b.runner.RootDir, "u"): false} {
 			if _, err := os.Lstat(path); (err == nil) != stays {
 				t.Errorf("%s: %v, want it there: %t", path, err, stays)
 			}
@@ -493,7 +496,7 @@ func TestAPodKnownFromDiskOnlyTakesItsLogsAlong(t *testing.T) {
 
 func TestARejectedPodRunsNothing(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p, err := b.kube.CoreV1().Pods("ns").Create(b.t.Context(), p, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
 )
 
 // network notes what it is told, and what the runtime was told before.
@@ -82,7 +84,7 @@ func (b *bench) addresses(p *v1.Pod) []string {
 func TestNetworksAdmitEachSandbox(t *testing.T) {
 	onBench(t, func(b *bench) {
 		_, told := withNetworks(b, "one", "two")
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		expect := func(when string, want ...string) {
 			t.Helper()
 			if got := told(); !slices.Equal(got, want) {
@@ -128,7 +130,7 @@ func TestNetworkThatRefuses(t *testing.T) {
 		networks, told := withNetworks(b, "one", "two")
 		failure := errors.New("no nftables")
 		networks[0].failure.Store(&failure)
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.wantCalls()
 		b.wantEvent("Warning FailedCreatePodSandBox Failed to create pod sandbox: no nftables")
 		if got := told(); !strings.HasPrefix(got[0], "one admits") || slices.ContainsFunc(got, func(s string) bool {
@@ -149,7 +151,7 @@ func TestNetworkForgetsWhatItRefused(t *testing.T) {
 		networks, told := withNetworks(b, "one")
 		failure := errors.New("no nftables")
 		networks[0].failure.Store(&failure)
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.runner.Remove(p)
 		time.Sleep(time.Minute)
 		if got := told(); got[len(got)-1] != "one forgets" {
@@ -163,7 +165,7 @@ func TestNetworkForgetsWhatItRefused(t *testing.T) {
 func TestNetworksAdmitPodsThatRunAlready(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		onBench(t, func(b *bench) {
-			p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+			p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 			b.runtime.Calls()
 			_, told := withNetworks(b, "one")
 			ctx, cancel := context.WithCancel(b.t.Context())
@@ -198,7 +200,7 @@ func (*stuck) Gone(types.UID) {}
 func TestEndOfPodThatCannotBeAdmitted(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		onBench(t, func(b *bench) {
-			p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+			p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 			b.runtime.Calls()
 			var n stuck
 			config := b.runner.Config
@@ -233,7 +235,7 @@ func TestSandboxWithoutAddresses(t *testing.T) {
 	onBench(t, func(b *bench) {
 		_, told := withNetworks(b, "one")
 		b.runtime.HideAddresses(true)
-		p := b.run(onePod(v1.RestartPolicyAlways, "", "a"))
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.wantCalls("RunPodSandbox")
 		b.wantEvent(
 			"Warning FailedCreatePodSandBox Failed to create pod sandbox: the runtime tells no address of sandbox sandbox-1: no network policy " +
@@ -256,7 +258,7 @@ func TestSandboxWithoutAddresses(t *testing.T) {
 func TestPodsOfTheNodesNetworkAreNotAdmitted(t *testing.T) {
 	onBench(t, func(b *bench) {
 		_, told := withNetworks(b, "one")
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p.Spec.HostNetwork = true
 		b.wantWaits(b.run(p), "running")
 		b.delete()

@@ -8,7 +8,7 @@
 // Apply gives a pod to the Runner, and again each of its changes. Its goroutine sleeps until
 // something happens: the object changed, the runtime or a probe told of a container (Wake), a
 // volume's content has come, or a back-off is over. Then it looks at what the runtime has
-// (cri.Client.Pod), decides what comes next (Decide, a pure function), does that, and has the new
+// (cri.Client.Pod), decides what comes next (decide.Next, a pure function), does that, and has the new
 // status written. It ends when the pod's object is being deleted (Apply), when the object is gone
 // (Remove), when all containers are done, or when the node ends it (an active deadline, Evict).
 // Ending stops the containers within their grace, then the sandbox, frees volumes and cgroups and
@@ -38,11 +38,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
@@ -51,18 +52,9 @@ import (
 type Cgroups interface {
 	// Ensure makes the pod's cgroup with its limits, if cgroups are managed here.
 	Ensure(pod *v1.Pod) error
-	// Parent returns the cgroup parent to give to the runtime, empty for the runtime's own choice.
-	Parent(pod *v1.Pod) string
-	// Container returns what a container's own cgroup is to have because the pod's is not made
-	// here, by the names of cgroup v2's files; nil for nothing.
-	Container() map[string]string
+	criconfig.Cgroups
 	// Remove removes the pod's cgroup; nothing runs in it any more.
 	Remove(uid types.UID) error
-}
-
-// DNS computes a pod's resolv.conf.
-type DNS interface {
-	GetPodDNS(ctx context.Context, pod *v1.Pod) (*runtimeapi.DNSConfig, error)
 }
 
 // Config is what a Runner works with. All fields are needed, but those that say otherwise.
@@ -70,12 +62,12 @@ type Config struct {
 	CRI      *cri.Client
 	Images   *images.Puller
 	Volumes  Volumes
-	Env      Env
+	Env      criconfig.Env
 	Probes   *probe.Manager
 	Status   *status.Writer
 	Cgroups  Cgroups
-	Users    Users
-	DNS      DNS
+	Users    criconfig.Users
+	DNS      criconfig.DNS
 	Recorder record.EventRecorder
 	// RuntimeHandler resolves a RuntimeClass's name.
 	RuntimeHandler func(class *string) (string, error)
@@ -85,10 +77,10 @@ type Config struct {
 	AdmitResize func(pod *v1.Pod, accept func()) (message string, ok bool)
 	// HostIPs returns the node's addresses.
 	HostIPs func() []string
-	// RootDir is the kubelet's directory, LogDir that of pods' logs, LegacyLogDir (may be empty)
-	// that of links named after containers, which log collectors read.
-	RootDir, LogDir, LegacyLogDir string
-	ClusterDomain                 string
+	// RootDir is the kubelet's directory.
+	RootDir       string
+	Logs          podlogs.Dirs
+	ClusterDomain string
 	// MemoryCapacity of the node, in bytes, for OOM scores.
 	MemoryCapacity int64
 	// SeccompUnconfined leaves containers that name no seccomp profile without one; else they have
@@ -103,8 +95,9 @@ type Config struct {
 // Runner runs the pods of a node.
 type Runner struct {
 	Config
-	ctx context.Context
-	wg  sync.WaitGroup
+	configs *criconfig.Maker
+	ctx     context.Context
+	wg      sync.WaitGroup
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
@@ -113,7 +106,14 @@ type Runner struct {
 // NewRunner returns a Runner whose pods' goroutines end, leaving their containers alone, when ctx
 // does.
 func NewRunner(ctx context.Context, c Config) *Runner {
-	return &Runner{Config: c, ctx: ctx, workers: map[types.UID]*worker{}}
+	configs := &criconfig.Maker{
+		Volumes: c.Volumes, Env: c.Env, Cgroups: c.Cgroups, Users: c.Users, DNS: c.DNS, HostIPs: c.HostIPs, RootDir: c.RootDir,
+		Logs: c.Logs, ClusterDomain: c.ClusterDomain, MemoryCapacity: c.MemoryCapacity, SeccompUnconfined: c.SeccompUnconfined,
+	}
+	if c.CRI != nil {
+		configs.Images = c.CRI.Images
+	}
+	return &Runner{Config: c, configs: configs, ctx: ctx, workers: map[types.UID]*worker{}}
 }
 
 // Apply runs a pod, or tells its goroutine of a change. The object is shared and stays unchanged.

@@ -30,7 +30,7 @@ func (w *worker) resize(ctx context.Context, pod *v1.Pod) (resized bool) {
 		if s.State != kubecontainer.ContainerStateRunning || c == nil || !resizable(pod, c) || w.resizing.restart[s.Name] == s.ID.ID {
 			continue
 		}
-		want := w.r.containerResources(pod, c)
+		want := w.r.configs.ContainerResources(pod, c)
 		if !outgrown(want, s.Resources) {
 			continue
 		}
@@ -121,7 +121,7 @@ func (w *worker) underway(pod *v1.Pod) bool {
 		if s.State != kubecontainer.ContainerStateRunning || c == nil || !resizable(pod, c) {
 			continue
 		}
-		if w.resizing.restart[s.Name] == s.ID.ID || outgrown(w.r.containerResources(pod, c), s.Resources) {
+		if w.resizing.restart[s.Name] == s.ID.ID || outgrown(w.r.configs.ContainerResources(pod, c), s.Resources) {
 			return true
 		}
 	}

@@ -14,11 +14,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
 )
 
 // sized is a pod of one container with requests and limits of these amounts of CPU and memory.
 func sized(cpu, memory string) *v1.Pod {
-	p := onePod(v1.RestartPolicyNever, "", "a")
+	p := podtest.Pod(v1.RestartPolicyNever, "", "a")
 	p.Generation = 1
 	give(p, cpu, memory)
 	return p
@@ -245,7 +247,7 @@ func TestTheConditionsOfAResizeEndWithThePod(t *testing.T) {
 // six is a pod of six containers, each with another kind of resources, as upstream's conformance
 // suite resizes one.
 func six() *v1.Pod {
-	p := onePod(v1.RestartPolicyAlways, "", "a b c d e f")
+	p := podtest.Pod(v1.RestartPolicyAlways, "", "a b c d e f")
 	p.Generation = 1
 	for i, r := range []struct{ requestCPU, requestMemory, limitCPU, limitMemory string }{
 		{"100m", "100Mi", "200m", "200Mi"},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -16,6 +15,9 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 	"github.com/coracle-project/coracle/cluster/kubelet/ref"
 )
 
@@ -55,10 +57,10 @@ func (r *refusal) Error() string { return r.reason + ": " + r.message }
 
 // startOne makes and starts a container and runs its postStart hook, and notes what went wrong. It
 // returns whether the container runs.
-func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *runtimeapi.PodSandboxConfig, s Start) bool {
+func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *decide.Actions, sandbox *runtimeapi.PodSandboxConfig, s decide.Start) bool {
 	c := s.Container
-	if ended := (&Facts{Observed: w.observed}).exited(c.Name); ended != nil {
-		w.backOff.Next(backOffKey(c), ended.FinishedAt)
+	if ended := decide.Exited(w.observed, c.Name); ended != nil {
+		w.backOff.Next(decide.BackOffKey(c), ended.FinishedAt)
 	}
 	err := w.start(ctx, pod, a, sandbox, s)
 	if ctx.Err() != nil && err != nil {
@@ -68,7 +70,7 @@ func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *Actions, sandbox 
 		delete(w.waiting, c.Name)
 		return true
 	}
-	h := &hold{state: v1.ContainerStateWaiting{Reason: createError, Message: err.Error()}, key: backOffKey(c)}
+	h := &hold{state: v1.ContainerStateWaiting{Reason: createError, Message: err.Error()}, key: decide.BackOffKey(c)}
 	if was := w.waiting[c.Name]; was != nil {
 		h.tries = was.tries + 1
 	}
@@ -86,7 +88,7 @@ func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *Actions, sandbox 
 	return false
 }
 
-func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *runtimeapi.PodSandboxConfig, s Start) error {
+func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sandbox *runtimeapi.PodSandboxConfig, s decide.Start) error {
 	c := s.Container
 	fail := func(reason string, err error) *refusal {
 		message := cri.Message(err)
@@ -105,7 +107,7 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 	if err != nil {
 		return err
 	}
-	config, err := w.containerConfig(ctx, pod, s, image, volumes)
+	config, err := w.r.configs.Container(ctx, criconfig.Request{Pod: pod, Observed: w.observed, Start: s, Image: image, Images: volumes})
 	if err != nil {
 		return fail(createConfigError, err)
 	}
@@ -129,7 +131,7 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *Actions, sandbox *ru
 	}
 	w.event(pod, c, v1.EventTypeNormal, events.StartedContainer, "Container started")
 	w.look(call, made.ContainerId)
-	w.linkLog(pod, c, made.ContainerId, filepath.Join(sandbox.LogDirectory, config.LogPath))
+	w.r.Logs.Link(pod, c.Name, made.ContainerId, filepath.Join(sandbox.LogDirectory, config.LogPath))
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
 	}
@@ -249,24 +251,16 @@ func (w *worker) removeContainer(ctx context.Context, s *kubecontainer.Status, k
 	if !keepLog {
 		resp, err := w.r.CRI.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: s.ID.ID})
 		if err == nil && resp.GetStatus().GetLogPath() != "" {
-			removeLogs(resp.Status.LogPath)
+			podlogs.RemoveLog(resp.Status.LogPath)
 		}
-		w.unlinkLog(s)
+		pod, _ := w.object()
+		w.r.Logs.Unlink(pod, s)
 	}
 	_, err := w.r.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: s.ID.ID})
 	if cri.NotFound(err) {
 		return nil
 	}
 	return err
-}
-
-// removeLogs removes a container's log and what rotation made of it.
-func removeLogs(path string) {
-	_ = os.Remove(path)
-	rotated, _ := filepath.Glob(path + ".*")
-	for _, r := range rotated {
-		_ = os.Remove(r)
-	}
 }
 
 // event records an event about one container of the pod.

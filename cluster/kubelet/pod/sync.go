@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -16,6 +17,10 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/events"
 	"k8s.io/kubernetes/pkg/kubelet/util/format"
 
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 )
 
@@ -57,7 +62,7 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 	if err := w.prepare(ctx, pod); err != nil {
 		return false, at, err
 	}
-	a := Decide(Facts{
+	a := decide.Next(decide.Facts{
 		Pod: pod, Observed: w.observed, Results: w.r.Probes, BackOff: w.backOff,
 		ResetAll: restartingAll(&s), Restart: w.resizing.restart,
 	})
@@ -126,17 +131,10 @@ func (w *worker) seed(pod *v1.Pod, s *kubecontainer.Status) {
 }
 
 func (w *worker) podIP(pod *v1.Pod) string {
-	if ips := w.podIPs(pod); len(ips) > 0 {
+	if ips := w.r.configs.IPs(pod, w.observed); len(ips) > 0 {
 		return ips[0]
 	}
 	return ""
-}
-
-func (w *worker) podIPs(pod *v1.Pod) []string {
-	if pod.Spec.HostNetwork {
-		return w.r.HostIPs()
-	}
-	return w.observed.IPs
 }
 
 // pastDeadline notes that a pod has been active for too long, or returns when it will have been.
@@ -205,16 +203,11 @@ func sameFields(a, b *v1.Pod) bool {
 	return !differs
 }
 
-// dir returns a pod's directory.
-func (r *Runner) dir(uid string) string { return podDir(r.RootDir, uid) }
-
-func podDir(root, uid string) string { return filepath.Join(root, "pods", uid) }
-
 func (w *worker) makeDirs(pod *v1.Pod) error {
-	dir := w.r.dir(string(w.uid))
-	for _, d := range []string{dir, filepath.Join(dir, "volumes"), filepath.Join(dir, "plugins"), w.logDir(pod)} {
+	dir := criconfig.Dir(w.r.RootDir, w.uid)
+	for _, d := range []string{dir, filepath.Join(dir, "volumes"), filepath.Join(dir, "plugins"), w.r.Logs.Pod(pod)} {
 		mode := os.FileMode(0o700)
-		if d == w.logDir(pod) {
+		if d == w.r.Logs.Pod(pod) {
 			mode = 0o755
 		}
 		if err := os.MkdirAll(d, mode); err != nil {
@@ -226,13 +219,13 @@ func (w *worker) makeDirs(pod *v1.Pod) error {
 
 // wait notes which containers are in back-off, and leaves those out that failed a moment ago for
 // another reason. It returns whether anything in the status changed by that.
-func (w *worker) wait(pod *v1.Pod, a *Actions) bool {
+func (w *worker) wait(pod *v1.Pod, a *decide.Actions) bool {
 	changed := false
 	for _, c := range a.Wait {
 		h := w.waiting[c.Container.Name]
 		if h == nil || !h.told.Equal(c.Until) {
 			was := h
-			h = &hold{told: c.Until, until: c.Until, key: backOffKey(c.Container)}
+			h = &hold{told: c.Until, until: c.Until, key: decide.BackOffKey(c.Container)}
 			if was != nil {
 				h.unstarted = was.unstarted
 			}
@@ -248,22 +241,22 @@ func (w *worker) wait(pod *v1.Pod, a *Actions) bool {
 		}
 	}
 	now := time.Now()
-	var start []Start
+	var start []decide.Start
 	blocked := false
 	for _, s := range a.Start {
 		h := w.waiting[s.Container.Name]
-		held := h != nil && h.until.After(now) && h.key == backOffKey(s.Container)
-		if !held && !(blocked && s.Kind == Init) {
+		held := h != nil && h.until.After(now) && h.key == decide.BackOffKey(s.Container)
+		if !held && !(blocked && s.Kind == decide.Init) {
 			start = append(start, s)
 		}
-		blocked = blocked || held && s.Kind == Init && !podutil.IsRestartableInitContainer(s.Container)
+		blocked = blocked || held && s.Kind == decide.Init && !podutil.IsRestartableInitContainer(s.Container)
 	}
 	a.Start = start
 	return changed
 }
 
 // nextTry returns when the first of the containers that are held back may be tried.
-func (w *worker) nextTry(a *Actions) time.Time {
+func (w *worker) nextTry(a *decide.Actions) time.Time {
 	var at time.Time
 	for _, c := range a.Wait {
 		at = sooner(at, c.Until)
@@ -288,7 +281,7 @@ func sooner(a, b time.Time) time.Time {
 }
 
 // carryOut does what was decided. It returns whether the runtime was told to do anything.
-func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted bool, err error) {
+func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (acted bool, err error) {
 	if a.StopAll {
 		if acted, err = w.stopAll(pod, a); err != nil {
 			return acted, err
@@ -317,7 +310,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 	if !a.Sandbox && len(a.Start) == 0 {
 		return acted, nil
 	}
-	config, err := w.r.sandboxConfig(ctx, pod, a.Attempt)
+	config, err := w.r.configs.Sandbox(ctx, pod, a.Attempt)
 	if err != nil {
 		return acted, fmt.Errorf("GeneratePodSandboxConfig for pod %q failed: %w", format.Pod(pod), err)
 	}
@@ -335,7 +328,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 		if ctx.Err() != nil {
 			return acted, ctx.Err()
 		}
-		if !ok && s.Kind == Init && !podutil.IsRestartableInitContainer(s.Container) {
+		if !ok && s.Kind == decide.Init && !podutil.IsRestartableInitContainer(s.Container) {
 			break
 		}
 		if ok && i+1 < len(a.Start) {
@@ -347,7 +340,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *Actions) (acted b
 }
 
 // makeSandbox has the runtime make the pod's sandbox.
-func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *Actions, config *runtimeapi.PodSandboxConfig) error {
+func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *decide.Actions, config *runtimeapi.PodSandboxConfig) error {
 	if a.SandboxID != "" {
 		w.r.Recorder.Event(pod, v1.EventTypeNormal, events.SandboxChanged, "Pod sandbox changed, it will be killed and re-created.")
 	}
@@ -395,4 +388,19 @@ func withSandbox(o *kubecontainer.PodStatus, s *runtimeapi.PodSandboxStatus) *ku
 		}
 	}
 	return &n
+}
+
+// removeDir removes a pod's directory, unless something is still mounted in it: then it would be
+// the volume's content that is removed.
+func removeDir(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m.Mountpoint != dir {
+			return fmt.Errorf("remove %s: %s is still mounted: %w", dir, m.Mountpoint, unix.EBUSY)
+		}
+	}
+	return os.RemoveAll(dir)
 }

@@ -15,14 +15,11 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
 
 const (
-	// A container that ends is started again at once the first time, then after 10 s, doubling up
-	// to 5 min; it starts again when it has run for 10 min.
-	crashFirst = 10 * time.Second
-	crashMost  = 5 * time.Minute
 	// A step that failed for another reason is tried again after 1 s, doubling up to a minute.
 	retryFirst = time.Second
 	retryMost  = time.Minute
@@ -76,7 +73,7 @@ type worker struct {
 type hold struct {
 	state v1.ContainerStateWaiting
 	until time.Time
-	key   string // backOffKey of the definition that failed
+	key   string // decide.BackOffKey of the definition that failed
 	tries int
 	told  time.Time // the back-off that an event told of
 	// unstarted is the refusal's that began it.
@@ -94,7 +91,7 @@ func newWorker(r *Runner, pod *v1.Pod) *worker {
 			}
 		},
 		cancel:   func() {},
-		backOff:  flowcontrol.NewBackOff(crashFirst, crashMost),
+		backOff:  decide.NewBackOff(),
 		observed: &kubecontainer.PodStatus{ID: pod.UID},
 		waiting:  map[string]*hold{},
 		stopped:  map[string]bool{},

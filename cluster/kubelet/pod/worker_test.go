@@ -22,6 +22,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri/critest"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
@@ -125,7 +126,7 @@ func onBench(t *testing.T, f func(b *bench)) {
 				return "", true
 			},
 			RuntimeHandler: func(*string) (string, error) { return "", nil }, HostIPs: func() []string { return []string{"192.0.2.1"} },
-			RootDir: filepath.Join(dir, "root"), LogDir: filepath.Join(dir, "logs"), MemoryCapacity: 4 << 30,
+			RootDir: filepath.Join(dir, "root"), Logs: podlogs.Dirs{All: filepath.Join(dir, "logs")}, MemoryCapacity: 4 << 30,
 		})
 		defer writer.Wait()
 		defer b.runner.Wait()
@@ -160,7 +161,7 @@ func (b *bench) delete() *v1.Pod {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = ptr.To(metaTime(time.Now())), ptr.To(int64(30))
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = ptr.To(metav1.NewTime(time.Now())), ptr.To(int64(30))
 	if p, err = b.kube.CoreV1().Pods("ns").Update(b.t.Context(), p, metav1.UpdateOptions{}); err != nil {
 		b.t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package pod
+package criconfig
 
 import (
 	"errors"
@@ -21,12 +21,12 @@ type imageUser struct {
 }
 
 // containerSecurity is a container's effective security context as CRI wants it.
-func (r *Runner) containerSecurity(pod *v1.Pod, c *v1.Container, user imageUser) (*runtimeapi.LinuxContainerSecurityContext, error) {
+func (m *Maker) containerSecurity(pod *v1.Pod, c *v1.Container, user imageUser) (*runtimeapi.LinuxContainerSecurityContext, error) {
 	sc := securitycontext.DetermineEffectiveSecurityContext(pod, c)
 	if err := verifyNonRoot(pod, c, sc, user); err != nil {
 		return nil, err
 	}
-	namespaces, err := r.namespaces(pod)
+	namespaces, err := m.namespaces(pod)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (r *Runner) containerSecurity(pod *v1.Pod, c *v1.Container, user imageUser)
 	if sc.RunAsGroup != nil {
 		s.RunAsGroup = &runtimeapi.Int64Value{Value: *sc.RunAsGroup}
 	}
-	if s.Seccomp, err = r.seccomp(pod, c); err != nil {
+	if s.Seccomp, err = m.seccomp(pod, c); err != nil {
 		return nil, err
 	}
 	if s.Apparmor, err = apparmor(pod, c); err != nil {
@@ -134,7 +134,7 @@ func selinux(o *v1.SELinuxOptions) *runtimeapi.SELinuxOption {
 
 // seccomp returns the container's profile, or the pod's; without one it is the runtime's, as with
 // upstream's seccompDefault, or none.
-func (r *Runner) seccomp(pod *v1.Pod, c *v1.Container) (*runtimeapi.SecurityProfile, error) {
+func (m *Maker) seccomp(pod *v1.Pod, c *v1.Container) (*runtimeapi.SecurityProfile, error) {
 	var p *v1.SeccompProfile
 	if pod.Spec.SecurityContext != nil {
 		p = pod.Spec.SecurityContext.SeccompProfile
@@ -142,7 +142,7 @@ func (r *Runner) seccomp(pod *v1.Pod, c *v1.Container) (*runtimeapi.SecurityProf
 	if c.SecurityContext != nil && c.SecurityContext.SeccompProfile != nil {
 		p = c.SecurityContext.SeccompProfile
 	}
-	if p == nil && !r.SeccompUnconfined {
+	if p == nil && !m.SeccompUnconfined {
 		p = &v1.SeccompProfile{Type: v1.SeccompProfileTypeRuntimeDefault}
 	}
 	switch {
@@ -156,7 +156,7 @@ func (r *Runner) seccomp(pod *v1.Pod, c *v1.Container) (*runtimeapi.SecurityProf
 		}
 		return &runtimeapi.SecurityProfile{
 			ProfileType:  runtimeapi.SecurityProfile_Localhost,
-			LocalhostRef: filepath.Join(r.RootDir, "seccomp", *p.LocalhostProfile),
+			LocalhostRef: filepath.Join(m.RootDir, "seccomp", *p.LocalhostProfile),
 		}, nil
 	}
 	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}, nil

@@ -1,23 +1,22 @@
-package pod
+package criconfig
 
 import (
-	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
 )
 
-func metaTime(t time.Time) metav1.Time { return metav1.NewTime(t) }
+// noCgroups are not made by the kubelet.
+type noCgroups struct{}
+
+func (noCgroups) Parent(*v1.Pod) string        { return "" }
+func (noCgroups) Container() map[string]string { return nil }
 
 func TestContainerResources(t *testing.T) {
 	list := func(cpu, memory string) v1.ResourceList {
@@ -30,7 +29,7 @@ func TestContainerResources(t *testing.T) {
 		}
 		return l
 	}
-	r := &Runner{Config: Config{MemoryCapacity: 8 << 30, Cgroups: &edges{}}}
+	m := &Maker{MemoryCapacity: 8 << 30, Cgroups: noCgroups{}}
 	for name, tc := range map[string]struct {
 		requests, limits              v1.ResourceList
 		shares, quota, memory, oomAdj int64
@@ -42,10 +41,10 @@ func TestContainerResources(t *testing.T) {
 		"the least quota":         {list("1m", ""), list("1m", ""), 2, 1000, 0, 999},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := onePod(v1.RestartPolicyAlways, "", "a")
+			p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 			c := &p.Spec.Containers[0]
 			c.Resources = v1.ResourceRequirements{Requests: tc.requests, Limits: tc.limits}
-			got := r.containerResources(p, c)
+			got := m.ContainerResources(p, c)
 			want := &runtimeapi.LinuxContainerResources{
 				CpuShares: tc.shares, CpuQuota: tc.quota, CpuPeriod: 100000, MemoryLimitInBytes: tc.memory,
 				OomScoreAdj: tc.oomAdj,
@@ -87,7 +86,7 @@ func TestHostname(t *testing.T) {
 		"overridden": {func(p *v1.Pod) { p.Spec.HostnameOverride = ptr.To("over.example") }, "over.example", "", "over.example", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := onePod(v1.RestartPolicyAlways, "", "a")
+			p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 			tc.edit(p)
 			host, domain, err := hostname(p, "cluster.local")
 			if err != nil {
@@ -134,11 +133,11 @@ func TestSeccomp(t *testing.T) {
 			want: runtimeapi.SecurityProfile_RuntimeDefault,
 		},
 	} {
-		p := onePod(v1.RestartPolicyAlways, "", "a")
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 		p.Spec.SecurityContext = &v1.PodSecurityContext{SeccompProfile: tc.pod}
 		p.Spec.Containers[0].SecurityContext = &v1.SecurityContext{SeccompProfile: tc.container}
-		r := &Runner{Config: Config{SeccompUnconfined: tc.off}}
-		got, err := r.seccomp(p, &p.Spec.Containers[0])
+		m := &Maker{SeccompUnconfined: tc.off}
+		got, err := m.seccomp(p, &p.Spec.Containers[0])
 		if err != nil || got.GetProfileType() != tc.want {
 			t.Errorf("%s: %v, %v, want %v", name, got, err, tc.want)
 		}
@@ -160,7 +159,7 @@ func TestVerifyNonRoot(t *testing.T) {
 		"out of range":       {nonRoot(nil), imageUser{uid: ptr.To(int64(1) << 40)}, "invalid user id"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := onePod(v1.RestartPolicyAlways, "", "a")
+			p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 			err := verifyNonRoot(p, &p.Spec.Containers[0], tc.sc, tc.user)
 			if (err != nil) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v", err)
@@ -171,72 +170,4 @@ func TestVerifyNonRoot(t *testing.T) {
 
 func nonRoot(uid *int64) *v1.SecurityContext {
 	return &v1.SecurityContext{RunAsNonRoot: ptr.To(true), RunAsUser: uid}
-}
-
-func TestGrace(t *testing.T) {
-	p := onePod(v1.RestartPolicyAlways, "", "a")
-	c := &p.Spec.Containers[0]
-	c.LivenessProbe = &v1.Probe{TerminationGracePeriodSeconds: ptr.To(int64(3))}
-	want := func(reason StopReason, d time.Duration) {
-		t.Helper()
-		if got := graceOf(p, c, reason); got != d {
-			t.Errorf("grace %v, want %v", got, d)
-		}
-	}
-	want("", leastGrace)
-	p.Spec.TerminationGracePeriodSeconds = ptr.To(int64(30))
-	want("", 30*time.Second)
-	want(StopForStartup, 30*time.Second)
-	want(StopForLiveness, 3*time.Second)
-	p.DeletionGracePeriodSeconds = ptr.To(int64(7))
-	want(StopForLiveness, 7*time.Second)
-	p.DeletionGracePeriodSeconds = ptr.To(int64(0))
-	want("", time.Second)
-}
-
-func TestSidecarsEndAfterTheOthersAndInReverse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := onePod(v1.RestartPolicyAlways, "s* i t*", "a b")
-		var alive []*kubecontainer.Status
-		for _, name := range []string{"s", "t", "a"} { // b has ended before
-			alive = append(alive, &kubecontainer.Status{Name: name})
-		}
-		o := newOrder(p, alive)
-		ended := make(chan string, 3)
-		for _, s := range alive {
-			go func() {
-				o.wait(context.Background(), s.Name)
-				if s.Name == "a" {
-					time.Sleep(time.Second)
-				}
-				ended <- s.Name
-				o.ended(s.Name)
-			}()
-		}
-		for _, want := range []string{"a", "t", "s"} {
-			if got := <-ended; got != want {
-				t.Errorf("%s ended, want %s", got, want)
-			}
-		}
-	})
-}
-
-func TestRestartsByLogs(t *testing.T) {
-	dir := t.TempDir()
-	if got := restartsByLogs(dir); got != 0 {
-		t.Errorf("an empty directory: %d", got)
-	}
-	for _, name := range []string{"0.log", "2.log", "1.log", "2.log.20300101", "other"} {
-		write(t, dir, name)
-	}
-	if got := restartsByLogs(dir); got != 3 {
-		t.Errorf("got %d", got)
-	}
-}
-
-func write(t *testing.T, dir, name string) {
-	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -1,4 +1,4 @@
-package pod
+package criconfig
 
 import (
 	"strconv"
@@ -14,8 +14,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
 )
 
-// containerResources is what a container asked for in cgroup figures.
-func (r *Runner) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
+// ContainerResources is what a container asked for in cgroup figures.
+func (m *Maker) ContainerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	limits := c.Resources.Limits
 	cpu, memory := limits.Cpu(), limits.Memory()
 	if resourcehelper.IsPodLevelResourcesSet(pod) { // a pod's limit is that of each container without one
@@ -27,9 +27,9 @@ func (r *Runner) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.Li
 		}
 	}
 	l := linuxResources(requestOf(c.Resources.Requests), cpu, memory)
-	l.OomScoreAdj = int64(qos.GetContainerOOMScoreAdjust(pod, c, r.MemoryCapacity))
+	l.OomScoreAdj = int64(qos.GetContainerOOMScoreAdjust(pod, c, m.MemoryCapacity))
 	l.HugepageLimits = hugepages(c.Resources)
-	l.Unified = r.Cgroups.Container()
+	l.Unified = m.Cgroups.Container()
 	return l
 }
 

@@ -1,4 +1,4 @@
-package pod
+package criconfig
 
 import (
 	"bytes"
@@ -22,7 +22,7 @@ const (
 )
 
 // writeHosts writes the pod's hosts file and returns where it is.
-func (r *Runner) writeHosts(pod *v1.Pod, ips []string) (string, error) {
+func (m *Maker) writeHosts(pod *v1.Pod, ips []string) (string, error) {
 	var content []byte
 	if pod.Spec.HostNetwork {
 		node, err := os.ReadFile(hostsPath)
@@ -31,14 +31,14 @@ func (r *Runner) writeHosts(pod *v1.Pod, ips []string) (string, error) {
 		}
 		content = append([]byte(managedHostsNode), node...)
 	} else {
-		name, domain, err := hostname(pod, r.ClusterDomain)
+		name, domain, err := hostname(pod, m.ClusterDomain)
 		if err != nil {
 			return "", err
 		}
 		content = podHosts(ips, name, domain)
 	}
 	content = append(content, aliases(pod.Spec.HostAliases)...)
-	file := filepath.Join(r.dir(string(pod.UID)), hostsFile)
+	file := filepath.Join(Dir(m.RootDir, pod.UID), hostsFile)
 	// Written in place: containers that run have this very file mounted.
 	if err := os.WriteFile(file, content, 0o644); err != nil {
 		return "", err

@@ -1,4 +1,4 @@
-package pod
+package criconfig
 
 import (
 	"context"
@@ -17,9 +17,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 )
 
-// sandboxConfig is the pod as CRI wants it. It is given with the sandbox and each container.
-func (r *Runner) sandboxConfig(ctx context.Context, pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
-	dns, err := r.DNS.GetPodDNS(ctx, pod)
+// Sandbox is the pod as CRI wants it. It is given with the sandbox and each container.
+func (m *Maker) Sandbox(ctx context.Context, pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
+	dns, err := m.DNS.GetPodDNS(ctx, pod)
 	if err != nil {
 		return nil, err
 	}
@@ -28,10 +28,10 @@ func (r *Runner) sandboxConfig(ctx context.Context, pod *v1.Pod, attempt uint32)
 		Labels:       cri.SandboxLabels(pod),
 		Annotations:  pod.Annotations,
 		DnsConfig:    dns,
-		LogDirectory: LogDir(r.LogDir, pod),
+		LogDirectory: m.Logs.Pod(pod),
 	}
 	if !pod.Spec.HostNetwork {
-		name, domain, err := hostname(pod, r.ClusterDomain)
+		name, domain, err := hostname(pod, m.ClusterDomain)
 		if err != nil {
 			return nil, err
 		}
@@ -46,12 +46,12 @@ func (r *Runner) sandboxConfig(ctx context.Context, pod *v1.Pod, attempt uint32)
 			})
 		}
 	}
-	security, err := r.sandboxSecurity(pod)
+	security, err := m.sandboxSecurity(pod)
 	if err != nil {
 		return nil, err
 	}
 	c.Linux = &runtimeapi.LinuxPodSandboxConfig{
-		CgroupParent:    r.Cgroups.Parent(pod),
+		CgroupParent:    m.Cgroups.Parent(pod),
 		SecurityContext: security,
 		Sysctls:         map[string]string{},
 		Resources:       podResources(pod),
@@ -65,8 +65,8 @@ func (r *Runner) sandboxConfig(ctx context.Context, pod *v1.Pod, attempt uint32)
 	return c, nil
 }
 
-func (r *Runner) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
-	namespaces, err := r.namespaces(pod)
+func (m *Maker) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
+	namespaces, err := m.namespaces(pod)
 	if err != nil {
 		return nil, err
 	}
@@ -93,8 +93,8 @@ func (r *Runner) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityC
 }
 
 // namespaces says which namespaces of the pod's containers are the node's, the pod's or their own.
-func (r *Runner) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
-	users, err := r.Users.Of(pod)
+func (m *Maker) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
+	users, err := m.Users.Of(pod)
 	if err != nil {
 		return nil, err
 	}

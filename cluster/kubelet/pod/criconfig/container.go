@@ -1,4 +1,4 @@
-package pod
+package criconfig
 
 import (
 	"context"
@@ -10,16 +10,25 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 )
 
-// containerConfig is a container as CRI wants it, with the id of its image, and the images that are
-// mounted by the names of their volumes.
-func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, image string,
-	volumes map[string]*runtimeapi.ImageSpec,
-) (*runtimeapi.ContainerConfig, error) {
-	c := s.Container
+// Request asks for a container's configuration.
+type Request struct {
+	Pod      *v1.Pod
+	Observed *kubecontainer.PodStatus // what the runtime has of the pod
+	Start    decide.Start
+	Image    string                           // id
+	Images   map[string]*runtimeapi.ImageSpec // those that are mounted, by the names of their volumes
+}
+
+// Container is a container as CRI wants it.
+func (m *Maker) Container(ctx context.Context, q Request) (*runtimeapi.ContainerConfig, error) {
+	pod, c := q.Pod, q.Start.Container
 	if len(c.Resources.Claims) > 0 { // schedulers choose devices where there are ResourceSlices
 		return nil,
 			fmt.Errorf(
@@ -34,33 +43,33 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 					"requests, or run the pod on a node whose kubelet does", name,
 			)
 	}
-	restarts := w.restartCount(pod, c)
-	envs, command, args, err := w.r.Env.Resolve(ctx, pod, c, w.podIPs(pod), w.r.HostIPs())
+	restarts := m.restartCount(q)
+	envs, command, args, err := m.Env.Resolve(ctx, pod, c, m.IPs(pod, q.Observed), m.HostIPs())
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := w.mounts(ctx, pod, c, envs)
+	mounts, err := m.mounts(ctx, q, envs)
 	if err != nil {
 		return nil, err
 	}
-	devices, err := w.r.Volumes.Devices(ctx, pod, c)
+	devices, err := m.Volumes.Devices(ctx, pod, c)
 	if err != nil {
 		return nil, err
 	}
 	for i := range c.VolumeMounts { // mounts begin with these
-		if spec := volumes[c.VolumeMounts[i].Name]; spec != nil {
+		if spec := q.Images[c.VolumeMounts[i].Name]; spec != nil {
 			mounts[i].Image = spec
 		}
 	}
-	user, err := w.imageUser(ctx, c.Image)
+	user, err := m.imageUser(ctx, c.Image)
 	if err != nil {
 		return nil, err
 	}
-	security, err := w.r.containerSecurity(pod, c, user)
+	security, err := m.containerSecurity(pod, c, user)
 	if err != nil {
 		return nil, err
 	}
-	if err := w.target(security, s); err != nil {
+	if err := target(security, q); err != nil {
 		return nil, err
 	}
 	if users := security.NamespaceOptions.UsernsOptions; users != nil {
@@ -68,12 +77,12 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 			m.UidMappings, m.GidMappings = users.Uids, users.Gids
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(w.logDir(pod), c.Name), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(m.Logs.Pod(pod), c.Name), 0o755); err != nil {
 		return nil, fmt.Errorf("create container log directory for container %s failed: %w", c.Name, err)
 	}
 	return &runtimeapi.ContainerConfig{
 		Metadata:    &runtimeapi.ContainerMetadata{Name: c.Name, Attempt: uint32(restarts)},
-		Image:       &runtimeapi.ImageSpec{Image: image, UserSpecifiedImage: c.Image},
+		Image:       &runtimeapi.ImageSpec{Image: q.Image, UserSpecifiedImage: c.Image},
 		Command:     command,
 		Args:        args,
 		WorkingDir:  c.WorkingDir,
@@ -82,12 +91,12 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 		Devices:     devices,
 		Labels:      cri.ContainerLabels(pod, c),
 		Annotations: cri.ContainerAnnotations(pod, c, restarts),
-		LogPath:     logName(c, restarts),
+		LogPath:     podlogs.File(c.Name, restarts),
 		Stdin:       c.Stdin,
 		StdinOnce:   c.StdinOnce,
 		Tty:         c.TTY,
 		Linux: &runtimeapi.LinuxContainerConfig{
-			Resources:       w.r.containerResources(pod, c),
+			Resources:       m.ContainerResources(pod, c),
 			SecurityContext: security,
 		},
 	}, nil
@@ -95,16 +104,17 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, s Start, imag
 
 // restartCount returns how often the container has been started before. When the runtime has
 // forgotten it, as after a reboot, its logs tell.
-func (w *worker) restartCount(pod *v1.Pod, c *v1.Container) int {
-	if s := w.observed.FindContainerStatusByName(c.Name); s != nil {
+func (m *Maker) restartCount(q Request) int {
+	name := q.Start.Container.Name
+	if s := q.Observed.FindContainerStatusByName(name); s != nil {
 		return s.RestartCount + 1
 	}
-	return restartsByLogs(filepath.Join(w.logDir(pod), c.Name))
+	return podlogs.Restarts(filepath.Join(m.Logs.Pod(q.Pod), name))
 }
 
 // imageUser asks whom the image runs as; an image that does not say runs as root.
-func (w *worker) imageUser(ctx context.Context, image string) (imageUser, error) {
-	resp, err := w.r.CRI.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}})
+func (m *Maker) imageUser(ctx context.Context, image string) (imageUser, error) {
+	resp, err := m.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}})
 	if err != nil {
 		return imageUser{}, err
 	}
@@ -118,13 +128,13 @@ func (w *worker) imageUser(ctx context.Context, image string) (imageUser, error)
 }
 
 // target has an ephemeral container see the processes of the one that it is to look into.
-func (w *worker) target(security *runtimeapi.LinuxContainerSecurityContext, s Start) error {
-	if s.Target == "" || security.NamespaceOptions.Pid != runtimeapi.NamespaceMode_CONTAINER {
+func target(security *runtimeapi.LinuxContainerSecurityContext, q Request) error {
+	if q.Start.Target == "" || security.NamespaceOptions.Pid != runtimeapi.NamespaceMode_CONTAINER {
 		return nil
 	}
-	t := w.observed.FindContainerStatusByName(s.Target)
+	t := q.Observed.FindContainerStatusByName(q.Start.Target)
 	if t == nil {
-		return fmt.Errorf("unable to find target container %s", s.Target)
+		return fmt.Errorf("unable to find target container %s", q.Start.Target)
 	}
 	security.NamespaceOptions.Pid = runtimeapi.NamespaceMode_TARGET
 	security.NamespaceOptions.TargetId = t.ID.ID
@@ -133,8 +143,9 @@ func (w *worker) target(security *runtimeapi.LinuxContainerSecurityContext, s St
 
 // mounts returns the container's volumes in the order of its volumeMounts, the pod's hosts file and
 // the file that the container may leave its last word in.
-func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
-	mounts, err := w.r.Volumes.Mounts(ctx, pod, c, envs)
+func (m *Maker) mounts(ctx context.Context, q Request, envs []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
+	pod, c := q.Pod, q.Start.Container
+	mounts, err := m.Volumes.Mounts(ctx, pod, c, envs)
 	if err != nil {
 		return nil, err
 	}
@@ -146,8 +157,8 @@ func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs 
 		}
 		return false
 	}
-	if ips := w.podIPs(pod); !own(hostsPath) && (pod.Spec.HostNetwork || len(ips) > 0) {
-		file, err := w.r.writeHosts(pod, w.observed.IPs)
+	if ips := m.IPs(pod, q.Observed); !own(hostsPath) && (pod.Spec.HostNetwork || len(ips) > 0) {
+		file, err := m.writeHosts(pod, q.Observed.IPs)
 		if err != nil {
 			return nil, err
 		}
@@ -156,7 +167,7 @@ func (w *worker) mounts(ctx context.Context, pod *v1.Pod, c *v1.Container, envs 
 	if c.TerminationMessagePath == "" {
 		return mounts, nil
 	}
-	file, err := w.messageFile(c)
+	file, err := m.messageFile(pod, c)
 	if err != nil {
 		return nil, err
 	}
@@ -171,14 +182,14 @@ const messagesDir = "containers"
 // Files are the files and directories of the kubelet's that a pod's containers can write to, by
 // which they could fill the node's disk (CVE-2020-8557). root is the kubelet's directory.
 func Files(root string, pod *v1.Pod) []string {
-	dir := podDir(root, string(pod.UID))
+	dir := Dir(root, pod.UID)
 	return []string{filepath.Join(dir, hostsFile), filepath.Join(dir, messagesDir)}
 }
 
 // messageFile makes the file that is mounted at the container's terminationMessagePath, a new one
 // for each instance, which any user may write to.
-func (w *worker) messageFile(c *v1.Container) (string, error) {
-	dir := filepath.Join(w.r.dir(string(w.uid)), messagesDir, c.Name)
+func (m *Maker) messageFile(pod *v1.Pod, c *v1.Container) (string, error) {
+	dir := filepath.Join(Dir(m.RootDir, pod.UID), messagesDir, c.Name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}

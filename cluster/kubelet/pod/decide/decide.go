@@ -1,4 +1,6 @@
-package pod
+// Package decide says what a pod needs next: a pure function of its spec, of what the runtime has of
+// it, and of the time.
+package decide
 
 import (
 	"fmt"
@@ -22,7 +24,7 @@ type Facts struct {
 	Results  interface {
 		Get(id string, kind probe.Kind) probe.Result
 	}
-	// BackOff is the pod's own, by backOffKey; its clock is the decision's.
+	// BackOff is the pod's own, by BackOffKey; its clock is the decision's.
 	BackOff *flowcontrol.Backoff
 	// ResetAll is set while a container's restart rule has all containers start again.
 	ResetAll bool
@@ -100,8 +102,8 @@ type Wait struct {
 // resizeRestarts tells why a container is started again whose resize policy asks for that.
 const resizeRestarts = "Container %s resize requires restart"
 
-// Decide returns the next actions. It calls nothing and changes nothing.
-func Decide(f Facts) Actions {
+// Next returns the next actions. It calls nothing and changes nothing.
+func Next(f Facts) Actions {
 	var a Actions
 	change, attempt, id := runtimeutil.PodSandboxChanged(f.Pod, f.Observed)
 	a.Attempt, a.SandboxID = attempt, id
@@ -228,8 +230,8 @@ func (f *Facts) holdBack(a *Actions) {
 		if blocked && s.Kind == Init {
 			continue
 		}
-		ended := f.exited(s.Container.Name)
-		key := backOffKey(s.Container)
+		ended := Exited(f.Observed, s.Container.Name)
+		key := BackOffKey(s.Container)
 		if ended == nil || !f.BackOff.IsInBackOffSince(key, ended.FinishedAt) {
 			start = append(start, s)
 			continue
@@ -241,9 +243,9 @@ func (f *Facts) holdBack(a *Actions) {
 	a.Start = start
 }
 
-// exited returns the newest instance of a container that ended.
-func (f *Facts) exited(name string) *kubecontainer.Status {
-	for _, s := range f.Observed.ContainerStatuses {
+// Exited returns the newest instance of a container that ended, nil if there is none.
+func Exited(o *kubecontainer.PodStatus, name string) *kubecontainer.Status {
+	for _, s := range o.ContainerStatuses {
 		if s.Name == name && s.State == kubecontainer.ContainerStateExited {
 			return s
 		}
@@ -260,8 +262,18 @@ func (f *Facts) anyCreated() bool {
 	return false
 }
 
-// backOffKey names a container in its pod's back-off; a changed definition starts again.
-func backOffKey(c *v1.Container) string {
+// A container that ends is started again at once the first time, then after 10 s, doubling up to
+// 5 min; it starts again when it has run for 10 min.
+const (
+	crashFirst = 10 * time.Second
+	crashMost  = 5 * time.Minute
+)
+
+// NewBackOff returns the back-off of a pod's containers that end.
+func NewBackOff() *flowcontrol.Backoff { return flowcontrol.NewBackOff(crashFirst, crashMost) }
+
+// BackOffKey names a container in its pod's back-off; a changed definition starts again.
+func BackOffKey(c *v1.Container) string {
 	return c.Name + "_" + strconv.FormatUint(kubecontainer.HashContainer(c), 16)
 }
 

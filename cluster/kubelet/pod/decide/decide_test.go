@@ -1,4 +1,4 @@
-package pod
+package decide
 
 import (
 	"fmt"
@@ -8,12 +8,14 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/flowcontrol"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 )
 
@@ -76,23 +78,6 @@ func summary(a Actions) string {
 		parts = append(parts, fmt.Sprintf("%s waits %s", w.Container.Name, w.BackOff))
 	}
 	return strings.Join(parts, "; ")
-}
-
-func onePod(policy v1.RestartPolicy, inits, regulars string) *v1.Pod {
-	p := &v1.Pod{}
-	p.UID, p.Name, p.Namespace = "u", "p", "ns"
-	p.Spec.RestartPolicy = policy
-	for _, name := range strings.Fields(inits) {
-		c := v1.Container{Name: strings.TrimSuffix(name, "*"), Image: "i:1"}
-		if strings.HasSuffix(name, "*") { // a sidecar
-			c.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
-		}
-		p.Spec.InitContainers = append(p.Spec.InitContainers, c)
-	}
-	for _, name := range strings.Fields(regulars) {
-		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: name, Image: "i:1"})
-	}
-	return p
 }
 
 const (
@@ -265,17 +250,17 @@ func TestDecide(t *testing.T) {
 		},
 		{
 			name: "a pod that is being deleted starts nothing", policy: always, run: "a", sandbox: readySand, state: []string{"a exited:1"},
-			edit: func(p *v1.Pod) { p.DeletionTimestamp = ptr.To(metaTime(noon)) }, want: "stop all",
+			edit: func(p *v1.Pod) { p.DeletionTimestamp = ptr.To(metav1.NewTime(noon)) }, want: "stop all",
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := onePod(tc.policy, tc.inits, tc.run)
+			p := podtest.Pod(tc.policy, tc.inits, tc.run)
 			if tc.edit != nil {
 				tc.edit(p)
 			}
 			o := observed(t, p, tc.sandbox, tc.state...)
 			before := p.DeepCopy()
-			got := summary(Decide(Facts{Pod: p, Observed: o, Results: tc.results}))
+			got := summary(Next(Facts{Pod: p, Observed: o, Results: tc.results}))
 			if got != tc.want {
 				t.Errorf("got  %q\nwant %q", got, tc.want)
 			}
@@ -289,20 +274,20 @@ func TestDecide(t *testing.T) {
 func TestDecideHoldsBackWhatCrashes(t *testing.T) {
 	clock := testingclock.NewFakeClock(noon)
 	backOff := flowcontrol.NewFakeBackOff(crashFirst, crashMost, clock)
-	p := onePod(v1.RestartPolicyAlways, "i s*", "a b")
+	p := podtest.Pod(v1.RestartPolicyAlways, "i s*", "a b")
 	decide := func(containers ...string) string {
 		o := observed(t, p, readySand, containers...)
 		for _, s := range o.ContainerStatuses {
 			s.FinishedAt = clock.Now()
 		}
-		return summary(Decide(Facts{Pod: p, Observed: o, Results: results{}, BackOff: backOff}))
+		return summary(Next(Facts{Pod: p, Observed: o, Results: results{}, BackOff: backOff}))
 	}
 	if got := decide("i exited:0", "s running", "a exited:1", "b running"); got != "start a" {
 		t.Errorf("the first end: %q", got)
 	}
 	a := &p.Spec.Containers[0]
 	for _, want := range []string{"10s", "20s", "40s", "1m20s", "2m40s", "5m0s", "5m0s"} {
-		backOff.Next(backOffKey(a), clock.Now())
+		backOff.Next(BackOffKey(a), clock.Now())
 		if got := decide("i exited:0", "s running", "a exited:1", "b running"); got != "a waits "+want {
 			t.Errorf("after %s: %q", want, got)
 		}
@@ -315,7 +300,7 @@ func TestDecideHoldsBackWhatCrashes(t *testing.T) {
 	}
 	// A regular init container in back-off holds back those after it.
 	i := &p.Spec.InitContainers[0]
-	backOff.Next(backOffKey(i), clock.Now())
+	backOff.Next(BackOffKey(i), clock.Now())
 	if got := decide("i exited:1"); got != "i waits 10s" {
 		t.Errorf("an init container that crashes: %q", got)
 	}
@@ -327,14 +312,14 @@ func TestDecideHoldsBackWhatCrashes(t *testing.T) {
 }
 
 func TestResetsLeaveTheCauseForLast(t *testing.T) {
-	p := onePod(v1.RestartPolicyAlways, "i", "a b")
+	p := podtest.Pod(v1.RestartPolicyAlways, "i", "a b")
 	p.Spec.Containers[0].RestartPolicy = ptr.To(v1.ContainerRestartPolicyNever)
 	p.Spec.Containers[0].RestartPolicyRules = []v1.ContainerRestartRule{{
 		Action:    v1.ContainerRestartRuleActionRestartAllContainers,
 		ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{42}},
 	}}
 	o := observed(t, p, readySand, "a exited:42", "b running", "i exited:0")
-	a := Decide(Facts{Pod: p, Observed: o, Results: results{}, ResetAll: true})
+	a := Next(Facts{Pod: p, Observed: o, Results: results{}, ResetAll: true})
 	var names []string
 	for _, s := range a.Reset {
 		names = append(names, s.Name)
