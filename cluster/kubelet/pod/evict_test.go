@@ -10,6 +10,7 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/stop"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
 
@@ -70,7 +71,7 @@ func TestAnEvictionShortensTheGraceOfAPodThatEnds(t *testing.T) {
 		b.delete()
 		b.wantCalls()
 		b.runner.Evict(p.UID, status.Eviction{Reason: "Evicted"})
-		time.Sleep(evictionGrace)
+		time.Sleep(stop.EvictionGrace)
 		synctest.Wait()
 		b.wantCalls("StopContainer", "StopPodSandbox")
 	})

@@ -486,7 +486,9 @@ func TestAPodKnownFromDiskOnlyTakesItsLogsAlong(t *testing.T) {
 		p.UID = "u"
 		b.runner.RemoveUnknown(p)
 		synctest.Wait()
-		for path, stays := range map[string]bool{mine: false, others: true, link("1"): false, link("2"): true, criconfig.Dir(b.runner.RootDir, "u"): false} {
+		for path, stays := range map[string]bool{
+			mine: false, others: true, link("1"): false, link("2"): true, criconfig.Dir(b.runner.RootDir, "u"): false,
+		} {
 			if _, err := os.Lstat(path); (err == nil) != stays {
 				t.Errorf("%s: %v, want it there: %t", path, err, stays)
 			}

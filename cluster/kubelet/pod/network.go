@@ -10,6 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 )
 
 // Network decides what a pod's addresses may send and receive. It is told of each sandbox before a
@@ -32,42 +33,50 @@ const admitTimeout = 30 * time.Second
 // to wait for their signals. Some networks isolate only pods that they know of.
 const endingAdmitTimeout = time.Second
 
-// connect has the networks admit the pod's newest sandbox, and forget one that is gone. It leaves
-// its error in w.unconnected.
-func (w *worker) connect(ctx context.Context, pod *v1.Pod, timeout time.Duration) error {
+// connection is how the networks know of one pod. It belongs to the pod's goroutine.
+type connection struct {
+	networks []Network
+	uid      types.UID
+	sandbox  string // that the networks were last given
+	err      error  // of the network that refused it
+}
+
+// connect has the networks admit the pod's newest sandbox, and forget one that is gone. Its error
+// stays in c.err.
+func (c *connection) connect(ctx context.Context, pod *v1.Pod, observed *kubecontainer.PodStatus, timeout time.Duration) error {
 	if pod.Spec.HostNetwork {
 		return nil
 	}
 	sandbox := ""
-	if all := w.observed.SandboxStatuses; len(all) > 0 && all[0].State == runtimeapi.PodSandboxState_SANDBOX_READY {
+	if all := observed.SandboxStatuses; len(all) > 0 && all[0].State == runtimeapi.PodSandboxState_SANDBOX_READY {
 		sandbox = all[0].Id
 	}
-	if sandbox != w.connected {
-		w.disconnect()
+	if sandbox != c.sandbox {
+		c.disconnect()
 	}
-	if sandbox == w.connected && w.unconnected == nil || len(w.r.Networks) == 0 {
+	if sandbox == c.sandbox && c.err == nil || len(c.networks) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	w.connected = sandbox
-	w.unconnected = w.admit(ctx, pod)
-	return w.unconnected
+	c.sandbox = sandbox
+	c.err = c.admit(ctx, pod, observed.IPs)
+	return c.err
 }
 
-func (w *worker) admit(ctx context.Context, pod *v1.Pod) error {
-	if len(w.observed.IPs) == 0 {
-		return fmt.Errorf("the runtime tells no address of sandbox %s: no network policy can be enforced for it", w.connected)
+func (c *connection) admit(ctx context.Context, pod *v1.Pod, ips []string) error {
+	if len(ips) == 0 {
+		return fmt.Errorf("the runtime tells no address of sandbox %s: no network policy can be enforced for it", c.sandbox)
 	}
 	var addresses []netip.Addr
-	for _, ip := range w.observed.IPs {
+	for _, ip := range ips {
 		a, err := netip.ParseAddr(ip)
 		if err != nil {
-			return fmt.Errorf("address %q of sandbox %s: %w", ip, w.connected, err)
+			return fmt.Errorf("address %q of sandbox %s: %w", ip, c.sandbox, err)
 		}
 		addresses = append(addresses, a.Unmap())
 	}
-	for _, n := range w.r.Networks {
+	for _, n := range c.networks {
 		if err := n.Admit(ctx, pod, addresses); err != nil {
 			return err
 		}
@@ -76,12 +85,12 @@ func (w *worker) admit(ctx context.Context, pod *v1.Pod) error {
 }
 
 // disconnect has the networks forget the pod's sandbox.
-func (w *worker) disconnect() {
-	if w.connected == "" {
+func (c *connection) disconnect() {
+	if c.sandbox == "" {
 		return
 	}
-	w.connected, w.unconnected = "", nil
-	for _, n := range slices.Backward(w.r.Networks) {
-		n.Gone(w.uid)
+	c.sandbox, c.err = "", nil
+	for _, n := range slices.Backward(c.networks) {
+		n.Gone(c.uid)
 	}
 }

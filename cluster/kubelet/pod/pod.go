@@ -8,12 +8,12 @@
 // Apply gives a pod to the Runner, and again each of its changes. Its goroutine sleeps until
 // something happens: the object changed, the runtime or a probe told of a container (Wake), a
 // volume's content has come, or a back-off is over. Then it looks at what the runtime has
-// (cri.Client.Pod), decides what comes next (decide.Next, a pure function), does that, and has the new
-// status written. It ends when the pod's object is being deleted (Apply), when the object is gone
-// (Remove), when all containers are done, or when the node ends it (an active deadline, Evict).
-// Ending stops the containers within their grace, then the sandbox, frees volumes and cgroups and
-// reports the final status; after that the object may be deleted, and when it is gone (Remove),
-// containers, sandbox and logs are removed.
+// (cri.Client.Pod), decides what comes next (decide.Next, a pure function), does that, and has the
+// new status written. It ends when the pod's object is being deleted (Apply), when the object is
+// gone (Remove), when all containers are done, or when the node ends it (an active deadline,
+// Evict). Ending stops the containers within their grace, then the sandbox, frees volumes and
+// cgroups and reports the final status; after that the object may be deleted, and when it is gone
+// (Remove), containers, sandbox and logs are removed.
 //
 // # When calls fail
 //
@@ -43,7 +43,9 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/hook"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/resize"
 	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
@@ -71,9 +73,7 @@ type Config struct {
 	Recorder record.EventRecorder
 	// RuntimeHandler resolves a RuntimeClass's name.
 	RuntimeHandler func(class *string) (string, error)
-	// AdmitResize says whether the node can give a pod what its spec asks for now, and calls accept
-	// if so before anybody else is given something. If not, the message says why, and the pod is to
-	// be woken when another try makes sense.
+	// AdmitResize is resize.Node's Admit.
 	AdmitResize func(pod *v1.Pod, accept func()) (message string, ok bool)
 	// HostIPs returns the node's addresses.
 	HostIPs func() []string
@@ -96,6 +96,8 @@ type Config struct {
 type Runner struct {
 	Config
 	configs *criconfig.Maker
+	resizes resize.Node
+	hooks   *hook.Runner
 	ctx     context.Context
 	wg      sync.WaitGroup
 
@@ -107,13 +109,17 @@ type Runner struct {
 // does.
 func NewRunner(ctx context.Context, c Config) *Runner {
 	configs := &criconfig.Maker{
-		Volumes: c.Volumes, Env: c.Env, Cgroups: c.Cgroups, Users: c.Users, DNS: c.DNS, HostIPs: c.HostIPs, RootDir: c.RootDir,
-		Logs: c.Logs, ClusterDomain: c.ClusterDomain, MemoryCapacity: c.MemoryCapacity, SeccompUnconfined: c.SeccompUnconfined,
+		Images: c.CRI.Images, Volumes: c.Volumes, Env: c.Env, Cgroups: c.Cgroups, Users: c.Users, DNS: c.DNS, HostIPs: c.HostIPs,
+		RootDir: c.RootDir, Logs: c.Logs, ClusterDomain: c.ClusterDomain,
+		MemoryCapacity: c.MemoryCapacity, SeccompUnconfined: c.SeccompUnconfined,
 	}
-	if c.CRI != nil {
-		configs.Images = c.CRI.Images
+	return &Runner{
+		Config: c, configs: configs, ctx: ctx, workers: map[types.UID]*worker{},
+		hooks: &hook.Runner{Exec: c.CRI.Exec, Recorder: c.Recorder},
+		resizes: resize.Node{
+			Runtime: c.CRI.Runtime, Recorder: c.Recorder, Admit: c.AdmitResize, Ensure: c.Cgroups.Ensure, Resources: configs.ContainerResources,
+		},
 	}
-	return &Runner{Config: c, configs: configs, ctx: ctx, workers: map[types.UID]*worker{}}
 }
 
 // Apply runs a pod, or tells its goroutine of a change. The object is shared and stays unchanged.
@@ -124,7 +130,7 @@ func (r *Runner) Apply(pod *v1.Pod) {
 	if !ok {
 		w = r.newWorkerLocked(pod)
 	}
-	w.apply(pod)
+	w.Apply(pod)
 }
 
 // Reject reports a pod that the node does not admit; nothing of it is run.
@@ -135,11 +141,11 @@ func (r *Runner) Reject(pod *v1.Pod, reason, message string) {
 	r.Apply(rejected)
 }
 
-// Evict ends a pod that the node cannot keep, within evictionGrace. It returns false if there is
-// none with this UID, or it has ended or been evicted before.
+// Evict ends a pod that the node cannot keep, within stop.EvictionGrace. It returns false if there
+// is none with this UID, or it has ended or been evicted before.
 func (r *Runner) Evict(uid types.UID, e status.Eviction) bool {
 	w := r.worker(uid)
-	return w != nil && w.evict(e)
+	return w != nil && w.Evict(e)
 }
 
 // Remove ends a pod whose object is gone, and removes all of it from the node. The object's last
@@ -148,7 +154,7 @@ func (r *Runner) Remove(pod *v1.Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if w, ok := r.workers[pod.UID]; ok {
-		w.remove(pod)
+		w.Remove(pod)
 	}
 }
 
@@ -162,7 +168,7 @@ func (r *Runner) RemoveUnknown(pod *v1.Pod) {
 	}
 	slog.Info("ending a pod that the API no longer has", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID)
 	w := r.newWorkerLocked(pod)
-	w.remove(pod)
+	w.Remove(pod)
 }
 
 // Wake has a pod looked at again. An unknown UID is ignored, and false is returned.
@@ -171,7 +177,7 @@ func (r *Runner) Wake(uid types.UID) bool {
 	if w == nil {
 		return false
 	}
-	w.wake()
+	w.Wake()
 	return true
 }
 
@@ -179,10 +185,7 @@ func (r *Runner) Wake(uid types.UID) bool {
 // come.
 func (r *Runner) Retry(uid types.UID) {
 	if w := r.worker(uid); w != nil {
-		w.mu.Lock()
-		w.eager = true
-		w.mu.Unlock()
-		w.wake()
+		w.Retry()
 	}
 }
 
@@ -191,7 +194,7 @@ func (r *Runner) WakeAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, w := range r.workers {
-		w.wake()
+		w.Wake()
 	}
 }
 
@@ -206,7 +209,6 @@ func (r *Runner) worker(uid types.UID) *worker {
 
 func (r *Runner) newWorkerLocked(pod *v1.Pod) *worker {
 	w := newWorker(r, pod)
-	w.given.Store(allocated(pod)) // before anyone asks what the pod takes
 	r.workers[pod.UID] = w
 	r.wg.Go(w.run)
 	return w
@@ -222,8 +224,8 @@ func (r *Runner) forget(w *worker) {
 	defer r.mu.Unlock()
 	r.Status.Forget(w.uid)
 	delete(r.workers, w.uid)
-	if again := w.comesBack(); again != nil && r.ctx.Err() == nil {
-		r.newWorkerLocked(again).apply(again)
+	if again := w.Revived(); again != nil && r.ctx.Err() == nil {
+		r.newWorkerLocked(again).Apply(again)
 	}
 }
 

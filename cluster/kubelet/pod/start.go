@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/images"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/hook"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/podlogs"
 	"github.com/coracle-project/coracle/cluster/kubelet/ref"
 )
@@ -40,12 +41,6 @@ const (
 	postStartError    = "PostStartHookError"
 )
 
-// A container that could not be made is tried again after 1 s, doubling up to 10 s.
-const (
-	makeAgainFirst = time.Second
-	makeAgainMost  = 10 * time.Second
-)
-
 // refusal is why a container is not running: its waiting reason and message.
 type refusal struct {
 	reason, message string
@@ -59,31 +54,18 @@ func (r *refusal) Error() string { return r.reason + ": " + r.message }
 // returns whether the container runs.
 func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *decide.Actions, sandbox *runtimeapi.PodSandboxConfig, s decide.Start) bool {
 	c := s.Container
-	if ended := decide.Exited(w.observed, c.Name); ended != nil {
-		w.backOff.Next(decide.BackOffKey(c), ended.FinishedAt)
+	if ended := decide.Exited(w.observer.status, c.Name); ended != nil {
+		w.holds.backOff.Next(decide.BackOffKey(c), ended.FinishedAt)
 	}
 	err := w.start(ctx, pod, a, sandbox, s)
 	if ctx.Err() != nil && err != nil {
 		return false // the pod is being ended: that is not the container's failure
 	}
 	if err == nil {
-		delete(w.waiting, c.Name)
+		delete(w.holds.all, c.Name)
 		return true
 	}
-	h := &hold{state: v1.ContainerStateWaiting{Reason: createError, Message: err.Error()}, key: decide.BackOffKey(c)}
-	if was := w.waiting[c.Name]; was != nil {
-		h.tries = was.tries + 1
-	}
-	h.until = time.Now().Add(min(makeAgainFirst<<min(h.tries, 10), makeAgainMost))
-	var r *refusal
-	if errors.As(err, &r) {
-		h.state = v1.ContainerStateWaiting{Reason: r.reason, Message: r.message}
-		h.unstarted = r.unstarted
-		if !r.until.IsZero() {
-			h.until, h.tries = r.until, 0
-		}
-	}
-	w.waiting[c.Name] = h
+	w.holds.failed(c, err)
 	slog.Info("container could not be started", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "err", err)
 	return false
 }
@@ -107,7 +89,9 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 	if err != nil {
 		return err
 	}
-	config, err := w.r.configs.Container(ctx, criconfig.Request{Pod: pod, Observed: w.observed, Start: s, Image: image, Images: volumes})
+	config, err := w.r.configs.Container(ctx, criconfig.Request{
+		Pod: pod, Observed: w.observer.status, Start: s, Image: image, Images: volumes,
+	})
 	if err != nil {
 		return fail(createConfigError, err)
 	}
@@ -124,45 +108,30 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 	w.event(pod, c, v1.EventTypeNormal, events.CreatedContainer, "Container created")
 	_, err = w.r.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
 	if err != nil {
-		w.look(call, made.ContainerId)
+		w.observer.look(call, made.ContainerId)
 		refused := fail(runError, err)
 		refused.unstarted = true
 		return refused
 	}
 	w.event(pod, c, v1.EventTypeNormal, events.StartedContainer, "Container started")
-	w.look(call, made.ContainerId)
+	w.observer.look(call, made.ContainerId)
 	w.r.Logs.Link(pod, c.Name, made.ContainerId, filepath.Join(sandbox.LogDirectory, config.LogPath))
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
 	}
-	if message, err := w.hook(ctx, pod, c, made.ContainerId, c.Lifecycle.PostStart); err != nil {
+	if message, err := w.r.hooks.Run(ctx, w.target(pod, c, made.ContainerId), c.Lifecycle.PostStart); err != nil {
 		if ctx.Err() != nil {
 			return err // the pod is being ended
 		}
 		// The message may hold secrets, so it is not in the event, which more people can read.
 		w.event(pod, c, v1.EventTypeWarning, events.FailedPostStartHook, "PostStartHook failed")
-		if err := w.stopContainer(pod, c, made.ContainerId, "FailedPostStartHook", "", nil, nil); err != nil {
+		if err := w.stopper.Container(w.target(pod, c, made.ContainerId), "FailedPostStartHook", ""); err != nil {
 			slog.Warn("stop a container whose postStart hook failed", "container", made.ContainerId, "err", err)
 		}
-		w.look(call, made.ContainerId)
+		w.observer.look(call, made.ContainerId)
 		return &refusal{reason: postStartError, message: message}
 	}
 	return nil
-}
-
-// forgive has containers that could not be started in a sandbox that is being replaced start in the
-// next one without delay. A runtime that stops a sandbox ends its containers first and tells of
-// each (containerd): for a moment it looks as if only they had ended, and what is started then
-// fails.
-func (w *worker) forgive() {
-	for name, h := range w.waiting {
-		if !h.unstarted {
-			continue
-		}
-		w.backOff.Reset(h.key)
-		delete(w.waiting, name)
-		w.wake()
-	}
 }
 
 // noImage reports that an image is missing.
@@ -204,33 +173,12 @@ func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container,
 	return specs, nil
 }
 
-// look takes a container that was made or changed into what was observed.
-func (w *worker) look(ctx context.Context, id string) {
-	s, err := w.r.CRI.Container(ctx, id)
-	if err != nil {
-		return // the next look at the whole pod tells
-	}
-	n := *w.observed
-	replace := func(all []*kubecontainer.Status) []*kubecontainer.Status {
-		kept := []*kubecontainer.Status{s}
-		for _, o := range all {
-			if o.ID.ID != id {
-				kept = append(kept, o)
-			}
-		}
-		return kept
-	}
-	n.ContainerStatuses = replace(n.ContainerStatuses)
-	n.ActiveContainerStatuses = replace(n.ActiveContainerStatuses)
-	w.observed = &n
-}
-
 // prune removes instances of containers that no one needs any more: of each container the newest
 // and, for its last state and log, the one before are kept.
 func (w *worker) prune(ctx context.Context) {
 	seen := map[string]int{}
 	var kept []*kubecontainer.Status
-	for _, s := range w.observed.ContainerStatuses {
+	for _, s := range w.observer.status.ContainerStatuses {
 		seen[s.Name]++
 		if seen[s.Name] <= 2 || s.State == kubecontainer.ContainerStateRunning {
 			kept = append(kept, s)
@@ -241,9 +189,9 @@ func (w *worker) prune(ctx context.Context) {
 			kept = append(kept, s)
 		}
 	}
-	n := *w.observed
+	n := *w.observer.status
 	n.ContainerStatuses = kept
-	w.observed = &n
+	w.observer.status = &n
 }
 
 // removeContainer removes a container that does not run, and its log unless that is kept.
@@ -253,7 +201,7 @@ func (w *worker) removeContainer(ctx context.Context, s *kubecontainer.Status, k
 		if err == nil && resp.GetStatus().GetLogPath() != "" {
 			podlogs.RemoveLog(resp.Status.LogPath)
 		}
-		pod, _ := w.object()
+		pod, _ := w.Object()
 		w.r.Logs.Unlink(pod, s)
 	}
 	_, err := w.r.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: s.ID.ID})
@@ -266,4 +214,9 @@ func (w *worker) removeContainer(ctx context.Context, s *kubecontainer.Status, k
 // event records an event about one container of the pod.
 func (w *worker) event(pod *v1.Pod, c *v1.Container, kind, reason, format string, args ...any) {
 	w.r.Recorder.Eventf(ref.Container(pod, c), kind, reason, format, args...)
+}
+
+// target is a container of the pod, for hooks.
+func (w *worker) target(pod *v1.Pod, c *v1.Container, id string) hook.Target {
+	return hook.Target{Pod: pod, Container: c, ID: id, IP: w.podIP(pod)}
 }

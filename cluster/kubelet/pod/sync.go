@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
-	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	"k8s.io/kubernetes/pkg/kubelet/events"
 	"k8s.io/kubernetes/pkg/kubelet/util/format"
 
@@ -21,12 +20,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
-	"github.com/coracle-project/coracle/cluster/kubelet/probe"
-)
-
-const (
-	deadlineReason  = "DeadlineExceeded"
-	deadlineMessage = "Pod was active on the node longer than the specified deadline"
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/resize"
 )
 
 // rounds bounds how often one step decides again after it has acted: each init container that is
@@ -52,8 +46,8 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 	if err := w.observe(ctx, pod, admitTimeout); err != nil {
 		return false, at, err
 	}
-	pod = w.allocate(pod)
-	at = w.pastDeadline(pod)
+	pod = w.resize.Allocate(pod, w.observer.status)
+	at = w.reporter.pastDeadline(pod)
 	s := w.report(pod, false)
 	if podutil.IsPodPhaseTerminal(s.Phase) {
 		w.ending = true
@@ -63,14 +57,14 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 		return false, at, err
 	}
 	a := decide.Next(decide.Facts{
-		Pod: pod, Observed: w.observed, Results: w.r.Probes, BackOff: w.backOff,
-		ResetAll: restartingAll(&s), Restart: w.resizing.restart,
+		Pod: pod, Observed: w.observer.status, Results: w.r.Probes, BackOff: w.holds.backOff,
+		ResetAll: restartingAll(&s), Restart: w.resize.Restarts(),
 	})
-	waited := w.wait(pod, &a)
-	resized := w.resize(ctx, pod)
+	waited := w.holds.keep(pod, &a)
+	resized := w.resize.Resize(ctx, pod, w.observer.status, w.observer.look)
 	tried := len(a.Start) > 0
 	acted, err = w.carryOut(ctx, pod, &a)
-	resized = w.resized(pod) || resized
+	resized = w.resize.Finish(pod, w.observer.status) || resized
 	if acted || tried || waited || resized || err != nil {
 		w.watchProbes(pod)
 		w.report(pod, false)
@@ -81,84 +75,23 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 // observe asks the runtime what it has of the pod. A sandbox that an earlier kubelet has made, or
 // whose first attempt failed, is connected within a time; carryOut starts nothing if that fails.
 func (w *worker) observe(ctx context.Context, pod *v1.Pod, patience time.Duration) error {
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	o, err := w.r.CRI.Pod(call, w.uid)
-	if err != nil {
+	if err := w.observer.all(ctx); err != nil {
 		return err
 	}
-	w.observed = o
 	w.watchProbes(pod)
-	_ = w.connect(ctx, pod, patience)
+	_ = w.network.connect(ctx, pod, w.observer.status, patience)
 	return nil
 }
 
-// watchProbes sees to it that the containers that run are probed, and no others.
-func (w *worker) watchProbes(pod *v1.Pod) {
-	var ids []string
-	for _, s := range w.observed.ContainerStatuses {
-		if s.State != kubecontainer.ContainerStateRunning {
-			continue
-		}
-		ids = append(ids, s.ID.ID)
-		spec := kubecontainer.GetContainerSpec(pod, s.Name)
-		if spec == nil {
-			continue
-		}
-		w.r.Probes.Watch(probe.Target{Pod: pod, Container: spec, ID: s.ID.ID, PodIP: w.podIP(pod), StartedAt: s.StartedAt})
-		if !w.seeded {
-			w.seed(pod, s)
-		}
-	}
-	w.seeded = true
-	w.r.Probes.Keep(w.uid, ids...)
-}
-
-// seed tells probes what the API knows of a container that ran before this process did.
-func (w *worker) seed(pod *v1.Pod, s *kubecontainer.Status) {
-	for _, all := range [][]v1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses} {
-		c, ok := podutil.GetContainerStatus(all, s.Name)
-		if !ok || c.ContainerID != s.ID.String() {
-			continue
-		}
-		if c.Started != nil && *c.Started {
-			w.r.Probes.Seed(s.ID.ID, probe.Startup, probe.Success)
-		}
-		if c.Ready {
-			w.r.Probes.Seed(s.ID.ID, probe.Readiness, probe.Success)
-		}
-	}
-}
-
+// podIP returns the pod's first address, "" if it has none.
 func (w *worker) podIP(pod *v1.Pod) string {
-	if ips := w.r.configs.IPs(pod, w.observed); len(ips) > 0 {
+	if ips := w.r.configs.IPs(pod, w.observer.status); len(ips) > 0 {
 		return ips[0]
 	}
 	return ""
 }
 
-// pastDeadline notes that a pod has been active for too long, or returns when it will have been.
-func (w *worker) pastDeadline(pod *v1.Pod) time.Time {
-	start := w.status.StartTime
-	if start == nil {
-		start = pod.Status.StartTime
-	}
-	if pod.Spec.ActiveDeadlineSeconds == nil || start == nil {
-		if pod.Spec.ActiveDeadlineSeconds != nil {
-			return time.Now().Add(time.Duration(*pod.Spec.ActiveDeadlineSeconds) * time.Second)
-		}
-		return time.Time{}
-	}
-	over := start.Add(time.Duration(*pod.Spec.ActiveDeadlineSeconds) * time.Second)
-	if time.Now().Before(over) {
-		return over
-	}
-	if !w.deadline {
-		w.deadline = true
-		w.r.Recorder.Event(pod, v1.EventTypeNormal, deadlineReason, deadlineMessage)
-	}
-	return time.Time{}
-}
+func (w *worker) watchProbes(pod *v1.Pod) { w.probing.keep(pod, w.observer.status, w.podIP(pod)) }
 
 func restartingAll(s *v1.PodStatus) bool {
 	_, c := podutil.GetPodConditionFromList(s.Conditions, v1.AllContainersRestarting)
@@ -199,8 +132,7 @@ func sameFields(a, b *v1.Pod) bool {
 	if !equality.Semantic.DeepEqual(a.Labels, b.Labels) || !equality.Semantic.DeepEqual(a.Annotations, b.Annotations) {
 		return false
 	}
-	_, differs := allocationOf(a).apply(b)
-	return !differs
+	return resize.SameResources(a, b)
 }
 
 func (w *worker) makeDirs(pod *v1.Pod) error {
@@ -217,60 +149,16 @@ func (w *worker) makeDirs(pod *v1.Pod) error {
 	return nil
 }
 
-// wait notes which containers are in back-off, and leaves those out that failed a moment ago for
-// another reason. It returns whether anything in the status changed by that.
-func (w *worker) wait(pod *v1.Pod, a *decide.Actions) bool {
-	changed := false
-	for _, c := range a.Wait {
-		h := w.waiting[c.Container.Name]
-		if h == nil || !h.told.Equal(c.Until) {
-			was := h
-			h = &hold{told: c.Until, until: c.Until, key: decide.BackOffKey(c.Container)}
-			if was != nil {
-				h.unstarted = was.unstarted
-			}
-			w.waiting[c.Container.Name] = h
-			w.event(pod, c.Container, v1.EventTypeWarning, events.BackOffStartContainer,
-				"Back-off restarting failed container %s in pod %s", c.Container.Name, format.Pod(pod))
-			h.state = v1.ContainerStateWaiting{
-				Reason: kubecontainer.ErrCrashLoopBackOff.Error(),
-				Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s",
-					c.BackOff, c.Container.Name, format.Pod(pod)),
-			}
-			changed = true
-		}
-	}
-	now := time.Now()
-	var start []decide.Start
-	blocked := false
-	for _, s := range a.Start {
-		h := w.waiting[s.Container.Name]
-		held := h != nil && h.until.After(now) && h.key == decide.BackOffKey(s.Container)
-		if !held && !(blocked && s.Kind == decide.Init) {
-			start = append(start, s)
-		}
-		blocked = blocked || held && s.Kind == decide.Init && !podutil.IsRestartableInitContainer(s.Container)
-	}
-	a.Start = start
-	return changed
-}
-
 // nextTry returns when the first of the containers that are held back may be tried.
 func (w *worker) nextTry(a *decide.Actions) time.Time {
 	var at time.Time
 	for _, c := range a.Wait {
 		at = sooner(at, c.Until)
 	}
-	now := time.Now()
-	if w.resizing.again.After(now) {
-		at = sooner(at, w.resizing.again)
+	if again := w.resize.Again(); again.After(time.Now()) {
+		at = sooner(at, again)
 	}
-	for _, h := range w.waiting {
-		if h.until.After(now) {
-			at = sooner(at, h.until)
-		}
-	}
-	return at
+	return sooner(at, w.holds.next())
 }
 
 func sooner(a, b time.Time) time.Time {
@@ -289,7 +177,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (
 	}
 	for _, s := range a.Stop {
 		acted = true
-		if err := w.stopContainer(pod, s.Container, s.ID.ID, s.Message, s.Reason, nil, nil); err != nil {
+		if err := w.stopper.Container(w.target(pod, s.Container, s.ID.ID), s.Message, s.Reason); err != nil {
 			return acted, err
 		}
 	}
@@ -304,8 +192,8 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (
 			return acted, err
 		}
 	}
-	if !a.Sandbox && w.unconnected != nil {
-		return acted, w.unconnected
+	if !a.Sandbox && w.network.err != nil {
+		return acted, w.network.err
 	}
 	if !a.Sandbox && len(a.Start) == 0 {
 		return acted, nil
@@ -316,7 +204,9 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (
 	}
 	if a.Sandbox {
 		acted = true
-		w.forgive()
+		if w.holds.forgive() {
+			w.Wake()
+		}
 		if err := w.makeSandbox(ctx, pod, a, config); err != nil {
 			return acted, err
 		}
@@ -368,26 +258,11 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *decide.Actions
 		return errors.New("pod sandbox status is nil")
 	}
 	a.SandboxID = made.PodSandboxId
-	w.observed = withSandbox(w.observed, resp.Status)
-	if err := w.connect(ctx, pod, admitTimeout); err != nil {
+	w.observer.sandbox(resp.Status)
+	if err := w.network.connect(ctx, pod, w.observer.status, admitTimeout); err != nil {
 		return failed(events.FailedCreatePodSandBox, "Failed to create pod sandbox: %v", err)
 	}
 	return nil
-}
-
-// withSandbox returns what was observed, with a sandbox that was made since.
-func withSandbox(o *kubecontainer.PodStatus, s *runtimeapi.PodSandboxStatus) *kubecontainer.PodStatus {
-	n := *o
-	n.SandboxStatuses = append([]*runtimeapi.PodSandboxStatus{s}, o.SandboxStatuses...)
-	n.ActiveContainerStatuses = nil
-	n.IPs = nil
-	if ip := s.GetNetwork().GetIp(); ip != "" {
-		n.IPs = append(n.IPs, ip)
-		for _, more := range s.Network.AdditionalIps {
-			n.IPs = append(n.IPs, more.Ip)
-		}
-	}
-	return &n
 }
 
 // removeDir removes a pod's directory, unless something is still mounted in it: then it would be

@@ -1,6 +1,6 @@
 // Package criconfig turns pods and containers of the API into those of CRI: sandboxes, security
-// contexts, resources, mounts, and the files that only the kubelet can write (hosts, the container's
-// last words).
+// contexts, resources, mounts, and the files that only the kubelet can write (hosts, termination
+// messages).
 package criconfig
 
 import (

@@ -1,5 +1,5 @@
-// Package decide says what a pod needs next: a pure function of its spec, of what the runtime has of
-// it, and of the time.
+// Package decide says what a pod needs next: a pure function of its spec, of what the runtime has
+// of it, and of the time.
 package decide
 
 import (

@@ -1,105 +1,50 @@
-package pod
+package stop
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
-	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/pod/inbox"
 )
-
-// order has sidecars end after the regular containers, and each after the sidecars that were
-// started later than it. A nil order lets everybody end at once.
-type order struct {
-	after map[string][]string // whom a sidecar waits for
-
-	mu   sync.Mutex
-	done map[string]chan struct{}
-}
-
-func newOrder(pod *v1.Pod, alive []*kubecontainer.Status) *order {
-	o := &order{after: map[string][]string{}, done: map[string]chan struct{}{}}
-	var before []string // what every sidecar that comes now waits for
-	add := func(name string) {
-		if slices.ContainsFunc(alive, func(s *kubecontainer.Status) bool { return s.Name == name }) {
-			o.done[name] = make(chan struct{})
-			before = append(before, name)
-		}
-	}
-	for i := range pod.Spec.Containers {
-		add(pod.Spec.Containers[i].Name)
-	}
-	for i := len(pod.Spec.InitContainers) - 1; i >= 0; i-- {
-		if c := &pod.Spec.InitContainers[i]; podutil.IsRestartableInitContainer(c) {
-			o.after[c.Name] = slices.Clone(before)
-			add(c.Name)
-		}
-	}
-	return o
-}
-
-// wait returns when it is a container's turn, or ctx ends.
-func (o *order) wait(ctx context.Context, name string) {
-	for _, other := range o.after[name] {
-		select {
-		case <-o.done[other]:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// ended says that a container does not run any more. It is called once for each.
-func (o *order) ended(name string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if ch, ok := o.done[name]; ok {
-		select {
-		case <-ch:
-		default:
-			close(ch)
-		}
-	}
-}
 
 // hurry tells those who stop a pod's containers that the pod's grace has been shortened: by a
 // second deletion, because its object is gone, or because the node evicts it. A nil hurry never
 // does.
 type hurry struct {
-	worker *worker
-	began  time.Time
-	quit   chan struct{}
+	inbox *inbox.Inbox
+	began time.Time
+	quit  chan struct{}
 
 	mu      sync.Mutex
 	by      time.Time // the deadline now; zero: the one that each began with
 	changed chan struct{}
 }
 
-func newHurry(w *worker, pod *v1.Pod) *hurry {
-	h := &hurry{worker: w, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{})}
-	go h.watch(pod, w.eviction() != nil)
+func newHurry(ctx context.Context, in *inbox.Inbox, pod *v1.Pod) *hurry {
+	h := &hurry{inbox: in, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{})}
+	go h.watch(ctx, pod, in.Eviction() != nil)
 	return h
 }
 
 // watch looks at the pod's object whenever the worker is woken, on behalf of the worker's
 // goroutine, which waits for the containers meanwhile.
-func (h *hurry) watch(pod *v1.Pod, evicted bool) {
+func (h *hurry) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
 	for {
 		select {
 		case <-h.quit:
 			return
-		case <-h.worker.r.ctx.Done():
+		case <-ctx.Done():
 			return
-		case <-h.worker.woke:
+		case <-h.inbox.Woke():
 		}
-		now, _ := h.worker.object()
+		now, _ := h.inbox.Object()
 		grace := now.DeletionGracePeriodSeconds
-		if !evicted && h.worker.eviction() != nil {
+		if !evicted && h.inbox.Eviction() != nil {
 			evicted = true
-			h.bring(time.Now().Add(evictionGrace))
+			h.bring(time.Now().Add(EvictionGrace))
 		}
 		switch {
 		case grace != nil && (pod.DeletionGracePeriodSeconds == nil || *grace < *pod.DeletionGracePeriodSeconds):
@@ -123,7 +68,7 @@ func (h *hurry) bring(by time.Time) {
 // stop ends the watch; what woke it last is looked at by the worker again.
 func (h *hurry) stop() {
 	close(h.quit)
-	h.worker.wake()
+	h.inbox.Wake()
 }
 
 // again returns a channel that is closed when the deadline has been brought forward.

@@ -1,4 +1,5 @@
-package pod
+// Package hook runs the lifecycle hooks of containers.
+package hook
 
 import (
 	"context"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/kubernetes/pkg/kubelet/util/format"
 	httpprobe "k8s.io/kubernetes/pkg/probe/http"
 )
@@ -25,25 +27,41 @@ var hookClient = &http.Client{
 // mostOfAnswer is how much of a hook's answer is read, so that the connection ends in order.
 const mostOfAnswer = 10 << 10
 
-// hook runs a lifecycle hook to its end. The message tells what went wrong, and may hold secrets.
-func (w *worker) hook(ctx context.Context, pod *v1.Pod, c *v1.Container, id string, h *v1.LifecycleHandler) (message string, err error) {
+// Runner runs hooks.
+type Runner struct {
+	// Exec runs a command in a container.
+	Exec     func(ctx context.Context, id string, command []string, timeout time.Duration) ([]byte, error)
+	Recorder record.EventRecorder
+}
+
+// Target is the container that a hook is for.
+type Target struct {
+	Pod       *v1.Pod
+	Container *v1.Container
+	ID        string
+	IP        string // the pod's; "" for none
+}
+
+// Run runs a lifecycle hook to its end. The message tells what went wrong, and may hold secrets.
+func (r *Runner) Run(ctx context.Context, t Target, h *v1.LifecycleHandler) (message string, err error) {
+	pod, c := t.Pod, t.Container
 	switch {
 	case h.Exec != nil:
-		output, err := w.r.CRI.Exec(ctx, id, h.Exec.Command, 0)
+		output, err := r.Exec(ctx, t.ID, h.Exec.Command, 0)
 		if err != nil {
 			return fmt.Sprintf("Exec lifecycle hook (%v) for Container %q in Pod %q failed - error: %v, message: %q",
 				h.Exec.Command, c.Name, format.Pod(pod), err, output), err
 		}
 	case h.HTTPGet != nil:
-		if err := w.httpHook(ctx, pod, c, h.HTTPGet); err != nil {
+		if err := r.http(ctx, t, h.HTTPGet); err != nil {
 			return fmt.Sprintf("HTTP lifecycle hook (%s) for Container %q in Pod %q failed - error: %v",
 				h.HTTPGet.Path, c.Name, format.Pod(pod), err), err
 		}
 	case h.Sleep != nil:
-		t := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
-		defer t.Stop()
+		timer := time.NewTimer(time.Duration(h.Sleep.Seconds) * time.Second)
+		defer timer.Stop()
 		select {
-		case <-t.C:
+		case <-timer.C:
 		case <-ctx.Done():
 			err := errors.New("container terminated before sleep hook finished")
 			return fmt.Sprintf("Sleep lifecycle hook (%d) for Container %q in Pod %q failed - error: %v",
@@ -56,16 +74,16 @@ func (w *worker) hook(ctx context.Context, pod *v1.Pod, c *v1.Container, id stri
 	return "", nil
 }
 
-// httpHook sends the request. Whatever is answered is fine; an HTTPS hook whose server speaks HTTP
+// http sends the request. Whatever is answered is fine; an HTTPS hook whose server speaks HTTP
 // is called that way, as before Kubernetes knew the scheme.
-func (w *worker) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, h *v1.HTTPGetAction) error {
+func (r *Runner) http(ctx context.Context, t Target, h *v1.HTTPGetAction) error {
 	host := h.Host
 	if host == "" {
-		if host = w.podIP(pod); host == "" {
+		if host = t.IP; host == "" {
 			return errors.New("failed to find networking container: the pod has no address")
 		}
 	}
-	req, err := httpprobe.NewRequestForHTTPGetAction(h, c, host, "lifecycle")
+	req, err := httpprobe.NewRequestForHTTPGetAction(h, t.Container, host, "lifecycle")
 	if err != nil {
 		return err
 	}
@@ -79,7 +97,7 @@ func (w *worker) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, h *
 	if send(req) != nil {
 		return err
 	}
-	w.r.Recorder.Eventf(pod, v1.EventTypeWarning, "LifecycleHTTPFallback",
+	r.Recorder.Eventf(t.Pod, v1.EventTypeWarning, "LifecycleHTTPFallback",
 		"request to HTTPS lifecycle hook %s got HTTP response, retry with HTTP succeeded", req.URL.Host)
 	return nil
 }
