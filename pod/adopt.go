@@ -60,7 +60,7 @@ func (m *Manager) adopt(ctx context.Context, u Unmanaged) (again bool) {
 
 // adoptPod shows and recovers a pod, and its containers that waited for it.
 func (m *Manager) adoptPod(ctx context.Context, id string) error {
-	rec, kept, err := m.podDir().Load(id)
+	rec, kept, err := m.dirs.Pods().Load(id)
 	if err == nil {
 		err = rec.Check(id)
 	}
@@ -96,7 +96,7 @@ var errPodStops = errors.New("its pod is being stopped or removed")
 
 // adoptContainer also tells the container's pod, as far as it is known.
 func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string, err error) {
-	rec, kept, err := m.containerDir().Load(u.ID)
+	rec, kept, err := m.dirs.Containers().Load(u.ID)
 	if err == nil {
 		err = rec.Check(u.ID)
 	}

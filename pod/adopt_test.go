@@ -15,7 +15,7 @@ import (
 func TestRemovalMeetsAdoption(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
-	file := m1.containerDir().File(id)
+	file := m1.dirs.Containers().File(id)
 	ok(t, os.Rename(file, file+".kept"))
 	m, _ := b.manager()
 	u, found := m.findUnmanaged(UnmanagedContainer, id)
@@ -45,7 +45,7 @@ func TestRemovalMeetsAdoption(t *testing.T) {
 func TestContainerReadableAfterItsPod(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
-	pod, container := m1.podDir().File(podID), m1.containerDir().File(id)
+	pod, container := m1.dirs.Pods().File(podID), m1.dirs.Containers().File(id)
 	podLease := unreadable(t, pod)
 	m, _ := b.manager()
 	events, stop := m.Watch()

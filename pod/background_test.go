@@ -318,7 +318,7 @@ func TestStopDeadlineWithClockSetBack(t *testing.T) {
 	<-crashed
 	cancel()
 	// The clock is a day behind the time at which the deadline was written.
-	file := m1.containerDir().File(id)
+	file := m1.dirs.Containers().File(id)
 	var rec struct {
 		Version int            `json:"version"`
 		Value   map[string]any `json:"value"`

@@ -206,7 +206,7 @@ func TestPodFilesAreBounded(t *testing.T) {
 		cfg.Namespaces.IPC = ipc
 		podID := must[string](t)(m.Run(t.Context(), cfg))
 		var fs unix.Statfs_t
-		ok(t, unix.Statfs(m.podFile(podID, "resolv.conf"), &fs))
+		ok(t, unix.Statfs(m.dirs.PodFile(podID, "resolv.conf"), &fs))
 		if size := fs.Blocks * uint64(fs.Bsize); fs.Type != unix.TMPFS_MAGIC || size != 64<<20 {
 			t.Errorf("ipc %s: the pod's files are on a file system of type %x with %d bytes", ipc, fs.Type, size)
 		}

@@ -150,7 +150,7 @@ func (m *Manager) save(ctx context.Context, e *state.ContainerEntry, dir string)
 	if err := errors.Join(m.Snapshots.Changes(ctx, e.ID, f), f.Close()); err != nil {
 		return err
 	}
-	return writeSaved(dir, rec, m.containerDir().Of(e.ID))
+	return writeSaved(dir, rec, m.dirs.Containers().Of(e.ID))
 }
 
 // pack makes an archive of a directory.

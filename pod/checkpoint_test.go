@@ -316,7 +316,7 @@ func TestRestorePod(t *testing.T) {
 	ok(t, m.Close())
 	m, _ = b.manager()
 	ok(t, m.StartContainer(ctx, id))
-	if got := b.hostnames[filepath.Join(m.nsDir(podID), "uts")]; got != "host-q" {
+	if got := b.hostnames[filepath.Join(m.dirs.NamespacesOf(podID), "uts")]; got != "host-q" {
 		t.Errorf("the pod's name is %q", got)
 	}
 	if got := b.proc(id).checkpoint; got != filepath.Join(dir, "0", "checkpoint") {

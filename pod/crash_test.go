@@ -85,7 +85,7 @@ func (b *bench) awaitFiles(m *Manager) {
 		}
 		for {
 			// The last step, and nothing else is sticky.
-			if st, err := os.Stat(m.podFile(e.ID, "shm")); err == nil && st.Mode()&os.ModeSticky != 0 {
+			if st, err := os.Stat(m.dirs.PodFile(e.ID, "shm")); err == nil && st.Mode()&os.ModeSticky != 0 {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -220,8 +220,8 @@ func (b *bench) agrees(m *Manager) {
 	for p := range m.Pods(state.PodFilter{}) {
 		known[p.ID] = true
 		_, connected := b.networks[p.ID]
-		if connected != (p.State == state.Ready) || b.pins[m.nsDir(p.ID)] != (p.State == state.Ready) {
-			b.t.Errorf("pod is %s, connected %t, pinned %t", p.State, connected, b.pins[m.nsDir(p.ID)])
+		if connected != (p.State == state.Ready) || b.pins[m.dirs.NamespacesOf(p.ID)] != (p.State == state.Ready) {
+			b.t.Errorf("pod is %s, connected %t, pinned %t", p.State, connected, b.pins[m.dirs.NamespacesOf(p.ID)])
 		}
 		if init := b.procs[p.ID]; (init != nil) != (p.Pid != 0) {
 			b.t.Errorf("pod's init is %v, pid %d", init, p.Pid)
@@ -401,11 +401,11 @@ func TestContainerWithoutPod(t *testing.T) {
 	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
 	ok(t, m1.StartContainer(t.Context(), id))
 	b.kill(h1)
-	ok(t, unmount(m1.podFiles(podID)))
-	ok(t, os.RemoveAll(m1.podDir().Of(podID)))
+	ok(t, unmount(m1.dirs.PodFiles(podID)))
+	ok(t, os.RemoveAll(m1.dirs.Pods().Of(podID)))
 	m2, h2 := b.manager()
 	idle(t, m2)
-	if p := b.proc(id); p == nil || p.state != client.StateRunning || !b.pins[m1.nsDir(podID)] || len(b.networks) != 1 {
+	if p := b.proc(id); p == nil || p.state != client.StateRunning || !b.pins[m1.dirs.NamespacesOf(podID)] || len(b.networks) != 1 {
 		t.Errorf("container %+v, namespaces %v, networks %v", p, b.pins, b.networks)
 	}
 	ok(t, m2.RemoveContainer(t.Context(), id))

@@ -84,7 +84,7 @@ func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Con
 		return "", err
 	}
 	rec.StopSignal = int(sig)
-	e := table.NewEntry(id, m.containerDir(), m.reserve, rec, m.events.ContainerChanged)
+	e := table.NewEntry(id, m.dirs.Containers(), m.reserve, rec, m.events.ContainerChanged)
 	if holder, ok := m.containers.Add(c.Identity(p.ID), e); !ok {
 		if m.repeatedCreate(holder, &c) {
 			return holder, nil
@@ -143,8 +143,8 @@ func makeLogDirectory(dir, name string) error {
 func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state.ContainerEntry, img image.Image) error {
 	begin := time.Now()
 	var watch state.Stopwatch
-	dir := m.containerDir().Of(e.ID)
-	if err := m.containerDir().Make(e.ID); err != nil {
+	dir := m.dirs.Containers().Of(e.ID)
+	if err := m.dirs.Containers().Make(e.ID); err != nil {
 		return err
 	}
 	if err := e.Update(func(*state.ContainerRecord) {}); err != nil {

@@ -141,7 +141,7 @@ func TestCrashBeforeAllForgetASavedPod(t *testing.T) {
 		t.Error("nothing is noted of the first container")
 	}
 	forgot.Saving = nil
-	ok(t, c.m1.containerDir().Write(c.ids[0], forgot, nil))
+	ok(t, c.m1.dirs.Containers().Write(c.ids[0], forgot, nil))
 	m2, _ := c.manager()
 	ok(t, m2.Flush(ctx))
 	if n := c.files(); n != 0 {

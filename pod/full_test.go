@@ -78,7 +78,7 @@ func TestIntentInMemoryOnly(t *testing.T) {
 	ok(t, m1.StartContainer(t.Context(), id))
 	// The record fills its page, so the longer record of a stop does not fit.
 	e := m1.containers.Exact(id)
-	size := func() int { return int(must[os.FileInfo](t)(os.Stat(m1.containerDir().File(id))).Size()) }
+	size := func() int { return int(must[os.FileInfo](t)(os.Stat(m1.dirs.Containers().File(id))).Size()) }
 	ok(t, e.Update(func(r *state.ContainerRecord) { r.Message = strings.Repeat("x", 4096-size()-len(`"message":"",`)) }))
 	if size() != 4096 {
 		t.Fatalf("%d bytes", size())

@@ -117,7 +117,7 @@ func (m *Manager) removeLate(late map[string]bool) {
 			if err := m.Network.Teardown(ctx, network.Pod{ID: podID}); err != nil {
 				return err
 			}
-			if err := m.Namespaces.Remove(ctx, m.nsDir(podID)); err != nil {
+			if err := m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(podID)); err != nil {
 				return err
 			}
 			return m.Shim.DeletePod(ctx, podID)

@@ -27,16 +27,16 @@ func TestRecoveryWithoutOneShim(t *testing.T) {
 	}
 	b.kill(h)
 	bare := table.NewID()
-	ok(t, m1.containerDir().Make(bare))
-	ok(t, os.WriteFile(filepath.Join(m1.containerDir().Of(bare), "config.json"),
+	ok(t, m1.dirs.Containers().Make(bare))
+	ok(t, os.WriteFile(filepath.Join(m1.dirs.Containers().Of(bare), "config.json"),
 		[]byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+podIDs[0]+`"}}`), 0o600))
 	gone := table.NewID() // a pod without any record
 	b.mu.Lock()
 	b.silent = map[string]error{podIDs[0]: client.ErrUnavailable, gone: client.ErrUnavailable}
 	b.procs[gone] = &proc{podID: gone, args: []string{"run"}, state: client.StateRunning}
-	b.pins[m1.nsDir(gone)] = true
+	b.pins[m1.dirs.NamespacesOf(gone)] = true
 	b.mu.Unlock()
-	ok(t, os.Mkdir(m1.nsDir(gone), 0o755))
+	ok(t, os.Mkdir(m1.dirs.NamespacesOf(gone), 0o755))
 	m, _ := b.manager()
 	if err := m.Ready(); err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestRecoveryWithoutOneShim(t *testing.T) {
 			t.Errorf("%s: %+v", id, p)
 		}
 	}
-	if !b.pins[m.nsDir(gone)] || !b.pins[m.nsDir(podIDs[0])] {
+	if !b.pins[m.dirs.NamespacesOf(gone)] || !b.pins[m.dirs.NamespacesOf(podIDs[0])] {
 		t.Errorf("namespaces: %v", b.pins)
 	}
 	b.mu.Unlock()

@@ -29,7 +29,7 @@ func TestUserNamespace(t *testing.T) {
 	podID := must[string](t)(m.Run(ctx, cfg))
 	for _, name := range []string{"hosts", "resolv.conf", "hostname", "shm"} {
 		var st unix.Stat_t
-		ok(t, unix.Stat(m.podFile(podID, name), &st))
+		ok(t, unix.Stat(m.dirs.PodFile(podID, name), &st))
 		if st.Uid != 100000 || st.Gid != 100000 {
 			t.Errorf("%s belongs to %d:%d", name, st.Uid, st.Gid)
 		}
@@ -39,7 +39,7 @@ func TestUserNamespace(t *testing.T) {
 	c.Mounts = []podconfig.Mount{{ContainerPath: "/image", Image: "busybox"}}
 	id := must[string](t)(m.Create(ctx, podID, c))
 	spec := b.bundle(id)
-	if !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: filepath.Join(m.nsDir(podID), "user")}) {
+	if !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: filepath.Join(m.dirs.NamespacesOf(podID), "user")}) {
 		t.Errorf("namespaces %+v", spec.Linux.Namespaces)
 	}
 	want := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1 << 16}}

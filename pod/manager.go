@@ -12,7 +12,6 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
-	"github.com/coracle-project/coracle/pod/record"
 	"github.com/coracle-project/coracle/pod/reserve"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
@@ -37,6 +36,7 @@ const (
 type Manager struct {
 	opts Options
 	Deps
+	dirs state.Layout
 	log *slog.Logger
 
 	pods       *state.PodTable
@@ -84,7 +84,7 @@ func New(o Options, d Deps) *Manager {
 		d.Starting = func() {}
 	}
 	m := &Manager{
-		opts: o.withDefaults(), Deps: d, log: d.Log,
+		opts: o.withDefaults(), Deps: d, dirs: state.Layout(o.StateDir), log: d.Log,
 		pods:       table.New("pod", (*state.PodRecord).Visible),
 		containers: table.New("container", (*state.ContainerRecord).Visible),
 		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log), exits: newExits(), stops: newStops(),
@@ -96,7 +96,7 @@ func New(o Options, d Deps) *Manager {
 		Pods: m.pods, Containers: m.containers, Cgroups: m.opts.cgroups(), Meter: d.Meter, Snapshots: d.Snapshots,
 		Life: m.life, Log: m.log, UsageAge: m.opts.UsageAge, DiskUsageAge: m.opts.DiskUsageAge,
 	}
-	m.Server = streams.New(m.pods, m.containers, d.Shim, m.life, m.containerDir().Path, m.opts.ExecOutput)
+	m.Server = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path, m.opts.ExecOutput)
 	m.clean = life.NewCleaner(m.life, m.log)
 	return m
 }
@@ -120,12 +120,6 @@ func (m *Manager) Flush(ctx context.Context) error {
 
 // StateUsage returns the usage of the state directory's file system.
 func (m *Manager) StateUsage() (reserve.Usage, error) { return reserve.UsageOf(m.opts.StateDir) }
-
-func (m *Manager) podDir() record.Dir[state.PodRecord] { return state.PodsIn(m.opts.StateDir) }
-
-func (m *Manager) containerDir() record.Dir[state.ContainerRecord] {
-	return state.ContainersIn(m.opts.StateDir)
-}
 
 // Pod returns a pod, or ErrNotFound. Of an unmanaged pod only the id is known.
 func (m *Manager) Pod(podID string) (state.Pod, error) {

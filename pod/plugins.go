@@ -104,7 +104,7 @@ func (m *Manager) told(ev PluginEvent, id string, err error) error {
 // plugged reads what a container is made from.
 func (m *Manager) plugged(e *state.ContainerEntry) (PluggedContainer, error) {
 	c := PluggedContainer{Container: e.Get().Value(), Spec: &specs.Spec{}}
-	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(e.ID), ocispec.FileName))
+	b, err := os.ReadFile(filepath.Join(m.dirs.Containers().Of(e.ID), ocispec.FileName))
 	if err != nil {
 		return c, err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -19,21 +18,9 @@ import (
 // filesSize is the size of a pod's /dev/shm, as peers have it, with its other files.
 const filesSize = "67108864"
 
-// podFiles is where a pod's own files are. Its containers can write to them, so they
-// are on a tmpfs of the pod's own: on the state directory's a container could fill up
-// what the whole host needs.
-func (m *Manager) podFiles(podID string) string {
-	return filepath.Join(m.podDir().Of(podID), "files")
-}
-
-// podFile is the path of one of a pod's own files: "resolv.conf", "hosts", "hostname", "shm".
-func (m *Manager) podFile(podID, name string) string {
-	return filepath.Join(m.podFiles(podID), name)
-}
-
 // writePodFiles makes what needs no network: hostname and the shared memory.
 func (m *Manager) writePodFiles(id string, c *podconfig.Pod, hostname string) error {
-	dir := m.podFiles(id)
+	dir := m.dirs.PodFiles(id)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
@@ -41,13 +28,13 @@ func (m *Manager) writePodFiles(id string, c *podconfig.Pod, hostname string) er
 	if err := unix.Mount("shm", dir, "tmpfs", flags, "mode=700,size="+filesSize); err != nil {
 		return fmt.Errorf("mount %s: %w", dir, err)
 	}
-	if err := os.WriteFile(m.podFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(m.dirs.PodFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
 		return err
 	}
 	if c.HostIPC() {
 		return nil // /dev/shm is the host's
 	}
-	shm := m.podFile(id, "shm")
+	shm := m.dirs.PodFile(id, "shm")
 	if err := os.Mkdir(shm, 0o755); err != nil {
 		return err
 	}
@@ -60,7 +47,7 @@ func (m *Manager) writeNetworkFiles(id string, c *podconfig.Pod, hostname string
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(m.podFile(id, "resolv.conf"), resolv, 0o644); err != nil {
+	if err := os.WriteFile(m.dirs.PodFile(id, "resolv.conf"), resolv, 0o644); err != nil {
 		return err
 	}
 	var hosts []byte
@@ -72,7 +59,7 @@ func (m *Manager) writeNetworkFiles(id string, c *podconfig.Pod, hostname string
 	if hosts == nil {
 		hosts = hostsFile(hostname, net)
 	}
-	return os.WriteFile(m.podFile(id, "hosts"), hosts, 0o644)
+	return os.WriteFile(m.dirs.PodFile(id, "hosts"), hosts, 0o644)
 }
 
 // givePodFiles makes the root of the pod's user namespace the owner of the pod's files, as
@@ -83,7 +70,7 @@ func (m *Manager) givePodFiles(id string, c *podconfig.Pod) error {
 	}
 	uid, gid := rootOf(c.Namespaces.Users)
 	for _, name := range []string{"resolv.conf", "hosts", "hostname", "shm"} {
-		if err := os.Lchown(m.podFile(id, name), uid, gid); err != nil {
+		if err := os.Lchown(m.dirs.PodFile(id, name), uid, gid); err != nil {
 			return err
 		}
 	}

@@ -75,7 +75,7 @@ func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, er
 	if err != nil {
 		return 0, err
 	}
-	bundle := filepath.Join(m.podDir().Of(e.ID), "init")
+	bundle := filepath.Join(m.dirs.Pods().Of(e.ID), "init")
 	root := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {

@@ -47,7 +47,7 @@ func (m *Manager) index(r *state.Records) (b bare) {
 
 // indexPod adds a pod with its turn taken.
 func (m *Manager) indexPod(id string, rec state.PodRecord, kept *recordfile.Kept) (*state.PodEntry, error) {
-	e := table.NewEntry(id, m.podDir(), m.reserve, rec, m.events.PodChanged)
+	e := table.NewEntry(id, m.dirs.Pods(), m.reserve, rec, m.events.PodChanged)
 	e.Kept = kept
 	_ = e.Turn.Take(m.life.Context()) // the turn is free: the entry is new
 	identity := rec.Config.Identity()
@@ -63,7 +63,7 @@ func (m *Manager) indexPod(id string, rec state.PodRecord, kept *recordfile.Kept
 
 // indexContainer adds a container with its turn taken.
 func (m *Manager) indexContainer(id string, rec state.ContainerRecord, kept *recordfile.Kept) (*state.ContainerEntry, error) {
-	e := table.NewEntry(id, m.containerDir(), m.reserve, rec, m.events.ContainerChanged)
+	e := table.NewEntry(id, m.dirs.Containers(), m.reserve, rec, m.events.ContainerChanged)
 	e.Kept = kept
 	_ = e.Turn.Take(m.life.Context()) // the turn is free: the entry is new
 	identity := rec.Config.Identity(rec.PodID)

@@ -70,12 +70,12 @@ func (m *Manager) Start(ctx context.Context) error {
 		}
 	}
 	m.opts.Records = nil // free the memory: they are as large as all entries
-	for _, dir := range []string{m.podDir().Path, m.containerDir().Path} {
+	for _, dir := range []string{m.dirs.Pods().Path, m.dirs.Containers().Path} {
 		if err := privatedir.Make(dir); err != nil {
 			return fmt.Errorf("start pod manager: %w", err)
 		}
 	}
-	if err := m.Namespaces.Root(m.nsRoot()); err != nil {
+	if err := m.Namespaces.Root(m.dirs.Namespaces()); err != nil {
 		return fmt.Errorf("start pod manager: %w", err)
 	}
 	m.reserve.Check()

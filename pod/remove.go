@@ -157,7 +157,7 @@ func (m *Manager) dropContainer(ctx context.Context, e *state.ContainerEntry) er
 		return err
 	}
 	// What is still mounted must not be deleted through.
-	if err := unmount(filepath.Join(m.containerDir().Of(e.ID), "rootfs")); err != nil {
+	if err := unmount(filepath.Join(m.dirs.Containers().Of(e.ID), "rootfs")); err != nil {
 		return err
 	}
 	if err := e.Erase(); err != nil {

@@ -139,7 +139,7 @@ func (m *Manager) checkpointIn(ctx context.Context, e *state.ContainerEntry, img
 	if !m.opts.Restore || len(img.Layers) != 1 || len(img.Config.Entrypoint)+len(img.Config.Cmd) > 0 {
 		return nil, nil
 	}
-	target := filepath.Join(m.containerDir().Of(e.ID), "checkpoint")
+	target := filepath.Join(m.dirs.Containers().Of(e.ID), "checkpoint")
 	_, err := m.Snapshots.Prepare(ctx, state.CheckpointImageID(e.ID),
 		snapshot.PrepareOptions{Layers: img.Layers, Target: target, Access: snapshot.ReadOnly})
 	if err != nil {

@@ -48,7 +48,7 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	m.Starting()
 	id := table.NewID()
 	rec := state.PodRecord{ID: id, Phase: state.PodMaking, Config: c, CreatedAt: m.created.Next()}
-	e := table.NewEntry(id, m.podDir(), m.reserve, rec, m.events.PodChanged)
+	e := table.NewEntry(id, m.dirs.Pods(), m.reserve, rec, m.events.PodChanged)
 	if holder, ok := m.pods.Add(c.Identity(), e); !ok {
 		if m.repeatedRun(holder, &c) {
 			return holder, nil
@@ -80,7 +80,7 @@ func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
 		m.log.Debug("pod starting", "id", e.ID, "stage", point, "after", time.Since(begin))
 		return m.faultAt(ctx, point)
 	}
-	if err := m.podDir().Make(e.ID); err != nil {
+	if err := m.dirs.Pods().Make(e.ID); err != nil {
 		return err
 	}
 	labels, err := m.selinux.Pod(&e.Get().Config)
@@ -179,25 +179,19 @@ func (m *Manager) pinNamespaces(ctx context.Context, id string, c *podconfig.Pod
 		spec.Sysctls["net.ipv4.ping_group_range"] = "0 2147483647"
 	}
 	maps.Copy(spec.Sysctls, c.DottedSysctls())
-	set, err := m.Namespaces.Create(ctx, m.nsDir(id), spec)
+	set, err := m.Namespaces.Create(ctx, m.dirs.NamespacesOf(id), spec)
 	if err != nil {
 		return nspin.Set{}, fmt.Errorf("namespaces: %w", err)
 	}
 	return set, nil
 }
 
-// nsRoot holds the pods' pinned namespaces. It is apart from their other files because
-// nothing in it can be bind-mounted (nspin.Root).
-func (m *Manager) nsRoot() string { return filepath.Join(m.opts.StateDir, "ns") }
-
-func (m *Manager) nsDir(podID string) string { return filepath.Join(m.nsRoot(), podID) }
-
 // networkPod is what network/ needs to know. It is made from the id and the config
 // alone, so that a half-made pod can be torn down too.
 func (m *Manager) networkPod(id string, c *podconfig.Pod) network.Pod {
 	p := network.Pod{
 		ID: id, Name: c.Name, Namespace: c.Namespace, UID: c.UID,
-		NetNS:        filepath.Join(m.nsDir(id), "net"),
+		NetNS:        filepath.Join(m.dirs.NamespacesOf(id), "net"),
 		CgroupParent: c.CgroupParent, Annotations: c.Annotations,
 		DNS: network.DNS(c.DNS), Sysctls: c.DottedSysctls(),
 	}

@@ -134,7 +134,7 @@ func TestSELinuxLabelsOfPod(t *testing.T) {
 	if got := read(filepath.Join(b.state, "pods", podID, "init", "config.json")).Process.SelinuxLabel; got != process {
 		t.Errorf("init %q", got)
 	}
-	if got := labels.changed[m.podFile(podID, "resolv.conf")]; got != (mac.VolumeLabel{Mount: mount, Access: mac.PodAccess}) {
+	if got := labels.changed[m.dirs.PodFile(podID, "resolv.conf")]; got != (mac.VolumeLabel{Mount: mount, Access: mac.PodAccess}) {
 		t.Errorf("resolv.conf %+v", got)
 	}
 	// The next daemon keeps the categories, and gives them back with the pod.

@@ -95,10 +95,10 @@ func (m *Manager) specInput(ctx context.Context, p *state.PodEntry, e *state.Con
 // containerFiles are the pod's files that a container sees.
 func (m *Manager) containerFiles(podID string, c *podconfig.Pod) ocispec.Files {
 	f := ocispec.Files{
-		ResolvConf: m.podFile(podID, "resolv.conf"),
-		Hosts:      m.podFile(podID, "hosts"),
-		Hostname:   m.podFile(podID, "hostname"),
-		Shm:        m.podFile(podID, "shm"),
+		ResolvConf: m.dirs.PodFile(podID, "resolv.conf"),
+		Hosts:      m.dirs.PodFile(podID, "hosts"),
+		Hostname:   m.dirs.PodFile(podID, "hostname"),
+		Shm:        m.dirs.PodFile(podID, "shm"),
 	}
 	if c.HostIPC() {
 		f.Shm = "/dev/shm"

@@ -85,7 +85,7 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 		return m.startFailed(ctx, e, err)
 	}
 	create := client.CreateRequest{
-		PodID: rec.PodID, ID: e.ID, Bundle: m.containerDir().Of(e.ID), Handler: handler.Runtime,
+		PodID: rec.PodID, ID: e.ID, Bundle: m.dirs.Containers().Of(e.ID), Handler: handler.Runtime,
 		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
 		LogPath: rec.LogPath, LogDirectory: p.Get().Config.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
 	}

@@ -26,9 +26,9 @@ func TestHungStepOfRecovery(t *testing.T) {
 			stray := table.NewID()
 			b.mu.Lock()
 			b.procs[stray] = &proc{podID: stray, args: []string{"run"}, state: client.StateRunning}
-			b.pins[m1.nsDir(stray)] = true
+			b.pins[m1.dirs.NamespacesOf(stray)] = true
 			b.mu.Unlock()
-			ok(t, os.Mkdir(m1.nsDir(stray), 0o755))
+			ok(t, os.Mkdir(m1.dirs.NamespacesOf(stray), 0o755))
 			release, reached := make(chan struct{}), make(chan error, 64)
 			m, _ := b.unstarted()
 			m.stepLimit = time.Second // which only what hangs takes, on a busy machine, too

@@ -137,17 +137,17 @@ func (m *Manager) dropPodParts(ctx context.Context, e *state.PodEntry) error {
 	if err := m.faultAt(ctx, faultCleanNetwork); err != nil {
 		return err
 	}
-	if err := m.Namespaces.Remove(ctx, m.nsDir(e.ID)); err != nil {
+	if err := m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(e.ID)); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultCleanNamespaces); err != nil {
 		return err
 	}
 	// What is still mounted must not be deleted through.
-	if err := unmount(m.podFiles(e.ID)); err != nil {
+	if err := unmount(m.dirs.PodFiles(e.ID)); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(filepath.Join(m.podDir().Of(e.ID), "init")); err != nil {
+	if err := os.RemoveAll(filepath.Join(m.dirs.Pods().Of(e.ID), "init")); err != nil {
 		return err
 	}
 	return nil

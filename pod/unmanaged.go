@@ -179,7 +179,7 @@ func (m *Manager) logUnmanaged() {
 
 // podInBundle is the pod that a container's bundle names, empty if it cannot be known.
 func (m *Manager) podInBundle(id string) string {
-	b, err := os.ReadFile(filepath.Join(m.containerDir().Of(id), "config.json"))
+	b, err := os.ReadFile(filepath.Join(m.dirs.Containers().Of(id), "config.json"))
 	if err != nil {
 		return ""
 	}
@@ -202,7 +202,7 @@ func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 	if len(id) < table.IDLength {
 		return ids, nil // not an id of ours
 	}
-	dir := m.containerDir().Of(id)
+	dir := m.dirs.Containers().Of(id)
 	mounts, err := os.ReadDir(filepath.Join(dir, "volumes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -310,22 +310,22 @@ func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
 	if err := m.faultAt(ctx, faultUnmanagedEnded); err != nil {
 		return err
 	}
-	if err := m.Network.Teardown(ctx, network.Pod{ID: podID, NetNS: filepath.Join(m.nsDir(podID), "net")}); err != nil {
+	if err := m.Network.Teardown(ctx, network.Pod{ID: podID, NetNS: filepath.Join(m.dirs.NamespacesOf(podID), "net")}); err != nil {
 		return err
 	}
 	if err := m.faultAt(ctx, faultUnmanagedNetwork); err != nil {
 		return err
 	}
-	if err := m.Namespaces.Remove(ctx, m.nsDir(podID)); err != nil {
+	if err := m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(podID)); err != nil {
 		return err
 	}
 	if err := m.Shim.DeletePod(ctx, podID); err != nil {
 		return err
 	}
-	if err := unmount(m.podFiles(podID)); err != nil {
+	if err := unmount(m.dirs.PodFiles(podID)); err != nil {
 		return err
 	}
-	if err := m.podDir().Remove(podID); err != nil {
+	if err := m.dirs.Pods().Remove(podID); err != nil {
 		return err
 	}
 	m.unmanaged.drop(podID)
@@ -374,7 +374,7 @@ func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error
 // removeContainerDir removes a directory without an entry. It unmounts first: deletion must not
 // reach into mounts.
 func (m *Manager) removeContainerDir(id string) error {
-	dir := m.containerDir().Of(id)
+	dir := m.dirs.Containers().Of(id)
 	points, err := mountPoints(dir)
 	if err != nil {
 		return err
@@ -384,7 +384,7 @@ func (m *Manager) removeContainerDir(id string) error {
 			return err
 		}
 	}
-	return m.containerDir().Remove(id)
+	return m.dirs.Containers().Remove(id)
 }
 
 // mountPoints are the places in a container's directory where something may be mounted.

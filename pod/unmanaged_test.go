@@ -38,7 +38,7 @@ func (b *bench) lone() (m *Manager, podID, id string) {
 // untouched fails the test unless everything of lone is as before.
 func (b *bench) untouched(m *Manager, podID, id string) {
 	b.t.Helper()
-	mounted, err := mountedAt([]string{m.podFiles(podID)})
+	mounted, err := mountedAt([]string{m.dirs.PodFiles(podID)})
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.procs[id]
@@ -48,7 +48,7 @@ func (b *bench) untouched(m *Manager, podID, id string) {
 	if b.snapshots[id] == "" || b.snapshots[state.VolumeID(id, 0)] == "" {
 		b.t.Errorf("snapshots: %v", b.snapshots)
 	}
-	if _, connected := b.networks[podID]; !connected || !b.pins[m.nsDir(podID)] {
+	if _, connected := b.networks[podID]; !connected || !b.pins[m.dirs.NamespacesOf(podID)] {
 		b.t.Errorf("networks %v, namespaces %v", b.networks, b.pins)
 	}
 	if err != nil || mounted == "" {
@@ -98,9 +98,9 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 			t.Run(d.name+"/"+string(kind), func(t *testing.T) {
 				b := newBench(t)
 				m1, podID, id := b.lone()
-				file := m1.containerDir().File(id)
+				file := m1.dirs.Containers().File(id)
 				if kind == UnmanagedPod {
-					file = m1.podDir().File(podID)
+					file = m1.dirs.Pods().File(podID)
 				}
 				d.do(t, file)
 				m, _ := b.manager()
@@ -157,7 +157,7 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 func TestPodTakesUnmanagedContainerAlong(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
-	ok(t, os.Truncate(m1.containerDir().File(id), 3))
+	ok(t, os.Truncate(m1.dirs.Containers().File(id), 3))
 	m, _ := b.manager()
 	ok(t, m.Stop(t.Context(), podID))
 	if p := b.proc(id); p != nil {
@@ -172,7 +172,7 @@ func TestPodTakesUnmanagedContainerAlong(t *testing.T) {
 func TestRecordsReadableAgain(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
-	files := []string{m1.podDir().File(podID), m1.containerDir().File(id)}
+	files := []string{m1.dirs.Pods().File(podID), m1.dirs.Containers().File(id)}
 	var leases []*os.File
 	for _, file := range files {
 		leases = append(leases, unreadable(t, file))
@@ -217,7 +217,7 @@ func TestInitOfUnmanagedContainersStays(t *testing.T) {
 	m1, h := b.manager()
 	podID, id := b.sharing(m1)
 	b.kill(h)
-	ok(t, errors.Join(unmount(m1.podFiles(podID)), os.RemoveAll(m1.podDir().Of(podID))))
+	ok(t, errors.Join(unmount(m1.dirs.PodFiles(podID)), os.RemoveAll(m1.dirs.Pods().Of(podID))))
 	m, _ := b.manager()
 	idle(t, m)
 	for _, one := range []string{podID, id} {
@@ -266,9 +266,9 @@ func TestContainersWithoutDirectory(t *testing.T) {
 		{"pod half removed, running", func(m *Manager, id string) error {
 			return setPhase(m, id, state.PodRemoving)
 		}, client.StateRunning, false},
-		{"pod unmanaged, running", func(m *Manager, id string) error { return os.Truncate(m.podDir().File(id), 3) }, client.StateRunning, true},
+		{"pod unmanaged, running", func(m *Manager, id string) error { return os.Truncate(m.dirs.Pods().File(id), 3) }, client.StateRunning, true},
 		{"pod gone, running", func(m *Manager, id string) error {
-			return errors.Join(unmount(m.podFiles(id)), os.RemoveAll(m.podDir().Of(id)))
+			return errors.Join(unmount(m.dirs.PodFiles(id)), os.RemoveAll(m.dirs.Pods().Of(id)))
 		}, client.StateRunning, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -314,9 +314,9 @@ func TestShimCannotReadItsRecord(t *testing.T) {
 		podID bool // the shim knows the pod
 	}{
 		{"our record is fine", func(*Manager, string) error { return nil }, true},
-		{"our record is damaged", func(m *Manager, id string) error { return os.Truncate(m.containerDir().File(id), 3) }, true},
-		{"our record is damaged, pod unknown", func(m *Manager, id string) error { return os.Truncate(m.containerDir().File(id), 3) }, false},
-		{"our directory is gone, pod unknown", func(m *Manager, id string) error { return os.RemoveAll(m.containerDir().Of(id)) }, false},
+		{"our record is damaged", func(m *Manager, id string) error { return os.Truncate(m.dirs.Containers().File(id), 3) }, true},
+		{"our record is damaged, pod unknown", func(m *Manager, id string) error { return os.Truncate(m.dirs.Containers().File(id), 3) }, false},
+		{"our directory is gone, pod unknown", func(m *Manager, id string) error { return os.RemoveAll(m.dirs.Containers().Of(id)) }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
@@ -363,10 +363,10 @@ func TestBareDirectories(t *testing.T) {
 	}{
 		{"container, nothing", UnmanagedContainer, func(*bench, *Manager, string) error { return nil }, false},
 		{"container, mounted", UnmanagedContainer, func(_ *bench, m *Manager, id string) error {
-			return mountTmpfs(filepath.Join(m.containerDir().Of(id), "rootfs"))
+			return mountTmpfs(filepath.Join(m.dirs.Containers().Of(id), "rootfs"))
 		}, true},
 		{"container, volume mounted", UnmanagedContainer, func(_ *bench, m *Manager, id string) error {
-			return mountTmpfs(filepath.Join(m.containerDir().Of(id), "volumes", "1"))
+			return mountTmpfs(filepath.Join(m.dirs.Containers().Of(id), "volumes", "1"))
 		}, true},
 		{"container, in the shim", UnmanagedContainer, func(b *bench, _ *Manager, id string) error {
 			b.procs[id] = &proc{podID: table.NewID(), args: []string{"run"}, state: client.StateStopped}
@@ -378,19 +378,19 @@ func TestBareDirectories(t *testing.T) {
 			return nil
 		}, true},
 		{"pod, namespaces", UnmanagedPod, func(b *bench, m *Manager, id string) error {
-			b.pins[m.nsDir(id)] = true
-			return os.MkdirAll(m.nsDir(id), 0o755)
+			b.pins[m.dirs.NamespacesOf(id)] = true
+			return os.MkdirAll(m.dirs.NamespacesOf(id), 0o755)
 		}, true},
-		{"pod, files mounted", UnmanagedPod, func(_ *bench, m *Manager, id string) error { return mountTmpfs(m.podFiles(id)) }, true},
+		{"pod, files mounted", UnmanagedPod, func(_ *bench, m *Manager, id string) error { return mountTmpfs(m.dirs.PodFiles(id)) }, true},
 		{"pod, container in the shim", UnmanagedPod, func(b *bench, _ *Manager, id string) error {
 			b.procs[table.NewID()] = &proc{podID: id, args: []string{"run"}, state: client.StateRunning}
 			return nil
 		}, true},
 		{"pod, container's bundle names it", UnmanagedPod, func(_ *bench, m *Manager, id string) error {
 			c := table.NewID()
-			ok := m.containerDir().Make(c)
-			return errors.Join(ok, os.WriteFile(m.containerDir().File(c), nil, 0o600),
-				os.WriteFile(filepath.Join(m.containerDir().Of(c), "config.json"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+id+`"}}`),
+			ok := m.dirs.Containers().Make(c)
+			return errors.Join(ok, os.WriteFile(m.dirs.Containers().File(c), nil, 0o600),
+				os.WriteFile(filepath.Join(m.dirs.Containers().Of(c), "config.json"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-id":"`+id+`"}}`),
 					0o600))
 		}, true},
 	} {
@@ -399,9 +399,9 @@ func TestBareDirectories(t *testing.T) {
 			m, _ := b.unstarted()
 			id := table.NewID()
 			if tc.kind == UnmanagedPod {
-				ok(t, m.podDir().Make(id))
+				ok(t, m.dirs.Pods().Make(id))
 			} else {
-				ok(t, m.containerDir().Make(id))
+				ok(t, m.dirs.Containers().Make(id))
 			}
 			ok(t, tc.have(b, m, id))
 			ok(t, m.Start(t.Context()))
@@ -434,8 +434,8 @@ func TestCrashWhileRemovingUnmanaged(t *testing.T) {
 		t.Run(string(point), func(t *testing.T) {
 			b := newBench(t)
 			m1, podID, id := b.lone()
-			ok(t, os.Truncate(m1.podDir().File(podID), 3))
-			ok(t, os.Truncate(m1.containerDir().File(id), 3))
+			ok(t, os.Truncate(m1.dirs.Pods().File(podID), 3))
+			ok(t, os.Truncate(m1.dirs.Containers().File(id), 3))
 			m2, h2 := b.manager()
 			crashed := b.crash(m2, h2, string(point))
 			ctx, cancel := context.WithCancel(t.Context())
@@ -462,7 +462,7 @@ func TestCrashWhileRemovingUnmanaged(t *testing.T) {
 func TestFIFOInARecordsPlace(t *testing.T) {
 	b := newBench(t)
 	m1, podID, id := b.lone()
-	file := m1.podDir().File(podID)
+	file := m1.dirs.Pods().File(podID)
 	ok(t, errors.Join(os.Remove(file), unix.Mkfifo(file, 0o600)))
 	// Should the start wait for a writer, it gets one that writes nothing.
 	opened := make(chan error, 1)

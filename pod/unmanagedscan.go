@@ -158,7 +158,7 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 			continue
 		}
 		mounted := ""
-		points, err := mountPoints(m.containerDir().Of(id))
+		points, err := mountPoints(m.dirs.Containers().Of(id))
 		if err == nil {
 			mounted, err = mountedAt(points)
 		}
@@ -185,8 +185,8 @@ func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (remova
 	}
 	for _, id := range ids {
 		leave := func(why error) { m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, why) }
-		mounted, err := mountedAt([]string{m.podFiles(id)})
-		_, pinned := os.Stat(m.nsDir(id))
+		mounted, err := mountedAt([]string{m.dirs.PodFiles(id)})
+		_, pinned := os.Stat(m.dirs.NamespacesOf(id))
 		switch {
 		case len(known[id]) > 0 || len(m.unmanagedIn(id)) > 0:
 			leave(errors.New("its record is missing, and it has containers"))
@@ -270,23 +270,23 @@ func (m *Manager) queueStrayDirs(b bare) {
 	}
 	for _, id := range b.pods {
 		m.clean.Queue("directory of unknown pod", id, func(context.Context) error {
-			if err := unmount(m.podFiles(id)); err != nil {
+			if err := unmount(m.dirs.PodFiles(id)); err != nil {
 				return err
 			}
-			return m.podDir().Remove(id)
+			return m.dirs.Pods().Remove(id)
 		})
 	}
 }
 
 // queueStrayNamespaces is the same for namespaces.
 func (m *Manager) queueStrayNamespaces(unmanagedPods map[string]bool) error {
-	pinned, err := os.ReadDir(m.nsRoot())
+	pinned, err := os.ReadDir(m.dirs.Namespaces())
 	if err != nil {
 		return err
 	}
 	for _, d := range pinned {
 		if id := d.Name(); m.pods.Exact(id) == nil && !unmanagedPods[id] {
-			m.clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error { return m.Namespaces.Remove(ctx, m.nsDir(id)) })
+			m.clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error { return m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(id)) })
 		}
 	}
 	return nil

@@ -73,7 +73,7 @@ func (m *Manager) updateResources(ctx context.Context, e *state.ContainerEntry, 
 
 // rewriteResources puts limits into the bundle, where a start finds them.
 func (m *Manager) rewriteResources(e *state.ContainerEntry, r podconfig.Resources) error {
-	dir := m.containerDir().Of(e.ID)
+	dir := m.dirs.Containers().Of(e.ID)
 	b, err := os.ReadFile(filepath.Join(dir, ocispec.FileName))
 	if err != nil {
 		return err

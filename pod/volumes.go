@@ -59,7 +59,7 @@ func (m *Manager) mountVolume(ctx context.Context, e *state.ContainerEntry, i in
 	if err != nil {
 		return volume{}, err
 	}
-	target := filepath.Join(m.containerDir().Of(e.ID), "volumes", strconv.Itoa(i))
+	target := filepath.Join(m.dirs.Containers().Of(e.ID), "volumes", strconv.Itoa(i))
 	_, err = m.Snapshots.Prepare(ctx, state.VolumeID(e.ID, i), snapshot.PrepareOptions{
 		Layers: img.Layers, Target: target, Users: users, Access: snapshot.ReadOnly,
 		Label: labels.Mount,

@@ -2,7 +2,6 @@ package state
 
 import (
 	"fmt"
-	"path/filepath"
 
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/pod/record"
@@ -18,11 +17,11 @@ type Records struct {
 // (*recordfile.NewerError): this daemon does not understand it, and could destroy what it
 // describes.
 func ReadRecords(stateDir string) (*Records, error) {
-	pods, err := PodsIn(stateDir).LoadAll()
+	pods, err := Layout(stateDir).Pods().LoadAll()
 	if err != nil {
 		return nil, err
 	}
-	containers, err := ContainersIn(stateDir).LoadAll()
+	containers, err := Layout(stateDir).Containers().LoadAll()
 	if err != nil {
 		return nil, err
 	}
@@ -46,14 +45,6 @@ func ReadRecords(stateDir string) (*Records, error) {
 		}
 	}
 	return &Records{pods, containers}, nil
-}
-
-func PodsIn(stateDir string) record.Dir[PodRecord] {
-	return record.Dir[PodRecord]{Path: filepath.Join(stateDir, "pods"), Name: "pod.json", Version: recordVersion}
-}
-
-func ContainersIn(stateDir string) record.Dir[ContainerRecord] {
-	return record.Dir[ContainerRecord]{Path: filepath.Join(stateDir, "containers"), Name: "container.json", Version: recordVersion}
 }
 
 // Check validates a parsed record.
