@@ -11,11 +11,11 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 )
 
-// injectCDI puts what the host's CDI specs say of the devices into the container's spec. The
+// InjectCDI puts what the host's CDI specs say of the devices into the container's spec. The
 // spec files are read again: few containers have such devices, and plugins write them at any
 // time. A device that cannot be found is an error, for without it the container would run
 // and do something else.
-func (m *Manager) injectCDI(spec *specs.Spec, names []string) error {
+func (m *Manager) InjectCDI(spec *specs.Spec, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}

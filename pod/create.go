@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
@@ -224,13 +225,13 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 		}
 		saved.apply(spec)
 	}
-	if err := m.injectCDI(spec, e.Get().Config.CDIDevices); err != nil {
+	if err := m.InjectCDI(spec, e.Get().Config.CDIDevices); err != nil {
 		return err
 	}
 	// Hold new plugins only from here on, not while root and volumes are mounted: a waiting plugin
 	// blocks the creation of all other containers and pods.
-	defer m.holdPlugins()()
-	if err := m.adjust(ctx, p, e, spec); err != nil {
+	defer m.notify.Hold()()
+	if err := m.notify.Adjust(ctx, p, e, spec); err != nil {
 		return err
 	}
 	if err := ocispec.Write(dir, spec); err != nil {
@@ -261,7 +262,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 	if err != nil {
 		return err
 	}
-	return m.tellContainer(ctx, ContainerCreated, e)
+	return m.notify.Container(ctx, plugins.ContainerCreated, e)
 }
 
 // savedFor is the checkpoint that a container goes on from: the caller's, or the one that

@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/mac"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
@@ -101,7 +102,7 @@ type Deps struct {
 	Snapshots  Snapshots
 	Network    Network
 	Namespaces NamespacePins // internal/nspin if nil
-	Plugins    Plugins       // none if nil
+	Plugins    plugins.Set   // none if nil
 	Meter      stats.Meter   // this host if nil
 	Labels     mac.Labeler   // this host's SELinux if nil
 	// Starting, if not nil, is called when a pod or container starts to be made: a

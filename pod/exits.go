@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
@@ -121,7 +122,7 @@ func (m *Manager) exited(e *state.ContainerEntry, code int32, at time.Time, oom 
 	m.life.Start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, life.CleanupLimit)
 		defer cancel()
-		_ = m.tellContainer(ctx, ContainerStopped, e) // logged
+		_ = m.notify.Container(ctx, plugins.ContainerStopped, e) // logged
 		// Removal and recovery do it again, so nothing is lost if it fails here.
 		if err := m.forget(ctx, e.Get().PodID, e.ID); err != nil && ctx.Err() == nil {
 			m.log.Warn("shim did not free an exited container", "id", e.ID, "err", err)
@@ -132,7 +133,7 @@ func (m *Manager) exited(e *state.ContainerEntry, code int32, at time.Time, oom 
 // forget frees what the shim holds of a container that is not running; calls at the
 // same time join.
 func (m *Manager) forget(ctx context.Context, podID, id string) error {
-	return m.do(ctx, "forget/"+id, life.CleanupLimit, func(ctx context.Context) error {
+	return m.ops.Do(ctx, "forget/"+id, life.CleanupLimit, func(ctx context.Context) error {
 		err := m.Shim.Delete(ctx, podID, id)
 		if errors.Is(err, client.ErrNotFound) {
 			return nil

@@ -39,7 +39,8 @@ func TestUserNamespace(t *testing.T) {
 	c.Mounts = []podconfig.Mount{{ContainerPath: "/image", Image: "busybox"}}
 	id := must[string](t)(m.Create(ctx, podID, c))
 	spec := b.bundle(id)
-	if !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: filepath.Join(m.dirs.NamespacesOf(podID), "user")}) {
+	user := specs.LinuxNamespace{Type: specs.UserNamespace, Path: filepath.Join(m.dirs.NamespacesOf(podID), "user")}
+	if !slices.Contains(spec.Linux.Namespaces, user) {
 		t.Errorf("namespaces %+v", spec.Linux.Namespaces)
 	}
 	want := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1 << 16}}

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/coracle-project/coracle/internal/cgstat"
@@ -12,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/reserve"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
@@ -37,14 +39,15 @@ type Manager struct {
 	opts Options
 	Deps
 	dirs state.Layout
-	log *slog.Logger
+	log  *slog.Logger
 
 	pods       *state.PodTable
 	containers *state.ContainerTable
 
-	making   join.Group[string]   // Run and Create, by identity
-	ops      join.Group[struct{}] // the others, by verb and id
+	making   join.Group[string] // Run and Create, by identity
+	ops      *life.Joined       // the others, by verb and id
 	readings *stats.Reader
+	notify   *plugins.Notifier
 
 	selinux  *mac.SELinux
 	apparmor *mac.AppArmor
@@ -96,6 +99,8 @@ func New(o Options, d Deps) *Manager {
 		Pods: m.pods, Containers: m.containers, Cgroups: m.opts.cgroups(), Meter: d.Meter, Snapshots: d.Snapshots,
 		Life: m.life, Log: m.log, UsageAge: m.opts.UsageAge, DiskUsageAge: m.opts.DiskUsageAge,
 	}
+	m.ops = life.NewJoined(m.life)
+	m.notify = &plugins.Notifier{Plugins: d.Plugins, Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Log: m.log}
 	m.Server = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path, m.opts.ExecOutput)
 	m.clean = life.NewCleaner(m.life, m.log)
 	return m
@@ -146,15 +151,6 @@ func (m *Manager) Container(id string) (state.Container, error) {
 	return e.Get().Value(), nil
 }
 
-// do runs work under key, or joins the one under way. The work goes on when ctx ends,
-// for as long as limit.
-func (m *Manager) do(ctx context.Context, key string, limit time.Duration, work func(context.Context) error) error {
-	_, err := m.ops.Do(ctx, key, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, m.life.Run(ctx, limit, work)
-	})
-	return err
-}
-
 // NetworkReady says why pods cannot be connected now, nil if they can.
 func (m *Manager) NetworkReady(ctx context.Context) error { return m.Network.Ready(ctx) }
 
@@ -191,4 +187,10 @@ func (m *Manager) Processes(ctx context.Context, id string) (cgstat.Processes, e
 // by stop, by Close, and when the caller reads too slowly.
 func (m *Manager) Watch() (events <-chan watch.Event, stop func()) {
 	return m.events.Watch()
+}
+
+// Plugged is all that runs or may run, for a plugin that has come.
+func (m *Manager) Plugged() ([]state.Pod, []plugins.Container) {
+	containers := m.notify.All()
+	return slices.Collect(m.Pods(state.PodFilter{})), containers
 }

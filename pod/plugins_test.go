@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 )
@@ -36,23 +37,23 @@ func TestPluginsUpdateHasALimit(t *testing.T) {
 
 // refusing is a plugin that wants no updates of pods.
 type refusing struct {
-	Plugins
+	plugins.Set
 	err error
 
 	mu   sync.Mutex
-	told []PluginEvent
+	told []plugins.Event
 }
 
 func (p *refusing) Hold() func() { return func() {} }
 
-func (p *refusing) Tell(_ context.Context, ev PluginEvent, _ state.Pod, _ *PluggedContainer) error {
+func (p *refusing) Tell(_ context.Context, ev plugins.Event, _ state.Pod, _ *plugins.Container) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.told = append(p.told, ev)
 	return nil
 }
 
-func (p *refusing) wasTold(ev PluginEvent) bool {
+func (p *refusing) wasTold(ev plugins.Event) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Contains(p.told, ev)
@@ -67,19 +68,19 @@ func TestPluginsRefuseUpdateOfPod(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
 	p := &refusing{err: errors.New("no")}
-	m.Plugins = p
+	m.notify.Plugins = p
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	if err := m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}); !errors.Is(err, p.err) {
 		t.Errorf("update: %v", err)
 	}
-	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got != nil || p.wasTold(PodUpdated) {
-		t.Errorf("noted %v, told %t", got, p.wasTold(PodUpdated))
+	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got != nil || p.wasTold(plugins.PodUpdated) {
+		t.Errorf("noted %v, told %t", got, p.wasTold(plugins.PodUpdated))
 	}
 	p.err = nil
 	ok(t, m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}))
-	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got == nil || got.MemoryLimit != 5 || !p.wasTold(PodUpdated) {
-		t.Errorf("noted %v, told %t", got, p.wasTold(PodUpdated))
+	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got == nil || got.MemoryLimit != 5 || !p.wasTold(plugins.PodUpdated) {
+		t.Errorf("noted %v, told %t", got, p.wasTold(plugins.PodUpdated))
 	}
 	ok(t, m.Stop(ctx, podID))
 	ok(t, m.Remove(ctx, podID))
@@ -89,12 +90,12 @@ func TestPluginsRefuseUpdateOfPod(t *testing.T) {
 // holding is a plugin that holds as package nri does: a new plugin takes the lock for writing, and
 // every creation after that waits behind it.
 type holding struct {
-	Plugins
+	plugins.Set
 	t    *testing.T
 	sync sync.RWMutex
 
 	mu   sync.Mutex
-	told []PluginEvent
+	told []plugins.Event
 }
 
 func (p *holding) Hold() func() {
@@ -102,14 +103,14 @@ func (p *holding) Hold() func() {
 	return p.sync.RUnlock
 }
 
-func (p *holding) Tell(_ context.Context, ev PluginEvent, _ state.Pod, _ *PluggedContainer) error {
-	if ev == PodRuns || ev == ContainerCreated {
+func (p *holding) Tell(_ context.Context, ev plugins.Event, _ state.Pod, _ *plugins.Container) error {
+	if ev == plugins.PodRuns || ev == plugins.ContainerCreated {
 		p.held(string(ev))
 	}
 	return nil
 }
 
-func (p *holding) Adjust(context.Context, state.Pod, PluggedContainer) error {
+func (p *holding) Adjust(context.Context, state.Pod, plugins.Container) error {
 	p.held("adjust")
 	return nil
 }
@@ -122,7 +123,7 @@ func (p *holding) held(call string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.told = append(p.told, PluginEvent(call))
+	p.told = append(p.told, plugins.Event(call))
 }
 
 // arrive simulates a new plugin: it waits until nothing is held.
@@ -146,8 +147,8 @@ func (p *holding) arrive(ctx context.Context) error {
 func TestPluginsDoNotWaitForMounts(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
-	plugins := &holding{t: t}
-	m.Plugins = plugins
+	held := &holding{t: t}
+	m.notify.Plugins = held
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
@@ -172,7 +173,7 @@ func TestPluginsDoNotWaitForMounts(t *testing.T) {
 	}
 	others := func(what, name string) {
 		t.Helper()
-		if err := plugins.arrive(ctx); err != nil {
+		if err := held.arrive(ctx); err != nil {
 			t.Fatalf("%s: a plugin that comes: %v", what, err)
 		}
 		other := containerConfig("run")
@@ -206,7 +207,7 @@ func TestPluginsDoNotWaitForMounts(t *testing.T) {
 	release()
 	ok(t, <-made)
 	// Two runs, three creations.
-	if n := len(plugins.told); n != 2+3*2 {
-		t.Errorf("told %d times: %v", n, plugins.told)
+	if n := len(held.told); n != 2+3*2 {
+		t.Errorf("told %d times: %v", n, held.told)
 	}
 }

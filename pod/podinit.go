@@ -22,7 +22,7 @@ const initPath = "/coracle-pod-init"
 // is the pod's init, which is started for the first container that shares: most pods
 // have none, and a pod that only says it would costs no process.
 func (m *Manager) sharedPID(ctx context.Context, p *state.PodEntry) (pid int, err error) {
-	err = m.do(ctx, "init/"+p.ID, createLimit, func(ctx context.Context) error {
+	err = m.ops.Do(ctx, "init/"+p.ID, createLimit, func(ctx context.Context) error {
 		if p.Get().InitPid != 0 {
 			return nil
 		}

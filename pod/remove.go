@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/state"
 )
 
@@ -24,7 +25,7 @@ func (m *Manager) Remove(ctx context.Context, podID string) error {
 	if err != nil {
 		return err
 	}
-	return errdefs.During("remove pod", e.ID, m.do(ctx, "remove-pod/"+e.ID, removeLimit, func(ctx context.Context) error {
+	return errdefs.During("remove pod", e.ID, m.ops.Do(ctx, "remove-pod/"+e.ID, removeLimit, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
@@ -58,7 +59,7 @@ func (m *Manager) removePod(ctx context.Context, e *state.PodEntry) error {
 		return err
 	}
 	m.pods.Release(e)
-	_ = m.tell(ctx, PodRemoved, e.Get().Value()) // logged
+	_ = m.notify.Pod(ctx, plugins.PodRemoved, e.Get().Value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, faultRemoveRecorded)
 }
@@ -80,7 +81,7 @@ func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
 }
 
 func (m *Manager) removeContainer(ctx context.Context, e *state.ContainerEntry) error {
-	return m.do(ctx, "remove-container/"+e.ID, removeLimit, func(ctx context.Context) error {
+	return m.ops.Do(ctx, "remove-container/"+e.ID, removeLimit, func(ctx context.Context) error {
 		for {
 			if err := m.stopContainer(ctx, e, 0); err != nil {
 				return err
@@ -111,7 +112,7 @@ func (m *Manager) removeStopped(ctx context.Context, e *state.ContainerEntry) (r
 	if err := m.faultAt(ctx, faultRemoveContainerRecorded); err != nil {
 		return false, err
 	}
-	_ = m.tellContainer(ctx, ContainerRemoved, e) // logged
+	_ = m.notify.Container(ctx, plugins.ContainerRemoved, e) // logged
 	if err := m.dropContainer(ctx, e); err != nil {
 		// No one can name it any more, so it is ours to finish.
 		m.queueDrop(e)

@@ -8,14 +8,14 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/coracle-project/coracle/internal/fault"
-
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
@@ -143,8 +143,8 @@ func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
 	p := e.Get().Value()
 	p.IPs, p.NetNS = net.IPs, set.Net
 	// Hold new plugins only from here on, not while the pod is being connected: see makeContainer.
-	defer m.holdPlugins()()
-	if err := m.tell(ctx, PodRuns, p); err != nil {
+	defer m.notify.Hold()()
+	if err := m.notify.Pod(ctx, plugins.PodRuns, p); err != nil {
 		return err
 	}
 	err = e.Update(func(r *state.PodRecord) {

@@ -10,9 +10,9 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
-
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -30,7 +30,7 @@ func (m *Manager) StartContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return errdefs.During("start container", id, err)
 	}
-	return errdefs.During("start container", e.ID, m.do(ctx, "start/"+e.ID, startLimit, func(ctx context.Context) error {
+	return errdefs.During("start container", e.ID, m.ops.Do(ctx, "start/"+e.ID, startLimit, func(ctx context.Context) error {
 		if err := m.awaitRecovery(ctx); err != nil {
 			return err // its root may be lost, and be made again
 		}
@@ -77,7 +77,7 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 	if err := stage(faultStartRecorded); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	if err := m.tellContainer(ctx, ContainerStarts, e); err != nil {
+	if err := m.notify.Container(ctx, plugins.ContainerStarts, e); err != nil {
 		return m.startFailed(ctx, e, err)
 	}
 	handler, err := m.opts.Handlers.Of(&p.Get().Config)
@@ -134,7 +134,7 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 	if err != nil {
 		return m.startFailed(ctx, e, err)
 	}
-	return m.tellContainer(ctx, ContainerStarted, e)
+	return m.notify.Container(ctx, plugins.ContainerStarted, e)
 }
 
 // relaunch continues a start that was interrupted by the shim's death. The next shim knows how far

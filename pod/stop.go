@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/state"
 )
 
@@ -29,7 +30,7 @@ func (m *Manager) Stop(ctx context.Context, podID string) error {
 	if err != nil {
 		return err
 	}
-	return errdefs.During("stop pod", e.ID, m.do(ctx, "stop-pod/"+e.ID, stopLimit, func(ctx context.Context) error {
+	return errdefs.During("stop pod", e.ID, m.ops.Do(ctx, "stop-pod/"+e.ID, stopLimit, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
@@ -78,7 +79,7 @@ func (m *Manager) stopPod(ctx context.Context, e *state.PodEntry) error {
 	if err := e.Intend(func(r *state.PodRecord) { r.Phase, r.Init, r.InitPid = state.PodStopped, false, 0 }); err != nil {
 		return err
 	}
-	_ = m.tell(ctx, PodStopped, e.Get().Value()) // logged
+	_ = m.notify.Pod(ctx, plugins.PodStopped, e.Get().Value()) // logged
 	m.queueCleaning(e)
 	return m.faultAt(ctx, faultStopStopped)
 }

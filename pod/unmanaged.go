@@ -221,7 +221,7 @@ func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 
 // stopUnmanaged kills all processes of an unmanaged pod or container.
 func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
-	return m.do(ctx, "stop-unmanaged/"+u.ID, stopLimit, func(ctx context.Context) error {
+	return m.ops.Do(ctx, "stop-unmanaged/"+u.ID, stopLimit, func(ctx context.Context) error {
 		if err := m.awaitRecovery(ctx); err != nil {
 			return err
 		}
@@ -272,7 +272,7 @@ func (m *Manager) shimHas(ctx context.Context, podID string) ([]string, error) {
 
 // removeUnmanaged removes everything found under the id of an unmanaged pod or container.
 func (m *Manager) removeUnmanaged(ctx context.Context, u Unmanaged) error {
-	return m.do(ctx, "remove-unmanaged/"+u.ID, removeLimit, func(ctx context.Context) error {
+	return m.ops.Do(ctx, "remove-unmanaged/"+u.ID, removeLimit, func(ctx context.Context) error {
 		if err := m.awaitRecovery(ctx); err != nil {
 			return err
 		}

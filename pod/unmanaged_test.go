@@ -266,7 +266,9 @@ func TestContainersWithoutDirectory(t *testing.T) {
 		{"pod half removed, running", func(m *Manager, id string) error {
 			return setPhase(m, id, state.PodRemoving)
 		}, client.StateRunning, false},
-		{"pod unmanaged, running", func(m *Manager, id string) error { return os.Truncate(m.dirs.Pods().File(id), 3) }, client.StateRunning, true},
+		{"pod unmanaged, running", func(m *Manager, id string) error {
+			return os.Truncate(m.dirs.Pods().File(id), 3)
+		}, client.StateRunning, true},
 		{"pod gone, running", func(m *Manager, id string) error {
 			return errors.Join(unmount(m.dirs.PodFiles(id)), os.RemoveAll(m.dirs.Pods().Of(id)))
 		}, client.StateRunning, false},

@@ -286,7 +286,9 @@ func (m *Manager) queueStrayNamespaces(unmanagedPods map[string]bool) error {
 	}
 	for _, d := range pinned {
 		if id := d.Name(); m.pods.Exact(id) == nil && !unmanagedPods[id] {
-			m.clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error { return m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(id)) })
+			m.clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error {
+				return m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(id))
+			})
 		}
 	}
 	return nil

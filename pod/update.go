@@ -11,6 +11,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 )
@@ -46,7 +47,7 @@ func (m *Manager) updateResources(ctx context.Context, e *state.ContainerEntry, 
 	switch rec.Phase {
 	case state.ContainerRunning:
 		limits := next.Change(r).On(podconfig.LimitsOfHost()).Linux()
-		if err := m.adjustUpdate(ctx, e, limits); err != nil {
+		if err := m.notify.AdjustUpdate(ctx, e, limits); err != nil {
 			return err
 		}
 		if err := m.Shim.Update(ctx, rec.PodID, e.ID, limits); err != nil {
@@ -68,7 +69,24 @@ func (m *Manager) updateResources(ctx context.Context, e *state.ContainerEntry, 
 	if err := e.Update(func(r *state.ContainerRecord) { r.Config.Resources = next }); err != nil {
 		return err
 	}
-	return m.tellContainer(ctx, ContainerUpdated, e)
+	return m.notify.Container(ctx, plugins.ContainerUpdated, e)
+}
+
+// UpdatePlugged changes limits that a plugin wants changed. They are those of the container that
+// runs; its configuration stays what the caller has asked for.
+func (m *Manager) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxResources) error {
+	e, err := m.containers.Find(id)
+	if err != nil {
+		return errdefs.During("update container", id, err)
+	}
+	rec := e.Get()
+	if rec.Phase != state.ContainerRunning {
+		return errdefs.During("update container", e.ID, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
+	}
+	// Plugins set no limit, and whatever is to be made waits while a new one is told what there is.
+	return errdefs.During("update container", e.ID, m.life.Run(ctx, updateLimit, func(ctx context.Context) error {
+		return m.Shim.Update(ctx, rec.PodID, e.ID, r)
+	}))
 }
 
 // rewriteResources puts limits into the bundle, where a start finds them.

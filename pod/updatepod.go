@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 )
@@ -33,7 +34,7 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 		if err := e.Get().MustBeReady(); err != nil {
 			return err
 		}
-		if err := m.updatePod(ctx, e.Get().Value(), overhead, resources); err != nil {
+		if err := m.notify.UpdatePod(ctx, e.Get().Value(), overhead, resources); err != nil {
 			return err
 		}
 		if err := e.Update(func(r *state.PodRecord) {
@@ -46,7 +47,7 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 		}); err != nil {
 			return err
 		}
-		return m.tell(ctx, PodUpdated, e.Get().Value())
+		return m.notify.Pod(ctx, plugins.PodUpdated, e.Get().Value())
 	}))
 }
 

@@ -6,6 +6,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -44,7 +45,7 @@ func resourcesOf(r *podconfig.Resources) *api.LinuxResources {
 }
 
 // containerOf is a container as NRI has it.
-func containerOf(c *pod.PluggedContainer) *api.Container {
+func containerOf(c *plugins.Container) *api.Container {
 	s := c.Spec
 	out := &api.Container{
 		Id: c.ID, PodSandboxId: c.PodID, Name: c.Config.Name, State: stateOf(c.State),

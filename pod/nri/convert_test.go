@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -39,7 +40,7 @@ func TestContainerOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			at := time.Unix(1, 2)
-			got := containerOf(&pod.PluggedContainer{
+			got := containerOf(&plugins.Container{
 				Container: pod.Container{ID: "id", PodID: "pod", State: pod.Running, Pid: 7, StartedAt: at},
 				Spec:      spec,
 			})

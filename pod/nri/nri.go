@@ -1,5 +1,5 @@
 // Package nri lets plugins of the Node Resource Interface (github.com/containerd/nri) look at, and
-// change, what pod/ makes: it is pod.Plugins by way of NRI's own adaptation library.
+// change, what pod/ makes: it is plugins.Set by way of NRI's own adaptation library.
 //
 //	n := nri.New(nri.Config{Socket: "/var/run/nri/nri.sock", …})
 //	pods := pod.New(…, pod.Deps{Plugins: n, …})
@@ -24,6 +24,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -43,12 +44,12 @@ type Config struct {
 
 // Pods is what plugins may ask for and change; pod.Manager implements it.
 type Pods interface {
-	Plugged() ([]pod.Pod, []pod.PluggedContainer)
+	Plugged() ([]pod.Pod, []plugins.Container)
 	UpdatePlugged(ctx context.Context, id string, r *specs.LinuxResources) error
 	InjectCDI(spec *specs.Spec, devices []string) error
 }
 
-// Plugins implements pod.Plugins.
+// Plugins implements plugins.Set.
 type Plugins struct {
 	log   *slog.Logger
 	pods  Pods
@@ -57,7 +58,7 @@ type Plugins struct {
 	ctx   context.Context // of updates that no one has asked for
 }
 
-var _ pod.Plugins = (*Plugins)(nil)
+var _ plugins.Set = (*Plugins)(nil)
 
 // New makes Plugins. It does no I/O; Start does.
 func New(cfg Config) (*Plugins, error) {
@@ -93,45 +94,45 @@ func (p *Plugins) Close() error {
 	return nil
 }
 
-// Hold implements pod.Plugins.
+// Hold implements plugins.Set.
 func (p *Plugins) Hold() (release func()) { return p.nri.BlockPluginSync().Unblock }
 
-// Tell implements pod.Plugins.
-func (p *Plugins) Tell(ctx context.Context, ev pod.PluginEvent, of pod.Pod, c *pod.PluggedContainer) error {
+// Tell implements plugins.Set.
+func (p *Plugins) Tell(ctx context.Context, ev plugins.Event, of pod.Pod, c *plugins.Container) error {
 	sandbox := podOf(&of)
 	var ctr *api.Container
 	if c != nil {
 		ctr = containerOf(c)
 	}
 	switch ev {
-	case pod.PodRuns:
+	case plugins.PodRuns:
 		return p.nri.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: sandbox})
-	case pod.PodUpdated:
+	case plugins.PodUpdated:
 		return p.nri.PostUpdatePodSandbox(ctx, &api.PostUpdatePodSandboxRequest{Pod: sandbox})
-	case pod.PodStopped:
+	case plugins.PodStopped:
 		return p.nri.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: sandbox})
-	case pod.PodRemoved:
+	case plugins.PodRemoved:
 		return p.nri.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: sandbox})
-	case pod.ContainerCreated:
+	case plugins.ContainerCreated:
 		return p.nri.PostCreateContainer(ctx, &api.PostCreateContainerRequest{Pod: sandbox, Container: ctr})
-	case pod.ContainerStarts:
+	case plugins.ContainerStarts:
 		return p.nri.StartContainer(ctx, &api.StartContainerRequest{Pod: sandbox, Container: ctr})
-	case pod.ContainerStarted:
+	case plugins.ContainerStarted:
 		return p.nri.PostStartContainer(ctx, &api.PostStartContainerRequest{Pod: sandbox, Container: ctr})
-	case pod.ContainerUpdated:
+	case plugins.ContainerUpdated:
 		return p.nri.PostUpdateContainer(ctx, &api.PostUpdateContainerRequest{Pod: sandbox, Container: ctr})
-	case pod.ContainerStopped:
+	case plugins.ContainerStopped:
 		res, err := p.nri.StopContainer(ctx, &api.StopContainerRequest{Pod: sandbox, Container: ctr})
 		p.update(ctx, res.GetUpdate())
 		return err
-	case pod.ContainerRemoved:
+	case plugins.ContainerRemoved:
 		return p.nri.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: sandbox, Container: ctr})
 	}
 	return nil
 }
 
-// Adjust implements pod.Plugins.
-func (p *Plugins) Adjust(ctx context.Context, of pod.Pod, c pod.PluggedContainer) error {
+// Adjust implements plugins.Set.
+func (p *Plugins) Adjust(ctx context.Context, of pod.Pod, c plugins.Container) error {
 	res, err := p.nri.CreateContainer(ctx, &api.CreateContainerRequest{Pod: podOf(&of), Container: containerOf(&c)})
 	if err != nil {
 		return fmt.Errorf("nri: %w", err)
@@ -144,7 +145,7 @@ func (p *Plugins) Adjust(ctx context.Context, of pod.Pod, c pod.PluggedContainer
 	return nil
 }
 
-// UpdatePod implements pod.Plugins.
+// UpdatePod implements plugins.Set.
 func (p *Plugins) UpdatePod(ctx context.Context, of pod.Pod, overhead, resources *podconfig.Resources) error {
 	if _, err := p.nri.UpdatePodSandbox(ctx, &api.UpdatePodSandboxRequest{
 		Pod: podOf(&of), OverheadLinuxResources: resourcesOf(overhead), LinuxResources: resourcesOf(resources),
@@ -154,8 +155,8 @@ func (p *Plugins) UpdatePod(ctx context.Context, of pod.Pod, overhead, resources
 	return nil
 }
 
-// AdjustUpdate implements pod.Plugins.
-func (p *Plugins) AdjustUpdate(ctx context.Context, of pod.Pod, c pod.PluggedContainer, r *specs.LinuxResources) error {
+// AdjustUpdate implements plugins.Set.
+func (p *Plugins) AdjustUpdate(ctx context.Context, of pod.Pod, c plugins.Container, r *specs.LinuxResources) error {
 	res, err := p.nri.UpdateContainer(ctx, &api.UpdateContainerRequest{
 		Pod: podOf(&of), Container: containerOf(&c), LinuxResources: api.FromOCILinuxResources(r, nil),
 	})
