@@ -18,6 +18,7 @@ import (
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/spec"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/pod/userdb"
@@ -211,30 +212,28 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 		return err
 	}
 	looked := watch.Step("find user, mount volumes", mounted)
-	in, err := m.specInput(ctx, p, e, img, user, root, volumes, labels)
+	made, err := m.specs.Build(ctx, &spec.Container{
+		Pod: p, Entry: e, Image: &img, User: user, Root: root, Volumes: sources(volumes), Labels: labels,
+	})
 	if err != nil {
 		return err
 	}
-	spec, err := ocispec.Container(in)
-	if err != nil {
-		return errdefs.Errorf(errdefs.ErrInvalid, "%w", err)
-	}
 	if saved != nil {
-		if err := saved.check(&e.Get().Config, spec); err != nil {
+		if err := saved.check(&e.Get().Config, made); err != nil {
 			return err
 		}
-		saved.apply(spec)
+		saved.apply(made)
 	}
-	if err := m.InjectCDI(spec, e.Get().Config.CDIDevices); err != nil {
+	if err := m.specs.InjectCDI(made, e.Get().Config.CDIDevices); err != nil {
 		return err
 	}
 	// Hold new plugins only from here on, not while root and volumes are mounted: a waiting plugin
 	// blocks the creation of all other containers and pods.
 	defer m.notify.Hold()()
-	if err := m.notify.Adjust(ctx, p, e, spec); err != nil {
+	if err := m.notify.Adjust(ctx, p, e, made); err != nil {
 		return err
 	}
-	if err := ocispec.Write(dir, spec); err != nil {
+	if err := ocispec.Write(dir, made); err != nil {
 		return err
 	}
 	watch.Step("compute and write specification", looked)

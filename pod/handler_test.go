@@ -19,7 +19,6 @@ import (
 // TestHandler: what a handler is configured for reaches its containers, and no others.
 func TestHandler(t *testing.T) {
 	b := newBench(t)
-	m, h := b.manager()
 	handlers := map[string]podconfig.Handler{
 		"own": {},
 		"vm": {
@@ -27,7 +26,7 @@ func TestHandler(t *testing.T) {
 			Annotations: []string{"vm.example.*", "exact"}, Overhead: &podconfig.Resources{MemoryLimit: 1 << 20},
 		},
 	}
-	m.opts.Handlers = func() map[string]podconfig.Handler { return handlers }
+	m, h := b.manager(func(o *Options, _ *Deps) { o.Handlers = func() map[string]podconfig.Handler { return handlers } })
 	defer func() {
 		for p := range m.Pods(state.PodFilter{}) {
 			ok(t, m.Stop(t.Context(), p.ID))
@@ -78,9 +77,8 @@ func TestHandler(t *testing.T) {
 // TestHandlerThatIsGone: pods outlive a change of the configuration.
 func TestHandlerThatIsGone(t *testing.T) {
 	b := newBench(t)
-	m, _ := b.manager()
 	handlers := map[string]podconfig.Handler{"old": {}, "new": {}}
-	m.opts.Handlers = func() map[string]podconfig.Handler { return handlers }
+	m, _ := b.manager(func(o *Options, _ *Deps) { o.Handlers = func() map[string]podconfig.Handler { return handlers } })
 	pc := podConfig("p")
 	pc.RuntimeHandler = "old"
 	podID := must[string](t)(m.Run(t.Context(), pc))

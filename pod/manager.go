@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/join"
@@ -15,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/reserve"
+	"github.com/coracle-project/coracle/pod/spec"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
 	"github.com/coracle-project/coracle/pod/streams"
@@ -48,6 +51,7 @@ type Manager struct {
 	ops      *life.Joined       // the others, by verb and id
 	readings *stats.Reader
 	notify   *plugins.Notifier
+	specs    *spec.Builder
 
 	selinux  *mac.SELinux
 	apparmor *mac.AppArmor
@@ -101,6 +105,11 @@ func New(o Options, d Deps) *Manager {
 	}
 	m.ops = life.NewJoined(m.life)
 	m.notify = &plugins.Notifier{Plugins: d.Plugins, Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Log: m.log}
+	m.specs = &spec.Builder{
+		Handlers: m.opts.Handlers, Cgroups: m.opts.cgroups(), Rlimits: m.opts.Rlimits, UnsetSeccomp: m.opts.UnsetSeccomp,
+		CDISpecDirs: m.opts.CDISpecDirs,
+		Dirs:        m.dirs, Containers: m.containers, SELinux: m.selinux, AppArmor: m.apparmor, SharedPID: m.sharedPID,
+	}
 	m.Server = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path, m.opts.ExecOutput)
 	m.clean = life.NewCleaner(m.life, m.log)
 	return m
@@ -193,4 +202,9 @@ func (m *Manager) Watch() (events <-chan watch.Event, stop func()) {
 func (m *Manager) Plugged() ([]state.Pod, []plugins.Container) {
 	containers := m.notify.All()
 	return slices.Collect(m.Pods(state.PodFilter{})), containers
+}
+
+// InjectCDI gives a specification the devices that a plugin wants in it.
+func (m *Manager) InjectCDI(into *specs.Spec, devices []string) error {
+	return m.specs.InjectCDI(into, devices)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/spec"
 )
 
 // filesSize is the size of a pod's /dev/shm, as peers have it, with its other files.
@@ -82,7 +83,7 @@ func (m *Manager) labelPodFiles(id string, c *podconfig.Pod, l mac.Labels) error
 	if l.Mount == "" {
 		return nil
 	}
-	f := m.containerFiles(id, c)
+	f := spec.PodFiles(m.dirs, id, c)
 	files := []string{f.ResolvConf, f.Hosts, f.Hostname}
 	if !c.HostIPC() {
 		files = append(files, f.Shm)

@@ -10,6 +10,7 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/ocispec"
+	"github.com/coracle-project/coracle/pod/spec"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -89,7 +90,7 @@ func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, er
 		Root: root, Path: initPath, Binary: m.opts.ShimBinary,
 		Namespaces: ocispec.Namespaces{
 			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.HostNetwork(), HostIPC: c.HostIPC(),
-			User: set.User, UIDs: mappings(c.Namespaces.Users.UIDs), GIDs: mappings(c.Namespaces.Users.GIDs),
+			User: set.User, UIDs: spec.Mappings(c.Namespaces.Users.UIDs), GIDs: spec.Mappings(c.Namespaces.Users.GIDs),
 		},
 		CgroupsPath: m.opts.cgroups().SpecPath(c, e.ID),
 		Identity:    ocispec.Identity{PodID: e.ID, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
@@ -103,14 +104,14 @@ func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, er
 	}
 	// A sandbox that asks for no filter gets the default one. It is our own program, which needs no
 	// more.
-	if in.Seccomp, err = m.seccompProfile(&c.Seccomp); err != nil {
+	if in.Seccomp, err = spec.Seccomp(&c.Seccomp, m.opts.UnsetSeccomp); err != nil {
 		return 0, err
 	}
-	spec, err := ocispec.PodInit(in)
+	made, err := ocispec.PodInit(in)
 	if err != nil {
 		return 0, errdefs.Errorf(errdefs.ErrInvalid, "%w", err)
 	}
-	if err := ocispec.Write(bundle, spec); err != nil {
+	if err := ocispec.Write(bundle, made); err != nil {
 		return 0, err
 	}
 	pid, err = m.Shim.Create(ctx, client.CreateRequest{PodID: e.ID, ID: e.ID, Bundle: bundle, Handler: handler.Runtime})

@@ -2,17 +2,13 @@ package pod
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
-	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/spec"
 	"github.com/coracle-project/coracle/pod/state"
 )
 
@@ -60,7 +56,7 @@ func (m *Manager) updateResources(ctx context.Context, e *state.ContainerEntry, 
 	default:
 		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
 	}
-	if err := m.rewriteResources(e, next); err != nil {
+	if err := spec.RewriteResources(m.dirs.Containers().Of(e.ID), next); err != nil {
 		return err
 	}
 	if err := faultUpdateRewritten.At(ctx); err != nil {
@@ -87,23 +83,4 @@ func (m *Manager) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxRe
 	return errdefs.During("update container", e.ID, m.life.Run(ctx, updateLimit, func(ctx context.Context) error {
 		return m.Shim.Update(ctx, rec.PodID, e.ID, r)
 	}))
-}
-
-// rewriteResources puts limits into the bundle, where a start finds them.
-func (m *Manager) rewriteResources(e *state.ContainerEntry, r podconfig.Resources) error {
-	dir := m.dirs.Containers().Of(e.ID)
-	b, err := os.ReadFile(filepath.Join(dir, ocispec.FileName))
-	if err != nil {
-		return err
-	}
-	var spec specs.Spec
-	if err := json.Unmarshal(b, &spec); err != nil {
-		return fmt.Errorf("bundle: %w", err)
-	}
-	limits := r.On(podconfig.LimitsOfHost()).Linux()
-	if old := spec.Linux.Resources; old != nil {
-		limits.Devices = old.Devices
-	}
-	spec.Linux.Resources = limits
-	return ocispec.Write(dir, &spec)
 }

@@ -95,6 +95,15 @@ func imageRef(img *image.Image) string {
 	return img.ID.String()
 }
 
+// sources are where the volumes are mounted.
+func sources(volumes map[int]volume) map[int]string {
+	out := make(map[int]string, len(volumes))
+	for i, v := range volumes {
+		out[i] = v.source
+	}
+	return out
+}
+
 // removeVolumes takes the container's image volumes down.
 func (m *Manager) removeVolumes(ctx context.Context, e *state.ContainerEntry) error {
 	ids := e.Get().Volumes()

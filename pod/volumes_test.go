@@ -112,11 +112,11 @@ func TestMountOptionsAndIDs(t *testing.T) {
 
 func TestCDIDevices(t *testing.T) {
 	b := newBench(t)
-	m, _ := b.manager()
-	m.opts.CDISpecDirs = []string{t.TempDir(), t.TempDir()}
+	dirs := []string{t.TempDir(), t.TempDir()}
+	m, _ := b.manager(func(o *Options, _ *Deps) { o.CDISpecDirs = dirs })
 	write := func(name, text string) {
 		t.Helper()
-		ok(t, os.WriteFile(filepath.Join(m.opts.CDISpecDirs[1], name), []byte(text), 0o600))
+		ok(t, os.WriteFile(filepath.Join(dirs[1], name), []byte(text), 0o600))
 	}
 	write("good.json", `{"cdiVersion": "0.6.0", "kind": "a.example/gpu",
 		"devices": [{"name": "0", "containerEdits": {"env": ["GPU=0"], "deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/null"}]}}],

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -183,4 +184,17 @@ func Write(bundle string, s *specs.Spec) error {
 		return fmt.Errorf("write spec: %w", err)
 	}
 	return nil
+}
+
+// Read reads the spec in a bundle directory.
+func Read(bundle string) (*specs.Spec, error) {
+	b, err := os.ReadFile(filepath.Join(bundle, FileName))
+	if err != nil {
+		return nil, err
+	}
+	s := &specs.Spec{}
+	if err := json.Unmarshal(b, s); err != nil {
+		return nil, fmt.Errorf("bundle: %w", err)
+	}
+	return s, nil
 }

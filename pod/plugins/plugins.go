@@ -3,13 +3,9 @@ package plugins
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
-	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -112,15 +108,8 @@ func (n *Notifier) told(ev Event, id string, err error) error {
 
 // read reads what a container is made from.
 func (n *Notifier) read(e *state.ContainerEntry) (Container, error) {
-	c := Container{Container: e.Get().Value(), Spec: &specs.Spec{}}
-	b, err := os.ReadFile(filepath.Join(n.Dirs.Containers().Of(e.ID), ocispec.FileName))
-	if err != nil {
-		return c, err
-	}
-	if err := json.Unmarshal(b, c.Spec); err != nil {
-		return c, fmt.Errorf("bundle: %w", err)
-	}
-	return c, nil
+	spec, err := ocispec.Read(n.Dirs.Containers().Of(e.ID))
+	return Container{Container: e.Get().Value(), Spec: spec}, err
 }
 
 // Adjust has the plugins change the specification of a container that is being created.

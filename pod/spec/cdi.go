@@ -1,4 +1,4 @@
-package pod
+package spec
 
 import (
 	"errors"
@@ -15,12 +15,12 @@ import (
 // spec files are read again: few containers have such devices, and plugins write them at any
 // time. A device that cannot be found is an error, for without it the container would run
 // and do something else.
-func (m *Manager) InjectCDI(spec *specs.Spec, names []string) error {
+func (b *Builder) InjectCDI(spec *specs.Spec, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	dirs := strings.Join(m.opts.CDISpecDirs, ", ")
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(m.opts.CDISpecDirs...), cdi.WithAutoRefresh(false))
+	dirs := strings.Join(b.CDISpecDirs, ", ")
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(b.CDISpecDirs...), cdi.WithAutoRefresh(false))
 	if err != nil {
 		return fmt.Errorf("CDI specs in %s: %w", dirs, err)
 	}
