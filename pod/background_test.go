@@ -174,7 +174,7 @@ func TestContainersLostWithTheirShim(t *testing.T) {
 		t.Errorf("kept container: %s", c.State)
 	}
 	select {
-	case <-m.exits.of(podID, func() bool { return m.pods.Exact(podID).Get().InitPid == 0 }):
+	case <-m.exits.Of(podID, func() bool { return m.pods.Exact(podID).Get().InitPid == 0 }):
 	case <-time.After(patience):
 		t.Error("the pod's init is missing and the pod does not know")
 	}
@@ -257,7 +257,7 @@ func TestStartOnceMore(t *testing.T) {
 				b.mu.Unlock()
 				if tc.freed {
 					ended(t, m, id)
-					ok(t, m.forget(t.Context(), podID, id))
+					ok(t, m.exits.Forget(t.Context(), podID, id))
 				}
 				return client.ErrUnavailable
 			})

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image"
+	"github.com/coracle-project/coracle/pod/checkpoint"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
@@ -55,12 +56,13 @@ func TestCheckpoint(t *testing.T) {
 	archive := filepath.Join(dir, "saved.tar")
 	ok(t, m.Checkpoint(ctx, id, archive, 0))
 	files := untar(t, archive)
-	var saved savedContainer
-	ok(t, json.Unmarshal(files[savedConfigName], &saved))
+	var saved checkpoint.Description
+	ok(t, json.Unmarshal(files[checkpoint.ConfigName], &saved))
 	if saved.ID != id || saved.ImageName != "busybox" || saved.CheckpointedAt.IsZero() {
 		t.Errorf("%+v", saved)
 	}
-	if string(files["checkpoint/pages.img"]) != id || string(files[savedDiffName]) != "changes of "+id || len(files[savedSpecName]) == 0 {
+	if string(files["checkpoint/pages.img"]) != id || string(files[checkpoint.DiffName]) != "changes of "+id ||
+		len(files[checkpoint.SpecName]) == 0 {
 		t.Errorf("archive %v", files)
 	}
 	b.thawed()
@@ -244,7 +246,7 @@ func TestRestorePod(t *testing.T) {
 		!strings.Contains(err.Error(), "runtime.restore") {
 		t.Errorf("restoring is off: %v", err)
 	}
-	m.opts.Restore = true
+	m.checkpoints.Restore = true
 	other := config("one")
 	other.Command = []string{"run", "something else"}
 	for name, c := range map[string]struct {
@@ -348,7 +350,7 @@ func TestCheckpointImage(t *testing.T) {
 	if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("restoring is off: %v", err)
 	}
-	m.opts.Restore, m.opts.RestoreBases = true, []string{"busybox@*"}
+	m.checkpoints.Restore, m.checkpoints.RestoreBases = true, []string{"busybox@*"}
 	id := must[string](t)(m.Create(ctx, podID, c))
 	spec := b.bundle(id)
 	if !slices.Equal(spec.Process.Args, []string{"run", "one"}) {
@@ -372,43 +374,3 @@ func TestCheckpointImage(t *testing.T) {
 	idle(t, m)
 	b.nothingLeft()
 }
-
-// TestHostileCheckpoints are refused with one sentence.
-func TestHostileCheckpoints(t *testing.T) {
-	for name, spoil := range map[string]func(dir string) error{
-		"config is no JSON":  func(d string) error { return os.WriteFile(d+"/config.dump", []byte("{"), 0o600) },
-		"spec is no JSON":    func(d string) error { return os.WriteFile(d+"/spec.dump", []byte("[]"), 0o600) },
-		"spec is empty":      func(d string) error { return os.WriteFile(d+"/spec.dump", []byte("{}"), 0o600) },
-		"huge config":        func(d string) error { return os.Truncate(d+"/config.dump", maxSavedJSON+1) },
-		"config is a link":   func(d string) error { return relink(d+"/config.dump", "/etc/shadow") },
-		"images are a link":  func(d string) error { return relink(d+"/checkpoint", "/etc") },
-		"config is a device": func(d string) error { return relink(d+"/config.dump", "/dev/zero") },
-		"config is a FIFO":   func(d string) error { return errors.Join(os.Remove(d+"/config.dump"), mkfifo(d+"/config.dump")) },
-		"config is missing":  func(d string) error { return os.Remove(d + "/config.dump") },
-		"an image is a link": func(d string) error { return os.Symlink("/etc/shadow", d+"/checkpoint/pages-1.img") },
-		"an image is a FIFO": func(d string) error { return mkfifo(d + "/checkpoint/streams.json") },
-		"parent images":      func(d string) error { return os.Mkdir(d+"/checkpoint/parent", 0o700) },
-		"images are missing": func(d string) error { return os.RemoveAll(d + "/checkpoint") },
-		"config is a diretory": func(d string) error {
-			return errors.Join(os.Remove(d+"/config.dump"), os.Mkdir(d+"/config.dump", 0o700))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			ok(t, os.WriteFile(dir+"/config.dump", []byte("{}"), 0o600))
-			ok(t, os.WriteFile(dir+"/spec.dump", []byte(`{"process":{"args":["x"]},"linux":{}}`), 0o600))
-			ok(t, os.Mkdir(dir+"/checkpoint", 0o700))
-			if _, err := openSaved(dir); err != nil {
-				t.Fatal(err)
-			}
-			ok(t, spoil(dir))
-			if _, err := openSaved(dir); err == nil || strings.Contains(err.Error(), "\n") {
-				t.Errorf("%v", err)
-			}
-		})
-	}
-}
-
-func relink(path, to string) error { return errors.Join(os.RemoveAll(path), os.Symlink(to, path)) }
-
-func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }

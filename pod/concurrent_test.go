@@ -13,7 +13,6 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
-
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -261,7 +260,7 @@ func TestGrace(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			e := m.containers.Exact(id)
-			<-m.exits.of(id, func() bool { return !e.Get().Running() })
+			<-m.exits.Of(id, func() bool { return !e.Get().Running() })
 		}, 20 * time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

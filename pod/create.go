@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
+	"github.com/coracle-project/coracle/pod/checkpoint"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
@@ -167,11 +168,11 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 	}
 	layers := img.Layers
 	if saved != nil {
-		if img, err = m.baseOf(saved, img, from); err != nil {
+		if img, err = m.checkpoints.Base(saved, img, from); err != nil {
 			return err
 		}
 		var release func(context.Context) error
-		if layers, release, err = m.layersOf(ctx, e.ID, saved, &img); err != nil {
+		if layers, release, err = m.checkpoints.Layers(ctx, e.ID, saved, &img); err != nil {
 			return err
 		}
 		defer func() {
@@ -219,10 +220,10 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 		return err
 	}
 	if saved != nil {
-		if err := saved.check(&e.Get().Config, made); err != nil {
+		if err := saved.Check(&e.Get().Config, made); err != nil {
 			return err
 		}
-		saved.apply(made)
+		saved.Apply(made)
 	}
 	if err := m.specs.InjectCDI(made, e.Get().Config.CDIDevices); err != nil {
 		return err
@@ -244,7 +245,7 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 	err = e.Update(func(r *state.ContainerRecord) {
 		r.Phase, r.Upper, r.Steps = state.ContainerCreated, snap.Upper, watch.All(nil)
 		if saved != nil {
-			r.Checkpoint = saved.images()
+			r.Checkpoint = saved.Images()
 		}
 		for i, v := range volumes {
 			if r.VolumeRefs == nil {
@@ -266,11 +267,11 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 
 // savedFor is the checkpoint that a container goes on from: the caller's, or the one that
 // its image is; nil for an ordinary container.
-func (m *Manager) savedFor(ctx context.Context, e *state.ContainerEntry, img *image.Image, from string) (*checkpointed, error) {
+func (m *Manager) savedFor(ctx context.Context, e *state.ContainerEntry, img *image.Image, from string) (*checkpoint.Saved, error) {
 	if from == "" {
-		return m.checkpointIn(ctx, e, img)
+		return m.checkpoints.In(ctx, e, img)
 	}
-	saved, err := openSaved(from)
+	saved, err := checkpoint.Open(from)
 	if err != nil {
 		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %w", err)
 	}

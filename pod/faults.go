@@ -5,7 +5,6 @@ import "github.com/coracle-project/coracle/internal/fault"
 // The fault points of this package: places between two side effects, where tests inject errors,
 // hangs and kills.
 var (
-	faultCheckpointImages        = fault.New("pod.checkpoint.images")
 	faultCleanNamespaces         = fault.New("pod.clean.namespaces")
 	faultCleanNetwork            = fault.New("pod.clean.network")
 	faultRemoveContainerEnded    = fault.New("pod.remove.container.ended")

@@ -15,7 +15,6 @@ import (
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
-
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -206,7 +205,7 @@ func TestPodInit(t *testing.T) {
 	}
 	ok(t, m.StartContainer(ctx, id))
 	b.exit(podID, 137)
-	<-m.exits.of(podID, func() bool { return must[state.Pod](t)(m.Pod(podID)).State == state.NotReady })
+	<-m.exits.Of(podID, func() bool { return must[state.Pod](t)(m.Pod(podID)).State == state.NotReady })
 	if _, err := m.Create(ctx, podID, containerConfig("run")); !errors.Is(err, errdefs.ErrPrecondition) ||
 		!strings.Contains(err.Error(), "seccomp profile "+profile+" must allow") {
 		t.Errorf("create in a pod without init: %v", err)

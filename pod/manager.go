@@ -11,8 +11,9 @@ import (
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/join"
-	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/pod/checkpoint"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/exits"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/plugins"
@@ -47,16 +48,17 @@ type Manager struct {
 	pods       *state.PodTable
 	containers *state.ContainerTable
 
-	making   join.Group[string] // Run and Create, by identity
-	ops      *life.Joined       // the others, by verb and id
-	readings *stats.Reader
-	notify   *plugins.Notifier
-	specs    *spec.Builder
+	making      join.Group[string] // Run and Create, by identity
+	ops         *life.Joined       // the others, by verb and id
+	readings    *stats.Reader
+	notify      *plugins.Notifier
+	specs       *spec.Builder
+	checkpoints *checkpoint.Store
 
 	selinux  *mac.SELinux
 	apparmor *mac.AppArmor
 
-	exits *exits
+	exits *exits.Tracker
 	stops *stops
 	clean *life.Cleaner
 	life  *life.Life
@@ -64,9 +66,6 @@ type Manager struct {
 	events watch.Watchers
 
 	*streams.Server // Exec, Attach, PortForward and what belongs to them
-
-	savingIn   keylock.Lock // directories, for one checkpoint of a pod at a time
-	unfinished unfinished
 
 	recovery
 	reserve *reserve.Reserve
@@ -94,7 +93,7 @@ func New(o Options, d Deps) *Manager {
 		opts: o.withDefaults(), Deps: d, dirs: state.Layout(o.StateDir), log: d.Log,
 		pods:       table.New("pod", (*state.PodRecord).Visible),
 		containers: table.New("container", (*state.ContainerRecord).Visible),
-		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log), exits: newExits(), stops: newStops(),
+		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log), stops: newStops(),
 		recovery: newRecovery(),
 		reserve:  reserve.New(o.StateDir, d.Log),
 		faultAt:  func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
@@ -103,7 +102,13 @@ func New(o Options, d Deps) *Manager {
 		Pods: m.pods, Containers: m.containers, Cgroups: m.opts.cgroups(), Meter: d.Meter, Snapshots: d.Snapshots,
 		Life: m.life, Log: m.log, UsageAge: m.opts.UsageAge, DiskUsageAge: m.opts.DiskUsageAge,
 	}
+	m.clean = life.NewCleaner(m.life, m.log)
 	m.ops = life.NewJoined(m.life)
+	m.exits = exits.New(d.Shim, m.life)
+	m.checkpoints = checkpoint.New(checkpoint.Config{
+		Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Shim: d.Shim, Images: d.Images, Snapshots: d.Snapshots,
+		Life: m.life, Clean: m.clean, Log: m.log, FaultAt: m.at, Restore: o.Restore, RestoreBases: o.RestoreBases,
+	})
 	m.notify = &plugins.Notifier{Plugins: d.Plugins, Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Log: m.log}
 	m.specs = &spec.Builder{
 		Handlers: m.opts.Handlers, Cgroups: m.opts.cgroups(), Rlimits: m.opts.Rlimits, UnsetSeccomp: m.opts.UnsetSeccomp,
@@ -111,7 +116,6 @@ func New(o Options, d Deps) *Manager {
 		Dirs:        m.dirs, Containers: m.containers, SELinux: m.selinux, AppArmor: m.apparmor, SharedPID: m.sharedPID,
 	}
 	m.Server = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path, m.opts.ExecOutput)
-	m.clean = life.NewCleaner(m.life, m.log)
 	return m
 }
 
@@ -207,4 +211,22 @@ func (m *Manager) Plugged() ([]state.Pod, []plugins.Container) {
 // InjectCDI gives a specification the devices that a plugin wants in it.
 func (m *Manager) InjectCDI(into *specs.Spec, devices []string) error {
 	return m.specs.InjectCDI(into, devices)
+}
+
+// at is faultAt as it is at the time of the call.
+func (m *Manager) at(ctx context.Context, point fault.Point) error { return m.faultAt(ctx, point) }
+
+// Checkpoint saves a running container in an archive at location, an absolute path, and lets
+// it go on. It is frozen meanwhile, so that memory and files fit together. On error no archive
+// is left. ErrUnsupported without criu(8); timeout 0 means two minutes.
+func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error {
+	return m.checkpoints.Container(ctx, id, location, timeout)
+}
+
+// CheckpointPod saves containers of a ready pod, which must all run, in an existing empty
+// directory: all are frozen before the first is saved, and go on when the last one is. On error the
+// directory is empty again. What a daemon that was killed left of another one there is removed
+// first.
+func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []string) error {
+	return m.checkpoints.Pod(ctx, podID, dir, ids)
 }

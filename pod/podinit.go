@@ -45,7 +45,7 @@ func (m *Manager) sharedPID(ctx context.Context, p *state.PodEntry) (pid int, er
 		if err != nil {
 			undo, cancel := life.Undoing(ctx)
 			defer cancel()
-			return errors.Join(err, m.end(undo, p.ID, p.ID))
+			return errors.Join(err, m.exits.End(undo, p.ID, p.ID))
 		}
 		if err := p.Update(func(r *state.PodRecord) { r.InitPid = pid }); err != nil {
 			return err
@@ -126,5 +126,5 @@ func (m *Manager) endInit(ctx context.Context, e *state.PodEntry) error {
 	if !e.Get().Init {
 		return nil
 	}
-	return m.end(ctx, e.ID, e.ID)
+	return m.exits.End(ctx, e.ID, e.ID)
 }

@@ -14,7 +14,7 @@ import (
 // recoverContainer runs with the container's turn held. inShim is false if the shim is known not to
 // have the container.
 func (m *Manager) recoverContainer(ctx context.Context, e *state.ContainerEntry, inShim bool) error {
-	m.dropLater(e.ID, e.Get().Saving)
+	m.checkpoints.DropLater(e.ID, e.Get().Saving)
 	rec := e.Get()
 	switch rec.Phase {
 	case state.ContainerMaking, state.ContainerRemoving:
@@ -24,7 +24,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *state.ContainerEntry,
 		return nil
 	case state.ContainerExited:
 		if inShim {
-			m.clean.Queue("exited container", e.ID, func(ctx context.Context) error { return m.end(ctx, rec.PodID, e.ID) })
+			m.clean.Queue("exited container", e.ID, func(ctx context.Context) error { return m.exits.End(ctx, rec.PodID, e.ID) })
 		}
 		return nil
 	}
@@ -60,7 +60,7 @@ func (m *Manager) recoverContainer(ctx context.Context, e *state.ContainerEntry,
 		}
 	}
 	if rec.Frozen {
-		if err := m.thaw(ctx, e); err != nil {
+		if err := m.checkpoints.Thaw(ctx, e); err != nil {
 			return err
 		}
 	}
@@ -157,7 +157,7 @@ func (m *Manager) endLeftover(ctx context.Context, podID, id string, inShim bool
 	}
 	ctx, cancel := context.WithTimeout(ctx, leftoverLimit)
 	defer cancel()
-	return m.end(ctx, podID, id)
+	return m.exits.End(ctx, podID, id)
 }
 
 // leftoverLimit is how long recovery waits for one container to die.

@@ -144,7 +144,7 @@ func (m *Manager) dropContainer(ctx context.Context, e *state.ContainerEntry) er
 	// set with the intent). One whose start failed may run all the same, if killing
 	// it failed too; one whose start was cut off may have become known late.
 	if !rec.StartedAt.IsZero() {
-		if err := m.end(ctx, rec.PodID, e.ID); err != nil {
+		if err := m.exits.End(ctx, rec.PodID, e.ID); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/fault"
+	"github.com/coracle-project/coracle/pod/checkpoint"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/plugins"
@@ -70,7 +71,7 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 	}
 	if rec.Checkpoint != "" {
 		// Someone may have had hands on it since the container was made.
-		if err := checkImages(rec.Checkpoint); err != nil {
+		if err := checkpoint.CheckImages(rec.Checkpoint); err != nil {
 			return errors.Join(err, m.unstart(e))
 		}
 	}
@@ -94,7 +95,7 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 		if pid, err = m.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
 			// The last daemon began this start, and the shim had not finished it when this daemon
 			// asked what it has.
-			if err = m.end(ctx, rec.PodID, e.ID); err == nil {
+			if err = m.exits.End(ctx, rec.PodID, e.ID); err == nil {
 				pid, err = m.Shim.Create(ctx, create)
 			}
 		}
@@ -158,7 +159,7 @@ func (m *Manager) relaunch(ctx context.Context, e *state.ContainerEntry, cause e
 	case s.State != client.StateCreated:
 		return s.Pid, nil
 	default:
-		if err := m.end(ctx, podID, e.ID); err != nil {
+		if err := m.exits.End(ctx, podID, e.ID); err != nil {
 			return 0, errors.Join(cause, err)
 		}
 	}
@@ -216,9 +217,9 @@ func (m *Manager) startFailed(ctx context.Context, e *state.ContainerEntry, caus
 	undo, cancel := life.Undoing(ctx)
 	defer cancel()
 	podID := e.Get().PodID
-	if err := m.end(undo, podID, e.ID); err != nil {
+	if err := m.exits.End(undo, podID, e.ID); err != nil {
 		// It may run, and must not while it counts as exited.
-		m.clean.Queue("container that failed to start", e.ID, func(ctx context.Context) error { return m.end(ctx, podID, e.ID) })
+		m.clean.Queue("container that failed to start", e.ID, func(ctx context.Context) error { return m.exits.End(ctx, podID, e.ID) })
 	}
 	code := int32(exitStartFailed)
 	if noProgram(cause) {
@@ -229,7 +230,7 @@ func (m *Manager) startFailed(ctx context.Context, e *state.ContainerEntry, caus
 		r.Reason, r.Message = "StartError", cause.Error()
 	})
 	m.unrecorded(e.ID, err)
-	m.exits.happened(e.ID)
+	m.exits.Happened(e.ID)
 	return cause
 }
 

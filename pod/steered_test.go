@@ -59,7 +59,7 @@ func TestStrangersLabelsSteerNothing(t *testing.T) {
 	made := func(set map[string]string) string {
 		b := newBench(t)
 		m, _ := b.manager()
-		m.opts.Restore = true
+		m.checkpoints.Restore = true
 		img := b.images["busybox"]
 		img.Config.Labels = set
 		b.images["busybox"] = img

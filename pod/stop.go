@@ -60,7 +60,7 @@ func (m *Manager) stopPod(ctx context.Context, e *state.PodEntry) error {
 		tasks.Go(func() error { return errdefs.During("container", ce.ID, m.stopContainer(ctx, ce, 0)) })
 	}
 	for _, u := range unmanaged {
-		tasks.Go(func() error { return errdefs.During("container", u.ID, m.end(ctx, e.ID, u.ID)) })
+		tasks.Go(func() error { return errdefs.During("container", u.ID, m.exits.End(ctx, e.ID, u.ID)) })
 	}
 	// A host port must be free for the next pod when Stop has returned.
 	if np := m.networkPod(e.ID, c); len(np.Ports) > 0 && !c.HostNetwork() {

@@ -117,7 +117,7 @@ func (m *Manager) carryOutStop(ctx context.Context, e *state.ContainerEntry, st 
 	if !rec.Running() {
 		return nil
 	}
-	over := m.exits.of(e.ID, func() bool { return !e.Get().Running() })
+	over := m.exits.Of(e.ID, func() bool { return !e.Get().Running() })
 	if at := st.deadline(); time.Until(at) > 0 {
 		if err := e.Intend(func(r *state.ContainerRecord) { r.StopBy(at) }); err != nil {
 			return err
@@ -138,7 +138,7 @@ func (m *Manager) carryOutStop(ctx context.Context, e *state.ContainerEntry, st 
 	if err := m.signal(ctx, e, syscall.SIGKILL); err != nil {
 		return err
 	}
-	return m.awaitKilled(ctx, over, func() (ended bool, err error) {
+	return m.exits.AwaitKilled(ctx, over, func() (ended bool, err error) {
 		err = m.settle(ctx, e)
 		return !e.Get().Running(), err
 	})
@@ -189,7 +189,7 @@ func (m *Manager) settle(ctx context.Context, e *state.ContainerEntry) error {
 	case errors.Is(err, client.ErrDamaged) && ctx.Err() == nil:
 		// The shim has it, and cannot say how it is: its record was damaged. It can be deleted
 		// once it has ended.
-		switch derr := m.forget(ctx, e.Get().PodID, e.ID); {
+		switch derr := m.exits.Forget(ctx, e.Get().PodID, e.ID); {
 		case derr == nil:
 			m.lost(e)
 		case !errors.Is(derr, client.ErrRunning):

@@ -233,7 +233,7 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 			return err
 		}
 		for _, id := range ids {
-			if err := m.end(ctx, u.ID, id); err != nil {
+			if err := m.exits.End(ctx, u.ID, id); err != nil {
 				return errdefs.During("container", id, err)
 			}
 		}
@@ -244,7 +244,7 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 // endUnmanaged ends a container. If its pod is not known, any shim may have it.
 func (m *Manager) endUnmanaged(ctx context.Context, u Unmanaged) error {
 	if u.PodID != "" {
-		return m.end(ctx, u.PodID, u.ID)
+		return m.exits.End(ctx, u.PodID, u.ID)
 	}
 	a, err := m.listShims(ctx)
 	if err != nil {
@@ -252,7 +252,7 @@ func (m *Manager) endUnmanaged(ctx context.Context, u Unmanaged) error {
 	}
 	for podID, ids := range a.known {
 		if slices.Contains(ids, u.ID) {
-			return m.end(ctx, podID, u.ID)
+			return m.exits.End(ctx, podID, u.ID)
 		}
 	}
 	if len(a.silent) > 0 {
@@ -303,7 +303,7 @@ func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
 		return err
 	}
 	for _, id := range ids {
-		if err := m.end(ctx, podID, id); err != nil {
+		if err := m.exits.End(ctx, podID, id); err != nil {
 			return errdefs.During("container", id, err)
 		}
 	}

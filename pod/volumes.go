@@ -107,7 +107,7 @@ func sources(volumes map[int]volume) map[int]string {
 // removeVolumes takes the container's image volumes down.
 func (m *Manager) removeVolumes(ctx context.Context, e *state.ContainerEntry) error {
 	ids := e.Get().Volumes()
-	if m.opts.Restore {
+	if m.checkpoints.Restore {
 		ids = append(ids, state.CheckpointImageID(e.ID)) // of one whose making was cut off
 	}
 	for _, id := range ids {

@@ -340,7 +340,7 @@ func ended(t testing.TB, m *Manager, id string) state.Container {
 	t.Helper()
 	e := m.containers.Exact(id)
 	select {
-	case <-m.exits.of(id, func() bool { return e.Get().Phase == state.ContainerExited }):
+	case <-m.exits.Of(id, func() bool { return e.Get().Phase == state.ContainerExited }):
 	case <-time.After(patience):
 		t.Fatal("the container does not end")
 	}

@@ -1,4 +1,4 @@
-package pod
+package checkpoint
 
 import (
 	"encoding/json"
@@ -72,7 +72,7 @@ func TestSavedHasNoMoreThanAllowed(t *testing.T) {
 			if tc.own != nil {
 				tc.own(own)
 			}
-			err := (&checkpointed{spec: *saved}).check(&tc.config, own)
+			err := (&Saved{spec: *saved}).Check(&tc.config, own)
 			if tc.refused != errors.Is(err, errdefs.ErrInvalid) || !tc.refused && err != nil {
 				t.Errorf("%v", err)
 			}
@@ -89,7 +89,7 @@ func TestSavedGivesNoRights(t *testing.T) {
 	saved.Process.NoNewPrivileges = false
 	saved.Linux.MaskedPaths = nil
 	saved.Hooks = &specs.Hooks{}
-	(&checkpointed{spec: *saved}).apply(own)
+	(&Saved{spec: *saved}).Apply(own)
 	want := modestSpec()
 	want.Process.Args, want.Process.Env, want.Process.Cwd = saved.Process.Args, saved.Process.Env, saved.Process.Cwd
 	if !sameJSON(t, own, want) {
@@ -99,5 +99,9 @@ func TestSavedGivesNoRights(t *testing.T) {
 
 func sameJSON(t *testing.T, a, b any) bool {
 	t.Helper()
-	return string(must[[]byte](t)(json.Marshal(a))) == string(must[[]byte](t)(json.Marshal(b)))
+	x, err := json.Marshal(a)
+	ok(t, err)
+	y, err := json.Marshal(b)
+	ok(t, err)
+	return string(x) == string(y)
 }

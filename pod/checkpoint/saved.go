@@ -1,4 +1,4 @@
-package pod
+package checkpoint
 
 import (
 	"encoding/json"
@@ -20,19 +20,19 @@ import (
 // A saved container is a directory, or an archive of one, in the layout that CRI-O, podman
 // and checkpointctl know:
 //
-//	config.dump       savedContainer
+//	config.dump       Description
 //	spec.dump         the OCI spec that it was made from
 //	rootfs-diff.tar   what it had written, as a layer of an image (not compressed)
 //	checkpoint/       CRIU's images, and the names of the streams (shim/FORMATS.md)
 const (
-	savedConfigName = "config.dump"
-	savedSpecName   = "spec.dump"
-	savedDiffName   = "rootfs-diff.tar"
-	savedImagesName = "checkpoint"
+	ConfigName = "config.dump"
+	SpecName   = "spec.dump"
+	DiffName   = "rootfs-diff.tar"
+	ImagesName = "checkpoint"
 )
 
-// savedContainer is config.dump; the names of its fields are podman's.
-type savedContainer struct {
+// Description is config.dump; the names of its fields are podman's.
+type Description struct {
 	ID             string    `json:"id"`
 	Name           string    `json:"name"`
 	ImageID        string    `json:"rootfsImage,omitempty"`
@@ -43,26 +43,26 @@ type savedContainer struct {
 	CheckpointedAt time.Time `json:"checkpointedTime"`
 }
 
-// maxSavedJSON bounds the JSON files of a checkpoint, which may be anybody's.
-const maxSavedJSON = 4 << 20
+// MaxJSON bounds the JSON files of a checkpoint, which may be anybody's.
+const MaxJSON = 4 << 20
 
-// checkpointed is a saved container as it was read.
-type checkpointed struct {
+// Saved is a saved container as it was read.
+type Saved struct {
 	dir    string
-	config savedContainer
+	config Description
 	spec   specs.Spec
 }
 
-// openSaved reads what was saved in dir; fs.ErrNotExist if it is no saved container.
-func openSaved(dir string) (*checkpointed, error) {
+// Open reads what was saved in dir; fs.ErrNotExist if it is no saved container.
+func Open(dir string) (*Saved, error) {
 	root, err := safepath.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
-	s := &checkpointed{dir: dir}
-	for name, into := range map[string]any{savedConfigName: &s.config, savedSpecName: &s.spec} {
-		b, err := root.ReadFile(name, maxSavedJSON)
+	s := &Saved{dir: dir}
+	for name, into := range map[string]any{ConfigName: &s.config, SpecName: &s.spec} {
+		b, err := root.ReadFile(name, MaxJSON)
 		if err != nil {
 			return nil, err
 		}
@@ -71,24 +71,24 @@ func openSaved(dir string) (*checkpointed, error) {
 		}
 	}
 	if s.spec.Process == nil || s.spec.Linux == nil {
-		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s has no process, or is not of Linux", savedSpecName)
+		return nil, errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s has no process, or is not of Linux", SpecName)
 	}
-	return s, checkImages(s.images())
+	return s, CheckImages(s.Images())
 }
 
 // images is where CRIU's images are.
-func (s *checkpointed) images() string { return filepath.Join(s.dir, savedImagesName) }
+func (s *Saved) Images() string { return filepath.Join(s.dir, ImagesName) }
 
-// checkImages wants a directory, since CRIU gets its path and must not be led elsewhere, and
+// CheckImages wants a directory, since CRIU gets its path and must not be led elsewhere, and
 // nothing but files in it: a link would have a host's file read into the restored process's memory,
 // and a FIFO have the shim wait forever.
-func checkImages(dir string) error {
+func CheckImages(dir string) error {
 	st, err := os.Lstat(dir)
 	if err != nil {
 		return err
 	}
 	if !st.IsDir() {
-		return errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s is not a directory", savedImagesName)
+		return errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s is not a directory", ImagesName)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -96,20 +96,20 @@ func checkImages(dir string) error {
 	}
 	for _, e := range entries {
 		if !e.Type().IsRegular() {
-			return errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s/%.80q is not a file", savedImagesName, e.Name())
+			return errdefs.Errorf(errdefs.ErrInvalid, "checkpoint: %s/%.80q is not a file", ImagesName, e.Name())
 		}
 	}
 	return nil
 }
 
 // diff opens what the container had written; nil if that was not saved.
-func (s *checkpointed) diff() (*os.File, error) {
+func (s *Saved) diff() (*os.File, error) {
 	root, err := safepath.Open(s.dir)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
-	f, err := root.OpenRegular(savedDiffName)
+	f, err := root.OpenRegular(DiffName)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -118,17 +118,17 @@ func (s *checkpointed) diff() (*os.File, error) {
 
 // writeSaved writes the two JSON files of a saved container; spec is its bundle's.
 func writeSaved(dir string, r *state.ContainerRecord, bundle string) error {
-	b, err := json.MarshalIndent(savedContainer{
+	b, err := json.MarshalIndent(Description{
 		ID: r.ID, Name: r.Config.Name, ImageID: r.ImageID, ImageRef: r.ImageRef, ImageName: r.Config.Image,
 		Runtime: "coracle", CreatedAt: r.CreatedAt, CheckpointedAt: time.Now(),
 	}, "", " ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, savedConfigName), b, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, ConfigName), b, 0o600); err != nil {
 		return err
 	}
-	return copyFile(filepath.Join(dir, savedSpecName), filepath.Join(bundle, ocispec.FileName))
+	return copyFile(filepath.Join(dir, SpecName), filepath.Join(bundle, ocispec.FileName))
 }
 
 func copyFile(to, from string) (err error) {

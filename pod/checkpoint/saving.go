@@ -1,4 +1,4 @@
-package pod
+package checkpoint
 
 import (
 	"context"
@@ -12,14 +12,14 @@ import (
 	"github.com/coracle-project/coracle/pod/table"
 )
 
-// saving notes, before they are made, files of a checkpoint that is being made of a container.
-func saving(e *state.ContainerEntry, paths ...string) error {
+// noteSaving notes, before they are made, files of a checkpoint that is being made of a container.
+func noteSaving(e *state.ContainerEntry, paths ...string) error {
 	return e.Update(func(r *state.ContainerRecord) { r.Saving = append(slices.Clone(r.Saving), paths...) })
 }
 
-// saved forgets them: they are gone, or have become a checkpoint. A container that was removed
-// meanwhile has forgotten them already.
-func saved(e *state.ContainerEntry, paths ...string) error {
+// forgetSaving forgets them: they are gone, or have become a checkpoint. A container that was
+// removed meanwhile has forgotten them already.
+func forgetSaving(e *state.ContainerEntry, paths ...string) error {
 	err := e.Update(func(r *state.ContainerRecord) {
 		r.Saving = slices.DeleteFunc(slices.Clone(r.Saving), func(p string) bool { return slices.Contains(paths, p) })
 	})
@@ -65,40 +65,40 @@ func (u *unfinished) gone(dir string, paths []string) {
 	}
 }
 
-// dropLater removes leftovers of checkpoints in the background until it succeeds. Their disk may
+// DropLater removes leftovers of checkpoints in the background until it succeeds. Their disk may
 // hang. id is for the log.
-func (m *Manager) dropLater(id string, paths []string) {
+func (c *Store) DropLater(id string, paths []string) {
 	if len(paths) == 0 {
 		return
 	}
-	m.unfinished.add(paths)
-	m.clean.Queue("unfinished checkpoint", id, func(ctx context.Context) error {
+	c.unfinished.add(paths)
+	c.Clean.Queue("unfinished checkpoint", id, func(ctx context.Context) error {
 		var errs []error
 		for _, p := range paths {
-			errs = append(errs, m.dropUnfinished(ctx, filepath.Dir(p)))
+			errs = append(errs, c.dropUnfinished(ctx, filepath.Dir(p)))
 		}
 		return errors.Join(errs...)
 	})
 }
 
 // dropUnfinished removes what is left of checkpoints in a directory.
-func (m *Manager) dropUnfinished(ctx context.Context, dir string) error {
-	if len(m.unfinished.in(dir)) == 0 {
+func (c *Store) dropUnfinished(ctx context.Context, dir string) error {
+	if len(c.unfinished.in(dir)) == 0 {
 		return nil
 	}
-	release, err := m.savingIn.Acquire(ctx, dir)
+	release, err := c.savingIn.Acquire(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer release()
-	return m.dropUnfinishedLocked(dir)
+	return c.dropUnfinishedLocked(dir)
 }
 
 // dropUnfinishedLocked needs the directory for itself: a new checkpoint there has files of the same
 // names. So all records forget them together, for the clean-up that the others have asked for comes
 // when there may be new ones.
-func (m *Manager) dropUnfinishedLocked(dir string) error {
-	paths := m.unfinished.in(dir)
+func (c *Store) dropUnfinishedLocked(dir string) error {
+	paths := c.unfinished.in(dir)
 	if len(paths) == 0 {
 		return nil
 	}
@@ -106,13 +106,13 @@ func (m *Manager) dropUnfinishedLocked(dir string) error {
 		return err
 	}
 	var errs []error
-	for _, e := range m.containers.Each(func(r *state.ContainerRecord) bool { return len(r.Saving) > 0 }) {
-		errs = append(errs, saved(e, paths...))
+	for _, e := range c.Containers.Each(func(r *state.ContainerRecord) bool { return len(r.Saving) > 0 }) {
+		errs = append(errs, forgetSaving(e, paths...))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	m.unfinished.gone(dir, paths)
+	c.unfinished.gone(dir, paths)
 	return nil
 }
 

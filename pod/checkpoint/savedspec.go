@@ -1,4 +1,4 @@
-package pod
+package checkpoint
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 
 // check refuses a container whose configuration describes another process than the saved one, or
 // forbids something that the saved one has.
-func (s *checkpointed) check(c *podconfig.Container, made *specs.Spec) error {
+func (s *Saved) Check(c *podconfig.Container, made *specs.Spec) error {
 	saved, own := s.spec.Process, made.Process
 	switch {
 	case len(c.Command)+len(c.Args) > 0 && !slices.Equal(own.Args, saved.Args):
@@ -58,11 +58,11 @@ func (s *checkpointed) check(c *podconfig.Container, made *specs.Spec) error {
 }
 
 // differs is the error for what is one way in the configuration and another in the checkpoint.
-func (s *checkpointed) differs(format string, own, saved any) error {
+func (s *Saved) differs(format string, own, saved any) error {
 	return errdefs.Errorf(errdefs.ErrInvalid, format, own, s.config.Name, saved)
 }
 
-func (s *checkpointed) checkCapabilities(own *specs.LinuxCapabilities) error {
+func (s *Saved) checkCapabilities(own *specs.LinuxCapabilities) error {
 	saved := s.spec.Process.Capabilities
 	if saved == nil {
 		return nil
@@ -88,7 +88,7 @@ func (s *checkpointed) checkCapabilities(own *specs.LinuxCapabilities) error {
 }
 
 // apply has a container's spec describe the process that goes on in it.
-func (s *checkpointed) apply(spec *specs.Spec) {
+func (s *Saved) Apply(spec *specs.Spec) {
 	spec.Process.Args, spec.Process.Env, spec.Process.Cwd = s.spec.Process.Args, s.spec.Process.Env, s.spec.Process.Cwd
 }
 
