@@ -76,9 +76,8 @@ type Options struct {
 	SigningCA func() (tls.Certificate, error)
 	// CertificateLifetime bounds what SigningCA signs; 0 means a year.
 	CertificateLifetime time.Duration
-	// ServerHosts are the names and addresses of the API server, which no node's serving certificate
-	// may have; without them no serving certificate is approved.
-	ServerHosts []string
+	// Reserved are the names and addresses that no node's serving certificate may have.
+	Reserved certificates.Reserved
 	// Joinable is whether other machines reach the API server: then cluster-info is signed with
 	// bootstrap tokens.
 	Joinable bool
@@ -138,7 +137,9 @@ func New(as Identities, o Options) ([]Runner, error) {
 		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.NewEviction(set) }},
 		{"pod-garbage-collector", func(set *client.Set) (Runner, error) { return podgc.New(set, max(o.EndedPods, 0)) }},
 		{"resourcequota-controller", o.anyKind(resourcequota.New)},
-		{"certificate-controller", func(set *client.Set) (Runner, error) { return certificates.NewApprover(set, o.ServerHosts), nil }},
+		{"certificate-controller", func(set *client.Set) (Runner, error) {
+			return certificates.NewApprover(set, reader, o.Reserved), nil
+		}},
 		{"certificate-controller", plain(certificates.NewCleaner)},
 		{"clusterrole-aggregation-controller", plain(clusterroleaggregation.New)},
 		{"token-cleaner", plain(bootstraptoken.New)},

@@ -21,6 +21,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
+	"github.com/coracle-project/coracle/cluster/controllers/certificates"
 	"github.com/coracle-project/coracle/cluster/controllers/localpath"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
@@ -303,7 +304,8 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		LocalPath:     localPath(api.root, n.name),
-		ServerHosts:   hosts, Joinable: api.settings().URL() != "", PodRanges: ranges,
+		Reserved:      certificates.Reserved{Hosts: hosts, Domain: n.domain},
+		Joinable:      api.settings().URL() != "", PodRanges: ranges,
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }

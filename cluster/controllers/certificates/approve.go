@@ -18,8 +18,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	networkinglisters "k8s.io/client-go/listers/networking/v1"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/kubernetes/pkg/apis/certificates"
 	conditions "k8s.io/kubernetes/pkg/controller/certificates"
 
@@ -29,21 +32,32 @@ import (
 
 type approver struct {
 	set      *client.Set
+	reader   kubernetes.Interface
 	requests certificateslisters.CertificateSigningRequestLister
 	nodes    corelisters.NodeLister
-	reserved []string
+	networks networkinglisters.ServiceCIDRLister
+	events   record.EventRecorder
+	reserved Reserved
 }
 
 // NewApprover returns the controller that approves nodes' requests for a client certificate of
 // their own, those that someone may make for new nodes, as a SubjectAccessReview says, and nodes'
-// requests to serve under their own names and addresses. reserved are names and addresses that no
-// node may serve under; without any, no serving certificate is approved.
-func NewApprover(set *client.Set, reserved []string) *frame.Controller {
+// requests to serve under their own names and addresses. It lists Nodes with reader: its own role
+// does not read them.
+func NewApprover(set *client.Set, reader kubernetes.Interface, reserved Reserved) *frame.Controller {
 	requests, nodes := set.Informers.Certificates().V1().CertificateSigningRequests(), set.Informers.Core().V1().Nodes()
-	a := &approver{set: set, requests: requests.Lister(), nodes: nodes.Lister(), reserved: reserved}
+	networks := set.Informers.Networking().V1().ServiceCIDRs()
+	events, flush := set.Recorder("csr-approving", "")
+	a := &approver{
+		set: set, reader: reader, requests: requests.Lister(), nodes: nodes.Lister(), networks: networks.Lister(),
+		events: events, reserved: reserved,
+	}
 	f := frame.New("csr-approving", 1, a.sync)
 	f.Watch(requests.Informer(), frame.Self)
-	f.Watch(nodes.Informer(), func(any) []string { return nil }) // wait for what exists
+	none := func(any) []string { return nil } // wait for what exists
+	f.Watch(nodes.Informer(), none)
+	f.Watch(networks.Informer(), none)
+	f.Also(func(ctx context.Context) { <-ctx.Done(); flush() })
 	return f
 }
 
@@ -92,11 +106,12 @@ func (a *approver) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("certificate signing request %s: %w", name, err)
 	}
-	if len(a.reserved) > 0 && isNodeServing(csr, request) {
-		if err := servable(request, a.nodes, a.reserved); err != nil {
+	if len(a.reserved.Hosts) > 0 && isNodeServing(csr, request) {
+		if err := a.servable(request); err != nil {
 			return fmt.Errorf("certificate signing request %s: %w", name, err)
 		}
-		return a.approve(ctx, csr, "Auto approving kubelet serving certificate for the node's own addresses.")
+		return a.decide(ctx, csr, certificatesv1.CertificateApproved, autoApproved,
+			"Auto approving kubelet serving certificate for the node's own addresses.")
 	}
 	var tried []string
 	for _, kind := range recognized {
@@ -112,11 +127,16 @@ func (a *approver) sync(ctx context.Context, name string) error {
 			continue
 		}
 		if csr.Spec.Username != request.Subject.CommonName {
-			if err := joins(request, a.nodes); err != nil {
+			exists, err := a.exists(ctx, request)
+			if err != nil {
 				return fmt.Errorf("certificate signing request %s of %s: %w", name, csr.Spec.Username, err)
 			}
+			if exists { // a request that waits would be approved when the Node is deleted, perhaps without a token by then
+				return a.decide(ctx, csr, certificatesv1.CertificateDenied, "NodeExists",
+					"A node of that name exists. Delete it first, or choose another name, and ask again.")
+			}
 		}
-		return a.approve(ctx, csr, kind.message)
+		return a.decide(ctx, csr, certificatesv1.CertificateApproved, autoApproved, kind.message)
 	}
 	if len(tried) > 0 { // the right may be given later
 		return fmt.Errorf("certificate signing request %s: %s may not have it approved (create %v)", name, csr.Spec.Username, tried)
@@ -124,10 +144,15 @@ func (a *approver) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-func (a *approver) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, why string) error {
+const autoApproved = "AutoApproved"
+
+// decide approves or denies a request.
+func (a *approver) decide(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
+	condition certificatesv1.RequestConditionType, reason, message string,
+) error {
 	csr = csr.DeepCopy()
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: why,
+		Type: condition, Status: corev1.ConditionTrue, Reason: reason, Message: message,
 	})
 	_, err := a.set.Kube.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{})
 	return ignoreNotFound(err)

@@ -145,7 +145,7 @@ func TestApproval(t *testing.T) {
 					approved = csr.Status.Conditions[len(csr.Status.Conditions)-1]
 					return true, csr, nil
 				})
-				return NewApprover(set, nil)
+				return NewApprover(set, set.Kube, Reserved{})
 			}).As("certificate-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 				must(s.Kube.CertificatesV1().CertificateSigningRequests().Create(ctx, request(c.change), metav1.CreateOptions{}))
 				s.Settle()
@@ -173,7 +173,7 @@ func TestARightThatIsGivenLater(t *testing.T) {
 			approved.Store(true)
 			return true, action.(ktesting.UpdateActionImpl).Object, nil
 		})
-		return NewApprover(set, nil)
+		return NewApprover(set, set.Kube, Reserved{})
 	}).As("certificate-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		must(s.Kube.CertificatesV1().CertificateSigningRequests().Create(ctx, request(nil), metav1.CreateOptions{}))
 		s.Pass(time.Minute)

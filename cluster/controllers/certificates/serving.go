@@ -1,6 +1,7 @@
 package certificates
 
 import (
+	"context"
 	"crypto/x509"
 	"fmt"
 	"net/netip"
@@ -8,9 +9,10 @@ import (
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/kubernetes/pkg/apis/certificates"
 )
 
@@ -23,54 +25,103 @@ func isNodeServing(csr *certificatesv1.CertificateSigningRequest, request *x509.
 		csr.Spec.Username == request.Subject.CommonName && slices.Contains(csr.Spec.Groups, "system:nodes")
 }
 
+// Reserved are names and addresses that no node may serve under. The authority of nodes' serving
+// certificates also signs the API server's.
+type Reserved struct {
+	// Hosts are the names and addresses of the API server. If there are none, no serving certificate
+	// is approved.
+	Hosts []string
+	// Domain is the cluster's domain, under which Services and pods have names.
+	Domain string
+}
+
 // servable says why a node may not serve under the names and addresses of its request, nil if it
-// may. The cluster's authority also signs the API server's certificate, and nodes report their own
-// addresses: a node must not get a certificate with which it could pose as the API server or as
-// another node. reserved are the names and addresses of the API server.
-func servable(request *x509.CertificateRequest, nodes corelisters.NodeLister, reserved []string) error {
+// may. Whoever joins a node chooses its name, and nodes report their own addresses. A node must not
+// get a certificate with which it could pose as the API server, as a Service or as another node: of
+// names it gets only its own, and of addresses only those that nothing else has.
+func (a *approver) servable(request *x509.CertificateRequest) error {
 	name := strings.TrimPrefix(request.Subject.CommonName, nodeUser)
-	node, err := nodes.Get(name)
+	node, err := a.nodes.Get(name)
 	if err != nil {
 		return fmt.Errorf("node %s: %w", name, err) // it may register in a moment
 	}
-	own := map[string]bool{name: true}
-	for _, a := range node.Status.Addresses {
-		own[canonical(a.Address)] = true
+	refused := func(host, why string) error {
+		return fmt.Errorf("node %s asks for a serving certificate for %s, %s", name, host, why)
 	}
-	others, err := nodes.List(labels.Everything())
-	if err != nil {
-		return err
+	var addresses []netip.Addr
+	for _, ip := range request.IPAddresses {
+		address, ok := netip.AddrFromSlice(ip)
+		if !ok {
+			return refused(ip.String(), "which is no address")
+		}
+		addresses = append(addresses, address.Unmap())
 	}
-	taken := map[string]string{}
-	for _, host := range reserved {
-		taken[canonical(host)] = "the API server"
-	}
-	for _, other := range others {
-		if other.Name == name {
+	for _, host := range request.DNSNames {
+		if address, err := netip.ParseAddr(host); err == nil { // some clients take it for an address
+			addresses = append(addresses, address.Unmap())
 			continue
 		}
-		taken[other.Name] = "node " + other.Name
-		for _, a := range other.Status.Addresses {
-			taken[canonical(a.Address)] = "node " + other.Name
+		switch host = canonical(host); {
+		case host != name:
+			return refused(host, "which is not its name")
+		case a.reserved.hasName(host):
+			return refused(host, "which is a name of the API server or of Services: join the machine with another --node-name")
 		}
 	}
-	hosts := slices.Clone(request.DNSNames)
-	for _, ip := range request.IPAddresses {
-		hosts = append(hosts, ip.String())
-	}
-	for _, host := range hosts {
-		host = canonical(host)
-		if owner := taken[host]; owner != "" {
-			return fmt.Errorf("node %s asks for a serving certificate for %s, which is of %s: approve it by hand if that is right", name, host, owner)
+	for _, address := range addresses {
+		switch {
+		case slices.ContainsFunc(a.reserved.Hosts, func(host string) bool { return canonical(host) == address.String() }):
+			return refused(address.String(), "which is the API server's")
+		case !address.IsGlobalUnicast():
+			return refused(address.String(), "which other machines have, too")
+		case !has(node, address):
+			return refused(address.String(), "which it does not report")
 		}
-		if ip, err := netip.ParseAddr(host); err == nil && (ip.IsLoopback() || ip.IsUnspecified() || ip.IsMulticast()) {
-			return fmt.Errorf("node %s asks for a serving certificate for %s, which other machines have, too", name, host)
-		}
-		if !own[host] {
-			return fmt.Errorf("node %s asks for a serving certificate for %s, which is none of its addresses", name, host)
+		if err := a.unused(node, address); err != nil {
+			return refused(address.String(), err.Error())
 		}
 	}
 	return nil
+}
+
+// hasName says whether a name is the API server's, a Service's or a pod's.
+func (r Reserved) hasName(name string) bool {
+	under := func(domain string) bool { return name == domain || strings.HasSuffix(name, "."+domain) }
+	return under("svc") || r.Domain != "" && under(canonical(r.Domain)) ||
+		slices.ContainsFunc(r.Hosts, func(host string) bool { return canonical(host) == name })
+}
+
+// unused says what else has an address of node, nil if nothing has.
+func (a *approver) unused(node *corev1.Node, address netip.Addr) error {
+	networks, err := a.networks.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	for _, network := range networks {
+		for _, text := range network.Spec.CIDRs {
+			if prefix, err := netip.ParsePrefix(text); err == nil && prefix.Contains(address) {
+				return fmt.Errorf("which is in the network of Services %s", prefix)
+			}
+		}
+	}
+	nodes, err := a.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	for _, other := range nodes {
+		if other.Name != node.Name && has(other, address) {
+			// Which of them says the truth is not known. An operator has to decide.
+			a.events.Eventf(node, corev1.EventTypeWarning, "ServingCertificateConflict",
+				"No serving certificate for %s: node %s reports that address, too", address, other.Name)
+			return fmt.Errorf("which node %s reports, too: approve it by hand if that is right", other.Name)
+		}
+	}
+	return nil
+}
+
+// has says whether a node reports an address.
+func has(node *corev1.Node, address netip.Addr) bool {
+	return slices.ContainsFunc(node.Status.Addresses, func(a corev1.NodeAddress) bool { return canonical(a.Address) == address.String() })
 }
 
 // canonical is one spelling for all of an address, or of a name.
@@ -81,16 +132,15 @@ func canonical(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// joins says why someone may not get the first certificate of a node, nil if he may. A bootstrap
-// token must not open what a node that exists may read.
-func joins(request *x509.CertificateRequest, nodes corelisters.NodeLister) error {
+// exists says whether there is a Node of the request's name. A bootstrap token must not open what a
+// node that exists may read. The API is asked: the informer may not have seen a new Node yet.
+func (a *approver) exists(ctx context.Context, request *x509.CertificateRequest) (bool, error) {
 	name := strings.TrimPrefix(request.Subject.CommonName, nodeUser)
-	_, err := nodes.Get(name)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil
-	case err != nil:
-		return err
+	list, err := a.reader.CoreV1().Nodes().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+	})
+	if err != nil {
+		return false, fmt.Errorf("look for node %s: %w", name, err)
 	}
-	return fmt.Errorf("node %s exists: delete it first, or approve the request by hand", name)
+	return slices.ContainsFunc(list.Items, func(n corev1.Node) bool { return n.Name == name }), nil
 }

@@ -56,10 +56,11 @@ func startFirst(t *testing.T) *first {
 		return must(client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, name),
 			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers()))(t)
 	}
+	manager := must(kubernetes.NewForConfig(server.ClientConfig(user.KubeControllerManager)))(t)
 	signing := func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) }
 	runners := []interface{ Run(ctx context.Context) }{
 		upstream.NewBootstrapSigner(account("bootstrap-signer")),
-		certificates.NewApprover(account("certificate-controller"), []string{"192.0.2.1"}),
+		certificates.NewApprover(account("certificate-controller"), manager, certificates.Reserved{Hosts: []string{"192.0.2.1"}}),
 		certificates.NewSigner(account("certificate-controller"), signing, 0),
 	}
 	ctx, stop := context.WithCancel(context.Background())
