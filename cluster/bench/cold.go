@@ -128,7 +128,7 @@ func (b *bench) until(ctx context.Context, f wait.ConditionWithContextFunc) erro
 	return wait.PollUntilContextTimeout(ctx, poll, patience, true, f)
 }
 
-// follow watches pods from now on, calls begin once the watch stands, and shows each event to done
+// follow watches pods from now on, calls begin once the watch is open, and shows each event to done
 // until that returns true. A watch that the API server ends, because we read too slowly for a
 // moment, is taken up again where it ended.
 func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error,

@@ -68,7 +68,7 @@ func (b *bench) spent(before time.Duration, n int) float64 {
 // createRate creates pods that no scheduler cares for.
 func (b *bench) createRate(ctx context.Context) error {
 	warm := b.pod(namespace, "warm-creates")
-	warm.Spec.SchedulerName = "nobody"
+	warm.Spec.SchedulerName = "none"
 	if err := b.createWhenPossible(ctx, warm); err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (b *bench) createRate(ctx context.Context) error {
 		began, used := time.Now(), b.cpu()
 		err := each(ctx, b.creates, func(ctx context.Context, i int) error {
 			p := b.pod(namespace, fmt.Sprintf("create-%d", i))
-			p.Spec.SchedulerName = "nobody"
+			p.Spec.SchedulerName = "none"
 			return b.create(ctx, p)
 		})
 		rates = append(rates, float64(b.creates)/time.Since(began).Seconds())

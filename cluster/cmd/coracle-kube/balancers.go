@@ -38,7 +38,7 @@ const noBalancers = "none"
 
 func (o *balancerOptions) off() bool { return slices.Equal(o.ranges, []string{noBalancers}) }
 
-// pool returns the addresses; none stand for those of nodes.
+// pool returns the addresses; none means those of the nodes.
 func (o *balancerOptions) pool() (loadbalancer.Pool, error) {
 	if o.off() {
 		return loadbalancer.Pool{}, nil

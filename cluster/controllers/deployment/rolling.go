@@ -62,7 +62,7 @@ func (r *rollout) shrinkOld(ctx context.Context) (stepped bool, err error) {
 		return false, nil
 	}
 
-	// The rounds end with the first failed write; what was done before it stands.
+	// The rounds end with the first failed write; what was done before it is kept.
 	shrink := func(i int, by int32) error {
 		if by <= 0 {
 			return nil

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// judge sets r.outcome if the Job is to end. An outcome that was settled earlier stands. Failures
+// judge sets r.outcome if the Job is to end. An outcome that was settled earlier is kept. Failures
 // go before successes, and reasons before one another in this order; each is looked for until one
 // is found.
 func (r *run) judge() {

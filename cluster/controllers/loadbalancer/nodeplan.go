@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// place is a port of a node's address; the zero address stands for all addresses of nodes.
+// place is a port of a node's address; the zero address means all addresses of nodes.
 type place struct {
 	address  netip.Addr
 	protocol corev1.Protocol
@@ -95,7 +95,7 @@ func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool
 	return again
 }
 
-// granted are the places that a Service's status has. An address without ports stands for all of
+// granted are the places that a Service's status has. An address without ports means all of
 // the Service's.
 func granted(service *corev1.Service) map[place]bool {
 	all := map[place]bool{}

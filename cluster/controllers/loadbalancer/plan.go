@@ -14,7 +14,7 @@ import (
 // outcome is what one Service gets, and what it does not get.
 type outcome struct {
 	addresses []netip.Addr
-	// ports are those it may use at the addresses; none stand for all, as no one shares the
+	// ports are those it may use at the addresses; none means all, as no one shares the
 	// addresses.
 	ports    []corev1.PortStatus
 	problems []problem

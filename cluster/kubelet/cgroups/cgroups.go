@@ -45,7 +45,7 @@ type Manager struct {
 	pods map[types.UID]made
 }
 
-// made is a pod whose cgroup stands.
+// made is a pod whose cgroup exists.
 type made struct {
 	class v1.PodQOSClass
 	milli int64 // CPU requested
@@ -156,7 +156,7 @@ func (m *Manager) path(class v1.PodQOSClass, uid types.UID) string {
 
 const podPrefix = "pod"
 
-// Ensure makes the pod's cgroup, if it does not stand, and sets its limits.
+// Ensure makes the pod's cgroup, if it does not exist, and sets its limits.
 func (m *Manager) Ensure(pod *v1.Pod) error {
 	if m.off {
 		return nil

@@ -77,7 +77,7 @@ func (c *Client) Pod(ctx context.Context, uid types.UID) (*kubecontainer.PodStat
 // NotFound says whether err is CRI's word for a sandbox, container or image that is not there.
 func NotFound(err error) bool { return grpcstatus.Code(err) == codes.NotFound }
 
-// Message is an error's text without gRPC's envelope, as it stands in statuses and events.
+// Message is an error's text without gRPC's envelope, as statuses and events show it.
 func Message(err error) string { return grpcstatus.Convert(err).Message() }
 
 func sandboxIPs(s *runtimeapi.PodSandboxStatus) []string {

@@ -122,7 +122,7 @@ func (m *Manager) remove(ctx context.Context, uid types.UID, dirs ...string) err
 	return errors.Join(errs...)
 }
 
-// OnDisk returns the UIDs of the pods that have a directory, for whoever looks after pods that went
+// OnDisk returns the UIDs of the pods that have a directory, for the clean-up after pods that went
 // away while the kubelet did not run.
 func (m *Manager) OnDisk() ([]types.UID, error) {
 	entries, err := os.ReadDir(m.podsDir())

@@ -4,7 +4,7 @@
 // # Where things are
 //
 // Everything is below the kubelet's root directory, in upstream's layout, and that layout is the
-// only record: after a restart what stands is found on disk.
+// only record: after a restart what is mounted is found on disk.
 //
 //	pods/UID/volumes/kubernetes.io~empty-dir/NAME     also ~configmap, ~secret, ~downward-api, ~projected
 //	pods/UID/volume-subpaths/NAME/CONTAINER/INDEX     a bind mount for each subPath
@@ -17,7 +17,7 @@
 //
 // # The life of a pod's volumes
 //
-// Mount makes what does not stand yet and holds the config maps and secrets that the pod refers to.
+// Mount makes what is not mounted yet and holds the config maps and secrets that the pod refers to.
 // From then on a change of one of them, a changed pod (Refresh) or a token that grows old leads to
 // one look at all volumes of that pod, which writes again only those whose contents differ. A new
 // content appears at once and whole: files are links into a directory that is itself behind one
@@ -205,7 +205,7 @@ func (p *podVolumes) enter(ctx context.Context) error {
 
 func (p *podVolumes) leave() { <-p.turn }
 
-// Mount makes every volume of the pod that does not stand yet, and keeps all of them up to date
+// Mount makes every volume of the pod that is not mounted yet, and keeps all of them up to date
 // until Unmount. It is idempotent. Its error joins one for each volume that could not be made.
 func (m *Manager) Mount(ctx context.Context, pod *v1.Pod) error {
 	if err := checkUID(pod.UID); err != nil {
