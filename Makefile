@@ -213,7 +213,7 @@ test-csi: build testbins ## a CSI driver with upstream's sidecars on the cluster
 critest: $(call needs,build testbins tools) ## CRI validation tests
 	bin/test/critest $(CRITEST_FLAGS)
 
-test-oci: deps ## coracle-oci beside runc: scripts, runtime-tools' validation, podman (needs root)
+test-oci: deps ## coracle-oci compared with runc: scripts, runtime-tools' validation, podman (needs root)
 	@mkdir -p bin/oci
 	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/oci/coracle-oci ./cmd/coracle-oci
 	CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/oci/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
@@ -235,7 +235,7 @@ bench: build testbins ## benchmark against the peers that `make bench-peers` has
 bench-image: build testbins bench-peers ## benchmark pulling and unpacking images against the peers
 	bin/test/bench -images $(BENCH_FLAGS)
 
-bench-oci: deps ## benchmark one container: coracle-oci beside crun and runc, the engine beside libcontainer
+bench-oci: deps ## benchmark one container: coracle-oci against crun and runc, the engine against libcontainer
 	@mkdir -p bin/test
 	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-oci ./cmd/coracle-oci
 	CGO_ENABLED=1 $(GOBUILD) -ldflags '-s -w $(STATIC)' -o bin/test/ocibench ./integration/ocibench

@@ -142,9 +142,9 @@ type Deps struct {
 	// Options are more options of the gRPC server.
 	Options []grpc.ServerOption
 	Log     *slog.Logger
-	// Next to, if not nil, adds services of its own to the server. Their calls are
+	// Services, if not nil, adds services of its own to the server. Their calls are
 	// logged and their errors become statuses as CRI's do.
-	Beside func(grpc.ServiceRegistrar)
+	Services func(grpc.ServiceRegistrar)
 }
 
 // service implements both CRI services. What it does not define answers

@@ -25,7 +25,7 @@ type encodedList [][]byte
 // itemsField is the number of the only field that such answers have (a test sees to that).
 const itemsField = 1
 
-// encodeItem is an item as it stands in an answer.
+// encodeItem is an item as an answer has it.
 func encodeItem(item protobuf.Message) ([]byte, error) {
 	b, err := protobuf.Marshal(item)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 )
 
 // kinds maps kinds of error to status codes. The first that matches wins, so what
-// the caller can act on stands before what merely caused it.
+// the caller can act on comes before what merely caused it.
 var kinds = []struct {
 	err  error
 	code codes.Code

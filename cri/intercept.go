@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// observer stands around every call: it turns a panic into Internal, errors into
+// observer wraps every call: it turns a panic into Internal, errors into
 // status codes, writes the one log line a call gets, and says how long it took and when
 // work was done.
 type observer struct {

@@ -60,8 +60,8 @@ func New(c Config, d Deps) (*Server, error) {
 	s := &service{config: c, deps: d, stream: stream, ending: ending}
 	g.RegisterService(runtimeService(), s)
 	runtimeapi.RegisterImageServiceServer(g, s)
-	if d.Beside != nil {
-		d.Beside(g)
+	if d.Services != nil {
+		d.Services(g)
 	}
 	return &Server{grpc: g, stream: stream, ending: ending}, nil
 }

@@ -33,7 +33,7 @@ type Config struct {
 	ShortNameRegistry string
 	// KeepBlobs keeps the compressed layers as registries sent them. Without, they are
 	// gone when they are unpacked: the directory is an OCI layout without its layers,
-	// and an image that is saved or pushed has its layers compressed anew.
+	// and an image that is saved or pushed has its layers compressed again.
 	KeepBlobs bool
 	// Pinned are images that are not removed but by name: names as RepoTags and
 	// RepoDigests have them, or the beginning of some with * after it.

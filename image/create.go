@@ -16,7 +16,7 @@ import (
 )
 
 // create makes what is missing of the layout, and removes what a crash left behind. What is
-// damaged, or stands where something else belongs, is set aside and told.
+// damaged, or is in the place of something else, is set aside and told.
 // The root is closed to other users: images may be private.
 func (l layout) create() (damaged []error, err error) {
 	if err := os.MkdirAll(l.root, 0o700); err != nil {

@@ -11,7 +11,7 @@ func (s *Store) GC(ctx context.Context) error {
 	return s.garbage.collectAll(ctx)
 }
 
-// Collect is GC for whoever wants to know what it has deleted: allocated bytes.
+// Collect is GC that returns what it has deleted: allocated bytes.
 func (s *Store) Collect(ctx context.Context) (freed int64, err error) {
 	if err := s.begin(); err != nil {
 		return 0, err

@@ -233,7 +233,7 @@ func (z *lazies) dropWith(diffID digest.Digest) error {
 	return z.index.drop(func(e named) bool {
 		needs := slices.Contains(e.image.RootFS.DiffIDs, diffID)
 		if needs {
-			z.log.Warn("image dropped: a layer of it is not whole and cannot be had; it has to be pulled again", "image", e.name.String())
+			z.log.Warn("image dropped: a layer of it is incomplete and cannot be completed; pull it again", "image", e.name.String())
 		}
 		return needs
 	})

@@ -314,7 +314,7 @@ func TestLoadMendsBlob(t *testing.T) {
 	}
 }
 
-// A layer that has to be packed anew is packed once for an archive, however many images have it.
+// A layer that has to be packed again is packed once for an archive, however many images have it.
 func TestSavePacksOnce(t *testing.T) {
 	r, s := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = false })
 	shared := gzipLayer(tarOf("shared", "1"))

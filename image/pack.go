@@ -42,18 +42,18 @@ const (
 )
 
 // packer gets images ready to leave together. A layer that several of them have, or one has
-// twice, is packed anew once.
+// twice, is packed again once.
 type packer struct {
 	s  *Store
 	as packing
 	// elsewhere, if not nil, says that a blob is at the destination.
 	elsewhere func(ocispec.Descriptor) (bool, error)
-	scratch   string // of layers that were packed anew
-	anew      map[digest.Digest]ocispec.Descriptor
+	scratch   string // of layers that were packed again
+	repacked  map[digest.Digest]ocispec.Descriptor
 	remove    func()
 }
 
-// newPacker returns a packer; close deletes what it has packed anew.
+// newPacker returns a packer; close deletes what it has packed again.
 func (s *Store) newPacker(as packing, elsewhere func(ocispec.Descriptor) (bool, error)) (*packer, error) {
 	dir, remove, err := s.scratch()
 	if err != nil {
@@ -64,7 +64,7 @@ func (s *Store) newPacker(as packing, elsewhere func(ocispec.Descriptor) (bool, 
 
 func (k *packer) close() { k.remove() }
 
-// pack gets an image ready. Layers whose blobs the store has not kept are packed anew for
+// pack gets an image ready. Layers whose blobs the store has not kept are packed again for
 // asBlobs, unless elsewhere has them; then the manifest is another one than the image came
 // with, which notes say. The image's id stays.
 func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
@@ -105,21 +105,21 @@ func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
 	p.Config = e.config
 	p.Manifest = ocispec.Descriptor{MediaType: mediaType, Digest: e.manifest, Size: int64(len(manifest))}
 	p.Documents = map[digest.Digest][]byte{e.manifest: manifest, e.config.Digest: config}
-	anew := false
+	repacked := false
 	for i, d := range e.layers {
 		l, packed, err := k.layer(ctx, d, e.image.RootFS.DiffIDs[i])
 		if err != nil {
 			return err
 		}
 		if packed {
-			anew = true
+			repacked = true
 			if mediaType == dockerManifest {
 				l.Blob.MediaType = dockerLayerGzip // podman and CRI-O refuse OCI's in there
 			}
 		}
 		p.Layers = append(p.Layers, l)
 	}
-	if !anew {
+	if !repacked {
 		return nil
 	}
 	return p.remake(manifest)
@@ -150,11 +150,11 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 		}
 	}
 	if encrypted {
-		return l, false, fmt.Errorf("layer %s is encrypted and its blob has not been kept: packed anew it would leave as plain text", d.Digest)
+		return l, false, fmt.Errorf("layer %s is encrypted and its blob has not been kept: packed again it would leave as plain text", d.Digest)
 	}
 	path := filepath.Join(k.scratch, diffID.Encoded())
 	l.Open = func(context.Context) (io.ReadCloser, error) { return os.Open(path) }
-	blob, there := k.anew[diffID]
+	blob, there := k.repacked[diffID]
 	if !there {
 		blob, _, err = s.stageLayer(ctx, path, func(ctx context.Context, w io.Writer) error {
 			z := gzip.NewWriter(w)
@@ -163,7 +163,7 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 		if err != nil {
 			return l, false, err
 		}
-		k.anew[diffID] = blob
+		k.repacked[diffID] = blob
 	}
 	l.Blob = blob
 	return l, true, nil
@@ -252,7 +252,7 @@ func (p *parcel) remake(manifest []byte) error {
 	p.Manifest.Digest, p.Manifest.Size = digest.FromBytes(data), int64(len(data))
 	p.Documents[p.Manifest.Digest] = data
 	p.notes = append(p.notes,
-		fmt.Sprintf("the registry's blobs of %s were not kept: its layers are packed anew, and its manifest is %s, not %s", p.Names[0],
+		fmt.Sprintf("the registry's blobs of %s were not kept: its layers are packed again, and its manifest is %s, not %s", p.Names[0],
 			p.Manifest.Digest, p.was))
 	return nil
 }

@@ -37,7 +37,7 @@ const pushes = 3
 // Push sends an image, found as by Get, to the registry under a name with a tag; to "" is the name
 // that it is found by. Blobs that the registry has are not sent again, and those that another of
 // its repositories has are taken over from there. Of an image for several platforms, this machine's
-// is sent. Layers whose blobs are neither kept nor in the registry are packed anew; Notes say so.
+// is sent. Layers whose blobs are neither kept nor in the registry are packed again; Notes say so.
 func (s *Store) Push(ctx context.Context, refOrID, to string, o PushOptions) (Pushed, error) {
 	if to == "" {
 		to = refOrID

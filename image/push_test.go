@@ -111,7 +111,7 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// Blobs that were not kept stay at home if the registry has them, and are packed anew
+// Blobs that were not kept stay at home if the registry has them, and are packed again
 // if it has not.
 func TestPushWithoutBlobs(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// ahead reads a stream in a goroutine of its own, a few buffers before whoever reads from
+// ahead reads a stream in a goroutine of its own, a few buffers before the one who reads from
 // it, and hashes in another what it has read: decompressing, hashing and writing files go on
 // at the same time, and none of them copies for another.
 type ahead struct {

@@ -18,7 +18,7 @@ type needs struct{ blobs, layers map[digest.Digest]bool }
 
 func newNeeds() needs { return needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}} }
 
-// change counts anew, and returns what nothing needs any more. Blobs of layers count if they are
+// change counts again, and returns what nothing needs any more. Blobs of layers count if they are
 // kept; else nothing but a pull needs them.
 func (u *uses) change(ch change, keepBlobs bool) needs {
 	u.mu.Lock()

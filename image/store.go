@@ -113,7 +113,7 @@ func (s *Store) recover(ctx context.Context) error {
 	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
 	s.lazies = newLazies(s)
 	if len(entries) != len(lines) || len(damage) > 0 {
-		if err := s.mendIndex(entries, len(damage) > 0); err != nil {
+		if err := s.repairIndex(entries, len(damage) > 0); err != nil {
 			return fmt.Errorf("open image store: %w", err)
 		}
 	}
@@ -129,8 +129,8 @@ func (s *Store) recover(ctx context.Context) error {
 	return s.lazies.landAll()
 }
 
-// mendIndex writes the index anew, with the images that are whole.
-func (s *Store) mendIndex(entries []named, damaged bool) error {
+// repairIndex writes the index again, with the images that are whole.
+func (s *Store) repairIndex(entries []named, damaged bool) error {
 	if err := s.garbage.salvage(); err != nil {
 		s.cfg.Log.Warn("images have to be pulled again with all of their layers", "error", err)
 	}
@@ -218,7 +218,7 @@ func (s *Store) begin() error {
 	return nil
 }
 
-// SetRegistries says anew how registries are reached. Transfers under way go on as they began. On
+// SetRegistries changes how registries are reached. Transfers under way go on as they began. On
 // error nothing has changed.
 func (s *Store) SetRegistries(c registry.Config) error {
 	registries, err := registry.NewClient(c)

@@ -29,7 +29,7 @@ func (u *usage) count(dir string) error {
 	for _, f := range files {
 		info, err := f.Info()
 		if err != nil {
-			continue // it is damaged; whoever needs it will tell
+			continue // it is damaged; its next use will tell
 		}
 		u.add(digest.NewDigestFromEncoded(digest.SHA256, f.Name()), allocated(info))
 	}

@@ -95,7 +95,7 @@ func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Con
 		return "", errdefs.Errorf(errdefs.ErrExists, "container %s of the pod has this name and attempt; remove it or raise the attempt", holder)
 	}
 	if err := e.Turn.Take(ctx); err != nil {
-		return "", err // cannot happen: nobody else knows the id
+		return "", err // cannot happen: no one else knows the id
 	}
 	defer e.Turn.Give()
 	if err = m.makeContainer(ctx, p, e, img); err == nil {

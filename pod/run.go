@@ -56,7 +56,7 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 		return "", errdefs.Errorf(errdefs.ErrExists, "pod %s has this name, namespace, uid and attempt; remove it or raise the attempt", holder)
 	}
 	if err := e.Turn.Take(ctx); err != nil {
-		return "", err // cannot happen: nobody else knows the id
+		return "", err // cannot happen: no one else knows the id
 	}
 	defer e.Turn.Give()
 	err := m.makePod(ctx, e)

@@ -31,7 +31,7 @@ func toStatus(err error) error {
 	return status.Error(codeOf(err), once(err.Error()))
 }
 
-// once takes away what stands twice at the beginning: the engine names operation and
+// once drops a beginning that is there twice: the engine names operation and
 // container in its errors, as we do in ours.
 func once(text string) string {
 	for {

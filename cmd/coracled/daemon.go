@@ -90,7 +90,7 @@ func makeDirs(c config.Config) error {
 func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup <-chan os.Signal, s source) error {
 	deps := cri.Deps{
 		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps,
-		Worked: worked, Log: n.log, Beside: n.services,
+		Worked: worked, Log: n.log, Services: n.services,
 	}
 	if err := n.observe(ctx, &deps, began); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// lazyProgram shows layers that are not here yet; its executable is installed beside ours.
+	// lazyProgram shows layers that are not here yet; its executable is installed next to ours.
 	lazyProgram = "coracle-lazy"
 	// lazyName is its name in the keeper, and of its directory.
 	lazyName = "lazy"
@@ -36,7 +36,7 @@ func (n *node) startLazy(ctx context.Context) error {
 		return fmt.Errorf("start %s: the shim is not there yet", lazyProgram)
 	}
 	return n.shim.StartCompanion(ctx, client.Companion{
-		Name: lazyName, Binary: beside(lazyProgram), Socket: lazy.SocketName, Env: environment(),
+		Name: lazyName, Binary: sibling(lazyProgram), Socket: lazy.SocketName, Env: environment(),
 		PID: func(ctx context.Context) (int, error) {
 			s, err := n.lazy.Status(ctx)
 			return s.PID, err

@@ -30,7 +30,7 @@ import (
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// shimName is the shim's executable, installed beside ours.
+// shimName is the shim's executable, installed next to ours.
 const shimName = "containerd-shim-coracle-v1"
 
 // node is all parts below CRI, started and recovered. Whoever makes one holds the
@@ -235,19 +235,19 @@ func environment() []string {
 	return append(env, fault.Environ()...)
 }
 
-// shimBinary is the configured shim or the one beside our executable.
+// shimBinary is the configured shim or the one next to our executable.
 func (n *node) shimBinary() string {
 	if n.config.Shim.Binary != "" {
 		return n.config.Shim.Binary
 	}
-	return beside(shimName)
+	return sibling(shimName)
 }
 
-// beside is a program in our executable's directory.
-func beside(name string) string {
+// sibling is a program in our executable's directory.
+func sibling(name string) string {
 	self, err := os.Executable()
 	if err != nil {
-		return name // whoever starts it says that it is missing
+		return name // starting it will say that it is missing
 	}
 	return filepath.Join(filepath.Dir(self), name)
 }

@@ -140,7 +140,7 @@ func (in *staging) entry(h *tar.Header) error {
 }
 
 // entryName cleans a name; one that leads out of the archive is refused, though no name
-// is ever used as a path: whoever writes it means harm.
+// is ever used as a path: only an attacker writes it.
 func entryName(name string) (string, error) {
 	clean := path.Clean("./" + name)
 	if clean == ".." || strings.HasPrefix(clean, "../") {

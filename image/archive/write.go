@@ -143,7 +143,7 @@ type writer struct {
 }
 
 // header starts a file; new is false if it is there already. Owner and times are
-// nobody's, so that the same images make the same archive.
+// no user's, so that the same images make the same archive.
 func (w *writer) header(name string, size int64) (isNew bool, err error) {
 	if w.have[name] {
 		return false, nil

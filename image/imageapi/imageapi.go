@@ -1,5 +1,5 @@
-// Package imageapi serves coracled's own image service (image/api/v1), which is
-// next to CRI on the daemon's socket: what `coracle image` does and CRI has no calls for.
+// Package imageapi serves coracled's own image service (image/api/v1), which is next to
+// CRI on the daemon's socket: what `coracle image` does and CRI has no calls for.
 //
 // It is a thin edge, as cri/ is: a method turns a request into calls of image/ and
 // snapshot/ and the answer back. Only what takes more than one of the two is decided

@@ -173,7 +173,7 @@ func hintFor(err error) (hint string, transient bool) {
 	case errors.Is(err, errLoopback):
 		return "", false // the error says it
 	case errors.Is(err, errDowngrade), errors.Is(err, errTooManyRedirects):
-		return "; this is the registry's to mend", false
+		return "; fix the registry", false
 	case isRefused(err):
 		return "; is the registry running there?", false
 	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &record):

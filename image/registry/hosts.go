@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Host is one server that a registry's content can be had from, and how it is reached.
+// Host is one server that serves a registry's content, and how it is reached.
 type Host struct {
 	Scheme, Host string // https, registry.example:5000
 	Path         string // of the API's root: /v2

@@ -18,7 +18,7 @@ import (
 )
 
 // hostsFile is a hosts.toml as containerd has it (docs/hosts.md there): the mirrors in
-// the order in which they stand in the file, then the server, whose settings are the
+// the order of the file, then the server, whose settings are the
 // keys at the top. Unlike there, a key that does not exist is an error.
 type hostsFile struct {
 	hostTable
@@ -220,7 +220,7 @@ func below(dir, p string) string {
 	return filepath.Join(dir, p)
 }
 
-// orderOfHosts lists the keys of host as they stand in a valid file: decoding into a map
+// orderOfHosts lists the keys of host in the order of a valid file: decoding into a map
 // loses that, and the order is the one in which they are asked.
 func orderOfHosts(data []byte, known map[string]hostTable) []string {
 	var order []string

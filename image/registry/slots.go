@@ -6,7 +6,7 @@ import (
 )
 
 // slots bounds the connections that fetch blobs at the same time from one registry. Each
-// registry has its own, so that one that drips holds up nobody's pulls but its own.
+// registry has its own, so that a slow one holds up only its own pulls.
 type slots struct {
 	each func(registry string) int
 

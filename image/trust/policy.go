@@ -97,7 +97,7 @@ func parsePolicy(data []byte, dir string) (*Policy, error) {
 		}
 		name := canonical(scope)
 		if p.scopes[name] != nil {
-			return nil, fmt.Errorf("%s: stands twice, in letters of another case or under another name of its registry", key)
+			return nil, fmt.Errorf("%s: is set twice, in letters of another case or under another name of its registry", key)
 		}
 		p.scopes[name] = r
 	}

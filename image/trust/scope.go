@@ -8,7 +8,7 @@ import (
 
 // ruleFor finds the longest scope that a repository is in, and words it. A registry on another port
 // than its own may be a different one, which what is accepted of the host must not speak for; but
-// whoever asks for signatures of a host is not to be passed by with a port.
+// a port must not get around a rule that asks for signatures of a host.
 func (p *Policy) ruleFor(repo string) (r rule, scope string) {
 	name := canonical(repo)
 	if path, ok := strings.CutPrefix(name, hub+"/"); ok && !strings.Contains(path, "/") {

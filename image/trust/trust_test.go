@@ -183,7 +183,7 @@ func TestPolicyRejections(t *testing.T) {
 		"@[scope.'r.example']\npolicy = 'cosign'\nkeys = ['key.pub']\nsigned_as = 'r.example/app:1'":                    "signed_as: ",
 		"@[scope.'r.example']\npolicy = 'cosign'\nkeys = ['key.pub']\nany_repository = true\nsigned_as = 'r.example/a'": "signed_as and any_repository",
 		"@[scope.'r.example']\npolicy = 'reject'\nany_repository = true":                                                "any_repository has no meaning",
-		"@[scope.'docker.io']\npolicy = 'reject'\n[scope.'registry-1.docker.io']\npolicy = 'accept'":                    "stands twice",
+		"@[scope.'docker.io']\npolicy = 'reject'\n[scope.'registry-1.docker.io']\npolicy = 'accept'":                    "is set twice",
 		"@[scope.'r.example']\npolicy = 'cosign'\nkeys = ['key.pub']\ncertificates = ['x']":                             "certificates has no meaning",
 		"@[scope.'r.example']\npolicy = 'notation'":                                                                     "certificates: names no certificate",
 		"@[scope.'r.example']\npolicy = 'notation'\ncertificates = ['junk.pem']":                                        "certificates: junk.pem: ",

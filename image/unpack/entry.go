@@ -187,7 +187,7 @@ func (u *unpacker) checkDepth(d *safepath.Dir, name string) error {
 	return nil
 }
 
-// replacing runs create, and once more after removing what stands in its place:
+// replacing runs create, and once more after removing what is in its place:
 // later entries win.
 func (u *unpacker) replacing(d *safepath.Dir, base, name string, create func() error) error {
 	err := create()

@@ -13,7 +13,7 @@ const (
 	// that hides all beneath it carries trusted.overlay.opaque=y.
 	OverlayMarkers Markers = iota
 	// FileMarkers are the archive's own: empty files .wh.NAME and .wh..wh..opq. Any
-	// file system can hold them, and one may stand next to what the layer itself
+	// file system can hold them, and one may lie next to what the layer itself
 	// has under that name.
 	FileMarkers
 )

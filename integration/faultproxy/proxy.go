@@ -43,7 +43,7 @@ const (
 	Corrupt        // one byte is another
 )
 
-// Proxy stands before one registry.
+// Proxy is in front of one registry.
 type Proxy struct {
 	*httptest.Server
 

@@ -21,7 +21,7 @@ func Unmarshal(data []byte, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-// values counts what stands before all values but the first, and empty containers twice. It stops
+// values counts openings and commas: at least one for each value. It stops
 // beyond MaxValues. What is no JSON has any count.
 func values(data []byte) int {
 	n := 0

@@ -75,7 +75,7 @@ func twins(at []string, table map[string]any) error {
 		here := append(slices.Clone(at), key)
 		folded := strings.ToLower(key)
 		if other, twice := seen[folded]; twice {
-			return fmt.Errorf("key %s stands twice: as %s and as %s", KeyName(here), Quote(other), Quote(key))
+			return fmt.Errorf("key %s is set twice: as %s and as %s", KeyName(here), Quote(other), Quote(key))
 		}
 		seen[folded] = key
 		if err := twinsIn(here, table[key]); err != nil {

@@ -28,7 +28,7 @@ func TestDecodeSaysWhere(t *testing.T) {
 		"wrong type":           {"\nsize = \"a\"", "line 2: size: has type string, not integer"},
 		"no list":              {"[items.a]\ntags = 3", "line 2: items.a.tags: "},
 		"key twice":            {"size = 1\nsize = 2", "line 2: "},
-		"key in two cases":     {"size = 1\nSize = 2", `key size stands twice: as "Size" and as "size"`},
+		"key in two cases":     {"size = 1\nSize = 2", `key size is set twice: as "Size" and as "size"`},
 		"no TOML":              {"size = ", "line 1: "},
 		"no UTF-8":             {"name = \"\xff\"", "line 1: "},
 	} {

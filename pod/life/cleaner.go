@@ -8,7 +8,7 @@ import (
 )
 
 // Cleaner does slow deletions in the background, so that no one waits for them. What
-// a job has to do stands in a record: a job lost to a crash is queued again by recovery.
+// a job has to do is in a record: a job lost to a crash is queued again by recovery.
 type Cleaner struct {
 	life *Life
 	log  *slog.Logger

@@ -17,7 +17,7 @@ var socketFamilies = []uint64{unix.AF_NFC, unix.AF_KCM, unix.AF_QIPCRTR, unix.AF
 
 // tighten makes moby's profile allow nothing that containerd's does not. moby allows sockets of any
 // family above AF_VSOCK; a filter compares 64 bits, of which the kernel takes the lower 32 as the
-// family, so AF_VSOCK and AF_ALG could be had with any of the upper ones set.
+// family, so AF_VSOCK and AF_ALG could be opened with any of the upper ones set.
 func tighten(p *specs.LinuxSeccomp) {
 	rules := p.Syscalls[:0]
 	for _, r := range p.Syscalls {

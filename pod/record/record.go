@@ -38,7 +38,7 @@ type Dir[T any] struct {
 	Version int
 }
 
-// envelope is how a record lies on disk: the version stands next to the fields of T.
+// envelope is how a record is stored: the version comes next to the fields of T.
 type envelope[T any] struct {
 	Version int `json:"version"`
 	Value   T   `json:"value"`

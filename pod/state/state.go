@@ -23,7 +23,7 @@ const recordVersion = 1
 type PodPhase string
 
 const (
-	PodMaking   PodPhase = "making"   // side effects may exist; nobody knows the pod yet
+	PodMaking   PodPhase = "making"   // side effects may exist; no one knows the pod yet
 	PodReady    PodPhase = "ready"    // complete
 	PodBroken   PodPhase = "broken"   // complete, but its init died
 	PodStopping PodPhase = "stopping" // no new containers; those there are being killed
@@ -83,7 +83,7 @@ func (r *PodRecord) MustBeReady() error {
 type containerPhase string
 
 const (
-	ContainerMaking   containerPhase = "making"   // side effects may exist; nobody knows the container yet
+	ContainerMaking   containerPhase = "making"   // side effects may exist; no one knows the container yet
 	ContainerCreated  containerPhase = "created"  // root and spec are ready
 	ContainerStarting containerPhase = "starting" // the shim may know it
 	ContainerRunning  containerPhase = "running"

@@ -8,7 +8,7 @@ import (
 )
 
 // NewestFirst sorts versions by when they were created, and by ids if that is the same. What they
-// are sorted by stands together in memory, for there may be thousands.
+// are sorted by lies together in memory, for there may be thousands.
 func NewestFirst[T any](vs []*Version[T], born func(*T) (created time.Time, id string)) []*Version[T] {
 	type dated struct {
 		nanos int64

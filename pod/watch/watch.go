@@ -20,7 +20,7 @@ const (
 	EventDeleted
 )
 
-// Event is one change in the life of a pod or container. Whoever gets it sees what it
+// Event is one change in the life of a pod or container. A receiver sees what it
 // tells in what Pod and Container return, or something newer.
 type Event struct {
 	Kind EventKind

@@ -74,13 +74,13 @@ func (c *cgroup) make() error {
 	if c.none || c.config.Systemd {
 		return nil
 	}
-	const nobody = -1
+	const noPID = -1
 	done, err := false, error(nil)
 	if !c.unified {
 		done, err = c.makeV1()
 	}
 	if err == nil && !done {
-		err = c.manager.Apply(nobody)
+		err = c.manager.Apply(noPID)
 	}
 	if err != nil {
 		return fmt.Errorf("make cgroup: %w", err)

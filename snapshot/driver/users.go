@@ -132,7 +132,7 @@ func mappedClone(path string, users *os.File) (int, error) {
 // have to be in the namespace of the one who names them. A namespace that ends with the
 // thread leaves nothing behind, whatever happens, and shows the mounts to no one.
 //
-// An overlay writes as whoever mounted it, with an id that the mounts must know: f runs
+// An overlay writes as the user who mounted it, with an id that the mounts must know: f runs
 // as the host's names for the container's root.
 func whereMapped(path string, users *os.File, as Users, f func() error) error {
 	return ownthread.Run(func() error {

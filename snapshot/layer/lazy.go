@@ -22,16 +22,16 @@ import (
 // A lazy layer is one that is not unpacked yet, and that someone else shows as a mount meanwhile.
 // Roots can be made of it; else it does not count as whole (HasLayer). When it is committed
 // (Writer.Commit), new roots are made of the unpacked layer; those that were made of the mount
-// hold it when EndLazy takes it away, which comes after whoever shows it knows of the unpacked
-// files. The directory with the mount is of no use after a reboot, and not believed without whoever
-// shows it.
+// hold it when EndLazy takes it away, which comes after the process that shows it knows of the
+// unpacked files. The directory with the mount is of no use after a reboot, and not believed without
+// that process.
 //
 //	lazy/<hex of the diff id>/fs         where it is mounted
 //	lazy/<hex>/blob                      what has come of the layer's archive
 //	lazy/<hex>/lazy.json                 the record, once it is mounted
 //
-// No one waits for whoever shows a layer but the roots that are made of its mount: that process may
-// be stopped, and then each look at a file lasts until it goes on. A mount that is to be taken away
+// Only the roots that are made of its mount wait for the process that shows a layer: that process
+// may be stopped, and then each look at a file lasts until it goes on. A mount that is to be taken away
 // while it is reached for goes with the last who does that.
 
 const lazyFile = "lazy.json"
@@ -161,7 +161,7 @@ func (s *Store) unmountLazy(d digest.Digest) error {
 	return s.trash.Discard(s.lazyDir(d))
 }
 
-// DropLazy takes all lazy layers out of use: whoever shows them is about to end.
+// DropLazy takes all lazy layers out of use: the process that shows them is about to end.
 func (s *Store) DropLazy() error {
 	s.renames.Lock()
 	defer s.renames.Unlock()

@@ -51,7 +51,7 @@ func (q *Quotas) Begin(dir string, project uint32, limit Usage) error {
 	return nil
 }
 
-// End lifts the limit, so that whoever gets the project next does not meet it. What is
+// End lifts the limit, so that the next user of the project does not meet it. What is
 // still to be deleted counts for that one until it is gone, unlimited.
 func (q *Quotas) End(project uint32) {
 	if q != nil && project != 0 {

@@ -134,7 +134,7 @@ func (i *images) historyCommand() *cobra.Command {
 }
 
 // history puts steps and layers together. An image's author may have written any number
-// of steps; layers that no step claims stand by themselves.
+// of steps; layers that no step claims are listed by themselves.
 func history(r *imagesv1.InspectResponse) ([]step, error) {
 	var config ocispec.Image
 	if err := json.Unmarshal(r.GetConfiguration(), &config); err != nil {

@@ -24,7 +24,7 @@ func (r *Runtime) check() error {
 	for i, name := range r.Handlers {
 		errs = append(errs, checkHandlerName("runtime.handlers", name))
 		if slices.Contains(r.Handlers[:i], name) {
-			errs = append(errs, wrong("runtime.handlers", "%q stands twice", name))
+			errs = append(errs, wrong("runtime.handlers", "%q is listed twice", name))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Handler)) {

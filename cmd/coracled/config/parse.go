@@ -93,7 +93,7 @@ func onLines(data []byte, err error) error {
 	return errors.Join(all...)
 }
 
-// keyLines says on which line each key and section of a valid file stands.
+// keyLines says on which line each key and section of a valid file is.
 func keyLines(data []byte) map[string]int {
 	lines := map[string]int{}
 	var p unstable.Parser

@@ -20,7 +20,7 @@ func checkUlimits(limits []string) error {
 		case l.Soft < -1 || l.Hard < -1:
 			errs = append(errs, wrong("runtime.ulimits", "%q: a limit is a number from 0 on, or -1 for none", text))
 		case seen[l.Name]:
-			errs = append(errs, wrong("runtime.ulimits", "%q: %s stands twice", text, l.Name))
+			errs = append(errs, wrong("runtime.ulimits", "%q: %s is set twice", text, l.Name))
 		default:
 			seen[l.Name] = true
 		}

@@ -74,7 +74,7 @@ func (t *Tracer) ServerOption() grpc.ServerOption {
 func (t *Tracer) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), t.flush)
 	defer cancel()
-	// An exporter that has nobody to send to would go on trying if the provider's patience
+	// An exporter without a receiver would go on trying if the provider's patience
 	// ends before its own.
 	if err := errors.Join(t.provider.Shutdown(ctx), t.exporter.Shutdown(ctx)); err != nil {
 		return fmt.Errorf("tracing: %w", err)

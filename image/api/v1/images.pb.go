@@ -1,4 +1,4 @@
-// The image service of coracled, beside CRI on the same unix socket: what
+// The image service of coracled, next to CRI on the same unix socket: what
 // `coracle image` does and CRI's ImageService has no calls for.
 //
 // Who can open the socket (root) may call everything. Errors are gRPC statuses with
@@ -583,7 +583,7 @@ type Owner struct {
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Digest, id of a snapshot, or path below root.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Images or containers that need it; nobody: it is garbage, or not the image store's.
+	// Images or containers that need it; none: it is garbage, or not the image store's.
 	Owners        []string `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
 	Bytes         int64    `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // allocated
 	Inodes        int64    `protobuf:"varint,5,opt,name=inodes,proto3" json:"inodes,omitempty"`
@@ -1143,7 +1143,7 @@ type Progress struct {
 	// Last message of Push: the normalized name, and the manifest's digest.
 	Name   string `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`
 	Digest string `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
-	// What was not as usual, for people: a layer that had to be packed anew.
+	// What was not as usual, for people: a layer that had to be packed again.
 	Notes []string `protobuf:"bytes,5,rep,name=notes,proto3" json:"notes,omitempty"`
 	// Pull: the layers that have changed since the last message.
 	Layers        []*LayerProgress `protobuf:"bytes,7,rep,name=layers,proto3" json:"layers,omitempty"`

@@ -1,4 +1,4 @@
-// The image service of coracled, beside CRI on the same unix socket: what
+// The image service of coracled, next to CRI on the same unix socket: what
 // `coracle image` does and CRI's ImageService has no calls for.
 //
 // Who can open the socket (root) may call everything. Errors are gRPC statuses with

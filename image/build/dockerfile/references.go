@@ -59,7 +59,7 @@ type walk struct {
 	env    []string // variables that FROM knows
 }
 
-// setVariables collects what stands before the first FROM, and what every build sets.
+// setVariables collects what comes before the first FROM, and what every build sets.
 func (w *walk) setVariables(meta []instructions.ArgCommand, args map[string]string) error {
 	platform := "linux/" + runtime.GOARCH
 	for _, who := range []string{"BUILD", "TARGET"} {

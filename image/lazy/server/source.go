@@ -19,14 +19,14 @@ import (
 
 // source is where a blob's bytes come from: its file, where what has come is kept at its place and
 // the rest are holes, and the registry. What the file has may be wrong, since a crash leaves halves
-// of writes: whoever reads it compares digests.
+// of writes: its readers compare digests.
 type source struct {
 	layer  lazy.Layer
 	client *registry.Client
 
 	mu   sync.Mutex
 	repo *registry.Repository // keeps tokens, and which hosts are down; nil after an error
-	file *os.File             // nil when it is not needed any more, or cannot be had
+	file *os.File             // nil when it is not needed any more, or cannot be opened
 }
 
 func newSource(l lazy.Layer) (*source, error) {

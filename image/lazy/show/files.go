@@ -1,6 +1,6 @@
 // Package show mounts a layer's tree with FUSE, and goes on with a mount that another process has
 // made: a file system that keeps nothing about its clients. Files are known by their number in the
-// tree, are not opened and not forgotten, and so whoever has the connection can answer.
+// tree, are not opened and not forgotten, and so any process with the connection can answer.
 package show
 
 import (
