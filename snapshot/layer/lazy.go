@@ -23,16 +23,15 @@ import (
 // Roots can be made of it; else it does not count as whole (HasLayer). When it is committed
 // (Writer.Commit), new roots are made of the unpacked layer; those that were made of the mount
 // hold it when EndLazy takes it away, which comes after the process that shows it knows of the
-// unpacked files. The directory with the mount is of no use after a reboot, and not believed without
-// that process.
+// unpacked files. The directory with the mount is of no use after a reboot, or without that process.
 //
 //	lazy/<hex of the diff id>/fs         where it is mounted
 //	lazy/<hex>/blob                      what has come of the layer's archive
 //	lazy/<hex>/lazy.json                 the record, once it is mounted
 //
 // Only the roots that are made of its mount wait for the process that shows a layer: that process
-// may be stopped, and then each look at a file lasts until it goes on. A mount that is to be taken away
-// while it is reached for goes with the last who does that.
+// may be stopped, and then each access to a file waits until it goes on. A mount that is removed
+// while it is in use disappears with its last user.
 
 const lazyFile = "lazy.json"
 

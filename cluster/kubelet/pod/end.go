@@ -25,7 +25,7 @@ func (w *worker) end() error {
 		return err
 	}
 	if w.reporter.settled(pod, w.observer.status) {
-		// It ended before the kubelet was started, or never began: what was reported of it stands.
+		// It ended before the kubelet was started, or never began: what was reported of it is kept.
 		w.reporter.status, w.reporter.written = pod.Status, true
 	} else {
 		w.report(pod, false)

@@ -11,10 +11,10 @@ import (
 
 // Volumes makes a pod's volumes under the kubelet's root directory (pods/UID/volumes/…, upstream's
 // layout) and keeps their contents up to date. All methods are safe for concurrent use, are
-// idempotent, and answer the same after a restart of the kubelet: what stands is found on disk.
+// idempotent, and answer the same after a restart of the kubelet: what is mounted is found on disk.
 type Volumes interface {
 	criconfig.Volumes // once Mount has succeeded
-	// Mount makes every volume of the pod that does not stand yet, and starts to keep all of them
+	// Mount makes every volume of the pod that is not mounted yet, and starts to keep all of them
 	// up to date (config maps, secrets, downward API, tokens) until Unmount. Called before the
 	// pod's first container is made, and again for every pod that runs when the kubelet starts. An
 	// error is in upstream's words, fit for a FailedMount event ("MountVolume.SetUp failed for
