@@ -22,7 +22,7 @@ import (
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// Whoever wrote a checkpoint decides what the restored processes have in memory, which files they
+// The author of a checkpoint decides what the restored processes have in memory, which files they
 // have open, and which rights they have: that the checkpoint says of these what the container's
 // configuration allows is checked (savedspec.go), that CRIU's images say the same is not. Restoring
 // is therefore off unless the operator says otherwise.

@@ -23,7 +23,7 @@ import (
 // Roots can be made of it; else it does not count as whole (HasLayer). When it is committed
 // (Writer.Commit), new roots are made of the unpacked layer; those that were made of the mount
 // hold it when EndLazy takes it away, which comes after the process that shows it knows of the
-// unpacked files. The directory with the mount is of no use after a reboot, or without that process.
+// unpacked files. The directory with the mount is of no use after a reboot or without that process.
 //
 //	lazy/<hex of the diff id>/fs         where it is mounted
 //	lazy/<hex>/blob                      what has come of the layer's archive
