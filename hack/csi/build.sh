@@ -4,7 +4,8 @@
 # its own go.sum pins what it is made of. The driver is that of hack/csi/driver. The registrar is ours, too: the Go module proxy does
 # not have upstream's.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=hack/gobuild.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../gobuild.sh"
 
 PROVISIONER=v6.3.0 # the newest whose modules the proxy has
 ATTACHER=v4.13.0
@@ -13,18 +14,16 @@ SNAPSHOTTER=v8.7.0
 SANITY=v5.6.0
 RECIPE=1 # raise it when something below changes
 
-go=${GO:-go}
-out=$PWD/bin/csi
+out=$repo/bin/csi
 mkdir -p "$out/.stamp" "$out/manifests"
 exec 9>"$out/.lock"
 flock 9
 tmp=
 trap '[[ -z $tmp ]] || rm -rf "$tmp"' EXIT
-export CGO_ENABLED=0 GOWORK=off GOFLAGS='-trimpath -buildvcs=false -tags=netgo,osusergo,grpcnotrace'
 
 # Go finds out itself whether there is something to do.
 (
-  cd hack/csi
+  cd "$repo/hack/csi"
   "$go" build -ldflags '-s -w' -o "$out/csi-driver" ./driver
   "$go" build -ldflags '-s -w' -o "$out/csi-node-driver-registrar" ./registrar
 )

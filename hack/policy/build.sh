@@ -5,37 +5,25 @@
 # times. clusternetworkpolicy.test are the tests of sigs.k8s.io/network-policy-api (hack/policy/clusternetworkpolicy), and
 # clusternetworkpolicies.yaml is its API.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=hack/gobuild.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../gobuild.sh"
 
-go=${GO:-go}
 RECIPE=2 # raise it when something below or in agnhost changes
-out=$PWD/bin/policy
+out=$repo/bin/policy
 mkdir -p "$out"
-export CGO_ENABLED=0 GOWORK=off GOFLAGS='-trimpath -buildvcs=false -tags=netgo,osusergo,grpcnotrace'
 # Go finds out itself whether there is something to do.
 (
-  cd hack/policy/cyclonus
+  cd "$repo/hack/policy/cyclonus"
   "$go" build -ldflags '-s -w' -o "$out/cyclonus" .
   "$go" build -ldflags '-s -w' -o "$out/worker" github.com/mattfenwick/cyclonus/cmd/worker
 )
 
-version=$(cd cluster && "$go" list -m -f '{{.Version}}' k8s.io/kubernetes)
-tests=$(cd cluster && "$go" list -m -f '{{.Version}}' sigs.k8s.io/network-policy-api)
-stamp=$out/.stamp-$version-$tests-$RECIPE
-[[ ! -e $stamp ]] || exit 0
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-# Modules that the cluster does not need, with the cluster's versions of the others.
-cp cluster/go.mod cluster/go.sum hack/policy/agnhost/*.go "$tmp"
-sed -i "s|=> \.\./|=> $PWD/|" "$tmp/go.mod" # modules of this repository
-cd "$tmp"
-"$go" mod edit -module agnhost
-GOFLAGS+=' -mod=mod'
+once stamp "$(cluster_version k8s.io/kubernetes)-$(cluster_version sigs.k8s.io/network-policy-api)-$RECIPE"
+enter_module agnhost "$repo"/hack/policy/agnhost/*.go
 "$go" build -ldflags '-s -w' -o "$out/agnhost" .
 mkdir tiers
-cp "$OLDPWD"/hack/policy/clusternetworkpolicy/*.go tiers
+cp "$repo"/hack/policy/clusternetworkpolicy/*.go tiers
 "$go" test -c -vet=off -ldflags '-s -w' -o "$out/clusternetworkpolicy.test" ./tiers
 module=$("$go" list -m -f '{{.Dir}}' sigs.k8s.io/network-policy-api)
 install -m 0644 "$module/config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml" "$out/clusternetworkpolicies.yaml"
-rm -f "$out"/.stamp-*
-touch "$stamp"
+built stamp
