@@ -133,7 +133,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		MaxPods: o.MaxPods, PodCIDR: o.PodCIDR, RootDir: o.RootDir,
 		Pressure:     func() []v1.NodeConditionType { return k.evictor.Conditions() },
 		Unready:      unready,
-		VolumesInUse: func() []v1.UniqueVolumeName { return k.csi.VolumesInUse() },
+		VolumesInUse: func(known []v1.UniqueVolumeName) []v1.UniqueVolumeName { return k.csi.VolumesInUse(known) },
 		Reported:     func(inUse []v1.UniqueVolumeName) { k.csi.Reported(inUse) },
 	}, s.Kube, runtime, k.watched.node, k.recorder)
 	if err != nil {

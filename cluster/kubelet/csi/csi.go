@@ -111,6 +111,8 @@ type Node struct {
 	// found are the volumes that an earlier kubelet has published and that were not kept since, by
 	// State.
 	found map[string]struct{}
+	// unread are the records of stages that cannot be read.
+	unread damaged
 }
 
 var (
@@ -156,6 +158,7 @@ func (n *Node) Load() error {
 func (n *Node) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, n.end)
 	defer stop()
+	n.tellDamaged()
 	n.sweep("")
 	n.watchSockets(ctx)
 	n.end()

@@ -352,7 +352,7 @@ func (n *testNode) restart() {
 		Wake: func(uid types.UID) { n.wakes <- uid },
 		Report: func() {
 			if !n.mute {
-				n.Reported(n.VolumesInUse())
+				n.Reported(n.VolumesInUse(nil))
 			}
 			n.report <- struct{}{}
 		},

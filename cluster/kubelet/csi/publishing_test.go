@@ -552,7 +552,7 @@ func TestNothingIsStagedBeforeTheAPIKnowsThatItIsInUse(t *testing.T) {
 	if d.count("NodeStageVolume") != 0 {
 		t.Error("staged already")
 	}
-	n.Reported(n.VolumesInUse())
+	n.Reported(n.VolumesInUse(nil))
 	if err := <-mounted; err != nil {
 		t.Error(err)
 	}

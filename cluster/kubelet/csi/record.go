@@ -151,13 +151,14 @@ func (n *Node) readRecords() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, dir := range records {
-		block := filepath.Base(dir) == dataDir && filepath.Base(filepath.Dir(filepath.Dir(dir))) == devicesDir
+		block := isBlockRecord(dir)
 		r, err := readRecord(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			slog.Error("csi: a volume's record cannot be read", "dir", dir, "err", err)
+			n.unread.add(dir, err)
 			continue
 		}
 		spec := r.Spec
@@ -174,16 +175,21 @@ func (n *Node) foundLocked(dir, spec string, block bool, r *record) *staged {
 	s := newStaged(dir, r.Driver, r.Handle, spec, block)
 	s.recorded, s.found, s.label, s.attached = true, true, r.SELinux, !r.Unattached
 	n.volumes[dir] = s
+	delete(n.unread.dirs, dir)
 	return s
 }
 
 // userOfLocked adds a pod whose own record cannot be read to the users of the volume of that name,
 // so that the volume is not unstaged while the pod has it.
 func (n *Node) userOfLocked(u user, block bool) {
+	known := false
 	for _, s := range n.volumes {
 		if s.spec == u.volume && s.block == block {
-			s.users[u] = struct{}{}
+			s.users[u], known = struct{}{}, true
 		}
+	}
+	if !known {
+		n.unread.addUser(u)
 	}
 }
 
@@ -192,7 +198,7 @@ func (n *Node) recordOf(u user, block bool) *record {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, s := range n.volumes {
-		if _, has := s.users[u]; has && s.block == block {
+		if _, has := s.users[u]; has && s.block == block && s.spec != "" { // else it may be another volume
 			return &record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: s.label}
 		}
 	}

@@ -61,8 +61,11 @@ func (s *staged) leave() { <-s.turn }
 // name is how the node's status calls the volume.
 func (s *staged) name() v1.UniqueVolumeName { return uniqueName(s.driver, s.handle) }
 
+// uniquePrefix begins the names of CSI volumes.
+const uniquePrefix = "kubernetes.io/csi/"
+
 func uniqueName(driver, handle string) v1.UniqueVolumeName {
-	return v1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
+	return v1.UniqueVolumeName(uniquePrefix + driver + "^" + handle)
 }
 
 // stagePath is where the driver stages the volume.
@@ -95,8 +98,17 @@ func (n *Node) use(r *request) (*staged, error) {
 				s.handle, s.driver, r.spec.Name, s.driver)
 	}
 	if s == nil {
-		s = newStaged(id, r.driverName, r.handle, r.spec.Name, r.spec.Block)
-		n.volumes[id] = s
+		if _, unknown := n.unread.dirs[id]; unknown { // it may be staged
+			s = n.foundLocked(id, r.spec.Name, r.spec.Block, &record{Driver: r.driverName, Handle: r.handle, Unattached: !r.attachable()})
+			for u := range n.unread.users {
+				if u.volume == r.spec.Name {
+					s.users[u] = struct{}{}
+				}
+			}
+		} else {
+			s = newStaged(id, r.driverName, r.handle, r.spec.Name, r.spec.Block)
+			n.volumes[id] = s
+		}
 	}
 	s.users[r.user] = struct{}{}
 	s.attached = r.attachable() || s.attached && s.recorded
@@ -110,6 +122,7 @@ func (n *Node) dropLocked(s *staged) {
 		return
 	}
 	delete(n.volumes, s.id)
+	n.unread.settle(s.name())
 	if len(n.waiting[stageKey(s.id)]) > 0 {
 		n.startLocked(func() { n.wake(stageKey(s.id)) })
 	}
@@ -118,6 +131,7 @@ func (n *Node) dropLocked(s *staged) {
 // release takes a user away. A volume without users is unstaged in the background.
 func (n *Node) release(u user) {
 	n.mu.Lock()
+	delete(n.unread.users, u)
 	for _, s := range n.volumes {
 		if _, has := s.users[u]; has {
 			delete(s.users, u)
@@ -350,11 +364,14 @@ func (n *Node) makePlace(path string) error {
 }
 
 // VolumesInUse lists what must not be detached from this node: as upstream has it, the volumes that
-// are attached, or are to be.
-func (n *Node) VolumesInUse() []v1.UniqueVolumeName {
+// are attached, or are to be. known is what the API has of that, or had when this process wrote it
+// last.
+func (n *Node) VolumesInUse(known []v1.UniqueVolumeName) []v1.UniqueVolumeName {
+	n.forgetRemoved()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var all []v1.UniqueVolumeName
+	n.matchLocked(known)
+	all := n.perhapsLocked(known)
 	for _, s := range n.volumes {
 		if s.attached {
 			all = append(all, s.name())

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // failStage has NodeStageVolume end with a code, after it did what before does.
@@ -129,7 +131,7 @@ func TestWhatIsNeverAttachedIsNotReported(t *testing.T) {
 	n.mount(s)
 	reported := func(when string) {
 		t.Helper()
-		if got := n.VolumesInUse(); len(got) != 0 {
+		if got := n.VolumesInUse(nil); len(got) != 0 {
 			t.Errorf("%s: reported %v", when, got)
 		}
 	}
@@ -142,14 +144,23 @@ func TestWhatIsNeverAttachedIsNotReported(t *testing.T) {
 	n.nothingLeft()
 }
 
-// A driver's object that was made again does not tell whether a volume of before is attached.
-func TestWhatWasAttachedStaysReported(t *testing.T) {
-	n := newTestNode(t, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: attachmentName("handle-1", driverName, "n1")},
+// attached makes the API have a volume as attached.
+func (n *testNode) attached(handle string) {
+	n.t.Helper()
+	if err := n.kube.Tracker().Add(&storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: attachmentName(handle, driverName, "n1")},
 		Spec:       storagev1.VolumeAttachmentSpec{Attacher: driverName, NodeName: "n1"},
 		Status:     storagev1.VolumeAttachmentStatus{Attached: true},
-	})
-	n.listAttached("handle-1")
+	}); err != nil {
+		n.t.Fatal(err)
+	}
+	n.listAttached(handle)
+}
+
+// A driver's object that was made again does not tell whether a volume of before is attached.
+func TestWhatWasAttachedStaysReported(t *testing.T) {
+	n := newTestNode(t)
+	n.attached("handle-1")
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
 	pv := persistent("pv1", "handle-1")
@@ -160,7 +171,7 @@ func TestWhatWasAttachedStaysReported(t *testing.T) {
 	}
 	n.mount(second)
 	for range 2 {
-		if got := n.VolumesInUse(); !slices.Equal(got, []v1.UniqueVolumeName{uniqueName(driverName, "handle-1")}) {
+		if got := n.VolumesInUse(nil); !slices.Equal(got, []v1.UniqueVolumeName{uniqueName(driverName, "handle-1")}) {
 			t.Errorf("reported %v", got)
 		}
 		n.restart()
@@ -168,6 +179,91 @@ func TestWhatWasAttachedStaysReported(t *testing.T) {
 	}
 	n.unmount(first)
 	n.unmount(second)
+	n.awaitUse()
+	n.nothingLeft()
+}
+
+// Regression: a volume whose record could not be read was not in use any more, and could be
+// detached while it was mounted.
+func TestAStagedVolumeWhoseRecordIsDamaged(t *testing.T) {
+	name, other := uniqueName(driverName, "handle-1"), uniqueName(driverName, "handle-2")
+	for _, block := range []bool{false, true} {
+		t.Run(map[bool]string{false: "files", true: "block"}[block], func(t *testing.T) {
+			n := newTestNode(t)
+			n.attached("handle-1")
+			d := newDriver(t, n.root, driverName).serve("a.sock")
+			d.registered()
+			d.set(func(_ context.Context, call string) error {
+				if call == "NodeUnstageVolume" {
+					return status.Error(codes.Internal, "busy")
+				}
+				return nil
+			})
+			pv, dir := persistent("pv1", "handle-1"), n.stageDir(driverName, "handle-1")
+			if block {
+				pv.Spec.VolumeMode, dir = ptr.To(v1.PersistentVolumeBlock), n.blockDir("pv1")
+			}
+			s := n.spec(pod("p1"), pv)
+			n.mount(s)
+			n.unmount(s)
+			raw, err := os.ReadFile(filepath.Join(dir, recordFile))
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, recordFile), raw[:len(raw)/2], 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.restart()
+			if event := <-n.events.Events; !strings.Contains(event, dir) {
+				t.Errorf("event: %s", event)
+			}
+			use := func(known, want []v1.UniqueVolumeName) {
+				t.Helper()
+				if got := n.VolumesInUse(known); !slices.Equal(got, want) {
+					t.Errorf("in use: %v, want %v", got, want)
+				}
+			}
+			use(nil, nil)
+			if block { // it may be each of them
+				use([]v1.UniqueVolumeName{name, other}, []v1.UniqueVolumeName{name, other})
+				if err := os.RemoveAll(filepath.Dir(dir)); err != nil {
+					t.Fatal(err)
+				}
+				use([]v1.UniqueVolumeName{name, other}, nil)
+				return
+			}
+			use([]v1.UniqueVolumeName{name, other}, []v1.UniqueVolumeName{name})
+			d.set(nil)
+			n.awaitUse()
+			use([]v1.UniqueVolumeName{name}, nil)
+			n.nothingLeft()
+		})
+	}
+}
+
+// A pod that has the volume of a damaged record makes it whole.
+func TestADamagedRecordIsWrittenAgain(t *testing.T) {
+	n := newTestNode(t)
+	n.attached("handle-1")
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	dir := n.stageDir(driverName, "handle-1")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, recordFile), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	d.registered()
+	s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
+	n.mount(s)
+	n.restart()
+	d.registered()
+	if got := n.VolumesInUse(nil); len(got) != 1 {
+		t.Errorf("in use: %v", got)
+	}
+	n.unmount(s)
 	n.awaitUse()
 	n.nothingLeft()
 }

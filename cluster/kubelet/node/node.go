@@ -62,8 +62,8 @@ type Config struct {
 	// called when that changes.
 	Unready func() error
 	// VolumesInUse, if given, returns what must not be detached from the node, sorted; Look is
-	// called when that changes.
-	VolumesInUse func() []v1.UniqueVolumeName
+	// called when that changes. It is told what the API has of that.
+	VolumesInUse func(known []v1.UniqueVolumeName) []v1.UniqueVolumeName
 	// Reported is then told what the API has of that. It does not wait.
 	Reported func([]v1.UniqueVolumeName)
 }
@@ -225,7 +225,7 @@ func (r *Reporter) relabel(ctx context.Context) error {
 func (r *Reporter) report(ctx context.Context) (ready bool, err error) {
 	old, err := r.get()
 	// To change the volumes in use, the informer's copy may be older than what was written last.
-	stale := r.config.VolumesInUse != nil && !slices.Equal(r.config.VolumesInUse(), r.inUse)
+	stale := r.config.VolumesInUse != nil && !slices.Equal(r.config.VolumesInUse(r.inUse), r.inUse)
 	if err != nil || stale { // the informer has not seen it yet, or it was deleted
 		old, err = r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {

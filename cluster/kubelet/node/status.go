@@ -53,7 +53,7 @@ func (r *Reporter) fill(ctx context.Context, n *v1.Node) (ready bool) {
 	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: r.config.Name})
 	s.DaemonEndpoints.KubeletEndpoint.Port = int32(r.config.Port)
 	if r.config.VolumesInUse != nil {
-		s.VolumesInUse = r.config.VolumesInUse()
+		s.VolumesInUse = r.config.VolumesInUse(s.VolumesInUse)
 	}
 
 	err := r.fillRuntime(ctx, n)

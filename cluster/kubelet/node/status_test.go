@@ -200,7 +200,7 @@ func TestVolumesInUseAreReported(t *testing.T) {
 	kube := fake.NewClientset()
 	r := reporter(t, kube, critest.New())
 	var inUse, told []v1.UniqueVolumeName
-	r.config.VolumesInUse = func() []v1.UniqueVolumeName { return inUse }
+	r.config.VolumesInUse = func([]v1.UniqueVolumeName) []v1.UniqueVolumeName { return inUse }
 	r.config.Reported = func(all []v1.UniqueVolumeName) { told = all }
 	saved := func() []v1.UniqueVolumeName {
 		t.Helper()
