@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -194,6 +196,56 @@ func TestAMountThatHangsHoldsUpNoOtherVolume(t *testing.T) {
 	close(others)
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+	unmounting, rest := make(chan struct{}), make(chan struct{})
+	k.unmounting = func() {
+		unmounting <- struct{}{}
+		<-rest
+	}
+	go func() { done <- n.Unmount(t.Context(), pod.UID) }()
+	for range 3 {
+		<-unmounting
+	}
+	close(rest)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A volume that is attached while another volume's driver hangs is mounted at once.
+func TestAVolumeThatWaitsIsTriedAgainWhileAnotherHangs(t *testing.T) {
+	n, k, pod := newKept(t)
+	n.sources = append(n.sources, k)
+	pod.Spec.Volumes = append(pod.Spec.Volumes,
+		v1.Volume{Name: "x", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "d.example"}}})
+	pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, v1.VolumeMount{Name: "x", MountPath: "/x"})
+	hanging, waiting := make(chan struct{}), make(chan struct{})
+	var attached, hung atomic.Bool
+	k.mounting = func(name string) error {
+		switch {
+		case name == "x": // the first time: it may be tried again, too
+			if !hung.Swap(true) {
+				hanging <- struct{}{}
+				<-hanging
+			}
+			return errors.New("no answer")
+		case !attached.Load():
+			waiting <- struct{}{}
+			return errors.New("not attached yet")
+		}
+		waiting <- struct{}{}
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() { done <- n.Mount(t.Context(), pod) }()
+	<-hanging
+	<-waiting
+	attached.Store(true)
+	n.Wake(pod.UID)
+	<-waiting // though x hangs
+	hanging <- struct{}{}
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "no answer") || strings.Contains(err.Error(), "not attached") {
+		t.Errorf("error: %v", err)
 	}
 	n.unmount(pod)
 }

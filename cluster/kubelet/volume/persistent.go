@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -159,25 +161,38 @@ func Users(rootDir, volume string) ([]types.UID, error) {
 	return slices.Sorted(maps.Keys(found[volume])), nil
 }
 
-// unmountPersistent has Sources undo what they did for the pod.
+// unmountPersistent has Sources undo what they did for the pod, for all volumes at the same time: a
+// driver that hangs holds up no other volume.
 func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) error {
+	var group errgroup.Group
+	group.SetLimit(mostMounting)
+	var mu sync.Mutex
 	var errs []error
+	failed := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		errs = append(errs, err)
+	}
 	for _, source := range m.sources {
 		states := filepath.Join(m.podDir(uid), pluginsDir, source.Plugin())
 		names, err := os.ReadDir(states)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
+			failed(err)
 		}
 		for _, name := range names {
 			mounted := Mounted{
 				Dir:   filepath.Join(m.podDir(uid), volumesDir, source.Plugin(), name.Name()),
 				State: filepath.Join(states, name.Name()),
 			}
-			if err := source.Unmount(ctx, mounted); err != nil {
-				errs = append(errs, fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", name.Name(), err))
-			}
+			group.Go(func() error {
+				if err := source.Unmount(ctx, mounted); err != nil {
+					failed(fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", name.Name(), err))
+				}
+				return nil
+			})
 		}
 	}
+	_ = group.Wait()
 	return errors.Join(errs...)
 }
 

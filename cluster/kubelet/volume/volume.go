@@ -54,7 +54,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
@@ -122,10 +121,9 @@ func New(set *client.Set, opts Options) *Manager {
 		objects: watched.New(set.Kube),
 		tokens:  tokenSource{kube: set.Kube},
 		sources: append([]Source{localVolumes{private: opts.Provisioned}, hostPaths{}, nfsVolumes{places: helperPlaces}}, opts.Sources...),
-		waiting: waiting{wake: opts.Wake},
 		pods:    map[types.UID]*podVolumes{},
 	}
-	m.waiting.look = m.lookAt
+	m.waiting.wake, m.waiting.look = m.Wake, m.lookAt
 	if opts.Watch != nil {
 		m.waiting.watch(opts.Watch)
 	}
@@ -144,6 +142,8 @@ type podVolumes struct {
 	tokens map[tokenKey]*token
 	// failures counts looks in a row that failed, for the back-off.
 	failures int
+	// woken has a value when what has failed may succeed now.
+	woken chan struct{}
 
 	// standing says that all volumes were made once, so changes are ours to follow.
 	standing atomic.Bool
@@ -168,7 +168,7 @@ func (m *Manager) of(uid types.UID, create bool) *podVolumes {
 	p := m.pods[uid]
 	if p == nil && create {
 		p = &podVolumes{
-			uid: uid, turn: make(chan struct{}, 1),
+			uid: uid, turn: make(chan struct{}, 1), woken: make(chan struct{}, 1),
 			refs: map[watched.Key]*watched.Ref{}, tokens: map[tokenKey]*token{},
 		}
 		m.pods[uid] = p
@@ -306,20 +306,32 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
+// Wake is told that what has failed in Mount of this pod may succeed now.
+func (m *Manager) Wake(uid types.UID) {
+	if p := m.of(uid, false); p != nil {
+		select {
+		case p.woken <- struct{}{}:
+		default:
+		}
+	}
+	if m.opts.Wake != nil {
+		m.opts.Wake(uid)
+	}
+}
+
 // makeAll makes or brings up to date each volume that a container of the pod uses, among those
 // wanted.
 func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Volume) bool) error {
 	if err := m.makePodDirs(p.uid); err != nil {
 		return err
 	}
+	select {
+	case <-p.woken: // before the first try
+	default:
+	}
 	used := usedVolumes(p.pod)
 	errs := make([]error, len(p.pod.Spec.Volumes))
-	try := func(i int) {
-		vol := &p.pod.Spec.Volumes[i]
-		if err := m.make(ctx, p, vol); err != nil {
-			errs[i] = fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", vol.Name, err)
-		}
-	}
+	var own []int
 	sourced := map[string][]int{} // by claim: one volume is mounted once at a time
 	for i := range p.pod.Spec.Volumes {
 		vol := &p.pod.Spec.Volumes[i]
@@ -332,33 +344,25 @@ func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Vo
 			}
 			sourced[key] = append(sourced[key], i)
 		default:
-			try(i)
+			own = append(own, i)
 		}
 	}
-	var group errgroup.Group
-	group.SetLimit(mostMounting)
-	for _, each := range sourced {
-		group.Go(func() error {
-			for _, i := range each {
-				try(i)
-			}
-			return nil
-		})
-	}
-	_ = group.Wait()
+	tryAll(p.woken, own, sourced, func(i int) error {
+		vol := &p.pod.Spec.Volumes[i]
+		if errs[i] = m.make(ctx, p, vol); errs[i] != nil {
+			errs[i] = fmt.Errorf("MountVolume.SetUp failed for volume %q : %w", vol.Name, errs[i])
+		}
+		return errs[i]
+	})
 	return errors.Join(errs...)
 }
-
-// mostMounting is how many volumes of a pod Sources mount at the same time, so that a driver that
-// hangs does not hold up the pod's other volumes.
-const mostMounting = 32
 
 // changed is told that an object of the pod's volumes is not what it was.
 func (m *Manager) changed(p *podVolumes) {
 	if p.standing.Load() {
 		m.lookAfter(p, 0)
-	} else if m.opts.Wake != nil {
-		m.opts.Wake(p.uid)
+	} else {
+		m.Wake(p.uid)
 	}
 }
 
