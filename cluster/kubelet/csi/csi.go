@@ -55,6 +55,7 @@ import (
 	recording "k8s.io/client-go/tools/record"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 )
 
 // pluginName is the name in directories.
@@ -107,7 +108,7 @@ type Node struct {
 	// failedGrowths are the last growths that their drivers have ended with an error, by State.
 	failedGrowths map[string]failedGrowth
 	// tokens are the pods' tokens for drivers.
-	tokens map[tokenKey]token
+	tokens *tokens.Cache
 	// found are the volumes that an earlier kubelet has published and that were not kept since, by
 	// State.
 	found map[string]struct{}
@@ -127,7 +128,7 @@ func New(o Options) *Node {
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
 		republish: map[string]bool{}, grown: map[string]int64{}, failedGrowths: map[string]failedGrowth{}, found: map[string]struct{}{},
-		tokens: map[tokenKey]token{},
+		tokens: tokens.New(o.Kube),
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.state = newCSINode(n)

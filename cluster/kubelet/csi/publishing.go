@@ -254,17 +254,13 @@ func (n *Node) unpublish(ctx context.Context, r *record, u user, target, dir str
 // forget drops what is kept of a published volume in memory.
 func (n *Node) forget(m volume.Mounted, u user) {
 	n.usages.forget(m.State)
+	n.tokens.Forget(u.pod)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.republish, m.State)
 	delete(n.grown, m.State)
 	delete(n.failedGrowths, m.State)
 	delete(n.found, m.State)
-	for key := range n.tokens {
-		if key.pod == u.pod {
-			delete(n.tokens, key)
-		}
-	}
 	for key, pods := range n.waiting {
 		if delete(pods, u); len(pods) == 0 {
 			delete(n.waiting, key)

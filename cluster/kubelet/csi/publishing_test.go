@@ -668,9 +668,9 @@ func TestTokensAreKept(t *testing.T) {
 	fails = true
 	ask("p2", "token-2")
 	fails = false
-	ask("p2", "token-3")
+	ask("p2", "token-2") // until it is time to try again
 	n.forget(n.spec(pod("p1"), persistent("pv1", "handle-1")).Mounted, user{pod: "p1", volume: "pv1"})
-	ask("p1", "token-4")
+	ask("p1", "token-3")
 }
 
 func TestBlockVolumes(t *testing.T) {

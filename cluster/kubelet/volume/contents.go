@@ -15,6 +15,7 @@ import (
 
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
@@ -180,6 +181,10 @@ func (m *Manager) addDownwardAPI(pod *v1.Pod, files map[string]file, items []v1.
 	return utilerrors.NewAggregate(errs)
 }
 
+// defaultTokenLife is how many seconds a token is good whose projection does not say it: the API's
+// default.
+const defaultTokenLife = 3600
+
 func (m *Manager) addToken(ctx context.Context, p *podVolumes, files map[string]file,
 	s *v1.ServiceAccountTokenProjection, mode int32,
 ) error {
@@ -187,11 +192,15 @@ func (m *Manager) addToken(ctx context.Context, p *podVolumes, files map[string]
 	if owner != nil || fsGroup(p.pod) != nil {
 		mode = 0o600 // the group's right to read is added with its ownership
 	}
-	value, err := m.tokens.get(ctx, p, s)
+	want := tokens.Want{Audience: s.Audience, Seconds: defaultTokenLife}
+	if s.ExpirationSeconds != nil {
+		want.Seconds = *s.ExpirationSeconds
+	}
+	token, err := m.tokens.Get(ctx, p.pod, want)
 	if err != nil {
 		return err
 	}
-	files[s.Path] = file{data: value, mode: mode, owner: owner}
+	files[s.Path] = file{data: []byte(token.Token), mode: mode, owner: owner}
 	return nil
 }
 

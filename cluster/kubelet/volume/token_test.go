@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 )
 
 // tokens makes the API issue token-1, token-2 and so on, each good for as long as it was asked for.
@@ -75,7 +77,7 @@ func TestTokensAreRenewed(t *testing.T) {
 		time.Sleep(50 * time.Minute)
 		token("token-2")
 		away.Store(false)
-		time.Sleep(2 * renewRetry)
+		time.Sleep(2 * tokens.RenewRetry)
 		token("token-3")
 		n.unmount(pod)
 	})

@@ -60,6 +60,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
@@ -98,7 +99,7 @@ type Manager struct {
 	opts    Options
 	kube    kubernetes.Interface
 	objects *watched.Objects
-	tokens  tokenSource
+	tokens  *tokens.Cache
 	sources []Source
 	waiting waiting
 	// taking is held while a pod takes a PersistentVolume. holders, below it, are read from disk
@@ -119,7 +120,7 @@ func New(set *client.Set, opts Options) *Manager {
 		opts:    opts,
 		kube:    set.Kube,
 		objects: watched.New(set.Kube),
-		tokens:  tokenSource{kube: set.Kube},
+		tokens:  tokens.New(set.Kube),
 		sources: append([]Source{localVolumes{private: opts.Provisioned}, hostPaths{}, nfsVolumes{places: helperPlaces}}, opts.Sources...),
 		pods:    map[types.UID]*podVolumes{},
 	}
@@ -138,8 +139,6 @@ type podVolumes struct {
 	pod  *v1.Pod
 	// refs are the objects that the pod's volumes are made of.
 	refs map[watched.Key]*watched.Ref
-	// tokens are the service account tokens that were asked for.
-	tokens map[tokenKey]*token
 	// failures counts looks in a row that failed, for the back-off.
 	failures int
 	// woken has a value when what has failed may succeed now.
@@ -169,7 +168,7 @@ func (m *Manager) of(uid types.UID, create bool) *podVolumes {
 	if p == nil && create {
 		p = &podVolumes{
 			uid: uid, turn: make(chan struct{}, 1), woken: make(chan struct{}, 1),
-			refs: map[watched.Key]*watched.Ref{}, tokens: map[tokenKey]*token{},
+			refs: map[watched.Key]*watched.Ref{},
 		}
 		m.pods[uid] = p
 	}
@@ -280,7 +279,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		ref.Release()
 		delete(p.refs, key)
 	}
-	clear(p.tokens)
+	m.tokens.Forget(uid)
 	m.waiting.forget(uid)
 	if err = p.stopKeeping(ctx); err == nil {
 		err = m.removeSubPaths(ctx, uid)
@@ -415,10 +414,8 @@ func (m *Manager) look(p *podVolumes) {
 // tried again.
 func (m *Manager) sleep(p *podVolumes) {
 	var next time.Duration
-	for _, t := range p.tokens {
-		if d := max(time.Until(t.renew), time.Second); next == 0 || d < next {
-			next = d
-		}
+	if renew := m.tokens.Next(p.uid); !renew.IsZero() {
+		next = max(time.Until(renew), time.Second)
 	}
 	if p.failures > 0 {
 		if pause := backoff(p.failures); next == 0 || pause < next {
