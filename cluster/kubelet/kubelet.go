@@ -140,7 +140,8 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k.csi = csi.New(csi.Options{
-		RootDir: o.RootDir, NodeName: o.NodeName, Kube: s.Kube, Recorder: k.recorder, Wake: func(uid types.UID) { k.volumes.Wake(uid) },
+		RootDir: o.RootDir, NodeName: o.NodeName, BootID: k.reporter.Machine().BootID,
+		Kube: s.Kube, Recorder: k.recorder, Wake: func(uid types.UID) { k.volumes.Wake(uid) },
 		Report: k.reporter.Look, LookEvery: claimsEvery(o),
 	})
 	k.volumes = volume.New(s, volume.Options{

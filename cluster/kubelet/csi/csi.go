@@ -44,6 +44,7 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -67,6 +68,8 @@ type Options struct {
 	RootDir string
 	// NodeName is this node's name.
 	NodeName string
+	// BootID is the machine's boot: devices are gone, or others, after the next one.
+	BootID   string
 	Kube     kubernetes.Interface
 	Recorder recording.EventRecorder
 	// Wake is called when Mount or Unmount of this pod may succeed now.
@@ -82,14 +85,15 @@ type Options struct {
 type Node struct {
 	opts Options
 	// real is RootDir without links, as the kernel lists mounts.
-	real string
-	// boot is the machine's boot: devices are gone, or others, after the next one.
-	boot   string
+	real   string
 	life   context.Context
 	end    context.CancelFunc
 	work   sync.WaitGroup
 	state  *csiNode
 	usages usages
+	index  index
+	// tokens are the pods' tokens for drivers.
+	tokens *tokens.Cache
 
 	mu      sync.Mutex
 	closed  bool
@@ -101,17 +105,6 @@ type Node struct {
 	again    chan struct{}
 	// waiting are the pods' volumes that wait, by what they wait for.
 	waiting map[string]map[user]struct{}
-	// republish are the published volumes whose drivers want to be called regularly, by State;
-	// grown are their sizes that the driver has been told.
-	republish map[string]bool
-	grown     map[string]int64
-	// failedGrowths are the last growths that their drivers have ended with an error, by State.
-	failedGrowths map[string]failedGrowth
-	// tokens are the pods' tokens for drivers.
-	tokens *tokens.Cache
-	// found are the volumes that an earlier kubelet has published and that were not kept since, by
-	// State.
-	found map[string]struct{}
 	// unread are the records of stages that cannot be read.
 	unread damaged
 }
@@ -127,7 +120,6 @@ func New(o Options) *Node {
 	n := &Node{
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
-		republish: map[string]bool{}, grown: map[string]int64{}, failedGrowths: map[string]failedGrowth{}, found: map[string]struct{}{},
 		tokens: tokens.New(o.Kube),
 	}
 	n.life, n.end = context.WithCancel(context.Background())
@@ -147,11 +139,9 @@ func (n *Node) Load() error {
 	if n.real, err = filepath.EvalSymlinks(root); err != nil {
 		return err
 	}
-	boot, err := volume.ReadFile("/proc/sys/kernel/random/boot_id", 64)
-	if err != nil {
-		return err
+	if n.opts.BootID == "" {
+		return errors.New("the machine's boot is not known: /proc/sys/kernel/random/boot_id cannot be read")
 	}
-	n.boot = string(boot)
 	return n.readRecords()
 }
 

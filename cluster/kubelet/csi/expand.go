@@ -89,14 +89,13 @@ func (n *Node) growthOf(ctx context.Context, v *volume.Spec) (*growth, error) {
 
 // toldSize is the size of a volume that its driver was told on this node; the first time, what the
 // volume had when it was mounted.
-func (n *Node) toldSize(v *volume.Spec) int64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if size, ok := n.grown[v.State]; ok {
-		return size
-	}
-	size := v.PV.Spec.Capacity.Storage().Value()
-	n.grown[v.State] = size
+func (n *Node) toldSize(v *volume.Spec) (size int64) {
+	n.index.update(v.State, func(p *publication) {
+		if p.grown == nil {
+			p.grown = new(v.PV.Spec.Capacity.Storage().Value())
+		}
+		size = *p.grown
+	})
 	return size
 }
 
@@ -113,10 +112,7 @@ func (n *Node) grow(ctx context.Context, session *session, r *request, when mome
 	if err != nil || g == nil {
 		return err
 	}
-	n.mu.Lock()
-	earlier := n.failedGrowths[r.spec.State]
-	n.mu.Unlock()
-	if when == later && earlier == (failedGrowth{g.size, g.wanted, true}) {
+	if earlier := n.index.get(r.spec.State).failed; when == later && earlier != nil && *earlier == (failedGrowth{g.size, g.wanted, true}) {
 		return nil
 	}
 	if !session.has[csipb.NodeServiceCapability_RPC_EXPAND_VOLUME] {
@@ -133,10 +129,7 @@ func (n *Node) grow(ctx context.Context, session *session, r *request, when mome
 	if err := n.expand(ctx, session, r, g); err != nil {
 		return n.growFailed(g, r, err, codeOf(err))
 	}
-	n.mu.Lock()
-	n.grown[r.spec.State] = g.size
-	delete(n.failedGrowths, r.spec.State)
-	n.mu.Unlock()
+	n.index.update(r.spec.State, func(p *publication) { p.grown, p.failed = &g.size, nil })
 	n.usages.forget(r.spec.State)
 	const done = "MountVolume.NodeExpandVolume succeeded for volume %q %s"
 	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeNormal, events.FileSystemResizeSuccess, done, r.spec.Name, n.opts.NodeName)
@@ -189,19 +182,17 @@ func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code)
 	case codes.FailedPrecondition, codes.Unimplemented:
 		refused = true
 	}
-	n.mu.Lock()
-	if _, again := n.failedGrowths[r.spec.State]; again && g.wanted != g.size {
-		mark, refused = volumeutil.MarkNodeExpansionInfeasible, true
-	}
-	n.failedGrowths[r.spec.State] = failedGrowth{size: g.size, wanted: g.wanted}
-	n.mu.Unlock()
+	n.index.update(r.spec.State, func(p *publication) {
+		if p.failed != nil && g.wanted != g.size {
+			mark, refused = volumeutil.MarkNodeExpansionInfeasible, true
+		}
+		p.failed = &failedGrowth{size: g.size, wanted: g.wanted}
+	})
 	if !g.told {
 		if _, err := mark(g.claim, n.opts.Kube, failure); err != nil {
 			return errors.Join(failure, err) // tried again: the claim does not say so yet
 		}
 	}
-	n.mu.Lock()
-	n.failedGrowths[r.spec.State] = failedGrowth{g.size, g.wanted, refused}
-	n.mu.Unlock()
+	n.index.update(r.spec.State, func(p *publication) { p.failed = &failedGrowth{g.size, g.wanted, refused} })
 	return failure
 }

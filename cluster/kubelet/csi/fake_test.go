@@ -348,7 +348,7 @@ func (n *testNode) restart() {
 	}
 	n.report, n.events = make(chan struct{}, 1000), recording.NewFakeRecorder(100)
 	n.Node = New(Options{
-		RootDir: n.root, NodeName: "n1", Kube: n.kube, Recorder: n.events,
+		RootDir: n.root, NodeName: "n1", BootID: "boot-1", Kube: n.kube, Recorder: n.events,
 		Wake: func(uid types.UID) { n.wakes <- uid },
 		Report: func() {
 			if !n.mute {

@@ -19,13 +19,11 @@ const firstKeep = time.Second
 
 // KeepEvery implements volume.Keeper.
 func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	_, found := n.found[v.State]
+	known := n.index.get(v.State)
 	switch {
-	case found:
+	case known.found:
 		return firstKeep
-	case n.republish[v.State]:
+	case known.republish:
 		return republishEvery
 	case v.PV != nil:
 		return n.opts.LookEvery
@@ -36,10 +34,10 @@ func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
 // Keep implements volume.Keeper: it grows the volume if the claim waits for that, and has it
 // published again if the driver wants that. What the pod sees stays as it is if it fails.
 func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
-	n.mu.Lock()
-	republish := n.republish[v.State]
-	delete(n.found, v.State) // if this fails, it is tried again with growing pauses
-	n.mu.Unlock()
+	republish := false
+	n.index.update(v.State, func(p *publication) {
+		republish, p.found = p.republish, false // if this fails, it is tried again with growing pauses
+	})
 	if !republish && !n.mayGrow(ctx, v) {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,10 +24,7 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 	}
 	target := n.target(r.user, v.Mounted, v.Block)
 	if done, err := n.published(v, target); done || err != nil {
-		n.remember(r)
-		n.mu.Lock()
-		n.found[v.State] = struct{}{}
-		n.mu.Unlock()
+		n.index.update(v.State, func(p *publication) { p.republish, p.found = r.republished(), true })
 		return target, err
 	}
 	d, err := n.driverFor(r.driverName, r.user)
@@ -57,7 +55,7 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 	if err := n.finish(ctx, session, r, target); err != nil {
 		return "", err
 	}
-	n.remember(r)
+	n.index.update(v.State, func(p *publication) { p.republish = r.republished() })
 	if err := n.grow(ctx, session, r, atMount); err != nil { // the pod can use what there is
 		slog.Warn("csi: volume not grown", "volume", v.Name, "err", err)
 	}
@@ -89,7 +87,7 @@ func (n *Node) published(v *volume.Spec, target string) (bool, error) {
 	if !v.Block {
 		return n.isMounted(target)
 	}
-	if string(boot) == n.boot {
+	if strings.TrimSpace(string(boot)) == n.opts.BootID {
 		return isDevice(target), nil
 	}
 	// The machine has been started again: the device is another's, or has no volume.
@@ -156,14 +154,7 @@ func (n *Node) finish(ctx context.Context, session *session, r *request, target 
 			return fmt.Errorf("give volume %q to the pod's fsGroup: %w", r.spec.Name, err)
 		}
 	}
-	return os.WriteFile(filepath.Join(r.spec.State, publishedFile), []byte(n.boot), 0o640)
-}
-
-// remember keeps what Keep has to do for a published volume.
-func (n *Node) remember(r *request) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.republish[r.spec.State] = r.republished()
+	return os.WriteFile(filepath.Join(r.spec.State, publishedFile), []byte(n.opts.BootID+"\n"), 0o640)
 }
 
 // Unmount implements volume.Source. It works from the record alone.
@@ -255,12 +246,9 @@ func (n *Node) unpublish(ctx context.Context, r *record, u user, target, dir str
 func (n *Node) forget(m volume.Mounted, u user) {
 	n.usages.forget(m.State)
 	n.tokens.Forget(u.pod)
+	n.index.forget(m.State)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.republish, m.State)
-	delete(n.grown, m.State)
-	delete(n.failedGrowths, m.State)
-	delete(n.found, m.State)
 	for key, pods := range n.waiting {
 		if delete(pods, u); len(pods) == 0 {
 			delete(n.waiting, key)
