@@ -34,6 +34,7 @@ type round struct {
 	before  told
 	now     told
 	holders map[string]bool // the nodes that have it, or may have it
+	using   []*corev1.Node  // the nodes whose kubelets report that it is in use
 }
 
 // syncVolume makes the attachments of v that pods need, and tells pods how that goes.
@@ -62,14 +63,13 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 		if err != nil {
 			return err
 		}
+		if r.using, err = c.using(v); err != nil {
+			return err
+		}
 		if err := r.held(); err != nil {
 			return err
 		}
-		order, err := r.order()
-		if err != nil {
-			return err
-		}
-		for _, node := range order {
+		for _, node := range r.order() {
 			errs = append(errs, r.attach(ctx, key, node, exclusive(volumes)))
 		}
 	}
@@ -80,13 +80,9 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 // order returns the nodes that need the volume, those of the oldest pods first. The order decides
 // who gets a volume that only one node can have. Nodes that report the volume in use come before
 // all others: one of them may have it mounted, if its attachment was removed by force.
-func (r *round) order() ([]string, error) {
-	using, err := r.using()
-	if err != nil {
-		return nil, err
-	}
+func (r *round) order() []string {
 	uses := map[string]int{}
-	for _, node := range using {
+	for _, node := range r.using {
 		uses[node.Name] = 1
 	}
 	oldest := func(node string) need {
@@ -100,17 +96,17 @@ func (r *round) order() ([]string, error) {
 			oldest(a).pod.CreationTimestamp.Compare(oldest(b).pod.CreationTimestamp.Time),
 			cmp.Compare(a, b),
 		)
-	}), nil
+	})
 }
 
-// using returns the nodes whose kubelets report the volume in use: mounted, or waited for.
-func (r *round) using() (nodes []*corev1.Node, err error) {
-	reporting, err := r.nodeIndex.ByIndex(byVolume, string(r.volume.unique()))
+// using returns the nodes whose kubelets report a volume in use: mounted, or waited for.
+func (c *controller) using(v volume) (nodes []*corev1.Node, err error) {
+	reporting, err := c.nodeIndex.ByIndex(byVolume, string(v.unique()))
 	if err != nil {
 		return nil, err
 	}
 	for _, obj := range reporting {
-		if node := obj.(*corev1.Node); slices.Contains(inUse(node), r.volume) {
+		if node := obj.(*corev1.Node); slices.Contains(inUse(node), v) {
 			nodes = append(nodes, node)
 		}
 	}
@@ -131,11 +127,7 @@ func (r *round) held() error {
 			r.holders[a.Spec.NodeName] = true
 		}
 	}
-	using, err := r.using()
-	if err != nil {
-		return err
-	}
-	for _, node := range using {
+	for _, node := range r.using {
 		if len(r.needs[node.Name]) == 0 && !r.forfeited(node, r.volume) {
 			r.holders[node.Name] = true
 		}
