@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -63,14 +64,18 @@ func freeze(m *Manager, over <-chan struct{}) {
 	}
 }
 
-// hold keeps an entry's record from being replaced.
+// hold keeps an entry's record from being replaced. Of an erased entry, Update returns at once.
 func hold[T any](e *table.Entry[T], over <-chan struct{}) {
 	held := make(chan struct{})
-	go e.Update(func(*T) {
-		close(held)
-		<-over
-		runtime.Goexit() // without a write
-	})
+	reached := sync.OnceFunc(func() { close(held) })
+	go func() {
+		defer reached()
+		_ = e.Update(func(*T) {
+			reached()
+			<-over
+			runtime.Goexit() // without a write
+		})
+	}()
 	<-held
 }
 
