@@ -117,7 +117,10 @@ func FuzzUnmarshal(f *testing.F) {
 	for _, c := range texts {
 		f.Add([]byte(c.text))
 	}
-	configs, _ := filepath.Glob("../../runtime/plan/testdata/*.json")
+	configs, _ := filepath.Glob("../../../pod/ocispec/testdata/*.json")
+	if len(configs) == 0 {
+		f.Fatal("no configurations in pod/ocispec/testdata")
+	}
 	for _, name := range configs {
 		data, err := os.ReadFile(name)
 		if err != nil {
