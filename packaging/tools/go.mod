@@ -1,4 +1,4 @@
-module github.com/coracle-project/coracle/tools
+module github.com/coracle-project/coracle/packaging/tools
 
 go 1.26.8
 
