@@ -35,7 +35,7 @@ type entry struct {
 	points  []string
 }
 
-// add enters a snapshot that is there.
+// add enters an existing snapshot.
 func (x *index) add(e *entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -13,9 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
-
 	"github.com/coracle-project/coracle/snapshot/driver"
-
 	"github.com/coracle-project/coracle/snapshot/layer"
 )
 

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/snapshot/driver"
-
 	"github.com/coracle-project/coracle/snapshot/trash"
 )
 

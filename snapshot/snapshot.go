@@ -59,11 +59,9 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/snapshot/diff"
-	"github.com/coracle-project/coracle/snapshot/space"
-
 	"github.com/coracle-project/coracle/snapshot/driver"
-
 	"github.com/coracle-project/coracle/snapshot/layer"
+	"github.com/coracle-project/coracle/snapshot/space"
 )
 
 // Kinds of error, for errors.Is.

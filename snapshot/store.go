@@ -15,14 +15,11 @@ import (
 
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/internal/privatedir"
+	"github.com/coracle-project/coracle/snapshot/diff"
+	"github.com/coracle-project/coracle/snapshot/driver"
+	"github.com/coracle-project/coracle/snapshot/layer"
 	"github.com/coracle-project/coracle/snapshot/space"
 	"github.com/coracle-project/coracle/snapshot/trash"
-
-	"github.com/coracle-project/coracle/snapshot/driver"
-
-	"github.com/coracle-project/coracle/snapshot/diff"
-
-	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
 // Config is what a Store needs.

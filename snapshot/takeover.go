@@ -12,9 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
-
 	"github.com/coracle-project/coracle/snapshot/driver"
-
 	"github.com/coracle-project/coracle/snapshot/layer"
 )
 
@@ -150,7 +148,7 @@ func (s *Store) dropLayerMounts() error {
 			continue
 		}
 		if err := e.Free(filepath.Join(layer.Top(s.root), m.Name())); err != nil {
-			s.log.Warn("what is mounted of no layer of the store is left", "error", err)
+			s.log.Warn("leaving mounts that belong to no layer", "err", err)
 		}
 	}
 	return nil

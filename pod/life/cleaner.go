@@ -31,6 +31,7 @@ const (
 	lastRetry  = time.Minute
 )
 
+// NewCleaner returns a cleaner whose jobs run within the life.
 func NewCleaner(l *Life, log *slog.Logger) *Cleaner {
 	c := &Cleaner{life: l, log: log, first: make(chan struct{}, Cleaners), again: make(chan struct{}, Cleaners), idle: make(chan struct{})}
 	close(c.idle)

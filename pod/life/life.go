@@ -24,7 +24,7 @@ type Life struct {
 	work  sync.WaitGroup
 }
 
-// New begins a life.
+// New starts a life.
 func New() *Life {
 	l := &Life{}
 	l.ctx, l.cancel = context.WithCancel(context.Background())

@@ -14,7 +14,7 @@ import (
 // AppArmor chooses the profiles of containers on this host.
 type AppArmor struct {
 	log *slog.Logger
-	// loading has those who want the default profile at the same time wait for one attempt.
+	// loading coalesces concurrent loads of the default profile.
 	loading join.Group[struct{}]
 }
 

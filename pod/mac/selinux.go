@@ -134,7 +134,7 @@ func (s *SELinux) Release(l Labels) {
 	s.host.Release(l.Process)
 }
 
-// countLocked reports whether the labels have a level, which has one user more then.
+// countLocked counts a user of the labels' level, and reports whether they have one.
 func (s *SELinux) countLocked(labels Labels) bool {
 	level := levelOf(labels.Process)
 	if level == "" {

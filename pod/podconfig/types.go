@@ -1,5 +1,6 @@
 // Package podconfig has what callers want of pods and containers: their configurations, the checks
-// of them that touch nothing, and the runtime handlers that a pod may name.
+// of them, and the runtime handlers that a pod may name. It reads two things of the host: which
+// limits it can keep (LimitsOfHost) and its name (Pod.UTSName).
 package podconfig
 
 import (
@@ -194,6 +195,7 @@ func (c *Pod) HostNetwork() bool { return c.Namespaces.Network == NamespaceNode 
 // UserNamespace says whether the pod has a user namespace of its own.
 func (c *Pod) UserNamespace() bool { return c.Namespaces.User == NamespacePod }
 
+// HostIPC says whether the pod shares the IPC namespace of the node.
 func (c *Pod) HostIPC() bool { return c.Namespaces.IPC == NamespaceNode }
 
 // Identity is what is unique among containers.

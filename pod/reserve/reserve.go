@@ -69,6 +69,7 @@ func (u Usage) Percent() int {
 	return max(percent(u.BytesFree, u.Bytes), percent(u.InodesFree, u.Inodes))
 }
 
+// UsageOf returns the usage of the file system that path is on.
 func UsageOf(path string) (Usage, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {

@@ -60,6 +60,7 @@ func (r *PodRecord) Check(id string) error {
 	return nil
 }
 
+// Check validates a parsed record.
 func (r *ContainerRecord) Check(id string) error {
 	switch r.Phase {
 	case ContainerMaking, ContainerCreated, ContainerStarting, ContainerRunning, ContainerExited, ContainerRemoving:

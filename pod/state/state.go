@@ -50,6 +50,7 @@ type PodRecord struct {
 	Steps []Step `json:"steps,omitempty"`
 }
 
+// Visible says whether callers may see the pod: not while it is half-made or half-removed.
 func (r *PodRecord) Visible() bool { return r.Phase != PodMaking && r.Phase != PodRemoving }
 
 // Value is what callers see of the record.
@@ -79,23 +80,23 @@ func (r *PodRecord) MustBeReady() error {
 	}
 }
 
-// containerPhase is how far a container's life has come, as its record says it.
-type containerPhase string
+// ContainerPhase is how far a container's life has come, as its record says it.
+type ContainerPhase string
 
 const (
-	ContainerMaking   containerPhase = "making"   // side effects may exist; no one knows the container yet
-	ContainerCreated  containerPhase = "created"  // root and spec are ready
-	ContainerStarting containerPhase = "starting" // the shim may know it
-	ContainerRunning  containerPhase = "running"
-	ContainerExited   containerPhase = "exited"
-	ContainerRemoving containerPhase = "removing" // being deleted; no way back
+	ContainerMaking   ContainerPhase = "making"   // side effects may exist; no one knows the container yet
+	ContainerCreated  ContainerPhase = "created"  // root and spec are ready
+	ContainerStarting ContainerPhase = "starting" // the shim may know it
+	ContainerRunning  ContainerPhase = "running"
+	ContainerExited   ContainerPhase = "exited"
+	ContainerRemoving ContainerPhase = "removing" // being deleted; no way back
 )
 
 // ContainerRecord is container.json.
 type ContainerRecord struct {
 	ID       string              `json:"id"`
 	PodID    string              `json:"podID"`
-	Phase    containerPhase      `json:"phase"`
+	Phase    ContainerPhase      `json:"phase"`
 	Config   podconfig.Container `json:"config"`
 	ImageID  string              `json:"imageID"`
 	ImageRef string              `json:"imageRef,omitempty"`
@@ -136,6 +137,7 @@ type ContainerRecord struct {
 	Steps []Step `json:"steps,omitempty"`
 }
 
+// Visible says whether callers may see the container: not while it is half-made or half-removed.
 func (r *ContainerRecord) Visible() bool {
 	return r.Phase != ContainerMaking && r.Phase != ContainerRemoving
 }
@@ -195,6 +197,7 @@ func VolumeID(containerID string, i int) string {
 	return VolumePrefix(containerID) + strconv.Itoa(i)
 }
 
+// VolumePrefix is how the ids of the snapshots of all image volumes of a container start.
 func VolumePrefix(containerID string) string { return containerID[:table.IDLength*3/4] + "-v" }
 
 // Volumes are the ids of the snapshots of a container's image volumes.

@@ -24,7 +24,7 @@ type Container struct {
 type Pod struct {
 	ID string
 	cgstat.Usage
-	CPURate *uint64 // as in ContainerStats
+	CPURate *uint64 // as in Container
 	// Interfaces has the pod's own first; none on the host's network.
 	NetworkTime time.Time
 	Interfaces  []InterfaceUsage

@@ -25,7 +25,7 @@ type Entry[T any] struct {
 	// changed is told of each new record, under mu: it must not wait for anything.
 	changed func(before, after *T)
 
-	name string // identity, while it is taken; guarded by the index's lock
+	name string // identity, while it is taken; guarded by Table.mu
 
 	mu   sync.Mutex // held while the record is replaced; readers do not need it
 	gone bool       // the record has been deleted
@@ -123,6 +123,7 @@ func (e *Entry[T]) Erase() error {
 	return nil
 }
 
+// IsGone says whether Erase has deleted the record.
 func (e *Entry[T]) IsGone() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

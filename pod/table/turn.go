@@ -20,4 +20,5 @@ func (t Turn) Take(ctx context.Context) error {
 	}
 }
 
+// Give ends a turn that Take has taken: the next operation goes on.
 func (t Turn) Give() { <-t }

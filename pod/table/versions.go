@@ -32,7 +32,7 @@ func NewestFirst[T any](vs []*Version[T], born func(*T) (created time.Time, id s
 	return vs
 }
 
-// Items has each version encoded, once. No one may change the bytes.
+// Items encodes each version once and keeps the bytes, which must not be changed.
 func Items[T any](vs []*Version[T], encode func(*T) ([]byte, error)) ([][]byte, error) {
 	all := make([][]byte, len(vs))
 	for i, v := range vs {

@@ -41,7 +41,8 @@ type Watchers struct {
 	ended bool
 }
 
-// Watch returns the events from now on: see the Manager's Watch.
+// Watch returns the events from now on, in order for each object. The channel is closed by stop, by
+// End, and when the caller reads too slowly.
 func (w *Watchers) Watch() (events <-chan Event, stop func()) {
 	c := make(chan Event, maxBehind)
 	w.add(c)

@@ -41,14 +41,14 @@ const (
 	FileMarkers
 )
 
-// Driver is what differs between the ways to keep layers and make root file systems. The
-// Store does the rest: records, names, who uses which layer, deletion, recovery.
+// Driver is what differs between the ways to keep layers and make root file systems.
+// snapshot.Store does the rest: records, names, who uses which layer, deletion, recovery.
 //
 // A layer's life: an empty directory DIR/fs is unpacked into, with the driver's markers;
 // Seal makes of it what is kept, next to or instead of fs; then DIR gets its final
 // name, and is never changed again. View shows its files until Free.
 //
-// A root's life: the Store makes the directory Rootfs.Dir and writes the record into it;
+// A root's life: snapshot.Store makes the directory Rootfs.Dir and writes the record into it;
 // Mount fills the directory and mounts the root at Rootfs.Target, or leaves the target
 // as it was; Unmount undoes the mount alone. Both may be interrupted by a crash at any
 // point: the next Start asks Mounts what is there. A root whose record is there but which
@@ -67,7 +67,7 @@ type Driver interface {
 	Probe(dir string) error
 	// Seal turns an unpacked layer into what is kept.
 	Seal(ctx context.Context, dir string) error
-	// View returns a directory with a layer's files, to be read only, good until free.
+	// View returns a directory with a layer's files, to be read only, good until Free.
 	View(ctx context.Context, dir string) (path string, err error)
 	// Free lets go of what was made to use a layer, which no one does now or which
 	// must not be used any more. The layer stays as it is.

@@ -208,7 +208,7 @@ func (d *erofsDriver) Mount(ctx context.Context, r Rootfs) error {
 	return d.stack(lower, r)
 }
 
-// probe makes, mounts and stacks an image.
+// Probe makes, mounts and stacks an image.
 func (d *erofsDriver) Probe(dir string) error {
 	if err := d.Overlayfs.Probe(dir); err != nil {
 		return err

@@ -27,7 +27,7 @@ func (nativeDriver) View(_ context.Context, dir string) (string, error) { return
 
 func (nativeDriver) Free(string) error { return nil }
 
-// probe wants what is more than reading and writing: a bind mount.
+// Probe wants what is more than reading and writing: a bind mount.
 func (nativeDriver) Probe(dir string) error {
 	fd, err := mappedClone(dir, nil)
 	if err != nil {
@@ -36,7 +36,7 @@ func (nativeDriver) Probe(dir string) error {
 	return unix.Close(fd)
 }
 
-// mount copies next to the final name first: what is called fs is whole.
+// Mount copies next to the final name first: what is called fs is whole.
 func (d nativeDriver) Mount(ctx context.Context, r Rootfs) error {
 	part := filepath.Join(r.Dir, "part")
 	if err := os.RemoveAll(part); err != nil {

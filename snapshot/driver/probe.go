@@ -81,7 +81,7 @@ func deleteLower(root int) error {
 	return nil
 }
 
-// fsType names the file system that path is on, as far as known.
+// FSType names the file system that path is on, as far as known.
 func FSType(path string) string {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/ownthread"
-
 	"github.com/coracle-project/coracle/snapshot/diff"
 )
 

@@ -119,7 +119,7 @@ func (s *Store) Tidy() {
 	}
 }
 
-// Close lets go of what was made to use layers that no one uses.
+// Close unmounts layers that no one uses.
 func (s *Store) Close() error {
 	var errs []error
 	for _, d := range s.idleLayers() {
@@ -140,7 +140,7 @@ func (s *Store) idleLayers() (idle []digest.Digest) {
 	return idle
 }
 
-// Check accepts what layer directories are named by.
+// Check returns ErrInvalid unless d is a valid sha256 digest.
 func Check(d digest.Digest) error {
 	if err := d.Validate(); err != nil {
 		return fmt.Errorf("%w: layer %q: %w", diff.ErrInvalid, d, err)
@@ -249,7 +249,7 @@ func (s *Store) RemoveLayer(ctx context.Context, diffID digest.Digest) error {
 	return faultLayerRemoved.At(ctx)
 }
 
-// forgetLayer takes an unused layer from the index, so that no snapshot can begin
+// forgetLayer takes an unused layer from the store, so that no snapshot can begin
 // to use it.
 func (s *Store) forgetLayer(diffID digest.Digest) (*entry, error) {
 	s.mu.Lock()

@@ -11,11 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
-
-	"github.com/coracle-project/coracle/snapshot/driver"
-
 	"github.com/coracle-project/coracle/snapshot/diff"
-
+	"github.com/coracle-project/coracle/snapshot/driver"
 	"github.com/coracle-project/coracle/snapshot/space"
 )
 

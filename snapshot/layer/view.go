@@ -41,8 +41,8 @@ func (s *Store) OpenLayer(ctx context.Context, diffID digest.Digest) (*View, err
 	return &View{diffID: diffID, dir: dir, files: files, release: sync.OnceFunc(func() { s.letGo(l) })}, nil
 }
 
-// Dir is the directory with the layer's files, with the markers that Store.Markers says.
-// What is in it was written by strangers: go through internal/safepath.
+// Dir is the directory with the layer's files, with the markers that snapshot.Store.Markers says.
+// Images wrote its content: go through internal/safepath.
 func (v *View) Dir() string { return v.files }
 
 // Recipe is how the layer's archive is made again, as it was written through

@@ -47,7 +47,7 @@ func (s *Store) NewLayer(ctx context.Context) (*Writer, error) {
 
 func (w *Writer) path() string { return filepath.Join(w.store.trash.Dir(), w.name) }
 
-// Dir is the directory to unpack into, with the markers that Store.Markers says.
+// Dir is the directory to unpack into, with the markers that snapshot.Store.Markers says.
 func (w *Writer) Dir() string { return driver.FilesIn(w.path()) }
 
 // Commit gives the layer its final name. If another

@@ -14,7 +14,7 @@ import (
 // is made in it belongs to it by inheritance. A nil *Quotas is a file system without.
 type Quotas struct{ root *os.File }
 
-// Find says whether project quotas are counted and enforced at root.
+// Find returns the quotas of the file system at root, nil if it counts or enforces none.
 func Find(root string) *Quotas {
 	f, err := os.Open(root)
 	if err != nil {
