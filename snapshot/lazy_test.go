@@ -40,7 +40,7 @@ func TestLazyLayerBecomesWhole(t *testing.T) {
 	if u, err := s.LayerUsage(d); err != nil || u.Bytes == 0 {
 		t.Errorf("usage %v, %v", u, err)
 	}
-	if _, err := s.BeginLazy(d); !errors.Is(err, ErrExists) {
+	if _, err := s.BeginLazy(d); !errors.Is(err, ErrLayerExists) {
 		t.Errorf("again: %v", err)
 	}
 	old, err := s.Prepare(t.Context(), "old", PrepareOptions{Layers: []digest.Digest{d}, Target: filepath.Join(t.TempDir(), "root")})
@@ -142,7 +142,7 @@ func TestLazyLayerComesTooLate(t *testing.T) {
 	_, err := s.BeginLazy(d)
 	must(t, err)
 	commitLayer(t, s, "x", func(string) {})
-	if err := s.CommitLazy(d, digest.FromString("blob")); !errors.Is(err, ErrExists) {
+	if err := s.CommitLazy(d, digest.FromString("blob")); !errors.Is(err, ErrLayerExists) {
 		t.Errorf("commit: %v", err)
 	}
 	must(t, s.AbortLazy(d))

@@ -66,8 +66,9 @@ import (
 
 // Kinds of error, for errors.Is.
 var (
-	ErrExists       = layer.ErrExists
+	ErrExists       = errors.New("snapshot already exists")
 	ErrNotFound     = errors.New("snapshot not found")
+	ErrLayerExists  = layer.ErrExists
 	ErrLayerMissing = layer.ErrMissing
 	ErrLayerInUse   = layer.ErrInUse
 	// ErrDamaged is a layer that is there and cannot be used.

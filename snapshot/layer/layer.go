@@ -30,8 +30,7 @@ import (
 var (
 	ErrMissing = errors.New("layer is not in the store")
 	ErrInUse   = errors.New("layer is in use by a snapshot")
-	// ErrExists is snapshot.ErrExists.
-	ErrExists = errors.New("snapshot already exists")
+	ErrExists  = errors.New("layer already exists")
 )
 
 // Config is what a Store needs.
