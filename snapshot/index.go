@@ -6,8 +6,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/opencontainers/go-digest"
-
 	"github.com/coracle-project/coracle/snapshot/driver"
 	"github.com/coracle-project/coracle/snapshot/layer"
 	"github.com/coracle-project/coracle/snapshot/space"
@@ -129,18 +127,6 @@ func (x *index) checkRecord(id string) error {
 		return fmt.Errorf("snapshot %s: %w", id, errDamagedRecord)
 	}
 	return nil
-}
-
-// mayHave says whether a snapshot has a layer, or may have it, be it damaged or whole again.
-func (x *index) mayHave(diffID digest.Digest) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, e := range x.snapshots {
-		if e.damaged || slices.Contains(e.snap.Layers, diffID) {
-			return true
-		}
-	}
-	return false
 }
 
 // Get returns a snapshot; ErrNotFound if there is none of that id.

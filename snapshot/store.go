@@ -86,7 +86,7 @@ func New(c Config) *Store {
 	s.trash = trash.New(s.stagingDir(), diff.FilesDir, c.Log)
 	s.index = &index{root: s.root, snapshots: map[string]*entry{}, projects: space.Projects{Range: c.Projects}}
 	s.Store = layer.New(layer.Config{
-		Root: s.root, Trash: s.trash, Freed: c.Freed, MayHave: s.mayHave, Log: c.Log,
+		Root: s.root, Trash: s.trash, Freed: c.Freed, Log: c.Log,
 		ReadFile: func(path string) ([]byte, error) { return s.readFile(path) },
 	})
 	s.index.layers = s.Store

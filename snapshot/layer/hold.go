@@ -2,6 +2,7 @@ package layer
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
@@ -10,7 +11,8 @@ import (
 // Held are layers that cannot be removed until Release. The zero value has none.
 type Held struct {
 	store  *Store
-	layers []*entry // which may be in quarantine by now
+	layers []digest.Digest
+	unsure bool // others too, perhaps
 }
 
 // Hold counts a user of each layer, once for each time that it is named. ErrMissing, and none is
@@ -26,34 +28,30 @@ func (s *Store) Hold(diffIDs []digest.Digest) (Held, error) {
 	return s.holdLocked(diffIDs), nil
 }
 
-// HoldKnown is Hold for those layers that are there.
+// HoldKnown is Hold for an existing snapshot. Its layers may be missing or in quarantine; they are
+// held there too, and if they come back.
 func (s *Store) HoldKnown(diffIDs []digest.Digest) Held {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.holdLocked(diffIDs)
 }
 
-func (s *Store) holdLocked(diffIDs []digest.Digest) Held {
-	h := Held{store: s, layers: make([]*entry, 0, len(diffIDs))}
-	for _, d := range diffIDs {
-		if l := s.layers[d]; l != nil {
-			l.users++
-			h.layers = append(h.layers, l)
-		}
-	}
-	return h
-}
-
-// HoldAll holds all layers that there are.
+// HoldAll is HoldKnown for a snapshot whose layers are not known: it holds all layers that the
+// store has now, and whatever is in quarantine.
 func (s *Store) HoldAll() Held {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h := Held{store: s}
-	for _, l := range s.layers {
-		l.users++
-		h.layers = append(h.layers, l)
-	}
+	h := s.holdLocked(slices.Collect(maps.Keys(s.layers)))
+	h.unsure = true
+	s.unsure++
 	return h
+}
+
+func (s *Store) holdLocked(diffIDs []digest.Digest) Held {
+	for _, d := range diffIDs {
+		s.users[d]++
+	}
+	return Held{store: s, layers: slices.Clone(diffIDs)}
 }
 
 // Release lets go of the layers.
@@ -68,37 +66,37 @@ func (h Held) Release() {
 func (h Held) release() (freed bool) {
 	h.store.mu.Lock()
 	defer h.store.mu.Unlock()
-	for _, l := range h.layers {
-		if l.users--; l.users == 0 && l.wanted {
+	if h.unsure {
+		h.store.unsure--
+	}
+	for _, d := range h.layers {
+		if h.store.users[d]--; h.store.users[d] > 0 {
+			continue
+		}
+		delete(h.store.users, d)
+		if l := h.store.layers[d]; l != nil && l.wanted {
 			l.wanted, freed = false, true
 		}
 	}
 	return freed
 }
 
-// holdWhole counts a user of a whole layer, so that it cannot be removed; nil if none is there.
-func (s *Store) holdWhole(diffID digest.Digest) *entry {
+// holdWhole is Hold for one layer that is unpacked.
+func (s *Store) holdWhole(diffID digest.Digest) (h Held, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.layers[diffID]
-	if l == nil || l.lazy != "" {
-		return nil
+	if l := s.layers[diffID]; l == nil || l.lazy != "" {
+		return Held{}, false
 	}
-	l.users++
-	return l
+	return s.holdLocked([]digest.Digest{diffID}), true
 }
 
-func (s *Store) letGo(l *entry) {
+// mayBeUsed says whether a snapshot or a reader has the layer or may have it, be it in quarantine
+// or in the store.
+func (s *Store) mayBeUsed(diffID digest.Digest) bool {
 	s.mu.Lock()
-	l.users--
-	freed := l.users == 0 && l.wanted
-	if freed {
-		l.wanted = false
-	}
-	s.mu.Unlock()
-	if freed {
-		s.freed()
-	}
+	defer s.mu.Unlock()
+	return s.unsure > 0 || s.users[diffID] > 0
 }
 
 // HasAny says whether a layer is there, lazy or whole.

@@ -41,8 +41,6 @@ type Config struct {
 	Trash *trash.Trash
 	// Freed is called when no one uses a layer any more whose removal was refused with ErrInUse.
 	Freed func()
-	// MayHave says whether a snapshot has a layer, or may have it, be it damaged or whole again.
-	MayHave func(diffID digest.Digest) bool
 	// ReadFile reads records: os.ReadFile, except in tests.
 	ReadFile func(path string) ([]byte, error)
 	Log      *slog.Logger
@@ -60,7 +58,6 @@ type Store struct {
 	root       string
 	log        *slog.Logger
 	freed      func()
-	mayHave    func(digest.Digest) bool
 	readFile   func(path string) ([]byte, error)
 	trash      *trash.Trash
 	driver     Driver      // set by Start
@@ -72,13 +69,14 @@ type Store struct {
 
 	mu      sync.Mutex
 	layers  map[digest.Digest]*entry
+	users   map[digest.Digest]int      // holders of a layer, which may be missing or in quarantine
+	unsure  int                        // holders that may use any layer, those in quarantine included
 	reached map[digest.Digest]*reached // the lazy layers whose mounts are being reached for
 }
 
 // entry is one layer.
 type entry struct {
 	usage space.Usage
-	users int // snapshots made of it
 	// wanted says that RemoveLayer was refused because of the users.
 	wanted bool
 	// lazy is the blob that someone shows the layer from; "": it is unpacked. Guarded by Store.mu.
@@ -88,8 +86,8 @@ type entry struct {
 // New returns a store; it does no I/O. Start must be called before anything else.
 func New(c Config) *Store {
 	return &Store{
-		root: c.Root, log: c.Log, freed: c.Freed, mayHave: c.MayHave, readFile: c.ReadFile, trash: c.Trash,
-		layers: map[digest.Digest]*entry{}, reached: map[digest.Digest]*reached{},
+		root: c.Root, log: c.Log, freed: c.Freed, readFile: c.ReadFile, trash: c.Trash,
+		layers: map[digest.Digest]*entry{}, users: map[digest.Digest]int{}, reached: map[digest.Digest]*reached{},
 	}
 }
 
@@ -131,8 +129,8 @@ func (s *Store) Close() error {
 func (s *Store) idleLayers() (idle []digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for d, l := range s.layers {
-		if l.users == 0 {
+	for d := range s.layers {
+		if s.users[d] == 0 {
 			idle = append(idle, d)
 		}
 	}
@@ -192,8 +190,7 @@ func (s *Store) HasLayer(diffID digest.Digest) bool {
 func (s *Store) InUse(diffID digest.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.layers[diffID]
-	return l != nil && l.users > 0
+	return s.layers[diffID] != nil && s.users[diffID] > 0
 }
 
 // Layers lists all layers, lazy ones too, sorted.
@@ -254,9 +251,9 @@ func (s *Store) forgetLayer(diffID digest.Digest) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.layers[diffID]
-	if l != nil && l.users > 0 {
+	if l != nil && s.users[diffID] > 0 {
 		l.wanted = true
-		return nil, fmt.Errorf("remove layer %s: %w (%d of them)", diffID, ErrInUse, l.users)
+		return nil, fmt.Errorf("remove layer %s: %w (%d of them)", diffID, ErrInUse, s.users[diffID])
 	}
 	delete(s.layers, diffID)
 	return l, nil

@@ -99,7 +99,7 @@ func (s *Store) eachQuarantined(drop func(d digest.Digest, since time.Time) bool
 		}
 		hex, _, _ := strings.Cut(e.Name(), ".")
 		d := digest.NewDigestFromEncoded(digest.SHA256, hex)
-		if s.mayHave(d) || !drop(d, info.ModTime()) {
+		if s.mayBeUsed(d) || !drop(d, info.ModTime()) {
 			continue
 		}
 		errs = append(errs, s.trash.Discard(filepath.Join(s.quarantineDir(), e.Name())))

@@ -28,17 +28,17 @@ func (s *Store) OpenLayer(ctx context.Context, diffID digest.Digest) (*View, err
 	if err := Check(diffID); err != nil {
 		return nil, err
 	}
-	l := s.holdWhole(diffID)
-	if l == nil {
+	held, ok := s.holdWhole(diffID)
+	if !ok {
 		return nil, fmt.Errorf("open layer %s: %w, or not unpacked yet", diffID, ErrMissing)
 	}
 	dir := s.layerDir(diffID)
 	files, err := s.driver.View(ctx, dir)
 	if err != nil {
-		s.letGo(l)
+		held.Release()
 		return nil, fmt.Errorf("open layer %s: %w", diffID, err)
 	}
-	return &View{diffID: diffID, dir: dir, files: files, release: sync.OnceFunc(func() { s.letGo(l) })}, nil
+	return &View{diffID: diffID, dir: dir, files: files, release: sync.OnceFunc(held.Release)}, nil
 }
 
 // Dir is the directory with the layer's files, with the markers that snapshot.Store.Markers says.
