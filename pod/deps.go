@@ -141,8 +141,6 @@ type Options struct {
 	CDISpecDirs []string
 	// UnsetSeccomp is the profile of containers that do not say; "" is unconfined.
 	UnsetSeccomp podconfig.ProfileType
-	// ExecOutput is how many bytes of output all calls of ExecSync together may keep; 256 MiB if 0.
-	ExecOutput int
 	// UsageAge is how old a reading of a cgroup or of interfaces may be; 1 s if 0.
 	UsageAge time.Duration
 	// DiskUsageAge is how old a reading of a writable layer's usage may be in

@@ -151,10 +151,6 @@ func (s fakeShim) Exec(ctx context.Context, r client.ExecRequest) (int32, error)
 	case "sleep":
 		<-ctx.Done()
 		return 0, ctx.Err()
-	case "late": // its output is copied after the call has returned
-		<-ctx.Done()
-		s.late.Go(func() { r.Streams.Stdout.Write(make([]byte, 1<<20)) })
-		return 0, ctx.Err()
 	case "flood":
 		chunk := make([]byte, 1<<20)
 		for range 20 {

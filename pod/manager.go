@@ -65,7 +65,7 @@ type Manager struct {
 
 	events watch.Watchers
 
-	*streams.Server // Exec, Attach, PortForward and what belongs to them
+	streams *streams.Server // Exec, Attach, PortForward and what belongs to them
 
 	recovery
 	reserve *reserve.Reserve
@@ -115,7 +115,7 @@ func New(o Options, d Deps) *Manager {
 		CDISpecDirs: m.opts.CDISpecDirs,
 		Dirs:        m.dirs, Containers: m.containers, SELinux: m.selinux, AppArmor: m.apparmor, SharedPID: m.sharedPID,
 	}
-	m.Server = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path, m.opts.ExecOutput)
+	m.streams = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path)
 	return m
 }
 

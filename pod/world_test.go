@@ -60,7 +60,6 @@ type world struct {
 	live      *hands
 	calls     []string
 	silent    map[string]error // pods whose shims do not answer List
-	late      sync.WaitGroup   // copying that continues after its exec has returned
 
 	// before, if it has the name of a call ("shim.Create"), is run first and can
 	// fail it or make it wait: see fault and mend.

@@ -2,7 +2,6 @@
 package streams
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -39,20 +38,12 @@ type Server struct {
 	output outputBudget
 }
 
-// New makes a server. bundles is the directory that has a bundle for each container, by
-// id; output is how many bytes all calls of ExecSync together may keep, 256 MiB if 0.
-func New(pods *state.PodTable, containers *state.ContainerTable, shim Shim, l *life.Life, bundles string, output int) *Server {
+// New makes a server. bundles is the directory that has a bundle for each container, by id.
+func New(pods *state.PodTable, containers *state.ContainerTable, shim Shim, l *life.Life, bundles string) *Server {
 	return &Server{
 		pods: pods, containers: containers, shim: shim, life: l, bundles: bundles,
-		output: outputBudget{most: cmp.Or(output, execOutputBudget)},
+		output: outputBudget{most: execOutputBudget},
 	}
-}
-
-// KeptOutput is how many bytes all calls of ExecSync keep now.
-func (v *Server) KeptOutput() int {
-	v.output.mu.Lock()
-	defer v.output.mu.Unlock()
-	return v.output.used
 }
 
 // ExecRequest is a command in a running container.

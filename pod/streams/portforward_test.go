@@ -1,4 +1,4 @@
-package pod
+package streams
 
 import (
 	"bufio"
@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
-	"github.com/coracle-project/coracle/pod/state"
 )
 
 // inNetNS runs f in a network namespace of its own, loopback up, and returns its path,
@@ -45,7 +44,7 @@ func inNetNS(t *testing.T, f func()) string {
 }
 
 // forward runs PortForward on one end of a TCP connection and returns the other.
-func forward(t *testing.T, m *Manager, podID string, port int) (client *net.TCPConn, result <-chan error) {
+func forward(t *testing.T, b *bench, port int) (client *net.TCPConn, result <-chan error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ok(t, err)
@@ -55,7 +54,7 @@ func forward(t *testing.T, m *Manager, podID string, port int) (client *net.TCPC
 	server, err := l.Accept()
 	ok(t, err)
 	res := make(chan error, 1)
-	go func() { res <- m.PortForward(t.Context(), podID, int32(port), server.(*net.TCPConn)) }()
+	go func() { res <- b.PortForward(t.Context(), b.podID, int32(port), server.(*net.TCPConn)) }()
 	t.Cleanup(func() { conn.Close() })
 	return conn.(*net.TCPConn), res
 }
@@ -63,15 +62,12 @@ func forward(t *testing.T, m *Manager, podID string, port int) (client *net.TCPC
 func TestPortForward(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(address, func(t *testing.T) {
-			b := newBench(t)
-			m, _ := b.manager()
-			podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 			var l net.Listener
 			var lerr error
 			path := inNetNS(t, func() { l, lerr = net.Listen("tcp", address) })
 			ok(t, lerr)
 			t.Cleanup(func() { l.Close() })
-			ok(t, m.pods.Exact(podID).Update(func(r *state.PodRecord) { r.Namespaces.Net = path }))
+			b := newBench(t, path)
 			go func() { // ends with the listener
 				conn, err := l.Accept()
 				if err != nil {
@@ -81,7 +77,7 @@ func TestPortForward(t *testing.T) {
 				all, _ := io.ReadAll(conn) // until the client has closed its half
 				fmt.Fprintf(conn, "got %s\n", all)
 			}()
-			client, result := forward(t, m, podID, l.Addr().(*net.TCPAddr).Port)
+			client, result := forward(t, b, l.Addr().(*net.TCPAddr).Port)
 			fmt.Fprint(client, "hello")
 			ok(t, client.CloseWrite())
 			if line, err := bufio.NewReader(client).ReadString('\n'); line != "got hello\n" {
@@ -93,19 +89,14 @@ func TestPortForward(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatal("does not end when both sides are closed")
 			}
-			ok(t, m.Remove(t.Context(), podID))
 		})
 	}
 }
 
 func TestPortForwardErrors(t *testing.T) {
-	b := newBench(t)
-	m, _ := b.manager()
-	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
-	path := inNetNS(t, func() {})
-	ok(t, m.pods.Exact(podID).Update(func(r *state.PodRecord) { r.Namespaces.Net = path }))
+	b := newBench(t, inNetNS(t, func() {}))
 	for port, kind := range map[int]error{0: errdefs.ErrInvalid, 65536: errdefs.ErrInvalid, 81: errdefs.ErrUnavailable} {
-		client, result := forward(t, m, podID, port)
+		client, result := forward(t, b, port)
 		if err := <-result; !errors.Is(err, kind) {
 			t.Errorf("port %d: %v", port, err)
 		}
@@ -113,10 +104,8 @@ func TestPortForwardErrors(t *testing.T) {
 			t.Errorf("port %d: the stream is open", port)
 		}
 	}
-	ok(t, m.pods.Exact(podID).Update(func(r *state.PodRecord) { r.Namespaces.Net = "/none" }))
-	_, result := forward(t, m, podID, 80)
+	_, result := forward(t, newBench(t, "/none"), 80)
 	if err := <-result; !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("no namespace: %v", err)
 	}
-	ok(t, m.Remove(t.Context(), podID))
 }
