@@ -12,8 +12,6 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
-
-	"github.com/coracle-project/coracle/snapshot/driver"
 )
 
 // prepared makes a snapshot at a target of its own.
@@ -75,49 +73,6 @@ func TestMountOptions(t *testing.T) {
 		if strings.Contains(options, bad) {
 			t.Errorf("options have %s: %s", bad, options)
 		}
-	}
-}
-
-func TestPrepareByOptionString(t *testing.T) {
-	s := started(t, t.TempDir())
-	d := s.driver.(*driver.Overlayfs)
-	d.API = driver.ByString // as a kernel without lowerdir+
-	if err := d.Try(t.TempDir()); err != nil {
-		t.Error(err)
-	}
-	layers := commitLayers(t, s, 130)
-	snap := prepared(t, s, "c", layers[:3]...)
-	if read(t, filepath.Join(snap.Target, "top")) != "2" {
-		t.Error("wrong order of layers")
-	}
-	users := Users{UIDs: []IDMap{{Host: 200000, Length: 10}}, GIDs: []IDMap{{Host: 300000, Length: 10}}}
-	mapped, err := s.Prepare(t.Context(), "m", PrepareOptions{
-		Layers: layers[:3], Target: filepath.Join(t.TempDir(), "m"), Users: users,
-		Access: ReadOnly,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(mapped.Target, "top"), &st); err != nil || st.Uid != 200000 || st.Gid != 300000 {
-		t.Errorf("mapped ids: %d:%d, %v", st.Uid, st.Gid, err)
-	}
-	if o := mountOf(t, mapped.Target).Options; !strings.Contains(o, "ro") || !strings.Contains(o, "nosuid") {
-		t.Errorf("mounted %q, read-only", o)
-	}
-	many, err := s.Prepare(t.Context(), "many", PrepareOptions{Layers: layers, Target: filepath.Join(t.TempDir(), "many")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if read(t, filepath.Join(many.Target, "top")) != "129" || read(t, filepath.Join(many.Target, "0")) != "0" {
-		t.Error("wrong layers")
-	}
-	mapped, err = s.Prepare(t.Context(), "mm", PrepareOptions{Layers: layers, Target: filepath.Join(t.TempDir(), "mm"), Users: users})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Stat(filepath.Join(mapped.Target, "0"), &st); err != nil || st.Uid != 200000 {
-		t.Errorf("many mapped layers: %d, %v", st.Uid, err)
 	}
 }
 

@@ -120,9 +120,9 @@ func FilesIn(dir string) string { return dir + "/" + diff.FilesDir }
 func New(name Name, root string, discard func(dir string) error) (Driver, error) {
 	switch name {
 	case "", Overlay:
-		return &Overlayfs{root: root}, nil
+		return &overlayfs{root: root}, nil
 	case EROFS:
-		return &erofsDriver{Overlayfs: Overlayfs{root: root}, discard: discard}, nil
+		return &erofsDriver{overlayfs: overlayfs{root: root}, discard: discard}, nil
 	case Native:
 		return nativeDriver{root}, nil
 	}

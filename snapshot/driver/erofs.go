@@ -24,7 +24,7 @@ import (
 // A layer is mounted once, at mounts/HEX, when the first snapshot needs it, so that all
 // its users share what is cached of it, and stays so until it is removed.
 type erofsDriver struct {
-	Overlayfs
+	overlayfs
 	// discard has a directory deleted in the background.
 	discard func(dir string) error
 	busy    keylock.Lock // by mount point
@@ -210,7 +210,7 @@ func (d *erofsDriver) Mount(ctx context.Context, r Rootfs) error {
 
 // Probe makes, mounts and stacks an image.
 func (d *erofsDriver) Probe(dir string) error {
-	if err := d.Overlayfs.Probe(dir); err != nil {
+	if err := d.overlayfs.Probe(dir); err != nil {
 		return err
 	}
 	image, from, at := filepath.Join(dir, ImageFile), filepath.Join(dir, "from"), filepath.Join(dir, "at")

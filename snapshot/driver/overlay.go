@@ -43,8 +43,8 @@ func (o overlay) parameters() [][2]string {
 }
 
 // mount mounts the overlay at the root's target.
-func (o overlay) mount(r Rootfs, api MountAPI) error {
-	if api == ByString {
+func (o overlay) mount(r Rootfs, api mountAPI) error {
+	if api == byString {
 		return onOwnThread(func() error { return o.mountByString(r) })
 	}
 	fd, err := o.detached()
@@ -55,33 +55,33 @@ func (o overlay) mount(r Rootfs, api MountAPI) error {
 	return attach(fd, r)
 }
 
-// MountAPI is how a kernel is told the lower directories.
-type MountAPI int
+// mountAPI is how a kernel is told the lower directories.
+type mountAPI int
 
 // The ways.
 const (
-	OneByOne MountAPI = iota // fsconfig(2) with "lowerdir+"
-	ByString                 // mount(2) with all in one string
+	oneByOne mountAPI = iota // fsconfig(2) with "lowerdir+"
+	byString                 // mount(2) with all in one string
 )
 
 // findMountAPI asks the kernel.
-func findMountAPI() (MountAPI, error) {
+func findMountAPI() (mountAPI, error) {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err == unix.ENOSYS {
-		return ByString, nil
+		return byString, nil
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%w: the kernel has no overlayfs: %w", diff.ErrUnsupported, err)
 	}
 	defer unix.Close(fs)
 	if unix.FsconfigSetString(fs, "lowerdir+", "/") != nil {
-		return ByString, nil
+		return byString, nil
 	}
 	// A kernel whose overlayfs predates the API takes any parameter, and fails late.
 	if unix.FsconfigSetString(fs, "no-such-parameter", "x") == nil {
-		return ByString, nil
+		return byString, nil
 	}
-	return OneByOne, nil
+	return oneByOne, nil
 }
 
 // detached makes the overlay with the mount API of Linux 5.2, which has no limit on
@@ -144,8 +144,8 @@ func kernelLog(fs int) string {
 
 // take makes the overlay and returns a descriptor of the mount, which is in no namespace
 // that outlives this thread's.
-func (o overlay) take(r Rootfs, api MountAPI) (int, error) {
-	if api == OneByOne {
+func (o overlay) take(r Rootfs, api mountAPI) (int, error) {
+	if api == oneByOne {
 		return o.detached()
 	}
 	if err := o.mountByString(r); err != nil {

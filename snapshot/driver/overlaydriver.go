@@ -15,21 +15,21 @@ import (
 	"github.com/coracle-project/coracle/snapshot/diff"
 )
 
-// Overlayfs is the driver Overlay: it mounts layers' directories with overlayfs.
-type Overlayfs struct {
+// overlayfs is the driver Overlay: it mounts layers' directories with overlayfs.
+type overlayfs struct {
 	root string   // the store's
-	API  MountAPI // set by Probe
+	api  mountAPI // set by Probe
 }
 
-func (d *Overlayfs) Markers() Markers { return OverlayMarkers }
+func (d *overlayfs) Markers() Markers { return OverlayMarkers }
 
-func (d *Overlayfs) Seal(context.Context, string) error { return nil }
+func (d *overlayfs) Seal(context.Context, string) error { return nil }
 
-func (d *Overlayfs) View(_ context.Context, dir string) (string, error) { return FilesIn(dir), nil }
+func (d *overlayfs) View(_ context.Context, dir string) (string, error) { return FilesIn(dir), nil }
 
-func (d *Overlayfs) Free(string) error { return nil }
+func (d *overlayfs) Free(string) error { return nil }
 
-func (d *Overlayfs) Mount(_ context.Context, r Rootfs) error {
+func (d *overlayfs) Mount(_ context.Context, r Rootfs) error {
 	lower := make([]string, 0, len(r.Layers))
 	for _, dir := range slices.Backward(r.Layers) {
 		lower = append(lower, FilesIn(dir))
@@ -38,7 +38,7 @@ func (d *Overlayfs) Mount(_ context.Context, r Rootfs) error {
 }
 
 // stack mounts the lower directories, uppermost first, with a new writable one above.
-func (d *Overlayfs) stack(lower []string, r Rootfs) error {
+func (d *overlayfs) stack(lower []string, r Rootfs) error {
 	work := filepath.Join(r.Dir, "work")
 	for _, dir := range []string{work, r.upper()} {
 		if err := os.RemoveAll(dir); err != nil { // untouched, from a mount that did not come to be
@@ -61,11 +61,11 @@ func (d *Overlayfs) stack(lower []string, r Rootfs) error {
 		return err
 	}
 	if r.Users == nil {
-		return o.mount(r, d.API)
+		return o.mount(r, d.api)
 	}
 	fd := -1
 	err := whereMapped(d.root, r.Users, r.IDs, func() (err error) {
-		fd, err = o.take(r, d.API)
+		fd, err = o.take(r, d.api)
 		return err
 	})
 	if err != nil {
@@ -75,9 +75,9 @@ func (d *Overlayfs) stack(lower []string, r Rootfs) error {
 	return attach(fd, r)
 }
 
-func (d *Overlayfs) Unmount(target string) error { return unmountOverlay(target) }
+func (d *overlayfs) Unmount(target string) error { return unmountOverlay(target) }
 
-func (d *Overlayfs) Untouched(r Rootfs) (bool, error) {
+func (d *overlayfs) Untouched(r Rootfs) (bool, error) {
 	entries, err := os.ReadDir(r.upper())
 	if errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -85,7 +85,7 @@ func (d *Overlayfs) Untouched(r Rootfs) (bool, error) {
 	return len(entries) == 0, err
 }
 
-func (d *Overlayfs) Mounts(snapshots string) (map[string][]string, error) {
+func (d *overlayfs) Mounts(snapshots string) (map[string][]string, error) {
 	found := map[string][]string{}
 	_, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		if m.FSType != "overlay" {
@@ -131,7 +131,7 @@ func isOctal(s string) bool {
 }
 
 // Changes of an overlay are its upper directory.
-func (d *Overlayfs) Changes(ctx context.Context, r Rootfs, to *diff.Writer) error {
+func (d *overlayfs) Changes(ctx context.Context, r Rootfs, to *diff.Writer) error {
 	top := filepath.Join(d.root, EmptyDir)
 	if n := len(r.Layers); n > 0 {
 		top = FilesIn(r.Layers[n-1])

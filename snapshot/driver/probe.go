@@ -12,17 +12,17 @@ import (
 // Probe makes, uses and drops a small snapshot: overlayfs only warns in the
 // kernel's log where a file system cannot hold its whiteouts and xattrs, and then
 // does not hide what layers delete.
-func (d *Overlayfs) Probe(dir string) error {
+func (d *overlayfs) Probe(dir string) error {
 	api, err := findMountAPI()
 	if err != nil {
 		return err
 	}
-	d.API = api
-	return d.Try(dir)
+	d.api = api
+	return d.try(dir)
 }
 
-// Try deletes a file of a lower directory through an overlay, and looks at what is left.
-func (d *Overlayfs) Try(dir string) error {
+// try deletes a file of a lower directory through an overlay, and looks at what is left.
+func (d *overlayfs) try(dir string) error {
 	lower, upper, work := filepath.Join(dir, "lower"), filepath.Join(dir, "upper"), filepath.Join(dir, "work")
 	for _, path := range []string{lower, upper, work} {
 		if err := os.Mkdir(path, 0o700); err != nil {
@@ -50,8 +50,8 @@ func (d *Overlayfs) Try(dir string) error {
 
 // deleteThrough deletes a lower file through the overlay, which it does not leave
 // mounted.
-func (d *Overlayfs) deleteThrough(o overlay, dir string) error {
-	if d.API == OneByOne {
+func (d *overlayfs) deleteThrough(o overlay, dir string) error {
+	if d.api == oneByOne {
 		fd, err := o.detached()
 		if err != nil {
 			return err
@@ -63,7 +63,7 @@ func (d *Overlayfs) deleteThrough(o overlay, dir string) error {
 	if err := os.Mkdir(target, 0o700); err != nil {
 		return err
 	}
-	if err := o.mount(Rootfs{Target: target}, d.API); err != nil {
+	if err := o.mount(Rootfs{Target: target}, d.api); err != nil {
 		return err
 	}
 	fd, err := unix.Open(target, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -14,8 +14,8 @@ import (
 	"github.com/coracle-project/coracle/snapshot/trash"
 )
 
-// QuarantineTime is how long damaged layers are kept.
-const QuarantineTime = 7 * 24 * time.Hour
+// quarantineTime is how long damaged layers are kept.
+const quarantineTime = 7 * 24 * time.Hour
 
 func (s *Store) quarantineDir() string { return filepath.Join(s.root, "quarantine") }
 
@@ -80,7 +80,7 @@ func (s *Store) endQuarantine(diffID digest.Digest) {
 // after for long.
 func (s *Store) dropOldQuarantine() error {
 	return s.eachQuarantined(func(d digest.Digest, since time.Time) bool {
-		return s.HasLayer(d) || time.Since(since) > QuarantineTime
+		return s.HasLayer(d) || time.Since(since) > quarantineTime
 	})
 }
 
