@@ -31,6 +31,6 @@ func (s *Store) keepDamaged(id string, points []string) bool {
 		snap.Target = points[0]
 	}
 	snap.Project, _ = s.quota.ProjectOf(dir) // or else the next snapshot may have the same
-	s.add(&entry{snap: snap, layers: s.HoldAll(), damaged: true, mounted: len(points) > 0, points: points})
+	s.add(&entry{snap: snap, layers: s.layers.HoldAll(), damaged: true, mounted: len(points) > 0, points: points})
 	return true
 }

@@ -106,7 +106,7 @@ func TestLazyLayerAfterRestart(t *testing.T) {
 	must(t, s.Close())
 
 	s = startedWith(t, Config{Root: root, Shown: func(d digest.Digest) bool { return d != lost }})
-	if s.LazyBlob(kept) != digest.FromString("blob of kept") || s.LazyBlob(lost) != "" || s.HasAny(lost) || !s.HasLayer(whole) {
+	if s.LazyBlob(kept) != digest.FromString("blob of kept") || s.LazyBlob(lost) != "" || s.layers.HasAny(lost) || !s.HasLayer(whole) {
 		t.Errorf("kept %s, lost %s", s.LazyBlob(kept), s.LazyBlob(lost))
 	}
 	if _, err := os.Stat(begun); !errors.Is(err, os.ErrNotExist) {
@@ -117,7 +117,7 @@ func TestLazyLayerAfterRestart(t *testing.T) {
 	must(t, s.Close())
 
 	s = startedWith(t, Config{Root: root, Shown: allShown})
-	if s.HasAny(kept) {
+	if s.layers.HasAny(kept) {
 		t.Error("a layer without a valid record is there")
 	}
 	if left, err := os.ReadDir(lazyTop(s)); err != nil || len(left) > 0 {

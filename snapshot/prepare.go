@@ -162,7 +162,7 @@ func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
 // rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers'
 // directories stay where they are.
 func (s *Store) rootfs(snap Snapshot) (r driver.Rootfs, release func()) {
-	dirs, release := s.Paths(snap.Layers)
+	dirs, release := s.layers.Paths(snap.Layers)
 	return driver.Rootfs{Dir: s.snapshotDir(snap.ID), Layers: dirs, Target: snap.Target, Access: snap.Access, Label: snap.Label}, release
 }
 
@@ -180,7 +180,7 @@ func (s *Store) remount(ctx context.Context, snap Snapshot) error {
 		return unclean(snap)
 	}
 	for _, d := range snap.Layers {
-		if !s.HasAny(d) {
+		if !s.layers.HasAny(d) {
 			return fmt.Errorf("%w: %s", ErrLayerMissing, d)
 		}
 	}

@@ -46,7 +46,7 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 			}
 			continue
 		}
-		s.add(&entry{snap: snap, layers: s.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)})
+		s.add(&entry{snap: snap, layers: s.layers.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)})
 	}
 	s.dropStrays(mounts)
 	return nil

@@ -52,8 +52,7 @@ const maxRoot = 170
 // Store keeps layers and snapshots under one root directory. Its methods may be
 // called concurrently.
 type Store struct {
-	*layer.Store // of the layers; its methods are the Store's
-	*index
+	*index // of the snapshots, and the layers that they are made of
 
 	root  string
 	log   *slog.Logger
@@ -85,11 +84,10 @@ func New(c Config) *Store {
 	}
 	s.trash = trash.New(s.stagingDir(), diff.FilesDir, c.Log)
 	s.index = &index{root: s.root, snapshots: map[string]*entry{}, projects: space.Projects{Range: c.Projects}}
-	s.Store = layer.New(layer.Config{
+	s.layers = layer.New(layer.Config{
 		Root: s.root, Trash: s.trash, Freed: c.Freed, Log: c.Log,
 		ReadFile: func(path string) ([]byte, error) { return s.readFile(path) },
 	})
-	s.index.layers = s.Store
 	return s
 }
 
@@ -111,7 +109,7 @@ func (s *Store) Start(ctx context.Context) error {
 		return err
 	}
 	s.driver = d
-	for _, dir := range append([]string{s.root, s.stagingDir(), s.snapshotsDir()}, s.Dirs()...) {
+	for _, dir := range append([]string{s.root, s.stagingDir(), s.snapshotsDir()}, s.layers.Dirs()...) {
 		if err := privatedir.Make(dir); err != nil {
 			return fmt.Errorf("snapshot store: %w", err)
 		}
@@ -143,7 +141,7 @@ func (s *Store) Start(ctx context.Context) error {
 		return fmt.Errorf("snapshot store: %w: limits need project quotas, and %s on %s has none; mount it with prjquota, or set no limits",
 			ErrUnsupported, s.root, driver.FSType(s.root))
 	}
-	if err := s.Store.Start(s.driverName, s.driver, s.shown); err != nil {
+	if err := s.layers.Start(s.driverName, s.driver, s.shown); err != nil {
 		return err
 	}
 	if err := s.dropLayerMounts(); err != nil {
@@ -152,7 +150,7 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := s.loadSnapshots(ctx); err != nil {
 		return err
 	}
-	s.Tidy()
+	s.layers.Tidy()
 	s.trash.Start()
 	for _, e := range left {
 		s.trash.Delete(e.Name())
@@ -164,7 +162,7 @@ func (s *Store) Start(ctx context.Context) error {
 // Start. Snapshots stay mounted, and the layers that they are made of.
 func (s *Store) Close() error {
 	s.trash.Close()
-	return errors.Join(s.Store.Close(), s.quota.Close())
+	return errors.Join(s.layers.Close(), s.quota.Close())
 }
 
 // Markers say how layers are to be unpacked for the store's driver.
