@@ -1,0 +1,103 @@
+#!/bin/sh
+# install.sh: installs Coracle VERSION on this machine, or removes it.
+#
+#   install.sh [--prefix DIRECTORY] [--from URL]   below /usr/local, without starting anything
+#   install.sh --uninstall [--prefix DIRECTORY]    ends all pods; images and settings stay
+#
+# The archive lies beside this script, or is fetched from URL, and has to match SHA256SUMS of the same place. A newer
+# install.sh upgrades: restart coracled afterwards, containers go on.
+set -eu
+
+version=VERSION
+prefix=/usr/local
+here=$(cd "$(dirname "$0")" && pwd)
+from=https://github.com/coracle-project/coracle/releases/download/$version
+uninstall=
+
+die() {
+  echo "install.sh: $*" >&2
+  exit 1
+}
+
+if [ -e "$here/SHA256SUMS" ]; then from=file://$here; fi
+while [ $# -gt 0 ]; do
+  case $1 in
+  --prefix | --from)
+    [ $# -ge 2 ] || die "$1 needs a value"
+    if [ "$1" = --prefix ]; then prefix=$2; else from=$2; fi
+    shift
+    ;;
+  --uninstall) uninstall=1 ;;
+  -h | --help)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+  *) die "unknown argument $1; see --help" ;;
+  esac
+  shift
+done
+case $prefix in
+/*) ;;
+*) die "--prefix $prefix: not an absolute path" ;;
+esac
+
+# What is installed, one path below the prefix a line.
+manifest=$prefix/share/doc/coracle/installed
+
+if [ "$uninstall" ]; then
+  [ -e "$manifest" ] || die "nothing is installed in $prefix by this script"
+  if [ -d /run/systemd/system ] && systemctl --quiet is-enabled coracled.service 2>/dev/null; then
+    systemctl disable --now coracled.service
+  fi
+  "$prefix/bin/coracled" purge
+  while read -r f; do rm -f "$prefix/$f"; done <"$manifest"
+  rm -f "$manifest"
+  rmdir "$prefix/share/doc/coracle"
+  echo "Coracle is removed from $prefix; images and settings are in /var/lib/coracle and /etc/coracle."
+  exit
+fi
+
+case $(uname -m) in
+x86_64) arch=amd64 ;;
+aarch64) arch=arm64 ;;
+*) die "there are no programs for $(uname -m)" ;;
+esac
+name=coracle-$version-linux-$arch
+
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+for f in SHA256SUMS "$name.tar.gz"; do
+  case $from in
+  file://*) cp "${from#file://}/$f" "$tmp/$f" ;;
+  *) curl -fsSL -o "$tmp/$f" "$from/$f" || die "$from/$f cannot be fetched" ;;
+  esac
+done
+(cd "$tmp" && grep "  $name.tar.gz\$" SHA256SUMS >sums && sha256sum --check --quiet sums) || die "$name.tar.gz does not match SHA256SUMS"
+tar xzf "$tmp/$name.tar.gz" -C "$tmp" --no-same-owner
+
+umask 022
+(cd "$tmp/$name" && find . ! -type d) | sed 's|^\./||' | LC_ALL=C sort >"$tmp/new"
+# The unit names the directory of the programs.
+unit=$tmp/$name/lib/systemd/system/coracled.service
+sed "s|/usr/bin/|$prefix/bin/|" "$unit" >"$tmp/unit"
+cat "$tmp/unit" >"$unit"
+while read -r f; do
+  mkdir -p "$(dirname "$prefix/$f")"
+  # A new file each: a program that runs cannot be written to.
+  cp -P -p "$tmp/$name/$f" "$prefix/$f.new"
+  chown -h 0:0 "$prefix/$f.new"
+  mv -f "$prefix/$f.new" "$prefix/$f"
+done <"$tmp/new"
+# What an older version had, and this one has not.
+if [ -e "$manifest" ]; then
+  LC_ALL=C comm -23 "$manifest" "$tmp/new" | while read -r f; do rm -f "$prefix/$f"; done
+fi
+cp "$tmp/new" "$manifest"
+echo "Coracle $version is in $prefix. Start it:"
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload
+  echo "  systemctl enable --now coracled     # after an upgrade: systemctl restart coracled"
+else
+  echo "  $prefix/bin/coracled"
+fi
+echo "or a single-node Kubernetes: $prefix/bin/coracle up"
