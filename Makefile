@@ -28,7 +28,11 @@ LDFLAGS  := -s -w -X $(PKG)/internal/version.Version=$(VERSION) \
 # 1.4 MB less.
 KUBELDFLAGS := -s -w -funcalign=8 -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
             -X k8s.io/component-base/version.gitVersion=$(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' cluster/go.mod | head -1)
-STATIC   := -linkmode external -extldflags -static
+# RELINK=DIRECTORY keeps what the programs with C libraries are linked from. Without a build id, what is linked from it is
+# the program again.
+STATIC   := -linkmode external -extldflags -static$(if $(RELINK), -extld=$(CURDIR)/packaging/extld.sh -buildid=)
+# Where programs are built.
+OUT      ?= bin
 
 # One set of flags for everything, so that a package is compiled once for programs, tests and
 # linters: no paths of this machine, no cgo unless a target asks for it, and one list of tags.
@@ -42,9 +46,10 @@ TAGS     := seccomp,no_grpc,netgo,osusergo,grpcnotrace,nri_no_wasm
 FAULTTAGS := $(TAGS),faults
 # The other modules (cluster/, image/build/): some of their packages need containerd's API with gRPC.
 OTHERTAGS := netgo,osusergo,grpcnotrace
-export GOFLAGS := -trimpath -buildvcs=false -tags=$(TAGS)
+# TESTFLAGS are for all tests: -v names each.
+export GOFLAGS := -trimpath -buildvcs=false -tags=$(TAGS) $(TESTFLAGS)
 export CGO_ENABLED := 0
-OTHER    := GOFLAGS='-trimpath -buildvcs=false -tags=$(OTHERTAGS)'
+OTHER    := GOFLAGS='-trimpath -buildvcs=false -tags=$(OTHERTAGS) $(TESTFLAGS)'
 GOBUILD  := $(GO) build
 # lint runs vet. Without it, `go test` and `go test -c` share their compiled packages.
 GOTEST   := $(GO) test -vet=off -timeout 20m
@@ -77,7 +82,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm test-csi test-csi-mock install deb test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm test-csi test-csi-mock install deb binaries dist release reproduce status lint-arm64 test-bats test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,15 +96,18 @@ generate: ## make the generated files of the daemon's own services again (needs 
 	PATH=$(BINDIR)/tools/protoc:$$PATH protoc -I . --go_out=. --go_opt=paths=source_relative \
 	  --go-grpc_out=. --go-grpc_opt=paths=source_relative image/api/v1/images.proto shim/nodeapi/v1/node.proto
 
-build: deps ## build all binaries into bin/
-	@mkdir -p bin
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracled ./cmd/coracled
-	CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-oci ./cmd/coracle-oci
-	CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle ./cmd/coracle
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-lazy ./cmd/coracle-lazy
-	cd cluster && $(OTHER) $(GOBUILD) -ldflags "$(KUBELDFLAGS)" -o ../bin/coracle-kube ./cmd/coracle-kube
+build: deps binaries ## build all binaries into bin/
+
+# The binaries in OUT. GOARCH, CC and PKG_CONFIG_* choose another architecture.
+binaries:
+	@mkdir -p $(OUT)
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracled ./cmd/coracled
+	RELINK=$(RELINK)/containerd-shim-coracle-v1 CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o $(OUT)/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracle-oci ./cmd/coracle-oci
+	RELINK=$(RELINK)/coracle-oci-libcontainer CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o $(OUT)/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracle ./cmd/coracle
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracle-lazy ./cmd/coracle-lazy
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags "$(KUBELDFLAGS)" -o $(abspath $(OUT))/coracle-kube ./cmd/coracle-kube
 
 builder: ## build coracle-build and buildkitd into bin/, for `coracle image build`
 	@mkdir -p bin
@@ -133,7 +141,11 @@ test: ## all tests (needs root): the parts of `make parts`, and how long each to
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
 
-check-all: test crash-matrix fuzz test-scale test-oci test-image test-helm test-database test-csi oracle test-kubelet ## all tests that this machine can run: hours
+check-all: ## all targets of hack/status/targets.txt, or TARGETS; writes docs/status.md (needs root; hours)
+	@$(GO) run ./hack/status run $(TARGETS)
+
+status: ## whether each target has passed with the files of this commit
+	@$(GO) run ./hack/status check
 
 parts: ## the parts of `make test`; each is a target
 	@printf '%s\n' $(PARTS)
@@ -148,9 +160,16 @@ crash-matrix: build-faults testbins tools ## every fault at every fault point of
 lint: $(call needs,deps) ## gofumpt, go vet, staticcheck, shellcheck, import rules
 	@GO="$(GO)" nice hack/lint.sh
 
+# The other architecture's types and system calls.
+lint-arm64: $(call needs,deps) ## go vet of everything for GOARCH=arm64
+	GOARCH=arm64 $(GO) vet ./...
+	cd image/build && GOARCH=arm64 $(OTHER) $(GO) vet ./...
+	cd cluster && GOARCH=arm64 $(OTHER) $(GO) vet ./...
+
 # The packages of one list are compiled and tested side by side; one is a module of its own.
 unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
 	$(GOTEST) $(PKG)/internal/programpages $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
+	cd packaging/tools && $(OTHER) $(GOTEST) ./...
 
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo
 	CGO_ENABLED=1 $(GOTEST) $(CGOPKGS)
@@ -172,7 +191,7 @@ tools: testbins ## third-party tools that tests need
 shards: deps
 	@mkdir -p bin/test
 	$(GOTEST) -c -o bin/test/integration.test ./integration
-	cd packaging/tools && $(OTHER) $(GO) build -o /dev/null ./deb
+	cd packaging/tools && $(OTHER) $(GO) build -o /dev/null ./deb && $(OTHER) $(GO) build -o /dev/null ./bom
 
 integration: $(foreach k,$(shell seq $(SHARDS)),integration-$(k)) integration-oci integration-kube integration-rest cluster-integration ## end-to-end tests on a real registry, coracled and crictl
 
@@ -213,11 +232,14 @@ test-csi: build testbins ## a CSI driver with upstream's sidecars on the cluster
 critest: $(call needs,build testbins tools) ## CRI validation tests
 	bin/test/critest $(CRITEST_FLAGS)
 
+test-bats: OCI_TESTS := bats
+test-bats: test-oci ## runc's own tests on coracle-oci and on runc (needs root; half an hour)
+
 test-oci: deps ## coracle-oci compared with runc: scripts, runtime-tools' validation, podman (needs root)
 	@mkdir -p bin/oci
 	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/oci/coracle-oci ./cmd/coracle-oci
 	CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o bin/oci/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
-	@GO="$(GO)" hack/oci/test.sh
+	@GO="$(GO)" hack/oci/test.sh $(OCI_TESTS)
 
 test-image: build builder testbins ## image build, and archives to and from podman, docker and skopeo (needs root)
 	@GO="$(GO)" hack/tools.sh crictl registry
@@ -311,6 +333,16 @@ install: build ## install the binaries (of builder, too, if it was built) and th
 
 deb: build ## Debian packages into out/deb
 	@GO="$(GO)" packaging/build.sh
+
+release: ## the files of the release that this commit is tagged as, if all of docs/status.md holds
+	@git describe --exact-match --match 'v[0-9]*' HEAD >/dev/null && git diff --quiet HEAD || { echo 'release: this is not a clean commit with a tag v…; make dist makes the files without one' >&2; exit 1; }
+	@$(MAKE) --no-print-directory status dist
+
+dist: deps ## the files of a release for amd64 and arm64 into out/release: packages, archives, licences, SBOM, sources
+	@packaging/release.sh $(VERSION)
+
+reproduce: deps ## the files of a release, built twice in different circumstances and compared (long)
+	@packaging/reproduce.sh $(VERSION)
 
 test-deb-vm: deb ## the Debian packages, and upstream's kubelet on them, under systemd in a virtual machine (VM_RUN, see hack/oci/vm.sh)
 	@GO="$(GO)" hack/tools.sh crictl kubectl

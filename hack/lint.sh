@@ -26,15 +26,21 @@ mapfile -t faulty < <(grep -rlE '^//go:build .*\bfaults\b' --include='*.go' . | 
 tool staticcheck -tags "$tags,faults" "${faulty[@]}" || bad=1
 # Tests that other targets than `make test` run.
 "$go" vet -tags "$tags,image,kubelet,scale" ./integration || bad=1
+"$go" vet -tags "$tags,oci" ./hack/oci/... || bad=1
+"$go" vet -tags "$tags,vm" ./snapshot ./pod/reserve || bad=1
 "$go" vet -tags "$tags,csi,database,helm" ./integration/kube || bad=1
 # The driver of `make test-csi` is a module of its own.
 (cd hack/csi && GOFLAGS=-trimpath "$go" vet ./...) || bad=1
-# cluster/ and image/build/ are modules of their own, with their own tags.
+# The other architecture's types and system calls; those of cluster/, which take minutes, in `make lint-arm64`.
+GOARCH=arm64 CGO_ENABLED=0 "$go" vet ./... || bad=1
+# cluster/, image/build/ and packaging/tools/ are modules of their own, with their own tags.
 tags=$(sed -n 's/^OTHERTAGS *:= *//p' Makefile)
 export GOFLAGS="-trimpath -buildvcs=false -tags=$tags" CGO_ENABLED=0
 (cd image/build && "$go" vet ./...) || bad=1
+(cd packaging/tools && "$go" vet ./...) || bad=1
 (cd image/build && "$go" tool -modfile=../../packaging/tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
 (cd cluster && "$go" vet ./...) || bad=1
+(cd cluster && "$go" vet -tags "$tags,vm" ./controllers/localpath ./kubelet/cgroups ./kubelet/volume) || bad=1
 (cd cluster && "$go" tool -modfile=../packaging/tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
 
 mapfile -t scripts < <(find hack .ci packaging -type f \( -name "*.sh" -o -path ".ci/run" \) | sort)

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// The paths of targets.txt exist, and make has the targets.
+func TestTargets(t *testing.T) {
+	t.Chdir("../..")
+	targets, err := parseTargets(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range targets {
+		for _, p := range target.paths {
+			if _, err := os.Stat(p); err != nil {
+				t.Errorf("%s: %v", target.name, err)
+			}
+		}
+		if !strings.Contains(string(makefile), "\n"+target.arguments[0]+": ") {
+			t.Errorf("%s: no target %s in the Makefile", target.name, target.arguments[0])
+		}
+	}
+}
+
+// A page holds until a covered file changes, and says so afterwards.
+func TestRunAndCheck(t *testing.T) {
+	t.Chdir(t.TempDir())
+	git := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.org"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir("docs", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write("Makefile", "good:\n\t@echo '--- PASS: TestA (0.00s)'; echo '    --- PASS: TestA/sub'; echo '--- SKIP: TestB (0.00s)'\n"+
+		"bad:\n\t@echo '--- FAIL: TestC (0.00s)'; exit $(CODE)\n")
+	write("a.go", "package a\n")
+	write("b.go", "package b\n")
+	git("init", "-q")
+	git("add", ".")
+	git("commit", "-q", "-m", "first")
+	targets, err := parseTargets("both: a.go b.go\n\ngood\tgood\ta.go\nbad\tbad CODE=1\tboth\nvm\tgood\ta.go\tneeds=STATUS_TEST_VM\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fails := func(err error, want ...string) {
+		t.Helper()
+		if err == nil {
+			t.Fatalf("no error, want %q", want)
+		}
+		for _, w := range want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("error %q has no %q", err, w)
+			}
+		}
+	}
+	fails(check(targets), "good has not been run", "bad has not been run", "vm has not been run")
+	fails(run(targets, nil), "failed: bad")
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| `good` | passed | 1 | 0 | 1 |", "| `bad` | failed | 0 | 1 | 0 |", "## Not run yet\n\n- `vm`\n"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the page has no %q:\n%s", want, text)
+		}
+	}
+	fails(check(targets), "bad has failed")
+
+	t.Setenv("STATUS_TEST_VM", "yes")
+	targets[1].arguments[1] = "CODE=0"
+	for _, name := range []string{"vm", "bad"} {
+		if err := run(targets, []string{name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("notes.md", "not covered\n")
+	git("add", ".")
+	git("commit", "-q", "-m", "second")
+	if err := check(targets); err != nil {
+		t.Error(err)
+	}
+
+	write("b.go", "package b // changed\n")
+	fails(run(targets, []string{"bad"}), "commit first")
+	git("commit", "-q", "-am", "third")
+	err = check(targets)
+	fails(err, "bad is outdated")
+	if strings.Contains(err.Error(), "good") || strings.Contains(err.Error(), "vm") {
+		t.Errorf("the change of b.go outdates others: %v", err)
+	}
+	fails(run(targets, []string{"god"}), `no target "god"`)
+	git("rm", "-q", "b.go")
+	git("commit", "-q", "-m", "fourth")
+	fails(check(targets), "b.go is not in this commit")
+}
+
+func TestCount(t *testing.T) {
+	for _, c := range []struct {
+		name, output string
+		want         counts
+	}{
+		{"nothing", "built\n", counts{}},
+		{"go", "--- PASS: TestA (0.01s)\n    --- FAIL: TestA/x (0.00s)\n--- FAIL: TestB (0.00s)\nok  \tpkg\t0.1s\n", counts{1, 1, 0}},
+		{"tap", "1..3\nok 1 runs\nnot ok 2 stops\nok 3 freezes # skip no freezer\n", counts{1, 1, 1}},
+		{"ginkgo", "\x1b[1mPASS\x1b[0m! -- \x1b[32m\x1b[1m120 Passed\x1b[0m | \x1b[91m2 Failed\x1b[0m | 0 Pending | 9 Skipped\n", counts{120, 2, 9}},
+		{"a sentence", "policy: 12 passed, 1 failed in 3 s\n", counts{12, 1, 0}},
+	} {
+		if got := count(c.output); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestDamagedPage(t *testing.T) {
+	for _, text := range []string{"| `a` | passed | 1 |\n", "| `a` | passed | x | 0 | 0 | c | t | m |\n"} {
+		if _, err := parsePage(text); err == nil {
+			t.Errorf("%q: no error", text)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// target is a line of targets.txt.
+type target struct {
+	name      string
+	arguments []string // for make
+	paths     []string // that it covers
+	needs     string   // a variable of the environment without which it cannot run
+}
+
+func parseTargets(text string) (targets []target, err error) {
+	words := map[string][]string{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if name, paths, ok := strings.Cut(line, ": "); ok && !strings.Contains(line, "\t") {
+			words[name] = strings.Fields(paths)
+			continue
+		}
+		f := strings.Split(line, "\t")
+		if len(f) < 3 || len(f) > 4 {
+			return nil, fmt.Errorf("targets.txt: %q is not name, arguments, paths", line)
+		}
+		t := target{name: f[0], arguments: strings.Fields(f[1])}
+		for _, p := range strings.Fields(f[2]) {
+			if paths, ok := words[p]; ok {
+				t.paths = append(t.paths, paths...)
+			} else {
+				t.paths = append(t.paths, p)
+			}
+		}
+		if len(f) == 4 {
+			needs, ok := strings.CutPrefix(f[3], "needs=")
+			if !ok {
+				return nil, fmt.Errorf("targets.txt: %s: unknown %q", t.name, f[3])
+			}
+			t.needs = needs
+		}
+		if slices.ContainsFunc(targets, func(other target) bool { return other.name == t.name }) {
+			return nil, fmt.Errorf("targets.txt: duplicate target %s", t.name)
+		}
+		targets = append(targets, t)
+	}
+	return targets, nil
+}
+
+// files are the target's paths for git, without pages: they change with each run, and change no
+// result.
+func (t target) files() []string { return append(slices.Clone(t.paths), ":(exclude)*.md") }
+
+// tree is a hash of the covered files in this commit. A path that is not there is an error, or a
+// renamed directory would no longer be covered.
+func (t target) tree() (string, error) {
+	for _, p := range t.paths {
+		if p == "." {
+			continue
+		}
+		if _, err := git("rev-parse", "--verify", "--quiet", "HEAD:"+p); err != nil {
+			return "", fmt.Errorf("targets.txt: %s: %s is not in this commit", t.name, p)
+		}
+	}
+	files, err := git(append([]string{"ls-tree", "-r", "HEAD", "--"}, t.paths...)...)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	for line := range strings.Lines(files) {
+		if line = strings.TrimRight(line, "\n"); !strings.HasSuffix(line, ".md") {
+			fmt.Fprintln(sum, line)
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:12], nil
+}
