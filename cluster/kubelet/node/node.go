@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -80,6 +81,7 @@ type Reporter struct {
 	unready  atomic.Pointer[error]
 	changed  chan struct{}
 	reported time.Time
+	rebooted sync.Once // the Event of a reboot
 	// inUse is what the API has of the volumes in use, as far as this process knows.
 	inUse []v1.UniqueVolumeName
 }

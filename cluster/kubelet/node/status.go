@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -87,7 +86,7 @@ func (r *Reporter) fillMachine(n *v1.Node) {
 	}
 	i := &s.NodeInfo
 	if i.BootID != "" && i.BootID != m.BootID {
-		rebooted.Do(func() {
+		r.rebooted.Do(func() {
 			r.recorder.Eventf(r.ref(), v1.EventTypeWarning, events.NodeRebooted, "Node %s has been rebooted, boot id: %s", n.Name, m.BootID)
 		})
 	}
@@ -100,8 +99,6 @@ func (r *Reporter) fillMachine(n *v1.Node) {
 		i.Swap = &v1.NodeSwapStatus{Capacity: ptr.To(m.SwapBytes)}
 	}
 }
-
-var rebooted sync.Once
 
 // fillRuntime asks the runtime for its version, health, handlers and images. The error says why
 // pods cannot be run.

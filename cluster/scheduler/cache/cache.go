@@ -40,6 +40,8 @@ type Cache struct {
 	changed   []*node
 	freeSlots []int
 	slots     int
+	// generations numbers the changes of nodes.
+	generations framework.Generations
 }
 
 // node is a node that exists or has pods.
@@ -185,7 +187,7 @@ func (c *Cache) nodeLocked(name string) *node {
 		} else {
 			c.slots++
 		}
-		n = &node{name: name, info: framework.NewNodeInfo(slot), position: -1}
+		n = &node{name: name, info: framework.NewNodeInfo(slot, &c.generations), position: -1}
 		c.nodes[name] = n
 	}
 	return n

@@ -17,8 +17,9 @@ import (
 
 func snapshot(names ...string) *framework.Snapshot {
 	s := &framework.Snapshot{Position: make(map[string]int), Slots: len(names)}
+	generations := new(framework.Generations)
 	for i, name := range names {
-		n := framework.NewNodeInfo(i)
+		n := framework.NewNodeInfo(i, generations)
 		n.SetNode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		s.Position[name] = i
 		s.Nodes = append(s.Nodes, n)
@@ -116,7 +117,7 @@ func TestHostPorts(t *testing.T) {
 		{"other port", port("0.0.0.0", "TCP", 80), port("0.0.0.0", "TCP", 81), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			n := framework.NewNodeInfo(0)
+			n := framework.NewNodeInfo(0, new(framework.Generations))
 			pod := framework.NewPodInfo(&v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}})
 			pod.HostPorts = []framework.HostPort{test.a}
 			n.Add(pod)

@@ -15,7 +15,8 @@ type NodeInfo struct {
 	// Slot is a small number that the node keeps while it exists and that no other has meanwhile,
 	// for tables of what is known of nodes.
 	Slot int
-	// Generation grows with each change of any node: equal generations, equal contents.
+	// Generation grows with each change of any node of the same Generations: equal generations, equal
+	// contents.
 	Generation int64
 
 	Pods                         []*PodInfo
@@ -32,7 +33,8 @@ type NodeInfo struct {
 	// Images are the images on the node, by each of their names.
 	Images map[string]*ImageState
 
-	node *v1.Node
+	node        *v1.Node
+	generations *Generations // of all clones, too
 }
 
 // ImageState is an image that some nodes have.
@@ -41,12 +43,17 @@ type ImageState struct {
 	Nodes atomic.Int64
 }
 
-var generation atomic.Int64
+// Generations numbers the changes of all nodes that are compared with each other.
+type Generations struct{ last atomic.Int64 }
 
-// NewNodeInfo returns an empty node.
-func NewNodeInfo(slot int) *NodeInfo {
-	return &NodeInfo{Slot: slot, Generation: generation.Add(1)}
+// NewNodeInfo returns an empty node, whose changes generations numbers.
+func NewNodeInfo(slot int, generations *Generations) *NodeInfo {
+	n := &NodeInfo{Slot: slot, generations: generations}
+	n.changed()
+	return n
 }
+
+func (n *NodeInfo) changed() { n.Generation = n.generations.last.Add(1) }
 
 // Node returns the node's object; it must not be changed.
 func (n *NodeInfo) Node() *v1.Node { return n.node }
@@ -58,7 +65,7 @@ func (n *NodeInfo) SetNode(node *v1.Node) {
 	if node != nil {
 		n.Allocatable = NewResource(node.Status.Allocatable)
 	}
-	n.Generation = generation.Add(1)
+	n.changed()
 }
 
 // Clone returns a copy that can be changed without n noticing.
@@ -112,7 +119,7 @@ func (n *NodeInfo) count(p *PodInfo, sign int64) {
 			delete(n.HostPorts, port)
 		}
 	}
-	n.Generation = generation.Add(1)
+	n.changed()
 }
 
 // PortTaken says whether a pod on the node holds a port that conflicts with p.

@@ -279,7 +279,7 @@ func (f *nodeResourcesFit) growsEnough(pod *framework.PodInfo, old, new *v1.Node
 	if new == nil {
 		return false
 	}
-	empty := framework.NewNodeInfo(0)
+	empty := framework.NewNodeInfo(0, &framework.Generations{})
 	empty.SetNode(new)
 	if !f.fits(&pod.Requests, empty).OK() {
 		return false
