@@ -215,7 +215,7 @@ func (n *node) startShim(ctx context.Context, respawn []string) error {
 // processes between cgroups in the way that has to be kept warm.
 func (n *node) starting() func() {
 	if n.config.Shim.Engine == "libcontainer" {
-		return cgroupwarm.Keep
+		return new(cgroupwarm.Warmer).Keep
 	}
 	return nil
 }

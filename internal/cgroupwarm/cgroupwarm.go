@@ -27,7 +27,8 @@ const (
 	warmEvery = 4 * time.Millisecond
 )
 
-var warm struct {
+// Warmer keeps joins cheap for a program. The zero value is ready.
+type Warmer struct {
 	mu      sync.Mutex
 	until   time.Time
 	running bool
@@ -39,38 +40,38 @@ var unified = sync.OnceValue(func() bool {
 	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 })
 
-// Keep returns at once. Its goroutine ends by itself after warmFor. With only
+// Keep returns at once. Its goroutine ends by itself after warmFor without a call. With only
 // the unified hierarchy there is one move per container and nothing to win.
-func Keep() {
+func (w *Warmer) Keep() {
 	if unified() {
 		return
 	}
-	warm.mu.Lock()
-	defer warm.mu.Unlock()
-	warm.until = time.Now().Add(warmFor)
-	if warm.running {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.until = time.Now().Add(warmFor)
+	if w.running {
 		return
 	}
-	warm.running = true
-	go warmLoop()
+	w.running = true
+	go w.loop()
 }
 
-func warmLoop() {
+func (w *Warmer) loop() {
 	// A thread of its own, which ends with the goroutine: only this thread is
 	// ever named in the writes.
 	runtime.LockOSThread()
-	for stillWanted() && takeThreadgroupLock() {
+	for w.stillWanted() && takeThreadgroupLock() {
 		time.Sleep(warmEvery)
 	}
 	// After a failure running stays true: it is not tried again.
 }
 
 // stillWanted ends the loop's running in the same step as it says no.
-func stillWanted() bool {
-	warm.mu.Lock()
-	defer warm.mu.Unlock()
-	warm.running = time.Now().Before(warm.until)
-	return warm.running
+func (w *Warmer) stillWanted() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running = time.Now().Before(w.until)
+	return w.running
 }
 
 // takeThreadgroupLock moves the calling thread into the cgroup it is in, which

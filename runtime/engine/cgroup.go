@@ -29,7 +29,7 @@ type cgroup struct {
 	owner int
 }
 
-func newCgroup(id string, spec *specs.Spec, opts runtime.CreateOptions) (*cgroup, error) {
+func (h *hierarchies) newCgroup(id string, spec *specs.Spec, opts runtime.CreateOptions) (*cgroup, error) {
 	config, err := base.CgroupConfig(id, spec.Linux)
 	if opts.SystemdCgroup {
 		config, err = base.SystemdCgroupConfig(id, spec)
@@ -43,7 +43,7 @@ func newCgroup(id string, spec *specs.Spec, opts runtime.CreateOptions) (*cgroup
 	if config.Rootless = rootless(); opts.RootlessCgroups != nil {
 		config.Rootless = *opts.RootlessCgroups
 	}
-	m, err := newManager(config)
+	m, err := h.newManager(config)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (c *cgroup) directory() (int, error) {
 }
 
 // facts are what a plan must know.
-func (c *cgroup) facts(spec *specs.Spec) (plan.Cgroup, error) {
+func (c *cgroup) facts(spec *specs.Spec, known *hierarchies) (plan.Cgroup, error) {
 	paths := c.paths()
 	f := plan.Cgroup{Unified: c.unified, Own: paths[""], Wait: c.config.Systemd}
 	if !c.unified && !c.config.Systemd {
@@ -132,7 +132,7 @@ func (c *cgroup) facts(spec *specs.Spec) (plan.Cgroup, error) {
 	if c.unified || !slices.ContainsFunc(spec.Mounts, wanted) {
 		return f, nil
 	}
-	found, err := knownHierarchies()
+	found, err := known.known()
 	if err != nil {
 		return f, err
 	}

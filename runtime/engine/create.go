@@ -64,7 +64,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	if e.made != nil {
 		watch.made = func(steps []plan.Step) { e.made(id, steps) }
 	}
-	cg, err := newCgroup(id, spec, opts)
+	cg, err := e.hierarchies.newCgroup(id, spec, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (b *birth) prepare() error {
 	}
 	o.IsDir, o.Hide = isDir, b.engine.store.ContainerDir(b.id)
 	o.Home = homeIn(o.Rootfs, b.spec.Process.User.UID)
-	if o.Cgroup, err = b.cgroup.facts(b.spec); err != nil {
+	if o.Cgroup, err = b.cgroup.facts(b.spec, &b.engine.hierarchies); err != nil {
 		return err
 	}
 	if b.plan, err = plan.Create(b.engine.withOOMScore(b.id, b.spec), o); err != nil {

@@ -83,6 +83,8 @@ type Engine struct {
 	lc       Fallback // never nil
 	features plan.Features
 	filters  seccomp.Cache
+	// hierarchies are of cgroups of version 1.
+	hierarchies hierarchies
 	// onlyLoad leaves all new containers to libcontainer.
 	onlyLoad bool
 	resctrl  string // Config.Resctrl

@@ -55,5 +55,5 @@ func CgroupFacts(id string, spec *specs.Spec) (plan.Cgroup, error) {
 		return plan.Cgroup{}, err
 	}
 	c := &cgroup{config: config, manager: m, unified: cgroups.IsCgroup2UnifiedMode()}
-	return c.facts(spec)
+	return c.facts(spec, new(hierarchies))
 }

@@ -27,20 +27,22 @@ type hierarchy struct {
 	own   string // this process's cgroup
 }
 
-// lastFound are the hierarchies as they were last found. They do not change while a machine
-// runs; where this process is in them can.
-var lastFound atomic.Pointer[[]hierarchy]
-
-// knownHierarchies are those that are mounted, and where this process was in each.
-func knownHierarchies() ([]hierarchy, error) {
-	if known := lastFound.Load(); known != nil {
-		return *known, nil
-	}
-	return findHierarchies()
+// hierarchies are those of version 1, as they were last found. They do not change while a machine
+// runs; where this process is in them can. The zero value is ready.
+type hierarchies struct {
+	found atomic.Pointer[[]hierarchy]
 }
 
-// findHierarchies are those that are mounted, and where this process is in each.
-func findHierarchies() ([]hierarchy, error) {
+// known returns those that are mounted, and where this process was in each.
+func (h *hierarchies) known() ([]hierarchy, error) {
+	if known := h.found.Load(); known != nil {
+		return *known, nil
+	}
+	return h.find()
+}
+
+// find returns those that are mounted, and where this process is in each.
+func (h *hierarchies) find() ([]hierarchy, error) {
 	found, ok := usualHierarchies()
 	if !ok {
 		var err error
@@ -48,7 +50,7 @@ func findHierarchies() ([]hierarchy, error) {
 			return nil, err
 		}
 	}
-	lastFound.Store(&found)
+	h.found.Store(&found)
 	return found, nil
 }
 
@@ -132,7 +134,7 @@ var managed = map[string]bool{
 }
 
 // newManager is manager.New without reading the machine's mounts.
-func newManager(config *cgroups.Cgroup) (cgroups.Manager, error) {
+func (h *hierarchies) newManager(config *cgroups.Cgroup) (cgroups.Manager, error) {
 	if cgroups.IsCgroup2UnifiedMode() || config.Systemd {
 		return manager.New(config)
 	}
@@ -140,19 +142,19 @@ func newManager(config *cgroups.Cgroup) (cgroups.Manager, error) {
 	if inner == "" {
 		inner = filepath.Join(config.Parent, config.Name)
 	}
-	find := knownHierarchies
+	find := h.known
 	if !filepath.IsAbs(inner) {
-		find = findHierarchies
+		find = h.find
 	}
 	found, err := find()
 	if err != nil {
 		return nil, err
 	}
 	paths := map[string]string{}
-	for _, h := range found {
-		for _, key := range h.keys() {
+	for i := range found {
+		for _, key := range found[i].keys() {
 			if managed[key] {
-				paths[key] = h.path(inner)
+				paths[key] = found[i].path(inner)
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func TestHierarchiesAreTheLibrarys(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			config.Resources = &cgroups.Resources{}
-			ours, err := newManager(&config)
+			ours, err := new(hierarchies).newManager(&config)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,7 +13,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/internal/stuck"
@@ -64,7 +63,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 		return nil, context.Cause(ctx)
 	}
 
-	cgroupwarm.Keep()
+	e.warmer.Keep()
 	self, err := base.Identify(os.Getpid())
 	if err != nil {
 		return nil, err

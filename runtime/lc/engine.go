@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"path/filepath"
 
+	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
@@ -41,8 +42,9 @@ type Config struct {
 // Engine implements runtime.Engine. It holds no state besides the directory, so
 // any number of them, in any number of processes, may share one.
 type Engine struct {
-	store *base.Store
-	log   *slog.Logger
+	store  *base.Store
+	log    *slog.Logger
+	warmer cgroupwarm.Warmer
 }
 
 var _ runtime.Engine = (*Engine)(nil)

@@ -9,7 +9,6 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/coracle-project/coracle/internal/cgroupwarm"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/validate"
@@ -40,7 +39,7 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 	if err := c.MayExec(opts); err != nil {
 		return 0, err
 	}
-	cgroupwarm.Keep()
+	c.engine.warmer.Keep()
 	lib, err := libcontainer.Load(c.Dir(), c.Rec.ID)
 	if err != nil {
 		return 0, err
