@@ -135,7 +135,8 @@ func (w *worker) clean() error {
 			return fmt.Errorf("remove sandbox %s: %w", s.Id, err)
 		}
 	}
-	if err := w.r.Logs.Remove(w.uid); err != nil {
+	pod, _ := w.Object()
+	if err := w.r.links.Remove(w.r.Logs, pod); err != nil {
 		slog.Warn("remove a pod's logs", "err", err)
 	}
 	if err := removeDir(criconfig.Dir(w.r.RootDir, w.uid)); err != nil {

@@ -100,6 +100,7 @@ type Runner struct {
 	hooks   *hook.Runner
 	ctx     context.Context
 	wg      sync.WaitGroup
+	links   podlogs.Links
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker

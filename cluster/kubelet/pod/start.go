@@ -115,7 +115,7 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 	}
 	w.event(pod, c, v1.EventTypeNormal, events.StartedContainer, "Container started")
 	w.observer.look(call, made.ContainerId)
-	w.r.Logs.Link(pod, c.Name, made.ContainerId, filepath.Join(sandbox.LogDirectory, config.LogPath))
+	w.r.links.Link(w.r.Logs, pod, c.Name, made.ContainerId, filepath.Join(sandbox.LogDirectory, config.LogPath))
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
 	}
@@ -202,7 +202,7 @@ func (w *worker) removeContainer(ctx context.Context, s *kubecontainer.Status, k
 			podlogs.RemoveLog(resp.Status.LogPath)
 		}
 		pod, _ := w.Object()
-		w.r.Logs.Unlink(pod, s)
+		w.r.links.Unlink(w.r.Logs, pod, s)
 	}
 	_, err := w.r.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: s.ID.ID})
 	if cri.NotFound(err) {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -16,8 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/events"
 	"k8s.io/kubernetes/pkg/kubelet/util/format"
 
-	"github.com/moby/sys/mountinfo"
-
+	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/decide"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/resize"
@@ -268,14 +266,8 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *decide.Actions
 // removeDir removes a pod's directory, unless something is still mounted in it: then it would be
 // the volume's content that is removed.
 func removeDir(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	for _, m := range mounts {
-		if m.Mountpoint != dir {
-			return fmt.Errorf("remove %s: %s is still mounted: %w", dir, m.Mountpoint, unix.EBUSY)
-		}
+	if err := rmtree.Unmounted(dir); err != nil {
+		return fmt.Errorf("remove %s: %w", dir, err)
 	}
 	return os.RemoveAll(dir)
 }

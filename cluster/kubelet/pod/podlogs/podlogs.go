@@ -10,14 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 )
 
@@ -64,59 +62,23 @@ func (d Dirs) link(pod, namespace, container, id string) string {
 	return filepath.Join(d.Legacy, base+"-"+id+".log")
 }
 
-// Link links a container's log for log collectors. A failure is logged.
-func (d Dirs) Link(pod *v1.Pod, container, id, log string) {
-	if d.Legacy == "" {
-		return
+// dirs returns the directory of a pod's logs. Of a pod that went away while the kubelet did not
+// run, only the UID may be known: then all directories are looked at.
+func (d Dirs) dirs(pod *v1.Pod) (dirs []string, err error) {
+	if dir := d.Pod(pod); pod.Name != "" && filepath.Dir(dir) == filepath.Clean(d.All) {
+		return []string{dir}, nil
 	}
-	if err := os.Symlink(log, d.link(pod.Name, pod.Namespace, container, id)); err != nil && !errors.Is(err, fs.ErrExist) {
-		slog.Warn("link a container's log", "container", id, "err", err)
-	}
-}
-
-// Unlink removes the link to a container's log.
-func (d Dirs) Unlink(pod *v1.Pod, s *kubecontainer.Status) {
-	if d.Legacy != "" {
-		_ = os.Remove(d.link(pod.Name, pod.Namespace, s.Name, s.ID.ID))
-	}
-}
-
-// Remove removes a pod's logs and the links to them. They are found by the UID: of a pod
-// that went away while the kubelet did not run, nothing else may be known.
-func (d Dirs) Remove(uid types.UID) error {
 	entries, err := os.ReadDir(d.All)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
-	errs := []error{err}
 	for _, e := range entries {
 		parts := strings.Split(e.Name(), "_") // neither of the three has one in it
-		if len(parts) != 3 || parts[2] != string(uid) {
-			continue
-		}
-		dir := filepath.Join(d.All, e.Name())
-		errs = append(errs, d.removeLinks(parts[1]+"_"+parts[0]+"_", dir), os.RemoveAll(dir))
-	}
-	return errors.Join(errs...)
-}
-
-// removeLinks removes the links into a directory whose names begin with prefix.
-func (d Dirs) removeLinks(prefix, dir string) error {
-	if d.Legacy == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(d.Legacy)
-	errs := []error{err}
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), prefix) { // links of other pods are not read
-			continue
-		}
-		link := filepath.Join(d.Legacy, e.Name())
-		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, dir+"/") {
-			errs = append(errs, os.Remove(link))
+		if len(parts) == 3 && parts[2] == string(pod.UID) {
+			dirs = append(dirs, filepath.Join(d.All, e.Name()))
 		}
 	}
-	return errors.Join(errs...)
+	return dirs, err
 }
 
 // RemoveLog removes a container's log and what rotation made of it.
