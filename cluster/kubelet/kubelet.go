@@ -380,6 +380,16 @@ func (k *Kubelet) retry(uid types.UID) {
 	}
 }
 
+// Registered returns the node's addresses as the API has them, nil if it does not have the node
+// yet.
+func (k *Kubelet) Registered() []v1.NodeAddress {
+	n, err := k.watched.node()
+	if err != nil {
+		return nil
+	}
+	return n.Status.Addresses
+}
+
 // labels returns the node's labels as the API has them, nil if it does not have the node yet.
 func (k *Kubelet) labels() map[string]string {
 	n, err := k.watched.node()

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -106,6 +107,30 @@ func publish(ctx context.Context, kube kubernetes.Interface, namespace, name, ke
 		return fmt.Errorf("publish ConfigMap %s/%s: %w", namespace, name, err)
 	}
 	return nil
+}
+
+// ErrNone is the error of Published for a cluster that publishes nothing.
+var ErrNone = errors.New("the API server listens for this machine only, so no other one can join: give 'coracle up' a --bind-address that " +
+	"other machines reach")
+
+// Published returns the server's address and the authority in cluster-info.
+func Published(ctx context.Context, kube kubernetes.Interface) (server string, ca []byte, err error) {
+	at := "ConfigMap " + metav1.NamespacePublic + "/" + bootstrapapi.ConfigMapClusterInfo
+	info, err := kube.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil, ErrNone
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("read %s: %w", at, err)
+	}
+	config, err := clientcmd.Load([]byte(info.Data[bootstrapapi.KubeConfigKey]))
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", at, err)
+	}
+	for _, cluster := range config.Clusters {
+		return cluster.Server, cluster.CertificateAuthorityData, nil
+	}
+	return "", nil, fmt.Errorf("%s names no cluster", at)
 }
 
 // ReadSettings returns the cluster's Settings, and whether there are any: another control plane has

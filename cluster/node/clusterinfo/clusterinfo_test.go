@@ -1,6 +1,7 @@
 package clusterinfo
 
 import (
+	"errors"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -16,12 +17,18 @@ func TestPublish(t *testing.T) {
 	if _, there, err := ReadSettings(ctx, kube); there || err != nil {
 		t.Errorf("settings before they were published: %t, %v", there, err)
 	}
+	if _, _, err := Published(ctx, kube); !errors.Is(err, ErrNone) {
+		t.Errorf("cluster-info before it was published: %v", err)
+	}
 	s := Settings{
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		ClusterDomain: "cluster.local", NodeDNS: true, ServiceProxy: true,
 	}
 	if err := Publish(ctx, kube, "https://192.0.2.1:6443", []byte("ca"), s); err != nil {
 		t.Fatal(err)
+	}
+	if server, ca, err := Published(ctx, kube); server != "https://192.0.2.1:6443" || string(ca) != "ca" || err != nil {
+		t.Errorf("%s, %s, %v", server, ca, err)
 	}
 	public := kube.CoreV1().ConfigMaps("kube-public")
 	info, err := public.Get(ctx, "cluster-info", metav1.GetOptions{})

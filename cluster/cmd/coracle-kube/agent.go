@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/kubelet/node"
+	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
+	"github.com/coracle-project/coracle/cluster/node/credentials"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// agent is a node whose control plane is elsewhere.
+type agent struct {
+	nodeOptions
+	root, state string
+	// member is what makes it a node of its cluster.
+	member credentials.Node
+}
+
+// credentialsDir is where the agent keeps what makes it a node.
+func credentialsDir(root string) string { return filepath.Join(root, "agent") }
+
+func agentCommand() *cobra.Command {
+	var a agent
+	var check bool
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "run a node of a cluster elsewhere: kubelet, service proxy, DNS and network policies",
+		Long: `agent runs a node of a cluster that this machine has joined ("coracle join"), in one process. It needs no
+control plane to go on with the pods that it has.`,
+		Example: "  coracle-kube agent\n  coracle-kube agent --root /srv/kube --cri unix:///run/containerd/containerd.sock",
+		Args:    noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if check {
+				return a.check()
+			}
+			if err := a.load(); err != nil {
+				return err
+			}
+			return a.serve(cmd.Context())
+		},
+	}
+	cmd.PersistentFlags().StringVar(&a.root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
+	cmd.Flags().StringVar(&a.state, "state", "/run/coracle", "directory for what a reboot may lose")
+	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
+	a.define(cmd.Flags())
+	cmd.AddCommand(joinCommand(&a.root))
+	cmd.AddCommand(memberCommands(&a.root)...)
+	return cmd
+}
+
+// load reads the agent's credentials.
+func (a *agent) load() (err error) {
+	if a.member, err = credentials.Read(credentialsDir(a.root)); err != nil {
+		return err
+	}
+	a.name = a.member.Name
+	return a.member.Check(time.Now())
+}
+
+// serve runs the node until ctx ends or one of its parts fails.
+func (a *agent) serve(ctx context.Context) error {
+	if err := a.check(); err != nil {
+		return err
+	}
+	if len(a.ips) == 0 {
+		ip, err := node.Address(a.name)
+		if err != nil {
+			return fmt.Errorf("%w; name one with --node-ip", err)
+		}
+		a.ips = []string{ip}
+	}
+	port, err := serverPort(a.member.Server)
+	if err != nil {
+		return err
+	}
+	release, err := claimPort(port)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = release() }() // it goes with the process
+	config := a.member.Config()
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	set, err := client.New(config, client.NewInformers(kube))
+	if err != nil {
+		return err
+	}
+	settings, err := a.settings(ctx, set.Kube)
+	if err != nil {
+		return err
+	}
+	processors := adaptProcessors()
+	var board health.Board
+	var keeper *credentials.Keeper
+	p := a.node(settings, port)
+	p.as = func(string, ...string) (*client.Set, error) { return set, nil }
+	p.serving = func() *tls.Certificate { return keeper.Serving() }
+	parts, err := p.parts(&board)
+	if err != nil {
+		return err
+	}
+	if keeper, err = a.member.Keep(set.Kube, parts.kubelet.Registered); err != nil {
+		return err
+	}
+	listener, err := listenForProfiles(ctx, filepath.Join(a.state, "kube"))
+	if err != nil {
+		slog.Warn("no profiles are served", "err", err)
+	}
+	work, ctx := errgroup.WithContext(ctx)
+	if listener != nil {
+		work.Go(func() error {
+			return serveProfiles(ctx, listener, map[string]http.Handler{healthPath: showHealth(&board)})
+		})
+	}
+	for _, run := range append(parts.run, keeper.Run) {
+		work.Go(func() error { return run(ctx) })
+	}
+	go restWhenCalm(ctx, processors)
+	set.Informers.Start(ctx.Done())
+	defer set.Informers.Shutdown()
+	slog.Info("agent starts", "node", a.name, "server", a.member.Server, "version", versions())
+	return work.Wait()
+}
+
+// node is what runs on this machine, as the cluster's settings say.
+func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
+	n := a.nodeOptions
+	n.pods = nodeaddr.NewPods()
+	n.dns, n.domain = []string{noDNS}, "cluster.local"
+	if s.ClusterDomain != "" {
+		n.domain = s.ClusterDomain
+	}
+	if len(s.ClusterDNS) > 0 {
+		n.dns = nil
+		for _, addr := range s.ClusterDNS {
+			n.dns = append(n.dns, addr.String())
+		}
+	}
+	p := &nodeProcess{
+		nodeOptions: n, names: dnsOptions{stubs: s.StubDomains}, root: a.root, port: port, services: s.ServiceCIDRs,
+		balancers: balancerOptions{ranges: s.LoadBalancerCIDRs}, proxy: s.ServiceProxy, externalIPs: s.ExternalIPs, policies: s.NetworkPolicies,
+		clientCA: a.member.CAFile(), awaitRanges: len(s.PodCIDRs) > 0, alone: !s.ServiceProxy && !s.NetworkPolicies,
+	}
+	if len(s.ServiceCIDRs) > 0 {
+		p.serviceCIDR = s.ServiceCIDRs[0].String()
+	}
+	return p
+}
+
+// settings are the cluster's. While it does not answer, those that it had last are good enough: the
+// pods of this node go on.
+func (a *agent) settings(ctx context.Context, kube kubernetes.Interface) (clusterinfo.Settings, error) {
+	file := filepath.Join(credentialsDir(a.root), "settings.json")
+	asking, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	s, _, err := clusterinfo.ReadSettings(asking, kube)
+	if err == nil {
+		data, err := json.MarshalIndent(s, "", "  ")
+		if err != nil {
+			return s, err
+		}
+		return s, pki.Replace(file, append(data, '\n'), 0o600)
+	}
+	data, ferr := os.ReadFile(file)
+	if errors.Is(ferr, fs.ErrNotExist) {
+		return s, fmt.Errorf("the cluster at %s does not answer: %w", a.member.Server, err)
+	}
+	if ferr == nil {
+		ferr = json.Unmarshal(data, &s)
+	}
+	if ferr != nil {
+		return s, fmt.Errorf("%s: %w", file, ferr)
+	}
+	slog.Warn("the cluster's settings cannot be read, and are those of before", "err", err)
+	return s, nil
+}
+
+// serverPort is the port in an API server's URL.
+func serverPort(server string) (int, error) {
+	u, err := url.Parse(server)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(u.Port())
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
+	"github.com/coracle-project/coracle/cluster/node/discovery"
+	"github.com/coracle-project/coracle/cluster/node/token"
+)
+
+// invitation is what a machine needs to join.
+type invitation struct {
+	token.Info
+	Token  string `json:"token"`
+	Server string `json:"server"`
+	CAHash string `json:"caHash"`
+}
+
+// tokenCommand is what `coracle token` runs.
+func tokenCommand() *cobra.Command {
+	var kubeconfig string
+	cmd := &cobra.Command{
+		Use: "token", Short: "make, list and delete the tokens with which machines join",
+		Hidden: true, // coracle token is for people
+	}
+	cmd.PersistentFlags().StringVar(&kubeconfig, "kubeconfig", "", "how to reach the API server, and as whom")
+	verb := func(use, short, example string, args cobra.PositionalArgs,
+		act func(ctx context.Context, kube kubernetes.Interface, args []string) (any, error),
+	) *cobra.Command {
+		return &cobra.Command{
+			Use: use, Short: short, Example: example, Args: args,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+				if err != nil {
+					return err
+				}
+				config.Timeout = callLimit
+				kube, err := kubernetes.NewForConfig(config)
+				if err != nil {
+					return err
+				}
+				answer, err := act(cmd.Context(), kube, args)
+				if err != nil {
+					return err
+				}
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(answer)
+			},
+		}
+	}
+	var n token.New
+	create := verb("create", "make a token", "  coracle-kube token create --kubeconfig admin.kubeconfig", noArguments,
+		func(ctx context.Context, kube kubernetes.Interface, _ []string) (any, error) {
+			return invite(ctx, kube, n)
+		})
+	create.Flags().StringVar(&n.Token, "token", "", "the `TOKEN`, ID.SECRET (default: one is drawn)")
+	create.Flags().DurationVar(&n.TTL, "ttl", 24*time.Hour, "how long it is valid; 0 for no end")
+	create.Flags().StringVar(&n.Description, "description", "", "what it is for")
+	cmd.AddCommand(create,
+		verb("list", "list tokens", "  coracle-kube token list --kubeconfig admin.kubeconfig", noArguments,
+			func(ctx context.Context, kube kubernetes.Interface, _ []string) (any, error) {
+				return token.List(ctx, kube)
+			}),
+		verb("delete ID", "delete a token", "  coracle-kube token delete --kubeconfig admin.kubeconfig abcdef", cobra.ExactArgs(1),
+			func(ctx context.Context, kube kubernetes.Interface, args []string) (any, error) {
+				return struct{}{}, token.Delete(ctx, kube, args[0])
+			}))
+	return cmd
+}
+
+// invite makes a token, and says what else a machine needs. Nothing is made for a cluster that no
+// other machine reaches.
+func invite(ctx context.Context, kube kubernetes.Interface, n token.New) (*invitation, error) {
+	server, ca, err := clusterinfo.Published(ctx, kube)
+	if err != nil {
+		return nil, err
+	}
+	hash, err := discovery.Hash(ca)
+	if err != nil {
+		return nil, fmt.Errorf("the cluster's authority: %w", err)
+	}
+	text, info, err := token.Create(ctx, kube, n)
+	if err != nil {
+		return nil, err
+	}
+	return &invitation{Info: info, Token: text, Server: server, CAHash: hash}, nil
+}
