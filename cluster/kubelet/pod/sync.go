@@ -168,22 +168,8 @@ func sooner(a, b time.Time) time.Time {
 
 // carryOut does what was decided. It returns whether the runtime was told to do anything.
 func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (acted bool, err error) {
-	if a.StopAll {
-		if acted, err = w.stopAll(pod, a); err != nil {
-			return acted, err
-		}
-	}
-	for _, s := range a.Stop {
-		acted = true
-		if err := w.stopper.Container(w.target(pod, s.Container, s.ID.ID), s.Message, s.Reason); err != nil {
-			return acted, err
-		}
-	}
-	for _, s := range a.Reset {
-		acted = true
-		if err := w.reset(pod, s); err != nil {
-			return acted, err
-		}
+	if acted, err = w.stopSome(pod, a); err != nil {
+		return acted, err
 	}
 	if acted {
 		if err := w.observe(ctx, pod, admitTimeout); err != nil {
@@ -210,11 +196,41 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (
 		}
 		w.report(pod, false)
 	}
+	started, err := w.startSome(ctx, pod, a, config)
+	return acted || started, err
+}
+
+// stopSome stops what is to end, and removes what is to start from scratch.
+func (w *worker) stopSome(pod *v1.Pod, a *decide.Actions) (acted bool, err error) {
+	if a.StopAll {
+		if acted, err = w.stopAll(pod, a); err != nil {
+			return acted, err
+		}
+	}
+	for _, s := range a.Stop {
+		acted = true
+		if err := w.stopper.Container(w.target(pod, s.Container, s.ID.ID), s.Message, s.Reason); err != nil {
+			return acted, err
+		}
+	}
+	for _, s := range a.Reset {
+		acted = true
+		if err := w.reset(pod, s); err != nil {
+			return acted, err
+		}
+	}
+	return acted, nil
+}
+
+// startSome starts containers in the pod's sandbox, in order, and removes old instances.
+func (w *worker) startSome(ctx context.Context, pod *v1.Pod, a *decide.Actions,
+	sandbox *runtimeapi.PodSandboxConfig,
+) (started bool, err error) {
 	for i, s := range a.Start {
-		ok := w.startOne(ctx, pod, a, config, s)
-		acted = acted || ok
+		ok := w.startOne(ctx, pod, a, sandbox, s)
+		started = started || ok
 		if ctx.Err() != nil {
-			return acted, ctx.Err()
+			return started, ctx.Err()
 		}
 		if !ok && s.Kind == decide.Init && !podutil.IsRestartableInitContainer(s.Container) {
 			break
@@ -224,7 +240,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (
 		}
 	}
 	w.prune(ctx)
-	return acted, nil
+	return started, nil
 }
 
 // makeSandbox has the runtime make the pod's sandbox.
