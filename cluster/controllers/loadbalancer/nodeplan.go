@@ -68,29 +68,36 @@ func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool
 		if len(wanted[r]) == 0 || r.DeletionTimestamp != nil && !holds[r] {
 			continue
 		}
-		before, me := len(r.outcome.problems), "Service "+r.name()
-		places := r.places(wanted[r])
-		for _, p := range places {
-			all := place{protocol: p.protocol, port: p.port}
-			switch {
-			case taken[p] != "" && taken[p] != me:
-				r.outcome.lacks(reasonPort, "port %d/%s of %s belongs to %s", p.port, p.protocol, p.address, taken[p])
-			case m.nodePorts[all] != "" && m.nodePorts[all] != me:
-				r.outcome.lacks(reasonPort, "port %d/%s of %s is a node port of %s", p.port, p.protocol, p.address, m.nodePorts[all])
-			case p.protocol == corev1.ProtocolTCP && m.reserved[p.port] != "":
-				r.outcome.lacks(reasonPort, "port %d/%s of %s belongs to %s", p.port, p.protocol, p.address, m.reserved[p.port])
-			case taken[p] == "" && m.busy(p):
-				r.outcome.lacks(reasonPort, "port %d/%s of %s is used by a process of the node, or is a pod's host port", p.port, p.protocol, p.address)
-				again = true
-			}
-		}
+		before, places := len(r.outcome.problems), r.places(wanted[r])
+		again = r.conflicts(m, places, taken) || again
 		if len(r.outcome.problems) > before {
 			continue
 		}
 		for _, p := range places {
-			taken[p] = me
+			taken[p] = "Service " + r.name()
 		}
 		r.outcome.addresses, r.outcome.ports = wanted[r], r.ports()
+	}
+	return again
+}
+
+// conflicts says of each place why the Service cannot have it. It returns whether one is busy that
+// may become free unnoticed.
+func (r *request) conflicts(m machines, places []place, taken map[place]string) (again bool) {
+	me := "Service " + r.name()
+	for _, p := range places {
+		all := place{protocol: p.protocol, port: p.port}
+		switch {
+		case taken[p] != "" && taken[p] != me:
+			r.outcome.lacks(reasonPort, "port %d/%s of %s belongs to %s", p.port, p.protocol, p.address, taken[p])
+		case m.nodePorts[all] != "" && m.nodePorts[all] != me:
+			r.outcome.lacks(reasonPort, "port %d/%s of %s is a node port of %s", p.port, p.protocol, p.address, m.nodePorts[all])
+		case p.protocol == corev1.ProtocolTCP && m.reserved[p.port] != "":
+			r.outcome.lacks(reasonPort, "port %d/%s of %s belongs to %s", p.port, p.protocol, p.address, m.reserved[p.port])
+		case taken[p] == "" && m.busy(p):
+			r.outcome.lacks(reasonPort, "port %d/%s of %s is used by a process of the node, or is a pod's host port", p.port, p.protocol, p.address)
+			again = true
+		}
 	}
 	return again
 }

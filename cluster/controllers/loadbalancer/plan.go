@@ -101,47 +101,57 @@ func fromPool(pool loadbalancer.Pool, all []*request, others []*corev1.Service) 
 		}
 	}
 	for _, r := range all {
-		for _, ipv6 := range r.families() {
-			for _, a := range r.has {
-				if a.Is6() == ipv6 && pool.Contains(a) && taken[a] == "" && (!r.wants.IsValid() || r.wants.Is6() != ipv6 || r.wants == a) {
-					taken[a] = r.name()
-					r.outcome.addresses = append(r.outcome.addresses, a)
-					break
-				}
-			}
-		}
+		r.keep(pool, taken)
 	}
 	free := map[bool]*cursor{false: {pool: pool, taken: taken}, true: {pool: pool, taken: taken, ipv6: true}}
 	for _, r := range all {
-		if r.DeletionTimestamp != nil || len(r.outcome.problems) > 0 {
+		if r.DeletionTimestamp == nil && len(r.outcome.problems) == 0 {
+			r.complete(pool, free, taken)
+		}
+	}
+}
+
+// keep gives a Service what it has and may keep, one address of each family.
+func (r *request) keep(pool loadbalancer.Pool, taken map[netip.Addr]string) {
+	for _, ipv6 := range r.families() {
+		for _, a := range r.has {
+			if a.Is6() == ipv6 && pool.Contains(a) && taken[a] == "" && (!r.wants.IsValid() || r.wants.Is6() != ipv6 || r.wants == a) {
+				taken[a] = r.name()
+				r.outcome.addresses = append(r.outcome.addresses, a)
+				break
+			}
+		}
+	}
+}
+
+// complete gives a Service an address of each family of which it keeps none. free are the pool's
+// addresses, by whether they are of IPv6.
+func (r *request) complete(pool loadbalancer.Pool, free map[bool]*cursor, taken map[netip.Addr]string) {
+	kept := r.outcome.addresses
+	missing := false
+	var addresses []netip.Addr // in the order of the families
+	for _, ipv6 := range r.families() {
+		i := slices.IndexFunc(kept, func(a netip.Addr) bool { return a.Is6() == ipv6 })
+		if i >= 0 {
+			addresses = append(addresses, kept[i])
 			continue
 		}
-		had := len(r.outcome.addresses)
-		missing := false
-		var addresses []netip.Addr // in the order of the families
-		for _, ipv6 := range r.families() {
-			i := slices.IndexFunc(r.outcome.addresses[:had], func(a netip.Addr) bool { return a.Is6() == ipv6 })
-			if i >= 0 {
-				addresses = append(addresses, r.outcome.addresses[i])
-				continue
-			}
-			a := r.choose(pool, free[ipv6], taken)
-			if !a.IsValid() {
-				missing = true
-				continue
-			}
-			taken[a] = r.name()
-			addresses = append(addresses, a)
+		a := r.choose(pool, free[ipv6], taken)
+		if !a.IsValid() {
+			missing = true
+			continue
 		}
-		if r.all() && missing && had == 0 { // none is better than half
-			for _, a := range addresses {
-				delete(taken, a)
-				free[a.Is6()].back = true
-			}
-			addresses = nil
-		}
-		r.outcome.addresses = addresses
+		taken[a] = r.name()
+		addresses = append(addresses, a)
 	}
+	if r.all() && missing && len(kept) == 0 { // none is better than half
+		for _, a := range addresses {
+			delete(taken, a)
+			free[a.Is6()].back = true
+		}
+		addresses = nil
+	}
+	r.outcome.addresses = addresses
 }
 
 // choose returns the address that a Service gets of a family, or says why there is none.
