@@ -113,21 +113,10 @@ func parse(packet []byte, from sender) (r *request, rcode int) {
 	if from.udp {
 		r.limit = dns.MinMsgSize
 	}
-	for _, rr := range m.Extra {
-		opt, ok := rr.(*dns.OPT)
-		if !ok {
-			continue
-		}
-		if r.edns || opt.Hdr.Name != "." {
-			return nil, dns.RcodeFormatError
-		}
-		r.edns, r.do = true, opt.Do()
-		if from.udp {
-			r.limit = min(max(int(opt.UDPSize()), dns.MinMsgSize), payload)
-		}
-		if opt.Version() != 0 {
-			return r, dns.RcodeBadVers
-		}
+	if rcode := r.extend(m.Extra, from); rcode == dns.RcodeFormatError {
+		return nil, rcode
+	} else if rcode != dns.RcodeSuccess {
+		return r, rcode
 	}
 	switch kind := r.question.Qtype; {
 	case r.question.Qclass != dns.ClassINET:
@@ -138,6 +127,27 @@ func parse(packet []byte, from sender) (r *request, rcode int) {
 		return r, dns.RcodeRefused
 	}
 	return r, dns.RcodeSuccess
+}
+
+// extend takes the query's EDNS record, if there is one, into the request.
+func (r *request) extend(extra []dns.RR, from sender) (rcode int) {
+	for _, rr := range extra {
+		opt, ok := rr.(*dns.OPT)
+		if !ok {
+			continue
+		}
+		if r.edns || opt.Hdr.Name != "." {
+			return dns.RcodeFormatError
+		}
+		r.edns, r.do = true, opt.Do()
+		if from.udp {
+			r.limit = min(max(int(opt.UDPSize()), dns.MinMsgSize), payload)
+		}
+		if opt.Version() != 0 {
+			return dns.RcodeBadVers
+		}
+	}
+	return dns.RcodeSuccess
 }
 
 // refusal is a reply of only a header; nil for a packet that asks nothing, such as another's reply.
