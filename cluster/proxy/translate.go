@@ -156,6 +156,12 @@ func (t *translation) port(name upstream.ServicePortName, endpoints []upstream.E
 	if service.UsesLocalEndpoints() {
 		port.Backends = append(port.Backends, rules.Backend{Endpoints: t.targets(name, here), Affinity: affinity, Drop: anywhere})
 	}
+	t.frontends(port, name, service)
+	return port
+}
+
+// frontends adds to a port where it is reached.
+func (t *translation) frontends(port *rules.Port, name upstream.ServicePortName, service upstream.ServicePort) {
 	internal, external := cluster, cluster
 	if service.InternalPolicyLocal() {
 		internal = local
@@ -185,7 +191,7 @@ func (t *translation) port(name upstream.ServicePortName, endpoints []upstream.E
 			slog.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service",
 				name.NamespacedName)
 		}
-		return port
+		return
 	}
 	outer := rules.Frontend{Backend: external, Inside: cluster, Masquerade: external == cluster}
 	for _, ip := range service.ExternalIPs() {
@@ -205,7 +211,6 @@ func (t *translation) port(name upstream.ServicePortName, endpoints []upstream.E
 		balanced.Limited, balanced.Sources = len(sources) > 0, sources[:len(sources):len(sources)]
 		add(ip, service.Port(), balanced)
 	}
-	return port
 }
 
 // held says whether an endpoint is in a network of Services' addresses: a node holds such an
