@@ -46,7 +46,9 @@ manifest=$prefix/share/doc/coracle/installed
 
 if [ "$uninstall" ]; then
   [ -e "$manifest" ] || die "nothing is installed in $prefix by this script"
-  if [ -d /run/systemd/system ] && systemctl --quiet is-enabled coracled.service 2>/dev/null; then
+  # A coracled that was installed in another way stays.
+  unit=$prefix/lib/systemd/system/coracled.service
+  if [ -d /run/systemd/system ] && [ "$(systemctl show --value -p FragmentPath coracled.service)" = "$unit" ]; then
     systemctl disable --now coracled.service
   fi
   "$prefix/bin/coracled" purge

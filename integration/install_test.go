@@ -1,0 +1,135 @@
+package integration
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The installer of a release installs what matches SHA256SUMS, replaces an older version, and
+// leaves nothing behind when it uninstalls. The programs of this release are a script that says
+// what it is asked to do.
+func TestInstallScript(t *testing.T) {
+	script, err := os.ReadFile("../packaging/install.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefix := filepath.Join(t.TempDir(), "usr")
+	asked := filepath.Join(t.TempDir(), "asked")
+	run := func(dir string, args ...string) (string, error) {
+		out, err := exec.CommandContext(t.Context(), "sh", append([]string{filepath.Join(dir, "install.sh")}, args...)...).CombinedOutput()
+		return string(out), err
+	}
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// release makes the directory of a version.
+	release := func(version string, files map[string]string) (dir string) {
+		t.Helper()
+		dir = t.TempDir()
+		name := "coracle-" + version + "-linux-" + runtime.GOARCH
+		for path, text := range files {
+			write(filepath.Join(dir, name, path), text)
+		}
+		archive := name + ".tar.gz"
+		tar := exec.CommandContext(t.Context(), "tar", "-C", dir, "-czf", filepath.Join(dir, archive), name)
+		if out, err := tar.CombinedOutput(); err != nil {
+			t.Fatalf("tar: %v\n%s", err, out)
+		}
+		content, err := os.ReadFile(filepath.Join(dir, archive))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(filepath.Join(dir, "SHA256SUMS"), fmt.Sprintf("%x  %s\n", sha256.Sum256(content), archive))
+		write(filepath.Join(dir, "install.sh"), strings.Replace(string(script), "version=VERSION", "version="+version, 1))
+		return dir
+	}
+	coracled := fmt.Sprintf("#!/bin/sh\necho \"$@\" >>%s\n", asked)
+	common := map[string]string{
+		"bin/coracled": coracled, "share/doc/coracle/README.md": "read me",
+		"lib/systemd/system/coracled.service": "ExecStart=/usr/bin/coracled\n",
+	}
+	first := map[string]string{"bin/coracle-old": "gone in the next version"}
+	second := map[string]string{"share/man/man8/coracle.8": "manual"}
+	for path, text := range common {
+		first[path], second[path] = text, text
+	}
+	installed := func() (files []string) {
+		t.Helper()
+		err := filepath.WalkDir(prefix, func(path string, e os.DirEntry, err error) error {
+			if err == nil && !e.IsDir() {
+				path, err = filepath.Rel(prefix, path)
+				files = append(files, path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+
+	one := release("v1.0.0", first)
+	if out, err := run(one, "--prefix", prefix); err != nil || !strings.Contains(out, "Coracle v1.0.0 is in "+prefix) {
+		t.Fatalf("install: %v\n%s", err, out)
+	}
+	unit, err := os.ReadFile(filepath.Join(prefix, "lib/systemd/system/coracled.service"))
+	if err != nil || string(unit) != "ExecStart="+prefix+"/bin/coracled\n" {
+		t.Errorf("the unit: %q, %v", unit, err)
+	}
+	if s, err := os.Stat(filepath.Join(prefix, "bin/coracled")); err != nil || s.Mode().Perm() != 0o755 {
+		t.Errorf("coracled: %v, %v", s, err)
+	}
+
+	// From another directory, as from a server.
+	two := release("v1.1.0", second)
+	alone := t.TempDir()
+	write(filepath.Join(alone, "install.sh"), strings.Replace(string(script), "version=VERSION", "version=v1.1.0", 1))
+	if out, err := run(alone, "--prefix", prefix, "--from", "file://"+two); err != nil {
+		t.Fatalf("upgrade: %v\n%s", err, out)
+	}
+	want := []string{
+		"bin/coracled", "lib/systemd/system/coracled.service", "share/doc/coracle/README.md", "share/doc/coracle/installed",
+		"share/man/man8/coracle.8",
+	}
+	if got := installed(); !slices.Equal(got, want) {
+		t.Errorf("after an upgrade: %q, want %q", got, want)
+	}
+
+	bad := release("v1.2.0", second)
+	write(filepath.Join(bad, "coracle-v1.2.0-linux-"+runtime.GOARCH+".tar.gz"), "something else")
+	if out, err := run(bad, "--prefix", prefix); err == nil || !strings.Contains(out, "does not match SHA256SUMS") {
+		t.Errorf("a changed archive: %v\n%s", err, out)
+	}
+	if out, err := run(two, "--prefix", "usr"); err == nil || !strings.Contains(out, "not an absolute path") {
+		t.Errorf("a relative prefix: %v\n%s", err, out)
+	}
+	if got := installed(); !slices.Equal(got, want) {
+		t.Errorf("after refusals: %q, want %q", got, want)
+	}
+
+	if out, err := run(alone, "--uninstall", "--prefix", prefix); err != nil {
+		t.Fatalf("uninstall: %v\n%s", err, out)
+	}
+	if got := installed(); len(got) > 0 {
+		t.Errorf("after a removal: %q", got)
+	}
+	if said, err := os.ReadFile(asked); err != nil || string(said) != "purge\n" {
+		t.Errorf("coracled was asked %q, want purge; %v", said, err)
+	}
+	if out, err := run(alone, "--uninstall", "--prefix", prefix); err == nil || !strings.Contains(out, "nothing is installed") {
+		t.Errorf("a second removal: %v\n%s", err, out)
+	}
+}
