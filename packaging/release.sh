@@ -142,7 +142,7 @@ if [[ " ${archs[*]} " == *" $host "* ]]; then
   done
   for page in "$root"/share/man/man8/*.8.gz; do
     # groff warns of what a page gets wrong.
-    warnings=$(zcat "$page" | groff -man -Tutf8 -ww -z 2>&1)
+    warnings=$(zcat "$page" | groff -Kutf8 -man -Tutf8 -ww -z 2>&1)
     [[ ! $warnings ]] || { echo "release: ${page##*/}: $warnings" >&2; exit 1; }
   done
   for f in "$root"/share/bash-completion/completions/*; do bash -n "$f"; done
