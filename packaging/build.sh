@@ -25,7 +25,8 @@ ARCH=${ARCH:-$("$go" env GOARCH)}
 hostbin=$(realpath "${HOSTBIN:-$bin}")
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 # v1.2.3-4-gabcdef0 is 1.2.3+4.gabcdef0, which sorts after 1.2.3; without a tag, before every release.
-version=${RELEASE:-$(git describe --tags --match 'v[0-9]*' 2>/dev/null || true)}
+version=$(git describe --tags --match 'v[0-9]*' 2>/dev/null || true)
+if [[ ${RELEASE:-} == v[0-9]* ]]; then version=$RELEASE; fi
 if [[ $version ]]; then
   version=${version#v}
   VERSION=$(sed -E 's/-([0-9]+-g[0-9a-f]+)$/+\1/; s/-/./2g; s/\+([0-9]+)-/+\1./; s/-/~/' <<<"$version")
