@@ -65,6 +65,7 @@ for arch in "${archs[@]}"; do
   mkdir -p "$tree/share"
   cp -a "$stage"/root/usr/{bin,lib} "$tree/"
   cp -a "$stage"/root/usr/share/{man,bash-completion,zsh,fish} "$tree/share/"
+  mv "$tree/share/zsh/vendor-completions" "$tree/share/zsh/site-functions" # where zsh looks below /usr/local
   mkdir -p "$tree/share/doc/coracle"
   cp -a "$stage"/root/usr/share/doc/coracle/*.md "$stage"/root/usr/share/examples/* "$tree/share/doc/coracle/"
   cp -a LICENSE "$stage/NOTICES" "$tree/share/doc/coracle/"
