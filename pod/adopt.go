@@ -75,7 +75,7 @@ func (m *Manager) adoptPod(ctx context.Context, id string) error {
 	m.unmanaged.drop(id)
 	m.events.PodChanged(&state.PodRecord{Phase: state.PodMaking}, &rec)
 	m.attempt("recover pod", id, recoverOne(ctx, m, "pod", e, func(ctx context.Context, _ bool) error {
-		return m.recoverPod(ctx, e, true)
+		return m.podLives.Recover(ctx, e, true)
 	}))
 	for _, u := range m.unmanagedIn(id) {
 		release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
@@ -114,7 +114,7 @@ func (m *Manager) adoptContainer(ctx context.Context, u Unmanaged) (podID string
 	m.unmanaged.drop(u.ID)
 	m.events.ContainerChanged(&state.ContainerRecord{Phase: state.ContainerMaking}, &rec)
 	m.attempt("recover container", u.ID, recoverOne(ctx, m, "container", e, func(ctx context.Context, _ bool) error {
-		return m.recoverContainer(ctx, e, true)
+		return m.containerLives.Recover(ctx, e, true)
 	}))
 	return rec.PodID, nil
 }

@@ -240,7 +240,7 @@ func TestStartOnceMore(t *testing.T) {
 			b.procs[id].state = client.StateRunning
 			b.exitLocked(id, 4)
 		}, state.Exited, 4, 1, true},
-		{"twice", "shim.StartContainer", 2, func(b *bench, id string) { delete(b.procs, id) }, state.Exited, exitStartFailed, 2, false},
+		{"twice", "shim.StartContainer", 2, func(b *bench, id string) { delete(b.procs, id) }, state.Exited, 128, 2, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := newBench(t)
@@ -280,7 +280,7 @@ func TestStartOnceMore(t *testing.T) {
 func TestCrashBeforeStartOnceMore(t *testing.T) {
 	b := newBench(t)
 	m1, h1 := b.manager()
-	crashed := b.crash(m1, h1, string(faultStartAgain))
+	crashed := b.crash(m1, h1, "pod.start.again")
 	podID := must[string](t)(m1.Run(t.Context(), podConfig("p")))
 	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
 	b.fault("shim.Create", failing(client.ErrUnavailable))
@@ -308,7 +308,7 @@ func TestCrashBeforeStartOnceMore(t *testing.T) {
 func TestStopDeadlineWithClockSetBack(t *testing.T) {
 	b := newBench(t)
 	m1, h1 := b.manager()
-	crashed := b.crash(m1, h1, string(faultStopContainerRecorded))
+	crashed := b.crash(m1, h1, "pod.stop.container.recorded")
 	podID := must[string](t)(m1.Run(t.Context(), podConfig("p")))
 	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("stubborn")))
 	ok(t, m1.StartContainer(t.Context(), id))

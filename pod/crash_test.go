@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/mounts"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
@@ -405,7 +406,7 @@ func TestContainerWithoutPod(t *testing.T) {
 	id := must[string](t)(m1.Create(t.Context(), podID, containerConfig("run")))
 	ok(t, m1.StartContainer(t.Context(), id))
 	b.kill(h1)
-	ok(t, unmount(m1.dirs.PodFiles(podID)))
+	ok(t, mounts.Detach(m1.dirs.PodFiles(podID)))
 	ok(t, os.RemoveAll(m1.dirs.Pods().Of(podID)))
 	m2, h2 := b.manager()
 	idle(t, m2)

@@ -140,7 +140,7 @@ func TestStartErrors(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	c := must[state.Container](t)(m.Container(id))
-	if c.State != state.Exited || c.ExitCode != exitNoProgram || c.Reason != "StartError" || c.Message == "" {
+	if c.State != state.Exited || c.ExitCode != 127 || c.Reason != "StartError" || c.Message == "" {
 		t.Errorf("container: %+v", c)
 	}
 	if err := m.StartContainer(ctx, id); !errors.Is(err, errdefs.ErrPrecondition) {

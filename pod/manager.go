@@ -10,14 +10,15 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/internal/fault"
-	"github.com/coracle-project/coracle/internal/join"
 	"github.com/coracle-project/coracle/pod/checkpoint"
+	"github.com/coracle-project/coracle/pod/container"
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/exits"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/reserve"
+	"github.com/coracle-project/coracle/pod/sandbox"
 	"github.com/coracle-project/coracle/pod/spec"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
@@ -28,12 +29,8 @@ import (
 
 // Limits of operations that have no deadline of their own.
 const (
-	runLimit    = 2 * time.Minute
-	createLimit = 2 * time.Minute
-	startLimit  = 2 * time.Minute
-	stopLimit   = 2 * time.Minute // beyond the grace
+	stopLimit   = 2 * time.Minute
 	removeLimit = 2 * time.Minute
-	updateLimit = 30 * time.Second
 	closeLimit  = 5 * time.Second // for clean-up under way when the Manager is closed
 )
 
@@ -48,18 +45,18 @@ type Manager struct {
 	pods       *state.PodTable
 	containers *state.ContainerTable
 
-	making      join.Group[string] // Run and Create, by identity
-	ops         *life.Joined       // the others, by verb and id
-	readings    *stats.Reader
-	notify      *plugins.Notifier
-	specs       *spec.Builder
-	checkpoints *checkpoint.Store
+	ops            *life.Joined // by verb and id
+	readings       *stats.Reader
+	notify         *plugins.Notifier
+	specs          *spec.Builder
+	checkpoints    *checkpoint.Store
+	podLives       *sandbox.Pods
+	containerLives *container.Containers
 
 	selinux  *mac.SELinux
 	apparmor *mac.AppArmor
 
 	exits *exits.Tracker
-	stops *stops
 	clean *life.Cleaner
 	life  *life.Life
 
@@ -93,7 +90,7 @@ func New(o Options, d Deps) *Manager {
 		opts: o.withDefaults(), Deps: d, dirs: state.Layout(o.StateDir), log: d.Log,
 		pods:       table.New("pod", (*state.PodRecord).Visible),
 		containers: table.New("container", (*state.ContainerRecord).Visible),
-		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log), stops: newStops(),
+		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log),
 		recovery: newRecovery(),
 		reserve:  reserve.New(o.StateDir, d.Log),
 		faultAt:  func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
@@ -110,11 +107,26 @@ func New(o Options, d Deps) *Manager {
 		Life: m.life, Clean: m.clean, Log: m.log, FaultAt: m.at, Restore: o.Restore, RestoreBases: o.RestoreBases,
 	})
 	m.notify = &plugins.Notifier{Plugins: d.Plugins, Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Log: m.log}
+	m.podLives = sandbox.New(sandbox.Config{
+		Pods: m.pods, Dirs: m.dirs, Handlers: m.opts.Handlers, CgroupDriver: m.opts.CgroupDriver, Cgroups: m.opts.cgroups(),
+		UnsetSeccomp: m.opts.UnsetSeccomp, ShimBinary: m.opts.ShimBinary,
+		Shim: d.Shim, Network: d.Network, Namespaces: d.Namespaces, Containers: containersOfPod{m}, Readings: m.readings,
+		Exits: m.exits, Notify: m.notify, SELinux: m.selinux, AppArmor: m.apparmor, Reserve: m.reserve, Created: &m.created,
+		Events: &m.events, Life: m.life, Clean: m.clean, Log: m.log, FaultAt: m.at, Starting: d.Starting,
+		AwaitRecovery: m.awaitRecovery,
+	})
 	m.specs = &spec.Builder{
 		Handlers: m.opts.Handlers, Cgroups: m.opts.cgroups(), Rlimits: m.opts.Rlimits, UnsetSeccomp: m.opts.UnsetSeccomp,
 		CDISpecDirs: m.opts.CDISpecDirs,
-		Dirs:        m.dirs, Containers: m.containers, SELinux: m.selinux, AppArmor: m.apparmor, SharedPID: m.sharedPID,
+		Dirs:        m.dirs, Containers: m.containers, SELinux: m.selinux, AppArmor: m.apparmor, SharedPID: m.podLives.SharedPID,
 	}
+	m.containerLives = container.New(container.Config{
+		Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Handlers: m.opts.Handlers,
+		Shim: d.Shim, Images: d.Images, Snapshots: d.Snapshots, Namespaces: d.Namespaces, Readings: m.readings,
+		Specs: m.specs, Checkpoints: m.checkpoints, Exits: m.exits, Notify: m.notify, SELinux: m.selinux, Reserve: m.reserve,
+		Created: &m.created, Events: &m.events, Life: m.life, Clean: m.clean, Log: m.log, FaultAt: m.at, Starting: d.Starting,
+		AwaitRecovery: m.awaitRecovery,
+	})
 	m.streams = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path)
 	return m
 }

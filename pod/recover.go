@@ -189,7 +189,7 @@ func (m *Manager) recoverContainers(ctx context.Context, inShim map[string]bool,
 	for _, e := range m.containers.Each(func(r *state.ContainerRecord) bool { return of(r.PodID) }) {
 		tasks.do("recover container", e.ID, func() error {
 			return recoverOne(ctx, m, "container", e, func(ctx context.Context, again bool) error {
-				return m.recoverContainer(ctx, e, inShim[e.ID] || again)
+				return m.containerLives.Recover(ctx, e, inShim[e.ID] || again)
 			})
 		})
 	}
@@ -205,7 +205,7 @@ func (m *Manager) recoverPods(ctx context.Context, inShim map[string]bool, of fu
 		}
 		tasks.do("recover pod", e.ID, func() error {
 			return recoverOne(ctx, m, "pod", e, func(ctx context.Context, again bool) error {
-				return m.recoverPod(ctx, e, inShim[e.ID] || again)
+				return m.podLives.Recover(ctx, e, inShim[e.ID] || again)
 			})
 		})
 	}
@@ -334,11 +334,11 @@ func (m *Manager) endLost(ctx context.Context) error {
 		}
 		switch s, err := m.Shim.Status(bounded, e.Get().PodID, e.ID); {
 		case errors.Is(err, client.ErrNotFound):
-			m.lost(e)
+			m.containerLives.Lost(e)
 		case err != nil:
 			return err
 		case s.State == client.StateStopped:
-			m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
+			m.containerLives.Exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 		}
 	}
 	for _, e := range inits {
@@ -346,7 +346,7 @@ func (m *Manager) endLost(ctx context.Context) error {
 			continue
 		}
 		if _, err := m.Shim.Status(bounded, e.ID, e.ID); errors.Is(err, client.ErrNotFound) {
-			m.initExited(e)
+			m.podLives.InitExited(e)
 		} else if err != nil {
 			return err
 		}
@@ -355,12 +355,4 @@ func (m *Manager) endLost(ctx context.Context) error {
 		return &client.UnansweredError{Pods: a.silent}
 	}
 	return nil
-}
-
-// lost records that a container has ended unobserved.
-func (m *Manager) lost(e *state.ContainerEntry) {
-	if e.Get().Running() {
-		m.log.Error("container is lost: its shim does not know it", "id", e.ID, "pod", e.Get().PodID)
-	}
-	m.exited(e, unknownExit, time.Time{}, false)
 }

@@ -38,27 +38,11 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c podconfig.Pod,
 	}()
 	for i := range containers {
 		c := &containers[i]
-		id, err := m.createFrom(ctx, made, *c, filepath.Join(dir, strconv.Itoa(saved[c.Name])))
+		id, err := m.containerLives.CreateFrom(ctx, made, *c, filepath.Join(dir, strconv.Itoa(saved[c.Name])))
 		if err != nil {
 			return "", nil, errdefs.During("restore pod", made, err)
 		}
 		out = append(out, Restored{c.Name, id})
 	}
 	return made, out, nil
-}
-
-// createFrom is Create of a container that goes on from a checkpoint.
-func (m *Manager) createFrom(ctx context.Context, podID string, c podconfig.Container, dir string) (id string, err error) {
-	p, err := m.pods.Find(podID)
-	if err != nil {
-		return "", err
-	}
-	if err := c.Validate(); err != nil {
-		return "", errdefs.During("create container", c.Name, err)
-	}
-	err = m.life.Run(ctx, createLimit, func(ctx context.Context) error {
-		id, err = m.create(ctx, p, c, dir)
-		return errdefs.During("create container", c.Name, err)
-	})
-	return id, err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/mounts"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
@@ -322,7 +323,7 @@ func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
 	if err := m.Shim.DeletePod(ctx, podID); err != nil {
 		return err
 	}
-	if err := unmount(m.dirs.PodFiles(podID)); err != nil {
+	if err := mounts.Detach(m.dirs.PodFiles(podID)); err != nil {
 		return err
 	}
 	if err := m.dirs.Pods().Remove(podID); err != nil {
@@ -380,7 +381,7 @@ func (m *Manager) removeContainerDir(id string) error {
 		return err
 	}
 	for _, at := range points {
-		if err := unmount(at); err != nil {
+		if err := mounts.Detach(at); err != nil {
 			return err
 		}
 	}

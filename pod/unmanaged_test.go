@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/mounts"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
@@ -38,7 +39,7 @@ func (b *bench) lone() (m *Manager, podID, id string) {
 // untouched fails the test unless everything of lone is as before.
 func (b *bench) untouched(m *Manager, podID, id string) {
 	b.t.Helper()
-	mounted, err := mountedAt([]string{m.dirs.PodFiles(podID)})
+	mounted, err := mounts.First([]string{m.dirs.PodFiles(podID)})
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.procs[id]
@@ -217,7 +218,7 @@ func TestInitOfUnmanagedContainersStays(t *testing.T) {
 	m1, h := b.manager()
 	podID, id := b.sharing(m1)
 	b.kill(h)
-	ok(t, errors.Join(unmount(m1.dirs.PodFiles(podID)), os.RemoveAll(m1.dirs.Pods().Of(podID))))
+	ok(t, errors.Join(mounts.Detach(m1.dirs.PodFiles(podID)), os.RemoveAll(m1.dirs.Pods().Of(podID))))
 	m, _ := b.manager()
 	idle(t, m)
 	for _, one := range []string{podID, id} {
@@ -270,7 +271,7 @@ func TestContainersWithoutDirectory(t *testing.T) {
 			return os.Truncate(m.dirs.Pods().File(id), 3)
 		}, client.StateRunning, true},
 		{"pod gone, running", func(m *Manager, id string) error {
-			return errors.Join(unmount(m.dirs.PodFiles(id)), os.RemoveAll(m.dirs.Pods().Of(id)))
+			return errors.Join(mounts.Detach(m.dirs.PodFiles(id)), os.RemoveAll(m.dirs.Pods().Of(id)))
 		}, client.StateRunning, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -7,9 +7,8 @@ import (
 	"io/fs"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/mounts"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -160,7 +159,7 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 		mounted := ""
 		points, err := mountPoints(m.dirs.Containers().Of(id))
 		if err == nil {
-			mounted, err = mountedAt(points)
+			mounted, err = mounts.First(points)
 		}
 		switch {
 		case err != nil:
@@ -185,7 +184,7 @@ func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (remova
 	}
 	for _, id := range ids {
 		leave := func(why error) { m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, why) }
-		mounted, err := mountedAt([]string{m.dirs.PodFiles(id)})
+		mounted, err := mounts.First([]string{m.dirs.PodFiles(id)})
 		_, pinned := os.Stat(m.dirs.NamespacesOf(id))
 		switch {
 		case len(known[id]) > 0 || len(m.unmanagedIn(id)) > 0:
@@ -203,22 +202,6 @@ func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (remova
 		}
 	}
 	return removable
-}
-
-// mountedAt returns the first of the paths where something is mounted, or "".
-func mountedAt(paths []string) (string, error) {
-	for _, path := range paths {
-		var st unix.Statx_t
-		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
-		switch {
-		case errors.Is(err, unix.ENOENT):
-		case err != nil:
-			return "", &fs.PathError{Op: "statx", Path: path, Err: err}
-		case st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0: // Linux 5.8
-			return path, nil
-		}
-	}
-	return "", nil
 }
 
 // endRecordless handles a container in the shim that has neither a record nor a directory. We
@@ -248,7 +231,7 @@ func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 		}
 	}
 	m.log.Warn("killing container of the shim that has no record", "id", id, "pod", podID)
-	return m.endLeftover(ctx, podID, id, true)
+	return m.exits.EndLeftover(ctx, podID, id)
 }
 
 // queueStrayNetworks queues networks that Recover could not take down, because a plugin hung or
@@ -270,7 +253,7 @@ func (m *Manager) queueStrayDirs(b bare) {
 	}
 	for _, id := range b.pods {
 		m.clean.Queue("directory of unknown pod", id, func(context.Context) error {
-			if err := unmount(m.dirs.PodFiles(id)); err != nil {
+			if err := mounts.Detach(m.dirs.PodFiles(id)); err != nil {
 				return err
 			}
 			return m.dirs.Pods().Remove(id)

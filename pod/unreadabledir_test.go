@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/coracle-project/coracle/pod/mounts"
 	"github.com/coracle-project/coracle/pod/table"
 )
 
@@ -61,7 +62,7 @@ func TestBareDirectoryCannotBeRead(t *testing.T) {
 	ok(t, unlistable(volumes))
 	ok(t, m.Start(t.Context()))
 	idle(t, m)
-	if mounted, err := mountedAt([]string{filepath.Join(volumes+".kept", "1")}); err != nil || mounted == "" {
+	if mounted, err := mounts.First([]string{filepath.Join(volumes+".kept", "1")}); err != nil || mounted == "" {
 		t.Errorf("mounted: %q, %v", mounted, err)
 	}
 	if _, kept := m.findUnmanaged(UnmanagedContainer, id); !kept {

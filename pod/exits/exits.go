@@ -128,3 +128,16 @@ func ignoring(err, kind error) error {
 	}
 	return err
 }
+
+// EndLeftover ends a container that an earlier daemon left in the shim.
+func (x *Tracker) EndLeftover(ctx context.Context, podID, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, leftoverLimit)
+	defer cancel()
+	return x.End(ctx, podID, id)
+}
+
+// leftoverLimit is how long recovery waits for one container to die.
+const leftoverLimit = 5 * time.Second
+
+// UnknownCode is the exit code of a container whose end no one saw, as peers have it.
+const UnknownCode = 255

@@ -1,4 +1,4 @@
-package pod
+package sandbox
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/idmaps"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/spec"
@@ -20,8 +21,8 @@ import (
 const filesSize = "67108864"
 
 // writePodFiles makes what needs no network: hostname and the shared memory.
-func (m *Manager) writePodFiles(id string, c *podconfig.Pod, hostname string) error {
-	dir := m.dirs.PodFiles(id)
+func (ps *Pods) writePodFiles(id string, c *podconfig.Pod, hostname string) error {
+	dir := ps.Dirs.PodFiles(id)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
@@ -29,13 +30,13 @@ func (m *Manager) writePodFiles(id string, c *podconfig.Pod, hostname string) er
 	if err := unix.Mount("shm", dir, "tmpfs", flags, "mode=700,size="+filesSize); err != nil {
 		return fmt.Errorf("mount %s: %w", dir, err)
 	}
-	if err := os.WriteFile(m.dirs.PodFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(ps.Dirs.PodFile(id, "hostname"), []byte(hostname+"\n"), 0o644); err != nil {
 		return err
 	}
 	if c.HostIPC() {
 		return nil // /dev/shm is the host's
 	}
-	shm := m.dirs.PodFile(id, "shm")
+	shm := ps.Dirs.PodFile(id, "shm")
 	if err := os.Mkdir(shm, 0o755); err != nil {
 		return err
 	}
@@ -43,12 +44,12 @@ func (m *Manager) writePodFiles(id string, c *podconfig.Pod, hostname string) er
 }
 
 // writeNetworkFiles makes what depends on the network's result: resolv.conf and hosts.
-func (m *Manager) writeNetworkFiles(id string, c *podconfig.Pod, hostname string, net network.Result) error {
+func (ps *Pods) writeNetworkFiles(id string, c *podconfig.Pod, hostname string, net network.Result) error {
 	resolv, err := resolvConf(c.DNS, net, hostResolvConf)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(m.dirs.PodFile(id, "resolv.conf"), resolv, 0o644); err != nil {
+	if err := os.WriteFile(ps.Dirs.PodFile(id, "resolv.conf"), resolv, 0o644); err != nil {
 		return err
 	}
 	var hosts []byte
@@ -60,18 +61,18 @@ func (m *Manager) writeNetworkFiles(id string, c *podconfig.Pod, hostname string
 	if hosts == nil {
 		hosts = hostsFile(hostname, net)
 	}
-	return os.WriteFile(m.dirs.PodFile(id, "hosts"), hosts, 0o644)
+	return os.WriteFile(ps.Dirs.PodFile(id, "hosts"), hosts, 0o644)
 }
 
 // givePodFiles makes the root of the pod's user namespace the owner of the pod's files, as
 // the host's root is of other pods'.
-func (m *Manager) givePodFiles(id string, c *podconfig.Pod) error {
+func (ps *Pods) givePodFiles(id string, c *podconfig.Pod) error {
 	if !c.UserNamespace() {
 		return nil
 	}
-	uid, gid := rootOf(c.Namespaces.Users)
+	uid, gid := idmaps.Root(c.Namespaces.Users)
 	for _, name := range []string{"resolv.conf", "hosts", "hostname", "shm"} {
-		if err := os.Lchown(m.dirs.PodFile(id, name), uid, gid); err != nil {
+		if err := os.Lchown(ps.Dirs.PodFile(id, name), uid, gid); err != nil {
 			return err
 		}
 	}
@@ -79,17 +80,17 @@ func (m *Manager) givePodFiles(id string, c *podconfig.Pod) error {
 }
 
 // labelPodFiles labels the files that all containers of a pod see.
-func (m *Manager) labelPodFiles(id string, c *podconfig.Pod, l mac.Labels) error {
+func (ps *Pods) labelPodFiles(id string, c *podconfig.Pod, l mac.Labels) error {
 	if l.Mount == "" {
 		return nil
 	}
-	f := spec.PodFiles(m.dirs, id, c)
+	f := spec.PodFiles(ps.Dirs, id, c)
 	files := []string{f.ResolvConf, f.Hosts, f.Hostname}
 	if !c.HostIPC() {
 		files = append(files, f.Shm)
 	}
 	for _, path := range files {
-		if err := m.selinux.Relabel(path, mac.VolumeLabel{Mount: l.Mount, Access: mac.PodAccess}); err != nil {
+		if err := ps.SELinux.Relabel(path, mac.VolumeLabel{Mount: l.Mount, Access: mac.PodAccess}); err != nil {
 			return err
 		}
 	}
@@ -136,13 +137,4 @@ func hostsFile(hostname string, net network.Result) []byte {
 		fmt.Fprintf(&b, "%s\t%s\n", ip, hostname)
 	}
 	return b.Bytes()
-}
-
-// unmount detaches what is mounted at path; nothing there is fine.
-func unmount(path string) error {
-	err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("unmount %s: %w", path, err)
-	}
-	return nil
 }

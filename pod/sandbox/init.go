@@ -1,4 +1,4 @@
-package pod
+package sandbox
 
 import (
 	"context"
@@ -19,11 +19,11 @@ import (
 // shim's binary knows what it is to be.
 const initPath = "/coracle-pod-init"
 
-// sharedPID returns a process in the PID namespace that the pod's containers share. It
+// SharedPID returns a process in the PID namespace that the pod's containers share. It
 // is the pod's init, which is started for the first container that shares: most pods
 // have none, and a pod that only says it would costs no process.
-func (m *Manager) sharedPID(ctx context.Context, p *state.PodEntry) (pid int, err error) {
-	err = m.ops.Do(ctx, "init/"+p.ID, createLimit, func(ctx context.Context) error {
+func (ps *Pods) SharedPID(ctx context.Context, p *state.PodEntry) (pid int, err error) {
+	err = ps.ops.Do(ctx, "init/"+p.ID, initLimit, func(ctx context.Context) error {
 		if p.Get().InitPid != 0 {
 			return nil
 		}
@@ -35,25 +35,25 @@ func (m *Manager) sharedPID(ctx context.Context, p *state.PodEntry) (pid int, er
 		if err := p.Update(func(r *state.PodRecord) { r.Init = true }); err != nil {
 			return err
 		}
-		if err := m.faultAt(ctx, faultInitRecorded); err != nil {
+		if err := ps.FaultAt(ctx, faultInitRecorded); err != nil {
 			return err
 		}
-		pid, err := m.startInit(ctx, p)
+		pid, err := ps.startInit(ctx, p)
 		if err == nil {
-			err = m.faultAt(ctx, faultInitStarted)
+			err = ps.FaultAt(ctx, faultInitStarted)
 		}
 		if err != nil {
 			undo, cancel := life.Undoing(ctx)
 			defer cancel()
-			return errors.Join(err, m.exits.End(undo, p.ID, p.ID))
+			return errors.Join(err, ps.Exits.End(undo, p.ID, p.ID))
 		}
 		if err := p.Update(func(r *state.PodRecord) { r.InitPid = pid }); err != nil {
 			return err
 		}
 		// An end before the record knew the init was not noted.
-		s, err := m.Shim.Status(ctx, p.ID, p.ID)
+		s, err := ps.Shim.Status(ctx, p.ID, p.ID)
 		if errors.Is(err, client.ErrNotFound) || err == nil && s.State == client.StateStopped {
-			m.initExited(p)
+			ps.InitExited(p)
 			return nil
 		}
 		return err
@@ -70,13 +70,13 @@ func (m *Manager) sharedPID(ctx context.Context, p *state.PodEntry) (pid int, er
 // startInit runs the pod's init: the shim's own binary in an otherwise empty root, without any
 // privilege, under the sandbox's seccomp and AppArmor profiles. It goes by the pod's id in the
 // shim.
-func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, err error) {
+func (ps *Pods) startInit(ctx context.Context, e *state.PodEntry) (pid int, err error) {
 	c, set := &e.Get().Config, e.Get().Namespaces
-	handler, err := m.opts.Handlers.Of(c)
+	handler, err := ps.Handlers.Of(c)
 	if err != nil {
 		return 0, err
 	}
-	bundle := filepath.Join(m.dirs.Pods().Of(e.ID), "init")
+	bundle := filepath.Join(ps.Dirs.Pods().Of(e.ID), "init")
 	root := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -87,24 +87,24 @@ func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, er
 		return 0, err
 	}
 	in := ocispec.Init{
-		Root: root, Path: initPath, Binary: m.opts.ShimBinary,
+		Root: root, Path: initPath, Binary: ps.ShimBinary,
 		Namespaces: ocispec.Namespaces{
 			Net: set.Net, IPC: set.IPC, UTS: set.UTS, HostNet: c.HostNetwork(), HostIPC: c.HostIPC(),
 			User: set.User, UIDs: spec.Mappings(c.Namespaces.Users.UIDs), GIDs: spec.Mappings(c.Namespaces.Users.GIDs),
 		},
-		CgroupsPath: m.opts.cgroups().SpecPath(c, e.ID),
+		CgroupsPath: ps.Cgroups.SpecPath(c, e.ID),
 		Identity:    ocispec.Identity{PodID: e.ID, PodName: c.Name, PodNamespace: c.Namespace, PodUID: c.UID},
 		Foreign:     handler.Runtime != "",
 		// A shim of virtual machines makes a machine of it.
 		Unlimited:    handler.Sandboxed(),
 		ProcessLabel: e.Get().Labels.Process,
 	}
-	if in.AppArmor, err = m.apparmor.Profile(ctx, c.AppArmor, false); err != nil {
+	if in.AppArmor, err = ps.AppArmor.Profile(ctx, c.AppArmor, false); err != nil {
 		return 0, err
 	}
 	// A sandbox that asks for no filter gets the default one. It is our own program, which needs no
 	// more.
-	if in.Seccomp, err = spec.Seccomp(&c.Seccomp, m.opts.UnsetSeccomp); err != nil {
+	if in.Seccomp, err = spec.Seccomp(&c.Seccomp, ps.UnsetSeccomp); err != nil {
 		return 0, err
 	}
 	made, err := ocispec.PodInit(in)
@@ -114,17 +114,31 @@ func (m *Manager) startInit(ctx context.Context, e *state.PodEntry) (pid int, er
 	if err := ocispec.Write(bundle, made); err != nil {
 		return 0, err
 	}
-	pid, err = m.Shim.Create(ctx, client.CreateRequest{PodID: e.ID, ID: e.ID, Bundle: bundle, Handler: handler.Runtime})
+	pid, err = ps.Shim.Create(ctx, client.CreateRequest{PodID: e.ID, ID: e.ID, Bundle: bundle, Handler: handler.Runtime})
 	if err != nil {
 		return 0, err
 	}
-	return pid, m.Shim.StartContainer(ctx, e.ID, e.ID)
+	return pid, ps.Shim.StartContainer(ctx, e.ID, e.ID)
 }
 
 // endInit kills the pod's init and has the shim forget it. It succeeds if there is none.
-func (m *Manager) endInit(ctx context.Context, e *state.PodEntry) error {
+func (ps *Pods) endInit(ctx context.Context, e *state.PodEntry) error {
 	if !e.Get().Init {
 		return nil
 	}
-	return m.exits.End(ctx, e.ID, e.ID)
+	return ps.Exits.End(ctx, e.ID, e.ID)
+}
+
+// InitExited makes a pod whose init died NotReady: its PID namespace is gone, and the
+// processes in it. An init that did not come to hold anything is SharedPID's to undo.
+func (ps *Pods) InitExited(e *state.PodEntry) {
+	err := e.Observe(func(r *state.PodRecord) {
+		if r.InitPid != 0 && r.Phase == state.PodReady {
+			r.Phase = state.PodBroken
+			ps.Log.Warn("pod is not ready", "id", e.ID, "err", r.Config.InitDied())
+		}
+		r.InitPid = 0
+	})
+	state.LogUnrecorded(ps.Log, e.ID, err)
+	ps.Exits.Happened(e.ID)
 }

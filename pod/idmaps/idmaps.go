@@ -1,4 +1,5 @@
-package pod
+// Package idmaps works with the id maps of user namespaces.
+package idmaps
 
 import (
 	"fmt"
@@ -10,12 +11,13 @@ import (
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
-// rootOf is the host's name for the root of a user namespace.
-func rootOf(users podconfig.IDMaps) (uid, gid int) {
+// Root is the host's name for the root of a user namespace.
+func Root(users podconfig.IDMaps) (uid, gid int) {
 	return int(users.UIDs[0].Host), int(users.GIDs[0].Host)
 }
 
-func sysMaps(maps []podconfig.IDMap) []syscall.SysProcIDMap {
+// Sys are maps as package syscall has them.
+func Sys(maps []podconfig.IDMap) []syscall.SysProcIDMap {
 	out := make([]syscall.SysProcIDMap, len(maps))
 	for i, m := range maps {
 		out[i] = syscall.SysProcIDMap{ContainerID: int(m.Container), HostID: int(m.Host), Size: int(m.Length)}
@@ -23,13 +25,13 @@ func sysMaps(maps []podconfig.IDMap) []syscall.SysProcIDMap {
 	return out
 }
 
-// asRootOf runs f as the user namespace's root as far as files are concerned: a root file
+// AsRoot runs f as the user namespace's root as far as files are concerned: a root file
 // system that shows its ids cannot hold files of the host's root, who is no one there.
-func asRootOf(users podconfig.IDMaps, f func() error) error {
+func AsRoot(users podconfig.IDMaps, f func() error) error {
 	if len(users.UIDs) == 0 {
 		return f()
 	}
-	uid, gid := rootOf(users)
+	uid, gid := Root(users)
 	runtime.LockOSThread() // setfsuid(2) is the thread's
 	defer runtime.UnlockOSThread()
 	for _, change := range []struct {

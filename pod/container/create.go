@@ -1,4 +1,4 @@
-package pod
+package container
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/checkpoint"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/idmaps"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/ocispec"
@@ -26,23 +27,18 @@ import (
 	"github.com/coracle-project/coracle/snapshot"
 )
 
-// Create makes a container in a ready pod: its root is mounted and its spec written,
-// but the shim knows nothing of it yet (StartContainer tells it), so a container that
-// is never started costs no process. On error nothing of it is left behind. A call
-// with the pod, name and attempt of one under way joins it; ErrExists if there is such
-// a container, ErrNotFound if the pod or the image is not there, ErrPrecondition if the
-// pod is not ready.
-func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Container) (id string, err error) {
+// Create is Manager.Create of package pod.
+func (cs *Containers) Create(ctx context.Context, podID string, c podconfig.Container) (id string, err error) {
 	if err := c.Validate(); err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
-	p, err := m.pods.Find(podID)
+	p, err := cs.Pods.Find(podID)
 	if err != nil {
 		return "", errdefs.During("create container", c.Name, err)
 	}
-	return m.making.Do(ctx, "create/"+c.Identity(p.ID), func(ctx context.Context) (id string, err error) {
-		err = m.life.Run(ctx, createLimit, func(ctx context.Context) error {
-			id, err = m.create(ctx, p, c, "")
+	return cs.making.Do(ctx, c.Identity(p.ID), func(ctx context.Context) (id string, err error) {
+		err = cs.Life.Run(ctx, createLimit, func(ctx context.Context) error {
+			id, err = cs.create(ctx, p, c, "")
 			return errdefs.During("create container", c.Name, err)
 		})
 		return id, err
@@ -51,15 +47,15 @@ func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Containe
 
 // create makes a container; from is a directory with a saved one that it goes on from, or
 // empty.
-func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Container, from string) (string, error) {
-	if err := m.awaitRecovery(ctx); err != nil {
+func (cs *Containers) create(ctx context.Context, p *state.PodEntry, c podconfig.Container, from string) (string, error) {
+	if err := cs.AwaitRecovery(ctx); err != nil {
 		return "", err
 	}
 	if err := p.Get().MustBeReady(); err != nil {
 		return "", err
 	}
-	m.Starting()
-	img, err := m.Images.Get(c.Image)
+	cs.Starting()
+	img, err := cs.Images.Get(c.Image)
 	if errors.Is(err, image.ErrNotFound) {
 		return "", errdefs.Errorf(errdefs.ErrNotFound, "image %q is not on this node; pull it first", c.Image)
 	}
@@ -68,7 +64,7 @@ func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Con
 	}
 	id := table.NewID()
 	rec := state.ContainerRecord{
-		ID: id, PodID: p.ID, Phase: state.ContainerMaking, Config: c, CreatedAt: m.created.Next(),
+		ID: id, PodID: p.ID, Phase: state.ContainerMaking, Config: c, CreatedAt: cs.Created.Next(),
 		ImageID: img.ID.String(), LogPath: logPath(&p.Get().Config, &c),
 		Checkpoint: from,
 	}
@@ -87,9 +83,9 @@ func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Con
 		return "", err
 	}
 	rec.StopSignal = int(sig)
-	e := table.NewEntry(id, m.dirs.Containers(), m.reserve, rec, m.events.ContainerChanged)
-	if holder, ok := m.containers.Add(c.Identity(p.ID), e); !ok {
-		if m.repeatedCreate(holder, &c) {
+	e := table.NewEntry(id, cs.Dirs.Containers(), cs.Reserve, rec, cs.Events.ContainerChanged)
+	if holder, ok := cs.Containers.Add(c.Identity(p.ID), e); !ok {
+		if cs.repeated(holder, &c) {
 			return holder, nil
 		}
 		return "", errdefs.Errorf(errdefs.ErrExists, "container %s of the pod has this name and attempt; remove it or raise the attempt", holder)
@@ -98,16 +94,16 @@ func (m *Manager) create(ctx context.Context, p *state.PodEntry, c podconfig.Con
 		return "", err // cannot happen: no one else knows the id
 	}
 	defer e.Turn.Give()
-	if err = m.makeContainer(ctx, p, e, img); err == nil {
+	if err = cs.makeContainer(ctx, p, e, img); err == nil {
 		return id, nil
 	}
 	undo, cancel := life.Undoing(ctx)
 	defer cancel()
-	if derr := m.dropContainer(undo, e); derr != nil {
-		m.log.Error("half-made container not cleaned up, trying again in the background", "id", id, "err", derr)
-		m.queueDrop(e)
+	if derr := cs.dropContainer(undo, e); derr != nil {
+		cs.Log.Error("half-made container not cleaned up, trying again in the background", "id", id, "err", derr)
+		cs.queueDrop(e)
 	}
-	return "", m.reserve.Explain(err)
+	return "", cs.Reserve.Explain(err)
 }
 
 // logPath is where the container's log goes; "" if the caller wants none.
@@ -143,17 +139,17 @@ func makeLogDirectory(dir, name string) error {
 	return nil
 }
 
-func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state.ContainerEntry, img image.Image) error {
+func (cs *Containers) makeContainer(ctx context.Context, p *state.PodEntry, e *state.ContainerEntry, img image.Image) error {
 	begin := time.Now()
 	var watch state.Stopwatch
-	dir := m.dirs.Containers().Of(e.ID)
-	if err := m.dirs.Containers().Make(e.ID); err != nil {
+	dir := cs.Dirs.Containers().Of(e.ID)
+	if err := cs.Dirs.Containers().Make(e.ID); err != nil {
 		return err
 	}
 	if err := e.Update(func(*state.ContainerRecord) {}); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, faultCreateRecorded); err != nil {
+	if err := cs.FaultAt(ctx, faultCreateRecorded); err != nil {
 		return err
 	}
 	if e.Get().LogPath != "" {
@@ -162,38 +158,38 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 		}
 	}
 	from := e.Get().Checkpoint
-	saved, err := m.savedFor(ctx, e, &img, from)
+	saved, err := cs.savedFor(ctx, e, &img, from)
 	if err != nil {
 		return err
 	}
 	layers := img.Layers
 	if saved != nil {
-		if img, err = m.checkpoints.Base(saved, img, from); err != nil {
+		if img, err = cs.Checkpoints.Base(saved, img, from); err != nil {
 			return err
 		}
 		var release func(context.Context) error
-		if layers, release, err = m.checkpoints.Layers(ctx, e.ID, saved, &img); err != nil {
+		if layers, release, err = cs.Checkpoints.Layers(ctx, e.ID, saved, &img); err != nil {
 			return err
 		}
 		defer func() {
 			undo, cancel := life.Undoing(ctx)
 			defer cancel()
 			if err := release(undo); err != nil {
-				m.log.Warn("layer of a checkpoint is kept for longer than it is needed", "id", e.ID, "err", err)
+				cs.Log.Warn("layer of a checkpoint is kept for longer than it is needed", "id", e.ID, "err", err)
 			}
 		}()
 	}
-	handler, err := m.opts.Handlers.Of(&p.Get().Config)
+	handler, err := cs.Handlers.Of(&p.Get().Config)
 	if err != nil {
 		return err
 	}
 	prepared := watch.Step("record the intent", begin)
-	labels, err := m.containerLabels(p, e)
+	labels, err := cs.containerLabels(p, e)
 	if err != nil {
 		return err
 	}
 	root := filepath.Join(dir, "rootfs")
-	snap, err := m.Snapshots.Prepare(ctx, e.ID, snapshot.PrepareOptions{
+	snap, err := cs.Snapshots.Prepare(ctx, e.ID, snapshot.PrepareOptions{
 		Layers: layers, Target: root, Users: p.Get().Config.Namespaces.Users, Driver: handler.Snapshotter,
 		Label: labels.Mount,
 	})
@@ -201,19 +197,19 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 		return fmt.Errorf("root file system: %w", err)
 	}
 	mounted := watch.Step("mount root file system", prepared)
-	if err := m.faultAt(ctx, faultCreateSnapshot); err != nil {
+	if err := cs.FaultAt(ctx, faultCreateSnapshot); err != nil {
 		return err
 	}
 	user, err := prepareRoot(root, &e.Get().Config.Security, &img, p.Get().Config.Namespaces.Users)
 	if err != nil {
 		return err
 	}
-	volumes, err := m.mountVolumes(ctx, e, p.Get().Config.Namespaces.Users, labels)
+	volumes, err := cs.mountVolumes(ctx, e, p.Get().Config.Namespaces.Users, labels)
 	if err != nil {
 		return err
 	}
 	looked := watch.Step("find user, mount volumes", mounted)
-	made, err := m.specs.Build(ctx, &spec.Container{
+	made, err := cs.Specs.Build(ctx, &spec.Container{
 		Pod: p, Entry: e, Image: &img, User: user, Root: root, Volumes: sources(volumes), Labels: labels,
 	})
 	if err != nil {
@@ -225,13 +221,13 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 		}
 		saved.Apply(made)
 	}
-	if err := m.specs.InjectCDI(made, e.Get().Config.CDIDevices); err != nil {
+	if err := cs.Specs.InjectCDI(made, e.Get().Config.CDIDevices); err != nil {
 		return err
 	}
 	// Hold new plugins only from here on, not while root and volumes are mounted: a waiting plugin
 	// blocks the creation of all other containers and pods.
-	defer m.notify.Hold()()
-	if err := m.notify.Adjust(ctx, p, e, made); err != nil {
+	defer cs.Notify.Hold()()
+	if err := cs.Notify.Adjust(ctx, p, e, made); err != nil {
 		return err
 	}
 	if err := ocispec.Write(dir, made); err != nil {
@@ -262,14 +258,14 @@ func (m *Manager) makeContainer(ctx context.Context, p *state.PodEntry, e *state
 	if err != nil {
 		return err
 	}
-	return m.notify.Container(ctx, plugins.ContainerCreated, e)
+	return cs.Notify.Container(ctx, plugins.ContainerCreated, e)
 }
 
 // savedFor is the checkpoint that a container goes on from: the caller's, or the one that
 // its image is; nil for an ordinary container.
-func (m *Manager) savedFor(ctx context.Context, e *state.ContainerEntry, img *image.Image, from string) (*checkpoint.Saved, error) {
+func (cs *Containers) savedFor(ctx context.Context, e *state.ContainerEntry, img *image.Image, from string) (*checkpoint.Saved, error) {
 	if from == "" {
-		return m.checkpoints.In(ctx, e, img)
+		return cs.Checkpoints.In(ctx, e, img)
 	}
 	saved, err := checkpoint.Open(from)
 	if err != nil {
@@ -279,13 +275,13 @@ func (m *Manager) savedFor(ctx context.Context, e *state.ContainerEntry, img *im
 }
 
 // containerLabels are a container's labels. Those that are not the pod's are in its record.
-func (m *Manager) containerLabels(p *state.PodEntry, e *state.ContainerEntry) (mac.Labels, error) {
-	l, held, err := m.selinux.Container(p.Get().Labels, &e.Get().Config.Security)
+func (cs *Containers) containerLabels(p *state.PodEntry, e *state.ContainerEntry) (mac.Labels, error) {
+	l, held, err := cs.SELinux.Container(p.Get().Labels, &e.Get().Config.Security)
 	if err != nil || !held {
 		return l, err
 	}
 	if err := e.Update(func(r *state.ContainerRecord) { r.Labels = l }); err != nil {
-		m.selinux.Release(l)
+		cs.SELinux.Release(l)
 		return l, err
 	}
 	return l, nil
@@ -300,7 +296,7 @@ func prepareRoot(root string, s *podconfig.Security, img *image.Image, users pod
 		return userdb.Identity{}, err
 	}
 	defer r.Close()
-	err = asRootOf(users, func() error {
+	err = idmaps.AsRoot(users, func() error {
 		for volume := range img.Config.Volumes {
 			if err := r.MkdirAll(volume, 0o755); err != nil {
 				return errdefs.Errorf(errdefs.ErrInvalid, "volume %q of the image: %w", volume, err)
@@ -323,4 +319,29 @@ func prepareRoot(root string, s *podconfig.Security, img *image.Image, users pod
 		return userdb.Identity{}, errdefs.Errorf(errdefs.ErrInvalid, "user: %w", err)
 	}
 	return id, nil
+}
+
+func (cs *Containers) repeated(holder string, c *podconfig.Container) bool {
+	e := cs.Containers.Exact(holder)
+	if e == nil {
+		return false
+	}
+	r := e.Get()
+	return r.Phase == state.ContainerCreated && podconfig.Same(&r.Config, c)
+}
+
+// CreateFrom is Create of a container that goes on from a checkpoint.
+func (cs *Containers) CreateFrom(ctx context.Context, podID string, c podconfig.Container, dir string) (id string, err error) {
+	p, err := cs.Pods.Find(podID)
+	if err != nil {
+		return "", err
+	}
+	if err := c.Validate(); err != nil {
+		return "", errdefs.During("create container", c.Name, err)
+	}
+	err = cs.Life.Run(ctx, createLimit, func(ctx context.Context) error {
+		id, err = cs.create(ctx, p, c, dir)
+		return errdefs.During("create container", c.Name, err)
+	})
+	return id, err
 }

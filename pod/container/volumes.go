@@ -1,4 +1,4 @@
-package pod
+package container
 
 import (
 	"context"
@@ -27,7 +27,7 @@ type volume struct {
 }
 
 // mountVolumes mounts the images that the container's mounts name, by number of the mount.
-func (m *Manager) mountVolumes(ctx context.Context, e *state.ContainerEntry, users snapshot.Users,
+func (cs *Containers) mountVolumes(ctx context.Context, e *state.ContainerEntry, users snapshot.Users,
 	labels mac.Labels,
 ) (map[int]volume, error) {
 	var out map[int]volume
@@ -36,7 +36,7 @@ func (m *Manager) mountVolumes(ctx context.Context, e *state.ContainerEntry, use
 		if mount.Image == "" {
 			continue
 		}
-		v, err := m.mountVolume(ctx, e, i, users, labels)
+		v, err := cs.mountVolume(ctx, e, i, users, labels)
 		if err != nil {
 			return nil, fmt.Errorf("mount %s: %w", mount.ContainerPath, err)
 		}
@@ -48,26 +48,26 @@ func (m *Manager) mountVolumes(ctx context.Context, e *state.ContainerEntry, use
 	return out, nil
 }
 
-func (m *Manager) mountVolume(ctx context.Context, e *state.ContainerEntry, i int, users snapshot.Users,
+func (cs *Containers) mountVolume(ctx context.Context, e *state.ContainerEntry, i int, users snapshot.Users,
 	labels mac.Labels,
 ) (volume, error) {
 	mount := &e.Get().Config.Mounts[i]
-	img, err := m.Images.Get(mount.Image)
+	img, err := cs.Images.Get(mount.Image)
 	if errors.Is(err, image.ErrNotFound) {
 		return volume{}, errdefs.Errorf(errdefs.ErrNotFound, "image %q is not on this node; pull it first", mount.Image)
 	}
 	if err != nil {
 		return volume{}, err
 	}
-	target := filepath.Join(m.dirs.Containers().Of(e.ID), "volumes", strconv.Itoa(i))
-	_, err = m.Snapshots.Prepare(ctx, state.VolumeID(e.ID, i), snapshot.PrepareOptions{
+	target := filepath.Join(cs.Dirs.Containers().Of(e.ID), "volumes", strconv.Itoa(i))
+	_, err = cs.Snapshots.Prepare(ctx, state.VolumeID(e.ID, i), snapshot.PrepareOptions{
 		Layers: img.Layers, Target: target, Users: users, Access: snapshot.ReadOnly,
 		Label: labels.Mount,
 	})
 	if err != nil {
 		return volume{}, err
 	}
-	if err := m.faultAt(ctx, faultCreateVolume); err != nil {
+	if err := cs.FaultAt(ctx, faultCreateVolume); err != nil {
 		return volume{}, err
 	}
 	v := volume{source: target, ref: imageRef(&img)}
@@ -105,13 +105,13 @@ func sources(volumes map[int]volume) map[int]string {
 }
 
 // removeVolumes takes the container's image volumes down.
-func (m *Manager) removeVolumes(ctx context.Context, e *state.ContainerEntry) error {
+func (cs *Containers) removeVolumes(ctx context.Context, e *state.ContainerEntry) error {
 	ids := e.Get().Volumes()
-	if m.checkpoints.Restore {
+	if cs.Checkpoints.Restore {
 		ids = append(ids, state.CheckpointImageID(e.ID)) // of one whose making was cut off
 	}
 	for _, id := range ids {
-		if err := m.Snapshots.Remove(ctx, id); err != nil {
+		if err := cs.Snapshots.Remove(ctx, id); err != nil {
 			return err
 		}
 	}

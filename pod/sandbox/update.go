@@ -1,8 +1,7 @@
-package pod
+package sandbox
 
 import (
 	"context"
-	"net/netip"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/plugins"
@@ -10,11 +9,11 @@ import (
 	"github.com/coracle-project/coracle/pod/state"
 )
 
-// UpdatePodResources notes what the caller, who owns the pod's cgroup, has given the pod as
+// UpdateResources notes what the caller, who owns the pod's cgroup, has given the pod as
 // a whole; nil leaves what is noted. The pod's containers are not touched. ErrPrecondition if
 // the pod is not ready.
-func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error {
-	e, err := m.pods.Find(podID)
+func (ps *Pods) UpdateResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error {
+	e, err := ps.Pods.Find(podID)
 	if err != nil {
 		return errdefs.During("update pod", podID, err)
 	}
@@ -26,7 +25,7 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 			return errdefs.During("update pod", e.ID, err)
 		}
 	}
-	return errdefs.During("update pod", e.ID, m.life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+	return errdefs.During("update pod", e.ID, ps.Life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
@@ -34,7 +33,7 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 		if err := e.Get().MustBeReady(); err != nil {
 			return err
 		}
-		if err := m.notify.UpdatePod(ctx, e.Get().Value(), overhead, resources); err != nil {
+		if err := ps.Notify.UpdatePod(ctx, e.Get().Value(), overhead, resources); err != nil {
 			return err
 		}
 		if err := e.Update(func(r *state.PodRecord) {
@@ -47,11 +46,6 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 		}); err != nil {
 			return err
 		}
-		return m.notify.Pod(ctx, plugins.PodUpdated, e.Get().Value())
+		return ps.Notify.Pod(ctx, plugins.PodUpdated, e.Get().Value())
 	}))
-}
-
-// SetPodCIDR puts other address ranges in force for pods to come.
-func (m *Manager) SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error {
-	return errdefs.During("change address ranges of", "pods", m.Network.SetPodCIDR(ctx, ranges))
 }

@@ -1,4 +1,4 @@
-package pod
+package container
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -68,33 +67,17 @@ func (s *stopping) deadline() time.Time {
 	return s.at
 }
 
-// StopContainer sends the container's stop signal, waits up to grace for its end, and
-// then kills it; grace 0 kills at once. A call while another is under way joins it,
-// and shortens its grace if its own ends sooner. Stopping what does not run, or is not
-// known, succeeds.
-func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Duration) error {
-	e, err := m.containers.Find(id)
-	if errors.Is(err, errdefs.ErrNotFound) {
-		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
-			return errdefs.During("stop container", u.ID, m.stopUnmanaged(ctx, u))
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return errdefs.During("stop container", e.ID, m.stopContainer(ctx, e, max(grace, 0)))
-}
-
-func (m *Manager) stopContainer(ctx context.Context, e *state.ContainerEntry, grace time.Duration) error {
+// Stop ends a container within grace. A call while another is under way joins it, and shortens its
+// grace if its own ends sooner.
+func (cs *Containers) Stop(ctx context.Context, e *state.ContainerEntry, grace time.Duration) error {
 	if p := e.Get().Phase; p == state.ContainerExited || p == state.ContainerCreated {
 		return nil
 	}
-	st, first := m.stops.join(e.ID, time.Now().Add(grace))
+	st, first := cs.stops.join(e.ID, time.Now().Add(grace))
 	if first {
 		go func() { // ends within grace+stopLimit, or with the life
-			m.stops.finish(st, m.life.Run(context.WithoutCancel(ctx), grace+stopLimit, func(ctx context.Context) error {
-				return m.carryOutStop(ctx, e, st)
+			cs.stops.finish(st, cs.Life.Run(context.WithoutCancel(ctx), grace+stopLimit, func(ctx context.Context) error {
+				return cs.carryOutStop(ctx, e, st)
 			}))
 		}()
 	}
@@ -108,7 +91,7 @@ func (m *Manager) stopContainer(ctx context.Context, e *state.ContainerEntry, gr
 
 // carryOutStop waits for its turn (a start under way comes to its end first) and ends
 // the container by st's deadline.
-func (m *Manager) carryOutStop(ctx context.Context, e *state.ContainerEntry, st *stopping) error {
+func (cs *Containers) carryOutStop(ctx context.Context, e *state.ContainerEntry, st *stopping) error {
 	if err := e.Turn.Take(ctx); err != nil {
 		return err
 	}
@@ -117,29 +100,29 @@ func (m *Manager) carryOutStop(ctx context.Context, e *state.ContainerEntry, st 
 	if !rec.Running() {
 		return nil
 	}
-	over := m.exits.Of(e.ID, func() bool { return !e.Get().Running() })
+	over := cs.Exits.Of(e.ID, func() bool { return !e.Get().Running() })
 	if at := st.deadline(); time.Until(at) > 0 {
 		if err := e.Intend(func(r *state.ContainerRecord) { r.StopBy(at) }); err != nil {
 			return err
 		}
-		if err := m.faultAt(ctx, faultStopContainerRecorded); err != nil {
+		if err := cs.FaultAt(ctx, faultStopContainerRecorded); err != nil {
 			return err
 		}
-		if err := m.signal(ctx, e, syscall.Signal(rec.StopSignal)); err != nil {
+		if err := cs.signal(ctx, e, syscall.Signal(rec.StopSignal)); err != nil {
 			return err
 		}
 		if ended, err := awaitGrace(ctx, over, st); ended || err != nil {
 			return err
 		}
 	}
-	if err := m.faultAt(ctx, faultStopContainerKill); err != nil {
+	if err := cs.FaultAt(ctx, faultStopContainerKill); err != nil {
 		return err
 	}
-	if err := m.signal(ctx, e, syscall.SIGKILL); err != nil {
+	if err := cs.signal(ctx, e, syscall.SIGKILL); err != nil {
 		return err
 	}
-	return m.exits.AwaitKilled(ctx, over, func() (ended bool, err error) {
-		err = m.settle(ctx, e)
+	return cs.Exits.AwaitKilled(ctx, over, func() (ended bool, err error) {
+		err = cs.settle(ctx, e)
 		return !e.Get().Running(), err
 	})
 }
@@ -166,42 +149,39 @@ func awaitGrace(ctx context.Context, over <-chan struct{}, st *stopping) (ended 
 
 // signal sends sig to the container. If the shim says that nothing runs, what it knows
 // of the end is noted, so that no one waits for an event that will not come.
-func (m *Manager) signal(ctx context.Context, e *state.ContainerEntry, sig syscall.Signal) error {
+func (cs *Containers) signal(ctx context.Context, e *state.ContainerEntry, sig syscall.Signal) error {
 	rec := e.Get()
-	err := m.Shim.Kill(ctx, client.KillRequest{
+	err := cs.Shim.Kill(ctx, client.KillRequest{
 		PodID: rec.PodID, ID: e.ID, Signal: sig,
 		// Without a PID namespace of its own the kernel does not end the
 		// other processes with init.
 		All: sig == syscall.SIGKILL && rec.Config.SharesPID(),
 	})
 	if errors.Is(err, client.ErrNotRunning) || errors.Is(err, client.ErrNotFound) {
-		return m.settle(ctx, e)
+		return cs.settle(ctx, e)
 	}
 	return err
 }
 
 // settle notes the end of a container that the shim says does not run.
-func (m *Manager) settle(ctx context.Context, e *state.ContainerEntry) error {
-	s, err := m.Shim.Status(ctx, e.Get().PodID, e.ID)
+func (cs *Containers) settle(ctx context.Context, e *state.ContainerEntry) error {
+	s, err := cs.Shim.Status(ctx, e.Get().PodID, e.ID)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
-		m.lost(e)
+		cs.Lost(e)
 	case errors.Is(err, client.ErrDamaged) && ctx.Err() == nil:
 		// The shim has it, and cannot say how it is: its record was damaged. It can be deleted
 		// once it has ended.
-		switch derr := m.exits.Forget(ctx, e.Get().PodID, e.ID); {
+		switch derr := cs.Exits.Forget(ctx, e.Get().PodID, e.ID); {
 		case derr == nil:
-			m.lost(e)
+			cs.Lost(e)
 		case !errors.Is(derr, client.ErrRunning):
 			return errors.Join(err, derr)
 		}
 	case err != nil: // the shim may know the end, and say so later
 		return err
 	case s.State == client.StateStopped:
-		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
+		cs.Exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 	}
 	return nil
 }
-
-// unknownExit is the exit code of a container whose end no one saw, as peers have it.
-const unknownExit = 255

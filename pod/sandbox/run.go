@@ -1,4 +1,4 @@
-package pod
+package sandbox
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/idmaps"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
@@ -21,36 +22,33 @@ import (
 	"github.com/coracle-project/coracle/pod/table"
 )
 
-// Run makes a pod and returns its id when it is ready. On error nothing of it is left behind. A
-// call with the identity of one under way joins it, and one that repeats the call that made a ready
-// pod gets that pod; ErrExists if another pod has the identity. The work goes on when ctx ends, at
-// most two minutes.
-func (m *Manager) Run(ctx context.Context, c podconfig.Pod) (podID string, err error) {
-	if err := c.Validate(m.opts.Handlers, m.opts.CgroupDriver); err != nil {
+// Run is Manager.Run of package pod.
+func (ps *Pods) Run(ctx context.Context, c podconfig.Pod) (podID string, err error) {
+	if err := c.Validate(ps.Handlers, ps.CgroupDriver); err != nil {
 		return "", errdefs.During("run pod", c.String(), err)
 	}
 	if c.Overhead == nil {
-		c.Overhead = m.opts.Handlers()[c.RuntimeHandler].Overhead
+		c.Overhead = ps.Handlers()[c.RuntimeHandler].Overhead
 	}
-	return m.making.Do(ctx, "run/"+c.Identity(), func(ctx context.Context) (id string, err error) {
-		err = m.life.Run(ctx, runLimit, func(ctx context.Context) error {
-			id, err = m.run(ctx, c)
+	return ps.making.Do(ctx, c.Identity(), func(ctx context.Context) (id string, err error) {
+		err = ps.Life.Run(ctx, runLimit, func(ctx context.Context) error {
+			id, err = ps.run(ctx, c)
 			return errdefs.During("run pod", c.String(), err)
 		})
 		return id, err
 	})
 }
 
-func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
-	if err := m.awaitRecovery(ctx); err != nil {
+func (ps *Pods) run(ctx context.Context, c podconfig.Pod) (string, error) {
+	if err := ps.AwaitRecovery(ctx); err != nil {
 		return "", err
 	}
-	m.Starting()
+	ps.Starting()
 	id := table.NewID()
-	rec := state.PodRecord{ID: id, Phase: state.PodMaking, Config: c, CreatedAt: m.created.Next()}
-	e := table.NewEntry(id, m.dirs.Pods(), m.reserve, rec, m.events.PodChanged)
-	if holder, ok := m.pods.Add(c.Identity(), e); !ok {
-		if m.repeatedRun(holder, &c) {
+	rec := state.PodRecord{ID: id, Phase: state.PodMaking, Config: c, CreatedAt: ps.Created.Next()}
+	e := table.NewEntry(id, ps.Dirs.Pods(), ps.Reserve, rec, ps.Events.PodChanged)
+	if holder, ok := ps.Pods.Add(c.Identity(), e); !ok {
+		if ps.repeated(holder, &c) {
 			return holder, nil
 		}
 		return "", errdefs.Errorf(errdefs.ErrExists, "pod %s has this name, namespace, uid and attempt; remove it or raise the attempt", holder)
@@ -59,36 +57,36 @@ func (m *Manager) run(ctx context.Context, c podconfig.Pod) (string, error) {
 		return "", err // cannot happen: no one else knows the id
 	}
 	defer e.Turn.Give()
-	err := m.makePod(ctx, e)
+	err := ps.makePod(ctx, e)
 	if err == nil {
 		return id, nil
 	}
 	undo, cancel := life.Undoing(ctx)
 	defer cancel()
-	if uerr := m.undoPod(undo, e); uerr != nil {
-		m.log.Error("half-made pod not cleaned up, trying again in the background", "id", id, "err", uerr)
-		m.pods.Release(e)
-		m.clean.Queue("pod", id, func(ctx context.Context) error { return m.undoPod(ctx, e) })
+	if uerr := ps.undoPod(undo, e); uerr != nil {
+		ps.Log.Error("half-made pod not cleaned up, trying again in the background", "id", id, "err", uerr)
+		ps.Pods.Release(e)
+		ps.Clean.Queue("pod", id, func(ctx context.Context) error { return ps.undoPod(ctx, e) })
 	}
-	return "", m.reserve.Explain(err)
+	return "", ps.Reserve.Explain(err)
 }
 
-func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
+func (ps *Pods) makePod(ctx context.Context, e *state.PodEntry) error {
 	begin := time.Now()
 	var watch state.Stopwatch
 	stage := func(point fault.Point) error {
-		m.log.Debug("pod starting", "id", e.ID, "stage", point, "after", time.Since(begin))
-		return m.faultAt(ctx, point)
+		ps.Log.Debug("pod starting", "id", e.ID, "stage", point, "after", time.Since(begin))
+		return ps.FaultAt(ctx, point)
 	}
-	if err := m.dirs.Pods().Make(e.ID); err != nil {
+	if err := ps.Dirs.Pods().Make(e.ID); err != nil {
 		return err
 	}
-	labels, err := m.selinux.Pod(&e.Get().Config)
+	labels, err := ps.SELinux.Pod(&e.Get().Config)
 	if err != nil {
 		return err
 	}
 	if err := e.Update(func(r *state.PodRecord) { r.Labels = labels }); err != nil {
-		m.selinux.Release(labels)
+		ps.SELinux.Release(labels)
 		return err
 	}
 	if err := stage(faultRunRecorded); err != nil {
@@ -107,10 +105,10 @@ func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
 	recorded := watch.Step("record the intent", begin)
 	tasks.Go(func() error {
 		defer func() { watch.Step("write files", recorded) }()
-		return m.writePodFiles(e.ID, c, hostname)
+		return ps.writePodFiles(e.ID, c, hostname)
 	})
 	tasks.Go(func() (err error) {
-		if set, err = m.pinNamespaces(ctx, e.ID, c, hostname); err != nil {
+		if set, err = ps.pinNamespaces(ctx, e.ID, c, hostname); err != nil {
 			return err
 		}
 		pinned := watch.Step("make namespaces", recorded)
@@ -120,7 +118,7 @@ func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
 		if c.HostNetwork() {
 			return nil
 		}
-		if net, err = m.Network.Setup(ctx, m.networkPod(e.ID, c)); err != nil {
+		if net, err = ps.Network.Setup(ctx, ps.networkPod(e.ID, c)); err != nil {
 			return fmt.Errorf("network: %w", err)
 		}
 		watch.Step("connect network", pinned)
@@ -130,21 +128,21 @@ func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
 		return err
 	}
 	connected := time.Now()
-	if err := m.writeNetworkFiles(e.ID, c, hostname, net); err != nil {
+	if err := ps.writeNetworkFiles(e.ID, c, hostname, net); err != nil {
 		return err
 	}
-	if err := m.givePodFiles(e.ID, c); err != nil {
+	if err := ps.givePodFiles(e.ID, c); err != nil {
 		return err
 	}
-	if err := m.labelPodFiles(e.ID, c, labels); err != nil {
+	if err := ps.labelPodFiles(e.ID, c, labels); err != nil {
 		return err
 	}
 	watch.Step("write hosts and resolv.conf", connected)
 	p := e.Get().Value()
 	p.IPs, p.NetNS = net.IPs, set.Net
 	// Hold new plugins only from here on, not while the pod is being connected: see makeContainer.
-	defer m.notify.Hold()()
-	if err := m.notify.Pod(ctx, plugins.PodRuns, p); err != nil {
+	defer ps.Notify.Hold()()
+	if err := ps.Notify.Pod(ctx, plugins.PodRuns, p); err != nil {
 		return err
 	}
 	err = e.Update(func(r *state.PodRecord) {
@@ -156,16 +154,16 @@ func (m *Manager) makePod(ctx context.Context, e *state.PodEntry) error {
 	// Only now does the record say that the pod is whole; an error at this point
 	// leaves it so.
 	if err := stage(faultRunReady); err != nil {
-		m.log.Warn("fault after the pod was ready", "id", e.ID, "err", err)
+		ps.Log.Warn("fault after the pod was ready", "id", e.ID, "err", err)
 	}
 	return nil
 }
 
 // pinNamespaces makes those namespaces that the pod does not share with the host.
-func (m *Manager) pinNamespaces(ctx context.Context, id string, c *podconfig.Pod, hostname string) (nspin.Set, error) {
+func (ps *Pods) pinNamespaces(ctx context.Context, id string, c *podconfig.Pod, hostname string) (nspin.Set, error) {
 	spec := nspin.Spec{Net: !c.HostNetwork(), IPC: !c.HostIPC(), UTS: !c.HostNetwork(), Sysctls: map[string]string{}}
 	if users := c.Namespaces.Users; c.UserNamespace() {
-		spec.Users = nspin.Users{UIDs: sysMaps(users.UIDs), GIDs: sysMaps(users.GIDs)}
+		spec.Users = nspin.Users{UIDs: idmaps.Sys(users.UIDs), GIDs: idmaps.Sys(users.GIDs)}
 	}
 	if !spec.Net && !spec.IPC && !spec.UTS {
 		return nspin.Set{}, nil
@@ -179,7 +177,7 @@ func (m *Manager) pinNamespaces(ctx context.Context, id string, c *podconfig.Pod
 		spec.Sysctls["net.ipv4.ping_group_range"] = "0 2147483647"
 	}
 	maps.Copy(spec.Sysctls, c.DottedSysctls())
-	set, err := m.Namespaces.Create(ctx, m.dirs.NamespacesOf(id), spec)
+	set, err := ps.Namespaces.Create(ctx, ps.Dirs.NamespacesOf(id), spec)
 	if err != nil {
 		return nspin.Set{}, fmt.Errorf("namespaces: %w", err)
 	}
@@ -188,10 +186,10 @@ func (m *Manager) pinNamespaces(ctx context.Context, id string, c *podconfig.Pod
 
 // networkPod is what network/ needs to know. It is made from the id and the config
 // alone, so that a half-made pod can be torn down too.
-func (m *Manager) networkPod(id string, c *podconfig.Pod) network.Pod {
+func (ps *Pods) networkPod(id string, c *podconfig.Pod) network.Pod {
 	p := network.Pod{
 		ID: id, Name: c.Name, Namespace: c.Namespace, UID: c.UID,
-		NetNS:        filepath.Join(m.dirs.NamespacesOf(id), "net"),
+		NetNS:        filepath.Join(ps.Dirs.NamespacesOf(id), "net"),
 		CgroupParent: c.CgroupParent, Annotations: c.Annotations,
 		DNS: network.DNS(c.DNS), Sysctls: c.DottedSysctls(),
 	}
@@ -209,14 +207,23 @@ func (m *Manager) networkPod(id string, c *podconfig.Pod) network.Pod {
 }
 
 // undoPod takes back whatever makePod did before it failed or the daemon died.
-func (m *Manager) undoPod(ctx context.Context, e *state.PodEntry) error {
-	if err := m.dropPodParts(ctx, e); err != nil {
+func (ps *Pods) undoPod(ctx context.Context, e *state.PodEntry) error {
+	if err := ps.dropPodParts(ctx, e); err != nil {
 		return err
 	}
 	if err := e.Erase(); err != nil {
 		return err
 	}
-	m.pods.Remove(e)
-	m.selinux.Release(e.Get().Labels)
+	ps.Pods.Remove(e)
+	ps.SELinux.Release(e.Get().Labels)
 	return nil
+}
+
+func (ps *Pods) repeated(holder string, c *podconfig.Pod) bool {
+	e := ps.Pods.Exact(holder)
+	if e == nil {
+		return false
+	}
+	r := e.Get()
+	return r.Phase == state.PodReady && podconfig.Same(&r.Config, c)
 }

@@ -1,4 +1,4 @@
-package pod
+package container
 
 import (
 	"context"
@@ -23,27 +23,25 @@ const (
 	exitNoProgram   = 127
 )
 
-// StartContainer runs a created container. ErrPrecondition if it has been started
-// before or its pod is not ready. If its program cannot be run the error is returned and
-// the container is left Exited, with reason StartError.
-func (m *Manager) StartContainer(ctx context.Context, id string) error {
-	e, err := m.containers.Find(id)
+// Start is Manager.StartContainer of package pod.
+func (cs *Containers) Start(ctx context.Context, id string) error {
+	e, err := cs.Containers.Find(id)
 	if err != nil {
 		return errdefs.During("start container", id, err)
 	}
-	return errdefs.During("start container", e.ID, m.ops.Do(ctx, "start/"+e.ID, startLimit, func(ctx context.Context) error {
-		if err := m.awaitRecovery(ctx); err != nil {
+	return errdefs.During("start container", e.ID, cs.ops.Do(ctx, "start/"+e.ID, startLimit, func(ctx context.Context) error {
+		if err := cs.AwaitRecovery(ctx); err != nil {
 			return err // its root may be lost, and be made again
 		}
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
 		defer e.Turn.Give()
-		return m.startContainer(ctx, e)
+		return cs.startContainer(ctx, e)
 	}))
 }
 
-func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) error {
+func (cs *Containers) startContainer(ctx context.Context, e *state.ContainerEntry) error {
 	rec := e.Get()
 	if rec.Phase != state.ContainerCreated {
 		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
@@ -51,52 +49,52 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 	begin := time.Now()
 	var watch state.Stopwatch
 	stage := func(point fault.Point) error {
-		m.log.Debug("container starting", "id", e.ID, "stage", point, "after", time.Since(begin))
-		return m.faultAt(ctx, point)
+		cs.Log.Debug("container starting", "id", e.ID, "stage", point, "after", time.Since(begin))
+		return cs.FaultAt(ctx, point)
 	}
-	p := m.pods.Exact(rec.PodID)
+	p := cs.Pods.Exact(rec.PodID)
 	if p == nil {
 		return errdefs.Errorf(errdefs.ErrPrecondition, "its pod %s is gone", rec.PodID)
 	}
 	if err := e.Update(func(r *state.ContainerRecord) { r.Phase, r.StartedAt = state.ContainerStarting, begin }); err != nil {
-		return m.reserve.Explain(err)
+		return cs.Reserve.Explain(err)
 	}
 	// Looked at after the container has shown itself: a pod that stops now waits
 	// for our turn.
 	if err := p.Get().MustBeReady(); err != nil {
-		return errors.Join(err, m.unstart(e))
+		return errors.Join(err, cs.unstart(e))
 	}
-	if err := m.targetStillRuns(&rec.Config); err != nil {
-		return errors.Join(err, m.unstart(e))
+	if err := cs.targetStillRuns(&rec.Config); err != nil {
+		return errors.Join(err, cs.unstart(e))
 	}
 	if rec.Checkpoint != "" {
 		// Someone may have had hands on it since the container was made.
 		if err := checkpoint.CheckImages(rec.Checkpoint); err != nil {
-			return errors.Join(err, m.unstart(e))
+			return errors.Join(err, cs.unstart(e))
 		}
 	}
 	if err := stage(faultStartRecorded); err != nil {
-		return m.startFailed(ctx, e, err)
+		return cs.startFailed(ctx, e, err)
 	}
-	if err := m.notify.Container(ctx, plugins.ContainerStarts, e); err != nil {
-		return m.startFailed(ctx, e, err)
+	if err := cs.Notify.Container(ctx, plugins.ContainerStarts, e); err != nil {
+		return cs.startFailed(ctx, e, err)
 	}
-	handler, err := m.opts.Handlers.Of(&p.Get().Config)
+	handler, err := cs.Handlers.Of(&p.Get().Config)
 	if err != nil {
-		return m.startFailed(ctx, e, err)
+		return cs.startFailed(ctx, e, err)
 	}
 	create := client.CreateRequest{
-		PodID: rec.PodID, ID: e.ID, Bundle: m.dirs.Containers().Of(e.ID), Handler: handler.Runtime,
+		PodID: rec.PodID, ID: e.ID, Bundle: cs.Dirs.Containers().Of(e.ID), Handler: handler.Runtime,
 		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
 		LogPath: rec.LogPath, LogDirectory: p.Get().Config.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
 	}
 	recorded := watch.Step("record the start", begin)
 	launch := func() (pid int, err error) {
-		if pid, err = m.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
+		if pid, err = cs.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
 			// The last daemon began this start, and the shim had not finished it when this daemon
 			// asked what it has.
-			if err = m.exits.End(ctx, rec.PodID, e.ID); err == nil {
-				pid, err = m.Shim.Create(ctx, create)
+			if err = cs.Exits.End(ctx, rec.PodID, e.ID); err == nil {
+				pid, err = cs.Shim.Create(ctx, create)
 			}
 		}
 		if err != nil {
@@ -106,7 +104,7 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 		if err := stage(faultStartCreated); err != nil {
 			return 0, err
 		}
-		if err := m.Shim.StartContainer(ctx, rec.PodID, e.ID); err != nil {
+		if err := cs.Shim.StartContainer(ctx, rec.PodID, e.ID); err != nil {
 			return 0, err
 		}
 		watch.Step("execute program", created)
@@ -114,16 +112,16 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 	}
 	pid, err := launch()
 	if errors.Is(err, client.ErrUnavailable) && ctx.Err() == nil {
-		pid, err = m.relaunch(ctx, e, err, launch)
+		pid, err = cs.relaunch(ctx, e, err, launch)
 	}
 	if err != nil {
-		return m.startFailed(ctx, e, err)
+		return cs.startFailed(ctx, e, err)
 	}
-	if err := m.renamePod(p, rec); err != nil {
-		return m.startFailed(ctx, e, err)
+	if err := cs.renamePod(p, rec); err != nil {
+		return cs.startFailed(ctx, e, err)
 	}
 	if err := stage(faultStartStarted); err != nil {
-		return m.startFailed(ctx, e, err)
+		return cs.startFailed(ctx, e, err)
 	}
 	err = e.Update(func(r *state.ContainerRecord) {
 		r.Steps = watch.All(r.Steps)
@@ -133,19 +131,19 @@ func (m *Manager) startContainer(ctx context.Context, e *state.ContainerEntry) e
 		}
 	})
 	if err != nil {
-		return m.startFailed(ctx, e, err)
+		return cs.startFailed(ctx, e, err)
 	}
-	return m.notify.Container(ctx, plugins.ContainerStarted, e)
+	return cs.Notify.Container(ctx, plugins.ContainerStarted, e)
 }
 
 // relaunch continues a start that was interrupted by the shim's death. The next shim knows how far
 // the start got. If the user's program never ran, the start is repeated once, so the program never
 // runs twice.
-func (m *Manager) relaunch(ctx context.Context, e *state.ContainerEntry, cause error,
+func (cs *Containers) relaunch(ctx context.Context, e *state.ContainerEntry, cause error,
 	launch func() (pid int, err error),
 ) (pid int, err error) {
 	podID := e.Get().PodID
-	s, err := m.Shim.Status(ctx, podID, e.ID)
+	s, err := cs.Shim.Status(ctx, podID, e.ID)
 	switch {
 	case errors.Is(err, client.ErrNotFound):
 		if e.Get().Phase != state.ContainerStarting {
@@ -154,17 +152,17 @@ func (m *Manager) relaunch(ctx context.Context, e *state.ContainerEntry, cause e
 	case err != nil:
 		return 0, errors.Join(cause, err)
 	case s.State == client.StateStopped:
-		m.exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
+		cs.Exited(e, s.ExitCode, s.ExitedAt, s.OOMKilled)
 		return s.Pid, nil
 	case s.State != client.StateCreated:
 		return s.Pid, nil
 	default:
-		if err := m.exits.End(ctx, podID, e.ID); err != nil {
+		if err := cs.Exits.End(ctx, podID, e.ID); err != nil {
 			return 0, errors.Join(cause, err)
 		}
 	}
-	m.log.Warn("shim died during a start; repeating the start", "id", e.ID, "err", cause)
-	if err := m.faultAt(ctx, faultStartAgain); err != nil {
+	cs.Log.Warn("shim died during a start; repeating the start", "id", e.ID, "err", cause)
+	if err := cs.FaultAt(ctx, faultStartAgain); err != nil {
 		return 0, err
 	}
 	return launch()
@@ -172,7 +170,7 @@ func (m *Manager) relaunch(ctx context.Context, e *state.ContainerEntry, cause e
 
 // renamePod gives the pod its host name back after a restore, which brings that of the saved
 // pod.
-func (m *Manager) renamePod(p *state.PodEntry, rec *state.ContainerRecord) error {
+func (cs *Containers) renamePod(p *state.PodEntry, rec *state.ContainerRecord) error {
 	pr := p.Get()
 	if rec.Checkpoint == "" || pr.Namespaces.UTS == "" {
 		return nil
@@ -181,18 +179,18 @@ func (m *Manager) renamePod(p *state.PodEntry, rec *state.ContainerRecord) error
 	if err != nil {
 		return err
 	}
-	return m.Namespaces.SetHostname(pr.Namespaces.UTS, name)
+	return cs.Namespaces.SetHostname(pr.Namespaces.UTS, name)
 }
 
 // targetStillRuns says whether the process whose PID namespace the spec names by number
 // is the target's still: if it has ended, the number may be another's by now, and be in
 // the host's namespace.
-func (m *Manager) targetStillRuns(c *podconfig.Container) error {
+func (cs *Containers) targetStillRuns(c *podconfig.Container) error {
 	n := &c.Security.Namespaces
 	if n.PID != podconfig.NamespaceTarget {
 		return nil
 	}
-	t, err := m.containers.Find(n.TargetID)
+	t, err := cs.Containers.Find(n.TargetID)
 	if err != nil {
 		return fmt.Errorf("target container: %w", err)
 	}
@@ -203,23 +201,23 @@ func (m *Manager) targetStillRuns(c *podconfig.Container) error {
 }
 
 // unstart takes the intent to start back: the shim has not been told.
-func (m *Manager) unstart(e *state.ContainerEntry) error {
+func (cs *Containers) unstart(e *state.ContainerEntry) error {
 	return e.Intend(func(r *state.ContainerRecord) { r.Phase, r.StartedAt = state.ContainerCreated, time.Time{} })
 }
 
 // startFailed ends a start that cannot go on: what the shim has is killed and freed, and
 // the container is left exited with the cause. A start that the end of the daemon cuts off
 // has not failed: the next one finds out how far it came.
-func (m *Manager) startFailed(ctx context.Context, e *state.ContainerEntry, cause error) error {
-	if m.life.Context().Err() != nil {
+func (cs *Containers) startFailed(ctx context.Context, e *state.ContainerEntry, cause error) error {
+	if cs.Life.Context().Err() != nil {
 		return cause
 	}
 	undo, cancel := life.Undoing(ctx)
 	defer cancel()
 	podID := e.Get().PodID
-	if err := m.exits.End(undo, podID, e.ID); err != nil {
+	if err := cs.Exits.End(undo, podID, e.ID); err != nil {
 		// It may run, and must not while it counts as exited.
-		m.clean.Queue("container that failed to start", e.ID, func(ctx context.Context) error { return m.exits.End(ctx, podID, e.ID) })
+		cs.Clean.Queue("container that failed to start", e.ID, func(ctx context.Context) error { return cs.Exits.End(ctx, podID, e.ID) })
 	}
 	code := int32(exitStartFailed)
 	if noProgram(cause) {
@@ -229,8 +227,8 @@ func (m *Manager) startFailed(ctx context.Context, e *state.ContainerEntry, caus
 		r.Exit(code, time.Now(), false)
 		r.Reason, r.Message = "StartError", cause.Error()
 	})
-	m.unrecorded(e.ID, err)
-	m.exits.Happened(e.ID)
+	state.LogUnrecorded(cs.Log, e.ID, err)
+	cs.Exits.Happened(e.ID)
 	return cause
 }
 

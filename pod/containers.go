@@ -1,0 +1,107 @@
+package pod
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/state"
+)
+
+// Create makes a container in a ready pod: its root is mounted and its spec written,
+// but the shim knows nothing of it yet (StartContainer tells it), so a container that
+// is never started costs no process. On error nothing of it is left behind. A call
+// with the pod, name and attempt of one under way joins it; ErrExists if there is such
+// a container, ErrNotFound if the pod or the image is not there, ErrPrecondition if the
+// pod is not ready.
+func (m *Manager) Create(ctx context.Context, podID string, c podconfig.Container) (id string, err error) {
+	return m.containerLives.Create(ctx, podID, c)
+}
+
+// StartContainer runs a created container. ErrPrecondition if it has been started
+// before or its pod is not ready. If its program cannot be run the error is returned and
+// the container is left Exited, with reason StartError.
+func (m *Manager) StartContainer(ctx context.Context, id string) error {
+	return m.containerLives.Start(ctx, id)
+}
+
+// StopContainer sends the container's stop signal, waits up to grace for its end, and
+// then kills it; grace 0 kills at once. A call while another is under way joins it,
+// and shortens its grace if its own ends sooner. Stopping what does not run, or is not
+// known, succeeds.
+func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+	e, err := m.containers.Find(id)
+	if errors.Is(err, errdefs.ErrNotFound) {
+		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
+			return errdefs.During("stop container", u.ID, m.stopUnmanaged(ctx, u))
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errdefs.During("stop container", e.ID, m.containerLives.Stop(ctx, e, max(grace, 0)))
+}
+
+// RemoveContainer deletes a container, killing it if it runs. Removing an unknown
+// container succeeds.
+func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
+	e, err := m.containers.Find(id)
+	if errors.Is(err, errdefs.ErrNotFound) {
+		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
+			return errdefs.During("remove container", u.ID, m.removeUnmanaged(ctx, u))
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errdefs.During("remove container", e.ID, m.containerLives.Remove(ctx, e))
+}
+
+// UpdateResources changes the limits of a created or running container; zero fields stay
+// as they are. The new limits are recorded, and are in force at once or from the start
+// on. annotations are taken for the caller's sake and steer nothing. The score for the
+// out-of-memory killer belongs to a process that runs already and is not changed.
+func (m *Manager) UpdateResources(ctx context.Context, id string, r podconfig.Resources, annotations map[string]string) error {
+	_ = annotations
+	return m.containerLives.UpdateResources(ctx, id, r)
+}
+
+// UpdatePlugged changes limits that a plugin wants changed. They are those of the container that
+// runs; its configuration stays what the caller has asked for.
+func (m *Manager) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxResources) error {
+	return m.containerLives.UpdatePlugged(ctx, id, r)
+}
+
+// containersOfPod ends the containers of a pod, managed or not.
+type containersOfPod struct{ *Manager }
+
+func (m containersOfPod) StopAll(ctx context.Context, podID string) error {
+	var tasks errgroup.Group
+	unmanaged := m.unmanagedIn(podID) // first, as in RemoveAll
+	for _, e := range state.ContainersOf(m.containers, podID) {
+		tasks.Go(func() error { return errdefs.During("container", e.ID, m.containerLives.Stop(ctx, e, 0)) })
+	}
+	for _, u := range unmanaged {
+		tasks.Go(func() error { return errdefs.During("container", u.ID, m.exits.End(ctx, podID, u.ID)) })
+	}
+	return tasks.Wait()
+}
+
+func (m containersOfPod) RemoveAll(ctx context.Context, podID string) error {
+	var tasks errgroup.Group
+	unmanaged := m.unmanagedIn(podID) // first: one that is adopted meanwhile is in both lists, not in neither
+	for _, e := range state.ContainersOf(m.containers, podID) {
+		tasks.Go(func() error { return errdefs.During("container", e.ID, m.containerLives.Remove(ctx, e)) })
+	}
+	for _, u := range unmanaged {
+		tasks.Go(func() error { return errdefs.During("container", u.ID, m.dropUnmanagedContainer(ctx, u)) })
+	}
+	return tasks.Wait()
+}
