@@ -18,25 +18,25 @@ func TestRemovalMeetsAdoption(t *testing.T) {
 	file := m1.dirs.Containers().File(id)
 	ok(t, os.Rename(file, file+".kept"))
 	m, _ := b.manager()
-	u, found := m.findUnmanaged(UnmanagedContainer, id)
+	u, found := m.recovery.Find(UnmanagedContainer, id)
 	if !found {
 		t.Fatalf("unmanaged: %+v", m.Unmanaged())
 	}
 	ok(t, os.Rename(file+".kept", file))
 	// While its pod is stopped it stays what the stop takes it for.
 	ok(t, setPhase(m, podID, state.PodStopping))
-	if again := m.adopt(t.Context(), u); !again || !m.unmanaged.has(id) {
+	if again := m.recovery.Adopt(t.Context(), u); !again || !m.recovery.Has(id) {
 		t.Errorf("adopted from under a stop: again %t, unmanaged %+v", again, m.Unmanaged())
 	}
 	ok(t, setPhase(m, podID, state.PodReady))
-	if again := m.adopt(t.Context(), u); again || m.unmanaged.has(id) {
+	if again := m.recovery.Adopt(t.Context(), u); again || m.recovery.Has(id) {
 		t.Errorf("not adopted: %+v", m.Unmanaged())
 	}
-	if err := m.dropUnmanagedContainer(t.Context(), u); !errors.Is(err, errdefs.ErrUnavailable) {
+	if err := m.recovery.DropContainer(t.Context(), u); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("removal: %v", err)
 	}
 	ok(t, m.Remove(t.Context(), podID))
-	ok(t, m.dropUnmanagedContainer(t.Context(), u))
+	ok(t, m.recovery.DropContainer(t.Context(), u))
 	idle(t, m)
 	b.nothingLeft()
 }
@@ -60,7 +60,7 @@ func TestContainerReadableAfterItsPod(t *testing.T) {
 			if ev.ID == podID && kept {
 				kept = false
 				// Its containers are adopted under their ids after this.
-				release, err := m.unmanaged.busy.Acquire(t.Context(), podID)
+				release, err := m.recovery.Hold(t.Context(), podID)
 				ok(t, err)
 				release()
 				if m.containers.Exact(id) != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/recovery"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/shim/client"
 )
@@ -27,7 +28,7 @@ func TestRecoveryWaitsForShimInBackground(t *testing.T) {
 		m, _ := b.unstarted()
 		begin := time.Now()
 		ok(t, m.Start(t.Context()))
-		if took := time.Since(begin); took != recoveryWait {
+		if took := time.Since(begin); took != recovery.StartWait {
 			t.Errorf("Start took %v", took)
 		}
 		if err := m.Ready(); !errors.Is(err, errdefs.ErrUnavailable) {
@@ -57,7 +58,7 @@ func TestRecoveryWaitsForShimInBackground(t *testing.T) {
 			t.Errorf("container: %+v", p)
 		}
 		close(release)
-		<-m.recovered
+		<-m.recovery.Done()
 		ok(t, m.Ready())
 		ok(t, m.Stop(t.Context(), podID)) // joins the call above, as Run does
 		must[string](t)(m.Run(t.Context(), podConfig("q")))

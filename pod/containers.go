@@ -37,8 +37,8 @@ func (m *Manager) StartContainer(ctx context.Context, id string) error {
 func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	e, err := m.containers.Find(id)
 	if errors.Is(err, errdefs.ErrNotFound) {
-		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
-			return errdefs.During("stop container", u.ID, m.stopUnmanaged(ctx, u))
+		if u, ok := m.recovery.Find(UnmanagedContainer, id); ok {
+			return errdefs.During("stop container", u.ID, m.recovery.Stop(ctx, u))
 		}
 		return nil
 	}
@@ -53,8 +53,8 @@ func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Durat
 func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
 	e, err := m.containers.Find(id)
 	if errors.Is(err, errdefs.ErrNotFound) {
-		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
-			return errdefs.During("remove container", u.ID, m.removeUnmanaged(ctx, u))
+		if u, ok := m.recovery.Find(UnmanagedContainer, id); ok {
+			return errdefs.During("remove container", u.ID, m.recovery.Remove(ctx, u))
 		}
 		return nil
 	}
@@ -84,7 +84,7 @@ type containersOfPod struct{ *Manager }
 
 func (m containersOfPod) StopAll(ctx context.Context, podID string) error {
 	var tasks errgroup.Group
-	unmanaged := m.unmanagedIn(podID) // first, as in RemoveAll
+	unmanaged := m.recovery.In(podID) // first, as in RemoveAll
 	for _, e := range state.ContainersOf(m.containers, podID) {
 		tasks.Go(func() error { return errdefs.During("container", e.ID, m.containerLives.Stop(ctx, e, 0)) })
 	}
@@ -96,12 +96,12 @@ func (m containersOfPod) StopAll(ctx context.Context, podID string) error {
 
 func (m containersOfPod) RemoveAll(ctx context.Context, podID string) error {
 	var tasks errgroup.Group
-	unmanaged := m.unmanagedIn(podID) // first: one that is adopted meanwhile is in both lists, not in neither
+	unmanaged := m.recovery.In(podID) // first: one that is adopted meanwhile is in both lists, not in neither
 	for _, e := range state.ContainersOf(m.containers, podID) {
 		tasks.Go(func() error { return errdefs.During("container", e.ID, m.containerLives.Remove(ctx, e)) })
 	}
 	for _, u := range unmanaged {
-		tasks.Go(func() error { return errdefs.During("container", u.ID, m.dropUnmanagedContainer(ctx, u)) })
+		tasks.Go(func() error { return errdefs.During("container", u.ID, m.recovery.DropContainer(ctx, u)) })
 	}
 	return tasks.Wait()
 }

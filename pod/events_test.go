@@ -62,7 +62,7 @@ func TestEventIsSeen(t *testing.T) {
 	ok(t, m.StartContainer(ctx, id))
 	events, stop := m.Watch()
 	defer stop()
-	m.apply(client.Event{ID: id, Kind: client.EventExit, ExitCode: 3, ExitedAt: time.Now()})
+	m.recovery.Apply(client.Event{ID: id, Kind: client.EventExit, ExitCode: 3, ExitedAt: time.Now()})
 	if e := <-events; e.Kind != watch.EventStopped || e.ID != id || e.PodID != podID {
 		t.Errorf("the event is %+v", e)
 	}
@@ -70,7 +70,7 @@ func TestEventIsSeen(t *testing.T) {
 		t.Errorf("the container is %+v", c)
 	}
 	// A second word of the same exit is none.
-	m.apply(client.Event{ID: id, Kind: client.EventExit, ExitCode: 3, ExitedAt: time.Now()})
+	m.recovery.Apply(client.Event{ID: id, Kind: client.EventExit, ExitCode: 3, ExitedAt: time.Now()})
 	select {
 	case e := <-events:
 		t.Errorf("there is another event: %+v", e)

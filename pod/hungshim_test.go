@@ -45,7 +45,7 @@ func TestRecoveryWithoutOneShim(t *testing.T) {
 		t.Errorf("%d recovery errors", m.RecoveryErrors())
 	}
 	ok(t, m.Remove(t.Context(), podIDs[1]))
-	if err := m.endLost(t.Context()); !errors.Is(err, client.ErrUnavailable) {
+	if err := m.recovery.EndLost(t.Context()); !errors.Is(err, client.ErrUnavailable) {
 		t.Errorf("comparison: %v", err)
 	}
 	idle(t, m)
@@ -59,7 +59,7 @@ func TestRecoveryWithoutOneShim(t *testing.T) {
 		t.Errorf("namespaces: %v", b.pins)
 	}
 	b.mu.Unlock()
-	if !m.unmanaged.has(bare) {
+	if !m.recovery.Has(bare) {
 		t.Error("the bare directory is removed")
 	}
 	removed := make(chan struct{})

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/plugins"
+	"github.com/coracle-project/coracle/pod/recovery"
 	"github.com/coracle-project/coracle/pod/reserve"
 	"github.com/coracle-project/coracle/pod/sandbox"
 	"github.com/coracle-project/coracle/pod/spec"
@@ -27,12 +28,8 @@ import (
 	"github.com/coracle-project/coracle/pod/watch"
 )
 
-// Limits of operations that have no deadline of their own.
-const (
-	stopLimit   = 2 * time.Minute
-	removeLimit = 2 * time.Minute
-	closeLimit  = 5 * time.Second // for clean-up under way when the Manager is closed
-)
+// closeLimit bounds clean-up under way when the Manager is closed.
+const closeLimit = 5 * time.Second
 
 // Manager is the pods and containers of a node. All methods may be called
 // concurrently; ids may be given as unique prefixes.
@@ -45,7 +42,6 @@ type Manager struct {
 	pods       *state.PodTable
 	containers *state.ContainerTable
 
-	ops            *life.Joined // by verb and id
 	readings       *stats.Reader
 	notify         *plugins.Notifier
 	specs          *spec.Builder
@@ -64,9 +60,9 @@ type Manager struct {
 
 	streams *streams.Server // Exec, Attach, PortForward and what belongs to them
 
-	recovery
-	reserve *reserve.Reserve
-	created state.Stamps
+	recovery *recovery.Recoverer
+	reserve  *reserve.Reserve
+	created  state.Stamps
 
 	// faultAt is fault.Point.At, except in crash tests.
 	faultAt func(ctx context.Context, point fault.Point) error
@@ -91,16 +87,14 @@ func New(o Options, d Deps) *Manager {
 		pods:       table.New("pod", (*state.PodRecord).Visible),
 		containers: table.New("container", (*state.ContainerRecord).Visible),
 		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log),
-		recovery: newRecovery(),
-		reserve:  reserve.New(o.StateDir, d.Log),
-		faultAt:  func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
+		reserve: reserve.New(o.StateDir, d.Log),
+		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
 	}
 	m.readings = &stats.Reader{
 		Pods: m.pods, Containers: m.containers, Cgroups: m.opts.cgroups(), Meter: d.Meter, Snapshots: d.Snapshots,
 		Life: m.life, Log: m.log, UsageAge: m.opts.UsageAge, DiskUsageAge: m.opts.DiskUsageAge,
 	}
 	m.clean = life.NewCleaner(m.life, m.log)
-	m.ops = life.NewJoined(m.life)
 	m.exits = exits.New(d.Shim, m.life)
 	m.checkpoints = checkpoint.New(checkpoint.Config{
 		Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Shim: d.Shim, Images: d.Images, Snapshots: d.Snapshots,
@@ -127,6 +121,14 @@ func New(o Options, d Deps) *Manager {
 		Created: &m.created, Events: &m.events, Life: m.life, Clean: m.clean, Log: m.log, FaultAt: m.at, Starting: d.Starting,
 		AwaitRecovery: m.awaitRecovery,
 	})
+	m.recovery = recovery.New(recovery.Config{
+		Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Records: o.Records,
+		Shim: d.Shim, Network: d.Network, Snapshots: d.Snapshots, Namespaces: d.Namespaces,
+		PodLives: m.podLives, ContainerLives: m.containerLives,
+		Exits: m.exits, SELinux: m.selinux, Reserve: m.reserve, Created: &m.created, Events: &m.events,
+		Life: m.life, Clean: m.clean, Log: m.log, FaultAt: m.at,
+	})
+	m.opts.Records = nil // Start frees them
 	m.streams = streams.New(m.pods, m.containers, d.Shim, m.life, m.dirs.Containers().Path)
 	return m
 }
@@ -155,8 +157,8 @@ func (m *Manager) StateUsage() (reserve.Usage, error) { return reserve.UsageOf(m
 func (m *Manager) Pod(podID string) (state.Pod, error) {
 	e, err := m.pods.Find(podID)
 	if err != nil {
-		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
-			return u.pod(), nil
+		if u, ok := m.recovery.Find(UnmanagedPod, podID); ok {
+			return u.Pod(), nil
 		}
 		return state.Pod{}, err
 	}
@@ -168,8 +170,8 @@ func (m *Manager) Pod(podID string) (state.Pod, error) {
 func (m *Manager) Container(id string) (state.Container, error) {
 	e, err := m.containers.Find(id)
 	if err != nil {
-		if u, ok := m.findUnmanaged(UnmanagedContainer, id); ok {
-			return u.container(), nil
+		if u, ok := m.recovery.Find(UnmanagedContainer, id); ok {
+			return u.Container(), nil
 		}
 		return state.Container{}, err
 	}
@@ -242,3 +244,21 @@ func (m *Manager) Checkpoint(ctx context.Context, id, location string, timeout t
 func (m *Manager) CheckpointPod(ctx context.Context, podID, dir string, ids []string) error {
 	return m.checkpoints.Pod(ctx, podID, dir, ids)
 }
+
+// awaitRecovery is recovery's Await; recovery is made last.
+func (m *Manager) awaitRecovery(ctx context.Context) error { return m.recovery.Await(ctx) }
+
+// Start recovers what there is, as package recovery describes it. It returns when that is done, or
+// after five seconds: a shim that hangs must not keep the daemon from showing what its records say.
+// Recovery then continues in the background: objects that are not recovered yet can be listed, and
+// operations on them wait. Before Start, only Close may be called.
+func (m *Manager) Start(ctx context.Context) error { return m.recovery.Start(ctx) }
+
+// Ready returns why nothing can be started yet; nil once the shims have reported what runs.
+func (m *Manager) Ready() error { return m.recovery.Ready() }
+
+// RecoveryErrors counts the failed recovery steps. The log has the details.
+func (m *Manager) RecoveryErrors() int { return m.recovery.Errors() }
+
+// Unmanaged returns all unmanaged pods and containers, pods first.
+func (m *Manager) Unmanaged() []Unmanaged { return m.recovery.All() }

@@ -26,8 +26,8 @@ func (m *Manager) Run(ctx context.Context, c podconfig.Pod) (podID string, err e
 func (m *Manager) Stop(ctx context.Context, podID string) error {
 	e, err := m.pods.Find(podID)
 	if errors.Is(err, errdefs.ErrNotFound) {
-		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
-			return errdefs.During("stop pod", u.ID, m.stopUnmanaged(ctx, u))
+		if u, ok := m.recovery.Find(UnmanagedPod, podID); ok {
+			return errdefs.During("stop pod", u.ID, m.recovery.Stop(ctx, u))
 		}
 		return nil
 	}
@@ -42,8 +42,8 @@ func (m *Manager) Stop(ctx context.Context, podID string) error {
 func (m *Manager) Remove(ctx context.Context, podID string) error {
 	e, err := m.pods.Find(podID)
 	if errors.Is(err, errdefs.ErrNotFound) {
-		if u, ok := m.findUnmanaged(UnmanagedPod, podID); ok {
-			return errdefs.During("remove pod", u.ID, m.removeUnmanaged(ctx, u))
+		if u, ok := m.recovery.Find(UnmanagedPod, podID); ok {
+			return errdefs.During("remove pod", u.ID, m.recovery.Remove(ctx, u))
 		}
 		return nil
 	}

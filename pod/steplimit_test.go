@@ -31,7 +31,7 @@ func TestHungStepOfRecovery(t *testing.T) {
 			ok(t, os.Mkdir(m1.dirs.NamespacesOf(stray), 0o755))
 			release, reached := make(chan struct{}), make(chan error, 64)
 			m, _ := b.unstarted()
-			m.stepLimit = time.Second // which only what hangs takes, on a busy machine, too
+			m.recovery.StepLimit = time.Second // which only what hangs takes, on a busy machine, too
 			b.fault(call, func(context.Context) error {
 				select {
 				case reached <- m.Ready():

@@ -226,7 +226,7 @@ func TestInitOfUnmanagedContainersStays(t *testing.T) {
 			t.Errorf("%s: %+v", one, p)
 		}
 	}
-	if len(m.unmanagedIn(podID)) != 1 {
+	if len(m.recovery.In(podID)) != 1 {
 		t.Errorf("unmanaged: %+v", m.Unmanaged())
 	}
 	ok(t, m.Remove(t.Context(), podID))
@@ -292,7 +292,7 @@ func TestContainersWithoutDirectory(t *testing.T) {
 				t.Errorf("kept %t, unmanaged %+v", kept, m.Unmanaged())
 			}
 			if tc.kept {
-				if len(m.unmanagedIn(podID)) != 1 {
+				if len(m.recovery.In(podID)) != 1 {
 					t.Errorf("unmanaged: %+v", m.Unmanaged())
 				}
 				ok(t, m.RemoveContainer(t.Context(), id))
@@ -409,7 +409,7 @@ func TestBareDirectories(t *testing.T) {
 			ok(t, tc.have(b, m, id))
 			ok(t, m.Start(t.Context()))
 			idle(t, m)
-			_, kept := m.findUnmanaged(tc.kind, id)
+			_, kept := m.recovery.Find(tc.kind, id)
 			if kept != tc.kept {
 				t.Errorf("kept %t: %+v", kept, m.Unmanaged())
 			}
@@ -433,7 +433,9 @@ func mountTmpfs(dir string) error {
 
 // The removal of an unmanaged object can be interrupted anywhere, and is then repeated.
 func TestCrashWhileRemovingUnmanaged(t *testing.T) {
-	for _, point := range []fault.Point{faultUnmanagedKilled, faultUnmanagedSnapshots, faultUnmanagedEnded, faultUnmanagedNetwork} {
+	for _, point := range []fault.Point{
+		"pod.unmanaged.killed", "pod.unmanaged.snapshots", "pod.unmanaged.ended", "pod.unmanaged.network",
+	} {
 		t.Run(string(point), func(t *testing.T) {
 			b := newBench(t)
 			m1, podID, id := b.lone()

@@ -65,7 +65,7 @@ func TestBareDirectoryCannotBeRead(t *testing.T) {
 	if mounted, err := mounts.First([]string{filepath.Join(volumes+".kept", "1")}); err != nil || mounted == "" {
 		t.Errorf("mounted: %q, %v", mounted, err)
 	}
-	if _, kept := m.findUnmanaged(UnmanagedContainer, id); !kept {
+	if _, kept := m.recovery.Find(UnmanagedContainer, id); !kept {
 		t.Error("it is not unmanaged")
 	}
 	ok(t, listable(volumes))

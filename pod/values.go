@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"github.com/coracle-project/coracle/pod/recovery"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
 	"github.com/coracle-project/coracle/pod/streams"
@@ -55,3 +56,15 @@ type (
 
 // MaxExecSyncOutput bounds each stream of ExecSync.
 const MaxExecSyncOutput = streams.MaxExecSyncOutput
+
+// Unmanaged is a pod or container that has no usable record: see package recovery.
+type (
+	Unmanaged     = recovery.Unmanaged
+	UnmanagedKind = recovery.UnmanagedKind
+)
+
+// The kinds of Unmanaged.
+const (
+	UnmanagedPod       = recovery.UnmanagedPod
+	UnmanagedContainer = recovery.UnmanagedContainer
+)

@@ -1,4 +1,4 @@
-package pod
+package recovery
 
 import (
 	"context"
@@ -15,30 +15,30 @@ import (
 
 // endStrays ends containers that the shims have and that have no record, and finds all other
 // unmanaged objects: see Start. It returns the directories that may be removed.
-func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b bare) bare {
-	m.namePods(known)
-	b.containers = m.leaveBareContainers(known, b.containers)
-	b.pods = m.leaveBarePods(known, b.pods)
-	unmanagedPods := m.podsOfUnmanaged()
-	tasks := m.sideBySide()
+func (rv *Recoverer) endStrays(ctx context.Context, known map[string][]string, b bare) bare {
+	rv.namePods(known)
+	b.containers = rv.leaveBareContainers(known, b.containers)
+	b.pods = rv.leaveBarePods(known, b.pods)
+	unmanagedPods := rv.podsOfUnmanaged()
+	tasks := rv.sideBySide()
 	for podID, ids := range known {
 		for _, id := range ids {
-			if m.containers.Exact(id) != nil || m.pods.Exact(id) != nil || m.unmanaged.has(id) {
+			if rv.Containers.Exact(id) != nil || rv.Pods.Exact(id) != nil || rv.unmanaged.has(id) {
 				continue
 			}
 			if podID == "" {
-				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id}, errors.New("its record is missing, and the shim does not know its pod"))
+				rv.leave(Unmanaged{Kind: UnmanagedContainer, ID: id}, errors.New("its record is missing, and the shim does not know its pod"))
 				continue
 			}
-			if m.pods.Exact(podID) == nil && unmanagedPods[podID] {
+			if rv.Pods.Exact(podID) == nil && unmanagedPods[podID] {
 				if id == podID { // init: killing it would end the containers in its PID namespace
-					m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, errors.New("its directory is missing, and it has unmanaged containers"))
+					rv.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, errors.New("its directory is missing, and it has unmanaged containers"))
 					continue
 				}
-				m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its pod is unmanaged"))
+				rv.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its pod is unmanaged"))
 				continue
 			}
-			tasks.do("end container without a record", id, func() error { return m.endRecordless(ctx, podID, id) })
+			tasks.do("end container without a record", id, func() error { return rv.endRecordless(ctx, podID, id) })
 		}
 	}
 	tasks.wait()
@@ -47,55 +47,55 @@ func (m *Manager) endStrays(ctx context.Context, known map[string][]string, b ba
 
 // removeStrays removes everything that belongs to no record: shims, and what is in the directories
 // of pods, containers, namespaces, snapshots and networks. It leaves unmanaged objects alone.
-func (m *Manager) removeStrays(ctx context.Context, a answers, b bare) {
-	unmanagedPods := m.podsOfUnmanaged()
+func (rv *Recoverer) removeStrays(ctx context.Context, a answers, b bare) {
+	unmanagedPods := rv.podsOfUnmanaged()
 	for podID := range a.silent {
 		unmanagedPods[podID] = true // for now
 	}
 	for podID := range a.known {
-		if m.pods.Exact(podID) == nil && !unmanagedPods[podID] {
-			m.clean.Queue("shim of unknown pod", podID, func(ctx context.Context) error { return m.Shim.DeletePod(ctx, podID) })
+		if rv.Pods.Exact(podID) == nil && !unmanagedPods[podID] {
+			rv.Clean.Queue("shim of unknown pod", podID, func(ctx context.Context) error { return rv.Shim.DeletePod(ctx, podID) })
 		}
 	}
 	var pods, containers []string
-	for _, e := range m.pods.Each(func(*state.PodRecord) bool { return true }) {
+	for _, e := range rv.Pods.Each(func(*state.PodRecord) bool { return true }) {
 		pods = append(pods, e.ID)
 	}
 	for id := range unmanagedPods {
 		pods = append(pods, id)
 	}
-	for _, e := range m.containers.Each((*state.ContainerRecord).Visible) {
+	for _, e := range rv.Containers.Each((*state.ContainerRecord).Visible) {
 		containers = append(append(containers, e.ID), e.Get().Volumes()...)
 	}
 	var unseen error // whether some snapshots of unmanaged containers are unknown
-	for _, u := range m.Unmanaged() {
+	for _, u := range rv.All() {
 		if u.Kind == UnmanagedContainer {
-			ids, err := m.unmanagedSnapshots(u.ID)
+			ids, err := rv.unmanagedSnapshots(u.ID)
 			containers, unseen = append(containers, ids...), errors.Join(unseen, err)
 		}
 	}
-	m.within(ctx, "recover networks", func(ctx context.Context) error { return m.Network.Recover(ctx, pods) })
-	m.queueStrayNetworks(unmanagedPods)
+	rv.within(ctx, "recover networks", func(ctx context.Context) error { return rv.Network.Recover(ctx, pods) })
+	rv.queueStrayNetworks(unmanagedPods)
 	// Snapshots go after the containers that may have used them, namespaces after
 	// the network that was in them. A root that is lost is the trouble of its own
 	// container, which fails to start.
-	m.within(ctx, "recover root file systems", func(ctx context.Context) error {
+	rv.within(ctx, "recover root file systems", func(ctx context.Context) error {
 		if unseen != nil {
 			return unseen
 		}
-		return m.Snapshots.Recover(ctx, containers)
+		return rv.Snapshots.Recover(ctx, containers)
 	})
-	m.queueStrayDirs(b)
-	m.attempt("remove strays", "", m.queueStrayNamespaces(unmanagedPods))
+	rv.queueStrayDirs(b)
+	rv.attempt("remove strays", "", rv.queueStrayNamespaces(unmanagedPods))
 }
 
 // within does one step of the recovery, as long as stepLimit. What hangs longer, as a call into a
 // FUSE file system may, is left behind: the daemon must serve the others.
-func (m *Manager) within(ctx context.Context, op string, step func(context.Context) error) {
-	m.step.Store(&op)
-	ctx, cancel := context.WithTimeout(ctx, m.stepLimit)
+func (rv *Recoverer) within(ctx context.Context, op string, step func(context.Context) error) {
+	rv.step.Store(&op)
+	ctx, cancel := context.WithTimeout(ctx, rv.StepLimit)
 	done := make(chan error, 1)
-	if !m.life.Start(func(context.Context) {
+	if !rv.Life.Start(func(context.Context) {
 		defer cancel()
 		done <- step(ctx)
 	}) {
@@ -104,33 +104,33 @@ func (m *Manager) within(ctx context.Context, op string, step func(context.Conte
 	}
 	select {
 	case err := <-done:
-		m.attempt(op, "", err)
+		rv.attempt(op, "", err)
 	case <-ctx.Done():
 		select {
 		case err := <-done: // it has ended itself, or noticed
-			m.attempt(op, "", err)
+			rv.attempt(op, "", err)
 		default:
-			m.attempt(op, "", fmt.Errorf("still under way after %s: %w", m.stepLimit, ctx.Err()))
+			rv.attempt(op, "", fmt.Errorf("still under way after %s: %w", rv.StepLimit, ctx.Err()))
 		}
 	}
 }
 
 // namePods sets the pods of unmanaged containers, as the shim knows them.
-func (m *Manager) namePods(known map[string][]string) {
+func (rv *Recoverer) namePods(known map[string][]string) {
 	for podID, ids := range known {
 		if podID == "" {
 			continue // the shim could not read its own record
 		}
 		for _, id := range ids {
-			m.unmanaged.inPod(id, podID)
+			rv.unmanaged.inPod(id, podID)
 		}
 	}
 }
 
 // podsOfUnmanaged returns the pods that own something unmanaged, though they may have no entry.
-func (m *Manager) podsOfUnmanaged() map[string]bool {
+func (rv *Recoverer) podsOfUnmanaged() map[string]bool {
 	pods := map[string]bool{}
-	for _, u := range m.Unmanaged() {
+	for _, u := range rv.All() {
 		if u.PodID != "" {
 			pods[u.PodID] = true
 		}
@@ -140,7 +140,7 @@ func (m *Manager) podsOfUnmanaged() map[string]bool {
 
 // leaveBareContainers makes directories without a record unmanaged, unless our own removal can have
 // left them. It returns those that can be removed.
-func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (removable []string) {
+func (rv *Recoverer) leaveBareContainers(known map[string][]string, ids []string) (removable []string) {
 	podOf := map[string]string{}
 	for podID, in := range known {
 		for _, id := range in {
@@ -148,24 +148,24 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 		}
 	}
 	for _, id := range ids {
-		u := Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: m.podInBundle(id)}
+		u := Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: rv.podInBundle(id)}
 		if podID, ok := podOf[id]; ok {
 			if podID != "" {
 				u.PodID = podID
 			}
-			m.leave(u, errors.New("its record is missing, and the shim has the container"))
+			rv.leave(u, errors.New("its record is missing, and the shim has the container"))
 			continue
 		}
 		mounted := ""
-		points, err := mountPoints(m.dirs.Containers().Of(id))
+		points, err := mountPoints(rv.Dirs.Containers().Of(id))
 		if err == nil {
 			mounted, err = mounts.First(points)
 		}
 		switch {
 		case err != nil:
-			m.leave(u, fmt.Errorf("its record is missing: %w", err))
+			rv.leave(u, fmt.Errorf("its record is missing: %w", err))
 		case mounted != "":
-			m.leave(u, fmt.Errorf("its record is missing, and %s is mounted", mounted))
+			rv.leave(u, fmt.Errorf("its record is missing, and %s is mounted", mounted))
 		default:
 			removable = append(removable, id)
 		}
@@ -174,20 +174,20 @@ func (m *Manager) leaveBareContainers(known map[string][]string, ids []string) (
 }
 
 // leaveBarePods does the same for pods.
-func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (removable []string) {
+func (rv *Recoverer) leaveBarePods(known map[string][]string, ids []string) (removable []string) {
 	if len(ids) == 0 {
 		return nil
 	}
 	connected := map[string]bool{}
-	for _, l := range m.Network.Leases() {
+	for _, l := range rv.Network.Leases() {
 		connected[l.PodID] = true
 	}
 	for _, id := range ids {
-		leave := func(why error) { m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, why) }
-		mounted, err := mounts.First([]string{m.dirs.PodFiles(id)})
-		_, pinned := os.Stat(m.dirs.NamespacesOf(id))
+		leave := func(why error) { rv.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id}, why) }
+		mounted, err := mounts.First([]string{rv.Dirs.PodFiles(id)})
+		_, pinned := os.Stat(rv.Dirs.NamespacesOf(id))
 		switch {
-		case len(known[id]) > 0 || len(m.unmanagedIn(id)) > 0:
+		case len(known[id]) > 0 || len(rv.In(id)) > 0:
 			leave(errors.New("its record is missing, and it has containers"))
 		case connected[id]:
 			leave(errors.New("its record is missing, and it has a network"))
@@ -207,9 +207,9 @@ func (m *Manager) leaveBarePods(known map[string][]string, ids []string) (remova
 // endRecordless handles a container in the shim that has neither a record nor a directory. We
 // remove the directory only after the container's end. So either the shim carried out the call of a
 // daemon that had died, or another program removed the directory.
-func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
+func (rv *Recoverer) endRecordless(ctx context.Context, podID, id string) error {
 	stays := false
-	if p := m.pods.Exact(podID); p != nil {
+	if p := rv.Pods.Exact(podID); p != nil {
 		switch p.Get().Phase {
 		case state.PodReady, state.PodBroken:
 			stays = true
@@ -217,60 +217,60 @@ func (m *Manager) endRecordless(ctx context.Context, podID, id string) error {
 	}
 	if stays {
 		bounded, cancel := context.WithTimeout(ctx, recoverLimit)
-		s, err := m.Shim.Status(bounded, podID, id)
+		s, err := rv.Shim.Status(bounded, podID, id)
 		cancel()
 		switch {
 		case errors.Is(err, client.ErrNotFound):
 			return nil
 		case err != nil:
-			m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, fmt.Errorf("its directory is missing: %w", err))
+			rv.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, fmt.Errorf("its directory is missing: %w", err))
 			return nil
 		case s.State == client.StateRunning || s.State == client.StatePaused:
-			m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its directory is missing, and it runs"))
+			rv.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID}, errors.New("its directory is missing, and it runs"))
 			return nil
 		}
 	}
-	m.log.Warn("killing container of the shim that has no record", "id", id, "pod", podID)
-	return m.exits.EndLeftover(ctx, podID, id)
+	rv.Log.Warn("killing container of the shim that has no record", "id", id, "pod", podID)
+	return rv.Exits.EndLeftover(ctx, podID, id)
 }
 
 // queueStrayNetworks queues networks that Recover could not take down, because a plugin hung or
 // failed, for retries until they are gone.
-func (m *Manager) queueStrayNetworks(unmanaged map[string]bool) {
-	for _, l := range m.Network.Leases() {
-		if m.pods.Exact(l.PodID) == nil && !unmanaged[l.PodID] {
-			m.clean.Queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
-				return m.Network.Teardown(ctx, network.Pod{ID: l.PodID})
+func (rv *Recoverer) queueStrayNetworks(unmanaged map[string]bool) {
+	for _, l := range rv.Network.Leases() {
+		if rv.Pods.Exact(l.PodID) == nil && !unmanaged[l.PodID] {
+			rv.Clean.Queue("network of unknown pod", l.PodID, func(ctx context.Context) error {
+				return rv.Network.Teardown(ctx, network.Pod{ID: l.PodID})
 			})
 		}
 	}
 }
 
 // queueStrayDirs has the directories removed in the background: no one waits for that.
-func (m *Manager) queueStrayDirs(b bare) {
+func (rv *Recoverer) queueStrayDirs(b bare) {
 	for _, id := range b.containers {
-		m.clean.Queue("directory of unknown container", id, func(context.Context) error { return m.removeContainerDir(id) })
+		rv.Clean.Queue("directory of unknown container", id, func(context.Context) error { return rv.removeContainerDir(id) })
 	}
 	for _, id := range b.pods {
-		m.clean.Queue("directory of unknown pod", id, func(context.Context) error {
-			if err := mounts.Detach(m.dirs.PodFiles(id)); err != nil {
+		rv.Clean.Queue("directory of unknown pod", id, func(context.Context) error {
+			if err := mounts.Detach(rv.Dirs.PodFiles(id)); err != nil {
 				return err
 			}
-			return m.dirs.Pods().Remove(id)
+			return rv.Dirs.Pods().Remove(id)
 		})
 	}
 }
 
 // queueStrayNamespaces is the same for namespaces.
-func (m *Manager) queueStrayNamespaces(unmanagedPods map[string]bool) error {
-	pinned, err := os.ReadDir(m.dirs.Namespaces())
+func (rv *Recoverer) queueStrayNamespaces(unmanagedPods map[string]bool) error {
+	pinned, err := os.ReadDir(rv.Dirs.Namespaces())
 	if err != nil {
 		return err
 	}
 	for _, d := range pinned {
-		if id := d.Name(); m.pods.Exact(id) == nil && !unmanagedPods[id] {
-			m.clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error {
-				return m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(id))
+		if id := d.Name(); rv.Pods.Exact(id) == nil && !unmanagedPods[id] {
+			rv.Clean.Queue("namespaces of unknown pod", id, func(ctx context.Context) error {
+				return rv.Namespaces.Remove(ctx, rv.Dirs.NamespacesOf(id))
 			})
 		}
 	}

@@ -1,4 +1,4 @@
-package pod
+package recovery
 
 import "github.com/coracle-project/coracle/internal/fault"
 

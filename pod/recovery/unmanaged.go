@@ -1,4 +1,4 @@
-package pod
+package recovery
 
 import (
 	"cmp"
@@ -43,16 +43,16 @@ type Unmanaged struct {
 // for the status of what it removes.
 const unmanagedName = "unmanaged"
 
-// pod returns its status.
-func (u Unmanaged) pod() state.Pod {
+// Pod returns its status.
+func (u Unmanaged) Pod() state.Pod {
 	return state.Pod{
 		ID: u.ID, Config: podconfig.Pod{Name: unmanagedName, Namespace: unmanagedName, UID: u.ID}, State: state.NotReady,
 		CreatedAt: u.Since,
 	}
 }
 
-// container returns its status.
-func (u Unmanaged) container() state.Container {
+// Container returns its status.
+func (u Unmanaged) Container() state.Container {
 	return state.Container{
 		ID: u.ID, PodID: u.PodID, Config: podconfig.Container{Name: unmanagedName, Image: unmanagedName},
 		ImageID: unmanagedName, ImageRef: unmanagedName,
@@ -124,19 +124,27 @@ func (s *unmanagedSet) all(fits func(Unmanaged) bool) []Unmanaged {
 	return us
 }
 
-// Unmanaged returns all unmanaged pods and containers, pods first.
-func (m *Manager) Unmanaged() []Unmanaged {
-	return m.unmanaged.all(func(Unmanaged) bool { return true })
+// Has reports whether an object is unmanaged.
+func (rv *Recoverer) Has(id string) bool { return rv.unmanaged.has(id) }
+
+// Hold waits until an object is neither recovered nor removed, and keeps it so until release.
+func (rv *Recoverer) Hold(ctx context.Context, id string) (release func(), err error) {
+	return rv.unmanaged.busy.Acquire(ctx, id)
 }
 
-// unmanagedIn returns the unmanaged containers of a pod.
-func (m *Manager) unmanagedIn(podID string) []Unmanaged {
-	return m.unmanaged.all(func(u Unmanaged) bool { return u.Kind == UnmanagedContainer && u.PodID == podID })
+// All returns all unmanaged pods and containers, pods first.
+func (rv *Recoverer) All() []Unmanaged {
+	return rv.unmanaged.all(func(Unmanaged) bool { return true })
 }
 
-// findUnmanaged finds an object by its id or a unique prefix.
-func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool) {
-	us := m.unmanaged.all(func(u Unmanaged) bool {
+// In returns the unmanaged containers of a pod.
+func (rv *Recoverer) In(podID string) []Unmanaged {
+	return rv.unmanaged.all(func(u Unmanaged) bool { return u.Kind == UnmanagedContainer && u.PodID == podID })
+}
+
+// Find finds an object by its id or a unique prefix.
+func (rv *Recoverer) Find(kind UnmanagedKind, id string) (Unmanaged, bool) {
+	us := rv.unmanaged.all(func(u Unmanaged) bool {
 		return u.Kind == kind && (u.ID == id || id != "" && len(id) < table.IDLength && strings.HasPrefix(u.ID, id))
 	})
 	if len(us) == 1 {
@@ -151,10 +159,10 @@ func (m *Manager) findUnmanaged(kind UnmanagedKind, id string) (Unmanaged, bool)
 }
 
 // leave makes an object unmanaged. If its record may become readable, leave schedules retries.
-func (m *Manager) leave(u Unmanaged, cause error) {
-	m.unmanaged.put(u.because(cause))
+func (rv *Recoverer) leave(u Unmanaged, cause error) {
+	rv.unmanaged.put(u.because(cause))
 	if transient.Is(cause) {
-		m.life.Start(func(ctx context.Context) { m.readAgain(ctx, u) })
+		rv.Life.Start(func(ctx context.Context) { rv.readAgain(ctx, u) })
 	}
 }
 
@@ -172,15 +180,15 @@ func (u Unmanaged) because(cause error) Unmanaged {
 }
 
 // logUnmanaged logs once what recovery has left alone.
-func (m *Manager) logUnmanaged() {
-	for _, u := range m.Unmanaged() {
-		m.log.Error("leaving unmanaged "+string(u.Kind)+" alone", "id", u.ID, "pod", u.PodID, "reason", u.Reason)
+func (rv *Recoverer) logUnmanaged() {
+	for _, u := range rv.All() {
+		rv.Log.Error("leaving unmanaged "+string(u.Kind)+" alone", "id", u.ID, "pod", u.PodID, "reason", u.Reason)
 	}
 }
 
 // podInBundle is the pod that a container's bundle names, empty if it cannot be known.
-func (m *Manager) podInBundle(id string) string {
-	b, err := os.ReadFile(filepath.Join(m.dirs.Containers().Of(id), "config.json"))
+func (rv *Recoverer) podInBundle(id string) string {
+	b, err := os.ReadFile(filepath.Join(rv.Dirs.Containers().Of(id), "config.json"))
 	if err != nil {
 		return ""
 	}
@@ -198,12 +206,12 @@ const sandboxAnnotation = "io.kubernetes.cri.sandbox-id"
 
 // unmanagedSnapshots returns the ids of the snapshots of a container without a record: of its root,
 // and of the mount points in its directory (see volumes). If it fails, there may be more.
-func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
+func (rv *Recoverer) unmanagedSnapshots(id string) ([]string, error) {
 	ids := []string{id}
 	if len(id) < table.IDLength {
 		return ids, nil // not an id of ours
 	}
-	dir := m.dirs.Containers().Of(id)
+	dir := rv.Dirs.Containers().Of(id)
 	mounts, err := os.ReadDir(filepath.Join(dir, "volumes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -220,21 +228,21 @@ func (m *Manager) unmanagedSnapshots(id string) ([]string, error) {
 	return ids, nil
 }
 
-// stopUnmanaged kills all processes of an unmanaged pod or container.
-func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
-	return m.ops.Do(ctx, "stop-unmanaged/"+u.ID, stopLimit, func(ctx context.Context) error {
-		if err := m.awaitRecovery(ctx); err != nil {
+// Stop kills all processes of an unmanaged pod or container.
+func (rv *Recoverer) Stop(ctx context.Context, u Unmanaged) error {
+	return rv.ops.Do(ctx, "stop-unmanaged/"+u.ID, stopLimit, func(ctx context.Context) error {
+		if err := rv.Await(ctx); err != nil {
 			return err
 		}
 		if u.Kind == UnmanagedContainer {
-			return m.endUnmanaged(ctx, u)
+			return rv.endUnmanaged(ctx, u)
 		}
-		ids, err := m.shimHas(ctx, u.ID)
+		ids, err := rv.shimHas(ctx, u.ID)
 		if err != nil {
 			return err
 		}
 		for _, id := range ids {
-			if err := m.exits.End(ctx, u.ID, id); err != nil {
+			if err := rv.Exits.End(ctx, u.ID, id); err != nil {
 				return errdefs.During("container", id, err)
 			}
 		}
@@ -243,17 +251,17 @@ func (m *Manager) stopUnmanaged(ctx context.Context, u Unmanaged) error {
 }
 
 // endUnmanaged ends a container. If its pod is not known, any shim may have it.
-func (m *Manager) endUnmanaged(ctx context.Context, u Unmanaged) error {
+func (rv *Recoverer) endUnmanaged(ctx context.Context, u Unmanaged) error {
 	if u.PodID != "" {
-		return m.exits.End(ctx, u.PodID, u.ID)
+		return rv.Exits.End(ctx, u.PodID, u.ID)
 	}
-	a, err := m.listShims(ctx)
+	a, err := rv.listShims(ctx)
 	if err != nil {
 		return err
 	}
 	for podID, ids := range a.known {
 		if slices.Contains(ids, u.ID) {
-			return m.exits.End(ctx, podID, u.ID)
+			return rv.Exits.End(ctx, podID, u.ID)
 		}
 	}
 	if len(a.silent) > 0 {
@@ -263,119 +271,120 @@ func (m *Manager) endUnmanaged(ctx context.Context, u Unmanaged) error {
 }
 
 // shimHas are the containers of an unmanaged pod, with its init.
-func (m *Manager) shimHas(ctx context.Context, podID string) ([]string, error) {
-	a, err := m.listShims(ctx)
+func (rv *Recoverer) shimHas(ctx context.Context, podID string) ([]string, error) {
+	a, err := rv.listShims(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return a.known[podID], a.silent[podID]
 }
 
-// removeUnmanaged removes everything found under the id of an unmanaged pod or container.
-func (m *Manager) removeUnmanaged(ctx context.Context, u Unmanaged) error {
-	return m.ops.Do(ctx, "remove-unmanaged/"+u.ID, removeLimit, func(ctx context.Context) error {
-		if err := m.awaitRecovery(ctx); err != nil {
+// Remove removes everything found under the id of an unmanaged pod or container.
+func (rv *Recoverer) Remove(ctx context.Context, u Unmanaged) error {
+	return rv.ops.Do(ctx, "remove-unmanaged/"+u.ID, removeLimit, func(ctx context.Context) error {
+		if err := rv.Await(ctx); err != nil {
 			return err
 		}
-		m.log.Warn("removing an unmanaged "+string(u.Kind)+" by request", "id", u.ID, "pod", u.PodID)
+		rv.Log.Warn("removing an unmanaged "+string(u.Kind)+" by request", "id", u.ID, "pod", u.PodID)
 		if u.Kind == UnmanagedContainer {
-			return m.dropUnmanagedContainer(ctx, u)
+			return rv.DropContainer(ctx, u)
 		}
-		return m.dropUnmanagedPod(ctx, u.ID)
+		return rv.dropUnmanagedPod(ctx, u.ID)
 	})
 }
 
-func (m *Manager) dropUnmanagedPod(ctx context.Context, podID string) error {
-	release, err := m.unmanaged.busy.Acquire(ctx, podID)
+func (rv *Recoverer) dropUnmanagedPod(ctx context.Context, podID string) error {
+	release, err := rv.unmanaged.busy.Acquire(ctx, podID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if !m.unmanaged.has(podID) {
+	if !rv.unmanaged.has(podID) {
 		return errdefs.Errorf(errdefs.ErrUnavailable, "its record has become readable; try again")
 	}
-	for _, u := range m.unmanagedIn(podID) {
-		if err := m.dropUnmanagedContainer(ctx, u); err != nil {
+	for _, u := range rv.In(podID) {
+		if err := rv.DropContainer(ctx, u); err != nil {
 			return errdefs.During("container", u.ID, err)
 		}
 	}
-	ids, err := m.shimHas(ctx, podID) // the init
+	ids, err := rv.shimHas(ctx, podID) // the init
 	if err != nil {
 		return err
 	}
 	for _, id := range ids {
-		if err := m.exits.End(ctx, podID, id); err != nil {
+		if err := rv.Exits.End(ctx, podID, id); err != nil {
 			return errdefs.During("container", id, err)
 		}
 	}
-	if err := m.faultAt(ctx, faultUnmanagedEnded); err != nil {
+	if err := rv.FaultAt(ctx, faultUnmanagedEnded); err != nil {
 		return err
 	}
-	if err := m.Network.Teardown(ctx, network.Pod{ID: podID, NetNS: filepath.Join(m.dirs.NamespacesOf(podID), "net")}); err != nil {
+	if err := rv.Network.Teardown(ctx, network.Pod{ID: podID, NetNS: filepath.Join(rv.Dirs.NamespacesOf(podID), "net")}); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, faultUnmanagedNetwork); err != nil {
+	if err := rv.FaultAt(ctx, faultUnmanagedNetwork); err != nil {
 		return err
 	}
-	if err := m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(podID)); err != nil {
+	if err := rv.Namespaces.Remove(ctx, rv.Dirs.NamespacesOf(podID)); err != nil {
 		return err
 	}
-	if err := m.Shim.DeletePod(ctx, podID); err != nil {
+	if err := rv.Shim.DeletePod(ctx, podID); err != nil {
 		return err
 	}
-	if err := mounts.Detach(m.dirs.PodFiles(podID)); err != nil {
+	if err := mounts.Detach(rv.Dirs.PodFiles(podID)); err != nil {
 		return err
 	}
-	if err := m.dirs.Pods().Remove(podID); err != nil {
+	if err := rv.Dirs.Pods().Remove(podID); err != nil {
 		return err
 	}
-	m.unmanaged.drop(podID)
+	rv.unmanaged.drop(podID)
 	return nil
 }
 
-func (m *Manager) dropUnmanagedContainer(ctx context.Context, u Unmanaged) error {
-	release, err := m.unmanaged.busy.Acquire(ctx, u.ID)
+// DropContainer ends an unmanaged container and removes everything found under its id.
+func (rv *Recoverer) DropContainer(ctx context.Context, u Unmanaged) error {
+	release, err := rv.unmanaged.busy.Acquire(ctx, u.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if !m.unmanaged.has(u.ID) {
-		if m.containers.Exact(u.ID) == nil {
+	if !rv.unmanaged.has(u.ID) {
+		if rv.Containers.Exact(u.ID) == nil {
 			return nil // another call removed it
 		}
 		return errdefs.Errorf(errdefs.ErrUnavailable, "its record has been read meanwhile, try again")
 	}
-	if err := m.endUnmanaged(ctx, u); err != nil {
+	if err := rv.endUnmanaged(ctx, u); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, faultUnmanagedKilled); err != nil {
+	if err := rv.FaultAt(ctx, faultUnmanagedKilled); err != nil {
 		return err
 	}
-	snapshots, err := m.unmanagedSnapshots(u.ID)
+	snapshots, err := rv.unmanagedSnapshots(u.ID)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, id := range snapshots {
-		errs = append(errs, m.Snapshots.Remove(ctx, id))
+		errs = append(errs, rv.Snapshots.Remove(ctx, id))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := m.faultAt(ctx, faultUnmanagedSnapshots); err != nil {
+	if err := rv.FaultAt(ctx, faultUnmanagedSnapshots); err != nil {
 		return err
 	}
-	if err := m.removeContainerDir(u.ID); err != nil {
+	if err := rv.removeContainerDir(u.ID); err != nil {
 		return err
 	}
-	m.unmanaged.drop(u.ID)
+	rv.unmanaged.drop(u.ID)
 	return nil
 }
 
 // removeContainerDir removes a directory without an entry. It unmounts first: deletion must not
 // reach into mounts.
-func (m *Manager) removeContainerDir(id string) error {
-	dir := m.dirs.Containers().Of(id)
+func (rv *Recoverer) removeContainerDir(id string) error {
+	dir := rv.Dirs.Containers().Of(id)
 	points, err := mountPoints(dir)
 	if err != nil {
 		return err
@@ -385,7 +394,7 @@ func (m *Manager) removeContainerDir(id string) error {
 			return err
 		}
 	}
-	return m.dirs.Containers().Remove(id)
+	return rv.Dirs.Containers().Remove(id)
 }
 
 // mountPoints are the places in a container's directory where something may be mounted.

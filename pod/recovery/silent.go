@@ -1,4 +1,4 @@
-package pod
+package recovery
 
 import (
 	"context"
@@ -21,8 +21,8 @@ type answers struct {
 }
 
 // listShims asks for all containers. If it fails, nothing is known.
-func (m *Manager) listShims(ctx context.Context) (answers, error) {
-	known, err := m.Shim.List(ctx)
+func (rv *Recoverer) listShims(ctx context.Context) (answers, error) {
+	known, err := rv.Shim.List(ctx)
 	var some *client.UnansweredError
 	if errors.As(err, &some) {
 		return answers{known: known, silent: some.Pods}, nil
@@ -45,17 +45,17 @@ func (a answers) inShim() map[string]bool {
 
 // leaveUnanswered makes directories without a record unmanaged if a shim that has not answered may
 // have a part of them. It returns the others.
-func (m *Manager) leaveUnanswered(a answers, b bare) (rest bare) {
+func (rv *Recoverer) leaveUnanswered(a answers, b bare) (rest bare) {
 	if len(a.silent) == 0 {
 		return b
 	}
 	for _, id := range b.containers {
-		podID := m.podInBundle(id)
+		podID := rv.podInBundle(id)
 		if podID != "" && a.answered(podID) {
 			rest.containers = append(rest.containers, id)
 			continue
 		}
-		m.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID},
+		rv.leave(Unmanaged{Kind: UnmanagedContainer, ID: id, PodID: podID},
 			errors.New("its record is missing, and a shim that may have it does not answer"))
 	}
 	for _, id := range b.pods {
@@ -63,20 +63,20 @@ func (m *Manager) leaveUnanswered(a answers, b bare) (rest bare) {
 			rest.pods = append(rest.pods, id)
 			continue
 		}
-		m.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id},
+		rv.leave(Unmanaged{Kind: UnmanagedPod, ID: id, PodID: id},
 			fmt.Errorf("its record is missing, and its shim does not answer: %w", a.silent[id]))
 	}
 	return rest
 }
 
 // recoverLate recovers each pod whose shim had not answered, as soon as the shim answers.
-func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
+func (rv *Recoverer) recoverLate(ctx context.Context, silent map[string]error) {
 	for pause := firstAsk; len(silent) > 0; pause = min(2*pause, lastAsk) {
 		if life.Sleep(ctx, pause) != nil {
 			return
 		}
 		try, cancel := context.WithTimeout(ctx, listLimit)
-		all, err := m.listShims(try)
+		all, err := rv.listShims(try)
 		cancel()
 		if err != nil {
 			continue // the next try may get more answers
@@ -99,28 +99,28 @@ func (m *Manager) recoverLate(ctx context.Context, silent map[string]error) {
 		}
 		pause = firstAsk
 		isLate := func(podID string) bool { return late[podID] }
-		m.recoverContainers(ctx, came.inShim(), isLate)
-		m.endStrays(ctx, came.known, bare{})
-		m.recoverPods(ctx, came.inShim(), isLate)
-		m.removeLate(late)
+		rv.recoverContainers(ctx, came.inShim(), isLate)
+		rv.endStrays(ctx, came.known, bare{})
+		rv.recoverPods(ctx, came.inShim(), isLate)
+		rv.removeLate(late)
 	}
 }
 
 // removeLate removes pods that have no record.
-func (m *Manager) removeLate(late map[string]bool) {
-	unmanaged := m.podsOfUnmanaged()
+func (rv *Recoverer) removeLate(late map[string]bool) {
+	unmanaged := rv.podsOfUnmanaged()
 	for podID := range late {
-		if m.pods.Exact(podID) != nil || unmanaged[podID] {
+		if rv.Pods.Exact(podID) != nil || unmanaged[podID] {
 			continue
 		}
-		m.clean.Queue("unknown pod", podID, func(ctx context.Context) error {
-			if err := m.Network.Teardown(ctx, network.Pod{ID: podID}); err != nil {
+		rv.Clean.Queue("unknown pod", podID, func(ctx context.Context) error {
+			if err := rv.Network.Teardown(ctx, network.Pod{ID: podID}); err != nil {
 				return err
 			}
-			if err := m.Namespaces.Remove(ctx, m.dirs.NamespacesOf(podID)); err != nil {
+			if err := rv.Namespaces.Remove(ctx, rv.Dirs.NamespacesOf(podID)); err != nil {
 				return err
 			}
-			return m.Shim.DeletePod(ctx, podID)
+			return rv.Shim.DeletePod(ctx, podID)
 		})
 	}
 }
