@@ -128,7 +128,7 @@ type Options struct {
 	// Handlers returns the runtime handlers that a pod may name; "coracle", our own, if nil. The
 	// unnamed one is our own, too, unless it is among them.
 	Handlers podconfig.Handlers
-	// Restore lets containers go on from checkpoints: see restore.go.
+	// Restore lets containers go on from checkpoints: see pod/checkpoint.
 	Restore bool
 	// RestoreBases are the images that a checkpoint image may name as the one that the saved
 	// container was made from: full names, or a prefix followed by *.

@@ -11,6 +11,13 @@
 // Start (of the Manager) is recovery: it reads all records, asks shims and kernel what
 // is really there, and rolls each operation forward or back.
 //
+// # Parts
+//
+// The Manager only puts parts together, each a package below this one: sandbox leads pods through
+// their lives, container leads containers, recovery takes over what an earlier daemon left.
+// checkpoint, stats and streams do what their names say. All share two tables of entries
+// (pod/state, pod/table), whose turns let one operation at a time work on an object.
+//
 // The pod's init, which holds a PID namespace that containers share, is started for the
 // first container that wants it.
 //
