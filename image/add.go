@@ -27,9 +27,19 @@ type offer interface {
 	Open(d ocispec.Descriptor) (*os.File, error)
 }
 
+// adder makes images of what comes from elsewhere than registries.
+type adder struct {
+	blobs    *blobs
+	garbage  *garbage
+	unpacker *unpacker
+	scratch  *scratch
+	calls    *calls
+	commit   func(...named) (Image, error)
+}
+
 // add brings an offered image into the store under some names. When it returns, the
 // image survives a reset of the machine; after an error nothing of it is left.
-func (s *Store) add(ctx context.Context, names []reference.Name, top ocispec.Descriptor, o offer) (Image, error) {
+func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Descriptor, o offer) (Image, error) {
 	data, err := o.Document(ctx, top)
 	if err != nil {
 		return Image{}, asInvalid(err)
@@ -39,11 +49,11 @@ func (s *Store) add(ctx context.Context, names []reference.Name, top ocispec.Des
 		return Image{}, asInvalid(err)
 	}
 	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
-	if err := s.garbage.pin(ctx, pins); err != nil {
+	if err := a.garbage.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
-	img, err := s.take(ctx, names, c, o)
-	return img, errors.Join(err, s.garbage.settle(ctx, pins, err != nil))
+	img, err := a.take(ctx, names, c, o)
+	return img, errors.Join(err, a.garbage.settle(ctx, pins, err != nil))
 }
 
 // asInvalid gives a wrong archive the kind that a wrong image has.
@@ -55,8 +65,8 @@ func asInvalid(err error) error {
 }
 
 // take stores everything that the image consists of and names it.
-func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o offer) (img Image, err error) {
-	if err := s.blobs.putDocuments(c); err != nil {
+func (a *adder) take(ctx context.Context, names []reference.Name, c *content, o offer) (img Image, err error) {
+	if err := a.blobs.putDocuments(c); err != nil {
 		return Image{}, err
 	}
 	c.forget()
@@ -66,7 +76,7 @@ func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o 
 		diffID := c.image.RootFS.DiffIDs[i]
 		g.Go(func() error {
 			for {
-				joined, err := s.unpacker.offered(gctx, l, diffID, o)
+				joined, err := a.unpacker.offered(gctx, l, diffID, o)
 				if err == nil || !joined || gctx.Err() != nil {
 					return err
 				}
@@ -77,7 +87,7 @@ func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o 
 	if err := g.Wait(); err != nil {
 		return Image{}, asInvalid(err)
 	}
-	if err := s.blobs.sync(); err != nil {
+	if err := a.blobs.sync(); err != nil {
 		return Image{}, err
 	}
 	if err := faultAddSynced.At(ctx); err != nil {
@@ -87,7 +97,7 @@ func (s *Store) take(ctx context.Context, names []reference.Name, c *content, o 
 	for i, n := range names {
 		entries[i] = named{name: n, pulled: at(time.Now()), content: c}
 	}
-	if img, err = s.commit(entries...); err != nil {
+	if img, err = a.commit(entries...); err != nil {
 		return Image{}, err
 	}
 	return img, faultAddIndexed.At(ctx)
@@ -173,12 +183,6 @@ func (m *made) document(mediaType string, data []byte) ocispec.Descriptor {
 	}
 	m.documents[d.Digest] = data
 	return d
-}
-
-// scratch makes a directory for files that are on their way into the store.
-func (s *Store) scratch() (dir string, remove func(), err error) {
-	dir, err = os.MkdirTemp(s.blobs.ingest(), "scratch-*")
-	return dir, func() { s.remover.Remove(dir) }, err // the next Open removes what remains
 }
 
 // readerFunc is a reader that ends with a context.

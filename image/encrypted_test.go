@@ -75,8 +75,8 @@ func TestEncryptedImageIsNotPackedAnew(t *testing.T) {
 		s := openStore(t, func(c *Config) { c.Keys, c.KeepBlobs = crypt.Keys{Dir: dir}, keep })
 		_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 		must(t, err)
-		for _, as := range []packing{asBlobs, asTars} {
-			k, err := s.newPacker(as, nil)
+		for _, as := range []packingForm{asBlobs, asTars} {
+			k, err := s.packs.packer(as, nil)
 			must(t, err)
 			defer k.close()
 			parcel, err := k.pack(t.Context(), r.ref("app:1"))

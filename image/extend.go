@@ -37,7 +37,7 @@ func (s *Store) Extend(ctx context.Context, refOrID, ref string, change func(*oc
 	if err := change(&b.config); err != nil {
 		return Image{}, err
 	}
-	img, err := s.compose(ctx, n, b, func(ctx context.Context, w io.Writer) error {
+	img, err := s.adder.compose(ctx, n, b, func(ctx context.Context, w io.Writer) error {
 		z := gzip.NewWriter(w)
 		return errors.Join(write(ctx, z), z.Close())
 	})

@@ -21,7 +21,7 @@ type garbage struct {
 	index  *index
 	ledger *ledger.Ledger
 	blobs  *blobs
-	layers LayerStore
+	layers LayerInventory
 	log    *slog.Logger
 
 	// sweep is held (one element) while garbage is removed and while pins
@@ -198,4 +198,33 @@ func (g *garbage) sizeOf(n needs) (bytes int64) {
 		}
 	}
 	return bytes
+}
+
+// repairIndex writes the index again, with the images that are whole.
+func (g *garbage) repairIndex(entries []named, damaged bool) error {
+	if err := g.salvage(); err != nil {
+		g.log.Warn("images have to be pulled again with all of their layers", "error", err)
+	}
+	if damaged {
+		if aside, err := g.blobs.keepIndex(); err != nil {
+			g.log.Warn("damaged image index is not kept", "error", err)
+		} else {
+			g.log.Warn("damaged image index is kept", "file", aside)
+		}
+	}
+	return g.blobs.saveIndex(entries)
+}
+
+// takeAway takes names from the index and deletes what only they needed.
+func (g *garbage) takeAway(ctx context.Context, what removal) (Removed, error) {
+	r, only, err := g.index.untag(what)
+	if err != nil {
+		return Removed{}, fmt.Errorf("remove image %s: %w", what.ref, err)
+	}
+	freed := g.sizeOf(only)
+	if err := g.sweepUp(ctx, only); err != nil {
+		return r, err
+	}
+	r.Bytes = freed - g.sizeOf(only)
+	return r, nil
 }

@@ -13,10 +13,10 @@ func (s *Store) GC(ctx context.Context) error {
 
 // Collect is GC that returns what it has deleted: allocated bytes.
 func (s *Store) Collect(ctx context.Context) (freed int64, err error) {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return 0, err
 	}
-	defer s.wg.Done()
+	defer s.calls.done()
 	all, err := s.garbage.allThere()
 	if err != nil {
 		return 0, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,15 +25,26 @@ func (p pinnedNames) has(name string) bool {
 	})
 }
 
-// reclaimSoon has a reclaim run next to the caller.
-func (s *Store) reclaimSoon() {
-	if s.cfg.HighWater == 0 || s.begin() != nil {
+// reclaimer removes images when the disk is too full.
+type reclaimer struct {
+	cfg     *Config
+	index   *index
+	garbage *garbage
+	layout  layout
+	layers  LayerUses
+	calls   *calls
+	running sync.Mutex
+}
+
+// soon has a reclaim run next to the caller.
+func (r *reclaimer) soon() {
+	if r.cfg.HighWater == 0 || r.calls.begin() != nil {
 		return
 	}
 	go func() {
-		defer s.wg.Done()
-		if err := s.reclaim(s.ctx); err != nil && s.ctx.Err() == nil {
-			s.cfg.Log.Warn("cannot make room on the disk of images", "error", err)
+		defer r.calls.done()
+		if err := r.reclaim(r.calls.ctx); err != nil && r.calls.ctx.Err() == nil {
+			r.cfg.Log.Warn("cannot make room on the disk of images", "error", err)
 		}
 	}()
 }
@@ -44,38 +56,38 @@ const justPulled = 2 * time.Minute
 // reclaim removes images that nothing runs from, those pulled longest ago first, when the
 // file system is fuller than the high water mark, until it is below the low one, but none
 // that was just pulled. One reclaim at a time is enough; pulls go on.
-func (s *Store) reclaim(ctx context.Context) error {
-	if s.cfg.HighWater == 0 || !s.reclaiming.TryLock() {
+func (r *reclaimer) reclaim(ctx context.Context) error {
+	if r.cfg.HighWater == 0 || !r.running.TryLock() {
 		return nil
 	}
-	defer s.reclaiming.Unlock()
-	used, err := s.cfg.usedOf(s.blobs.layout)
-	if err != nil || used < s.cfg.HighWater {
+	defer r.running.Unlock()
+	used, err := r.cfg.usedOf(r.layout)
+	if err != nil || used < r.cfg.HighWater {
 		return err
 	}
-	if err := s.GC(ctx); err != nil {
+	if err := r.garbage.collectAll(ctx); err != nil {
 		return err
 	}
-	for _, img := range s.oldest() {
-		used, err := s.cfg.usedOf(s.blobs.layout)
-		if err != nil || used < s.cfg.LowWater {
+	for _, img := range r.oldest() {
+		used, err := r.cfg.usedOf(r.layout)
+		if err != nil || used < r.cfg.LowWater {
 			return err
 		}
-		if s.cfg.now().Sub(img.Pulled) < justPulled {
+		if r.cfg.now().Sub(img.Pulled) < justPulled {
 			return nil // and so are all that follow
 		}
-		gone, err := s.RemoveIf(ctx, img.ID, func(img Image) bool {
-			return !img.Pinned && !s.runs(img) && s.cfg.now().Sub(img.Pulled) >= justPulled
-		})
-		if err != nil {
+		gone, err := r.garbage.takeAway(ctx, removal{ref: img.ID.String(), may: func(img Image) bool {
+			return !img.Pinned && !r.runs(img) && r.cfg.now().Sub(img.Pulled) >= justPulled
+		}})
+		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
 		if gone.ID == "" {
 			continue
 		}
-		s.cfg.Log.Info("image removed: the disk is over the high water mark", "image", img.ID.String(), "names", img.RepoTags, "used", used,
-			"mark", s.cfg.HighWater)
-		if err := s.cfg.Layers.Flush(ctx); err != nil { // or the next look is at a disk still full
+		r.cfg.Log.Info("image removed: the disk is over the high water mark", "image", img.ID.String(), "names", img.RepoTags, "used", used,
+			"mark", r.cfg.HighWater)
+		if err := r.layers.Flush(ctx); err != nil { // or the next look is at a disk still full
 			return err
 		}
 	}
@@ -83,17 +95,17 @@ func (s *Store) reclaim(ctx context.Context) error {
 }
 
 // oldest lists the images, those pulled longest ago first.
-func (s *Store) oldest() []Image {
-	all := s.List()
+func (r *reclaimer) oldest() []Image {
+	all := r.index.list()
 	slices.SortStableFunc(all, func(a, b Image) int { return a.Pulled.Compare(b.Pulled) })
 	return all
 }
 
 // runs says that a container may run from the image: all of its layers are in use. An
 // image that others are built on looks the same, and removing it would free nothing.
-func (s *Store) runs(img Image) bool {
+func (r *reclaimer) runs(img Image) bool {
 	for _, d := range img.Layers {
-		if !s.cfg.Layers.InUse(d) {
+		if !r.layers.InUse(d) {
 			return false
 		}
 	}

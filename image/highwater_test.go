@@ -30,7 +30,7 @@ func TestReclaim(t *testing.T) {
 		_, err := s.Pull(t.Context(), r.ref(name), PullOptions{})
 		must(t, err)
 	}
-	s.wg.Wait() // for the reclaims that the pulls have begun
+	s.calls.wg.Wait() // for the reclaims that the pulls have begun
 	if img, err := s.Get(r.ref("pinned:1")); err != nil || !img.Pinned {
 		t.Errorf("pinned: %+v, %v", img, err)
 	}
@@ -44,23 +44,23 @@ func TestReclaim(t *testing.T) {
 	}
 	// Regression: on a disk that others fill, pulls removed what they had just pulled.
 	full = 99
-	must(t, s.reclaim(t.Context()))
+	must(t, s.reclaimer.reclaim(t.Context()))
 	if len(names()) != 5 {
 		t.Errorf("just pulled: %v", names())
 	}
 	s.Store.cfg.now = func() time.Time { return time.Now().Add(justPulled) }
 	full = 84
-	must(t, s.reclaim(t.Context()))
+	must(t, s.reclaimer.reclaim(t.Context()))
 	if len(names()) != 5 {
 		t.Errorf("below the mark: %v", names())
 	}
 	s.Store.cfg.used = func() int { return 67 + 4*len(names()) }
-	must(t, s.reclaim(t.Context()))
+	must(t, s.reclaimer.reclaim(t.Context()))
 	if got, want := names(), []string{r.ref("new:1"), r.ref("pinned:1"), r.ref("running:1")}; !slices.Equal(got, want) {
 		t.Errorf("left %v, want %v", got, want)
 	}
 	s.Store.cfg.used = func() int { return 99 }
-	must(t, s.reclaim(t.Context()))
+	must(t, s.reclaimer.reclaim(t.Context()))
 	if got, want := names(), []string{r.ref("pinned:1"), r.ref("running:1")}; !slices.Equal(got, want) {
 		t.Errorf("left %v, want %v", got, want)
 	}

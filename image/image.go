@@ -9,6 +9,12 @@
 //	garbage.go   garbage: pins of pulls, leases, and the removal of what nothing needs
 //	unpacker.go  unpacker: layers from registries, archives and files
 //	lazy.go      lazies: layers that are shown before they are downloaded
+//	pull.go      puller: images from registries, and who waits for them
+//	add.go       adder: images from archives, and images made here
+//	pack.go      packing: images that leave, to registries and in archives
+//	highwater.go reclaimer: room on a disk that is too full
+//	scratch.go   scratch: files on their way in or out
+//	calls.go     calls: what Close waits for
 //
 // # On disk (under the root directory given to Open)
 //
@@ -31,9 +37,7 @@
 package image
 
 import (
-	"context"
 	"errors"
-	"io"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -43,8 +47,6 @@ import (
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
-	"github.com/coracle-project/coracle/image/unpack"
-	"github.com/coracle-project/coracle/snapshot"
 )
 
 // Kinds of error, for errors.Is. The text says which reference and registry.
@@ -79,51 +81,6 @@ type Image struct {
 	Pulled time.Time
 	// Pinned says that no collection removes it (Config.Pinned).
 	Pinned bool
-}
-
-// LayerStore is where layers are unpacked; layers.Store implements it with snapshot stores.
-type LayerStore interface {
-	// Markers say how layers are unpacked.
-	Markers() unpack.Markers
-	HasLayer(diffID digest.Digest) bool
-	// NewLayer makes an empty staging directory for one layer.
-	NewLayer(ctx context.Context) (LayerWriter, error)
-	// Layers lists all whole layers.
-	Layers() ([]digest.Digest, error)
-	// RemoveLayer deletes a layer; it fails, changing nothing, if a snapshot uses it.
-	RemoveLayer(ctx context.Context, diffID digest.Digest) error
-	// InUse says whether something runs from a layer.
-	InUse(diffID digest.Digest) bool
-	// LayerUsage is what a layer takes on disk, from memory.
-	LayerUsage(diffID digest.Digest) (snapshot.Usage, error)
-	// Flush waits until everything removed before it was called is off the disk.
-	Flush(ctx context.Context) error
-	// Archive writes the archive that a layer was unpacked from, byte for byte and not
-	// compressed. Kinds: unpack.ErrDamaged, unpack.ErrNoRecipe.
-	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
-	// Quarantine takes a damaged layer out of use. Containers that run from it go on.
-	Quarantine(diffID digest.Digest) error
-
-	// HasCopy says whether there is a copy of a layer for another driver, made when someone wants
-	// one.
-	HasCopy(diffID digest.Digest) bool
-	// CheckCopies reads the copies of a layer: unpack.ErrDamaged if one is not the layer.
-	CheckCopies(ctx context.Context, diffID digest.Digest) error
-	// DropCopies takes them out of use. Containers that run from them go on.
-	DropCopies(diffID digest.Digest) error
-}
-
-// LayerWriter is one layer being unpacked. Exactly one of Commit and Abort ends it;
-// Abort after Commit does nothing, so it can be deferred.
-type LayerWriter interface {
-	// Dir is the directory to unpack into.
-	Dir() string
-	// Recipe creates what unpack.Target.Recipe is written to; closed before Commit.
-	Recipe() (io.WriteCloser, error)
-	// Commit gives the layer its final name. If another writer was faster the
-	// staged copy is dropped and Commit succeeds.
-	Commit(ctx context.Context, diffID digest.Digest) error
-	Abort() error
 }
 
 // Auth is the credentials for one pull.

@@ -2,11 +2,9 @@ package image
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -15,9 +13,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/reference"
-	"github.com/coracle-project/coracle/image/unpack"
 )
 
 // Import makes an image of one layer: the tar archive of a root file system, packed
@@ -31,7 +27,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, ref string, config ocis
 	}
 	config.RootFS = ocispec.RootFS{}
 	config.History = append(config.History, ocispec.History{CreatedBy: "coracle image import"})
-	img, err := s.compose(ctx, n, base{config: config}, func(ctx context.Context, w io.Writer) error {
+	img, err := s.adder.compose(ctx, n, base{config: config}, func(ctx context.Context, w io.Writer) error {
 		_, err := io.Copy(w, until(ctx, r))
 		return err
 	})
@@ -51,63 +47,30 @@ type base struct {
 
 // compose makes an image of a base and one layer more, and names it. write writes the
 // layer as a tar archive, packed or not.
-func (s *Store) compose(ctx context.Context, n reference.Name, b base, write func(context.Context, io.Writer) error) (Image, error) {
-	if err := s.begin(); err != nil {
+func (a *adder) compose(ctx context.Context, n reference.Name, b base, write func(context.Context, io.Writer) error) (Image, error) {
+	if err := a.calls.begin(); err != nil {
 		return Image{}, err
 	}
-	defer s.wg.Done()
-	ctx, stop := s.bound(ctx)
+	defer a.calls.done()
+	ctx, stop := a.calls.bound(ctx)
 	defer stop()
-	dir, remove, err := s.scratch()
+	dir, remove, err := a.scratch.dir()
 	if err != nil {
 		return Image{}, err
 	}
 	defer remove()
 	path := filepath.Join(dir, "layer")
-	layer, diffID, err := s.stageLayer(ctx, path, write)
+	layer, diffID, err := a.scratch.stage(ctx, path, write)
 	if err != nil {
-		return Image{}, s.because(ctx, err)
+		return Image{}, because(ctx, err)
 	}
 	m := &made{files: map[digest.Digest]string{layer.Digest: path}}
 	top, err := m.assemble(b, layer, diffID)
 	if err != nil {
 		return Image{}, err
 	}
-	img, err := s.add(ctx, []reference.Name{n}, top, m)
-	return img, s.because(ctx, err)
-}
-
-// stageLayer writes a layer to a file and finds out what it is.
-func (s *Store) stageLayer(ctx context.Context, path string,
-	write func(context.Context, io.Writer) error,
-) (layer ocispec.Descriptor, diffID digest.Digest, err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return layer, "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	room := &roomy{s: s, w: io.MultiWriter(f, h)}
-	if err := write(ctx, room); err != nil {
-		return layer, "", err
-	}
-	layer = ocispec.Descriptor{Digest: digest.NewDigest(digest.SHA256, h), Size: room.written}
-	if layer.MediaType, err = archive.LayerType(path); err != nil {
-		return layer, "", err
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return layer, "", err
-	}
-	z, err := unpack.Decompress(ctx, f, s.cfg.Layer)
-	if err == nil {
-		defer z.Close()
-		h.Reset()
-		_, err = io.Copy(h, z)
-	}
-	if err != nil {
-		return layer, "", fmt.Errorf("%w: %w", ErrInvalidImage, err)
-	}
-	return layer, digest.NewDigest(digest.SHA256, h), nil
+	img, err := a.add(ctx, []reference.Name{n}, top, m)
+	return img, because(ctx, err)
 }
 
 // assemble makes configuration and manifest.
@@ -147,27 +110,4 @@ func (m *made) assemble(b base, layer ocispec.Descriptor, diffID digest.Digest) 
 		return ocispec.Descriptor{}, err
 	}
 	return m.document(manifest.MediaType, data), nil
-}
-
-// roomy writes as long as there is room on the disk.
-type roomy struct {
-	s       *Store
-	w       io.Writer
-	written int64
-	checked int64
-}
-
-// roomStep is how often the free space is looked at, in bytes written.
-const roomStep = 16 << 20
-
-func (r *roomy) Write(p []byte) (int, error) {
-	if r.checked -= int64(len(p)); r.checked < 0 {
-		r.checked = roomStep
-		if err := r.s.checkRoom(roomStep); err != nil {
-			return 0, err
-		}
-	}
-	n, err := r.w.Write(p)
-	r.written += int64(n)
-	return n, err
 }

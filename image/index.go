@@ -72,6 +72,16 @@ func (x *index) enter(images [][]named) error {
 	return err
 }
 
+// list returns all images, ordered by id.
+func (x *index) list() []Image {
+	list := x.now.Load().list()
+	all := make([]Image, len(list))
+	for i, img := range list {
+		all[i] = img.view()
+	}
+	return all
+}
+
 // tag gives an image one more name.
 func (x *index) tag(refOrID string, n reference.Name) (Image, error) {
 	x.mu.Lock()

@@ -56,8 +56,7 @@ type lazies struct {
 	log        *slog.Logger
 
 	ctx   context.Context // ends when the store is closed
-	begin func() error    // enters work that the store's Close waits for
-	done  func()          // ends it
+	calls *calls          // of the store
 
 	shows flight[digest.Digest, struct{}] // by diff id
 
@@ -68,7 +67,7 @@ type lazies struct {
 func newLazies(s *Store) *lazies {
 	return &lazies{
 		lazy: s.cfg.Lazy, unpacker: s.unpacker, index: s.index, garbage: s.garbage, registries: &s.registries, log: s.cfg.Log,
-		ctx: s.ctx, begin: s.begin, done: s.wg.Done, landings: map[digest.Digest]*landing{},
+		ctx: s.calls.ctx, calls: s.calls, landings: map[digest.Digest]*landing{},
 	}
 }
 
@@ -137,7 +136,7 @@ func (z *lazies) landAll() error {
 
 // landSoon has a lazy layer become an ordinary one as soon as its blob is here.
 func (z *lazies) landSoon(src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest) {
-	if z.begin() != nil {
+	if z.calls.begin() != nil {
 		return // the next start goes on
 	}
 	z.mu.Lock()
@@ -145,13 +144,13 @@ func (z *lazies) landSoon(src *registry.Repository, d ocispec.Descriptor, diffID
 	want := &arrival{src, d}
 	if l := z.landings[diffID]; l != nil {
 		l.again = want // that one may be about to give the layer up
-		z.done()
+		z.calls.done()
 		return
 	}
 	l := &landing{done: make(chan struct{})}
 	z.landings[diffID] = l
 	go func() {
-		defer z.done()
+		defer z.calls.done()
 		for ; want != nil; want = z.nextLanding(l, diffID) {
 			l.err = z.land(z.ctx, want.src, want.blob, diffID)
 			if l.err != nil && z.ctx.Err() == nil {

@@ -27,20 +27,20 @@ func (s *Store) Lease(ctx context.Context, name string, ttl time.Duration, diges
 			return fmt.Errorf("lease %q: %w", name, err)
 		}
 	}
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return err
 	}
-	defer s.wg.Done()
+	defer s.calls.done()
 	return s.garbage.lease(ctx, name, &ledger.Lease{Until: time.Now().Add(ttl), Digests: digests})
 }
 
 // Release ends a lease; one that is not there is fine. What it kept goes with the next
 // collection.
 func (s *Store) Release(ctx context.Context, name string) error {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return err
 	}
-	defer s.wg.Done()
+	defer s.calls.done()
 	return s.garbage.lease(ctx, name, nil)
 }
 

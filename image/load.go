@@ -48,33 +48,33 @@ func (l *Loaded) endNotes() {
 // bare tag there is put behind it. Kinds: ErrInvalidImage, ErrPlatform (nothing is for this
 // machine), ErrInvalidReference.
 func (s *Store) Load(ctx context.Context, r io.Reader, fallback string) (l Loaded, err error) {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return l, err
 	}
-	defer s.wg.Done()
-	ctx, stop := s.bound(ctx)
+	defer s.calls.done()
+	ctx, stop := s.calls.bound(ctx)
 	defer stop()
-	dir, remove, err := s.scratch()
+	dir, remove, err := s.adder.scratch.dir()
 	if err != nil {
 		return l, err
 	}
 	defer remove()
 	c, err := archive.Read(ctx, r, dir, s.cfg.Layer)
 	if err != nil {
-		return l, fmt.Errorf("load images: %w", s.because(ctx, asInvalid(err)))
+		return l, fmt.Errorf("load images: %w", because(ctx, asInvalid(err)))
 	}
 	ours, err := l.choose(ctx, c)
 	if err != nil {
-		return l, fmt.Errorf("load images: %w", s.because(ctx, asInvalid(err)))
+		return l, fmt.Errorf("load images: %w", because(ctx, asInvalid(err)))
 	}
 	names, err := archiveNames(ours, fallback)
 	if err != nil {
 		return l, fmt.Errorf("load images: %w", err)
 	}
 	for i, a := range ours {
-		img, err := s.add(ctx, names[i], a.Top, c)
+		img, err := s.adder.add(ctx, names[i], a.Top, c)
 		if err != nil {
-			return l, fmt.Errorf("load image %s: %w", names[i][0], s.because(ctx, err))
+			return l, fmt.Errorf("load image %s: %w", names[i][0], because(ctx, err))
 		}
 		l.Images = append(l.Images, img)
 	}
@@ -137,21 +137,6 @@ func called(a archive.Image) string {
 		return a.Names[0]
 	}
 	return a.Top.Digest.String()
-}
-
-// bound is a context that ends with the caller's or with the store.
-func (s *Store) bound(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
-	return ctx, func() { stop(); cancel(nil) }
-}
-
-// because is err, or why the context ended if it has.
-func (s *Store) because(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
 }
 
 // archiveNames decides what each image of an archive is called.

@@ -36,7 +36,7 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 			MediaType: ocispec.MediaTypeImageManifest, Digest: p.manifest,
 			Size: int64(len(r.manifests["many@"+p.manifest.String()].data)),
 		}
-		c, err := s.loadContent(b.Context(), top)
+		c, err := s.unpacker.load(b.Context(), top)
 		must(b, err)
 		all[i] = named{name: n, pulled: at(time.Now()), content: c}
 	}

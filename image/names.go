@@ -18,10 +18,10 @@ func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return Image{}, err
 	}
-	defer s.wg.Done()
+	defer s.calls.done()
 	img, err := s.index.tag(refOrID, n)
 	if err != nil {
 		return Image{}, err
@@ -48,22 +48,22 @@ type Removed struct {
 // Untag takes one name away, and the image with its last name; by id, the image with
 // all its names. Unlike Remove it fails with ErrNotFound if there is nothing to remove.
 func (s *Store) Untag(ctx context.Context, refOrID string) (Removed, error) {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return Removed{}, err
 	}
-	defer s.wg.Done()
-	return s.takeAway(ctx, removal{ref: refOrID})
+	defer s.calls.done()
+	return s.garbage.takeAway(ctx, removal{ref: refOrID})
 }
 
 // RemoveIf removes an image with all its names if it may go when nothing can be pulled or tagged
 // any more: what it has become since the caller has looked counts. may must not call the store but
 // to read. An image that may not go, or is gone, is success, and Removed has no ID.
 func (s *Store) RemoveIf(ctx context.Context, id digest.Digest, may func(Image) bool) (Removed, error) {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return Removed{}, err
 	}
-	defer s.wg.Done()
-	r, err := s.takeAway(ctx, removal{ref: id.String(), may: may})
+	defer s.calls.done()
+	r, err := s.garbage.takeAway(ctx, removal{ref: id.String(), may: may})
 	if errors.Is(err, ErrNotFound) {
 		err = nil
 	}
@@ -75,20 +75,6 @@ type removal struct {
 	ref string           // a reference or an id
 	all bool             // all names of the image, also by one of them
 	may func(Image) bool // nil: yes
-}
-
-// takeAway takes names from the index and deletes what only they needed.
-func (s *Store) takeAway(ctx context.Context, what removal) (Removed, error) {
-	r, only, err := s.index.untag(what)
-	if err != nil {
-		return Removed{}, fmt.Errorf("remove image %s: %w", what.ref, err)
-	}
-	freed := s.garbage.sizeOf(only)
-	if err := s.garbage.sweepUp(ctx, only); err != nil {
-		return r, err
-	}
-	r.Bytes = freed - s.garbage.sizeOf(only)
-	return r, nil
 }
 
 // entriesOf says which index entries what a user wrote means: those of a name, or all

@@ -19,11 +19,6 @@ import (
 	"github.com/coracle-project/coracle/internal/boundedjson"
 )
 
-// checkRoom fails if that many bytes more would fill the disk.
-func (s *Store) checkRoom(bytes int64) error {
-	return s.blobs.keepFree(bytes, s.cfg.Layer.MinFree)
-}
-
 // parcel is an image on its way out of the store. What it consists of stays until release.
 type parcel struct {
 	archive.Packed
@@ -33,33 +28,44 @@ type parcel struct {
 	release func() error
 }
 
-// packing says what of a parcel is wanted.
-type packing int
+// packingForm says what of a parcel is wanted.
+type packingForm int
 
 const (
-	asBlobs packing = iota // manifests and blobs
-	asTars                 // configuration and unpacked layers: no blob is needed
+	asBlobs packingForm = iota // manifests and blobs
+	asTars                     // configuration and unpacked layers: no blob is needed
 )
 
 // packer gets images ready to leave together. A layer that several of them have, or one has
 // twice, is packed again once.
 type packer struct {
-	s  *Store
-	as packing
+	packing
+	as packingForm
 	// elsewhere, if not nil, says that a blob is at the destination.
 	elsewhere func(ocispec.Descriptor) (bool, error)
-	scratch   string // of layers that were packed again
+	dir       string // of layers that were packed again
 	repacked  map[digest.Digest]ocispec.Descriptor
 	remove    func()
 }
 
-// newPacker returns a packer; close deletes what it has packed again.
-func (s *Store) newPacker(as packing, elsewhere func(ocispec.Descriptor) (bool, error)) (*packer, error) {
-	dir, remove, err := s.scratch()
+// packing is what getting images ready takes of the store.
+type packing struct {
+	index   *index
+	blobs   *blobs
+	garbage *garbage
+	lazies  *lazies
+	layers  LayerArchiver
+	limits  unpack.Limits
+	scratch *scratch
+}
+
+// packer returns a packer; close deletes what it has packed again.
+func (k packing) packer(as packingForm, elsewhere func(ocispec.Descriptor) (bool, error)) (*packer, error) {
+	dir, remove, err := k.scratch.dir()
 	if err != nil {
 		return nil, err
 	}
-	return &packer{s, as, elsewhere, dir, map[digest.Digest]ocispec.Descriptor{}, remove}, nil
+	return &packer{k, as, elsewhere, dir, map[digest.Digest]ocispec.Descriptor{}, remove}, nil
 }
 
 func (k *packer) close() { k.remove() }
@@ -68,15 +74,15 @@ func (k *packer) close() { k.remove() }
 // asBlobs, unless elsewhere has them; then the manifest is another one than the image came
 // with, which notes say. The image's id stays.
 func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
-	e, err := k.s.index.now.Load().entry(refOrID)
+	e, err := k.index.now.Load().entry(refOrID)
 	if err != nil {
 		return nil, err
 	}
 	pins := append(e.blobs(), e.image.RootFS.DiffIDs...)
-	if err := k.s.garbage.pin(ctx, pins); err != nil {
+	if err := k.garbage.pin(ctx, pins); err != nil {
 		return nil, err
 	}
-	p := &parcel{release: func() error { return k.s.garbage.settle(ctx, pins, true) }}
+	p := &parcel{release: func() error { return k.garbage.settle(ctx, pins, true) }}
 	if err := k.fill(ctx, p, e); err != nil {
 		return nil, errors.Join(err, p.release())
 	}
@@ -84,11 +90,11 @@ func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
 }
 
 func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
-	manifest, err := k.s.blobs.read(ctx, ocispec.Descriptor{Digest: e.manifest})
+	manifest, err := k.blobs.read(ctx, ocispec.Descriptor{Digest: e.manifest})
 	if err != nil {
 		return err
 	}
-	config, err := k.s.blobs.read(ctx, e.config)
+	config, err := k.blobs.read(ctx, e.config)
 	if err != nil {
 		return err
 	}
@@ -127,20 +133,19 @@ func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
 
 // layer describes one layer as it leaves; packed says that its blob is a new one.
 func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest) (l archive.Layer, packed bool, err error) {
-	s := k.s
 	l = archive.Layer{
 		Blob: d, DiffID: diffID,
-		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(s.blobs.blob(d.Digest)) },
-		Unpacked: func(ctx context.Context) (io.ReadCloser, error) { return s.unpackedBlob(ctx, d) },
+		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(k.blobs.blob(d.Digest)) },
+		Unpacked: func(ctx context.Context) (io.ReadCloser, error) { return k.unpackedBlob(ctx, d) },
 	}
 	_, encrypted := crypt.Encrypted(d.MediaType)
 	if encrypted && k.as == asTars {
 		return l, false, fmt.Errorf("layer %s is encrypted, and would leave as plain text in an archive that has only unpacked layers", d.Digest)
 	}
-	if s.blobs.has(d) {
+	if k.blobs.has(d) {
 		return l, false, nil
 	}
-	l.Unpacked = func(ctx context.Context) (io.ReadCloser, error) { return s.rebuilt(ctx, diffID) }
+	l.Unpacked = func(ctx context.Context) (io.ReadCloser, error) { return k.rebuilt(ctx, diffID) }
 	if k.as == asTars {
 		return l, false, nil
 	}
@@ -152,13 +157,13 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 	if encrypted {
 		return l, false, fmt.Errorf("layer %s is encrypted and its blob has not been kept: packed again it would leave as plain text", d.Digest)
 	}
-	path := filepath.Join(k.scratch, diffID.Encoded())
+	path := filepath.Join(k.dir, diffID.Encoded())
 	l.Open = func(context.Context) (io.ReadCloser, error) { return os.Open(path) }
 	blob, there := k.repacked[diffID]
 	if !there {
-		blob, _, err = s.stageLayer(ctx, path, func(ctx context.Context, w io.Writer) error {
+		blob, _, err = k.scratch.stage(ctx, path, func(ctx context.Context, w io.Writer) error {
 			z := gzip.NewWriter(w)
-			return errors.Join(s.rebuild(ctx, diffID, z), z.Close())
+			return errors.Join(k.rebuild(ctx, diffID, z), z.Close())
 		})
 		if err != nil {
 			return l, false, err
@@ -170,21 +175,21 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 }
 
 // rebuild writes a layer's archive.
-func (s *Store) rebuild(ctx context.Context, diffID digest.Digest, w io.Writer) error {
-	if err := s.lazies.awaitWhole(ctx, diffID); err != nil {
+func (k packing) rebuild(ctx context.Context, diffID digest.Digest, w io.Writer) error {
+	if err := k.lazies.awaitWhole(ctx, diffID); err != nil {
 		return err
 	}
-	return s.cfg.Layers.Archive(ctx, diffID, w)
+	return k.layers.Archive(ctx, diffID, w)
 }
 
 // rebuilt is a reader of a layer's archive. Closing it before its end ends the making.
-func (s *Store) rebuilt(ctx context.Context, diffID digest.Digest) (io.ReadCloser, error) {
+func (k packing) rebuilt(ctx context.Context, diffID digest.Digest) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		w.CloseWithError(s.rebuild(ctx, diffID, w))
+		w.CloseWithError(k.rebuild(ctx, diffID, w))
 	}()
 	return struct {
 		io.Reader
@@ -203,12 +208,12 @@ type closerFunc func() error
 func (f closerFunc) Close() error { return f() }
 
 // unpackedBlob opens a blob's tar archive.
-func (s *Store) unpackedBlob(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
-	f, err := os.Open(s.blobs.blob(d.Digest))
+func (k packing) unpackedBlob(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+	f, err := os.Open(k.blobs.blob(d.Digest))
 	if err != nil {
 		return nil, err
 	}
-	z, err := unpack.Decompress(ctx, f, s.cfg.Layer)
+	z, err := unpack.Decompress(ctx, f, k.limits)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}

@@ -105,15 +105,21 @@ func (p part) complete() {
 	p.tellLayerLocked(p.of)
 }
 
+// meters are those of the pulls under way.
+type meters struct {
+	mu  sync.Mutex
+	all map[pullKey]*meter
+}
+
 // watch subscribes to the meter of a pull, making it if the pull is the first. Who comes
 // later is told what there is of the layers.
-func (s *Store) watch(key pullKey, w *watcher) (m *meter, stop func()) {
-	s.meterMu.Lock()
-	defer s.meterMu.Unlock()
-	m = s.meters[key]
+func (ms *meters) watch(key pullKey, w *watcher) (m *meter, stop func()) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	m = ms.all[key]
 	if m == nil {
 		m = &meter{}
-		s.meters[key] = m
+		ms.all[key] = m
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -123,16 +129,16 @@ func (s *Store) watch(key pullKey, w *watcher) (m *meter, stop func()) {
 			w.layer(*l)
 		}
 	}
-	return m, func() { s.unwatch(key, m, w) }
+	return m, func() { ms.unwatch(key, m, w) }
 }
 
-func (s *Store) unwatch(key pullKey, m *meter, w *watcher) {
-	s.meterMu.Lock()
-	defer s.meterMu.Unlock()
+func (ms *meters) unwatch(key pullKey, m *meter, w *watcher) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.watchers = slices.DeleteFunc(m.watchers, func(other *watcher) bool { return other == w })
 	if len(m.watchers) == 0 {
-		delete(s.meters, key)
+		delete(ms.all, key)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -20,6 +21,28 @@ type pullKey struct {
 	auth Auth
 }
 
+// puller fetches images from registries.
+type puller struct {
+	cfg        *Config
+	registries *atomic.Pointer[registry.Client]
+	blobs      *blobs
+	index      *index
+	garbage    *garbage
+	unpacker   *unpacker
+	lazies     *lazies
+	commit     func(...named) (Image, error)
+
+	pulls  flight[pullKey, Image]
+	meters meters
+}
+
+func newPuller(s *Store) *puller {
+	return &puller{
+		cfg: &s.cfg, registries: &s.registries, blobs: s.blobs, index: s.index, garbage: s.garbage, unpacker: s.unpacker,
+		lazies: s.lazies, commit: s.commit, meters: meters{all: map[pullKey]*meter{}},
+	}
+}
+
 // Pull fetches an image. When it returns, the image survives a reset of the machine.
 // A pull of the same reference with the same credentials that is under way is
 // joined; it is cancelled when no one waits for it any more, and then, as after
@@ -34,31 +57,31 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 		// kubelet does: they are not for another registry.
 		opts.Auth = Auth{}
 	}
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return Image{}, err
 	}
-	defer s.wg.Done()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(s.ctx, func() { cancel(errClosed) })()
-
-	key := pullKey{n, opts.Auth}
-	m, stop := s.watch(key, &watcher{opts.Progress, opts.Layer})
+	defer s.calls.done()
+	ctx, stop := s.calls.bound(ctx)
 	defer stop()
-	img, _, err := s.pulls.do(ctx, key, func(ctx context.Context) (Image, error) {
-		return s.pull(ctx, n, opts.Auth, m)
-	})
+	img, err := s.puller.join(ctx, pullKey{n, opts.Auth}, &watcher{opts.Progress, opts.Layer})
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil && ctx.Err() != nil {
-			err = cause
-		}
-		return Image{}, fmt.Errorf("pull %s: %w", n, err)
+		return Image{}, fmt.Errorf("pull %s: %w", n, because(ctx, err))
 	}
 	return img, nil
 }
 
-func (s *Store) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (Image, error) {
-	src, err := s.registries.Load().Repository(n.Domain, n.Path, a)
+// join pulls, or joins a pull that is the same.
+func (p *puller) join(ctx context.Context, key pullKey, w *watcher) (Image, error) {
+	m, stop := p.meters.watch(key, w)
+	defer stop()
+	img, _, err := p.pulls.do(ctx, key, func(ctx context.Context) (Image, error) {
+		return p.pull(ctx, key.name, key.auth, m)
+	})
+	return img, err
+}
+
+func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (Image, error) {
+	src, err := p.registries.Load().Repository(n.Domain, n.Path, a)
 	if err != nil {
 		return Image{}, err
 	}
@@ -66,30 +89,30 @@ func (s *Store) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (I
 	if err != nil {
 		return Image{}, err
 	}
-	c, err := resolve(ctx, top, data, s.stored(src.Fetch))
+	c, err := resolve(ctx, top, data, p.blobs.stored(src.Fetch))
 	if err != nil {
 		return Image{}, err
 	}
-	if err := s.checkTrust(ctx, src, c); err != nil {
+	if err := p.checkTrust(ctx, src, c); err != nil {
 		return Image{}, err
 	}
 	for _, l := range c.layers {
-		if err := s.cfg.Keys.Check(l); err != nil {
+		if err := p.cfg.Keys.Check(l); err != nil {
 			return Image{}, err // before anything is fetched in vain
 		}
 	}
 	if err := faultPullResolved.At(ctx); err != nil {
 		return Image{}, err
 	}
-	if img, ok := s.warm(n, c, m); ok {
+	if img, ok := p.warm(n, c, m); ok {
 		return img, nil
 	}
 	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
-	if err := s.garbage.pin(ctx, pins); err != nil {
+	if err := p.garbage.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
-	img, err := s.fetch(ctx, n, src, a, c, m)
-	return img, errors.Join(err, s.garbage.settle(ctx, pins, err != nil))
+	img, err := p.fetch(ctx, n, src, a, c, m)
+	return img, errors.Join(err, p.garbage.settle(ctx, pins, err != nil))
 }
 
 // fetchTop fetches the document that the reference names. Its descriptor has a media type
@@ -121,8 +144,8 @@ func documentType(d *document) string {
 }
 
 // checkTrust asks the signature policy, as it is now, about what was resolved.
-func (s *Store) checkTrust(ctx context.Context, src *registry.Repository, c *content) error {
-	policy, err := s.cfg.Policy.Load()
+func (p *puller) checkTrust(ctx context.Context, src *registry.Repository, c *content) error {
+	policy, err := p.cfg.Policy.Load()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
@@ -140,13 +163,13 @@ func (s *Store) checkTrust(ctx context.Context, src *registry.Repository, c *con
 
 // fetch brings everything that the image consists of into the store and names it. Layers that are
 // shown lazily come later.
-func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *content, m *meter) (Image, error) {
+func (p *puller) fetch(ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *content, m *meter) (Image, error) {
 	m.expect(c.size())
 	parts := m.expectLayers(c.layers)
-	if err := s.checkSpace(c); err != nil {
+	if err := p.checkSpace(c); err != nil {
 		return Image{}, err
 	}
-	if err := s.blobs.putDocuments(c); err != nil {
+	if err := p.blobs.putDocuments(c); err != nil {
 		return Image{}, err
 	}
 	m.add(c.config.Size)
@@ -155,12 +178,12 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 	for i, l := range c.layers {
 		g.Go(func() error {
 			diffID := c.image.RootFS.DiffIDs[i]
-			if s.lazies.showLazily(gctx, n, a, l, diffID) {
+			if p.lazies.showLazily(gctx, n, a, l, diffID) {
 				parts[i].add(l.Size)
 				parts[i].complete()
 				return nil
 			}
-			err := s.unpacker.ensureLayer(gctx, src, l, diffID, parts[i])
+			err := p.unpacker.ensureLayer(gctx, src, l, diffID, parts[i])
 			if err == nil {
 				parts[i].complete()
 			}
@@ -170,19 +193,19 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 	if err := g.Wait(); err != nil {
 		return Image{}, err
 	}
-	if err := s.blobs.sync(); err != nil {
+	if err := p.blobs.sync(); err != nil {
 		return Image{}, err
 	}
 	if err := faultPullSynced.At(ctx); err != nil {
 		return Image{}, err
 	}
-	img, err := s.commit(named{name: n, pulled: at(time.Now()), content: c})
+	img, err := p.commit(named{name: n, pulled: at(time.Now()), content: c})
 	if err != nil {
 		return Image{}, err
 	}
 	for i, l := range c.layers {
-		if diffID := c.image.RootFS.DiffIDs[i]; s.unpacker.isLazy(l, diffID) {
-			s.lazies.landSoon(src, l, diffID)
+		if diffID := c.image.RootFS.DiffIDs[i]; p.unpacker.isLazy(l, diffID) {
+			p.lazies.landSoon(src, l, diffID)
 		}
 	}
 	return img, faultPullIndexed.At(ctx)
@@ -190,18 +213,18 @@ func (s *Store) fetch(ctx context.Context, n reference.Name, src *registry.Repos
 
 // checkSpace refuses a pull that cannot fit: at least the blobs have to, and unpacked
 // they take no less.
-func (s *Store) checkSpace(c *content) error {
+func (p *puller) checkSpace(c *content) error {
 	var need int64
 	for i, l := range c.layers {
-		if !s.blobs.has(l) {
+		if !p.blobs.has(l) {
 			need += l.Size
 		}
-		if !s.cfg.Layers.HasLayer(c.image.RootFS.DiffIDs[i]) {
+		if !p.cfg.Layers.HasLayer(c.image.RootFS.DiffIDs[i]) {
 			need += l.Size
 		}
 	}
 	if need == 0 {
 		return nil
 	}
-	return s.blobs.keepFree(need, s.cfg.Layer.MinFree)
+	return p.blobs.keepFree(need, p.cfg.Layer.MinFree)
 }

@@ -49,15 +49,15 @@ func (s *Store) Push(ctx context.Context, refOrID, to string, o PushOptions) (Pu
 	if err != nil {
 		return Pushed{}, err
 	}
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return Pushed{}, err
 	}
-	defer s.wg.Done()
-	ctx, stop := s.bound(ctx)
+	defer s.calls.done()
+	ctx, stop := s.calls.bound(ctx)
 	defer stop()
 	pushed, err := s.push(ctx, refOrID, n, o)
 	if err != nil {
-		return Pushed{}, fmt.Errorf("push %s: %w", n, s.because(ctx, err))
+		return Pushed{}, fmt.Errorf("push %s: %w", n, because(ctx, err))
 	}
 	return pushed, nil
 }
@@ -77,7 +77,7 @@ func (s *Store) push(ctx context.Context, refOrID string, n reference.Name, o Pu
 		return pushed, err
 	}
 	there := map[digest.Digest]bool{}
-	k, err := s.newPacker(asBlobs, func(d ocispec.Descriptor) (bool, error) {
+	k, err := s.packs.packer(asBlobs, func(d ocispec.Descriptor) (bool, error) {
 		has, err := up.Has(ctx, d, from...)
 		there[d.Digest] = has
 		return has, err

@@ -29,17 +29,17 @@ type SaveOptions struct {
 // Save writes images, found as by Get, as one archive. One image under several names is
 // there once. Kinds: ErrNotFound, ErrInvalidReference.
 func (s *Store) Save(ctx context.Context, w io.Writer, refs []string, o SaveOptions) (err error) {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return err
 	}
-	defer s.wg.Done()
-	ctx, stop := s.bound(ctx)
+	defer s.calls.done()
+	ctx, stop := s.calls.bound(ctx)
 	defer stop()
 	as := asBlobs
 	if o.Format == DockerArchive {
 		as = asTars
 	}
-	k, err := s.newPacker(as, nil)
+	k, err := s.packs.packer(as, nil)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (s *Store) Save(ctx context.Context, w io.Writer, refs []string, o SaveOpti
 	for _, ref := range refs {
 		p, err := k.pack(ctx, ref)
 		if err != nil {
-			return fmt.Errorf("save image %s: %w", ref, s.because(ctx, err))
+			return fmt.Errorf("save image %s: %w", ref, because(ctx, err))
 		}
 		parcels = append(parcels, p)
 	}
@@ -72,7 +72,7 @@ func (s *Store) Save(ctx context.Context, w io.Writer, refs []string, o SaveOpti
 		err = archive.WriteOCI(ctx, w, packed)
 	}
 	if err != nil {
-		return fmt.Errorf("save images: %w", s.because(ctx, err))
+		return fmt.Errorf("save images: %w", because(ctx, err))
 	}
 	return nil
 }

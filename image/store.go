@@ -4,19 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
-
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/remover"
 )
-
-// errClosed is returned by calls on a closed store.
-var errClosed = errors.New("image store is closed")
 
 // Store is the images of this node. Its methods may be called concurrently. Get and
 // List read memory only.
@@ -31,19 +25,13 @@ type Store struct {
 	unpacker *unpacker
 	lazies   *lazies
 
-	pulls flight[pullKey, Image]
-
-	meterMu sync.Mutex
-	meters  map[pullKey]*meter
+	reclaimer *reclaimer
+	puller    *puller
+	adder     *adder
+	packs     packing
 
 	remover *remover.Remover // of scratch directories
-
-	reclaiming sync.Mutex // held while images are removed to make room
-
-	ctx   context.Context // ends at Close
-	close context.CancelFunc
-	wg    sync.WaitGroup // calls that write
-	begun sync.Mutex     // held while one is added, and when no more may be
+	calls   *calls
 }
 
 // Open reads the store and brings it in order: stale downloads, blobs and layers
@@ -63,15 +51,13 @@ func Open(cfg Config) (*Store, error) {
 		return nil, err // rather than at each pull
 	}
 	s := &Store{
-		cfg:    cfg,
-		blobs:  newBlobs(cfg.Root, cfg.KeepBlobs),
-		meters: map[pullKey]*meter{},
-
+		cfg:     cfg,
+		blobs:   newBlobs(cfg.Root, cfg.KeepBlobs),
 		remover: remover.New(cfg.Log),
+		calls:   newCalls(),
 	}
 	s.registries.Store(registries)
-	s.ctx, s.close = context.WithCancel(context.Background())
-	if err := s.recover(s.ctx); err != nil {
+	if err := s.recover(s.calls.ctx); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -102,7 +88,7 @@ func (s *Store) recover(ctx context.Context) error {
 	}
 	entries := make([]named, 0, len(lines))
 	for _, e := range lines {
-		c, err := s.loadContent(ctx, e.top)
+		c, err := s.unpacker.load(ctx, e.top)
 		if err != nil {
 			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.name.String(), "error", err)
 			continue
@@ -112,8 +98,15 @@ func (s *Store) recover(ctx context.Context) error {
 	s.index = newIndex(&s.cfg, s.blobs.layout, s.ledger, entries)
 	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
 	s.lazies = newLazies(s)
+	s.reclaimer = &reclaimer{cfg: &s.cfg, index: s.index, garbage: s.garbage, layout: s.blobs.layout, layers: s.cfg.Layers, calls: s.calls}
+	scratch := &scratch{blobs: s.blobs, limits: s.cfg.Layer, remover: s.remover}
+	s.adder = &adder{blobs: s.blobs, garbage: s.garbage, unpacker: s.unpacker, scratch: scratch, calls: s.calls, commit: s.commit}
+	s.packs = packing{
+		index: s.index, blobs: s.blobs, garbage: s.garbage, lazies: s.lazies, layers: s.cfg.Layers, limits: s.cfg.Layer, scratch: scratch,
+	}
+	s.puller = newPuller(s)
 	if len(entries) != len(lines) || len(damage) > 0 {
-		if err := s.repairIndex(entries, len(damage) > 0); err != nil {
+		if err := s.garbage.repairIndex(entries, len(damage) > 0); err != nil {
 			return fmt.Errorf("open image store: %w", err)
 		}
 	}
@@ -129,40 +122,6 @@ func (s *Store) recover(ctx context.Context) error {
 	return s.lazies.landAll()
 }
 
-// repairIndex writes the index again, with the images that are whole.
-func (s *Store) repairIndex(entries []named, damaged bool) error {
-	if err := s.garbage.salvage(); err != nil {
-		s.cfg.Log.Warn("images have to be pulled again with all of their layers", "error", err)
-	}
-	if damaged {
-		if aside, err := s.blobs.keepIndex(); err != nil {
-			s.cfg.Log.Warn("damaged image index is not kept", "error", err)
-		} else {
-			s.cfg.Log.Warn("damaged image index is kept", "file", aside)
-		}
-	}
-	return s.blobs.saveIndex(entries)
-}
-
-// loadContent reads an image back from the blobs and checks that all of it is there.
-func (s *Store) loadContent(ctx context.Context, top ocispec.Descriptor) (*content, error) {
-	data, err := s.blobs.read(ctx, top)
-	if err != nil {
-		return nil, err
-	}
-	c, err := resolve(ctx, top, data, s.blobs.read)
-	if err != nil {
-		return nil, err
-	}
-	c.forget()
-	for i := range c.layers {
-		if d := c.image.RootFS.DiffIDs[i]; !s.cfg.Layers.HasLayer(d) && !s.unpacker.isLazy(c.layers[i], d) {
-			return nil, fmt.Errorf("%w: layer %s is missing", ErrInvalidImage, d)
-		}
-	}
-	return c, nil
-}
-
 // Get returns an image by reference (any form that docker accepts), id, or the
 // beginning of an id, at least 6 digits. Kinds: ErrNotFound, ErrInvalidReference.
 func (s *Store) Get(refOrID string) (Image, error) {
@@ -175,23 +134,18 @@ func (s *Store) Get(refOrID string) (Image, error) {
 
 // List returns all images, ordered by id.
 func (s *Store) List() []Image {
-	list := s.index.now.Load().list()
-	all := make([]Image, len(list))
-	for i, img := range list {
-		all[i] = img.view()
-	}
-	return all
+	return s.index.list()
 }
 
 // Remove removes an image with all its names, whichever of them is given, as CRI's
 // RemoveImage asks. An image that is not there is success. Layers that containers run
 // from stay until a later collection.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return err
 	}
-	defer s.wg.Done()
-	_, err := s.takeAway(ctx, removal{ref: refOrID, all: true})
+	defer s.calls.done()
+	_, err := s.garbage.takeAway(ctx, removal{ref: refOrID, all: true})
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
@@ -202,20 +156,9 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 func (s *Store) commit(es ...named) (Image, error) {
 	img, err := s.index.add(es...)
 	if err == nil {
-		s.reclaimSoon()
+		s.reclaimer.soon()
 	}
 	return img, err
-}
-
-// begin enters a call that Close waits for.
-func (s *Store) begin() error {
-	s.begun.Lock()
-	defer s.begun.Unlock()
-	if s.ctx.Err() != nil {
-		return errClosed
-	}
-	s.wg.Add(1)
-	return nil
 }
 
 // SetRegistries changes how registries are reached. Transfers under way go on as they began. On
@@ -231,10 +174,7 @@ func (s *Store) SetRegistries(c registry.Config) error {
 
 // Close cancels what is under way and waits until it has stopped.
 func (s *Store) Close() error {
-	s.begun.Lock()
-	s.close()
-	s.begun.Unlock()
-	s.wg.Wait()
+	s.calls.close()
 	s.remover.Close()
 	s.registries.Load().Close()
 	return errors.Join(s.index.close(), s.ledger.Close(), s.blobs.disks.close())

@@ -41,7 +41,7 @@ type layerKey struct {
 type unpacker struct {
 	blobs  *blobs
 	ledger *ledger.Ledger
-	layers LayerStore
+	layers LayerSink
 	lazy   LazyStore // nil: none
 	keys   crypt.Keys
 	limits unpack.Limits
@@ -317,4 +317,23 @@ func (u *unpacker) isWhole(c *content) bool {
 		}
 	}
 	return true
+}
+
+// load reads an image back from the blobs and checks that all of it is there.
+func (u *unpacker) load(ctx context.Context, top ocispec.Descriptor) (*content, error) {
+	data, err := u.blobs.read(ctx, top)
+	if err != nil {
+		return nil, err
+	}
+	c, err := resolve(ctx, top, data, u.blobs.read)
+	if err != nil {
+		return nil, err
+	}
+	c.forget()
+	for i := range c.layers {
+		if d := c.image.RootFS.DiffIDs[i]; !u.layers.HasLayer(d) && !u.isLazy(c.layers[i], d) {
+			return nil, fmt.Errorf("%w: layer %s is missing", ErrInvalidImage, d)
+		}
+	}
+	return c, nil
 }

@@ -67,11 +67,11 @@ type Verified struct {
 // and blobs as they are, unpacked layers and their copies by making their archives again. Pulls and
 // containers go on meanwhile. An error is one of reading; damage is in the result.
 func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
-	if err := s.begin(); err != nil {
+	if err := s.calls.begin(); err != nil {
 		return Verified{}, err
 	}
-	defer s.wg.Done()
-	ctx, stop := s.bound(ctx)
+	defer s.calls.done()
+	ctx, stop := s.calls.bound(ctx)
 	defer stop()
 	v := &verifier{s: s, o: o, seen: map[thing]error{}, result: Verified{Dropped: map[string]error{}}}
 	entries, err := v.entries()
@@ -80,12 +80,12 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 	}
 	for _, e := range entries {
 		if err := v.image(ctx, e); err != nil {
-			return v.result, fmt.Errorf("verify image %s: %w", e.name, s.because(ctx, err))
+			return v.result, fmt.Errorf("verify image %s: %w", e.name, because(ctx, err))
 		}
 	}
 	if o.Repair != ReportDamage && len(v.result.Damaged) > 0 {
 		if err := v.repair(ctx); err != nil {
-			return v.result, fmt.Errorf("repair images: %w", s.because(ctx, err))
+			return v.result, fmt.Errorf("repair images: %w", because(ctx, err))
 		}
 	}
 	return v.result, nil
@@ -246,7 +246,7 @@ func (v *verifier) layer(ctx context.Context, d digest.Digest) error {
 	if !v.s.cfg.Layers.HasLayer(d) {
 		return fmt.Errorf("layer: %w", fs.ErrNotExist)
 	}
-	err := v.s.rebuild(ctx, d, io.Discard)
+	err := v.s.packs.rebuild(ctx, d, io.Discard)
 	if errors.Is(err, unpack.ErrNoRecipe) {
 		v.result.Unverifiable = append(v.result.Unverifiable, d)
 		return nil

@@ -16,26 +16,26 @@ import (
 // image consists of is whole and on the disk. Then nothing is written and no disk is synced, which
 // would have this pull wait for whatever else the machine is writing. That the image was
 // pulled again is written with the next change of the index, or by Close.
-func (s *Store) warm(n reference.Name, c *content, m *meter) (img Image, ok bool) {
-	if !s.unpacker.isWhole(c) || !s.blobs.unsynced.nothing() {
+func (p *puller) warm(n reference.Name, c *content, m *meter) (img Image, ok bool) {
+	if !p.unpacker.isWhole(c) || !p.blobs.unsynced.nothing() {
 		return Image{}, false
 	}
-	if img, ok = s.index.pulledAgain(n, c); !ok {
+	if img, ok = p.index.pulledAgain(n, c); !ok {
 		return Image{}, false
 	}
 	m.expect(c.size())
 	m.add(c.config.Size)
-	for i, p := range m.expectLayers(c.layers) {
-		p.add(c.layers[i].Size)
-		p.complete()
+	for i, l := range m.expectLayers(c.layers) {
+		l.add(c.layers[i].Size)
+		l.complete()
 	}
 	return img, true
 }
 
 // stored reads documents from the store if they are there, and else as before.
-func (s *Store) stored(otherwise reader) reader {
+func (b *blobs) stored(otherwise reader) reader {
 	return func(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
-		if data, err := s.blobs.read(ctx, d); err == nil && int64(len(data)) == d.Size {
+		if data, err := b.read(ctx, d); err == nil && int64(len(data)) == d.Size {
 			return data, nil
 		}
 		return otherwise(ctx, d)

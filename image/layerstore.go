@@ -1,0 +1,82 @@
+package image
+
+import (
+	"context"
+	"io"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/snapshot"
+)
+
+// LayerStore is where layers are unpacked; layers.Store implements it with snapshot stores. Each
+// part of a Store knows one of the parts.
+type LayerStore interface {
+	LayerSink
+	LayerInventory
+	LayerUses
+	LayerArchiver
+	LayerRepair
+}
+
+// LayerSink is where the unpacker puts layers.
+type LayerSink interface {
+	// Markers say how layers are unpacked.
+	Markers() unpack.Markers
+	HasLayer(diffID digest.Digest) bool
+	// NewLayer makes an empty staging directory for one layer.
+	NewLayer(ctx context.Context) (LayerWriter, error)
+}
+
+// LayerInventory is which layers there are, for garbage collection.
+type LayerInventory interface {
+	HasLayer(diffID digest.Digest) bool
+	// Layers lists all whole layers.
+	Layers() ([]digest.Digest, error)
+	// LayerUsage is what a layer takes on disk, from memory.
+	LayerUsage(diffID digest.Digest) (snapshot.Usage, error)
+	// RemoveLayer deletes a layer; it fails, changing nothing, if a snapshot uses it.
+	RemoveLayer(ctx context.Context, diffID digest.Digest) error
+}
+
+// LayerUses says what keeps a disk full.
+type LayerUses interface {
+	// InUse says whether something runs from a layer.
+	InUse(diffID digest.Digest) bool
+	// Flush waits until everything removed before it was called is off the disk.
+	Flush(ctx context.Context) error
+}
+
+// LayerArchiver makes layers' archives again.
+type LayerArchiver interface {
+	// Archive writes the archive that a layer was unpacked from, byte for byte and not
+	// compressed. Kinds: unpack.ErrDamaged, unpack.ErrNoRecipe.
+	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
+}
+
+// LayerRepair takes damaged layers and copies out of use.
+type LayerRepair interface {
+	// Quarantine takes a damaged layer out of use. Containers that run from it go on.
+	Quarantine(diffID digest.Digest) error
+	// HasCopy says whether there is a copy of a layer for another driver, made when someone wants
+	// one.
+	HasCopy(diffID digest.Digest) bool
+	// CheckCopies reads the copies of a layer: unpack.ErrDamaged if one is not the layer.
+	CheckCopies(ctx context.Context, diffID digest.Digest) error
+	// DropCopies takes them out of use. Containers that run from them go on.
+	DropCopies(diffID digest.Digest) error
+}
+
+// LayerWriter is one layer being unpacked. Exactly one of Commit and Abort ends it;
+// Abort after Commit does nothing, so it can be deferred.
+type LayerWriter interface {
+	// Dir is the directory to unpack into.
+	Dir() string
+	// Recipe creates what unpack.Target.Recipe is written to; closed before Commit.
+	Recipe() (io.WriteCloser, error)
+	// Commit gives the layer its final name. If another writer was faster the
+	// staged copy is dropped and Commit succeeds.
+	Commit(ctx context.Context, diffID digest.Digest) error
+	Abort() error
+}
