@@ -5,11 +5,20 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
+
+// Checkpoints are made of containers and pods, and pods of them.
+type Checkpoints interface {
+	Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error
+	CheckpointPod(ctx context.Context, podID, dir string, ids []string) error
+	RestorePod(ctx context.Context, dir string, c podconfig.Pod, containers []podconfig.Container) (string, []pod.Restored, error)
+}
 
 // CheckpointContainer saves a running container in an archive, and lets it go on.
 func (s *service) CheckpointContainer(ctx context.Context,
@@ -25,7 +34,7 @@ func (s *service) CheckpointContainer(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.Checkpoint(ctx, r.GetContainerId(), r.GetLocation(), timeout); err != nil {
+	if err := s.checkpoints.Checkpoint(ctx, r.GetContainerId(), r.GetLocation(), timeout); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.CheckpointContainerResponse{}, nil
@@ -42,7 +51,7 @@ func (s *service) CheckpointPod(ctx context.Context, r *runtimeapi.CheckpointPod
 	if err := limited(ctx, r.GetOptions()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.CheckpointPod(ctx, r.GetPodSandboxId(), r.GetOutputPath(), r.GetContainerIds()); err != nil {
+	if err := s.checkpoints.CheckpointPod(ctx, r.GetPodSandboxId(), r.GetOutputPath(), r.GetContainerIds()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.CheckpointPodResponse{}, nil
@@ -68,7 +77,7 @@ func (s *service) RestorePod(ctx context.Context, r *runtimeapi.RestorePodReques
 		}
 		containers = append(containers, cc)
 	}
-	podID, restored, err := s.deps.Pods.RestorePod(ctx, r.GetCheckpointPath(), c, containers)
+	podID, restored, err := s.checkpoints.RestorePod(ctx, r.GetCheckpointPath(), c, containers)
 	if err != nil {
 		return nil, err
 	}

@@ -3,13 +3,28 @@ package cri
 import (
 	"context"
 	"encoding/json"
+	"iter"
 	"math"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
+
+// Containers are the containers of the pods.
+type Containers interface {
+	Create(ctx context.Context, podID string, c podconfig.Container) (string, error)
+	StartContainer(ctx context.Context, id string) error
+	StopContainer(ctx context.Context, id string, grace time.Duration) error
+	RemoveContainer(ctx context.Context, id string) error
+	Container(id string) (pod.Container, error)
+	Containers(f pod.ContainerFilter) iter.Seq[pod.Container]
+	ContainerItems(f pod.ContainerFilter, encode func(*pod.Container) ([]byte, error)) ([][]byte, error)
+	UpdateResources(ctx context.Context, id string, r podconfig.Resources, annotations map[string]string) error
+	ReopenLog(ctx context.Context, id string) error
+}
 
 // CreateContainer makes a container in a pod. The request's copy of the pod's config is
 // not looked at: the pod knows its own.
@@ -21,7 +36,7 @@ func (s *service) CreateContainer(ctx context.Context, r *runtimeapi.CreateConta
 	if err != nil {
 		return nil, err
 	}
-	id, err := s.deps.Pods.Create(ctx, r.GetPodSandboxId(), c)
+	id, err := s.containers.Create(ctx, r.GetPodSandboxId(), c)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +48,7 @@ func (s *service) StartContainer(ctx context.Context, r *runtimeapi.StartContain
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.StartContainer(ctx, r.GetContainerId()); err != nil {
+	if err := s.containers.StartContainer(ctx, r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.StartContainerResponse{}, nil
@@ -48,7 +63,7 @@ func (s *service) StopContainer(ctx context.Context, r *runtimeapi.StopContainer
 	if err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.StopContainer(ctx, r.GetContainerId(), grace); err != nil {
+	if err := s.containers.StopContainer(ctx, r.GetContainerId(), grace); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.StopContainerResponse{}, nil
@@ -59,7 +74,7 @@ func (s *service) RemoveContainer(ctx context.Context, r *runtimeapi.RemoveConta
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.RemoveContainer(ctx, r.GetContainerId()); err != nil {
+	if err := s.containers.RemoveContainer(ctx, r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.RemoveContainerResponse{}, nil
@@ -71,7 +86,7 @@ func (s *service) listContainers(r *runtimeapi.ListContainersRequest) (encodedLi
 }
 
 func (s *service) containerItems(f *runtimeapi.ContainerFilter) ([][]byte, error) {
-	return s.deps.Pods.ContainerItems(containerFilter(f), func(c *pod.Container) ([]byte, error) { return encodeItem(containerItem(c)) })
+	return s.containers.ContainerItems(containerFilter(f), func(c *pod.Container) ([]byte, error) { return encodeItem(containerItem(c)) })
 }
 
 // ContainerStatus reports one container from memory. With verbose it also reads
@@ -80,7 +95,7 @@ func (s *service) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStat
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	c, err := s.deps.Pods.Container(r.GetContainerId())
+	c, err := s.containers.Container(r.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +116,7 @@ func (s *service) containerStatus(c *pod.Container) *runtimeapi.ContainerStatus 
 // containerStatuses are those of all of a pod's containers, newest first.
 func (s *service) containerStatuses(podID string) []*runtimeapi.ContainerStatus {
 	var out []*runtimeapi.ContainerStatus
-	for c := range s.deps.Pods.Containers(pod.ContainerFilter{PodID: podID}) {
+	for c := range s.containers.Containers(pod.ContainerFilter{PodID: podID}) {
 		out = append(out, s.containerStatus(&c))
 	}
 	return out
@@ -176,7 +191,7 @@ func (s *service) UpdateContainerResources(ctx context.Context,
 	if r.GetWindows() != nil {
 		return nil, invalid("windows", "this node runs Linux")
 	}
-	if err := s.deps.Pods.UpdateResources(ctx, r.GetContainerId(), resources(r.GetLinux()), r.GetAnnotations()); err != nil {
+	if err := s.containers.UpdateResources(ctx, r.GetContainerId(), resources(r.GetLinux()), r.GetAnnotations()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
@@ -189,7 +204,7 @@ func (s *service) ReopenContainerLog(ctx context.Context,
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.ReopenLog(ctx, r.GetContainerId()); err != nil {
+	if err := s.containers.ReopenLog(ctx, r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.ReopenContainerLogResponse{}, nil
@@ -207,7 +222,7 @@ func (s *service) ExecSync(ctx context.Context, r *runtimeapi.ExecSyncRequest) (
 	if err != nil {
 		return nil, err
 	}
-	res, err := s.deps.Pods.ExecSync(ctx, pod.ExecRequest{Container: r.GetContainerId(), Command: r.GetCmd()}, timeout)
+	res, err := s.sessions.ExecSync(ctx, pod.ExecRequest{Container: r.GetContainerId(), Command: r.GetCmd()}, timeout)
 	if err != nil {
 		return nil, err
 	}

@@ -22,10 +22,7 @@ package cri
 import (
 	"context"
 	"encoding/json"
-	"io"
-	"iter"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,52 +30,19 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/image"
-	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
-	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
-// Pods is what the edge asks of the node's pods and containers. pod.Manager
-// implements it; its package comment says how each method behaves.
+// Pods are the node's pods and containers. pod.Manager implements it; its package comment says how
+// each method behaves. Each part is with the handlers that call it.
 type Pods interface {
-	// Ready returns why nothing can be started yet; nil if everything can.
-	Ready() error
-	Run(ctx context.Context, c podconfig.Pod) (string, error)
-	Stop(ctx context.Context, podID string) error
-	Remove(ctx context.Context, podID string) error
-	Pod(podID string) (pod.Pod, error)
-	PodItems(f pod.PodFilter, encode func(*pod.Pod) ([]byte, error)) ([][]byte, error)
-	Watch() (events <-chan pod.Event, stop func())
-
-	Create(ctx context.Context, podID string, c podconfig.Container) (string, error)
-	StartContainer(ctx context.Context, id string) error
-	StopContainer(ctx context.Context, id string, grace time.Duration) error
-	RemoveContainer(ctx context.Context, id string) error
-	Container(id string) (pod.Container, error)
-	Containers(f pod.ContainerFilter) iter.Seq[pod.Container]
-	ContainerItems(f pod.ContainerFilter, encode func(*pod.Container) ([]byte, error)) ([][]byte, error)
-	UpdatePodResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error
-	UpdateResources(ctx context.Context, id string, r podconfig.Resources, annotations map[string]string) error
-	ReopenLog(ctx context.Context, id string) error
-	Checkpoint(ctx context.Context, id, location string, timeout time.Duration) error
-	CheckpointPod(ctx context.Context, podID, dir string, ids []string) error
-	RestorePod(ctx context.Context, dir string, c podconfig.Pod, containers []podconfig.Container) (string, []pod.Restored, error)
-
-	ExecSync(ctx context.Context, r pod.ExecRequest, timeout time.Duration) (pod.ExecSyncResult, error)
-	Exec(ctx context.Context, r pod.ExecRequest) (int32, error)
-	Attach(ctx context.Context, id string, tty bool, s pod.Streams) error
-	PortForward(ctx context.Context, podID string, port int32, conn io.ReadWriteCloser) error
-	CheckExec(id string) error
-	CheckAttach(id string) error
-	CheckPod(podID string) error
-
-	Stats(ctx context.Context, id string) (pod.ContainerStats, error)
-	ListStats(ctx context.Context, f pod.ContainerFilter) []pod.ContainerStats
-	PodStats(ctx context.Context, podID string) (pod.PodStats, error)
-	ListPodStats(ctx context.Context, f pod.PodStatsFilter) []pod.PodStats
-	Processes(ctx context.Context, id string) (cgstat.Processes, error)
-	NetworkReady(ctx context.Context) error
-	SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error
+	Sandboxes
+	Containers
+	Checkpoints
+	Sessions
+	Statistics
+	Node
+	Events
 }
 
 // Images is what the edge asks of the image store; image.Store implements it.
@@ -154,7 +118,24 @@ type service struct {
 	runtimeapi.UnimplementedImageServiceServer
 	config Config
 	deps   Deps
+
+	// The parts of deps.Pods, each for the handlers next to its type.
+	sandboxes   Sandboxes
+	containers  Containers
+	checkpoints Checkpoints
+	sessions    Sessions
+	statistics  Statistics
+	node        Node
+	events      Events
+
 	stream *streamServer
 	// ending is closed when the server starts to stop: no one waits for streams.
 	ending <-chan struct{}
+}
+
+func newService(c Config, d Deps) *service {
+	p := d.Pods
+	return &service{
+		config: c, deps: d, sandboxes: p, containers: p, checkpoints: p, sessions: p, statistics: p, node: p, events: p,
+	}
 }

@@ -9,6 +9,11 @@ import (
 	"github.com/coracle-project/coracle/pod"
 )
 
+// Events are what becomes of pods and containers.
+type Events interface {
+	Watch() (events <-chan pod.Event, stop func())
+}
+
 var eventTypes = map[pod.EventKind]runtimeapi.ContainerEventType{
 	pod.EventCreated: runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT,
 	pod.EventStarted: runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT,
@@ -22,7 +27,7 @@ var eventTypes = map[pod.EventKind]runtimeapi.ContainerEventType{
 func (s *service) GetContainerEvents(_ *runtimeapi.GetEventsRequest,
 	stream grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse],
 ) error {
-	events, stop := s.deps.Pods.Watch()
+	events, stop := s.events.Watch()
 	defer stop()
 	// The client knows that nothing escapes it from here on.
 	if err := stream.SendHeader(nil); err != nil {
@@ -49,7 +54,7 @@ func (s *service) event(e pod.Event) *runtimeapi.ContainerEventResponse {
 	out := &runtimeapi.ContainerEventResponse{
 		ContainerId: e.ID, ContainerEventType: eventTypes[e.Kind], CreatedAt: nanos(e.At),
 	}
-	p, err := s.deps.Pods.Pod(e.PodID)
+	p, err := s.sandboxes.Pod(e.PodID)
 	if err != nil {
 		return out // it is gone by now
 	}

@@ -26,22 +26,22 @@ func (s *service) ListPodSandboxMetrics(ctx context.Context,
 }
 
 func (s *service) metricsItems(ctx context.Context) []*runtimeapi.PodSandboxMetrics {
-	all := s.deps.Pods.ListPodStats(ctx, pod.PodStatsFilter{})
+	all := s.statistics.ListPodStats(ctx, pod.PodStatsFilter{})
 	fs := fileSystem(s.config.ImageFS)
 	items := make([]*runtimeapi.PodSandboxMetrics, 0, len(all))
 	for i := range all {
-		p, err := s.deps.Pods.Pod(all[i].ID)
+		p, err := s.sandboxes.Pod(all[i].ID)
 		if err != nil {
 			continue // removed since it was read
 		}
 		one := cadvisor.Pod{Pod: p, Stats: all[i]}
 		for _, st := range all[i].Containers {
-			c, err := s.deps.Pods.Container(st.ID)
+			c, err := s.containers.Container(st.ID)
 			if err != nil {
 				continue
 			}
 			// Nothing is left of one that has just ended.
-			processes, _ := s.deps.Pods.Processes(ctx, c.ID)
+			processes, _ := s.statistics.Processes(ctx, c.ID)
 			one.Containers = append(one.Containers, cadvisor.Container{
 				Container: c, Image: s.imageName(&c), Stats: st, Processes: processes, FS: fs,
 			})

@@ -8,7 +8,18 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/pod"
+	"github.com/coracle-project/coracle/pod/podconfig"
 )
+
+// Sandboxes are the node's pods.
+type Sandboxes interface {
+	Run(ctx context.Context, c podconfig.Pod) (string, error)
+	Stop(ctx context.Context, podID string) error
+	Remove(ctx context.Context, podID string) error
+	Pod(podID string) (pod.Pod, error)
+	PodItems(f pod.PodFilter, encode func(*pod.Pod) ([]byte, error)) ([][]byte, error)
+	UpdatePodResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error
+}
 
 // RunPodSandbox makes and starts a pod.
 func (s *service) RunPodSandbox(ctx context.Context, r *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
@@ -16,7 +27,7 @@ func (s *service) RunPodSandbox(ctx context.Context, r *runtimeapi.RunPodSandbox
 	if err != nil {
 		return nil, err
 	}
-	id, err := s.deps.Pods.Run(ctx, c)
+	id, err := s.sandboxes.Run(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +39,7 @@ func (s *service) StopPodSandbox(ctx context.Context, r *runtimeapi.StopPodSandb
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.Stop(ctx, r.GetPodSandboxId()); err != nil {
+	if err := s.sandboxes.Stop(ctx, r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.StopPodSandboxResponse{}, nil
@@ -41,7 +52,7 @@ func (s *service) RemovePodSandbox(ctx context.Context,
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.Remove(ctx, r.GetPodSandboxId()); err != nil {
+	if err := s.sandboxes.Remove(ctx, r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
@@ -55,7 +66,7 @@ func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxSt
 		return nil, err
 	}
 	asOf := time.Now()
-	p, err := s.deps.Pods.Pod(r.GetPodSandboxId())
+	p, err := s.sandboxes.Pod(r.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +100,7 @@ func (s *service) UpdatePodSandboxResources(ctx context.Context,
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.UpdatePodResources(ctx, r.GetPodSandboxId(), optionalResources(r.GetOverhead()),
+	if err := s.sandboxes.UpdatePodResources(ctx, r.GetPodSandboxId(), optionalResources(r.GetOverhead()),
 		optionalResources(r.GetResources())); err != nil {
 		return nil, err
 	}
@@ -102,5 +113,5 @@ func (s *service) listPods(r *runtimeapi.ListPodSandboxRequest) (encodedList, er
 }
 
 func (s *service) podItems(f *runtimeapi.PodSandboxFilter) ([][]byte, error) {
-	return s.deps.Pods.PodItems(podFilter(f), func(p *pod.Pod) ([]byte, error) { return encodeItem(podItem(p)) })
+	return s.sandboxes.PodItems(podFilter(f), func(p *pod.Pod) ([]byte, error) { return encodeItem(podItem(p)) })
 }

@@ -189,7 +189,7 @@ func TestPodSandboxStatus(t *testing.T) {
 func TestPodSandboxStatusHasItsContainers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &double{pods: []pod.Pod{aPod()}, containers: []pod.Container{aContainer()}, images: []image.Image{anImage()}}
-		s := &service{deps: Deps{Pods: slow{d}, Images: imageDouble{d}}}
+		s := newService(Config{}, Deps{Pods: slow{d}, Images: imageDouble{d}})
 		asked := time.Now()
 		resp, err := s.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: "pod1"})
 		if err != nil {

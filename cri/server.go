@@ -57,7 +57,8 @@ func New(c Config, d Deps) (*Server, error) {
 		grpc.StreamInterceptor(o.streaming),
 	}, d.Options...)...)
 	ending := make(chan struct{})
-	s := &service{config: c, deps: d, stream: stream, ending: ending}
+	s := newService(c, d)
+	s.stream, s.ending = stream, ending
 	g.RegisterService(runtimeService(), s)
 	runtimeapi.RegisterImageServiceServer(g, s)
 	if d.Services != nil {

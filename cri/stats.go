@@ -6,19 +6,29 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 )
+
+// Statistics are what pods and containers use.
+type Statistics interface {
+	Stats(ctx context.Context, id string) (pod.ContainerStats, error)
+	ListStats(ctx context.Context, f pod.ContainerFilter) []pod.ContainerStats
+	PodStats(ctx context.Context, podID string) (pod.PodStats, error)
+	ListPodStats(ctx context.Context, f pod.PodStatsFilter) []pod.PodStats
+	Processes(ctx context.Context, id string) (cgstat.Processes, error)
+}
 
 // ContainerStats reads what one container uses.
 func (s *service) ContainerStats(ctx context.Context, r *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	c, err := s.deps.Pods.Container(r.GetContainerId())
+	c, err := s.containers.Container(r.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	st, err := s.deps.Pods.Stats(ctx, c.ID)
+	st, err := s.statistics.Stats(ctx, c.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +43,7 @@ func (s *service) ListContainerStats(ctx context.Context,
 }
 
 func (s *service) containerStatsItems(ctx context.Context, f *runtimeapi.ContainerStatsFilter) []*runtimeapi.ContainerStats {
-	return s.withContainers(s.deps.Pods.ListStats(ctx,
+	return s.withContainers(s.statistics.ListStats(ctx,
 		pod.ContainerFilter{ID: f.GetId(), PodID: f.GetPodSandboxId(), Labels: f.GetLabelSelector()}))
 }
 
@@ -41,7 +51,7 @@ func (s *service) containerStatsItems(ctx context.Context, f *runtimeapi.Contain
 func (s *service) withContainers(all []pod.ContainerStats) []*runtimeapi.ContainerStats {
 	items := make([]*runtimeapi.ContainerStats, 0, len(all))
 	for i := range all {
-		if c, err := s.deps.Pods.Container(all[i].ID); err == nil {
+		if c, err := s.containers.Container(all[i].ID); err == nil {
 			items = append(items, s.containerStats(&c, &all[i]))
 		}
 	}
@@ -53,11 +63,11 @@ func (s *service) PodSandboxStats(ctx context.Context, r *runtimeapi.PodSandboxS
 	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	p, err := s.deps.Pods.Pod(r.GetPodSandboxId())
+	p, err := s.sandboxes.Pod(r.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	st, err := s.deps.Pods.PodStats(ctx, p.ID)
+	st, err := s.statistics.PodStats(ctx, p.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -72,10 +82,10 @@ func (s *service) ListPodSandboxStats(ctx context.Context,
 }
 
 func (s *service) podStatsItems(ctx context.Context, f *runtimeapi.PodSandboxStatsFilter) []*runtimeapi.PodSandboxStats {
-	all := s.deps.Pods.ListPodStats(ctx, pod.PodStatsFilter{ID: f.GetId(), Labels: f.GetLabelSelector()})
+	all := s.statistics.ListPodStats(ctx, pod.PodStatsFilter{ID: f.GetId(), Labels: f.GetLabelSelector()})
 	items := make([]*runtimeapi.PodSandboxStats, 0, len(all))
 	for i := range all {
-		if p, err := s.deps.Pods.Pod(all[i].ID); err == nil {
+		if p, err := s.sandboxes.Pod(all[i].ID); err == nil {
 			items = append(items, s.podStats(&p, &all[i]))
 		}
 	}

@@ -10,6 +10,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// Node is what concerns all pods.
+type Node interface {
+	// Ready returns why nothing can be started yet; nil if everything can.
+	Ready() error
+	NetworkReady(ctx context.Context) error
+	SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error
+}
+
 const (
 	runtimeName = "coracle"
 	// apiVersion is the version of this API; kubeVersion that of VersionRequest
@@ -38,7 +46,7 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 	network := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true}
 	bounded, cancel := context.WithTimeout(ctx, networkAnswer)
 	defer cancel()
-	if err := s.deps.Pods.NetworkReady(bounded); err != nil {
+	if err := s.node.NetworkReady(bounded); err != nil {
 		network.Status = false
 		network.Reason = "NetworkNotReady"
 		network.Message = err.Error()
@@ -51,7 +59,7 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 			ready.Message = err.Error()
 		}
 	}
-	if err := s.deps.Pods.Ready(); err != nil && ready.Status {
+	if err := s.node.Ready(); err != nil && ready.Status {
 		ready.Status = false
 		ready.Reason = "RecoveryIncomplete"
 		ready.Message = err.Error()
@@ -110,7 +118,7 @@ func (s *service) UpdateRuntimeConfig(ctx context.Context,
 		}
 		ranges = append(ranges, p.Masked())
 	}
-	if err := s.deps.Pods.SetPodCIDR(ctx, ranges); err != nil {
+	if err := s.node.SetPodCIDR(ctx, ranges); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.UpdateRuntimeConfigResponse{}, nil

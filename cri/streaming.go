@@ -19,6 +19,18 @@ import (
 	"github.com/coracle-project/coracle/pod"
 )
 
+// Sessions are commands in containers, connections to their stdio, and forwarded ports.
+type Sessions interface {
+	ExecSync(ctx context.Context, r pod.ExecRequest, timeout time.Duration) (pod.ExecSyncResult, error)
+	Exec(ctx context.Context, r pod.ExecRequest) (int32, error)
+	Attach(ctx context.Context, id string, tty bool, s pod.Streams) error
+	PortForward(ctx context.Context, podID string, port int32, conn io.ReadWriteCloser) error
+	CheckExec(id string) error
+	CheckAttach(id string) error
+	CheckPod(podID string) error
+	Container(id string) (pod.Container, error)
+}
+
 // Exec checks that the container runs and answers with a URL that runs the command
 // once.
 func (s *service) Exec(_ context.Context, r *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
@@ -28,7 +40,7 @@ func (s *service) Exec(_ context.Context, r *runtimeapi.ExecRequest) (*runtimeap
 	if len(r.GetCmd()) == 0 {
 		return nil, invalid("cmd", "is required")
 	}
-	if err := s.deps.Pods.CheckExec(r.GetContainerId()); err != nil {
+	if err := s.sessions.CheckExec(r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	o, err := streamOptions(r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTty())
@@ -47,7 +59,7 @@ func (s *service) Attach(_ context.Context, r *runtimeapi.AttachRequest) (*runti
 	if err := required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	if err := s.deps.Pods.CheckAttach(r.GetContainerId()); err != nil {
+	if err := s.sessions.CheckAttach(r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	o, err := streamOptions(r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTty())
@@ -84,7 +96,7 @@ func (s *service) PortForward(_ context.Context, r *runtimeapi.PortForwardReques
 			return nil, invalid("port", "%d is outside 1 to 65535", port)
 		}
 	}
-	if err := s.deps.Pods.CheckPod(r.GetPodSandboxId()); err != nil {
+	if err := s.sessions.CheckPod(r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	url, err := s.stream.forwardURL(r)
@@ -109,13 +121,13 @@ type streamServer struct {
 const streamIdle = 4 * time.Hour
 
 // newStreamServer binds address.
-func newStreamServer(address string, pods Pods, log *slog.Logger) (*streamServer, error) {
+func newStreamServer(address string, sessions Sessions, log *slog.Logger) (*streamServer, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("stream server: %w", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	s := &streamServer{runtime: streams{pods: pods, ctx: ctx}, listen: l, stop: stop}
+	s := &streamServer{runtime: streams{sessions: sessions, ctx: ctx}, listen: l, stop: stop}
 	mux := http.NewServeMux()
 	for _, method := range []string{"GET", "POST"} { // of WebSocket and of SPDY
 		mux.HandleFunc(method+" /{kind}/{token}", s.begin)
@@ -198,8 +210,8 @@ func (s *streamServer) close() {
 
 // streams is what the URLs do.
 type streams struct {
-	pods Pods
-	ctx  context.Context // of the server
+	sessions Sessions
+	ctx      context.Context // of the server
 }
 
 var _ portforward.PortForwarder = streams{}
@@ -219,7 +231,7 @@ func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader
 ) error {
 	sizes, done := terminalSizes(ctx, resize)
 	defer done()
-	code, err := s.pods.Exec(ctx, pod.ExecRequest{
+	code, err := s.sessions.Exec(ctx, pod.ExecRequest{
 		Container: id,
 		Command:   cmd,
 		TTY:       tty,
@@ -239,18 +251,18 @@ func (s streams) Exec(ctx context.Context, id string, cmd []string, in io.Reader
 func (s streams) Attach(ctx context.Context, id string, in io.Reader, out, errOut io.WriteCloser,
 	resize <-chan remotecommand.TerminalSize,
 ) error {
-	c, err := s.pods.Container(id)
+	c, err := s.sessions.Container(id)
 	if err != nil {
 		return err
 	}
 	sizes, done := terminalSizes(ctx, resize)
 	defer done()
-	return s.left(ctx, s.pods.Attach(ctx, c.ID, c.Config.TTY, pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes}))
+	return s.left(ctx, s.sessions.Attach(ctx, c.ID, c.Config.TTY, pod.Streams{Stdin: in, Stdout: out, Stderr: errOut, Resize: sizes}))
 }
 
 // PortForward connects stream to a port of the pod.
 func (s streams) PortForward(ctx context.Context, podID, _ string, port int32, stream io.ReadWriteCloser) error {
-	return s.left(ctx, s.pods.PortForward(ctx, podID, port, stream))
+	return s.left(ctx, s.sessions.PortForward(ctx, podID, port, stream))
 }
 
 // terminalSizes passes window sizes on in pod's type until in is closed, ctx ends
