@@ -15,13 +15,13 @@ var errDamagedRecord = errors.New("its record is damaged, and what it is made of
 
 // keepDamaged enters a snapshot without a valid record, and says whether there is something to
 // keep.
-func (s *Store) keepDamaged(id string, points []string) bool {
+func (r *records) keepDamaged(id string, points []string) bool {
 	if checkID(id) != nil {
 		return false // no snapshot's directory
 	}
-	dir := s.snapshotDir(id)
+	dir := r.snapshotDir(id)
 	if len(points) == 0 {
-		untouched, err := s.driver.Untouched(driver.Rootfs{Dir: dir})
+		untouched, err := r.driver.Untouched(driver.Rootfs{Dir: dir})
 		if untouched && err == nil {
 			return false
 		}
@@ -30,7 +30,7 @@ func (s *Store) keepDamaged(id string, points []string) bool {
 	if len(points) > 0 {
 		snap.Target = points[0]
 	}
-	snap.Project, _ = s.quota.ProjectOf(dir) // or else the next snapshot may have the same
-	s.add(&entry{snap: snap, layers: s.layers.HoldAll(), damaged: true, mounted: len(points) > 0, points: points})
+	snap.Project, _ = r.index.quota.ProjectOf(dir) // or else the next snapshot may have the same
+	r.index.add(&entry{snap: snap, layers: r.index.layers.HoldAll(), damaged: true, mounted: len(points) > 0, points: points})
 	return true
 }

@@ -3,16 +3,11 @@ package snapshot
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/snapshot/driver"
 	"github.com/coracle-project/coracle/snapshot/layer"
 )
@@ -98,99 +93,6 @@ func (s Snapshot) same(o Snapshot) bool {
 		s.Limit == o.Limit
 }
 
-// build makes the snapshot's directories, record first, and mounts it.
-func (s *Store) build(ctx context.Context, snap Snapshot) error {
-	dir := s.snapshotDir(snap.ID)
-	err := os.Mkdir(dir, 0o700)
-	if errors.Is(err, os.ErrExist) {
-		// A directory that the index does not know is a removal's leftover.
-		err = errors.Join(s.trash.Discard(dir), os.Mkdir(dir, 0o700))
-	}
-	if err != nil {
-		return err
-	}
-	if err := faultPrepareMade.At(ctx); err != nil {
-		return err
-	}
-	data, err := json.Marshal(snap)
-	if err != nil {
-		return err
-	}
-	if err := atomicfile.Write(filepath.Join(dir, recordName), data, 0o600); err != nil {
-		return err
-	}
-	if err := faultPrepareRecorded.At(ctx); err != nil {
-		return err
-	}
-	return s.mountFresh(ctx, snap)
-}
-
-// mountFresh has the driver make the root.
-func (s *Store) mountFresh(ctx context.Context, snap Snapshot) error {
-	if err := s.quota.Begin(s.snapshotDir(snap.ID), snap.Project, snap.Limit); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(snap.Target, 0o755); err != nil {
-		return err
-	}
-	if err := faultPrepareTargeted.At(ctx); err != nil {
-		return err
-	}
-	// Were there another already, unmounting could take the wrong one.
-	if taken, err := driver.IsOverlayRoot(snap.Target); err != nil {
-		return err
-	} else if taken {
-		return fmt.Errorf("%w: another overlay is mounted at %s", ErrInvalid, snap.Target)
-	}
-	users, err := snap.Users.Open()
-	if err != nil {
-		return err
-	}
-	if users != nil {
-		defer users.Close()
-	}
-	r, release := s.rootfs(snap)
-	defer release()
-	r.Users, r.IDs = users, snap.Users
-	if err := s.driver.Mount(ctx, r); err != nil {
-		return err
-	}
-	s.setMounted(snap.ID, true)
-	return faultPrepareMounted.At(ctx)
-}
-
-// rootfs is the snapshot as drivers see it, its user namespace left out. Until release the layers'
-// directories stay where they are.
-func (s *Store) rootfs(snap Snapshot) (r driver.Rootfs, release func()) {
-	dirs, release := s.layers.Paths(snap.Layers)
-	return driver.Rootfs{Dir: s.snapshotDir(snap.ID), Layers: dirs, Target: snap.Target, Access: snap.Access, Label: snap.Label}, release
-}
-
-// remount mounts a snapshot whose record was there but whose mount was not: a
-// crash came in between, or the machine was reset. If no one can have used it, it is made
-// again.
-func (s *Store) remount(ctx context.Context, snap Snapshot) error {
-	r, release := s.rootfs(snap)
-	untouched, err := s.driver.Untouched(r)
-	release()
-	if err != nil {
-		return err
-	}
-	if !untouched {
-		return unclean(snap)
-	}
-	for _, d := range snap.Layers {
-		if !s.layers.HasAny(d) {
-			return fmt.Errorf("%w: %s", ErrLayerMissing, d)
-		}
-	}
-	return s.mountFresh(ctx, snap)
-}
-
-func unclean(snap Snapshot) error {
-	return fmt.Errorf("%w: %s is not empty; remove the snapshot and prepare another", ErrUnclean, snap.Upper)
-}
-
 // Remove unmounts and deletes the snapshot, and its target if that is empty. The
 // files are deleted in the background. An unknown id is fine.
 func (s *Store) Remove(ctx context.Context, id string) error {
@@ -214,34 +116,4 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	}
 	s.forget(id)
 	return nil
-}
-
-// demolish undoes build, however far that came. It must not be stopped halfway by
-// the caller's going away, and no step of it waits, so ctx steers fault points only.
-func (s *Store) demolish(ctx context.Context, snap Snapshot) error {
-	if points := s.pointsOf(snap.ID); len(points) > 0 {
-		for _, point := range points {
-			if err := s.driver.Unmount(point); err != nil {
-				return err
-			}
-		}
-		s.setMounted(snap.ID, false)
-	}
-	if err := faultRemoveUnmounted.At(ctx); err != nil {
-		return err
-	}
-	if err := s.trash.Discard(s.snapshotDir(snap.ID)); err != nil {
-		return err
-	}
-	if err := faultRemoveMoved.At(ctx); err != nil {
-		return err
-	}
-	s.quota.End(snap.Project)
-	// The target may be someone else's directory, or gone.
-	switch err := unix.Rmdir(snap.Target); err {
-	case nil, unix.ENOENT, unix.ENOTEMPTY, unix.EEXIST, unix.EBUSY, unix.ENOTDIR:
-	default:
-		return fmt.Errorf("remove %s: %w", snap.Target, err)
-	}
-	return faultRemoveDiscarded.At(ctx)
 }

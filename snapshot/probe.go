@@ -15,10 +15,16 @@ import (
 	"github.com/coracle-project/coracle/snapshot/trash"
 )
 
-// dropProbes unmounts what a probe has left mounted whose process was killed; its directory
+// prober tries what the kernel, the file system and the driver can do here.
+type prober struct {
+	paths
+	driver driver.Driver
+}
+
+// dropAll unmounts what a probe has left mounted whose process was killed; its directory
 // could not be deleted.
-func (s *Store) dropProbes() error {
-	staging, err := filepath.EvalSymlinks(s.stagingDir())
+func (p prober) dropAll() error {
+	staging, err := filepath.EvalSymlinks(p.stagingDir())
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
@@ -37,17 +43,17 @@ func (s *Store) dropProbes() error {
 	return nil
 }
 
-// probe has the driver try whether it can work here.
-func (s *Store) probe() error {
-	dir := filepath.Join(s.stagingDir(), trash.NewName())
+// roots has the driver try whether it can work here.
+func (p prober) roots() error {
+	dir := filepath.Join(p.stagingDir(), trash.NewName())
 	err := os.Mkdir(dir, 0o700)
 	if err == nil {
-		err = s.driver.Probe(dir)
+		err = p.driver.Probe(dir)
 	}
 	err = errors.Join(err, os.RemoveAll(dir))
 	if err != nil {
 		return fmt.Errorf("%w: %s on a file system of type %s: %w; put it on ext4, xfs, btrfs or tmpfs, or set snapshot.driver to native",
-			ErrUnsupported, s.root, driver.FSType(s.root), err)
+			ErrUnsupported, p.paths, driver.FSType(string(p.paths)), err)
 	}
 	return nil
 }
@@ -55,8 +61,13 @@ func (s *Store) probe() error {
 // ProbeUsers tries whether a root can show the ids of a user namespace: the kernel, the file
 // system and the driver all have to be able. ErrUnsupported, and why, if not. Nothing is
 // left, and nothing is recorded.
-func (s *Store) ProbeUsers(ctx context.Context) (err error) {
-	dir := filepath.Join(s.stagingDir(), trash.NewName())
+func (s *Store) ProbeUsers(ctx context.Context) error {
+	return prober{paths: s.paths, driver: s.driver}.users(ctx)
+}
+
+// users is ProbeUsers.
+func (p prober) users(ctx context.Context) (err error) {
+	dir := filepath.Join(p.stagingDir(), trash.NewName())
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	r := driver.Rootfs{Dir: dir, Target: filepath.Join(dir, "target")}
 	for _, path := range []string{r.Dir, r.Target} {
@@ -69,8 +80,8 @@ func (s *Store) ProbeUsers(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	defer r.Users.Close()
-	if err := s.driver.Mount(ctx, r); err != nil {
+	if err := p.driver.Mount(ctx, r); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
-	return s.driver.Unmount(r.Target)
+	return p.driver.Unmount(r.Target)
 }

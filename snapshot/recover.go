@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,13 +18,20 @@ import (
 
 const recordName = "snapshot.json"
 
-// loadSnapshots reads the records and finds out which of them are mounted.
-func (s *Store) loadSnapshots(ctx context.Context) error {
-	mounts, err := s.driver.Mounts(s.snapshotsDir())
+// records are those of the snapshots, as Start finds them.
+type records struct {
+	*roots
+	readFile func(path string) ([]byte, error)
+	log      *slog.Logger
+}
+
+// load reads the records and finds out which of them are mounted.
+func (r *records) load(ctx context.Context) error {
+	mounts, err := r.driver.Mounts(r.snapshotsDir())
 	if err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(s.snapshotsDir())
+	entries, err := os.ReadDir(r.snapshotsDir())
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
@@ -32,31 +40,31 @@ func (s *Store) loadSnapshots(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		snap, err := transient.Try(&w, func() (Snapshot, error) { return s.readRecord(e.Name()) })
+		snap, err := transient.Try(&w, func() (Snapshot, error) { return r.read(e.Name()) })
 		if err != nil {
-			if s.keepDamaged(e.Name(), mounts[e.Name()]) {
-				s.log.Warn("a snapshot's record is damaged: it is kept until its container is removed, and all layers with it", "snapshot", e.Name(),
+			if r.keepDamaged(e.Name(), mounts[e.Name()]) {
+				r.log.Warn("a snapshot's record is damaged: it is kept until its container is removed, and all layers with it", "snapshot", e.Name(),
 					"error", err)
 				continue
 			}
 			// The record is written before all else: there is nothing yet, or no more.
-			s.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "error", err)
-			if err := s.trash.Discard(filepath.Join(s.snapshotsDir(), e.Name())); err != nil {
-				s.log.Warn("cannot remove snapshot without a valid record; it stays in place", "snapshot", e.Name(), "err", err)
+			r.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "error", err)
+			if err := r.trash.Discard(filepath.Join(r.snapshotsDir(), e.Name())); err != nil {
+				r.log.Warn("cannot remove snapshot without a valid record; it stays in place", "snapshot", e.Name(), "err", err)
 			}
 			continue
 		}
-		s.add(&entry{snap: snap, layers: s.layers.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)})
+		r.index.add(&entry{snap: snap, layers: r.index.layers.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)})
 	}
-	s.dropStrays(mounts)
+	r.dropStrays(mounts)
 	return nil
 }
 
-func (s *Store) readRecord(id string) (Snapshot, error) {
+func (r *records) read(id string) (Snapshot, error) {
 	if err := checkID(id); err != nil {
 		return Snapshot{}, err
 	}
-	data, err := s.readFile(filepath.Join(s.snapshotDir(id), recordName))
+	data, err := r.readFile(filepath.Join(r.snapshotDir(id), recordName))
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -64,7 +72,7 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 	if err := json.Unmarshal(data, &snap); err != nil {
 		return Snapshot{}, fmt.Errorf("%s: %w", recordName, err)
 	}
-	if snap.ID != id || snap.Upper != driver.FilesIn(s.snapshotDir(id)) {
+	if snap.ID != id || snap.Upper != driver.FilesIn(r.snapshotDir(id)) {
 		return Snapshot{}, fmt.Errorf("%s: belongs to %q in %q", recordName, snap.ID, snap.Upper)
 	}
 	if err := snap.options().check(id); err != nil {
@@ -75,16 +83,16 @@ func (s *Store) readRecord(id string) (Snapshot, error) {
 
 // dropStrays unmounts what is mounted from this store and not recorded, or away
 // from its target.
-func (s *Store) dropStrays(mounts map[string][]string) {
+func (r *records) dropStrays(mounts map[string][]string) {
 	for id, points := range mounts {
-		known := s.pointsOf(id)
+		known := r.index.pointsOf(id)
 		for _, point := range points {
 			if slices.Contains(known, point) {
 				continue
 			}
-			s.log.Warn("unmounting a snapshot that is not recorded", "snapshot", id, "target", point)
+			r.log.Warn("unmounting a snapshot that is not recorded", "snapshot", id, "target", point)
 			if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-				s.log.Warn("cannot unmount it", "snapshot", id, "target", point, "error", err)
+				r.log.Warn("cannot unmount it", "snapshot", id, "target", point, "error", err)
 			}
 		}
 	}

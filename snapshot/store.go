@@ -53,16 +53,16 @@ const maxRoot = 170
 // called concurrently.
 type Store struct {
 	*index // of the snapshots, and the layers that they are made of
+	paths
+	*roots
 
 	root  string
 	log   *slog.Logger
 	shown func(digest.Digest) bool
-	trash *trash.Trash
 	busy  keylock.Lock // by snapshot id
 
 	limit      Usage // default of snapshots
 	driverName DriverName
-	driver     driver.Driver                     // set by Start
 	readFile   func(path string) ([]byte, error) // of records: os.ReadFile, except in tests
 }
 
@@ -74,29 +74,35 @@ func New(c Config) *Store {
 	if c.Freed == nil {
 		c.Freed = func() {}
 	}
+	root := filepath.Clean(c.Root)
 	s := &Store{
-		root:       filepath.Clean(c.Root),
+		root:       root,
+		paths:      paths(root),
 		limit:      c.Limit,
 		driverName: cmp.Or(c.Driver, Overlay),
 		log:        c.Log,
 		readFile:   os.ReadFile,
 		shown:      c.Shown,
 	}
-	s.trash = trash.New(s.stagingDir(), diff.FilesDir, c.Log)
+	bin := trash.New(s.stagingDir(), diff.FilesDir, c.Log)
 	s.index = &index{root: s.root, snapshots: map[string]*entry{}, projects: space.Projects{Range: c.Projects}}
 	s.layers = layer.New(layer.Config{
-		Root: s.root, Trash: s.trash, Freed: c.Freed, Log: c.Log,
+		Root: s.root, Trash: bin, Freed: c.Freed, Log: c.Log,
 		ReadFile: func(path string) ([]byte, error) { return s.readFile(path) },
 	})
+	s.roots = &roots{paths: s.paths, index: s.index, trash: bin}
 	return s
 }
 
 func snapshotsIn(root string) string { return filepath.Join(root, "snapshots") }
 
-func (s *Store) stagingDir() string           { return filepath.Join(s.root, "staging") }
-func (s *Store) snapshotsDir() string         { return snapshotsIn(s.root) }
-func (s *Store) emptyDir() string             { return filepath.Join(s.root, driver.EmptyDir) }
-func (s *Store) snapshotDir(id string) string { return filepath.Join(s.snapshotsDir(), id) }
+// paths are the directories of a store with this root.
+type paths string
+
+func (p paths) stagingDir() string           { return filepath.Join(string(p), "staging") }
+func (p paths) snapshotsDir() string         { return snapshotsIn(string(p)) }
+func (p paths) emptyDir() string             { return filepath.Join(string(p), driver.EmptyDir) }
+func (p paths) snapshotDir(id string) string { return filepath.Join(p.snapshotsDir(), id) }
 
 // Start makes the directories, checks that the file system can hold snapshots,
 // reads the records, and starts to delete what a crash left in staging.
@@ -123,17 +129,19 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := os.Chmod(s.root, 0o700); err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
-	if err := s.dropProbes(); err != nil {
+	try := prober{paths: s.paths, driver: s.driver}
+	if err := try.dropAll(); err != nil {
 		return err
 	}
 	left, err := os.ReadDir(s.stagingDir())
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
-	if err := s.probe(); err != nil {
+	if err := try.roots(); err != nil {
 		return err
 	}
-	if err := (&takeover{root: s.root, name: s.driverName, discard: s.trash.Discard, log: s.log}).run(); err != nil {
+	owner := &takeover{root: s.root, name: s.driverName, discard: s.trash.Discard, log: s.log}
+	if err := owner.run(); err != nil {
 		return err
 	}
 	s.quota = space.Find(s.root)
@@ -144,10 +152,11 @@ func (s *Store) Start(ctx context.Context) error {
 	if err := s.layers.Start(s.driverName, s.driver, s.shown); err != nil {
 		return err
 	}
-	if err := s.dropLayerMounts(); err != nil {
+	if err := owner.dropLayerMounts(s.layers.HasLayer); err != nil {
 		return err
 	}
-	if err := s.loadSnapshots(ctx); err != nil {
+	records := &records{roots: s.roots, readFile: s.readFile, log: s.log}
+	if err := records.load(ctx); err != nil {
 		return err
 	}
 	s.layers.Tidy()

@@ -130,25 +130,25 @@ func (t *takeover) drop(was DriverName) error {
 }
 
 // dropLayerMounts unmounts layers that are not in the store any more.
-func (s *Store) dropLayerMounts() error {
-	entries, err := os.ReadDir(filepath.Join(s.root, driver.MountsDir))
+func (t *takeover) dropLayerMounts(has func(digest.Digest) bool) error {
+	entries, err := os.ReadDir(filepath.Join(t.root, driver.MountsDir))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("snapshot store: %w", err)
 	}
-	e, err := driver.New(EROFS, s.root, s.trash.Discard)
+	e, err := driver.New(EROFS, t.root, t.discard)
 	if err != nil {
 		return err
 	}
 	for _, m := range entries {
 		d := digest.NewDigestFromEncoded(digest.SHA256, m.Name())
-		if s.driverName == EROFS && s.HasLayer(d) {
+		if t.name == EROFS && has(d) {
 			continue
 		}
-		if err := e.Free(filepath.Join(layer.Top(s.root), m.Name())); err != nil {
-			s.log.Warn("leaving mounts that belong to no layer", "err", err)
+		if err := e.Free(filepath.Join(layer.Top(t.root), m.Name())); err != nil {
+			t.log.Warn("leaving mounts that belong to no layer", "err", err)
 		}
 	}
 	return nil
