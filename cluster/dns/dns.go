@@ -62,6 +62,8 @@ type Options struct {
 	Stubs map[string][]netip.AddrPort
 	// Health gets whether the server answers; it may be nil.
 	Health *health.Part
+	// Log gets what an operator should know; nil is slog.Default.
+	Log *slog.Logger
 }
 
 // Domain returns the form of a domain's name that Stubs have, and whether it is one.
@@ -90,6 +92,9 @@ func New(s *client.Set, o Options) (*Server, error) {
 	if o.ResolvConf == "" {
 		o.ResolvConf = resolvconf.Path()
 	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
 	objects, err := newObjects(s.Informers)
 	if err != nil {
 		return nil, fmt.Errorf("cluster DNS: %w", err)
@@ -115,13 +120,13 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		wait := retry
 		if errors.Is(err, errReplaced) {
-			slog.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
+			s.opts.Log.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
 			s.opts.Health.Works("the Service " + serviceNamespace + "/" + serviceName + " is the user's own")
 			said, wait = "", time.Hour
 		} else if err != nil {
 			s.opts.Health.Fails(err)
 			if err.Error() != said {
-				slog.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
+				s.opts.Log.Error("names of Services do not resolve in pods", "addresses", s.opts.Addresses, "err", err)
 			}
 			said = err.Error()
 		}
@@ -159,7 +164,7 @@ func (s *Server) run(ctx context.Context) (err error) {
 		defer func() { err = errors.Join(err, restore()) }()
 	}
 	s.opts.Health.Works(fmt.Sprintf("answers at %s, asks others by %s", s.opts.Addresses, s.opts.ResolvConf))
-	slog.Info("cluster DNS answers", "addresses", s.opts.Addresses, "socket", at, "domain", s.opts.Domain, "others", s.opts.ResolvConf)
+	s.opts.Log.Info("cluster DNS answers", "addresses", s.opts.Addresses, "socket", at, "domain", s.opts.Domain, "others", s.opts.ResolvConf)
 	following := make(chan struct{})
 	go func() {
 		defer close(following)
@@ -176,9 +181,9 @@ func (s *Server) run(ctx context.Context) (err error) {
 
 // serve answers at sockets until ctx ends or one of them fails, and closes them.
 func (s *Server) serve(ctx context.Context, sockets *sockets) error {
-	forwarder := forward.New(forward.Config{ResolvConf: s.opts.ResolvConf, Stubs: s.opts.Stubs, Own: s.opts.Addresses})
+	forwarder := forward.New(forward.Config{ResolvConf: s.opts.ResolvConf, Stubs: s.opts.Stubs, Own: s.opts.Addresses, Log: s.opts.Log})
 	defer forwarder.Close()
-	h := &handler{zone: newZone(s.objects, s.opts.Domain, s.opts.ServiceNets), forward: forwarder}
+	h := &handler{zone: newZone(s.objects, s.opts.Domain, s.opts.ServiceNets), forward: forwarder, log: s.opts.Log}
 	work, ctx := errgroup.WithContext(ctx)
 	for _, conn := range sockets.udp {
 		work.Go(func() error { return h.serveUDP(conn) })

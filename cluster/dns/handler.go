@@ -30,6 +30,7 @@ const (
 type handler struct {
 	zone    *zone
 	forward *forward.Forwarder
+	log     *slog.Logger
 }
 
 // sender is who has sent a query.
@@ -55,7 +56,7 @@ type request struct {
 func (h *handler) handle(packet []byte, from sender, buf []byte) (reply []byte, ask func() []byte) {
 	defer func() {
 		if p := recover(); p != nil { // a single query must not end the control plane
-			slog.Error("a DNS query is not answered", "client", from.addr, "panic", p, "stack", string(debug.Stack()))
+			h.log.Error("a DNS query is not answered", "client", from.addr, "panic", p, "stack", string(debug.Stack()))
 			reply, ask = nil, nil
 		}
 	}()
@@ -83,7 +84,7 @@ func (h *handler) handle(packet []byte, from sender, buf []byte) (reply []byte, 
 		defer release()
 		defer func() {
 			if p := recover(); p != nil {
-				slog.Error("a DNS query is not answered", "client", from.addr, "panic", p, "stack", string(debug.Stack()))
+				h.log.Error("a DNS query is not answered", "client", from.addr, "panic", p, "stack", string(debug.Stack()))
 				reply = nil
 			}
 		}()

@@ -3,6 +3,7 @@ package dns
 import (
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -132,7 +133,7 @@ func newHandler(t testing.TB, config forward.Config, all ...runtime.Object) *han
 	f := forward.New(config)
 	t.Cleanup(f.Close)
 	nets := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
-	return &handler{zone: newZone(o, "cluster.local", nets), forward: f}
+	return &handler{zone: newZone(o, "cluster.local", nets), forward: f, log: slog.New(slog.DiscardHandler)}
 }
 
 // ask is a query, changed by change.

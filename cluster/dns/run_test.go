@@ -121,8 +121,8 @@ func answered(t *testing.T, want bool) {
 
 func TestRun(t *testing.T) {
 	kube := fake.NewClientset()
-	first, second := newServer(t, kube), newServer(t, kube)
 	log := testkit.CaptureLog(t)
+	first, second := newServer(t, kube), newServer(t, kube)
 	defer func(before time.Duration) { retry = before }(retry)
 	retry = 10 * time.Millisecond
 	alone(t, func() {
@@ -190,8 +190,8 @@ func echo(t *testing.T, at string) (stop func()) {
 // Other DNS servers of the node may listen at port 53 of all addresses, and processes at ours,
 // whether they come before or after.
 func TestOtherServersOfTheNode(t *testing.T) {
-	s := newServer(t, fake.NewClientset())
 	log := testkit.CaptureLog(t)
+	s := newServer(t, fake.NewClientset())
 	echoes := func() {
 		conn, err := net.Dial("udp", "127.0.0.1:53")
 		if err != nil {
@@ -238,8 +238,8 @@ func TestUsersOwnDNS(t *testing.T) {
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Selector: map[string]string{"k8s-app": "kube-dns"}},
 	}
 	kube := fake.NewClientset(own)
-	s := newServer(t, kube)
 	log := testkit.CaptureLog(t)
+	s := newServer(t, kube)
 	services := kube.CoreV1().Services("kube-system")
 	alone(t, func() {
 		during(t, s, func(ended <-chan struct{}) {
@@ -292,8 +292,8 @@ func TestFailedCallsDoNotEndTheDNS(t *testing.T) {
 	defer func(before time.Duration) { retry = before }(retry)
 	retry = 10 * time.Millisecond
 	kube := fake.NewClientset()
-	s := newServer(t, kube)
 	log := testkit.CaptureLog(t)
+	s := newServer(t, kube)
 	services := kube.CoreV1().Services("kube-system")
 	var refuse, refused atomic.Bool
 	kube.PrependReactor("create", "services", func(ktesting.Action) (bool, kuberuntime.Object, error) {
@@ -341,8 +341,8 @@ func TestCLibraryFindsNames(t *testing.T) {
 			others = append(others, obj)
 		}
 	}
-	s := newServer(t, fake.NewClientset(others...))
 	testkit.CaptureLog(t)
+	s := newServer(t, fake.NewClientset(others...))
 	alone(t, func() {
 		during(t, s, func(<-chan struct{}) {
 			answered(t, true)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -91,7 +90,7 @@ func (s *Server) follow(ctx context.Context) error {
 				return err
 			}
 			if err != nil && ctx.Err() == nil {
-				slog.Warn("users do not see the Service of the cluster's DNS", "err", err, "again", retry)
+				s.opts.Log.Warn("users do not see the Service of the cluster's DNS", "err", err, "again", retry)
 				again = time.After(retry)
 			}
 		case have.Labels[proxyLabel] != onNode:

@@ -10,6 +10,7 @@ package loadbalancer
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"sync"
 
@@ -34,6 +35,8 @@ type SpeakerOptions struct {
 	// Interface is where addresses are announced; "" is the interface whose network has the
 	// address.
 	Interface string
+	// Log gets what an operator should know; nil is slog.Default.
+	Log *slog.Logger
 }
 
 // Speaker announces the addresses of Services that are this node's to announce.
@@ -47,6 +50,9 @@ const key = "addresses"
 
 // NewSpeaker asks for informers and makes no call.
 func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
 	core := set.Informers.Core().V1()
 	services, nodes := core.Services(), core.Nodes()
 	slices := set.Informers.Discovery().V1().EndpointSlices()
@@ -57,7 +63,7 @@ func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
 		sync.Mutex
 		services map[netip.Addr]*corev1.Service
 	}{}
-	s := &Speaker{announcer: announce.New(o.Sink, o.Interface, func(address netip.Addr, link string, err error) {
+	s := &Speaker{announcer: announce.New(o.Sink, o.Interface, o.Log, func(address netip.Addr, link string, err error) {
 		owners.Lock()
 		service := owners.services[address]
 		owners.Unlock()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -290,7 +291,7 @@ func TestConnectionsThatComeEarly(t *testing.T) {
 	}
 	early := []netip.Addr{netip.MustParseAddr("192.0.2.101"), netip.MustParseAddr("2001:db8::101")}
 	announced := make(chan error, 2)
-	a := announce.New("coracle-lb2", "", func(_ netip.Addr, _ string, err error) { announced <- err })
+	a := announce.New("coracle-lb2", "", slog.Default(), func(_ netip.Addr, _ string, err error) { announced <- err })
 	a.Set(early)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

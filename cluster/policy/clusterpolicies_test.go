@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"math"
 	"net/netip"
 	"strings"
@@ -420,7 +421,7 @@ func TestStatusIsNotWrittenAgain(t *testing.T) {
 	t.Parallel()
 	p := wall()
 	wrote := 0
-	c := newClusterPolicies(&Policy{Options: Options{NodeName: "here"}})
+	c := newClusterPolicies(&Policy{Options: Options{NodeName: "here", Log: slog.New(slog.DiscardHandler)}})
 	c.write = func(_ context.Context, _, _ string, body []byte) error {
 		wrote++
 		return json.Unmarshal(body, p)

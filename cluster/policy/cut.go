@@ -46,6 +46,7 @@ func (t kernelTable) Cutter() (cutter, error) {
 
 // cuts are the connections to end. They belong to the keeper's loop.
 type cuts struct {
+	log             *slog.Logger
 	forbidden, gone map[netip.Addr]bool // addresses that are due
 	waiting         []waiter            // for those of gone that they have
 	goneAt          time.Time           // when the sweep of gone is due
@@ -65,8 +66,8 @@ type pass struct {
 	cancel          context.CancelFunc
 }
 
-func newCuts() cuts {
-	c := cuts{forbidden: map[netip.Addr]bool{}, gone: map[netip.Addr]bool{}, done: make(chan error, 1), pause: firstPause}
+func newCuts(log *slog.Logger) cuts {
+	c := cuts{log: log, forbidden: map[netip.Addr]bool{}, gone: map[netip.Addr]bool{}, done: make(chan error, 1), pause: firstPause}
 	c.next = time.NewTimer(0)
 	c.next.Stop()
 	return c
@@ -144,7 +145,7 @@ func (c *cuts) start(ctx context.Context, t table) {
 	go func() {
 		n, err := cut(ctx, p.forbidden, p.gone)
 		if n > 0 {
-			slog.Info("connections were ended, as policies forbid them or their pods are gone", "connections", n, "after",
+			c.log.Info("connections were ended, as policies forbid them or their pods are gone", "connections", n, "after",
 				time.Since(p.began).Round(time.Millisecond))
 		}
 		c.done <- err
@@ -155,7 +156,7 @@ func (c *cuts) start(ctx context.Context, t table) {
 func (c *cuts) finish(err error) {
 	if err != nil {
 		err = fmt.Errorf("end connections that policies forbid: %w", err)
-		slog.Error("connections that network policies forbid may go on", "err", err, "again", c.pause)
+		c.log.Error("connections that network policies forbid may go on", "err", err, "again", c.pause)
 	}
 	if p := c.pass; p != nil {
 		p.cancel()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -53,7 +52,7 @@ func (w *nodeWatch) run(ctx context.Context) {
 	for {
 		var again <-chan time.Time
 		if err := w.forgetGone(ctx); err != nil {
-			slog.Warn("conditions of nodes that are gone stay in the status of ClusterNetworkPolicies", "err", err, "again", pause)
+			w.Log.Warn("conditions of nodes that are gone stay in the status of ClusterNetworkPolicies", "err", err, "again", pause)
 			again, pause = time.After(pause), min(2*pause, longestWait)
 		} else {
 			pause = firstPause
@@ -83,7 +82,7 @@ func (w *nodeWatch) forgetGone(ctx context.Context) error {
 			if _, err := w.lister.Get(node); !apierrors.IsNotFound(err) {
 				continue
 			}
-			if err := w.applyConditions(ctx, p, node); passing(p.Name, err) {
+			if err := w.applyConditions(ctx, p, node); w.passing(p.Name, err) {
 				errs = append(errs, err)
 			}
 		}

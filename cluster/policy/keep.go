@@ -3,7 +3,6 @@ package policy
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"runtime"
@@ -40,7 +39,7 @@ func (k *keeper) close(why error) {
 		return
 	}
 	if err := k.table.Close(); err != nil {
-		slog.Warn("close the rules of network policies", "table", k.Table, "err", err)
+		k.Log.Warn("close the rules of network policies", "table", k.Table, "err", err)
 	}
 	k.table = nil
 }
@@ -96,7 +95,7 @@ func (k *keeper) run(ctx context.Context) {
 				k.close(err)
 			}
 			if differed && err == nil {
-				slog.Warn("another program changed the rules of network policies", "table", k.Table)
+				k.Log.Warn("another program changed the rules of network policies", "table", k.Table)
 				k.Health.Notes("nftables table " + k.Table + " was changed by another program, and was corrected")
 			}
 			repaired = time.Now()
@@ -109,7 +108,7 @@ func (k *keeper) run(ctx context.Context) {
 		case err == nil:
 			k.failed, pause = nil, firstPause
 		default:
-			slog.Error("network policies are not enforced as they should be", "err", err, "again", pause)
+			k.Log.Error("network policies are not enforced as they should be", "err", err, "again", pause)
 			again.Reset(pause)
 			k.failed, pause = err, min(2*pause, longestWait)
 		}
@@ -213,7 +212,7 @@ func (k *keeper) openTable() error {
 	if k.table != nil {
 		return nil
 	}
-	t, err := k.open(rules.Config{Name: k.Table, PodRanges: k.PodRanges})
+	t, err := k.open(rules.Config{Name: k.Table, PodRanges: k.PodRanges, Log: k.Log})
 	if err != nil {
 		return err
 	}

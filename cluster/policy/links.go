@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 )
 
@@ -51,7 +50,7 @@ func (p *Policy) askLinks(ctx context.Context, tell chan<- answered) {
 		}
 		var again <-chan time.Time
 		if a.err != nil {
-			slog.Warn("the runtime does not say which links are pods'", "err", a.err, "again", pause)
+			p.Log.Warn("the runtime does not say which links are pods'", "err", a.err, "again", pause)
 			again, pause = time.After(pause), min(2*pause, longestWait)
 		} else {
 			pause = firstPause

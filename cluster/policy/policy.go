@@ -50,6 +50,8 @@ type Options struct {
 	LinkGroup func(context.Context) (uint32, error)
 	// Health gets whether policies are in force; it may be nil.
 	Health *health.Part
+	// Log gets what an operator should know; nil is slog.Default.
+	Log *slog.Logger
 	// API is how ClusterNetworkPolicies are read, whose definition may be installed or removed at
 	// any time, and how their status is written; nil for the component's own identity. It needs the
 	// rights to list and watch customresourcedefinitions and clusternetworkpolicies, and to patch
@@ -123,6 +125,9 @@ type waiter struct {
 
 // New asks for informers and makes no call.
 func New(set *client.Set, o Options) (*Policy, error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
 	p := &Policy{
 		Options: o, set: set, wake: make(chan struct{}, 1), ready: make(chan struct{}), ended: make(chan struct{}),
 		runtime: make(chan struct{}, 1),
@@ -193,7 +198,7 @@ func (p *Policy) Run(ctx context.Context) error {
 	recorder, flush := p.set.Recorder("coracle-policy", p.NodeName)
 	defer flush()
 	close(p.ready)
-	k := keeper{Policy: p, recorder: recorder, cuts: newCuts(), recheck: map[netip.Addr]bool{}, answers: answers}
+	k := keeper{Policy: p, recorder: recorder, cuts: newCuts(p.Log), recheck: map[netip.Addr]bool{}, answers: answers}
 	defer k.close(context.Canceled)
 	k.run(ctx)
 	return nil
@@ -312,7 +317,7 @@ func Cleanup(table string) error {
 // report tells of what is not enforced.
 func (p *Policy) report(recorder record.EventRecorder, r compile.Result) {
 	for _, problem := range r.Problems {
-		slog.Warn("network policy is not enforced in full; it allows less",
+		p.Log.Warn("network policy is not enforced in full; it allows less",
 			"policy", types.NamespacedName{Namespace: problem.Policy.GetNamespace(), Name: problem.Policy.GetName()}, "reason", problem.Message)
 		recorder.Event(problem.Policy, corev1.EventTypeWarning, problem.Reason, problem.Message)
 	}

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -104,10 +103,10 @@ func (c *clusterPolicies) writeStatuses(ctx context.Context) {
 			}
 		}
 		err := c.writeStatus(ctx, r)
-		if !passing(r.Policy.Name, err) {
+		if !c.passing(r.Policy.Name, err) {
 			continue
 		}
-		slog.Warn("write the status of a ClusterNetworkPolicy", "policy", r.Policy.Name, "err", err, "again", pause)
+		c.Log.Warn("write the status of a ClusterNetworkPolicy", "policy", r.Policy.Name, "err", err, "again", pause)
 		c.status.again(r)
 		select {
 		case <-time.After(pause):
@@ -120,12 +119,12 @@ func (c *clusterPolicies) writeStatuses(ctx context.Context) {
 
 // passing says whether an error of a write may be over when it is tried again. One that lasts is
 // logged.
-func passing(policy string, err error) bool {
+func (c *clusterPolicies) passing(policy string, err error) bool {
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonNotFound, metav1.StatusReasonConflict: // it is gone
 		return false
 	case metav1.StatusReasonForbidden, metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest:
-		slog.Warn("write the status of a ClusterNetworkPolicy", "policy", policy, "err", err)
+		c.Log.Warn("write the status of a ClusterNetworkPolicy", "policy", policy, "err", err)
 		return false
 	}
 	return err != nil

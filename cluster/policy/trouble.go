@@ -3,7 +3,6 @@ package policy
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -41,7 +40,7 @@ func (c *clusterPolicies) troubled(part string, err error) {
 	case err == nil && before == nil, err != nil && before != nil && err.Error() == before.Error():
 		return
 	case err != nil:
-		slog.Warn("ClusterNetworkPolicies are not enforced as they should be", "err", err)
+		c.Log.Warn("ClusterNetworkPolicies are not enforced as they should be", "err", err)
 	}
 	select {
 	case <-c.ready:

@@ -51,6 +51,8 @@ type Options struct {
 	ExternalIPs bool
 	// Health gets whether the rules are in force; it may be nil.
 	Health *health.Part
+	// Log gets what an operator should know; nil is slog.Default.
+	Log *slog.Logger
 }
 
 // The pauses after a failure, and between repairs of rules that others change.
@@ -78,6 +80,9 @@ type Proxy struct {
 func New(set *client.Set, o Options) (*Proxy, error) {
 	// What a pod answers to a loopback address does not come back.
 	o.NodeIPs = slices.DeleteFunc(slices.Clone(o.NodeIPs), netip.Addr.IsLoopback)
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
 	p := &Proxy{Options: o, set: set, wake: make(chan struct{}, 1), inForce: func() {}}
 	p.pods.changed = rules.Pods{}
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
@@ -105,7 +110,7 @@ func New(set *client.Set, o Options) (*Proxy, error) {
 // Run keeps the rules until ctx ends. They stay in the kernel then.
 func (p *Proxy) Run(ctx context.Context) error {
 	table, err := rules.Open(rules.Config{
-		Name: p.Table, Ranges: p.ServiceRanges, NodeIPs: p.sources(), PodRanges: p.PodRanges,
+		Name: p.Table, Ranges: p.ServiceRanges, NodeIPs: p.sources(), PodRanges: p.PodRanges, Log: p.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("service proxy: %w", err)
@@ -179,7 +184,7 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			}
 			var differed bool
 			if differed, err = table.Repair(ctx); differed && err == nil {
-				slog.Warn("another program changed the rules of Services", "table", p.Table)
+				p.Log.Warn("another program changed the rules of Services", "table", p.Table)
 				p.Health.Notes("nftables table " + p.Table + " was changed by another program, and was corrected")
 			}
 			repaired = time.Now()
@@ -192,7 +197,7 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 		if ctx.Err() != nil {
 			return
 		}
-		slog.Error("Services are not routed as they should", "err", err, "again", pause)
+		p.Log.Error("Services are not routed as they should", "err", err, "again", pause)
 		p.Health.Fails(err)
 		again.Reset(pause)
 		pause = min(2*pause, longestWait)
@@ -233,7 +238,7 @@ func (p *Proxy) stage(labels map[string]string, table *rules.Table, change *rule
 				continue
 			}
 			if err = table.Stage(part); err != nil { // what Apply sends has them, too
-				slog.Warn("endpoints of Services are not sent ahead", "err", err)
+				p.Log.Warn("endpoints of Services are not sent ahead", "err", err)
 			}
 		}
 	})

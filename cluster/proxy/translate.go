@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -188,7 +187,7 @@ func (t *translation) frontends(port *rules.Port, name upstream.ServicePortName,
 	// and the DNS.
 	if slices.ContainsFunc(port.Backends[cluster].Endpoints, t.held) {
 		if service.NodePort() != 0 || len(service.LoadBalancerVIPs()) > 0 || len(service.ExternalIPs()) > 0 {
-			slog.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service",
+			t.Log.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service",
 				name.NamespacedName)
 		}
 		return
@@ -228,14 +227,14 @@ func (t *translation) targets(name upstream.ServicePortName, endpoints []upstrea
 		a := e.target.Addr()
 		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() ||
 			a.Is6() != (t.family == corev1.IPv6Protocol) {
-			slog.Warn("an endpoint is left out, as its address is not one of a pod or node", "service", name.NamespacedName, "address",
+			t.Log.Warn("an endpoint is left out, as its address is not one of a pod or node", "service", name.NamespacedName, "address",
 				e.Addresses[0])
 			continue
 		}
 		targets = append(targets, e.target)
 	}
 	if len(targets) > rules.MaxEndpoints {
-		slog.Warn("some endpoints get no connections, as there are too many", "service", name.NamespacedName, "endpoints", len(targets), "max",
+		t.Log.Warn("some endpoints get no connections, as there are too many", "service", name.NamespacedName, "endpoints", len(targets), "max",
 			rules.MaxEndpoints)
 	}
 	return targets

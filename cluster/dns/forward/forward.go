@@ -7,6 +7,7 @@ package forward
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -43,6 +44,8 @@ type Config struct {
 	Stubs map[string][]netip.AddrPort
 	// Own are addresses where the answers given here come from; they are never asked.
 	Own []netip.Addr
+	// Log gets what an operator should know; nil is slog.Default.
+	Log *slog.Logger
 }
 
 // Forwarder asks other servers. Its methods may be called concurrently.
@@ -63,14 +66,17 @@ type Forwarder struct {
 
 // New returns a Forwarder; Close ends it.
 func New(c Config) *Forwarder {
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
 	f := &Forwarder{
 		cache: newCache(foundBytes, missingBytes), stubs: map[string][]*server{}, ofClient: map[netip.Addr]int{},
-		node: nodeServers{file: c.ResolvConf, own: c.Own},
+		node: nodeServers{file: c.ResolvConf, own: c.Own, log: c.Log},
 	}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	for domain, addrs := range c.Stubs {
 		for _, addr := range addrs {
-			f.stubs[domain] = append(f.stubs[domain], &server{addr: addr})
+			f.stubs[domain] = append(f.stubs[domain], &server{addr: addr, log: c.Log})
 		}
 	}
 	return f

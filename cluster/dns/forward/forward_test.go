@@ -3,6 +3,7 @@ package forward
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -405,7 +406,7 @@ func TestConfigurationIsFollowed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := nodeServers{file: file, own: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}
+	n := nodeServers{file: file, log: slog.New(slog.DiscardHandler), own: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}
 	now := time.Now()
 	ask := func() (all []string) {
 		for _, s := range n.get(now) {

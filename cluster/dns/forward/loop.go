@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,7 +74,7 @@ func (f *Forwarder) test(s *server) {
 	delete(f.loops.names, name)
 	f.loops.mu.Unlock()
 	if was := s.loop.found.Swap(returned); was && !returned {
-		slog.Info("a name server does not ask the cluster's DNS any more", "server", s.addr, "err", err)
+		s.log.Info("a name server does not ask the cluster's DNS any more", "server", s.addr, "err", err)
 	}
 }
 
@@ -92,7 +91,7 @@ func (f *Forwarder) Returned(q Question) bool {
 		return false
 	}
 	if !s.loop.found.Swap(true) {
-		slog.Error("a name server asks the cluster's DNS, which would ask it: it is not asked any more; "+
+		s.log.Error("a name server asks the cluster's DNS, which would ask it: it is not asked any more; "+
 			"have it ask other servers, or name others in the node's resolv.conf", "server", s.addr)
 	}
 	return true

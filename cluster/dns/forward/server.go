@@ -32,6 +32,7 @@ const (
 // server is one name server.
 type server struct {
 	addr     netip.AddrPort
+	log      *slog.Logger
 	badUntil atomic.Int64 // nanoseconds of the Unix time
 	loop     loop
 }
@@ -42,7 +43,7 @@ func (s *server) answered() { s.badUntil.Store(0) }
 
 func (s *server) failed(err error) {
 	if s.badUntil.Swap(time.Now().Add(avoided).UnixNano()) == 0 {
-		slog.Warn("a name server does not answer", "server", s.addr, "err", err)
+		s.log.Warn("a name server does not answer", "server", s.addr, "err", err)
 	}
 }
 
@@ -113,6 +114,7 @@ func (s *server) exchange(ctx context.Context, network string, query *dns.Msg) (
 type nodeServers struct {
 	file string
 	own  []netip.Addr
+	log  *slog.Logger
 
 	mu      sync.Mutex
 	look    time.Time // when the file is looked at next
@@ -132,7 +134,7 @@ func (n *nodeServers) get(now time.Time) []*server {
 	n.look = now.Add(reread)
 	if err := n.readLocked(); err != nil && err.Error() != n.problem {
 		n.problem = err.Error()
-		slog.Warn("names outside of the cluster may not resolve", "err", err)
+		n.log.Warn("names outside of the cluster may not resolve", "err", err)
 	} else if err == nil {
 		n.problem = ""
 	}
@@ -159,7 +161,7 @@ func (n *nodeServers) readLocked() error {
 		}
 		i := slices.IndexFunc(n.servers, func(s *server) bool { return s.addr == addr })
 		if i < 0 {
-			servers = append(servers, &server{addr: addr})
+			servers = append(servers, &server{addr: addr, log: n.log})
 		} else {
 			servers = append(servers, n.servers[i])
 		}

@@ -59,6 +59,7 @@ const (
 type Announcer struct {
 	sink  string
 	named string
+	log   *slog.Logger
 	// report is told when what is known of an address changes: the interface that it is announced
 	// on, or why it is not.
 	report func(address netip.Addr, link string, err error)
@@ -90,8 +91,8 @@ type told struct {
 
 // New returns an announcer with a sink of that name. It announces on the named interface, or, for
 // "", on the one whose network has the address. report is called by Run, and must not call Set.
-func New(sink, named string, report func(address netip.Addr, link string, err error)) *Announcer {
-	return &Announcer{sink: sink, named: named, report: report, wake: make(chan struct{}, 1), told: map[netip.Addr]told{}}
+func New(sink, named string, log *slog.Logger, report func(address netip.Addr, link string, err error)) *Announcer {
+	return &Announcer{sink: sink, named: named, log: log, report: report, wake: make(chan struct{}, 1), told: map[netip.Addr]told{}}
 }
 
 // Set replaces the addresses to announce. Until it is called, those of an earlier process stay.
@@ -118,7 +119,7 @@ func (a *Announcer) signal() {
 
 // Run keeps the announcements until ctx ends. They stay in the kernel then.
 func (a *Announcer) Run(ctx context.Context) error {
-	changes, err := subscribe()
+	changes, err := subscribe(a.log)
 	if err != nil {
 		return fmt.Errorf("announce addresses: %w", err)
 	}
@@ -130,7 +131,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 				return
 			}
 			if err != nil {
-				slog.Error("changes of interfaces are not followed: addresses of load balancers may not be announced on new ones", "err", err)
+				a.log.Error("changes of interfaces are not followed: addresses of load balancers may not be announced on new ones", "err", err)
 				return
 			}
 			a.signal()
@@ -174,7 +175,7 @@ func (a *Announcer) reconcile(ctx context.Context, changes *subscription) time.D
 	}
 	state, err := readState(a.sink)
 	if err != nil {
-		slog.Error("addresses of load balancers are not announced as they should", "err", err, "again", again)
+		a.log.Error("addresses of load balancers are not announced as they should", "err", err, "again", again)
 		return again
 	}
 	for address := range a.told {
@@ -187,7 +188,7 @@ func (a *Announcer) reconcile(ctx context.Context, changes *subscription) time.D
 		changes.hear(false, 0, nil)
 		a.leaveRefusal()
 		if err := state.remove(); err != nil {
-			slog.Error("addresses of load balancers are still announced", "err", err, "again", again)
+			a.log.Error("addresses of load balancers are still announced", "err", err, "again", again)
 			return again
 		}
 		a.before = nil
@@ -196,7 +197,7 @@ func (a *Announcer) reconcile(ctx context.Context, changes *subscription) time.D
 	lost := 0
 	next := a.refuse(ctx)
 	if err := state.withdraw(wanted); err != nil {
-		slog.Error("addresses are still announced that no Service has", "err", err, "again", again)
+		a.log.Error("addresses are still announced that no Service has", "err", err, "again", again)
 		next = min(next, again)
 	}
 	// Each change of an interface in use is heard. While one is missing, so is each of any.
@@ -223,7 +224,7 @@ func (a *Announcer) reconcile(ctx context.Context, changes *subscription) time.D
 	a.before = state.before.clone()
 	if lost += state.reset; lost > 0 && time.Since(a.said) > quiet {
 		a.said = time.Now()
-		slog.Warn(
+		a.log.Warn(
 			"announcements of load balancers' addresses were lost, since another program changed interfaces, routes or sysctls: they are back",
 			"sink", a.sink,
 		)
@@ -252,7 +253,7 @@ func (a *Announcer) tell(address netip.Addr, l link, came bool, failed error) (n
 		now.left--
 		now.due = time.Now().Add(apart)
 		if err := send(address, l); err != nil {
-			slog.Warn("the network is not told of a load balancer's address", "address", address, "interface", l.name, "err", err)
+			a.log.Warn("the network is not told of a load balancer's address", "address", address, "interface", l.name, "err", err)
 		}
 	}
 	a.told[address] = now

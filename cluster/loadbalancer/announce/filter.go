@@ -21,6 +21,7 @@ type subscription struct {
 	*netlink.Conn
 	hears interests
 	heard bool // hears is in force
+	log   *slog.Logger
 }
 
 // interests are what a subscription hears of.
@@ -34,7 +35,7 @@ func (i interests) equal(other interests) bool {
 	return i.everything == other.everything && i.sink == other.sink && slices.Equal(i.links, other.links)
 }
 
-func subscribe() (*subscription, error) {
+func subscribe(log *slog.Logger) (*subscription, error) {
 	groups := uint32(0)
 	for _, group := range []int{
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
@@ -46,7 +47,7 @@ func subscribe() (*subscription, error) {
 	if err != nil {
 		return nil, fmt.Errorf("follow changes of interfaces: %w", err)
 	}
-	return &subscription{Conn: conn}, nil
+	return &subscription{Conn: conn, log: log}, nil
 }
 
 // wait returns when something has changed, or may have.
@@ -80,7 +81,7 @@ func (s *subscription) hear(all bool, sink int, links []int) (changed bool) {
 		err = s.SetBPF(program)
 	}
 	if err != nil { // it hears more than it needs to
-		slog.Warn("changes of other interfaces wake the announcer", "err", err)
+		s.log.Warn("changes of other interfaces wake the announcer", "err", err)
 	}
 	s.hears, s.heard = wanted, true
 	return true

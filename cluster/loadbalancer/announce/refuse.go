@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -83,7 +82,7 @@ func (a *Announcer) refuse(ctx context.Context) (next time.Duration) {
 	if wait := time.Until(a.reopen); wait > 0 { // each change of an interface calls it
 		return wait
 	}
-	t, err := openTable(a.sink, refusal{a.sink}, slog.Default())
+	t, err := openTable(a.sink, refusal{a.sink}, a.log)
 	if err == nil {
 		if err = t.Apply(ctx, t.Batch()); err == nil {
 			a.refusal = t
@@ -103,7 +102,7 @@ func (a *Announcer) notRefused(err error) {
 	a.reopen = time.Now().Add(again)
 	if time.Since(a.saidRefusal) > quiet {
 		a.saidRefusal = time.Now()
-		slog.Warn("ports that Services do not have are silent, and not refused", "table", a.sink, "err", err, "again", again)
+		a.log.Warn("ports that Services do not have are silent, and not refused", "table", a.sink, "err", err, "again", again)
 	}
 }
 
@@ -120,7 +119,7 @@ func (a *Announcer) repairRefusal(ctx context.Context) {
 	differed, err := a.refusal.Repair(ctx)
 	if differed && err == nil && time.Since(a.saidRepaired) > quiet {
 		a.saidRepaired = time.Now()
-		slog.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
+		a.log.Warn("another program changed the nftables table that refuses ports that Services do not have", "table", a.sink)
 	}
 	if err != nil {
 		a.leaveRefusal()
@@ -135,7 +134,7 @@ func (a *Announcer) leaveRefusal() {
 		return
 	}
 	if err := a.refusal.Close(); err != nil {
-		slog.Warn("an nftables table is watched no more", "table", a.sink, "err", err)
+		a.log.Warn("an nftables table is watched no more", "table", a.sink, "err", err)
 	}
 	a.refusal = nil
 }

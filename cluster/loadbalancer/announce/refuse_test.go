@@ -23,7 +23,7 @@ func TestRefusalIsTriedAgain(t *testing.T) {
 			return nil, errors.New("no nftables")
 		}
 		defer func() { openTable = before }()
-		a := New(sink, "", nil)
+		a := New(sink, "", slog.Default(), nil)
 		if next := a.refuse(t.Context()); next != again {
 			t.Errorf("it is tried again after %v, want %v", next, again)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -77,7 +78,7 @@ func (s *segment) announce(named string, addresses ...netip.Addr) (a *Announcer,
 // announceBy does so with a sink of that name.
 func (s *segment) announceBy(sink, named string, addresses ...netip.Addr) (a *Announcer, stop func()) {
 	s.t.Helper()
-	a = New(sink, named, func(address netip.Addr, link string, err error) {
+	a = New(sink, named, slog.Default(), func(address netip.Addr, link string, err error) {
 		if err != nil {
 			link = err.Error()
 		}

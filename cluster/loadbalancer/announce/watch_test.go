@@ -3,6 +3,7 @@ package announce
 import (
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -182,7 +183,7 @@ func TestOnlyWhatConcernsAnnouncementsIsHeard(t *testing.T) {
 	var out int
 	s.Within(func() {
 		out = index(t, "out")
-		sub, err := subscribe()
+		sub, err := subscribe(slog.Default())
 		if err != nil {
 			t.Error(err)
 			return
@@ -247,7 +248,7 @@ func TestOnlyWhatConcernsAnnouncementsIsHeard(t *testing.T) {
 		var heard *subscription
 		want := -1
 		s.Within(func() {
-			sub, err := subscribe()
+			sub, err := subscribe(slog.Default())
 			if err != nil {
 				t.Error(err)
 				return
