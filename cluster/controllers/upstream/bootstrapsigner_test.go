@@ -1,14 +1,22 @@
 package upstream_test
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
 	"k8s.io/cluster-bootstrap/token/jws"
 
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 	"github.com/coracle-project/coracle/cluster/node/token"
 )
 
@@ -53,4 +61,61 @@ func TestClusterInfoIsSigned(t *testing.T) {
 		info, err := public.Get(ctx, "cluster-info", metav1.GetOptions{})
 		return err == nil && info.Data["jws-kubeconfig-"+id] == "", err
 	})
+}
+
+// signing runs the signer for a time in an API that has these objects, and returns cluster-info
+// then.
+func signing(t *testing.T, fail func() error, objects ...runtime.Object) (data map[string]string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset(objects...)
+		kube.PrependReactor("update", "configmaps", func(ktesting.Action) (bool, runtime.Object, error) {
+			err := fail()
+			return err != nil, nil, err
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			upstream.NewBootstrapSigner(&client.Set{Kube: kube}).Run(ctx)
+		}()
+		time.Sleep(5 * time.Minute)
+		stop()
+		<-ended
+		info, err := kube.CoreV1().ConfigMaps("kube-public").Get(t.Context(), "cluster-info", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		data = info.Data
+	})
+	return data
+}
+
+func clusterInfo(data map[string]string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-public", Name: "cluster-info"}, Data: data}
+}
+
+func TestAFailedSignatureIsMadeAgain(t *testing.T) {
+	const id, secret = "abcdef", "0123456789abcdef"
+	tries := 0
+	data := signing(t, func() error {
+		if tries++; tries == 1 {
+			return errors.New("the store is away")
+		}
+		return nil
+	}, clusterInfo(map[string]string{"kubeconfig": "content"}), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "bootstrap-token-" + id}, Type: corev1.SecretTypeBootstrapToken,
+		Data: map[string][]byte{"token-id": []byte(id), "token-secret": []byte(secret), "usage-bootstrap-signing": []byte("true")},
+	})
+	if tries != 2 || !jws.DetachedTokenIsValid(data["jws-kubeconfig-"+id], "content", id, secret) {
+		t.Errorf("%d updates, %v", tries, data)
+	}
+}
+
+// The last token was deleted while no controller worked.
+func TestASignatureWithoutATokenIsRemoved(t *testing.T) {
+	data := signing(t, func() error { return nil }, clusterInfo(map[string]string{"kubeconfig": "content", "jws-kubeconfig-abcdef": "x"}))
+	if _, there := data["jws-kubeconfig-abcdef"]; there || data["kubeconfig"] != "content" {
+		t.Errorf("%v", data)
+	}
 }
