@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri"
@@ -26,19 +28,36 @@ type podRanges struct {
 	changed chan struct{} // has one entry when there is something to tell
 	told    chan struct{} // closed when the runtime was told for the first time
 
-	mu   sync.Mutex
-	want string // with commas between, as CRI has them; empty for what the runtime has by itself
+	mu    sync.Mutex
+	have  nodeRanges
+	ready bool // whether the runtime was told what have says
+}
+
+// nodeRanges is what the file has. Another Node of this name, after a deletion or in another
+// cluster, has other ranges, and these may be another node's by then.
+type nodeRanges struct {
+	// Node is the UID of the Node that the ranges were given to.
+	Node types.UID `json:"node"`
+	// Ranges have commas between, as with CRI; empty for what the runtime has by itself.
+	Ranges string `json:"ranges"`
 }
 
 func newPodRanges(rootDir string, tell func(context.Context, string) error) (*podRanges, error) {
 	p := &podRanges{
-		file: filepath.Join(rootDir, "pod-ranges"), tell: tell, changed: make(chan struct{}, 1), told: make(chan struct{}),
+		file: filepath.Join(rootDir, "pod-ranges.json"), tell: tell, changed: make(chan struct{}, 1), told: make(chan struct{}),
 	}
 	data, err := os.ReadFile(p.file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, nil
+	}
+	if err != nil {
 		return nil, err
 	}
-	if p.want = strings.TrimSpace(string(data)); p.want != "" {
+	if err := json.Unmarshal(data, &p.have); err != nil { // the API has them, too
+		slog.Warn("the file of the node's ranges of addresses is damaged", "file", p.file, "err", err)
+		p.have = nodeRanges{}
+	}
+	if p.have.Ranges != "" {
 		p.again()
 	}
 	return p, nil
@@ -57,16 +76,22 @@ func tellRuntime(c *cri.Client) func(context.Context, string) error {
 }
 
 // nodeChanged looks at what the API has of the node. Ranges that were taken away stay in use, as
-// with upstream's kubelet: pods have addresses of them.
+// with upstream's kubelet: pods have addresses of them. Those of another Node do not.
 func (p *podRanges) nodeChanged(n *v1.Node) {
 	now := strings.Join(n.Spec.PodCIDRs, ",")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now == "" || now == p.want {
-		return
+	another := p.have.Node != n.UID
+	if another {
+		p.have, p.ready = nodeRanges{Node: n.UID}, false
 	}
-	p.want = now
-	p.again()
+	given := now != "" && now != p.have.Ranges
+	if given {
+		p.have.Ranges = now
+	}
+	if another || given {
+		p.again()
+	}
 }
 
 // again has the runtime told, also if it was told before.
@@ -81,7 +106,7 @@ func (p *podRanges) again() {
 func (p *podRanges) resync() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.want != "" {
+	if p.have.Ranges != "" {
 		p.again()
 	}
 }
@@ -95,36 +120,57 @@ func (p *podRanges) run(ctx context.Context) {
 			return
 		}
 		p.mu.Lock()
-		ranges := p.want
+		have := p.have
 		p.mu.Unlock()
-		if err := p.pass(ctx, ranges); err != nil && ctx.Err() == nil {
-			slog.Warn("the runtime was not told the node's ranges of addresses", "ranges", ranges, "err", err)
+		if err := p.pass(ctx, have); err != nil && ctx.Err() == nil {
+			slog.Warn("the runtime was not told the node's ranges of addresses", "ranges", have.Ranges, "err", err)
 			time.AfterFunc(time.Second, p.again)
 			continue
 		}
-		select {
-		case <-p.told:
-		default:
-			close(p.told)
-		}
+		p.passed(have)
 	}
 }
 
-func (p *podRanges) pass(ctx context.Context, ranges string) error {
-	if err := p.tell(ctx, ranges); err != nil {
+func (p *podRanges) pass(ctx context.Context, have nodeRanges) error {
+	if have.Ranges == "" {
+		if err := os.Remove(p.file); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if err := p.tell(ctx, have.Ranges); err != nil {
 		return err
 	}
-	return pki.Replace(p.file, []byte(ranges+"\n"), 0o600)
+	data, err := json.Marshal(have)
+	if err != nil {
+		return err
+	}
+	return pki.Replace(p.file, append(data, '\n'), 0o600)
+}
+
+// passed notes what the runtime was told.
+func (p *podRanges) passed(have nodeRanges) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if have.Ranges == "" || p.have != have {
+		return
+	}
+	p.ready = true
+	select {
+	case <-p.told:
+	default:
+		close(p.told)
+	}
 }
 
 var errNoRanges = errors.New("the cluster has not given this node a range of pods' addresses yet")
 
 // err says why pods cannot have addresses yet, nil if they can.
 func (p *podRanges) err() error {
-	select {
-	case <-p.told:
-		return nil
-	default:
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ready {
 		return errNoRanges
 	}
+	return nil
 }

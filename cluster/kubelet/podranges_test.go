@@ -8,11 +8,16 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestPodRangesAreTold(t *testing.T) {
 	dir := t.TempDir()
-	node := func(ranges ...string) *v1.Node { return &v1.Node{Spec: v1.NodeSpec{PodCIDRs: ranges}} }
+	uid := types.UID("1")
+	node := func(ranges ...string) *v1.Node {
+		return &v1.Node{ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: v1.NodeSpec{PodCIDRs: ranges}}
+	}
 	var told []string
 	var fails error
 	tell := func(_ context.Context, ranges string) error {
@@ -70,5 +75,24 @@ func TestPodRangesAreTold(t *testing.T) {
 		expect(p, true, first, first, second)
 	})
 	// After a reboot, the API may not answer.
+	run(func(p *podRanges) { expect(p, true, second) })
+	// The Node was deleted and registered again: another node may have the range by now.
+	uid = "2"
+	run(func(p *podRanges) {
+		expect(p, true, second)
+		p.nodeChanged(node())
+		expect(p, false, second)
+	})
+	run(func(p *podRanges) {
+		expect(p, false)
+		p.nodeChanged(node("10.85.2.0/24"))
+		expect(p, true, second)
+	})
+	uid = "3"
+	run(func(p *podRanges) {
+		expect(p, true, second)
+		p.nodeChanged(node("10.85.2.0/24")) // the same by chance
+		expect(p, true, second, second)
+	})
 	run(func(p *podRanges) { expect(p, true, second) })
 }
