@@ -42,7 +42,7 @@ const (
 // system pods. They do what the hooks of upstream's registries do (with upstream's roles and its
 // rules for reconciling them), which wait a second before they begin and then make one object after
 // the other.
-func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Interface, informers rbacinformers.Interface) {
+func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Interface, informers rbacinformers.Interface, o Options) {
 	add := func(name string, what func(context.Context, *errgroup.Group), then func(context.Context)) {
 		server.AddPostStartHookOrDie(name, func(hook genericapiserver.PostStartHookContext) error {
 			try := func(ctx context.Context) (bool, error) {
@@ -70,7 +70,7 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 	} {
 		roles.stores[kind] = informer.GetStore()
 	}
-	add(rbacHook, func(ctx context.Context, work *errgroup.Group) { ensureRoles(ctx, work, client, roles.add) }, roles.wait)
+	add(rbacHook, func(ctx context.Context, work *errgroup.Group) { ensureRoles(ctx, work, client, o, roles.add) }, roles.wait)
 	add(prioritiesHook, func(ctx context.Context, work *errgroup.Group) { ensurePriorities(ctx, work, client) }, func(context.Context) {})
 }
 
@@ -135,7 +135,7 @@ func seen(store cache.Store, obj runtime.Object) bool {
 
 // ensureRoles makes the built-in roles and bindings, or adds what they lack, and tells made of
 // each.
-func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.Interface, made func(runtime.Object)) {
+func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.Interface, o Options, made func(runtime.Object)) {
 	rbac, namespaces := client.RbacV1(), client.CoreV1().Namespaces()
 	// Most of them have no namespace. Two lists tell what some 140 requests would.
 	knownRoles, err := rbac.ClusterRoles().List(ctx, metav1.ListOptions{})
@@ -189,7 +189,7 @@ func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.In
 		}
 	}
 	for _, bindings := range [][]rbacv1.ClusterRoleBinding{
-		bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings(), joinBindings(),
+		bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings(), joinBindings(o),
 	} {
 		for i := range bindings {
 			binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &bindings[i]}, &listedBinding{

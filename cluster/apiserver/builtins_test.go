@@ -39,7 +39,7 @@ func builtInRoles(ctx context.Context, client kubernetes.Interface) (int, error)
 func TestAReadyServerKnowsTheBuiltInRoles(t *testing.T) {
 	const late = "system:controller:token-cleaner"
 	readers, readings := joinReaders()
-	builtIn := 1 + len(joinRoles()) + len(joinBindings()) + len(readers) + len(readings) + // metricsReader
+	builtIn := 1 + len(joinRoles()) + len(joinBindings(Options{})) + len(readers) + len(readings) + // metricsReader
 		len(bootstrappolicy.ClusterRoles()) + len(bootstrappolicy.ControllerRoles()) +
 		len(bootstrappolicy.ClusterRoleBindings()) + len(bootstrappolicy.ControllerRoleBindings())
 	for _, roles := range bootstrappolicy.NamespaceRoles() {
@@ -120,7 +120,7 @@ func TestBuiltInRolesAreListedOnce(t *testing.T) {
 		client.ClearActions()
 		work, ctx := errgroup.WithContext(t.Context())
 		work.SetLimit(bootstrapWorkers)
-		ensureRoles(ctx, work, client, func(runtime.Object) {})
+		ensureRoles(ctx, work, client, Options{}, func(runtime.Object) {})
 		if err := work.Wait(); err != nil {
 			t.Fatal(err)
 		}

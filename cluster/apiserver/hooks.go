@@ -36,7 +36,7 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 	core := b.informers.Core().V1()
 	add := server.AddPostStartHookOrDie
 
-	builtins(server, client, b.informers.Rbac().V1())
+	builtins(server, client, b.informers.Rbac().V1(), *b.options)
 
 	namespaces := systemnamespaces.NewController(systemNamespaces, client, core.Namespaces())
 	add("start-system-namespaces-controller", func(ctx genericapiserver.PostStartHookContext) error {

@@ -63,7 +63,9 @@ func joinRoles() []rbacv1.ClusterRole {
 
 var follow = []string{"get", "list", "watch"}
 
-func joinBindings() []rbacv1.ClusterRoleBinding {
+// joinBindings give these roles. Nodes get what agents read only if other machines can join: it is
+// more than the Node authorizer lets a node read.
+func joinBindings(o Options) []rbacv1.ClusterRoleBinding {
 	bind := func(name, role string, to rbacv1.Subject) rbacv1.ClusterRoleBinding {
 		return rbacv1.ClusterRoleBinding{
 			ObjectMeta: builtinMeta(name), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
@@ -74,16 +76,19 @@ func joinBindings() []rbacv1.ClusterRoleBinding {
 		return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: name}
 	}
 	const requests = "system:certificates.k8s.io:certificatesigningrequests:"
-	return []rbacv1.ClusterRoleBinding{
+	all := []rbacv1.ClusterRoleBinding{
 		bind("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", group(token.JoinersGroup)),
 		bind("kubeadm:node-autoapprove-bootstrap", requests+"nodeclient", group(token.JoinersGroup)),
 		bind("kubeadm:node-autoapprove-certificate-rotation", requests+"selfnodeclient", group(user.NodesGroup)),
 		bind(getNodesRole, getNodesRole, group(token.JoinersGroup)),
-		bind(agentRole, agentRole, group(user.NodesGroup)),
 		bind(servingRole, servingRole, rbacv1.Subject{
 			Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "certificate-controller",
 		}),
 	}
+	if o.URL() != "" {
+		all = append(all, bind(agentRole, agentRole, group(user.NodesGroup)))
+	}
+	return all
 }
 
 // joinReaders let anyone read cluster-info, and tokens and nodes the settings of agents.
