@@ -23,23 +23,25 @@ type user struct {
 
 // staged is a volume that is staged on this node, or is about to be.
 type staged struct {
-	// id is the directory of the record. This and the names do not change.
+	// These do not change. id is the directory of the record.
 	id, driver, handle, spec string
 	block                    bool
-	// turn holds one token: its owner stages or unstages the volume, and may use done.
+	// turn holds one token. Its owner stages or unstages the volume, and may use the next three.
 	turn chan struct{}
-	// done is that this process has staged it, found that an earlier one may have.
-	done, found bool
+	// done says that this process has staged the volume.
+	done bool
+	// found says that an earlier process may have staged it.
+	found bool
 	// label is the SELinux label that it is staged with.
 	label string
 
 	// Node.mu guards what follows.
 	users     map[user]struct{}
 	unstaging bool
-	// recorded is that there is, or may be, a record: the driver may know of the volume.
+	// recorded says that there may be a record: the driver may know of the volume.
 	recorded bool
-	// attached is that the volume is attached, or is to be, and must not be detached. It stays what
-	// it was when the volume was staged, whatever becomes of the driver's object.
+	// attached says that the volume is attached, or is to be, and must not be detached. It does not
+	// change with the driver's object while the volume is staged.
 	attached bool
 }
 
@@ -328,6 +330,7 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 	}
 	path := n.stagePath(s)
 	if err := n.makePlace(path); err != nil {
+		n.notStaged(s, path)
 		return err
 	}
 	err := session.call(ctx, "NodeStageVolume", func(ctx context.Context) error {
@@ -338,16 +341,25 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 		return err
 	})
 	s.done = err == nil
-	if err != nil && final(codeOf(err)) && !s.found {
-		e := n.removePlace(path)
-		if e == nil {
-			e = n.unrecord(s)
-		}
-		if e != nil {
-			slog.Warn("csi: a volume that was not staged is unstaged later", "driver", s.driver, "volume", s.handle, "err", e)
-		}
+	if err != nil && final(codeOf(err)) {
+		n.notStaged(s, path)
 	}
 	return err
+}
+
+// notStaged removes the record of a volume that the driver has not staged now. An earlier process
+// may have staged it: then it has to be unstaged.
+func (n *Node) notStaged(s *staged, path string) {
+	if s.found {
+		return
+	}
+	err := n.removePlace(path)
+	if err == nil {
+		err = n.unrecord(s)
+	}
+	if err != nil {
+		slog.Warn("csi: a volume that was not staged is unstaged later", "driver", s.driver, "volume", s.handle, "err", err)
+	}
 }
 
 // makePlace makes the directory that a driver stages a volume at. Where something is mounted, it

@@ -122,6 +122,29 @@ func TestAVolumeWhoseSecretIsMissingIsNotRecorded(t *testing.T) {
 	n.nothingLeft()
 }
 
+func TestAVolumeWithoutAPlaceIsNotRecorded(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	place := filepath.Join(n.stageDir(driverName, "handle-1"), globalName)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(place), 0o750), os.WriteFile(place, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
+	if _, err := n.Mount(t.Context(), s); !errors.Is(err, unix.ENOTDIR) {
+		t.Fatalf("mounted: %v", err)
+	}
+	if n.recorded("handle-1") {
+		t.Error("the driver has not been asked, and there is a record")
+	}
+	n.unmount(s)
+	n.awaitUse()
+	if d.count("NodeUnstageVolume") != 0 {
+		t.Errorf("calls: %v", d.calls)
+	}
+	n.nothingLeft()
+}
+
 // As upstream's kubelet: what needs no attaching is not reported, and nothing detaches it.
 func TestWhatIsNeverAttachedIsNotReported(t *testing.T) {
 	n := newTestNode(t, unattached())
