@@ -38,6 +38,8 @@ const (
 	// signedWithin is how long the signature with a new token is waited for.
 	signedWithin = 5 * time.Second
 	signedEvery  = 250 * time.Millisecond
+	// longestAnswer bounds what is read of an answer, in bytes: the server is not known yet.
+	longestAnswer = 4 << 20
 )
 
 // Given is what the machine is told.
@@ -101,30 +103,35 @@ func Find(ctx context.Context, g Given) (ca []byte, err error) {
 	return ca, nil
 }
 
-// signed returns the kubeconfig of cluster-info when it is signed with the token.
+// signed returns the kubeconfig of cluster-info when it is signed with the token. The signature may
+// be missing or old for a moment, after the token was made or cluster-info has changed.
 func (g Given) signed(ctx context.Context, config *rest.Config) (string, error) {
 	id, secret, _ := token.Parse(g.Token) // Check has looked
 	waiting, stop := context.WithTimeout(ctx, signedWithin)
 	defer stop()
+	var lacks error // what is wrong with the last answer
 	for {
 		info, err := read(waiting, config)
-		if err != nil {
+		if err != nil && (lacks == nil || waiting.Err() == nil) {
 			return "", g.unreachable(err)
 		}
-		text := info.Data[bootstrapapi.KubeConfigKey]
-		signature, there := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]
-		if there {
-			if jws.DetachedTokenIsValid(signature, text, id, secret) {
+		if err == nil {
+			text := info.Data[bootstrapapi.KubeConfigKey]
+			signature, there := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]
+			if there && jws.DetachedTokenIsValid(signature, text, id, secret) {
 				return text, nil
 			}
-			return "", fmt.Errorf("the secret of token %s is not the one that %s knows: copy the whole token", id, g.Server)
+			lacks = fmt.Errorf("%s does not know token %s: it was deleted or has expired; 'coracle token create' there makes another", g.Server, id)
+			if there {
+				lacks = fmt.Errorf("the secret of token %s is not the one that %s knows: copy the whole token", id, g.Server)
+			}
 		}
 		select {
 		case <-waiting.Done():
 			if ctx.Err() != nil {
 				return "", ctx.Err()
 			}
-			return "", fmt.Errorf("%s does not know token %s: it was deleted or has expired; 'coracle token create' there makes another", g.Server, id)
+			return "", lacks
 		case <-time.After(signedEvery):
 		}
 	}
@@ -133,8 +140,11 @@ func (g Given) signed(ctx context.Context, config *rest.Config) (string, error) 
 // authority returns the authority of a kubeconfig if it has one of the hashes.
 func (g Given) authority(kubeconfig string) ([]byte, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
-	if err != nil || len(config.Clusters) != 1 {
-		return nil, fmt.Errorf("%s publishes no kubeconfig of one cluster: %w", g.Server, err)
+	if err != nil {
+		return nil, fmt.Errorf("%s publishes no kubeconfig: %w", g.Server, err)
+	}
+	if len(config.Clusters) != 1 {
+		return nil, fmt.Errorf("%s publishes a kubeconfig of %d clusters, want one", g.Server, len(config.Clusters))
 	}
 	var ca []byte
 	for _, cluster := range config.Clusters {
@@ -174,8 +184,22 @@ func certificates(ca []byte) (all []*x509.Certificate, err error) {
 	return all, nil
 }
 
+// limited bounds the answers that it gets.
+type limited struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := l.RoundTripper.RoundTrip(r)
+	if err == nil {
+		answer.Body = http.MaxBytesReader(nil, answer.Body, longestAnswer)
+	}
+	return answer, err
+}
+
 // read returns the ConfigMap, over a connection of its own.
 func read(ctx context.Context, config *rest.Config) (*corev1.ConfigMap, error) {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return limited{rt} })
 	hc, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
@@ -192,8 +216,11 @@ func read(ctx context.Context, config *rest.Config) (*corev1.ConfigMap, error) {
 func (g Given) unreachable(err error) error {
 	var host x509.HostnameError
 	var verify *tls.CertificateVerificationError
+	var long *http.MaxBytesError
 	status := apierrors.APIStatus(nil)
 	switch {
+	case errors.As(err, &long):
+		return fmt.Errorf("%s answers with more than %d bytes: is it an API server?", g.Server, long.Limit)
 	case errors.As(err, &host):
 		return fmt.Errorf("%s is not an address that the cluster knows of itself: %w; use one of these", g.Server, host)
 	case errors.As(err, &verify):

@@ -1,0 +1,82 @@
+package discovery
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/cluster-bootstrap/token/jws"
+)
+
+const id, secret = "abcdef", "0123456789abcdef"
+
+// answering is a server that answers each request with what answer writes, and how it is asked.
+func answering(t *testing.T, answer http.HandlerFunc) (Given, *rest.Config) {
+	t.Helper()
+	server := httptest.NewTLSServer(answer)
+	t.Cleanup(server.Close)
+	return Given{Server: server.URL, Token: id + "." + secret},
+		&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+}
+
+// When cluster-info has changed, its signature is of the old content until the signer has run.
+func TestAnOldSignature(t *testing.T) {
+	sign := func(content string) string {
+		signature, err := jws.ComputeDetachedSignature(content, id, secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return signature
+	}
+	old, now := sign("old"), sign("new")
+	var answers atomic.Int32
+	g, config := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		signature := now
+		if answers.Add(1) == 1 {
+			signature = old
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(corev1.ConfigMap{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+			Data:     map[string]string{"kubeconfig": "new", "jws-kubeconfig-" + id: signature},
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	if text, err := g.signed(t.Context(), config); text != "new" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestAnAnswerThatIsTooLong(t *testing.T) {
+	g, config := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		piece := bytes.Repeat([]byte(" "), 1<<20)
+		for range 2 * longestAnswer / len(piece) {
+			if _, err := w.Write(piece); err != nil {
+				return
+			}
+		}
+	})
+	if _, err := g.signed(t.Context(), config); err == nil || !strings.Contains(err.Error(), "answers with more than 4194304 bytes") {
+		t.Error(err)
+	}
+}
+
+func TestKubeconfigsThatAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"{}": "of 0 clusters", "clusters: [{name: a, cluster: {}}, {name: b, cluster: {}}]": "of 2 clusters", "{": "no kubeconfig:",
+	} {
+		_, err := Given{Server: "x"}.authority(text)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "%!") {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}
