@@ -56,7 +56,7 @@ func New(name string, workers int, sync Sync) *Controller {
 		Name: name, sync: sync, workers: workers,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.DefaultTypedControllerRateLimiter[string](),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: name, Clock: calmClock{}}),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: name}),
 	}
 	c.later = newLater(c.queue.Add)
 	return c
