@@ -142,7 +142,7 @@ func (b *build) configure(ctx context.Context) error {
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
 		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator)
-		handler = tellingOfCrowds(withPlainDiscovery(handler, b.others.HasGroup), b.options.Crowded, c.LongRunningFunc)
+		handler = reportConcurrency(withPlainDiscovery(handler, b.others.HasGroup), b.options.Concurrent, c.LongRunningFunc)
 		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler)), &quiet)
 		return withBodyDeadline(recordingAborts(chain, c.RequestInfoResolver), b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
 	}

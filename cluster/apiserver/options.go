@@ -76,8 +76,8 @@ type Options struct {
 	// PodSecurity is the level of the Pod Security Standards for namespaces that name none:
 	// privileged (the default), baseline or restricted.
 	PodSecurity string
-	// Crowded is called when a request arrives while another one is being answered; it may be nil.
-	Crowded func()
+	// Concurrent is called when a request arrives while another one is being answered; it may be nil.
+	Concurrent func()
 	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
 	Version string
 

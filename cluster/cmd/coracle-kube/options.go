@@ -166,7 +166,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
 		Unserved:       o.unserved,
 		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
-		Crowded: o.processors.useAll,
+		Concurrent: o.processors.useAll,
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// Of two requests at once the second is told of; a watch next to one is not.
-func TestCrowdsAreToldOf(t *testing.T) {
+// Of two concurrent requests the second is reported. A watch does not count.
+func TestConcurrencyIsReported(t *testing.T) {
 	told := 0
 	var h http.Handler
 	nested := map[string]string{"/first": "/second", "/watch": "/alone", "/third": "/watch"}
@@ -21,7 +21,7 @@ func TestCrowdsAreToldOf(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, path, nil)
 		h.ServeHTTP(httptest.NewRecorder(), r.WithContext(request.WithRequestInfo(r.Context(), &request.RequestInfo{Verb: verb})))
 	}
-	h = tellingOfCrowds(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	h = reportConcurrency(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if next := nested[r.URL.Path]; next != "" {
 			ask(next)
 		}
