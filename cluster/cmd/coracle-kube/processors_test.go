@@ -26,6 +26,7 @@ func TestProcessors(t *testing.T) {
 
 func TestProcessorsOfThisProcess(t *testing.T) {
 	t.Setenv("GOMAXPROCS", "")
+	runtime.SetDefaultGOMAXPROCS() // the caller's environment may have set another number
 	all := runtime.GOMAXPROCS(0)
 	p := adaptProcessors()
 	defer p.useAll()

@@ -51,7 +51,8 @@ func (n Node) Keep(kube kubernetes.Interface, addresses func() []corev1.NodeAddr
 // Serving returns the kubelet's serving certificate, nil while there is none.
 func (k *Keeper) Serving() *tls.Certificate { return k.serving.Current() }
 
-// Run works until ctx ends.
+// Run works until ctx ends. It does not wait for upstream's managers: they look at their end only
+// when a renewal is due, and ask for nothing then.
 func (k *Keeper) Run(ctx context.Context) error {
 	k.client.Start()
 	k.serving.Start()

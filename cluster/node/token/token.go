@@ -26,7 +26,7 @@ import (
 // JoinersGroup is the group that tokens for nodes have: kubeadm's, so that its clients work, too.
 const JoinersGroup = "system:bootstrappers:kubeadm:default-node-token"
 
-// longestDescription is of what people write about a token.
+// longestDescription limits Description, in bytes.
 const longestDescription = 1024
 
 // Info is what can be told of a token.
@@ -40,7 +40,7 @@ type Info struct {
 
 // New is what a token is made of.
 type New struct {
-	// Token is ID.SECRET; one is drawn if it is empty.
+	// Token is ID.SECRET; one is generated if it is empty.
 	Token string
 	// TTL is how long it is valid, 0 for no end.
 	TTL         time.Duration
@@ -84,7 +84,7 @@ func Create(ctx context.Context, kube kubernetes.Interface, n New) (string, Info
 		Type:       bootstrapapi.SecretTypeBootstrapToken, StringData: data,
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return "", Info{}, fmt.Errorf("a token with the ID %s exists: delete it first, or leave the token to be drawn", id)
+		return "", Info{}, fmt.Errorf("a token with the ID %s exists: delete it first, or omit it to have one generated", id)
 	}
 	if err != nil {
 		return "", Info{}, fmt.Errorf("create token %s: %w", id, err)
@@ -138,13 +138,17 @@ func List(ctx context.Context, kube kubernetes.Interface) ([]Info, error) {
 func Delete(ctx context.Context, kube kubernetes.Interface, idOrToken string) error {
 	id, _, _ := strings.Cut(idOrToken, ".")
 	if !util.IsValidBootstrapTokenID(id) {
-		return fmt.Errorf("%q is no ID of a token, which has 6 of the characters a-z and 0-9", id)
+		// It may be a whole token without its dot, so it is not quoted.
+		return errors.New("this is not a token ID, which has 6 of the characters a-z and 0-9")
 	}
 	err := kube.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, util.BootstrapTokenSecretName(id), metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("no token has the ID %s: it was deleted, or has expired", id)
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("delete token %s: %w", id, err)
+	}
+	return nil
 }
 
 // Parse splits a token into its ID and its secret. Its errors do not quote the secret.

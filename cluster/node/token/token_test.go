@@ -2,13 +2,16 @@ package token
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
 )
 
 func TestTokens(t *testing.T) {
@@ -81,9 +84,14 @@ func TestTokensThatAreRefused(t *testing.T) {
 			t.Errorf("%s: the error tells a secret: %v", name, err)
 		}
 	}
-	for _, id := range []string{"none00", "../abc", ""} {
-		if err := Delete(ctx, kube, id); err == nil {
-			t.Errorf("%q was deleted", id)
+	const undotted = "abcdef0123456789abcdef"
+	for _, id := range []string{"none00", "../abc", "", undotted} {
+		if err := Delete(ctx, kube, id); err == nil || strings.Contains(err.Error(), undotted) {
+			t.Errorf("%q: %v", id, err)
 		}
+	}
+	kube.PrependReactor("delete", "secrets", func(ktesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("away") })
+	if err := Delete(ctx, kube, "abcdef"); err == nil || err.Error() != "delete token abcdef: away" {
+		t.Error(err)
 	}
 }
