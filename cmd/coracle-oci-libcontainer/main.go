@@ -8,13 +8,13 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracle-oci/cli"
 	"github.com/coracle-project/coracle/cmd/coracle-oci/cli/withlc"
 	"github.com/coracle-project/coracle/runtime/lc"
-	_ "github.com/coracle-project/coracle/runtime/zygote/early" // the first container's starter
+	"github.com/coracle-project/coracle/runtime/zygote/early"
 )
 
 func main() {
 	lc.Init()
 	// libcontainer's package keeps the main goroutine on the main thread, where each wait of
 	// it would cost two changes of threads.
-	go cli.Main(withlc.Companion())
+	go cli.Main(withlc.Companion(), early.Starting)
 	select {}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracle-oci/cli/withlc"
 	"github.com/coracle-project/coracle/runtime/lc"
 	"github.com/coracle-project/coracle/runtime/runtimetest"
+	"github.com/coracle-project/coracle/runtime/zygote/early"
 )
 
 const companion = "coracle-oci-libcontainer"
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 	case "coracle-oci":
 		main()
 	case companion:
-		cli.Main(withlc.Companion())
+		cli.Main(withlc.Companion(), early.Starting)
 	}
 	os.Exit(runtimetest.Tests(m.Run).Run())
 }

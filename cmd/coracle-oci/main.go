@@ -8,7 +8,7 @@ package main
 
 import (
 	"github.com/coracle-project/coracle/cmd/coracle-oci/cli"
-	_ "github.com/coracle-project/coracle/runtime/zygote/early" // the first container's starter
+	"github.com/coracle-project/coracle/runtime/zygote/early"
 )
 
-func main() { cli.Main(nil) }
+func main() { cli.Main(nil, early.Starting) }

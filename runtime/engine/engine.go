@@ -29,6 +29,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/plan"
 	"github.com/coracle-project/coracle/runtime/seccomp"
 	"github.com/coracle-project/coracle/runtime/zygote"
+	"github.com/coracle-project/coracle/runtime/zygote/program"
 )
 
 // Name is what records of containers call this engine, Libcontainer the one of package lc.
@@ -68,6 +69,9 @@ type Config struct {
 	// Alone says that this process makes one container at a time, as a command does: the starter
 	// then makes namespaces while the engine prepares the rest, and makes no second container.
 	Alone bool
+	// Early is a starter that was started before there was an engine, for the first container; it may
+	// be nil.
+	Early *program.Starting
 	// Resctrl is where the resctrl file system is mounted, "" to find it (linux.intelRdt).
 	Resctrl string
 	// Patience is how long to wait for the starter; zero is zygote.DefaultPatience.
@@ -92,6 +96,7 @@ type Engine struct {
 	made     func(id string, steps []plan.Step)
 	alone    bool
 	patience zygote.Patience
+	early    *program.Starting // Config.Early
 
 	mu      sync.Mutex
 	starter *zygote.Zygote   // nil until it is needed
@@ -109,6 +114,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{store: store, log: store.Log(), lc: cfg.Fallback, trace: cfg.Trace, made: cfg.Made, resctrl: cfg.Resctrl, alone: cfg.Alone}
+	e.early = cfg.Early
 	if e.patience = cfg.Patience; e.patience == (zygote.Patience{}) {
 		e.patience = zygote.DefaultPatience
 	}
@@ -202,9 +208,9 @@ func (e *Engine) zygote() (*zygote.Zygote, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.starter == nil {
-		start := func() (*zygote.Zygote, error) { return zygote.Start(e.features, e.noPivot, e.patience) }
+		start := func() (*zygote.Zygote, error) { return zygote.Start(e.features, e.noPivot, e.patience, e.early) }
 		if rootless() {
-			start = func() (*zygote.Zygote, error) { return zygote.StartPlain(e.features, e.patience) }
+			start = func() (*zygote.Zygote, error) { return zygote.StartPlain(e.features, e.patience, e.early) }
 		}
 		z, err := start()
 		if err != nil {

@@ -66,21 +66,22 @@ var DefaultPatience = Patience{Idle: 10 * time.Second, Busy: 2 * time.Minute}
 
 // Start starts a helper, which makes its surroundings; it need not be done when Start returns.
 // The helper ends with this process, or by Close. noPivot is plan.Zygote's.
-func Start(f plan.Features, noPivot bool, p Patience) (*Zygote, error) {
+// early is taken instead of starting another; it may be nil.
+func Start(f plan.Features, noPivot bool, p Patience, early *program.Starting) (*Zygote, error) {
 	z := &Zygote{features: f, plan: plan.Zygote(noPivot), patience: p}
-	return z.start(z.setUp)
+	return z.start(early, z.setUp)
 }
 
 // StartPlain starts a helper that stays where this process is, and sees what it sees. Its
 // children make their own surroundings: see plan.Options.Gather.
-func StartPlain(f plan.Features, p Patience) (*Zygote, error) {
+func StartPlain(f plan.Features, p Patience, early *program.Starting) (*Zygote, error) {
 	z := &Zygote{features: f, patience: p}
-	return z.start(func() error { return nil })
+	return z.start(early, func() error { return nil })
 }
 
-func (z *Zygote) start(setUp func() error) (*Zygote, error) {
+func (z *Zygote) start(early *program.Starting, setUp func() error) (*Zygote, error) {
 	var err error
-	if z.sock, z.process, err = program.Take(); z.sock == nil && err == nil {
+	if z.sock, z.process, err = early.Take(); z.sock == nil && err == nil {
 		z.sock, z.process, err = program.Start()
 	}
 	if err != nil {
@@ -98,17 +99,6 @@ func (z *Zygote) start(setUp func() error) (*Zygote, error) {
 		return nil, fmt.Errorf("start the container starter: %w", err)
 	}
 	return z, nil
-}
-
-// DiscardEarly ends the zygote that package early started, if it is unused.
-func DiscardEarly() {
-	sock, process, err := program.Take()
-	if sock == nil || err != nil {
-		return
-	}
-	_ = sock.Close()
-	_ = process.Kill()
-	_ = process.Wait()
 }
 
 // limitWaits makes each wait on the socket end with EAGAIN after z.patience.Idle; see hung.

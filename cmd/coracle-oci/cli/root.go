@@ -13,12 +13,13 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
-	"github.com/coracle-project/coracle/runtime/zygote"
+	"github.com/coracle-project/coracle/runtime/zygote/program"
 )
 
 // app is one invocation: its global flags and its streams.
 type app struct {
 	extra                    *Companion // nil: the companion has it
+	early                    *program.Starting
 	args                     []string
 	console                  int            // the console socket, connected; -1: none
 	opened                   *engine.Engine // nil until someone needs it
@@ -51,19 +52,26 @@ func (e *exitError) Error() string {
 func (e *exitError) Unwrap() error { return e.err }
 
 // Main is the main function of a program; it ends the process. extra is nil in a program that
-// has a companion.
-func Main(extra *Companion) {
-	os.Exit(Run(extra, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+// has a companion. early is the starter of the first container, nil without one.
+func Main(extra *Companion, early *program.Starting) {
+	a := &app{
+		extra: extra, early: early, args: os.Args[1:], console: inheritedConsole(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+	}
+	os.Exit(a.run())
 }
 
 // Run is Main with its inputs as arguments; it returns the exit status.
 func Run(extra *Companion, args []string, stdin *os.File, stdout, stderr io.Writer) int {
 	a := &app{extra: extra, args: args, console: inheritedConsole(), stdin: stdin, stdout: stdout, stderr: stderr}
+	return a.run()
+}
+
+func (a *app) run() int {
 	a.watch.begin()
 	cmd := a.command()
-	cmd.SetArgs(args)
-	cmd.SetOut(stdout)
-	cmd.SetErr(stderr)
+	cmd.SetArgs(a.args)
+	cmd.SetOut(a.stdout)
+	cmd.SetErr(a.stderr)
 	err := cmd.ExecuteContext(context.Background())
 	defer a.log.close()
 	a.endStarter()
@@ -79,7 +87,7 @@ func Run(extra *Companion, args []string, stdin *os.File, stdout, stderr io.Writ
 		code, err = exit.code, exit.err
 	}
 	if err != nil {
-		a.log.fatal(stderr, err)
+		a.log.fatal(a.stderr, err)
 	}
 	return code
 }
@@ -201,7 +209,7 @@ func (a *app) engine() (runtime.Engine, error) {
 		if err := a.makeStateRoot(); err != nil {
 			return nil, err
 		}
-		cfg := engine.Config{StateDir: a.root, Log: a.log.slog, Trace: a.trace(), Alone: true}
+		cfg := engine.Config{StateDir: a.root, Log: a.log.slog, Trace: a.trace(), Alone: true, Early: a.early}
 		if a.extra != nil {
 			var err error
 			if cfg.Fallback, err = a.extra.Engine(a.root, a.log.slog); err != nil {
@@ -230,7 +238,7 @@ func (a *app) endStarter() {
 	if a.opened != nil {
 		_ = a.opened.Close() // which cannot fail in a way that matters to what is done already
 	}
-	zygote.DiscardEarly()
+	a.early.Discard()
 }
 
 // load finds a container. "does not exist" is the text that runc's callers look for.

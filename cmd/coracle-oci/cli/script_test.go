@@ -21,9 +21,9 @@ import (
 func TestMain(m *testing.M) {
 	lc.Init()
 	if os.Getenv(asProgram) != "" {
-		cli.Main(withlc.Companion())
+		cli.Main(withlc.Companion(), nil)
 	}
-	testscript.Main(runtimetest.Tests(m.Run), map[string]func(){"coracle-oci": func() { cli.Main(withlc.Companion()) }})
+	testscript.Main(runtimetest.Tests(m.Run), map[string]func(){"coracle-oci": func() { cli.Main(withlc.Companion(), nil) }})
 }
 
 // TestScripts runs the command line as its users do, one behaviour per file of

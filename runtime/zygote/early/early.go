@@ -10,12 +10,15 @@ import (
 	"github.com/coracle-project/coracle/runtime/zygote/program"
 )
 
-// It runs early because the packages that it needs are few (Go specification, "Program
-// initialization").
-func init() {
-	if len(os.Args) > 1 && slices.ContainsFunc(os.Args[1:], wants) {
-		program.Begin()
+// Starting is the program's zygote, nil if its arguments need none. It is started early because the
+// packages that it needs are few (Go specification, "Program initialization").
+var Starting = begin()
+
+func begin() *program.Starting {
+	if len(os.Args) < 2 || !slices.ContainsFunc(os.Args[1:], wants) {
+		return nil
 	}
+	return program.Begin()
 }
 
 // wants says whether an argument may be a command that makes a process. A value of a flag may

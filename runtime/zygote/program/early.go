@@ -5,37 +5,48 @@ import (
 	"sync"
 )
 
-// begun is what Begin has started.
-var begun struct {
+// Starting is a zygote that is started next to what its caller goes on with. A nil one is none.
+type Starting struct {
 	mu      sync.Mutex
-	done    chan struct{} // nil before Begin and after Take
+	done    chan struct{} // nil after Take
 	sock    *os.File
 	process *Process
 	err     error
 }
 
-// Begin has a zygote started next to what its caller goes on with. A program that starts one has
-// to Take it, if only to end it.
-func Begin() {
-	begun.mu.Lock()
-	defer begun.mu.Unlock()
+// Begin has a zygote started. A program that starts one has to Take it, if only to end it.
+func Begin() *Starting {
 	done := make(chan struct{})
-	begun.done = done
+	s := &Starting{done: done}
 	go func() {
 		defer close(done)
-		begun.sock, begun.process, begun.err = Start()
+		s.sock, s.process, s.err = Start()
 	}()
+	return s
 }
 
-// Take returns the zygote that Begin has started, as Start would, once. There is none if sock
-// and err are nil.
-func Take() (sock *os.File, process *Process, err error) {
-	begun.mu.Lock()
-	defer begun.mu.Unlock()
-	if begun.done == nil {
+// Take returns the zygote, as Start would, once. There is none if sock and err are nil.
+func (s *Starting) Take() (sock *os.File, process *Process, err error) {
+	if s == nil {
 		return nil, nil, nil
 	}
-	<-begun.done
-	begun.done = nil
-	return begun.sock, begun.process, begun.err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.done == nil {
+		return nil, nil, nil
+	}
+	<-s.done
+	s.done = nil
+	return s.sock, s.process, s.err
+}
+
+// Discard ends the zygote, if it was not taken.
+func (s *Starting) Discard() {
+	sock, process, err := s.Take()
+	if sock == nil || err != nil {
+		return
+	}
+	_ = sock.Close()
+	_ = process.Kill()
+	_ = process.Wait()
 }
