@@ -179,6 +179,9 @@ func (z *lazies) nextLanding(l *landing, diffID digest.Digest) *arrival {
 // cannot be done the images that need it go: pulled again, they have what it takes.
 func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest) error {
 	f, err := z.lazy.AwaitLazy(ctx, diffID)
+	if errors.Is(err, lazy.ErrNotShown) && z.unpacker.isLazy(d, diffID) {
+		f, err = z.lazy.AwaitLazy(ctx, diffID) // it went with its images, and a pull has brought it again
+	}
 	if err == nil {
 		defer f.Close()
 	}

@@ -258,6 +258,30 @@ func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
 	must(t, s.garbage.settle(t.Context(), pins, true))
 }
 
+// A layer that went with its images and is shown again, because it was pulled again at once, is not
+// pulled whole.
+func TestLazyLayerShownAgain(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("hello")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	diffID := p.diffIDs[0]
+	s.lazies.mu.Lock()
+	l := s.lazies.landings[diffID]
+	s.lazies.mu.Unlock()
+	f.arrive <- lazy.ErrNotShown // of the time before; f.shown has it
+	select {
+	case f.arrive <- nil:
+	case <-l.done:
+		t.Fatal("it is shown, and nothing waits for it")
+	}
+	<-l.done
+	if got, asked := s.content(t, diffID, "file"), r.asked(p.layers[0].String()); got != "hello" || asked != 0 {
+		t.Errorf("%q, asked for %d times", got, asked)
+	}
+}
+
 // A layer that is not shown any more is pulled.
 func TestLazyLayerLost(t *testing.T) {
 	r := newFake(t)
