@@ -22,7 +22,7 @@ func (s *Store) quarantineDir() string { return filepath.Join(s.root, "quarantin
 // Quarantine takes a damaged layer out of use: no snapshot can be prepared from it any
 // more, and it can be committed again. Containers that run from it go on, since their mounts
 // hold what they have. Its files are kept while there is a snapshot of the layer, and for
-// whoever wants to know what happened to them: until the layer is committed again, but not
+// an operator who wants to know what happened to them: until the layer is committed again, but not
 // beyond a week. What has to stay then goes with a later commit or Start. A layer that is
 // not there is fine.
 func (s *Store) Quarantine(diffID digest.Digest) error {
@@ -47,7 +47,12 @@ func (s *Store) Quarantine(diffID digest.Digest) error {
 	if err := s.setAside(diffID); err != nil {
 		s.mu.Lock()
 		s.layers[diffID] = l
+		freed := l.wanted && s.users[diffID] == 0 // its last user has ended meanwhile
+		l.wanted = l.wanted && !freed
 		s.mu.Unlock()
+		if freed {
+			s.freed()
+		}
 		return err
 	}
 	return nil
