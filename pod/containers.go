@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 )
@@ -38,14 +39,14 @@ func (m *Manager) StopContainer(ctx context.Context, id string, grace time.Durat
 	e, err := m.containers.Find(id)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.recovery.Find(UnmanagedContainer, id); ok {
-			return errdefs.During("stop container", u.ID, m.recovery.Stop(ctx, u))
+			return failure.During("stop container", u.ID, m.recovery.Stop(ctx, u))
 		}
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return errdefs.During("stop container", e.ID, m.containerLives.Stop(ctx, e, max(grace, 0)))
+	return failure.During("stop container", e.ID, m.containerLives.Stop(ctx, e, max(grace, 0)))
 }
 
 // RemoveContainer deletes a container, killing it if it runs. Removing an unknown
@@ -54,14 +55,14 @@ func (m *Manager) RemoveContainer(ctx context.Context, id string) error {
 	e, err := m.containers.Find(id)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.recovery.Find(UnmanagedContainer, id); ok {
-			return errdefs.During("remove container", u.ID, m.recovery.Remove(ctx, u))
+			return failure.During("remove container", u.ID, m.recovery.Remove(ctx, u))
 		}
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return errdefs.During("remove container", e.ID, m.containerLives.Remove(ctx, e))
+	return failure.During("remove container", e.ID, m.containerLives.Remove(ctx, e))
 }
 
 // UpdateResources changes the limits of a created or running container; zero fields stay
@@ -86,10 +87,10 @@ func (m containersOfPod) StopAll(ctx context.Context, podID string) error {
 	var tasks errgroup.Group
 	unmanaged := m.recovery.In(podID) // first, as in RemoveAll
 	for _, e := range state.ContainersOf(m.containers, podID) {
-		tasks.Go(func() error { return errdefs.During("container", e.ID, m.containerLives.Stop(ctx, e, 0)) })
+		tasks.Go(func() error { return failure.During("container", e.ID, m.containerLives.Stop(ctx, e, 0)) })
 	}
 	for _, u := range unmanaged {
-		tasks.Go(func() error { return errdefs.During("container", u.ID, m.exits.End(ctx, podID, u.ID)) })
+		tasks.Go(func() error { return failure.During("container", u.ID, m.exits.End(ctx, podID, u.ID)) })
 	}
 	return tasks.Wait()
 }
@@ -98,10 +99,10 @@ func (m containersOfPod) RemoveAll(ctx context.Context, podID string) error {
 	var tasks errgroup.Group
 	unmanaged := m.recovery.In(podID) // first: one that is adopted meanwhile is in both lists, not in neither
 	for _, e := range state.ContainersOf(m.containers, podID) {
-		tasks.Go(func() error { return errdefs.During("container", e.ID, m.containerLives.Remove(ctx, e)) })
+		tasks.Go(func() error { return failure.During("container", e.ID, m.containerLives.Remove(ctx, e)) })
 	}
 	for _, u := range unmanaged {
-		tasks.Go(func() error { return errdefs.During("container", u.ID, m.recovery.DropContainer(ctx, u)) })
+		tasks.Go(func() error { return failure.During("container", u.ID, m.recovery.DropContainer(ctx, u)) })
 	}
 	return tasks.Wait()
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/checkpoint"
 	"github.com/coracle-project/coracle/pod/container"
-	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/exits"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/plugins"
@@ -147,7 +147,7 @@ func (m *Manager) Close() error {
 // Flush waits until what Stop and Remove left to the background has been tried at least
 // once, or ctx ends.
 func (m *Manager) Flush(ctx context.Context) error {
-	return errdefs.During("clean up after", "pods", m.clean.Drain(ctx))
+	return failure.During("clean up after", "pods", m.clean.Drain(ctx))
 }
 
 // StateUsage returns the usage of the state directory's file system.

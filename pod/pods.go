@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
@@ -27,7 +28,7 @@ func (m *Manager) Stop(ctx context.Context, podID string) error {
 	e, err := m.pods.Find(podID)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.recovery.Find(UnmanagedPod, podID); ok {
-			return errdefs.During("stop pod", u.ID, m.recovery.Stop(ctx, u))
+			return failure.During("stop pod", u.ID, m.recovery.Stop(ctx, u))
 		}
 		return nil
 	}
@@ -43,7 +44,7 @@ func (m *Manager) Remove(ctx context.Context, podID string) error {
 	e, err := m.pods.Find(podID)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		if u, ok := m.recovery.Find(UnmanagedPod, podID); ok {
-			return errdefs.During("remove pod", u.ID, m.recovery.Remove(ctx, u))
+			return failure.During("remove pod", u.ID, m.recovery.Remove(ctx, u))
 		}
 		return nil
 	}
@@ -62,5 +63,5 @@ func (m *Manager) UpdatePodResources(ctx context.Context, podID string, overhead
 
 // SetPodCIDR puts other address ranges in force for pods to come.
 func (m *Manager) SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error {
-	return errdefs.During("change address ranges of", "pods", m.Network.SetPodCIDR(ctx, ranges))
+	return failure.During("change address ranges of", "pods", m.Network.SetPodCIDR(ctx, ranges))
 }

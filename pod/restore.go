@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
@@ -23,7 +23,7 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c podconfig.Pod,
 ) (podID string, out []Restored, err error) {
 	saved, err := m.checkpoints.OpenPod(dir, &c, containers)
 	if err != nil {
-		return "", nil, errdefs.During("restore pod", c.String(), err)
+		return "", nil, failure.During("restore pod", c.String(), err)
 	}
 	made, err := m.Run(ctx, c)
 	if err != nil {
@@ -40,7 +40,7 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c podconfig.Pod,
 		c := &containers[i]
 		id, err := m.containerLives.CreateFrom(ctx, made, *c, filepath.Join(dir, strconv.Itoa(saved[c.Name])))
 		if err != nil {
-			return "", nil, errdefs.During("restore pod", made, err)
+			return "", nil, failure.During("restore pod", made, err)
 		}
 		out = append(out, Restored{c.Name, id})
 	}

@@ -75,6 +75,18 @@ func TestPodKnowsNoProtobuf(t *testing.T) {
 	}
 }
 
+// TestPodLeavesLinkNoParts keeps the small packages of pod/ apart from the parts that pods are made
+// of: package failure translates their errors.
+func TestPodLeavesLinkNoParts(t *testing.T) {
+	for _, p := range list(t, "./pod/errdefs", "./pod/life", "./pod/table", "./pod/reserve") {
+		for _, d := range p.Deps {
+			if slices.Contains([]string{"image", "network", "shim", "snapshot", "runtime"}, layer(d)) {
+				t.Errorf("%s links %s", p.ImportPath, d)
+			}
+		}
+	}
+}
+
 func TestTestkitStaysInTests(t *testing.T) {
 	for _, p := range list(t, "./cmd/...") {
 		if slices.Contains(p.Deps, module+"/internal/testkit") {

@@ -22,6 +22,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/table"
@@ -89,12 +90,12 @@ const checkpointLimit = 2 * time.Minute
 func (c *Store) Container(ctx context.Context, id, location string, timeout time.Duration) error {
 	e, err := state.FindRunning(c.Containers, id)
 	if err != nil {
-		return errdefs.During("checkpoint container", id, err)
+		return failure.During("checkpoint container", id, err)
 	}
 	if timeout <= 0 {
 		timeout = checkpointLimit
 	}
-	return errdefs.During("checkpoint container", e.ID, c.Life.Run(ctx, timeout, func(ctx context.Context) error {
+	return failure.During("checkpoint container", e.ID, c.Life.Run(ctx, timeout, func(ctx context.Context) error {
 		return c.archive(ctx, e, location)
 	}))
 }
@@ -178,7 +179,7 @@ func (c *Store) saveFrozen(ctx context.Context, into map[*state.ContainerEntry]s
 	}
 	var tasks errgroup.Group
 	for _, e := range es {
-		tasks.Go(func() error { return errdefs.During("container", e.ID, c.save(ctx, e, into[e])) })
+		tasks.Go(func() error { return failure.During("container", e.ID, c.save(ctx, e, into[e])) })
 	}
 	return tasks.Wait()
 }

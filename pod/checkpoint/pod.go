@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/state"
 )
 
@@ -37,9 +38,9 @@ const (
 func (c *Store) Pod(ctx context.Context, podID, dir string, ids []string) error {
 	e, err := state.FindReady(c.Pods, podID)
 	if err != nil {
-		return errdefs.During("checkpoint pod", podID, err)
+		return failure.During("checkpoint pod", podID, err)
 	}
-	return errdefs.During("checkpoint pod", e.ID, c.Life.Run(ctx, checkpointLimit, func(ctx context.Context) error {
+	return failure.During("checkpoint pod", e.ID, c.Life.Run(ctx, checkpointLimit, func(ctx context.Context) error {
 		return c.savePod(ctx, e, dir, ids)
 	}))
 }
@@ -72,7 +73,7 @@ func (c *Store) savePod(ctx context.Context, p *state.PodEntry, dir string, ids 
 	for i, id := range ids {
 		e, err := state.FindRunning(c.Containers, id)
 		if err != nil {
-			return errdefs.During("container", id, err)
+			return failure.During("container", id, err)
 		}
 		if e.Get().PodID != p.ID {
 			return errdefs.Errorf(errdefs.ErrInvalid, "container %s is in another pod", e.ID)

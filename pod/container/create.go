@@ -12,6 +12,7 @@ import (
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
@@ -21,16 +22,16 @@ import (
 // Create is Manager.Create of package pod.
 func (cs *Containers) Create(ctx context.Context, podID string, c podconfig.Container) (id string, err error) {
 	if err := c.Validate(); err != nil {
-		return "", errdefs.During("create container", c.Name, err)
+		return "", failure.During("create container", c.Name, err)
 	}
 	p, err := cs.Pods.Find(podID)
 	if err != nil {
-		return "", errdefs.During("create container", c.Name, err)
+		return "", failure.During("create container", c.Name, err)
 	}
 	return cs.making.Do(ctx, c.Identity(p.ID), func(ctx context.Context) (id string, err error) {
 		err = cs.Life.Run(ctx, createLimit, func(ctx context.Context) error {
 			id, err = cs.create(ctx, p, c, "")
-			return errdefs.During("create container", c.Name, err)
+			return failure.During("create container", c.Name, err)
 		})
 		return id, err
 	})
@@ -146,11 +147,11 @@ func (cs *Containers) CreateFrom(ctx context.Context, podID string, c podconfig.
 		return "", err
 	}
 	if err := c.Validate(); err != nil {
-		return "", errdefs.During("create container", c.Name, err)
+		return "", failure.During("create container", c.Name, err)
 	}
 	err = cs.Life.Run(ctx, createLimit, func(ctx context.Context) error {
 		id, err = cs.create(ctx, p, c, dir)
-		return errdefs.During("create container", c.Name, err)
+		return failure.During("create container", c.Name, err)
 	})
 	return id, err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/pod/checkpoint"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
@@ -27,9 +28,9 @@ const (
 func (cs *Containers) Start(ctx context.Context, id string) error {
 	e, err := cs.Containers.Find(id)
 	if err != nil {
-		return errdefs.During("start container", id, err)
+		return failure.During("start container", id, err)
 	}
-	return errdefs.During("start container", e.ID, cs.ops.Do(ctx, "start/"+e.ID, startLimit, func(ctx context.Context) error {
+	return failure.During("start container", e.ID, cs.ops.Do(ctx, "start/"+e.ID, startLimit, func(ctx context.Context) error {
 		if err := cs.AwaitRecovery(ctx); err != nil {
 			return err // its root may be lost, and be made again
 		}

@@ -6,6 +6,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/spec"
@@ -16,12 +17,12 @@ import (
 func (cs *Containers) UpdateResources(ctx context.Context, id string, r podconfig.Resources) error {
 	e, err := cs.Containers.Find(id)
 	if err != nil {
-		return errdefs.During("update container", id, err)
+		return failure.During("update container", id, err)
 	}
 	if err := r.Validate(); err != nil {
-		return errdefs.During("update container", e.ID, err)
+		return failure.During("update container", e.ID, err)
 	}
-	return errdefs.During("update container", e.ID, cs.Life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+	return failure.During("update container", e.ID, cs.Life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
@@ -69,14 +70,14 @@ func (cs *Containers) updateResources(ctx context.Context, e *state.ContainerEnt
 func (cs *Containers) UpdatePlugged(ctx context.Context, id string, r *specs.LinuxResources) error {
 	e, err := cs.Containers.Find(id)
 	if err != nil {
-		return errdefs.During("update container", id, err)
+		return failure.During("update container", id, err)
 	}
 	rec := e.Get()
 	if rec.Phase != state.ContainerRunning {
-		return errdefs.During("update container", e.ID, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
+		return failure.During("update container", e.ID, errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, not running", rec.Phase))
 	}
 	// Plugins set no limit, and whatever is to be made waits while a new one is told what there is.
-	return errdefs.During("update container", e.ID, cs.Life.Run(ctx, updateLimit, func(ctx context.Context) error {
+	return failure.During("update container", e.ID, cs.Life.Run(ctx, updateLimit, func(ctx context.Context) error {
 		return cs.Shim.Update(ctx, rec.PodID, e.ID, r)
 	}))
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/mounts"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
@@ -243,7 +244,7 @@ func (rv *Recoverer) Stop(ctx context.Context, u Unmanaged) error {
 		}
 		for _, id := range ids {
 			if err := rv.Exits.End(ctx, u.ID, id); err != nil {
-				return errdefs.During("container", id, err)
+				return failure.During("container", id, err)
 			}
 		}
 		return nil
@@ -304,7 +305,7 @@ func (rv *Recoverer) dropUnmanagedPod(ctx context.Context, podID string) error {
 	}
 	for _, u := range rv.In(podID) {
 		if err := rv.DropContainer(ctx, u); err != nil {
-			return errdefs.During("container", u.ID, err)
+			return failure.During("container", u.ID, err)
 		}
 	}
 	ids, err := rv.shimHas(ctx, podID) // the init
@@ -313,7 +314,7 @@ func (rv *Recoverer) dropUnmanagedPod(ctx context.Context, podID string) error {
 	}
 	for _, id := range ids {
 		if err := rv.Exits.End(ctx, podID, id); err != nil {
-			return errdefs.During("container", id, err)
+			return failure.During("container", id, err)
 		}
 	}
 	if err := rv.FaultAt(ctx, faultUnmanagedEnded); err != nil {

@@ -3,14 +3,14 @@ package sandbox
 import (
 	"context"
 
-	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/state"
 )
 
 // Remove is Manager.Remove of package pod.
 func (ps *Pods) Remove(ctx context.Context, e *state.PodEntry) error {
-	return errdefs.During("remove pod", e.ID, ps.ops.Do(ctx, "remove-pod/"+e.ID, removeLimit, func(ctx context.Context) error {
+	return failure.During("remove pod", e.ID, ps.ops.Do(ctx, "remove-pod/"+e.ID, removeLimit, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}

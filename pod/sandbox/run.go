@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/idmaps"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/plugins"
@@ -25,7 +26,7 @@ import (
 // Run is Manager.Run of package pod.
 func (ps *Pods) Run(ctx context.Context, c podconfig.Pod) (podID string, err error) {
 	if err := c.Validate(ps.Handlers, ps.CgroupDriver); err != nil {
-		return "", errdefs.During("run pod", c.String(), err)
+		return "", failure.During("run pod", c.String(), err)
 	}
 	if c.Overhead == nil {
 		c.Overhead = ps.Handlers()[c.RuntimeHandler].Overhead
@@ -33,7 +34,7 @@ func (ps *Pods) Run(ctx context.Context, c podconfig.Pod) (podID string, err err
 	return ps.making.Do(ctx, c.Identity(), func(ctx context.Context) (id string, err error) {
 		err = ps.Life.Run(ctx, runLimit, func(ctx context.Context) error {
 			id, err = ps.run(ctx, c)
-			return errdefs.During("run pod", c.String(), err)
+			return failure.During("run pod", c.String(), err)
 		})
 		return id, err
 	})

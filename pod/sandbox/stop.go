@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/mounts"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/state"
@@ -15,7 +15,7 @@ import (
 
 // Stop is Manager.Stop of package pod.
 func (ps *Pods) Stop(ctx context.Context, e *state.PodEntry) error {
-	return errdefs.During("stop pod", e.ID, ps.ops.Do(ctx, "stop-pod/"+e.ID, stopLimit, func(ctx context.Context) error {
+	return failure.During("stop pod", e.ID, ps.ops.Do(ctx, "stop-pod/"+e.ID, stopLimit, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}
@@ -50,7 +50,7 @@ func (ps *Pods) stopPod(ctx context.Context, e *state.PodEntry) error {
 	}
 	// After the containers: one being made may just have started the init.
 	if err := ps.endInit(ctx, e); err != nil {
-		return errdefs.During("init of pod", e.ID, err)
+		return failure.During("init of pod", e.ID, err)
 	}
 	if err := ps.FaultAt(ctx, faultStopKilled); err != nil {
 		return err

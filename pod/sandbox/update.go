@@ -3,7 +3,7 @@ package sandbox
 import (
 	"context"
 
-	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
@@ -15,17 +15,17 @@ import (
 func (ps *Pods) UpdateResources(ctx context.Context, podID string, overhead, resources *podconfig.Resources) error {
 	e, err := ps.Pods.Find(podID)
 	if err != nil {
-		return errdefs.During("update pod", podID, err)
+		return failure.During("update pod", podID, err)
 	}
 	for _, r := range []*podconfig.Resources{overhead, resources} {
 		if r == nil {
 			continue
 		}
 		if err := r.Validate(); err != nil {
-			return errdefs.During("update pod", e.ID, err)
+			return failure.During("update pod", e.ID, err)
 		}
 	}
-	return errdefs.During("update pod", e.ID, ps.Life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
+	return failure.During("update pod", e.ID, ps.Life.Run(context.WithoutCancel(ctx), updateLimit, func(ctx context.Context) error {
 		if err := e.Turn.Take(ctx); err != nil {
 			return err
 		}

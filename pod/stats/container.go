@@ -7,6 +7,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/reading"
 	"github.com/coracle-project/coracle/pod/state"
@@ -22,10 +23,10 @@ const statsLimit = time.Second
 func (x *Reader) Container(ctx context.Context, id string) (Container, error) {
 	e, err := x.Containers.Find(id)
 	if err != nil {
-		return Container{}, errdefs.During("stats of container", id, err)
+		return Container{}, failure.During("stats of container", id, err)
 	}
 	s, err := x.stats(ctx, e, 0)
-	return s, errdefs.During("stats of container", e.ID, err)
+	return s, failure.During("stats of container", e.ID, err)
 }
 
 // List reads the use of all running containers that fit f, in parallel. One that

@@ -9,6 +9,7 @@ import (
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/reading"
 	"github.com/coracle-project/coracle/pod/state"
 )
@@ -17,10 +18,10 @@ import (
 func (x *Reader) Pod(ctx context.Context, podID string) (Pod, error) {
 	e, err := x.Pods.Find(podID)
 	if err != nil {
-		return Pod{}, errdefs.During("stats of pod", podID, err)
+		return Pod{}, failure.During("stats of pod", podID, err)
 	}
 	s, err := x.podStats(ctx, e)
-	return s, errdefs.During("stats of pod", e.ID, err)
+	return s, failure.During("stats of pod", e.ID, err)
 }
 
 // ListPods reads the use of all ready pods that fit f, in parallel. One that cannot be
@@ -139,7 +140,7 @@ func addDevice(all []cgstat.Device, d cgstat.Device) []cgstat.Device {
 func (x *Reader) Processes(ctx context.Context, id string) (cgstat.Processes, error) {
 	e, err := state.FindRunning(x.Containers, id)
 	if err != nil {
-		return cgstat.Processes{}, errdefs.During("processes of container", id, err)
+		return cgstat.Processes{}, failure.During("processes of container", id, err)
 	}
 	r, err := x.processes.Get(ctx, e.ID, x.UsageAge, x.keepContainer,
 		bounded(x, meterLimit, func(ctx context.Context) (cgstat.Processes, error) {
@@ -153,5 +154,5 @@ func (x *Reader) Processes(ctx context.Context, id string) (cgstat.Processes, er
 			}
 			return x.Meter.Processes(ctx, path, e.Get().Pid)
 		}))
-	return r.Val, errdefs.During("processes of container", e.ID, err)
+	return r.Val, failure.During("processes of container", e.ID, err)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/ocispec"
 	"github.com/coracle-project/coracle/pod/state"
@@ -108,14 +109,14 @@ func (v *Server) ExecSync(ctx context.Context, req ExecRequest, timeout time.Dur
 func (v *Server) Exec(ctx context.Context, req ExecRequest) (exitCode int32, err error) {
 	e, err := state.FindRunning(v.containers, req.Container)
 	if err != nil {
-		return 0, errdefs.During("exec in container", req.Container, err)
+		return 0, failure.During("exec in container", req.Container, err)
 	}
 	if len(req.Command) == 0 {
-		return 0, errdefs.During("exec in container", e.ID, errdefs.Errorf(errdefs.ErrInvalid, "command is missing"))
+		return 0, failure.During("exec in container", e.ID, errdefs.Errorf(errdefs.ErrInvalid, "command is missing"))
 	}
 	p, err := v.execProcess(e, &req)
 	if err != nil {
-		return 0, errdefs.During("exec in container", e.ID, err)
+		return 0, failure.During("exec in container", e.ID, err)
 	}
 	err = v.life.Tie(ctx, func(ctx context.Context) error {
 		exitCode, err = v.shim.Exec(ctx, client.ExecRequest{
@@ -123,7 +124,7 @@ func (v *Server) Exec(ctx context.Context, req ExecRequest) (exitCode int32, err
 		})
 		return err
 	})
-	return exitCode, errdefs.During("exec in container", e.ID, err)
+	return exitCode, failure.During("exec in container", e.ID, err)
 }
 
 // execProcess is the container's own process with another command: the same user,
@@ -155,13 +156,13 @@ func (v *Server) execProcess(e *state.ContainerEntry, req *ExecRequest) (*specs.
 func (v *Server) Attach(ctx context.Context, id string, tty bool, s client.Streams) error {
 	e, err := state.FindRunning(v.containers, id)
 	if err != nil {
-		return errdefs.During("attach to container", id, err)
+		return failure.During("attach to container", id, err)
 	}
 	if has := e.Get().Config.TTY; has != tty {
-		return errdefs.During("attach to container", e.ID,
+		return failure.During("attach to container", e.ID,
 			errdefs.Errorf(errdefs.ErrPrecondition, "terminal %t is asked for, the container has %t", tty, has))
 	}
-	return errdefs.During("attach to container", e.ID, v.life.Tie(ctx, func(ctx context.Context) error {
+	return failure.During("attach to container", e.ID, v.life.Tie(ctx, func(ctx context.Context) error {
 		return v.shim.Attach(ctx, e.Get().PodID, e.ID, s)
 	}))
 }
@@ -169,13 +170,13 @@ func (v *Server) Attach(ctx context.Context, id string, tty bool, s client.Strea
 // CheckExec says whether Exec could begin now.
 func (v *Server) CheckExec(id string) error {
 	_, err := state.FindRunning(v.containers, id)
-	return errdefs.During("exec in container", id, err)
+	return failure.During("exec in container", id, err)
 }
 
 // CheckAttach says whether Attach could begin now.
 func (v *Server) CheckAttach(id string) error {
 	_, err := state.FindRunning(v.containers, id)
-	return errdefs.During("attach to container", id, err)
+	return failure.During("attach to container", id, err)
 }
 
 // ReopenLog has the container's log file closed and opened again, after it was renamed.
@@ -183,7 +184,7 @@ func (v *Server) CheckAttach(id string) error {
 func (v *Server) ReopenLog(ctx context.Context, id string) error {
 	e, err := state.FindRunning(v.containers, id)
 	if err != nil {
-		return errdefs.During("reopen log of container", id, err)
+		return failure.During("reopen log of container", id, err)
 	}
-	return errdefs.During("reopen log of container", e.ID, v.shim.ReopenLog(ctx, e.Get().PodID, e.ID))
+	return failure.During("reopen log of container", e.ID, v.shim.ReopenLog(ctx, e.Get().PodID, e.ID))
 }

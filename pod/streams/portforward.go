@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/ownthread"
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/state"
 )
 
@@ -23,7 +24,7 @@ const dialLimit = 10 * time.Second
 // CheckPod says whether PortForward could begin now.
 func (v *Server) CheckPod(podID string) error {
 	_, err := state.FindReady(v.pods, podID)
-	return errdefs.During("forward port of pod", podID, err)
+	return failure.During("forward port of pod", podID, err)
 }
 
 // PortForward connects stream to a TCP port on the pod's loopback (127.0.0.1, then ::1)
@@ -32,12 +33,12 @@ func (v *Server) PortForward(ctx context.Context, podID string, port int32, stre
 	defer stream.Close()
 	e, err := state.FindReady(v.pods, podID)
 	if err != nil {
-		return errdefs.During("forward port of pod", podID, err)
+		return failure.During("forward port of pod", podID, err)
 	}
 	if port < 1 || port > 65535 {
-		return errdefs.During("forward port of pod", e.ID, errdefs.Errorf(errdefs.ErrInvalid, "port %d is not between 1 and 65535", port))
+		return failure.During("forward port of pod", e.ID, errdefs.Errorf(errdefs.ErrInvalid, "port %d is not between 1 and 65535", port))
 	}
-	return errdefs.During("forward port of pod", e.ID, v.life.Tie(ctx, func(ctx context.Context) error {
+	return failure.During("forward port of pod", e.ID, v.life.Tie(ctx, func(ctx context.Context) error {
 		conn, err := dialLoopback(ctx, e.Get().Namespaces.Net, port)
 		if err != nil {
 			return errdefs.Errorf(errdefs.ErrUnavailable, "port %d: %w", port, err)

@@ -1,10 +1,11 @@
-package errdefs
+package failure
 
 import (
 	"errors"
 	"fmt"
 	"testing"
 
+	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -18,7 +19,7 @@ func TestDuringNamesTheOperationOnce(t *testing.T) {
 		{"another operation", "attach to container", "attach to container a: exec in container a: container is not running"},
 	} {
 		err := During(tt.op, "a", below)
-		if err.Error() != tt.want || !errors.Is(err, ErrPrecondition) || !errors.Is(err, client.ErrNotRunning) {
+		if err.Error() != tt.want || !errors.Is(err, errdefs.ErrPrecondition) || !errors.Is(err, client.ErrNotRunning) {
 			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
 		}
 	}
