@@ -113,6 +113,11 @@ func TestDriverKeepsSnapshotsWithDamagedRecords(t *testing.T) {
 						}
 					}
 				}
+				_ = commitLayer(t, s, "lower", func(string) {}) // pulled again
+				must(t, s.Flush(t.Context()))
+				if diff := cmp.Diff(before, looks(t, snap.Target)); diff != "" {
+					t.Errorf("a running container lost its files to the repair: %s", diff)
+				}
 				if err := s.RemoveLayer(t.Context(), layers[1]); !errors.Is(err, ErrLayerInUse) {
 					t.Errorf("a layer that it may be made of is removed: %v", err)
 				}
