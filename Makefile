@@ -80,9 +80,12 @@ export CORACLE_BIN := $(BINDIR)
 # Where tests write what they cannot test on this machine; `make test` prints it.
 export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
+# What we ship.
+PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libcontainer coracle coracle-lazy coracle-kube
+
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm test-csi test-csi-mock install deb binaries dist release reproduce status lint-arm64 test-bats test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-database test-helm test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,14 +102,18 @@ generate: ## make the generated files of the daemon's own services again (needs 
 build: deps binaries ## build all binaries into bin/
 
 # The binaries in OUT. GOARCH, CC and PKG_CONFIG_* choose another architecture.
-binaries:
+binaries: $(PROGRAMS:%=binary-%)
+
+binary-coracled binary-coracle-oci binary-coracle binary-coracle-lazy: binary-%:
 	@mkdir -p $(OUT)
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracled ./cmd/coracled
-	RELINK=$(RELINK)/containerd-shim-coracle-v1 CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o $(OUT)/containerd-shim-coracle-v1 ./cmd/containerd-shim-coracle-v1
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracle-oci ./cmd/coracle-oci
-	RELINK=$(RELINK)/coracle-oci-libcontainer CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o $(OUT)/coracle-oci-libcontainer ./cmd/coracle-oci-libcontainer
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracle ./cmd/coracle
-	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/coracle-lazy ./cmd/coracle-lazy
+	$(GOBUILD) -ldflags "$(LDFLAGS)" -o $(OUT)/$* ./cmd/$*
+
+binary-containerd-shim-coracle-v1 binary-coracle-oci-libcontainer: binary-%:
+	@mkdir -p $(OUT)
+	RELINK=$(RELINK)/$* CGO_ENABLED=1 $(GOBUILD) -ldflags '$(LDFLAGS) $(STATIC)' -o $(OUT)/$* ./cmd/$*
+
+binary-coracle-kube:
+	@mkdir -p $(OUT)
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags "$(KUBELDFLAGS)" -o $(abspath $(OUT))/coracle-kube ./cmd/coracle-kube
 
 builder: ## build coracle-build and buildkitd into bin/, for `coracle image build`
@@ -128,7 +135,13 @@ testbins: deps
 	@for p in attack pause setuid; do \
 	  [[ bin/test/$$p -nt integration/payload/$$p.c ]] || gcc -Os -Wall -Werror -static -s -o bin/test/$$p integration/payload/$$p.c; done
 
-up: build testbins ## start a demo: a registry, and Kubernetes with a Deployment and a Service; DEMO_FLAGS are passed to coracle up
+# The programs that the demo runs, and no others. Each is a step of hack/demo/build.sh.
+demo-images:
+	@mkdir -p bin/test
+	$(GOBUILD) -ldflags '-s -w' -o bin/test/ ./integration/demo/web ./integration/imagetool
+
+up: deps ## start a demo: a registry, and Kubernetes with a Deployment and a Service; DEMO_FLAGS are passed to coracle up
+	@GO="$(GO)" hack/demo/build.sh
 	@GO="$(GO)" DEMO_REGISTRY_PORT=$(DEMO_REGISTRY_PORT) DEMO_API_PORT=$(DEMO_API_PORT) \
 	  DEMO_SERVICE_CIDR=$(DEMO_SERVICE_CIDR) hack/demo/up.sh $(DEMO_FLAGS)
 

@@ -17,7 +17,7 @@ else
   die "$coracle is missing: run 'make build' first"
 fi
 
-if alive "$root/registry.pid" "$repo/bin/tools/registry"; then
+if alive "$root/registry.pid" "$imagetool"; then
   pid=$(cat "$root/registry.pid")
   kill "$pid"
   tail --pid="$pid" -f /dev/null

@@ -9,6 +9,7 @@ registry=127.0.0.1:${DEMO_REGISTRY_PORT:-5055}
 port=${DEMO_API_PORT:-6443}
 services=${DEMO_SERVICE_CIDR:-10.96.0.0/16}
 coracle=$repo/bin/coracle
+imagetool=$repo/bin/test/imagetool # makes the images, and is their registry
 config=$root/coracled.toml
 cgroup=${DEMO_CGROUP:-coracle-demo} # parent of the pods' cgroups
 

@@ -6,8 +6,6 @@ set -euo pipefail
 # shellcheck source=hack/demo/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 as_root "$@"
-"$repo/hack/tools.sh" crictl registry
-command -v kubectl >/dev/null || "$repo/hack/tools.sh" kubectl
 export PATH=$PATH:$repo/bin/tools
 
 install -d -m 0700 "$root" "$state"
@@ -34,15 +32,9 @@ wait_for() {
 answers() { (exec 3<>"/dev/tcp/${registry%:*}/${registry#*:}") 2>/dev/null; }
 
 start_registry() {
-  alive "$root/registry.pid" "$repo/bin/tools/registry" && return
+  alive "$root/registry.pid" "$imagetool" && return
   ! answers || die "port ${registry#*:} on loopback is taken by another program; choose another: make up DEMO_REGISTRY_PORT=5056"
-  cat >"$root/registry.yml" <<C
-version: 0.1
-log: {level: warn, accesslog: {disabled: true}}
-storage: {filesystem: {rootdirectory: $root/registry}}
-http: {addr: "$registry"}
-C
-  OTEL_TRACES_EXPORTER=none setsid "$repo/bin/tools/registry" serve "$root/registry.yml" >"$root/logs/registry.log" 2>&1 </dev/null &
+  setsid "$imagetool" serve -listen "$registry" -dir "$root/registry" >"$root/logs/registry.log" 2>&1 </dev/null &
   echo $! >"$root/registry.pid"
   wait_for 300 "the registry" "$root/logs/registry.log" answers
 }
@@ -59,7 +51,7 @@ C
 sed "s|REGISTRY|$registry|" "$repo/hack/demo/web.yaml" >"$root/web.yaml"
 
 start_registry
-"$repo/bin/test/imagetool" push -registry "$registry" -set demo
+"$imagetool" push -registry "$registry" -set demo
 "$coracle" up --root "$root" --state "$state" --config "$config" --port "$port" --service-cidr "$services" \
   --cgroup-root "/$cgroup" --pod-log-dir "$root/logs/pods" --apply "$root/web.yaml" "$@"
 

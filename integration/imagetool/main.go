@@ -1,6 +1,7 @@
 // Command imagetool pushes the images of tests, demo and benchmarks to a registry.
 //
 //	imagetool push -registry 127.0.0.1:5055 -set demo
+//	imagetool serve -listen 127.0.0.1:5055 -dir /var/lib/demo   the demo's registry
 //	imagetool digest        the digest that hack/tools.sh builds into critest
 package main
 
@@ -27,7 +28,8 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("usage: imagetool push -registry HOST:PORT -set demo|test|bench|critest|conformance|policy, or imagetool digest")
+		return fmt.Errorf("usage: imagetool push -registry HOST:PORT -set demo|test|bench|critest|conformance|policy, " +
+			"imagetool serve -listen HOST:PORT -dir DIRECTORY, or imagetool digest")
 	}
 	switch args[0] {
 	case "digest":
@@ -39,6 +41,8 @@ func run(ctx context.Context, args []string) error {
 		return nil
 	case "push":
 		return push(ctx, args[1:])
+	case "serve":
+		return serve(ctx, args[1:])
 	}
 	return fmt.Errorf("%s: unknown command", args[0])
 }
