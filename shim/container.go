@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
@@ -48,7 +50,26 @@ func newContainer(s *Service, rec record) *container {
 
 // create makes a container from a record that says what is wanted, restored if there is a
 // directory with a checkpoint. On error nothing is left of it.
-func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOptions, checkpoint string) (_ *container, err error) {
+func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOptions, checkpoint string) (*container, error) {
+	spec, err := wantedSpec(rec)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.reserve(rec.ID); err != nil {
+		return nil, fmt.Errorf("create %w", err)
+	}
+	rec.Version, rec.Phase = recordVersion, phaseCreating
+	c := newContainer(s, rec)
+	opts.Bundle = rec.Bundle
+	if err := c.make(ctx, spec, opts, checkpoint); err != nil {
+		s.forget(rec.ID)
+		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+	}
+	return c, nil
+}
+
+// wantedSpec checks what a record asks for, and reads its OCI configuration.
+func wantedSpec(rec record) (*specs.Spec, error) {
 	if err := runtime.ValidateID(rec.ID); err != nil {
 		return nil, err
 	}
@@ -66,20 +87,15 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 		return nil, fmt.Errorf("create container %s: %w: process is missing", rec.ID, runtime.ErrInvalidSpec)
 	}
 	spec.Process.Terminal = rec.Terminal
-	if err := s.reserve(rec.ID); err != nil {
-		return nil, fmt.Errorf("create %w", err)
-	}
-	defer func() {
-		if err != nil {
-			s.forget(rec.ID)
-		}
-	}()
-	rec.Version, rec.Phase = recordVersion, phaseCreating
-	c := newContainer(s, rec)
+	return spec, nil
+}
+
+// make makes the container, whose id is reserved. After an error only that is left.
+func (c *container) make(ctx context.Context, spec *specs.Spec, opts runtime.CreateOptions, checkpoint string) (err error) {
 	// First what may be wrong with the request, then what leaves something behind.
 	log, err := c.openLog()
 	if err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
 	defer func() {
 		if err != nil {
@@ -87,47 +103,53 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 		}
 	}()
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
 	if err := c.persist(); err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
 	// A link costs no copy, and is safe: the record is replaced, never written in place.
 	_ = os.Link(filepath.Join(c.dir, recordName), filepath.Join(c.dir, wantedName))
 	if err := faultCreateRecorded.At(ctx); err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
 	if c.stdio, err = makeStdio(c, log); err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
 	if err := c.launch(ctx, func(child runtime.Stdio) (int, error) {
-		opts.Stdio, opts.Bundle = child, rec.Bundle
+		opts.Stdio = child
 		if checkpoint != "" {
 			c.engine, err = c.restore(ctx, spec, opts, checkpoint)
 		} else {
-			c.engine, err = s.cfg.Engine.Create(ctx, c.id, spec, opts)
+			c.engine, err = c.s.cfg.Engine.Create(ctx, c.id, spec, opts)
 		}
 		if err != nil {
 			return 0, err
 		}
 		return c.engine.Pid(), nil
 	}); err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
 	if err := faultCreateLaunched.At(ctx); err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
+	return c.made(checkpoint != "")
+}
+
+// made records that the container exists, and follows it from here on.
+func (c *container) made(restored bool) error {
+	s := c.s
 	holder := s.hold.keeper()
 	c.holdFiles()
 	s.oom.begin(c)
-	made := phaseCreated
-	if checkpoint != "" {
-		made = phaseRunning
+	phase := phaseCreated
+	if restored {
+		phase = phaseRunning
 	}
 	if err := c.update(func(r *record) {
-		r.Phase, r.Restored, r.Process, r.Cgroups = made, checkpoint != "", c.init.record(), cgroupsOf(c.engine)
+		r.Phase, r.Restored, r.Process, r.Cgroups = phase, restored, c.init.record(), cgroupsOf(c.engine)
 	}); err != nil {
-		return nil, fmt.Errorf("create container %s: %w", c.id, err)
+		return err
 	}
 	c.stdio.run()
 	go c.awaitExit()
@@ -135,7 +157,7 @@ func (s *Service) create(ctx context.Context, rec record, opts runtime.CreateOpt
 	if s.hold.keeper() != holder {
 		c.holdFiles() // holdAll may have gone by before we were there to be seen
 	}
-	return c, nil
+	return nil
 }
 
 // cgroupsOf returns the cgroups of a container, if its engine can report them.
