@@ -146,6 +146,31 @@ func (c *conversation) next() (kind, arg uint32, errno unix.Errno, err error) {
 	}
 }
 
+// reports says what a maker does about each kind of report, plan.Report…; nothing about kinds that
+// it does not list.
+type reports map[uint32]func(arg int, errno unix.Errno) error
+
+// answered are the kinds of reports after which the child waits for goOn.
+var answered = map[uint32]bool{plan.ReportPoint: true, plan.ReportCopyUp: true, plan.ReportTarget: true, plan.ReportListener: true}
+
+// handle does what is due about the child's next report, and lets a child that waits go on. kind is
+// 0 if there is no report; err is that of next then.
+func (c *conversation) handle(on reports) (kind uint32, err error) {
+	kind, arg, errno, err := c.next()
+	if err != nil {
+		return 0, err
+	}
+	if do := on[kind]; do != nil {
+		if err := do(int(arg), errno); err != nil {
+			return kind, err
+		}
+	}
+	if answered[kind] {
+		return kind, c.goOn()
+	}
+	return kind, nil
+}
+
 // hangs says why the child counts as hung after one more wait, if it does. stopped is how often it
 // has been found stopped.
 func (c *conversation) hangs(stopped *int) error {

@@ -277,57 +277,44 @@ func (b *birth) talk(ctx context.Context, c *container, pid int) error {
 }
 
 func (b *birth) listen(ctx context.Context, c *container) error {
+	on := b.reports(ctx, c)
 	for {
-		kind, arg, errno, err := b.conv.next()
-		if err != nil {
+		switch kind, err := b.conv.handle(on); {
+		case kind == 0:
 			return fmt.Errorf("the process died while the container was being made: %w", err)
+		case err != nil:
+			return err
+		case kind == plan.ReportCreated:
+			return nil
 		}
-		if kind == plan.ReportError {
-			return b.plan.Fail(b.code, int(arg), errno)
-		}
-		switch kind {
-		case plan.ReportProcess:
+	}
+}
+
+// reports says what is done about what the child reports.
+func (b *birth) reports(ctx context.Context, c *container) reports {
+	return reports{
+		plan.ReportError: func(arg int, errno unix.Errno) error { return b.plan.Fail(b.code, arg, errno) },
+		plan.ReportTrace: func(int, unix.Errno) error { b.watch.inside = b.plan.Steps(b.conv.rest); return nil },
+		plan.ReportProcess: func(pid int, _ unix.Errno) error {
 			if err := b.conv.reapFirst(); err != nil {
 				b.engine.log.Warn("process that created the container has not ended", "container", b.id, "err", err)
 			}
-			c.Rec.Init.Pid = int(arg)
-		case plan.ReportCopyUp:
-			if err := copyUp(ctx, c.Rec.Init.Pid, int(arg), int(errno)); err != nil {
-				return err
-			}
-			if err := b.conv.goOn(); err != nil {
-				return err
-			}
-		case plan.ReportTarget:
-			if err := b.makeTarget(c.Rec.Init.Pid, int(arg), int(errno)); err != nil {
-				return err
-			}
-			if err := b.conv.goOn(); err != nil {
-				return err
-			}
-		case plan.ReportPoint:
-			if err := b.at(ctx, c, plan.Point(arg)); err != nil {
-				return err
-			}
-			if err := b.conv.goOn(); err != nil {
-				return err
-			}
-		case plan.ReportTrace:
-			b.watch.inside = b.plan.Steps(b.conv.rest)
-		case plan.ReportListener:
-			l := listener{b.spec.Linux.Seccomp.ListenerPath, b.spec.Linux.Seccomp.ListenerMetadata}
-			if err := l.hand(c.Rec.Init.Pid, int(arg), c.StateAs(specs.StateCreating).State); err != nil {
-				return err
-			}
-			if err := b.conv.goOn(); err != nil {
-				return err
-			}
-		case plan.ReportCreated:
-			if c.Rec.Resctrl != nil {
-				return c.Rec.Resctrl.Add(c.Rec.Init.Pid)
-			}
+			c.Rec.Init.Pid = pid
 			return nil
-		}
+		},
+		plan.ReportCopyUp: func(arg int, errno unix.Errno) error { return copyUp(ctx, c.Rec.Init.Pid, arg, int(errno)) },
+		plan.ReportTarget: func(arg int, errno unix.Errno) error { return b.makeTarget(c.Rec.Init.Pid, arg, int(errno)) },
+		plan.ReportPoint:  func(arg int, _ unix.Errno) error { return b.at(ctx, c, plan.Point(arg)) },
+		plan.ReportListener: func(fd int, _ unix.Errno) error {
+			l := listener{b.spec.Linux.Seccomp.ListenerPath, b.spec.Linux.Seccomp.ListenerMetadata}
+			return l.hand(c.Rec.Init.Pid, fd, c.StateAs(specs.StateCreating).State)
+		},
+		plan.ReportCreated: func(int, unix.Errno) error {
+			if c.Rec.Resctrl == nil {
+				return nil
+			}
+			return c.Rec.Resctrl.Add(c.Rec.Init.Pid)
+		},
 	}
 }
 

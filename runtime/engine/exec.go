@@ -196,20 +196,17 @@ func (e *entry) run(ctx context.Context, pidfd int) (int, error) {
 	return pid, err
 }
 
-// hand gives the seccomp agent its descriptor and lets the process go on.
-func (e *entry) hand(conv *conversation, pid, fd int) error {
+// hand gives the seccomp agent its descriptor.
+func (e *entry) hand(pid, fd int) error {
 	own, err := e.container.own()
 	if err != nil {
 		return err
 	}
-	if err := own.Listener.hand(pid, fd, e.container.StateAs(specs.StateRunning).State); err != nil {
-		return err
-	}
-	return conv.goOn()
+	return own.Listener.hand(pid, fd, e.container.StateAs(specs.StateRunning).State)
 }
 
-// schedule gives the process its scheduler and lets it go on.
-func (e *entry) schedule(conv *conversation, pid int) error {
+// schedule gives the process its scheduler.
+func (e *entry) schedule(pid int) error {
 	attr, err := plan.SchedAttr(*e.process.Scheduler)
 	if err != nil {
 		return err
@@ -217,7 +214,7 @@ func (e *entry) schedule(conv *conversation, pid int) error {
 	if err := unix.SchedSetAttr(pid, attr, 0); err != nil {
 		return fmt.Errorf("set scheduling policy %s: sched_setattr: %w", e.process.Scheduler.Policy, err)
 	}
-	return conv.goOn()
+	return nil
 }
 
 // enter has systemd move a process into the container's cgroup, or one below it, and moves it into
@@ -272,31 +269,25 @@ func (e *entry) listen(ctx context.Context, conv *conversation, first int) (int,
 }
 
 func (e *entry) follow(conv *conversation, first int) (pid int, failed error) {
-	for {
-		kind, arg, errno, err := conv.next()
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return pid, failed
-		}
-		if err != nil {
-			return pid, errors.Join(failed, err)
-		}
-		switch kind {
-		case plan.ReportError:
-			failed = e.plan.Fail(e.code, int(arg), errno)
-		case plan.ReportTrace:
-			e.watch.inside = e.plan.Steps(conv.rest)
-		case plan.ReportProcess:
-			pid = int(arg)
-		case plan.ReportPoint:
+	on := reports{
+		plan.ReportError:   func(arg int, errno unix.Errno) error { failed = e.plan.Fail(e.code, arg, errno); return nil },
+		plan.ReportTrace:   func(int, unix.Errno) error { e.watch.inside = e.plan.Steps(conv.rest); return nil },
+		plan.ReportProcess: func(arg int, _ unix.Errno) error { pid = arg; return nil },
+		plan.ReportPoint: func(arg int, _ unix.Errno) error {
 			if plan.Point(arg) == plan.PointScheduler {
-				err = e.schedule(conv, pid)
-			} else if err = e.enter(first); err == nil {
-				err = conv.goOn()
+				return e.schedule(pid)
 			}
-		case plan.ReportListener:
-			err = e.hand(conv, pid, int(arg))
-		}
-		if err != nil {
+			return e.enter(first)
+		},
+		plan.ReportListener: func(fd int, _ unix.Errno) error { return e.hand(pid, fd) },
+	}
+	for {
+		switch kind, err := conv.handle(on); {
+		case kind == 0 && errors.Is(err, io.ErrUnexpectedEOF):
+			return pid, failed
+		case kind == 0:
+			return pid, errors.Join(failed, err)
+		case err != nil:
 			failed = err
 			conv.kill()
 		}
