@@ -50,7 +50,7 @@ func joinRoles() []rbacv1.ClusterRole {
 			Rules: []rbacv1.PolicyRule{
 				{APIGroups: []string{""}, Resources: []string{"pods", "services", "nodes", "namespaces"}, Verbs: follow},
 				{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: follow},
-				{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"networkpolicies", "servicecidrs"}, Verbs: follow},
+				{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"networkpolicies", "servicecidrs", "ipaddresses"}, Verbs: follow},
 				{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
 				{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: follow},
 				{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
