@@ -73,7 +73,7 @@ events and image need only coracled.`,
 	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for data that survives a reboot")
 	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p),
-		superviseCommand(&p), snapshotCommand(&p))
+		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
 		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran; doctor with 1 if it found an error.",
 		Files: `/run/coracle/coracle.sock: where coracled is reached, unless --address or $CORACLE_ADDRESS says otherwise.

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/cmd/coracle/output"
+)
+
+// bootstrapToken is what can be told of a token with which machines join.
+type bootstrapToken struct {
+	ID          string    `json:"id"`
+	Expires     time.Time `json:"expires,omitzero"` // zero for never
+	Description string    `json:"description,omitempty"`
+	Groups      []string  `json:"groups,omitempty"`
+}
+
+// newToken is a token that was made, with what else a machine needs.
+type newToken struct {
+	bootstrapToken
+	Token  string `json:"token"`
+	Server string `json:"server"`
+	CAHash string `json:"caHash"`
+	// Join is the whole command.
+	Join string `json:"join"`
+}
+
+func tokenCommand(p *place) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "token",
+		Short: "make, list and delete tokens with which machines join the cluster",
+		Long: `A token lets a machine join the cluster as a node, until it expires or is deleted. Tokens are Secrets in kube-system,
+as kubeadm makes them. The cluster needs a --bind-address that other machines reach.`,
+		Example: `  coracle token create
+  coracle token list
+  coracle token delete abcdef`,
+	}
+	cmd.AddCommand(tokenCreateCommand(p), tokenListCommand(p), tokenDeleteCommand(p))
+	return cmd
+}
+
+// tokens has the cluster's API act on tokens, as the administrator.
+func (p place) tokens(cmd *cobra.Command, into any, args ...string) error {
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := os.Stat(p.kubeconfig()); err != nil {
+		return fmt.Errorf("token: no cluster of this machine: %w; 'coracle up%s' starts one", err, p.flags())
+	}
+	if err := kubeTool(ctx, into, append([]string{"token", "--kubeconfig", p.kubeconfig()}, args...)...); err != nil {
+		return fmt.Errorf("token: %w", err)
+	}
+	return nil
+}
+
+func tokenCreateCommand(p *place) *cobra.Command {
+	var format output.Format
+	var given, description string
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:   "create",
+		Short: "make a token and print the command that joins a machine with it",
+		Example: `  coracle token create
+  coracle token create --ttl 1h --description 'rack 7' -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := format.Check(); err != nil {
+				return err
+			}
+			args := []string{"create", "--ttl", ttl.String(), "--description", description}
+			if given != "" {
+				args = append(args, "--token", given)
+			}
+			var made newToken
+			if err := p.tokens(cmd, &made, args...); err != nil {
+				return err
+			}
+			made.Join = fmt.Sprintf("coracle join %s --token %s --ca-hash %s", made.Server, made.Token, made.CAHash)
+			return format.Print(cmd.OutOrStdout(), made, func(w io.Writer) { _, _ = fmt.Fprintln(w, made.Join) })
+		},
+	}
+	cmd.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long the token is valid; 0 for no end")
+	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
+	cmd.Flags().StringVar(&given, "token", "", "the `TOKEN`, such as abcdef.0123456789abcdef (default: one is drawn)")
+	format.Define(cmd)
+	return cmd
+}
+
+func tokenListCommand(p *place) *cobra.Command {
+	var format output.Format
+	cmd := &cobra.Command{
+		Use: "list", Short: "list tokens, the next to expire first", Args: cobra.NoArgs,
+		Example: "  coracle token list\n  coracle token list -o yaml",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := format.Check(); err != nil {
+				return err
+			}
+			all := []bootstrapToken{}
+			if err := p.tokens(cmd, &all, "list"); err != nil {
+				return err
+			}
+			return format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { tokenRows(w, all, time.Now()) })
+		},
+	}
+	format.Define(cmd)
+	return cmd
+}
+
+func tokenRows(w io.Writer, all []bootstrapToken, now time.Time) {
+	output.Row(w, "ID", "EXPIRES", "LEFT", "DESCRIPTION")
+	for _, t := range all {
+		at, left := "never", ""
+		if !t.Expires.IsZero() {
+			at, left = t.Expires.Local().Format(time.DateTime), max(t.Expires.Sub(now), 0).Truncate(time.Second).String()
+		}
+		output.Row(w, t.ID, at, left, t.Description)
+	}
+}
+
+func tokenDeleteCommand(p *place) *cobra.Command {
+	return &cobra.Command{
+		Use: "delete ID", Short: "delete a token, so that no machine joins with it any more", Args: cobra.ExactArgs(1),
+		Example: "  coracle token delete abcdef",
+		RunE:    func(cmd *cobra.Command, args []string) error { return p.tokens(cmd, nil, "delete", "--", args[0]) },
+	}
+}
