@@ -16,6 +16,7 @@ type Facts struct {
 	Network    Network
 	Daemon     Daemon
 	Cluster    Cluster
+	Join       *Join // nil for a machine that has nothing to do with a cluster elsewhere
 	Registries []Registry
 }
 

@@ -21,10 +21,34 @@ type Places struct {
 	Registries []string
 	// Version is this command's.
 	Version string
+	// Server is the API server of a cluster elsewhere whose node this machine is, or is to be, with
+	// a kubelet to come at KubeletPort, if that is not 0.
+	Server      string
+	KubeletPort int
 }
 
 // Gather looks at everything. It is bounded in time; what cannot be found out is told in the facts.
 func Gather(ctx context.Context, p Places) *Facts {
+	f, c := gatherHost(p)
+	socket := p.Socket
+	if socket == "" {
+		socket = c.Socket()
+	}
+	f.CNI = readCNI(c.Network.CNIConfDir, c.Network.CNIBinDirs)
+	f.Network = readNetwork(ctx, &c.Network, f.CNI.File == "")
+	f.Cluster = askCluster(ctx, filepath.Join(c.State, "kube", "kube", "pprof.sock"))
+	daemon, used := askDaemon(ctx, socket)
+	daemon.Mine = p.Version
+	f.Daemon = daemon
+	if p.Server != "" {
+		f.Join = askServer(ctx, p.Server, p.KubeletPort)
+	}
+	f.Registries = askRegistries(ctx, registriesOf(&c.Image, append(used, p.Registries...)))
+	return f
+}
+
+// gatherHost looks at what is in this machine, and at coracled's settings.
+func gatherHost(p Places) (*Facts, config.Config) {
 	f := &Facts{UID: os.Geteuid(), Config: Config{Path: p.ConfigFile}}
 	c := f.Config.load()
 	if p.Root != "" {
@@ -33,22 +57,11 @@ func Gather(ctx context.Context, p Places) *Facts {
 	if p.State != "" {
 		c.State = p.State
 	}
-	socket := p.Socket
-	if socket == "" {
-		socket = c.Socket()
-	}
 	f.Kernel, f.Limits, f.Security = readKernel(), readLimits(), readSecurity()
 	f.Cgroups = readCgroups(c.Cgroup.Driver)
 	f.Shim = findShim(c.Shim.Binary)
 	f.Disks = []Disk{readDisk("root", c.Root), readDisk("state", c.State)}
-	f.CNI = readCNI(c.Network.CNIConfDir, c.Network.CNIBinDirs)
-	f.Network = readNetwork(ctx, &c.Network, f.CNI.File == "")
-	f.Cluster = askCluster(ctx, filepath.Join(c.State, "kube", "kube", "pprof.sock"))
-	daemon, used := askDaemon(ctx, socket)
-	daemon.Mine = p.Version
-	f.Daemon = daemon
-	f.Registries = askRegistries(ctx, registriesOf(&c.Image, append(used, p.Registries...)))
-	return f
+	return f, c
 }
 
 // load returns the file's settings, or the defaults if there is none or it is broken.
