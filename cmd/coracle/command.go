@@ -54,7 +54,8 @@ events and image need only coracled.`,
   kubectl --kubeconfig $(coracle kubeconfig) get nodes
   coracle status
   coracle why pod/cart svc/db
-  coracle down --purge`,
+  coracle down --purge
+  coracle join https://10.0.0.1:6443 --token TOKEN --ca-hash HASH`,
 		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -73,7 +74,7 @@ events and image need only coracled.`,
 	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for data that survives a reboot")
 	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p),
-		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p))
+		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p), joinCommand(&p), leaveCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
 		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran; doctor with 1 if it found an error.",
 		Files: `/run/coracle/coracle.sock: where coracled is reached, unless --address or $CORACLE_ADDRESS says otherwise.

@@ -40,6 +40,7 @@ changes nothing, and exits with 1 if there is an error.`,
 			if cmd.Flags().Changed("state") {
 				places.State = p.state
 			}
+			places.Server = remembered(*p).Server
 			all := doctor.Examine(doctor.Gather(cmd.Context(), places))
 			out := cmd.OutOrStdout()
 			if err := format.Print(out, all, func(w io.Writer) { findingRows(w, all) }); err != nil {

@@ -42,6 +42,10 @@ pods that use them first.`,
 			if volumes && !purge {
 				return errors.New("down: --delete-volumes goes with --purge; 'kubectl delete pvc NAME' deletes the data of one claim")
 			}
+			if o := remembered(*p); purge && o.Server != "" {
+				return fmt.Errorf("down: this machine is node %s of the cluster at %s: 'coracle leave%s' removes everything, and deletes the node there",
+					o.Node, o.Server, p.flags())
+			}
 			return down(ctx, *p, purge, volumes, cmd.OutOrStdout())
 		},
 	}
@@ -76,15 +80,8 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 			return fmt.Errorf("down: --purge has done nothing: %w", err)
 		}
 	}
-	pid, err := holder(p.supervisor())
-	if err != nil {
-		return err
-	}
-	if pid != 0 {
-		if err := end(ctx, pid); err != nil {
-			return fmt.Errorf("down: the cluster's supervisor: %w", err)
-		}
-		steps.done("the cluster process has ended")
+	if err := p.endSupervisor(ctx, steps); err != nil {
+		return fmt.Errorf("down: %w", err)
 	}
 	var kept error
 	if purge {
@@ -157,6 +154,19 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 	}
 	o.Boot = "" // what it has in --root is for the next up, or for down --purge
 	return o.remember(p)
+}
+
+// endSupervisor ends the cluster process, if it runs.
+func (p place) endSupervisor(ctx context.Context, steps *steps) error {
+	pid, err := holder(p.supervisor())
+	if err != nil || pid == 0 {
+		return err
+	}
+	if err := end(ctx, pid); err != nil {
+		return fmt.Errorf("the cluster's supervisor: %w", err)
+	}
+	steps.done("the cluster process has ended")
+	return nil
 }
 
 // ours says whether down may end coracled: up has started the one that runs. If none runs, what the

@@ -73,7 +73,7 @@ func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ
 			differ = append(differ, flag)
 		}
 	}
-	o.Restored = last.Restored
+	o.Restored, o.Server = last.Restored, last.Server
 	slices.Sort(differ)
 	return differ
 }

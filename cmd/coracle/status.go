@@ -83,7 +83,16 @@ func lookAtPrograms(ctx context.Context, p place) []health {
 	return append(all, line("supervisor", "", fmt.Sprintf("pid %d", pid), err))
 }
 
+// lookAtMember asks the cluster elsewhere how this machine's node is.
+func lookAtMember(ctx context.Context, p place, o upOptions) health {
+	err := kubeTool(ctx, nil, "agent", "await", "--root", p.kubeRoot(), "--timeout", longestTry.String())
+	return line("node "+o.Node, "", "is Ready in the cluster at "+o.Server, err)
+}
+
 func lookAtAPI(ctx context.Context, p place) []health {
+	if o := remembered(p); o.Server != "" {
+		return []health{lookAtMember(ctx, p, o)}
+	}
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
 		return []health{line("apiserver", "", "", err)}

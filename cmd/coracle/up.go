@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/coracle-project/coracle/internal/privatedir"
 )
@@ -34,6 +35,10 @@ type upOptions struct {
 	Restored string `json:"restored,omitempty"`
 	// Boot is the boot in which it did, so that down ends it; "" after down.
 	Boot string `json:"boot,omitempty"`
+
+	// Server is the API server of the cluster whose node this machine is, "" for a cluster of its
+	// own. Port is the server's then.
+	Server string `json:"server,omitempty"`
 
 	Bind string `json:"bind"`
 	Port int    `json:"port"`
@@ -108,11 +113,17 @@ that fails before the node is Ready stops what it started; pods that ran before 
 			return up(ctx, *p, o, cmd.Flags().Changed, cmd.OutOrStdout())
 		},
 	}
+	cmd.Flags().AddFlagSet(upFlags(&o))
+	return cmd
+}
+
+// upFlags are the flags of up.
+func upFlags(o *upOptions) *pflag.FlagSet {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
-	f := cmd.Flags()
+	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
 	f.StringVar(&o.Config, "config", "", "configuration file for coracled")
 	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io",
 		"registry for image names without one, unless --config names one; "+refuseShortNames+" refuses such names")
@@ -163,7 +174,7 @@ that fails before the node is Ready stops what it started; pods that ran before 
 		"`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "limit for the whole start")
-	return cmd
+	return f
 }
 
 // refuseShortNames is the setting with which images' names have to name their registry.
@@ -207,7 +218,17 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	defer release()
 	last = remembered(p) // of an up that was quicker
 	u := upping{place: p, o: &o, last: last}
-	if err := u.look(ctx, o.follow(last, given)); err != nil {
+	differ := o.follow(last, given)
+	if o.Server != "" {
+		if err := o.checkAgent(differ); err != nil {
+			return err
+		}
+		if err := u.look(ctx, differ); err != nil {
+			return err
+		}
+		return u.upAgent(ctx, given, steps)
+	}
+	if err := u.look(ctx, differ); err != nil {
 		return err
 	}
 	// What the last cluster announced is the new one's to announce: a pool is refused that is in
@@ -280,6 +301,9 @@ func coracledArgs(p place, o upOptions) []string {
 
 // kubeArgs are what the cluster process is started with.
 func kubeArgs(p place, o upOptions) []string {
+	if o.Server != "" {
+		return agentArgs(p, o)
+	}
 	args := []string{
 		"server", "--root", p.kubeRoot(), "--state", p.kubeState(),
 		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--service-cidr", o.ServiceCIDR, "--node-name", o.Node, "--cri",

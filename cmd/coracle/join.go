@@ -1,0 +1,274 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/cmd/coracle/doctor"
+	"github.com/coracle-project/coracle/internal/privatedir"
+)
+
+// joining is what a machine is told of the cluster that it is to join.
+type joining struct {
+	server, token string
+	hashes        []string
+}
+
+// agentFlags are the flags of up that join has, too: those of a node.
+var agentFlags = []string{
+	"config", "short-name-registry", "node-name", "node-ip", "kubelet-port", "pod-log-dir", "cgroup-root", "eviction-hard",
+	"allowed-unsafe-sysctls", "resolv-conf",
+}
+
+func joinCommand(p *place) *cobra.Command {
+	var o upOptions
+	var j joining
+	cmd := &cobra.Command{
+		Use:   "join https://HOST:PORT --token TOKEN --ca-hash HASH",
+		Short: "make this machine a node of a cluster on another machine",
+		Long: `join makes this machine a node of the cluster at HOST: it starts coracled, unless one already serves the socket in
+--state, and one process with kubelet, service proxy, DNS and network policies. "coracle token create" on the first
+machine prints the whole command.
+
+The token and the hash are needed once. "coracle up" starts the node again after "coracle down" or a reboot, and
+"coracle leave" takes it out of the cluster.`,
+		Example: `  coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:…
+  coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:… --node-name two --node-ip 10.0.0.2`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			j.server = strings.TrimSuffix(args[0], "/")
+			return join(ctx, *p, o, j, cmd.Flags().Changed, cmd.OutOrStdout())
+		},
+	}
+	all := upFlags(&o)
+	for _, name := range append(agentFlags, "timeout") {
+		cmd.Flags().AddFlag(all.Lookup(name))
+	}
+	cmd.Flags().StringVar(&j.token, "token", "", "`TOKEN` of the cluster, ID.SECRET")
+	cmd.Flags().StringSliceVar(&j.hashes, "ca-hash", nil, "`HASH` of the cluster's authority, sha256:…")
+	_ = cmd.MarkFlagRequired("token") // it fails only for a flag that is not there, as the next
+	_ = cmd.MarkFlagRequired("ca-hash")
+	return cmd
+}
+
+// agentArgs are what the node of a cluster elsewhere is started with.
+func agentArgs(p place, o upOptions) []string {
+	args := []string{
+		"agent", "--root", p.kubeRoot(), "--state", p.kubeState(), "--cri", "unix://" + p.socket(),
+		"--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
+	}
+	if o.KubeletPort != 0 {
+		args = append(args, "--kubelet-port", strconv.Itoa(o.KubeletPort))
+	}
+	for _, further := range [][2]string{
+		{"--node-ip", strings.Join(o.NodeIPs, ",")},
+		{"--eviction-hard", o.EvictionHard},
+		{"--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ",")},
+		{"--resolv-conf", o.ResolvConf},
+	} {
+		if further[1] != "" {
+			args = append(args, further[0], further[1])
+		}
+	}
+	return args
+}
+
+// checkAgent refuses what an up on a node of another cluster was given and cannot follow.
+func (o *upOptions) checkAgent(differ []string) error {
+	for _, flag := range differ {
+		if !slices.Contains(agentFlags, flag) || flag == "node-name" {
+			return fmt.Errorf("up --%s: this machine is node %s of the cluster at %s, and the flag is for a cluster of its own: 'coracle leave' "+
+				"takes it out of the other one", flag, o.Node, o.Server)
+		}
+	}
+	return nil
+}
+
+const defaultKubeletPort = 10250
+
+func join(ctx context.Context, p place, o upOptions, j joining, given func(flag string) bool, out io.Writer) error {
+	if os.Geteuid() != 0 {
+		return errors.New("join: only root may make namespaces, mounts and networks: use sudo")
+	}
+	server, err := url.Parse(j.server)
+	if err != nil || server.Scheme != "https" || server.Port() == "" {
+		return fmt.Errorf("join: %q is no address of an API server, such as https://10.0.0.1:6443", j.server)
+	}
+	if err := p.single(); err != nil {
+		return fmt.Errorf("join: %w", err)
+	}
+	for _, file := range []*string{&o.Config, &o.ResolvConf} {
+		if *file == "" {
+			continue
+		}
+		if *file, err = filepath.Abs(*file); err != nil {
+			return err
+		}
+	}
+	if o.Port, err = strconv.Atoi(server.Port()); err != nil {
+		return fmt.Errorf("join: the port of %s: %w", j.server, err)
+	}
+	if err := o.check(); err != nil {
+		return fmt.Errorf("join: %s", strings.TrimPrefix(err.Error(), "up: "))
+	}
+	steps := newSteps(out)
+	if err := preflight(ctx, p, o, j.server, steps); err != nil {
+		return err
+	}
+	for _, dir := range []string{p.root, p.state} {
+		if err := privatedir.Make(dir); err != nil {
+			return err
+		}
+	}
+	// Written first: certificates of a cluster that is not remembered could not be taken back.
+	last := remembered(p)
+	o.Server = j.server
+	if err := o.remember(p); err != nil {
+		return err
+	}
+	asking, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	err = kubeTool(asking, nil, "agent", "join", j.server, "--root", p.kubeRoot(), "--token", j.token,
+		"--ca-hash", strings.Join(j.hashes, ","), "--node-name", o.Node)
+	if err != nil {
+		return errors.Join(fmt.Errorf("join: %w", err), last.restore(p))
+	}
+	steps.done("the cluster at " + j.server + " has given node " + o.Node + " a certificate")
+	if err := up(ctx, p, o, given, out); err != nil {
+		return fmt.Errorf("%w\nthe machine is a node of the cluster: 'coracle up%s' tries again, and 'coracle leave%[2]s' takes it back", err,
+			p.flags())
+	}
+	return nil
+}
+
+// single refuses a machine that is a cluster's already.
+func (p place) single() error {
+	if last := remembered(p); last.Server != "" {
+		return fmt.Errorf("this machine is node %s of the cluster at %s: 'coracle up%s' starts it, and 'coracle leave%[3]s' takes it out of that "+
+			"cluster", last.Node, last.Server, p.flags())
+	}
+	if _, err := os.Stat(filepath.Join(p.kubeRoot(), "pki")); err == nil {
+		return fmt.Errorf("this machine has a cluster of its own: 'coracle down --purge%s' removes it, with everything in it", p.flags())
+	}
+	return nil
+}
+
+// preflight looks whether this machine can be a node, and prints what is not as it should be.
+func preflight(ctx context.Context, p place, o upOptions, server string, steps *steps) error {
+	places := doctor.Places{ConfigFile: o.Config, Root: p.root, State: p.state, Server: server, KubeletPort: o.KubeletPort}
+	if places.KubeletPort == 0 {
+		places.KubeletPort = defaultKubeletPort
+	}
+	all := doctor.Preflight(ctx, places)
+	for _, f := range all {
+		if f.Level != doctor.OK {
+			steps.waits(fmt.Sprintf("%s: %s: %s: %s", f.Level, f.Check, f.Message, f.Remedy))
+		}
+	}
+	if doctor.Sick(all) {
+		return errors.New("join: this machine cannot be a node before these errors are remedied; nothing was changed")
+	}
+	return nil
+}
+
+// upAgent starts the node of a cluster elsewhere, and returns when it is Ready.
+func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, steps *steps) error {
+	if err := u.checkPrograms(ctx, given); err != nil {
+		return err
+	}
+	if err := u.upCoracled(ctx, u.launchCluster); err != nil {
+		return u.fail(ctx, err)
+	}
+	steps.done("coracled serves " + u.socket())
+	if err := u.launchCluster(); err != nil {
+		return u.fail(ctx, err)
+	}
+	var said error
+	err := await(ctx, "the node", u.kubeLog(), u.cluster, func(try context.Context) error {
+		if err := kubeTool(try, nil, "agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()); err != nil {
+			if try.Err() == nil {
+				said = err
+			}
+			return cmp.Or(said, err) // one that was cut off says less than the last one
+		}
+		return nil
+	})
+	if err != nil {
+		return u.fail(ctx, err)
+	}
+	steps.done("node " + u.o.Node + " is Ready in the cluster at " + u.o.Server)
+	tellParts(ctx, u.place, steps)
+	return nil
+}
+
+func leaveCommand(p *place) *cobra.Command {
+	var force bool
+	var limit time.Duration
+	cmd := &cobra.Command{
+		Use:   "leave",
+		Short: "take this machine out of the cluster that it has joined",
+		Long: `leave evicts the node's pods, so that others of their kind start on other nodes, stops what join started, deletes the
+Node, and removes images, certificates and everything else that the node has kept. PodDisruptionBudgets are kept.`,
+		Example: `  coracle leave
+  coracle leave --force      # the cluster is gone, or pods cannot be evicted`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			return leave(ctx, *p, force, limit, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "leave also if the cluster cannot be reached or pods stay")
+	cmd.Flags().DurationVar(&limit, "timeout", 2*time.Minute, "how long pods may take to end")
+	return cmd
+}
+
+func leave(ctx context.Context, p place, force bool, limit time.Duration, out io.Writer) error {
+	if os.Geteuid() != 0 {
+		return errors.New("leave: it ends processes and removes mounts of root: use sudo")
+	}
+	o := remembered(p)
+	if o.Server == "" {
+		return errors.New("leave: this machine has joined no cluster; 'coracle down' ends a cluster of its own")
+	}
+	steps := newSteps(out)
+	tool := func(verb string) error {
+		return kubeTool(ctx, nil, "agent", verb, "--root", p.kubeRoot(), "--timeout", limit.String())
+	}
+	switch err := tool("drain"); {
+	case err == nil:
+		steps.done("node " + o.Node + " has no pods left but those of DaemonSets")
+	case force:
+		steps.waits("the pods were not evicted: " + err.Error())
+	default:
+		return fmt.Errorf("leave: nothing was removed: %w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+	}
+	if err := p.endSupervisor(ctx, steps); err != nil { // a kubelet that runs would register the node again
+		return fmt.Errorf("leave: %w", err)
+	}
+	switch err := tool("unregister"); {
+	case err == nil:
+		steps.done("node " + o.Node + " is deleted from the cluster")
+	case force:
+		steps.waits("the node stays in the cluster: " + err.Error() + "; 'kubectl delete node " + o.Node + "' deletes it there")
+	default:
+		return fmt.Errorf("leave: %w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+	}
+	return down(ctx, p, true, true, out)
+}
