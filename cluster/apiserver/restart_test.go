@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -86,5 +87,54 @@ func TestARestartedServerGoesOnWhereItWas(t *testing.T) {
 	}
 	if e := <-events.ResultChan(); e.Type != watch.Added || e.Object.(*corev1.ConfigMap).Name != "c" {
 		t.Errorf("event after the restart %+v", e)
+	}
+}
+
+// Who comes before the server knows the roles waits, and is not refused what he may do: kubelets,
+// operators and drivers of volumes take that for final, or stay away for a minute.
+func TestNobodyIsRefusedWhileRolesAreRead(t *testing.T) {
+	o := broken(t, func(*Options) {})
+	s, stop := serve(t, o)
+	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list"}}},
+	}
+	if _, err := client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bound := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "reader"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "jane"}},
+	}
+	if _, err := client.RbacV1().ClusterRoleBindings().Create(t.Context(), bound, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	jane := clientOf(t, s.ClientConfig("jane")).CoreV1()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	if _, err := jane.ConfigMaps("default").List(ctx, metav1.ListOptions{}); err != nil { // with the first that is served
+		t.Error(err)
+	}
+	if _, err := jane.Secrets("default").List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("secrets: %v", err)
+	}
+	select {
+	case <-s.Ready(): // a hook of a server that is stopped before ends the process
+		cancel()
+		err = <-ended
+	case err = <-ended:
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
