@@ -107,30 +107,25 @@ func Find(ctx context.Context, g Given) (ca []byte, err error) {
 // be missing or old for a moment, after the token was made or cluster-info has changed.
 func (g Given) signed(ctx context.Context, config *rest.Config) (string, error) {
 	id, secret, _ := token.Parse(g.Token) // Check has looked
-	waiting, stop := context.WithTimeout(ctx, signedWithin)
-	defer stop()
-	var lacks error // what is wrong with the last answer
+	late := time.After(signedWithin)
 	for {
-		info, err := read(waiting, config)
-		if err != nil && (lacks == nil || waiting.Err() == nil) {
+		info, err := read(ctx, config) // late does not cut it off: the server would seem to be away
+		if err != nil {
 			return "", g.unreachable(err)
 		}
-		if err == nil {
-			text := info.Data[bootstrapapi.KubeConfigKey]
-			signature, there := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]
-			if there && jws.DetachedTokenIsValid(signature, text, id, secret) {
-				return text, nil
-			}
-			lacks = fmt.Errorf("%s does not know token %s: it was deleted or has expired; 'coracle token create' there makes another", g.Server, id)
-			if there {
-				lacks = fmt.Errorf("the secret of token %s is not the one that %s knows: copy the whole token", id, g.Server)
-			}
+		text := info.Data[bootstrapapi.KubeConfigKey]
+		signature, there := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]
+		if there && jws.DetachedTokenIsValid(signature, text, id, secret) {
+			return text, nil
+		}
+		lacks := fmt.Errorf("%s does not know token %s: it was deleted or has expired; 'coracle token create' there makes another", g.Server, id)
+		if there {
+			lacks = fmt.Errorf("the secret of token %s is not the one that %s knows: copy the whole token", id, g.Server)
 		}
 		select {
-		case <-waiting.Done():
-			if ctx.Err() != nil {
-				return "", ctx.Err()
-			}
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-late:
 			return "", lacks
 		case <-time.After(signedEvery):
 		}

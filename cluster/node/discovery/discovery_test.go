@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,6 +55,32 @@ func TestAnOldSignature(t *testing.T) {
 	if text, err := g.signed(t.Context(), config); text != "new" || err != nil {
 		t.Errorf("%q, %v", text, err)
 	}
+}
+
+// A server that answers slowly can be reached: the token is what is wrong.
+func TestASlowServerThatDoesNotKnowTheToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := Given{Server: "https://192.0.2.1:6443", Token: "abcdef.0123456789abcdef"}
+		config := &rest.Config{Host: g.Server, Timeout: call, Transport: slow(signedWithin + time.Second)}
+		if _, err := g.signed(t.Context(), config); err == nil || !strings.Contains(err.Error(), "does not know token abcdef") {
+			t.Error(err)
+		}
+	})
+}
+
+// slow is a server without tokens that takes its time.
+type slow time.Duration
+
+func (s slow) RoundTrip(r *http.Request) (*http.Response, error) {
+	select {
+	case <-time.After(time.Duration(s)):
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	w := httptest.NewRecorder()
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.WriteString(`{"kind":"ConfigMap","apiVersion":"v1"}`)
+	return w.Result(), nil
 }
 
 func TestAnAnswerThatIsTooLong(t *testing.T) {
