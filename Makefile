@@ -348,14 +348,14 @@ deb: build ## Debian packages into out/deb
 	@GO="$(GO)" packaging/build.sh
 
 release: ## the files of the release that this commit is tagged as, if all of docs/status.md holds
-	@git describe --exact-match --match 'v[0-9]*' HEAD >/dev/null && git diff --quiet HEAD || { echo 'release: this is not a clean commit with a tag v…; make dist makes the files without one' >&2; exit 1; }
+	@git describe --exact-match --match 'v[0-9]*' HEAD >/dev/null && changes=$$(git status --porcelain --untracked-files=normal) && [[ -z $$changes ]] || { echo 'release: this is not a clean commit with a tag v…; make dist makes the files without one' >&2; exit 1; }
 	@$(MAKE) --no-print-directory status dist
 
 dist: deps ## the files of a release for amd64 and arm64 into out/release: packages, archives, licences, SBOM, sources
-	@packaging/release.sh $(VERSION)
+	@GO="$(GO)" packaging/release.sh $(VERSION)
 
 reproduce: deps ## the files of a release, built twice in different circumstances and compared (long)
-	@packaging/reproduce.sh $(VERSION)
+	@GO="$(GO)" packaging/reproduce.sh $(VERSION)
 
 test-deb-vm: deb ## the Debian packages, and upstream's kubelet on them, under systemd in a virtual machine (VM_RUN, see hack/oci/vm.sh)
 	@GO="$(GO)" hack/tools.sh crictl kubectl

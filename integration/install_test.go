@@ -133,3 +133,53 @@ func TestInstallScript(t *testing.T) {
 		t.Errorf("a second removal: %v\n%s", err, out)
 	}
 }
+
+// release.sh resolves its directory where it is called, and refuses one with files that are not a
+// release's. It runs on a copy of itself, so that an error cannot delete this repository.
+func TestReleaseDirectory(t *testing.T) {
+	script, err := os.ReadFile("../packaging/release.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo := t.TempDir()
+	if err := os.Mkdir(filepath.Join(repo, "packaging"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(repo, "packaging", "release.sh")
+	if err := os.WriteFile(program, script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		files []string
+		fails string
+	}{
+		{"foreign file", []string{"letter"}, "is neither empty nor an earlier release"},
+		{"no checksums", []string{"install.sh"}, "is neither empty nor an earlier release"},
+		{"foreign file next to a release", []string{"SHA256SUMS", "install.sh", "letter"}, "is neither empty nor an earlier release"},
+		// It goes on, and fails because the copy is not in a repository.
+		{"release", []string{"SHA256SUMS", "install.sh", "coracle_1_amd64.deb", "coracle-v1-linux-amd64.tar.gz"}, "not a git repository"},
+		{"empty", nil, "not a git repository"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, name := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.CommandContext(t.Context(), program, "v2", ".")
+			cmd.Dir = dir
+			if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), c.fails) {
+				t.Errorf("error %v, want %q:\n%s", err, c.fails, out)
+			}
+			entries, err := os.ReadDir(dir)
+			if err != nil || len(entries) != len(c.files) {
+				t.Errorf("left: %v, %v", entries, err)
+			}
+		})
+	}
+	if _, err := os.Stat(program); err != nil {
+		t.Error(err)
+	}
+}

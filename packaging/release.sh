@@ -8,19 +8,31 @@
 #   install.sh, vulnerabilities.txt, SHA256SUMS
 #
 # Times are those of the last commit. The same sources make the same files (packaging/reproduce.sh). ARCHS chooses
-# architectures; SKIP_SOURCES=1 leaves out the libraries' sources, for trials.
+# architectures; SKIP_SOURCES=1 leaves out the libraries' sources, for trials. DIRECTORY has to be empty, or to contain an
+# earlier release, which is replaced when the new one is complete.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 version=${1:?version}
-mkdir -p "${2:-out/release}"
-out=$(realpath "${2:-out/release}")
-rm -rf "${out:?}"/*
+directory=$(realpath -m -- "${2:-$repo/out/release}")
+cd "$repo"
+
+# The files of a release, for find.
+ours=(-type f -regextype posix-extended
+  -regex '.*/(coracle(-kube)?_[^/]+\.deb|coracle-[^/]+\.(tar|tar\.gz|cdx\.json)|install\.sh|vulnerabilities\.txt|SHA256SUMS)')
+mkdir -p "$directory"
+others=$(find "$directory" -mindepth 1 -maxdepth 1 ! \( "${ours[@]}" \))
+if [[ $others || (! -e $directory/SHA256SUMS && $(ls -A "$directory")) ]]; then
+  echo "release: $directory is neither empty nor an earlier release: choose another directory" >&2
+  exit 1
+fi
 export GO=${GO:-go} LC_ALL=C TZ=UTC
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 umask 022
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+out=$work/release
+mkdir "$out"
 host=$(dpkg --print-architecture)
 declare -A target=([amd64]=x86_64-linux-gnu [arm64]=aarch64-linux-gnu)
 
@@ -39,21 +51,28 @@ same() {
     { cmp -l "$1" "$2" || true; } | awk -v from="$((16#$offset))" -v size="$((16#$size))" '$1 <= from || $1 > from + size { exit 1 }'
 }
 
-# Manual pages and completions come from the programs that run here: they are the first.
-read -ra archs <<<"${ARCHS:-$host $(tr ' ' '\n' <<<"${!target[*]}" | grep -vx "$host")}"
-for arch in "${archs[@]}"; do
-  triple=${target[$arch]}
-  stage=$work/$arch
-  sysroot=$(packaging/sysroot.sh "$arch")
+# programs ARCH: builds the programs in $stage/bin, unless they are there. It sets what the rest is built with.
+programs() {
+  triple=${target[$1]}
+  stage=$work/$1
+  sysroot=$(packaging/sysroot.sh "$1")
   cc=$triple-gcc
-  env=("CC=$cc" "GOARCH=$arch")
+  local env=("GOARCH=$1")
   if [[ $sysroot != / ]]; then
     cc="$cc --sysroot=$sysroot"
-    env=("CC=$cc" "GOARCH=$arch" "PKG_CONFIG_SYSROOT_DIR=$sysroot" "PKG_CONFIG_LIBDIR=$sysroot/usr/lib/$triple/pkgconfig")
+    env+=("PKG_CONFIG_SYSROOT_DIR=$sysroot" "PKG_CONFIG_LIBDIR=$sysroot/usr/lib/$triple/pkgconfig")
   fi
+  [[ ! -d $stage/bin ]] || return 0
   mkdir -p "$stage/bin"
-  env "${env[@]}" make --no-print-directory binaries VERSION="$version" OUT="$stage/bin" \
-    RELINK="$stage/relink/coracle-$version-relink-$arch"
+  env "CC=$cc" "${env[@]}" make --no-print-directory binaries VERSION="$version" OUT="$stage/bin" \
+    RELINK="$stage/relink/coracle-$version-relink-$1"
+}
+
+# Manual pages and completions are printed by programs of this machine's architecture: those are built first.
+read -ra archs <<<"${ARCHS:-$host $(tr ' ' '\n' <<<"${!target[*]}" | grep -vx "$host")}"
+programs "$host"
+for arch in "${archs[@]}"; do
+  programs "$arch"
 
   ARCH=$arch BIN=$stage/bin HOSTBIN=$work/$host/bin STAGE=$stage CC=$cc RELEASE=$version packaging/build.sh "$out" >/dev/null
 
@@ -143,9 +162,12 @@ if [[ " ${archs[*]} " == *" $host "* ]]; then
   done
   for page in "$root"/share/man/man8/*.8.gz; do
     # groff warns of what a page gets wrong.
-    warnings=$(zcat "$page" | groff -Kutf8 -man -Tutf8 -ww -z 2>&1)
+    warnings=$(zcat "$page" | groff -Kutf8 -man -Tutf8 -ww -z 2>&1) || warnings=${warnings:-groff fails}
     [[ ! $warnings ]] || { echo "release: ${page##*/}: $warnings" >&2; exit 1; }
   done
   for f in "$root"/share/bash-completion/completions/*; do bash -n "$f"; done
 fi
-(cd "$out" && ls -l)
+
+find "$directory" -mindepth 1 -maxdepth 1 "${ours[@]}" -delete
+mv "$out"/* "$directory/"
+(cd "$directory" && ls -l)

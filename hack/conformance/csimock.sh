@@ -6,7 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../gobuild.sh"
 
 RECIPE=1 # raise it when something below or in csimock changes
 out=$repo/bin/conformance
-once csimock "$(cluster_version k8s.io/kubernetes)-$RECIPE"
+version=$(cluster_version k8s.io/kubernetes)
+once csimock "$version-$RECIPE"
 enter_module csimock "$repo/hack/conformance/csimock/main.go"
 "$go" build -ldflags '-s -w' -o "$out/csimock" .
 built csimock

@@ -18,7 +18,9 @@ mkdir -p "$out"
   "$go" build -ldflags '-s -w' -o "$out/worker" github.com/mattfenwick/cyclonus/cmd/worker
 )
 
-once stamp "$(cluster_version k8s.io/kubernetes)-$(cluster_version sigs.k8s.io/network-policy-api)-$RECIPE"
+kubernetes=$(cluster_version k8s.io/kubernetes)
+api=$(cluster_version sigs.k8s.io/network-policy-api)
+once stamp "$kubernetes-$api-$RECIPE"
 enter_module agnhost "$repo"/hack/policy/agnhost/*.go
 "$go" build -ldflags '-s -w' -o "$out/agnhost" .
 mkdir tiers
