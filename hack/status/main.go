@@ -4,8 +4,8 @@
 //	status check             fails unless each target has passed with the files of this commit
 //
 // A row names the tree that its target was run on: a hash of the covered files in the commit. A
-// row whose files have changed since is outdated. Only commits are run, so that a row says of what
-// it is.
+// row whose files have changed since is outdated. A target passes only if its files were those of
+// the commit, without changes and without untracked files, before the run and after it.
 package main
 
 import (
@@ -88,16 +88,9 @@ func run(targets []target, names []string) error {
 
 // runTarget runs make with the target's arguments. Its output goes to out/check/NAME.log.
 func runTarget(t target) (row, error) {
-	dirty, err := git(append([]string{"status", "--porcelain", "--untracked-files=no", "--"}, t.files()...)...)
+	tree, err := t.cleanTree()
 	if err != nil {
-		return row{}, err
-	}
-	if dirty != "" {
-		return row{}, fmt.Errorf("commit first, there are changes:\n%s", dirty)
-	}
-	tree, err := t.tree()
-	if err != nil {
-		return row{}, err
+		return row{}, fmt.Errorf("not run: %w", err)
 	}
 	commit, err := git("rev-parse", "--short=12", "HEAD")
 	if err != nil {
@@ -128,6 +121,10 @@ func runTarget(t target) (row, error) {
 	r := row{result: "passed", counts: count(string(text)), commit: commit, tree: tree, machine: machine()}
 	if failure != nil {
 		r.result = "failed"
+	} else if after, err := t.cleanTree(); err != nil {
+		return row{}, fmt.Errorf("its files have changed during the run: %w", err)
+	} else if after != tree {
+		return row{}, fmt.Errorf("its files have changed during the run: HEAD has tree %s instead of %s; run it again", after, tree)
 	}
 	log.Printf("%s: %s in %s (%d passed, %d failed, %d skipped)", t.name, r.result, time.Since(started).Round(time.Second),
 		r.passed, r.failed, r.skipped)

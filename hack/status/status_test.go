@@ -3,6 +3,8 @@ package main
 import (
 	"os"
 	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -26,6 +28,48 @@ func TestTargets(t *testing.T) {
 		}
 		if !strings.Contains(string(makefile), "\n"+target.arguments[0]+": ") {
 			t.Errorf("%s: no target %s in the Makefile", target.name, target.arguments[0])
+		}
+	}
+}
+
+// A target covers the files of this repository that its commands name, and what scripts among them
+// source.
+func TestCoverage(t *testing.T) {
+	t.Chdir("../..")
+	targets, err := parseTargets(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`(?:^|[\s=(/])((?:cmd|integration|hack|packaging|network)/[\w./-]*\w)`)
+	sourced := regexp.MustCompile(`(?m)^ *# shellcheck source=(hack/\S+)`)
+	for _, target := range targets {
+		if target.name == "test" { // everything; and make -n would run the parts' make
+			continue
+		}
+		out, err := exec.CommandContext(t.Context(), "make", append([]string{"-n", "--no-print-directory"}, target.arguments...)...).Output()
+		if err != nil {
+			t.Fatalf("make -n %s: %v", target.arguments, err)
+		}
+		needs := []string{"Makefile"}
+		for _, m := range named.FindAllStringSubmatch(string(out), -1) {
+			if s, err := os.Stat(m[1]); err != nil {
+				continue // a directory of bin, or of cluster
+			} else if needs = append(needs, m[1]); s.IsDir() {
+				continue
+			}
+			script, err := os.ReadFile(m[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range sourced.FindAllStringSubmatch(string(script), -1) {
+				needs = append(needs, m[1])
+			}
+		}
+		slices.Sort(needs)
+		for _, file := range slices.Compact(needs) {
+			if !slices.ContainsFunc(target.paths, func(p string) bool { return file == p || strings.HasPrefix(file, p+"/") }) {
+				t.Errorf("%s uses %s, and does not cover it", target.name, file)
+			}
 		}
 	}
 }
@@ -91,7 +135,7 @@ func TestRunAndCheck(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("notes.md", "not covered\n")
+	write("docs/crash-matrix.md", "written by a target\n")
 	git("add", ".")
 	git("commit", "-q", "-m", "second")
 	if err := check(targets); err != nil {
@@ -99,7 +143,7 @@ func TestRunAndCheck(t *testing.T) {
 	}
 
 	write("b.go", "package b // changed\n")
-	fails(run(targets, []string{"bad"}), "commit first")
+	fails(run(targets, []string{"bad"}), "bad: not run: commit first")
 	git("commit", "-q", "-am", "third")
 	err = check(targets)
 	fails(err, "bad is outdated")
@@ -110,6 +154,76 @@ func TestRunAndCheck(t *testing.T) {
 	git("rm", "-q", "b.go")
 	git("commit", "-q", "-m", "fourth")
 	fails(check(targets), "b.go is not in this commit")
+}
+
+// A run counts only for files that are in the commit, and stay as they are.
+func TestOnlyCommits(t *testing.T) {
+	t.Chdir(t.TempDir())
+	git := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.org"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"docs", "a"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const commit = "git -c user.name=a -c user.email=a@example.org commit -q -am during"
+	write("Makefile", "good:\nedit:\n\techo '// edited' >>a/a.go\nadd:\n\techo package a >a/b.go\n"+
+		"commit:\n\techo '// committed' >>a/a.go; "+commit+"\nfail:\n\techo package a >a/b.go; exit 1\n")
+	write("a/a.go", "package a\n")
+	write("docs/security.md", "read by a test\n")
+	write(".gitignore", "/out/\n")
+	git("init", "-q")
+	git("add", ".")
+	git("commit", "-q", "-m", "first")
+	targets, err := parseTargets("all\tgood\t.\nedit\tedit\ta\nadd\tadd\ta\ncommit\tcommit\ta\nfail\tfail\ta\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run(targets, []string{"all"}); err != nil {
+		t.Fatal(err)
+	}
+	write("a/b.go", "package a\n")
+	if err := run(targets, []string{"all"}); err == nil || !strings.Contains(err.Error(), "?? a/b.go") {
+		t.Errorf("with an untracked file: %v", err)
+	}
+	git("clean", "-qf", "a")
+	for name, want := range map[string]string{"edit": "M a/a.go", "add": "?? a/b.go", "commit": "run it again"} {
+		err := run(targets, []string{name})
+		if err == nil || !strings.Contains(err.Error(), "changed during the run") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		git("checkout", "-q", "a")
+		git("clean", "-qf", "a")
+	}
+	// A failure is one, whatever it has left.
+	if err := run(targets, []string{"fail"}); err == nil || !strings.Contains(err.Error(), "failed: fail") {
+		t.Errorf("fail: %v", err)
+	}
+	rows, err := readPage(page)
+	if err != nil || len(rows) != 2 || rows["all"].result != "passed" || rows["fail"].result != "failed" {
+		t.Errorf("rows: %v, %v", rows, err)
+	}
+
+	git("clean", "-qf", "a")
+	if err := run(targets, []string{"all"}); err != nil { // "commit" has changed its files
+		t.Fatal(err)
+	}
+	write("docs/security.md", "changed\n")
+	git("commit", "-q", "-am", "second")
+	if err := check(targets); err == nil || !strings.Contains(err.Error(), "all is outdated") {
+		t.Errorf("after a change of a page that a test reads: %v", err)
+	}
 }
 
 func TestCount(t *testing.T) {
