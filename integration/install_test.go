@@ -56,9 +56,9 @@ func TestInstallScript(t *testing.T) {
 		write(filepath.Join(dir, "install.sh"), strings.Replace(string(script), "version=VERSION", "version="+version, 1))
 		return dir
 	}
-	coracled := fmt.Sprintf("#!/bin/sh\necho \"$@\" >>%s\n", asked)
+	coracled := fmt.Sprintf("#!/bin/sh\necho \"${0##*/} $@\" >>%s\n", asked)
 	common := map[string]string{
-		"bin/coracled": coracled, "share/doc/coracle/README.md": "read me",
+		"bin/coracled": coracled, "bin/coracle": coracled, "share/doc/coracle/README.md": "read me",
 		"lib/systemd/system/coracled.service": "ExecStart=/usr/bin/coracled\n",
 	}
 	first := map[string]string{"bin/coracle-old": "gone in the next version"}
@@ -82,7 +82,7 @@ func TestInstallScript(t *testing.T) {
 	}
 
 	one := release("v1.0.0", first)
-	if out, err := run(one, "--prefix", prefix); err != nil || !strings.Contains(out, "Coracle v1.0.0 is in "+prefix) {
+	if out, err := run(one, "--prefix", "/"+prefix+"//"); err != nil || !strings.Contains(out, "Coracle v1.0.0 is in "+prefix) {
 		t.Fatalf("install: %v\n%s", err, out)
 	}
 	unit, err := os.ReadFile(filepath.Join(prefix, "lib/systemd/system/coracled.service"))
@@ -101,7 +101,7 @@ func TestInstallScript(t *testing.T) {
 		t.Fatalf("upgrade: %v\n%s", err, out)
 	}
 	want := []string{
-		"bin/coracled", "lib/systemd/system/coracled.service", "share/doc/coracle/README.md", "share/doc/coracle/installed",
+		"bin/coracle", "bin/coracled", "lib/systemd/system/coracled.service", "share/doc/coracle/README.md", "share/doc/coracle/installed",
 		"share/man/man8/coracle.8",
 	}
 	if got := installed(); !slices.Equal(got, want) {
@@ -120,14 +120,39 @@ func TestInstallScript(t *testing.T) {
 		t.Errorf("after refusals: %q, want %q", got, want)
 	}
 
-	if out, err := run(alone, "--uninstall", "--prefix", prefix); err != nil {
+	// A systemd that knows one unit, in a mount namespace: this machine may have none.
+	bin := t.TempDir()
+	write(filepath.Join(bin, "systemctl"), `#!/bin/sh
+case $* in
+*FragmentPath*) echo "$UNIT" ;;
+*ActiveState*) echo active ;;
+*) echo "systemctl $@" >>`+asked+` ;;
+esac
+`)
+	uninstall := func(unit string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c",
+			`mount -t tmpfs none /run && mkdir -p /run/systemd/system && exec sh "$@"`, "sh", filepath.Join(alone, "install.sh"),
+			"--uninstall", "--prefix", prefix+"/")
+		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "UNIT="+unit)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := uninstall("/usr/lib/systemd/system/coracled.service"); err == nil || !strings.Contains(out, "runs another coracled") {
+		t.Errorf("with another coracled: %v\n%s", err, out)
+	}
+	if said, err := os.ReadFile(asked); !os.IsNotExist(err) {
+		t.Errorf("with another coracled, programs were asked %q; %v", said, err)
+	}
+	write(filepath.Join(prefix, "share/doc/coracle/local.md"), "not ours")
+	if out, err := uninstall(filepath.Join(prefix, "lib/systemd/system/coracled.service")); err != nil {
 		t.Fatalf("uninstall: %v\n%s", err, out)
 	}
-	if got := installed(); len(got) > 0 {
+	if got := installed(); !slices.Equal(got, []string{"share/doc/coracle/local.md"}) {
 		t.Errorf("after a removal: %q", got)
 	}
-	if said, err := os.ReadFile(asked); err != nil || string(said) != "purge\n" {
-		t.Errorf("coracled was asked %q, want purge; %v", said, err)
+	const asks = "coracle down\nsystemctl disable --now coracled.service\ncoracled purge\nsystemctl daemon-reload\n"
+	if said, err := os.ReadFile(asked); err != nil || string(said) != asks {
+		t.Errorf("programs were asked %q, want %q; %v", said, asks, err)
 	}
 	if out, err := run(alone, "--uninstall", "--prefix", prefix); err == nil || !strings.Contains(out, "nothing is installed") {
 		t.Errorf("a second removal: %v\n%s", err, out)

@@ -85,7 +85,7 @@ bom coracle-kube "$bin/coracle-kube"
 for p in coracle coracle-kube; do
   packed "/usr/share/doc/$p/NOTICES" <"$stage/$p.notices"
   put 0644 "$stage/$p.cdx.json" "/usr/share/doc/$p/sbom.cdx.json"
-  put 0644 packaging/copyright "/usr/share/doc/$p/copyright"
+  put 0644 "packaging/$p.copyright" "/usr/share/doc/$p/copyright"
   printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md in /usr/share/doc/coracle.\n\n -- %s  %s\n' "$p" "$VERSION" \
     "$(sed -n 's/^maintainer: //p' "packaging/$p.yaml")" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
     packed "/usr/share/doc/$p/changelog"

@@ -4,8 +4,9 @@
 #   install.sh [--prefix DIRECTORY] [--from URL]   below /usr/local, without starting anything
 #   install.sh --uninstall [--prefix DIRECTORY]    ends all pods; images and settings stay
 #
-# The archive lies beside this script, or is fetched from URL, and has to match SHA256SUMS of the same place. A newer
-# install.sh upgrades: restart coracled afterwards, containers go on.
+# The archive lies next to this script, or is fetched from URL, and has to match SHA256SUMS of the same place. SHA256SUMS is
+# not signed: it detects damage, and says nothing about who made the archive. A newer install.sh upgrades: restart coracled
+# afterwards, containers go on.
 set -eu
 
 version=VERSION
@@ -40,21 +41,30 @@ case $prefix in
 /*) ;;
 *) die "--prefix $prefix: not an absolute path" ;;
 esac
+# The unit and systemd have to agree on the path: one slash between names, none at the end.
+prefix=$(printf '%s\n' "$prefix" | sed 's|//*|/|g; s|/$||')
 
 # What is installed, one path below the prefix a line.
 manifest=$prefix/share/doc/coracle/installed
 
 if [ "$uninstall" ]; then
   [ -e "$manifest" ] || die "nothing is installed in $prefix by this script"
-  # A coracled that was installed in another way stays.
-  unit=$prefix/lib/systemd/system/coracled.service
-  if [ -d /run/systemd/system ] && [ "$(systemctl show --value -p FragmentPath coracled.service)" = "$unit" ]; then
-    systemctl disable --now coracled.service
+  unit=
+  if [ -d /run/systemd/system ]; then unit=$(systemctl show --value -p FragmentPath coracled.service); fi
+  if [ "$unit" ] && [ "$unit" != "$prefix/lib/systemd/system/coracled.service" ]; then
+    # purge would end that coracled, and its pods.
+    case $(systemctl show --value -p ActiveState coracled.service) in
+    inactive | failed) unit= ;;
+    *) die "$unit runs another coracled: stop it first, or remove that installation instead" ;;
+    esac
   fi
+  "$prefix/bin/coracle" down
+  if [ "$unit" ]; then systemctl disable --now coracled.service; fi
   "$prefix/bin/coracled" purge
   while read -r f; do rm -f "$prefix/$f"; done <"$manifest"
   rm -f "$manifest"
-  rmdir "$prefix/share/doc/coracle"
+  rmdir "$prefix/share/doc/coracle" 2>/dev/null || true # unless others have files there
+  if [ "$unit" ]; then systemctl daemon-reload; fi
   echo "Coracle is removed from $prefix; images and settings are in /var/lib/coracle and /etc/coracle."
   exit
 fi
@@ -71,13 +81,16 @@ trap 'rm -rf "$tmp"' EXIT
 for f in SHA256SUMS "$name.tar.gz"; do
   case $from in
   file://*) cp "${from#file://}/$f" "$tmp/$f" ;;
-  *) curl -fsSL -o "$tmp/$f" "$from/$f" || die "$from/$f cannot be fetched" ;;
+  # A redirection must not lead away from https.
+  https://*) curl -fsSL --proto '=https' -o "$tmp/$f" "$from/$f" || die "$from/$f cannot be fetched" ;;
+  *) curl -fsSL --proto-redir '=https' -o "$tmp/$f" "$from/$f" || die "$from/$f cannot be fetched" ;;
   esac
 done
 (cd "$tmp" && grep "  $name.tar.gz\$" SHA256SUMS >sums && sha256sum --check --quiet sums) || die "$name.tar.gz does not match SHA256SUMS"
 tar xzf "$tmp/$name.tar.gz" -C "$tmp" --no-same-owner
 
 umask 022
+uid=$(id -u)
 (cd "$tmp/$name" && find . ! -type d) | sed 's|^\./||' | LC_ALL=C sort >"$tmp/new"
 # The unit names the directory of the programs.
 unit=$tmp/$name/lib/systemd/system/coracled.service
@@ -87,7 +100,7 @@ while read -r f; do
   mkdir -p "$(dirname "$prefix/$f")"
   # A new file each: a program that runs cannot be written to.
   cp -P -p "$tmp/$name/$f" "$prefix/$f.new"
-  chown -h 0:0 "$prefix/$f.new"
+  if [ "$uid" = 0 ]; then chown -h 0:0 "$prefix/$f.new"; fi
   mv -f "$prefix/$f.new" "$prefix/$f"
 done <"$tmp/new"
 # What an older version had, and this one has not.
@@ -96,7 +109,12 @@ if [ -e "$manifest" ]; then
 fi
 cp "$tmp/new" "$manifest"
 echo "Coracle $version is in $prefix. Start it:"
-if [ -d /run/systemd/system ]; then
+# systemd reads the units of these prefixes.
+systemd=
+case $prefix in
+"" | /usr | /usr/local) if [ -d /run/systemd/system ]; then systemd=1; fi ;;
+esac
+if [ "$systemd" ]; then
   systemctl daemon-reload
   echo "  systemctl enable --now coracled     # after an upgrade: systemctl restart coracled"
 else

@@ -137,6 +137,8 @@ func TestLicences(t *testing.T) {
 		{name: "only a notice", files: map[string]string{"NOTICE": "By A. Author."}, fail: "no licence"},
 		{name: "of their own", files: map[string]string{"LICENSE": "Ask me."}, fail: "LICENSE: unknown licence"},
 		{name: "GPL", files: map[string]string{"LICENSE": mit, "a/COPYING": string(gpl)}, fail: "a/COPYING: licence GPL-3.0 may not be linked"},
+		{name: "more terms", files: map[string]string{"LICENSE": mit + "\nThe Software shall be used for Good, not Evil.\n"}, fail: "no known licence"},
+		{name: "headings", files: map[string]string{"LICENSE": "# MIT License (MIT)\n\n" + mit}, licence: "MIT"},
 		{name: "program text", files: map[string]string{"LICENSE": mit, "a/license.go": "package b"}, licence: "MIT"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
