@@ -16,6 +16,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,19 +54,31 @@ type Given struct {
 	Hashes []string
 }
 
-// Hash returns the hash of the authority in a PEM file's content, as a Given has it.
+// Hash returns the hashes of the authorities in a PEM file's content, with commas between them. A
+// machine trusts only those whose hash it is told.
 func Hash(ca []byte) (string, error) {
 	certs, err := certificates(ca)
 	if err != nil {
 		return "", err
 	}
-	return pubkeypin.Hash(certs[0]), nil
+	return hashes(certs), nil
+}
+
+// hashes returns each certificate's hash once, with commas between them.
+func hashes(certs []*x509.Certificate) string {
+	var all []string
+	for _, cert := range certs {
+		if hash := pubkeypin.Hash(cert); !slices.Contains(all, hash) {
+			all = append(all, hash)
+		}
+	}
+	return strings.Join(all, ",")
 }
 
 // Check says what is wrong with what was given, without asking anyone.
 func (g Given) Check() error {
 	u, err := url.Parse(g.Server)
-	if err != nil || u.Scheme != "https" || u.Port() == "" || u.Path != "" && u.Path != "/" {
+	if err != nil || !isServer(u) {
 		return fmt.Errorf("%q is no address of an API server, such as https://10.0.0.1:6443", g.Server)
 	}
 	if _, _, err := token.Parse(g.Token); err != nil {
@@ -77,6 +91,13 @@ func (g Given) Check() error {
 		return fmt.Errorf("%q is no hash of an authority, which is sha256: and 64 hexadecimal digits", strings.Join(g.Hashes, ","))
 	}
 	return nil
+}
+
+// isServer says whether a URL is https://HOST:PORT and nothing more.
+func isServer(u *url.URL) bool {
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	return err == nil && port != 0 && u.Scheme == "https" && u.Hostname() != "" && (u.Path == "" || u.Path == "/") &&
+		u.User == nil && u.RawQuery == "" && !u.ForceQuery && u.Fragment == ""
 }
 
 // Find returns the authority of the cluster, PEM, when the server at the address is one of it.
@@ -132,7 +153,8 @@ func (g Given) signed(ctx context.Context, config *rest.Config) (string, error) 
 	}
 }
 
-// authority returns the authority of a kubeconfig if it has one of the hashes.
+// authority returns the certificates of a kubeconfig's authority that have one of the hashes, PEM.
+// Others are left out: a holder of the token can sign a cluster-info with further authorities.
 func (g Given) authority(kubeconfig string) ([]byte, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
 	if err != nil {
@@ -153,11 +175,17 @@ func (g Given) authority(kubeconfig string) ([]byte, error) {
 	if err := pins.Allow(g.Hashes...); err != nil {
 		return nil, err
 	}
-	if err := pins.CheckAny(certs); err != nil {
-		return nil, fmt.Errorf("%s is another cluster: its authority has the hash %s, and the one given is %s", g.Server,
-			pubkeypin.Hash(certs[0]), strings.Join(g.Hashes, ","))
+	var trusted []byte
+	for _, cert := range certs {
+		if pins.CheckAny([]*x509.Certificate{cert}) == nil {
+			trusted = append(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
+		}
 	}
-	return ca, nil
+	if trusted == nil {
+		return nil, fmt.Errorf("%s is another cluster: its authority has the hash %s, and the one given is %s", g.Server,
+			hashes(certs), strings.Join(g.Hashes, ","))
+	}
+	return trusted, nil
 }
 
 func certificates(ca []byte) (all []*x509.Certificate, err error) {

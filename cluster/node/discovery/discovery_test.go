@@ -2,7 +2,11 @@ package discovery
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"encoding/json"
+	"encoding/pem"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -14,6 +18,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/cluster-bootstrap/token/jws"
 )
 
@@ -105,6 +112,70 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		_, err := Given{Server: "x"}.authority(text)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "%!") {
 			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}
+
+// A holder of the token can publish its own authority next to the cluster's.
+func TestOnlyAuthoritiesWithAGivenHashAreTrusted(t *testing.T) {
+	real, other, third := authorityPEM(t), authorityPEM(t), authorityPEM(t)
+	published := func(ca ...[]byte) string {
+		config := clientcmdapi.NewConfig()
+		config.Clusters[""] = &clientcmdapi.Cluster{CertificateAuthorityData: bytes.Join(ca, nil)}
+		text, err := clientcmd.Write(*config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	given := func(ca ...[]byte) Given {
+		hash, err := Hash(bytes.Join(ca, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Given{Server: "x", Hashes: strings.Split(hash, ",")}
+	}
+	for name, c := range map[string]struct {
+		given     Given
+		published string
+		want      []byte
+	}{
+		"one":                 {given(real), published(real), real},
+		"another one after":   {given(real), published(real, other), real},
+		"another one before":  {given(real), published(other, real), real},
+		"two hashes of three": {given(real, other), published(real, third, other), append(bytes.Clone(real), other...)},
+		"none":                {given(real), published(other), nil},
+	} {
+		got, err := c.given.authority(c.published)
+		if !bytes.Equal(got, c.want) || (err == nil) != (c.want != nil) {
+			t.Errorf("%s: %s, %v", name, got, err)
+		}
+	}
+}
+
+func authorityPEM(t *testing.T) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "kubernetes"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Raw})
+}
+
+func TestAddressesThatAreRefused(t *testing.T) {
+	g := Given{Token: id + "." + secret, Hashes: []string{"sha256:" + strings.Repeat("0", 64)}}
+	for server, want := range map[string]bool{
+		"https://10.0.0.1:6443": true, "https://[fd00::1]:6443/": true, "https://:6443": false, "https://a:99999": false, "https://a:0": false,
+		"https://a": false, "https://me@a:6443": false, "https://a:6443?x=y": false, "https://a:6443?": false, "https://a:6443#b": false,
+		"https://a:6443/b": false, "http://a:6443": false,
+	} {
+		g.Server = server
+		if err := g.Check(); (err == nil) != want {
+			t.Errorf("%s: %v", server, err)
 		}
 	}
 }
