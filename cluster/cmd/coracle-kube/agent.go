@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -169,32 +170,70 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 	return p
 }
 
-// settings are the cluster's. While it does not answer, those that it had last are good enough: the
-// pods of this node go on.
+// settingsLimit is how long an agent without settings of before waits for an API server that has
+// not loaded its roles yet and refuses to show them.
+const settingsLimit = time.Minute
+
+// settings returns the cluster's settings. If it does not answer, refuses to show them or has none
+// any more, the node keeps those that it had: without settings it would stop its Service proxy and
+// enforce no NetworkPolicies. Only a cluster that never had settings leaves a node with the
+// defaults.
 func (a *agent) settings(ctx context.Context, kube kubernetes.Interface) (clusterinfo.Settings, error) {
 	file := filepath.Join(credentialsDir(a.root), "settings.json")
-	asking, cancel := context.WithTimeout(ctx, callLimit)
+	last, known, ferr := lastSettings(file)
+	waiting, cancel := context.WithTimeout(ctx, settingsLimit)
 	defer cancel()
-	s, _, err := clusterinfo.ReadSettings(asking, kube)
-	if err == nil {
-		data, err := json.MarshalIndent(s, "", "  ")
-		if err != nil {
-			return s, err
+	var s clusterinfo.Settings
+	var published bool
+	err := until(waiting, func() (waits, err error) {
+		asking, cancel := context.WithTimeout(waiting, callLimit)
+		defer cancel()
+		s, published, err = clusterinfo.ReadSettings(asking, kube)
+		if apierrors.IsForbidden(err) && !known {
+			return err, nil
 		}
-		return s, pki.Replace(file, append(data, '\n'), 0o600)
+		return nil, err
+	})
+	had := last.Version != 0
+	switch {
+	case published, err == nil && !had && ferr == nil:
+		return s, saveSettings(file, s)
+	case ferr != nil:
+		return s, errors.Join(ferr, err)
+	case err != nil && !known:
+		return s, fmt.Errorf("the cluster at %s does not show its settings: %w", a.member.Server, err)
+	case err == nil:
+		err = fmt.Errorf("ConfigMap kube-system/%s does not exist any more", clusterinfo.AgentConfigMap)
 	}
-	data, ferr := os.ReadFile(file)
-	if errors.Is(ferr, fs.ErrNotExist) {
-		return s, fmt.Errorf("the cluster at %s does not answer: %w", a.member.Server, err)
+	slog.Warn("the cluster's settings cannot be read: the node keeps those of before", "err", err)
+	return last, nil
+}
+
+func saveSettings(file string, s clusterinfo.Settings) error {
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
 	}
-	if ferr == nil {
-		ferr = json.Unmarshal(data, &s)
+	return pki.Replace(file, append(data, '\n'), 0o600)
+}
+
+// lastSettings returns the settings that were saved, and whether any were. Their version is 0 if
+// the cluster had none.
+func lastSettings(file string) (s clusterinfo.Settings, known bool, err error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, false, nil
 	}
-	if ferr != nil {
-		return s, fmt.Errorf("%s: %w", file, ferr)
+	if err == nil {
+		err = json.Unmarshal(data, &s)
 	}
-	slog.Warn("the cluster's settings cannot be read, and are those of before", "err", err)
-	return s, nil
+	if err == nil && s.Version != 0 {
+		err = s.CheckVersion()
+	}
+	if err != nil {
+		return clusterinfo.Settings{}, false, fmt.Errorf("read the cluster's last settings in %s: %w", file, err)
+	}
+	return s, true, nil
 }
 
 // serverPort is the port in an API server's URL.

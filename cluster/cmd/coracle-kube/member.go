@@ -87,18 +87,26 @@ func newMember(root string) (member, error) {
 }
 
 // again is how long member waits between two looks.
-const again = 200 * time.Millisecond
+const again = time.Second
 
-// until asks until the answer is nil. When ctx ends, the error is the last answer.
+// until asks until the answer is nil. When ctx ends, the error is the last answer, not that of a
+// request that was cut off.
 func until(ctx context.Context, ask func() (waits error, err error)) error {
+	var last error
 	for {
 		waits, err := ask()
-		if err != nil || waits == nil {
+		switch {
+		case err == nil && waits == nil:
+			return nil
+		case ctx.Err() != nil && last != nil:
+			return last
+		case err != nil:
 			return err
 		}
+		last = waits
 		select {
 		case <-ctx.Done():
-			return waits
+			return last
 		case <-time.After(again):
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -125,32 +126,88 @@ func TestAwaitNode(t *testing.T) {
 	})
 }
 
-// An agent that starts while the cluster is away follows the settings of before.
-func TestAgentRemembersSettings(t *testing.T) {
-	a := agent{root: t.TempDir(), member: credentials.Node{Server: "https://192.0.2.1:6443"}}
-	if err := os.Mkdir(credentialsDir(a.root), 0o700); err != nil {
-		t.Fatal(err)
+// An agent that has once read the cluster's settings keeps them, whatever the API server answers.
+// Without any it waits for a server that has not loaded its roles, and takes the defaults only from
+// one that has no settings.
+func TestSettingsOfAnAgent(t *testing.T) {
+	away := apierrors.NewServiceUnavailable("away")
+	forbidden := apierrors.NewForbidden(corev1.Resource("configmaps"), clusterinfo.AgentConfigMap, errors.New("no role"))
+	gone := apierrors.NewNotFound(corev1.Resource("configmaps"), clusterinfo.AgentConfigMap)
+	const good, none, later = `{"version": 1, "networkPolicies": true}`, `{"version": 0}`, `{"version": 2}`
+	for name, c := range map[string]struct {
+		file, want string  // what was saved, and a part of the error
+		answers    []error // the first ones, before the cluster's settings
+		always     error   // instead of settings
+		policies   bool
+	}{
+		"away, none saved":           {always: away, want: "does not show its settings: "},
+		"away, saved":                {always: away, file: good, policies: true},
+		"away, no settings saved":    {always: away, file: none},
+		"away, of a later release":   {always: away, file: later, want: "have version 2"},
+		"forbidden, none saved":      {always: forbidden, want: "no role"},
+		"forbidden, saved":           {always: forbidden, file: good, policies: true},
+		"no roles yet":               {answers: []error{forbidden, forbidden}, policies: true},
+		"no settings":                {always: gone},
+		"no roles yet, no settings":  {answers: []error{forbidden}, always: gone},
+		"deleted":                    {always: gone, file: good, policies: true},
+		"published":                  {policies: true},
+		"published after none":       {file: none, policies: true},
+		"published, a later release": {file: later, policies: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := agent{root: t.TempDir(), member: credentials.Node{Server: "https://192.0.2.1:6443"}}
+			if err := os.Mkdir(credentialsDir(a.root), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(credentialsDir(a.root), "settings.json")
+			if c.file != "" {
+				if err := os.WriteFile(file, []byte(c.file), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			kube := fake.NewClientset()
+			published := clusterinfo.Settings{NetworkPolicies: true}
+			if err := clusterinfo.Publish(t.Context(), kube, a.member.Server, nil, published); err != nil {
+				t.Fatal(err)
+			}
+			answers := c.answers
+			kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if len(answers) > 0 {
+					err := answers[0]
+					answers = answers[1:]
+					return true, nil, err
+				}
+				return c.always != nil, nil, c.always
+			})
+			expect := func(t *testing.T) {
+				t.Helper()
+				s, err := a.settings(t.Context(), kube)
+				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || s.NetworkPolicies != c.policies {
+					t.Errorf("%+v, %v, want policies %t, error %q", s, err, c.policies, c.want)
+				}
+			}
+			synctest.Test(t, func(t *testing.T) {
+				expect(t)
+				expect(t) // the first answer has not spoilt what was saved
+			})
+		})
 	}
-	kube := fake.NewClientset()
-	fails := false
-	kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if fails {
-			return true, nil, apierrors.NewServiceUnavailable("away")
+}
+
+// A request that is cut off does not hide what the last one has said.
+func TestUntilKeepsTheLastAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		asked := 0
+		err := until(ctx, func() (error, error) {
+			if asked++; asked == 2 {
+				cancel()
+				return nil, ctx.Err()
+			}
+			return errors.New("pod a stays"), nil
+		})
+		if err == nil || err.Error() != "pod a stays" {
+			t.Error(err)
 		}
-		return false, nil, nil
 	})
-	fails = true
-	if _, err := a.settings(t.Context(), kube); err == nil || !strings.Contains(err.Error(), "does not answer") {
-		t.Errorf("before the first settings: %v", err)
-	}
-	fails = false
-	published := clusterinfo.Settings{ClusterDomain: "corp.example"}
-	if err := clusterinfo.Publish(t.Context(), kube, "https://192.0.2.1:6443", nil, published); err != nil {
-		t.Fatal(err)
-	}
-	for _, fails = range []bool{false, true} {
-		if s, err := a.settings(t.Context(), kube); err != nil || s.ClusterDomain != "corp.example" {
-			t.Errorf("away: %t: %+v, %v", fails, s, err)
-		}
-	}
 }

@@ -134,11 +134,11 @@ func Published(ctx context.Context, kube kubernetes.Interface) (server string, c
 }
 
 // ReadSettings returns the cluster's Settings, and whether there are any: another control plane has
-// none.
+// none. An API server that has not loaded its roles yet answers that reading them is forbidden.
 func ReadSettings(ctx context.Context, kube kubernetes.Interface) (Settings, bool, error) {
 	at := "ConfigMap " + metav1.NamespaceSystem + "/" + AgentConfigMap
 	have, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, AgentConfigMap, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+	if apierrors.IsNotFound(err) {
 		return Settings{}, false, nil
 	}
 	if err != nil {
@@ -156,9 +156,17 @@ func ReadSettings(ctx context.Context, kube kubernetes.Interface) (Settings, boo
 	if _, err := in.Token(); err != io.EOF {
 		return Settings{}, false, fmt.Errorf("%s: %s has more than settings", at, settingsKey)
 	}
-	if s.Version != settingsVersion {
-		return Settings{}, false, fmt.Errorf("%s has version %d, and this agent reads version %d: install the release of the control plane",
-			at, s.Version, settingsVersion)
+	if err := s.CheckVersion(); err != nil {
+		return Settings{}, false, fmt.Errorf("%s: %w", at, err)
 	}
 	return s, true, nil
+}
+
+// CheckVersion returns an error if this release does not read settings of this version.
+func (s Settings) CheckVersion() error {
+	if s.Version != settingsVersion {
+		return fmt.Errorf("settings have version %d, and this agent reads version %d: install the release of the control plane",
+			s.Version, settingsVersion)
+	}
+	return nil
 }
