@@ -59,6 +59,7 @@ var admissionPlugins = []struct {
 	{limitranger.PluginName, limitranger.Register},
 	{serviceaccount.PluginName, serviceaccount.Register},
 	{noderestriction.PluginName, noderestriction.Register},
+	{ownNodePlugin, registerOwnNode},
 	{nodetaint.PluginName, nodetaint.Register},
 	{podsecurity.PluginName, podsecurity.Register},
 	{podpriority.PluginName, podpriority.Register},

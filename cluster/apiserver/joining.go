@@ -54,7 +54,8 @@ func joinRoles() []rbacv1.ClusterRole {
 				{APIGroups: []string{"policy.networking.k8s.io"}, Resources: []string{"clusternetworkpolicies"}, Verbs: follow},
 				{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: follow},
 				{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
-				// A node that leaves deletes itself. NodeRestriction refuses to delete another.
+				// A node that leaves deletes itself. NodeRestriction refuses to delete another, and
+				// ownNode one with taints of an administrator.
 				{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"delete"}},
 			},
 		},
