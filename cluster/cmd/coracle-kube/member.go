@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,6 +159,10 @@ func (m member) drain(ctx context.Context) error {
 			if staysWithNode(pod) {
 				continue
 			}
+			if pod.DeletionTimestamp != nil {
+				waits = cmp.Or(waits, fmt.Errorf("pod %s/%s has not ended yet", pod.Namespace, pod.Name))
+				continue
+			}
 			err := m.kube.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{
 				ObjectMeta:    metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
 				DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}},
@@ -186,6 +191,9 @@ func (m member) unregister(ctx context.Context) error {
 	err := m.kube.CoreV1().Nodes().Delete(ctx, m.Name, metav1.DeleteOptions{})
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
+	}
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("node %s may not delete itself: an administrator does with 'kubectl delete node %[1]s': %w", m.Name, err)
 	}
 	return m.unreachable(err)
 }

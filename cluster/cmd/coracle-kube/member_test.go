@@ -211,3 +211,33 @@ func TestUntilKeepsTheLastAnswer(t *testing.T) {
 		}
 	})
 }
+
+// A pod that ends already is waited for, and not evicted a second time.
+func TestDrainWaitsForPodsThatEnd(t *testing.T) {
+	ending := podOn("two", "ending", nil)
+	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: time.Now()}, []string{"example.com/wait"}
+	kube := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "two"}}, ending)
+	kube.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		t.Error("it was evicted")
+		return true, nil, nil
+	})
+	m := member{credentials.Node{Name: "two"}, kube}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := m.drain(ctx); err == nil || err.Error() != "pod default/ending has not ended yet" {
+			t.Error(err)
+		}
+	})
+}
+
+func TestANodeThatMayNotDeleteItself(t *testing.T) {
+	kube := fake.NewClientset()
+	kube.PrependReactor("delete", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "two", errors.New("taint"))
+	})
+	err := member{credentials.Node{Name: "two"}, kube}.unregister(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "'kubectl delete node two'") {
+		t.Error(err)
+	}
+}
