@@ -5,7 +5,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/controller/nodeipam/ipam"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -51,30 +58,158 @@ func (r PodRanges) Check() error {
 	return nil
 }
 
+// listLimit bounds the list of nodes that the controller starts with.
+const listLimit = 10 * time.Second
+
 // NewNodeIPAM returns the controller that gives each node networks for its pods (spec.podCIDRs). It
 // starts with the first node.
+//
+// Upstream's does not start if a node has a network from elsewhere, and counts all networks in a
+// larger one as taken, and as free again when its node is deleted. It does not see such networks.
 func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
 	return &OnDemand{
 		name: "node-ipam", informers: set.Informers, trigger: set.Informers.Core().V1().Nodes().Informer(),
 		make: func(ctx context.Context, g *gate) (func(context.Context), error) {
-			var pods []*net.IPNet
-			var sizes []int
+			params := ipam.CIDRAllocatorParams{}
 			for _, p := range r.Pods {
-				pods = append(pods, network(p))
-				if p.Addr().Is6() {
-					sizes = append(sizes, nodeBits6)
-				} else {
-					sizes = append(sizes, nodeBits)
-				}
+				params.ClusterCIDRs = append(params.ClusterCIDRs, network(p))
+				params.NodeCIDRMaskSizes = append(params.NodeCIDRMaskSizes, nodeSize(p))
 			}
-			c, err := ipam.New(ctx, set.Kube, nil, g.Core().V1().Nodes(), ipam.RangeAllocatorType,
-				ipam.CIDRAllocatorParams{ClusterCIDRs: pods, NodeCIDRMaskSizes: sizes})
+			listing, stop := context.WithTimeout(ctx, listLimit) // no other controller is made meanwhile
+			defer stop()
+			all, err := set.Kube.CoreV1().Nodes().List(listing, metav1.ListOptions{})
 			if err != nil {
 				return nil, err
 			}
-			return c.Run, nil
+			known := &corev1.NodeList{}
+			for i := range all.Items {
+				if n := r.visible(&all.Items[i]); n != nil {
+					known.Items = append(known.Items, *n)
+				}
+			}
+			nodes := ownNodes{NodeInformer: g.Core().V1().Nodes(), ranges: r}
+			c, err := ipam.NewCIDRRangeAllocator(ctx, set.Kube, nodes, params, known)
+			if err != nil {
+				return nil, err
+			}
+			warn, flush := warnOfForeign(set, r)
+			if _, err := g.Core().V1().Nodes().Informer().AddEventHandler(warn); err != nil {
+				flush()
+				return nil, err
+			}
+			return func(ctx context.Context) {
+				defer flush()
+				c.Run(ctx)
+			}, nil
 		},
 	}
+}
+
+// nodeSize is the prefix length of a node's network out of p.
+func nodeSize(p netip.Prefix) int {
+	if p.Addr().Is6() {
+		return nodeBits6
+	}
+	return nodeBits
+}
+
+// own returns how many of a node's networks, from the first on, are out of r.
+func (r PodRanges) own(n *corev1.Node) int {
+	for i, text := range n.Spec.PodCIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || i >= len(r.Pods) || p != p.Masked() || p.Bits() != nodeSize(r.Pods[i]) || !r.Pods[i].Contains(p.Addr()) {
+			return i
+		}
+	}
+	return len(n.Spec.PodCIDRs)
+}
+
+// visible returns the node without networks that are not out of r, nil if it has no other.
+func (r PodRanges) visible(n *corev1.Node) *corev1.Node {
+	own := r.own(n)
+	if own == len(n.Spec.PodCIDRs) {
+		return n
+	}
+	if own == 0 {
+		return nil
+	}
+	n = n.DeepCopy()
+	n.Spec.PodCIDRs = n.Spec.PodCIDRs[:own]
+	return n
+}
+
+// warnOfForeign returns a handler that writes an Event for each node with a network that is not out
+// of r, and what flushes these.
+func warnOfForeign(set *client.Set, r PodRanges) (cache.ResourceEventHandler, func()) {
+	events, flush := set.Recorder("node-ipam", "")
+	warn := func(n *corev1.Node) {
+		events.Eventf(n, corev1.EventTypeWarning, "ForeignPodCIDR", "podCIDR %s is not one that this cluster gives a node out of %v: "+
+			"it is not reserved. Delete the Node and let it register again.", n.Spec.PodCIDRs[r.own(n)], r.Pods)
+	}
+	foreign := func(obj any) bool {
+		n, ok := obj.(*corev1.Node)
+		return ok && r.own(n) < len(n.Spec.PodCIDRs)
+	}
+	return cache.FilteringResourceEventHandler{
+		FilterFunc: foreign, Handler: cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) { warn(obj.(*corev1.Node)) }},
+	}, flush
+}
+
+// ownNodes shows an allocator the nodes without networks that are not its own.
+type ownNodes struct {
+	coreinformers.NodeInformer
+	ranges PodRanges
+}
+
+// Informer implements coreinformers.NodeInformer.
+func (o ownNodes) Informer() cache.SharedIndexInformer {
+	return ownNodesInformer{o.NodeInformer.Informer(), o.ranges}
+}
+
+// Lister implements coreinformers.NodeInformer.
+func (o ownNodes) Lister() corelisters.NodeLister {
+	return ownNodesLister{o.NodeInformer.Lister(), o.ranges}
+}
+
+type ownNodesInformer struct {
+	cache.SharedIndexInformer
+	ranges PodRanges
+}
+
+// AddEventHandler implements cache.SharedInformer.
+func (o ownNodesInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	see := func(obj any, tell func(any)) {
+		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = gone.Obj
+		}
+		if n, ok := obj.(*corev1.Node); ok {
+			if n = o.ranges.visible(n); n != nil {
+				tell(n)
+			}
+		}
+	}
+	return o.SharedIndexInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { see(obj, func(n any) { h.OnAdd(n, false) }) },
+		UpdateFunc: func(old, obj any) { see(obj, func(n any) { h.OnUpdate(old, n) }) },
+		DeleteFunc: func(obj any) { see(obj, h.OnDelete) },
+	})
+}
+
+type ownNodesLister struct {
+	corelisters.NodeLister
+	ranges PodRanges
+}
+
+// Get implements corelisters.NodeLister.
+func (o ownNodesLister) Get(name string) (*corev1.Node, error) {
+	n, err := o.NodeLister.Get(name)
+	if err != nil {
+		return nil, err
+	}
+	if n = o.ranges.visible(n); n == nil {
+		return nil, apierrors.NewNotFound(corev1.Resource("nodes"), name)
+	}
+	return n, nil
 }
 
 func network(p netip.Prefix) *net.IPNet {

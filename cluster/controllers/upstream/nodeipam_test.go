@@ -3,16 +3,22 @@ package upstream_test
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 )
 
-// Each node gets a network of each family, and one that is gone leaves its network to others.
+// Each node gets a network of each family.
 func TestNodesGetNetworks(t *testing.T) {
 	c := whole(t)
 	ctx, _ := c.namespace(t)
@@ -47,6 +53,85 @@ func TestNodesGetNetworks(t *testing.T) {
 			seen[p] = true
 		}
 	}
+}
+
+// A network from elsewhere neither takes the cluster's networks, nor frees them when its node is
+// deleted, nor keeps the controller from starting; and one that is gone leaves its network to
+// others. There are two networks in all.
+func TestForeignNetworksOfNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		named := func(name string, ranges ...string) *corev1.Node {
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
+			if n.Spec.PodCIDRs = ranges; len(ranges) > 0 {
+				n.Spec.PodCIDR = ranges[0]
+			}
+			return n
+		}
+		kube := fake.NewClientset(named("all", "0.0.0.0/0"), named("outside", "192.0.2.0/24"), named("whole", "10.85.0.0/23"),
+			named("garbage", "x"), named("two", "10.85.0.0/24", "fd00::/64"))
+		set := &client.Set{Kube: kube, Informers: client.NewInformers(kube)}
+		nodes := kube.CoreV1().Nodes()
+		done := make(chan struct{})
+		ipam := upstream.NewNodeIPAM(set, upstream.PodRanges{Pods: prefixes("10.85.0.0/23")})
+		set.Informers.Start(ctx.Done())
+		go func() {
+			defer close(done)
+			ipam.Run(ctx)
+		}()
+		settle := func() {
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		expect := func(when, name string, want ...string) {
+			t.Helper()
+			settle()
+			n, err := nodes.Get(ctx, name, metav1.GetOptions{})
+			if err != nil || !slices.Equal(n.Spec.PodCIDRs, want) {
+				t.Errorf("%s: %s has %v, want %v, %v", when, name, n.Spec.PodCIDRs, want, err)
+			}
+		}
+		create := func(n *corev1.Node) {
+			if _, err := nodes.Create(ctx, n, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+		}
+		remove := func(name string) {
+			if err := nodes.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+		}
+		settle()
+		create(named("late", "10.85.0.0/16"))
+		create(named("one"))
+		expect("next to foreign networks", "one", "10.85.1.0/24")
+		for _, name := range []string{"all", "outside", "whole", "garbage", "late"} {
+			remove(name)
+		}
+		create(named("three"))
+		expect("foreign networks were deleted, and none is free", "three")
+		remove("two")
+		settle()
+		expect("one is gone", "three", "10.85.0.0/24")
+		events, err := kube.CoreV1().Events("").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		warned := map[string]bool{}
+		for i := range events.Items {
+			if events.Items[i].Reason == "ForeignPodCIDR" {
+				warned[events.Items[i].InvolvedObject.Name] = true
+			}
+		}
+		if len(warned) != 6 {
+			t.Errorf("warned of %v", warned)
+		}
+		stop()
+		<-done
+		set.Informers.Shutdown()
+	})
 }
 
 func TestPodRangesThatAreRefused(t *testing.T) {
