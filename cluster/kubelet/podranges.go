@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -31,6 +32,8 @@ type podRanges struct {
 	mu    sync.Mutex
 	have  nodeRanges
 	ready bool // whether the runtime was told what have says
+	// refused is why the runtime did not take them the last time.
+	refused error
 }
 
 // nodeRanges is what the file has. Another Node of this name, after a deletion or in another
@@ -111,8 +114,15 @@ func (p *podRanges) resync() {
 	}
 }
 
+// firstPause and longestPause are between two tries to tell the runtime.
+const (
+	firstPause   = time.Second
+	longestPause = time.Minute
+)
+
 // run tells until ctx ends.
 func (p *podRanges) run(ctx context.Context) {
+	pause := firstPause
 	for {
 		select {
 		case <-p.changed:
@@ -124,9 +134,12 @@ func (p *podRanges) run(ctx context.Context) {
 		p.mu.Unlock()
 		if err := p.pass(ctx, have); err != nil && ctx.Err() == nil {
 			slog.Warn("the runtime was not told the node's ranges of addresses", "ranges", have.Ranges, "err", err)
-			time.AfterFunc(time.Second, p.again)
+			p.failed(err)
+			time.AfterFunc(pause, p.again)
+			pause = min(2*pause, longestPause)
 			continue
 		}
+		pause = firstPause
 		p.passed(have)
 	}
 }
@@ -148,10 +161,18 @@ func (p *podRanges) pass(ctx context.Context, have nodeRanges) error {
 	return pki.Replace(p.file, append(data, '\n'), 0o600)
 }
 
+// failed notes why the runtime was not told.
+func (p *podRanges) failed(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused = err
+}
+
 // passed notes what the runtime was told.
 func (p *podRanges) passed(have nodeRanges) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.refused = nil
 	if have.Ranges == "" || p.have != have {
 		return
 	}
@@ -169,8 +190,11 @@ var errNoRanges = errors.New("the cluster has not given this node a range of pod
 func (p *podRanges) err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.ready {
-		return errNoRanges
+	switch {
+	case p.ready:
+		return nil
+	case p.refused != nil && p.have.Ranges != "":
+		return fmt.Errorf("the runtime does not take the node's ranges of pods' addresses %s: %w", p.have.Ranges, p.refused)
 	}
-	return nil
+	return errNoRanges
 }

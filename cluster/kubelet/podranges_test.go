@@ -63,6 +63,9 @@ func TestPodRangesAreTold(t *testing.T) {
 		fails = errors.New("the runtime is down")
 		p.nodeChanged(node("10.85.1.0/24", "fd85:c0ac:1e00:1::/64"))
 		expect(p, false)
+		if err := p.err(); !errors.Is(err, fails) {
+			t.Errorf("%v, want %v", err, fails)
+		}
 		fails = nil
 		time.Sleep(time.Second)
 		expect(p, true, first)
@@ -95,4 +98,36 @@ func TestPodRangesAreTold(t *testing.T) {
 		expect(p, true, second, second)
 	})
 	run(func(p *podRanges) { expect(p, true, second) })
+}
+
+// A runtime that refuses the ranges is what keeps the node from being ready, and is asked again
+// after longer and longer pauses.
+func TestPodRangesThatTheRuntimeRefuses(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		var tries int
+		p, err := newPodRanges(dir, func(context.Context, string) error {
+			tries++
+			return errors.New("a range of /30 is too small")
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); p.run(ctx) }()
+		p.nodeChanged(&v1.Node{Spec: v1.NodeSpec{PodCIDRs: []string{"10.85.1.0/30"}}})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		const want = "the runtime does not take the node's ranges of pods' addresses 10.85.1.0/30: a range of /30 is too small"
+		if err := p.err(); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+		if tries < 60 || tries > 70 {
+			t.Errorf("tried %d times in an hour", tries)
+		}
+		stop()
+		<-done
+		time.Sleep(longestPause) // the last timer
+	})
 }
