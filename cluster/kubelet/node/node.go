@@ -194,7 +194,9 @@ func (r *Reporter) register(ctx context.Context) bool {
 				return false // its status is looked at at once
 			}
 		}
-		slog.Debug("register the node", "err", err)
+		if ctx.Err() == nil {
+			slog.Warn("node is not registered", "node", n.Name, "err", err)
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):

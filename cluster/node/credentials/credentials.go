@@ -26,11 +26,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -125,6 +127,9 @@ func Join(ctx context.Context, dir string, g discovery.Given, name string) (Node
 			err = fmt.Errorf("this machine is node %s of the cluster at %s already", n.Name, n.Server)
 		}
 		return Node{}, err
+	}
+	if wrong := validation.IsDNS1123Subdomain(name); len(wrong) > 0 {
+		return Node{}, fmt.Errorf("%q is no name of a node: %s; choose another --node-name", name, strings.Join(wrong, "; "))
 	}
 	ca, err := discovery.Find(ctx, g)
 	if err != nil {

@@ -189,10 +189,13 @@ func TestJoin(t *testing.T) {
 			wrong(func(g *discovery.Given) { g.Hashes = []string{"sha256:" + strings.Repeat("0", 64)} }), "three",
 			"is another cluster: its authority has the hash " + f.hash,
 		},
-		"no authority":         {wrong(func(g *discovery.Given) { g.Hashes = nil }), "three", "the hash of the cluster's authority is missing"},
-		"no hash":              {wrong(func(g *discovery.Given) { g.Hashes = []string{"sha256:12"} }), "three", "is no hash of an authority"},
-		"no token":             {wrong(func(g *discovery.Given) { g.Token = "abc" }), "three", "the token is not ID.SECRET"},
-		"no address":           {wrong(func(g *discovery.Given) { g.Server = "10.0.0.1" }), "three", "is no address of an API server"},
+		"no authority": {wrong(func(g *discovery.Given) { g.Hashes = nil }), "three", "the hash of the cluster's authority is missing"},
+		"no hash":      {wrong(func(g *discovery.Given) { g.Hashes = []string{"sha256:12"} }), "three", "is no hash of an authority"},
+		"no token":     {wrong(func(g *discovery.Given) { g.Token = "abc" }), "three", "the token is not ID.SECRET"},
+		"no address":   {wrong(func(g *discovery.Given) { g.Server = "10.0.0.1" }), "three", "is no address of an API server"},
+		"no name of a node": {
+			wrong(func(g *discovery.Given) { g.Server = "https://127.0.0.1:1" }), "My_Host", `"My_Host" is no name of a node: `,
+		},
 		"no one at that place": {wrong(func(g *discovery.Given) { g.Server = "https://127.0.0.1:1" }), "three", "cannot be reached"},
 		"a name it has not": {
 			wrong(func(g *discovery.Given) { g.Server = strings.Replace(f.url, "127.0.0.1", "localhost", 1) }), "three",
