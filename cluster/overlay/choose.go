@@ -1,0 +1,237 @@
+package overlay
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/coracle-project/coracle/cluster/overlay/paths"
+)
+
+// Node is what a Node object says that matters here.
+type Node struct {
+	Name    string
+	Created time.Time
+	// Addresses are the node's InternalIPs, Ranges those of its pods.
+	Addresses []netip.Addr
+	Ranges    []netip.Prefix
+}
+
+// Way is how this machine's kernel sends packets to an address of another node.
+type Way struct {
+	// Link is the index of the link, and MTU that of the link or the route.
+	Link, MTU int
+	// Direct is whether there is no gateway on the way: both nodes are on the link.
+	Direct bool
+}
+
+// Host is what this machine has, apart from the paths to other nodes.
+type Host struct {
+	// Ways has no entry for an address that there is no route to.
+	Ways map[netip.Addr]Way
+	// Taken are the machine's own networks and addresses, and those of the cluster that belong to
+	// no node, such as its Services'.
+	Taken []Taken
+}
+
+// Taken is a network that ranges of pods and addresses of nodes must leave alone.
+type Taken struct {
+	Net  netip.Prefix
+	What string // for people, such as "an address of eth0"
+	// Nodes is whether nodes may have addresses in Net, Ranges whether a part of it may be a range
+	// of pods.
+	Nodes, Ranges bool
+}
+
+// Choice is how each node is reached.
+type Choice struct {
+	Peers []paths.Peer
+	// Accepted are the nodes as they are in force, by name. One that is refused as it is now is here
+	// as it was before, if it was accepted then.
+	Accepted map[string]Node
+	// Problems say why a node, or one of its ranges, is refused. They have one for a node.
+	Problems map[string]error
+}
+
+// defaultMTU is Ethernet's, for a node that there is no route to yet.
+const defaultMTU = 1500
+
+// Choose decides how each of the other nodes is reached. It depends on nothing else than its
+// arguments; before is Accepted of the last time.
+//
+// A node that says something hostile or wrong changes nothing: not for others, and not for itself.
+// Of two nodes that claim the same, the one keeps it that has it, then the one that is older.
+func Choose(self Node, others []Node, before map[string]Node, host Host) Choice {
+	c := Choice{Accepted: map[string]Node{}, Problems: map[string]error{}}
+	if len(self.Ranges) == 0 {
+		return c
+	}
+	accepted := []Node{self}
+	others = slices.Clone(others)
+	slices.SortFunc(others, func(a, b Node) int {
+		_, hadA := before[a.Name]
+		_, hadB := before[b.Name]
+		if hadA != hadB {
+			if hadA {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
+	})
+	for _, n := range others {
+		old, had := before[n.Name]
+		if len(n.Ranges) == 0 || len(n.Addresses) == 0 { // a node that registers, or a kubelet that starts
+			if !had {
+				continue
+			}
+			n = old
+		}
+		err := check(n, accepted, host)
+		if err != nil {
+			c.Problems[n.Name] = err
+			if !had || check(old, accepted, host) != nil {
+				continue
+			}
+			c.Problems[n.Name] = fmt.Errorf("%w; what it was before stays in force", err)
+			n = old
+		}
+		peer, err := reach(self, n, host)
+		if err != nil && c.Problems[n.Name] == nil {
+			c.Problems[n.Name] = err
+		}
+		accepted = append(accepted, n)
+		c.Accepted[n.Name] = n
+		c.Peers = append(c.Peers, peer)
+	}
+	slices.SortFunc(c.Peers, func(a, b paths.Peer) int { return cmp.Compare(a.Name, b.Name) })
+	return c
+}
+
+// check says what is wrong with a node, next to those that were accepted before it.
+func check(n Node, accepted []Node, host Host) error {
+	for i, r := range n.Ranges {
+		if slices.ContainsFunc(n.Ranges[:i], r.Overlaps) {
+			return fmt.Errorf("its pod ranges overlap at %s", r)
+		}
+		if err := checkRange(r, accepted, host); err != nil {
+			return err
+		}
+	}
+	for _, a := range n.Addresses {
+		if err := checkAddress(a, n, accepted, host); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkAddress(a netip.Addr, n Node, accepted []Node, host Host) error {
+	switch {
+	case !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.Is4In6() || a.Zone() != "" ||
+		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return fmt.Errorf("its address %s is none by which another machine reaches it", a)
+	case slices.ContainsFunc(n.Ranges, func(r netip.Prefix) bool { return r.Contains(a) }):
+		return fmt.Errorf("its address %s is in a range of its own pods", a)
+	}
+	for _, other := range accepted {
+		if slices.Contains(other.Addresses, a) {
+			return fmt.Errorf("its address %s is that of node %s", a, other.Name)
+		}
+		if slices.ContainsFunc(other.Ranges, func(r netip.Prefix) bool { return r.Contains(a) }) {
+			return fmt.Errorf("its address %s is in the range of the pods of node %s", a, other.Name)
+		}
+	}
+	for _, t := range host.Taken {
+		if !t.Nodes && t.Net.Contains(a) {
+			return fmt.Errorf("its address %s is in %s, %s", a, t.Net, t.What)
+		}
+	}
+	return nil
+}
+
+func checkRange(r netip.Prefix, accepted []Node, host Host) error {
+	if a := r.Addr(); !r.IsValid() || r != r.Masked() || a.Is4In6() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
+		return fmt.Errorf("its pod range %s is no network for pods", r)
+	}
+	for _, other := range accepted {
+		for _, o := range other.Ranges {
+			if r.Overlaps(o) {
+				return fmt.Errorf("its pod range %s overlaps %s, that of node %s", r, o, other.Name)
+			}
+		}
+		for _, a := range other.Addresses {
+			if r.Contains(a) {
+				return fmt.Errorf("its pod range %s has %s, the address of node %s", r, a, other.Name)
+			}
+		}
+	}
+	for _, t := range host.Taken {
+		if r.Overlaps(t.Net) && (!t.Ranges || r.Bits() <= t.Net.Bits()) {
+			return fmt.Errorf("its pod range %s overlaps %s, %s", r, t.Net, t.What)
+		}
+	}
+	return nil
+}
+
+// reach chooses the paths to a node. The error is about a range that cannot be reached; others can.
+func reach(self, n Node, host Host) (paths.Peer, error) {
+	p := paths.Peer{Name: n.Name, Addresses: n.Addresses}
+	for _, u := range []paths.Underlay{paths.IPv4, paths.IPv6} {
+		if _, ok := addressOf(self, u, nil); !ok {
+			continue
+		}
+		if far, ok := addressOf(n, u, host.Ways); ok {
+			p.Tunnel, p.MTU = far, defaultMTU
+			if way, ok := host.Ways[far]; ok {
+				p.MTU = way.MTU
+			}
+			p.MTU -= u.Overhead()
+			break
+		}
+	}
+	var errs []error
+	for _, r := range n.Ranges {
+		family := paths.UnderlayOf(r.Addr())
+		if !slices.ContainsFunc(self.Ranges, func(own netip.Prefix) bool { return paths.UnderlayOf(own.Addr()) == family }) {
+			continue // no pod here would use it
+		}
+		path := paths.Path{Range: r}
+		via, ok := addressOf(n, family, host.Ways)
+		way := host.Ways[via]
+		switch {
+		case ok && way.Direct:
+			path.Via, path.Link = via, way.Link
+		case !p.Tunnel.IsValid():
+			errs = append(errs, fmt.Errorf("its pod range %s cannot be reached: this node has no address of a family that it has one of", r))
+			continue
+		case family == paths.IPv6 && p.MTU < paths.MinIPv6MTU:
+			errs = append(errs, fmt.Errorf("its pod range %s cannot be reached: the link to %s takes packets of %d bytes, "+
+				"which leaves %d in a tunnel, and IPv6 needs %d",
+				r, p.Tunnel, p.MTU+paths.UnderlayOf(p.Tunnel).Overhead(), p.MTU, paths.MinIPv6MTU))
+			continue
+		}
+		p.Paths = append(p.Paths, path)
+	}
+	return p, errors.Join(errs...)
+}
+
+// addressOf returns the node's first address of a family, one that there is a way to if there is
+// such.
+func addressOf(n Node, family paths.Underlay, ways map[netip.Addr]Way) (first netip.Addr, ok bool) {
+	for _, a := range n.Addresses {
+		if paths.UnderlayOf(a) != family {
+			continue
+		}
+		if _, reached := ways[a]; reached {
+			return a, true
+		}
+		if !ok {
+			first, ok = a, true
+		}
+	}
+	return first, ok
+}

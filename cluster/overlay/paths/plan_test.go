@@ -1,0 +1,68 @@
+package paths
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+)
+
+var (
+	addr   = netip.MustParseAddr
+	prefix = netip.MustParsePrefix
+	self   = Node{Name: "a", Ranges: []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd00:244:1::/64")}}
+)
+
+func TestPlan(t *testing.T) {
+	b, c := MACOf("b"), MACOf("c")
+	got := New(self, []Peer{
+		{
+			Name: "b", Addresses: []netip.Addr{addr("10.0.0.2")}, Tunnel: addr("10.0.0.2"), MTU: 1450,
+			Paths: []Path{{Range: prefix("10.244.2.0/24"), Via: addr("10.0.0.2"), Link: 3}, {Range: prefix("fd00:244:2::/64")}},
+		},
+		{
+			Name: "c", Addresses: []netip.Addr{addr("10.1.0.3")}, Tunnel: addr("10.1.0.3"), MTU: 1350,
+			Paths: []Path{{Range: prefix("10.244.3.0/24")}},
+		},
+		{
+			Name: "d", Addresses: []netip.Addr{addr("2001:db8::4")}, Tunnel: addr("2001:db8::4"), MTU: 1430,
+			Paths: []Path{{Range: prefix("10.244.4.0/24")}},
+		},
+	})
+	want := Plan{
+		Devices:   map[Underlay]int{IPv4: 1450, IPv6: 1430},
+		Addresses: map[Address]struct{}{{IPv4, addr("10.244.1.0")}: {}, {IPv4, addr("fd00:244:1::")}: {}},
+		Routes: map[netip.Prefix]Route{
+			prefix("10.244.2.0/24"):   {Link: 3, Via: addr("10.0.0.2")},
+			prefix("fd00:244:2::/64"): {Device: IPv4, Via: addr("fd00:244:2::"), Source: addr("fd00:244:1::")},
+			prefix("10.244.3.0/24"):   {Device: IPv4, Via: addr("10.244.3.0"), Source: addr("10.244.1.0"), MTU: 1350},
+			prefix("10.244.4.0/24"):   {Device: IPv6, Via: addr("10.244.4.0"), Source: addr("10.244.1.0")},
+		},
+		Neighbours: map[Address]MAC{
+			{IPv4, addr("10.244.2.0")}: b, {IPv4, addr("fd00:244:2::")}: b, {IPv4, addr("10.244.3.0")}: c,
+			{IPv6, addr("10.244.4.0")}: MACOf("d"),
+		},
+		Forward: map[Far]netip.Addr{{IPv4, b}: addr("10.0.0.2"), {IPv4, c}: addr("10.1.0.3"), {IPv6, MACOf("d")}: addr("2001:db8::4")},
+		Filter: Filter{
+			Nodes: map[netip.Addr]struct{}{addr("10.0.0.2"): {}, addr("10.1.0.3"): {}, addr("2001:db8::4"): {}},
+			Peers: map[netip.Prefix]struct{}{
+				prefix("10.244.2.0/24"): {}, prefix("fd00:244:2::/64"): {}, prefix("10.244.3.0/24"): {}, prefix("10.244.4.0/24"): {},
+			},
+			Own: map[netip.Prefix]struct{}{prefix("10.244.1.0/24"): {}, prefix("fd00:244:1::/64"): {}},
+		},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestAloneThereIsNothing(t *testing.T) {
+	if p := New(self, nil); !p.Empty() || len(p.Filter.Own) != 0 {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestNodesHaveDifferentTunnelEnds(t *testing.T) {
+	if m := MACOf("a"); m == MACOf("b") || m[0]&3 != 2 {
+		t.Errorf("%x, %x: want different ones, local and unicast", m, MACOf("b"))
+	}
+}
