@@ -20,32 +20,6 @@ type Node struct {
 	Ranges    []netip.Prefix
 }
 
-// Way is how this machine's kernel sends packets to an address of another node.
-type Way struct {
-	// Link is the index of the link, and MTU that of the link or the route.
-	Link, MTU int
-	// Direct is whether there is no gateway on the way: both nodes are on the link.
-	Direct bool
-}
-
-// Host is what this machine has, apart from the paths to other nodes.
-type Host struct {
-	// Ways has no entry for an address that there is no route to.
-	Ways map[netip.Addr]Way
-	// Taken are the machine's own networks and addresses, and those of the cluster that belong to
-	// no node, such as its Services'.
-	Taken []Taken
-}
-
-// Taken is a network that ranges of pods and addresses of nodes must leave alone.
-type Taken struct {
-	Net  netip.Prefix
-	What string // for people, such as "an address of eth0"
-	// Nodes is whether nodes may have addresses in Net, Ranges whether a part of it may be a range
-	// of pods.
-	Nodes, Ranges bool
-}
-
 // Choice is how each node is reached.
 type Choice struct {
 	Peers []paths.Peer
@@ -64,7 +38,7 @@ const defaultMTU = 1500
 //
 // A node that says something hostile or wrong changes nothing: not for others, and not for itself.
 // Of two nodes that claim the same, the one keeps it that has it, then the one that is older.
-func Choose(self Node, others []Node, before map[string]Node, host Host) Choice {
+func Choose(self Node, others []Node, before map[string]Node, host paths.Host) Choice {
 	c := Choice{Accepted: map[string]Node{}, Problems: map[string]error{}}
 	if len(self.Ranges) == 0 {
 		return c
@@ -112,7 +86,7 @@ func Choose(self Node, others []Node, before map[string]Node, host Host) Choice 
 }
 
 // check says what is wrong with a node, next to those that were accepted before it.
-func check(n Node, accepted []Node, host Host) error {
+func check(n Node, accepted []Node, host paths.Host) error {
 	for i, r := range n.Ranges {
 		if slices.ContainsFunc(n.Ranges[:i], r.Overlaps) {
 			return fmt.Errorf("its pod ranges overlap at %s", r)
@@ -129,7 +103,7 @@ func check(n Node, accepted []Node, host Host) error {
 	return nil
 }
 
-func checkAddress(a netip.Addr, n Node, accepted []Node, host Host) error {
+func checkAddress(a netip.Addr, n Node, accepted []Node, host paths.Host) error {
 	switch {
 	case !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.Is4In6() || a.Zone() != "" ||
 		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
@@ -153,7 +127,7 @@ func checkAddress(a netip.Addr, n Node, accepted []Node, host Host) error {
 	return nil
 }
 
-func checkRange(r netip.Prefix, accepted []Node, host Host) error {
+func checkRange(r netip.Prefix, accepted []Node, host paths.Host) error {
 	if a := r.Addr(); !r.IsValid() || r != r.Masked() || a.Is4In6() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
 		return fmt.Errorf("its pod range %s is no network for pods", r)
 	}
@@ -178,7 +152,7 @@ func checkRange(r netip.Prefix, accepted []Node, host Host) error {
 }
 
 // reach chooses the paths to a node. The error is about a range that cannot be reached; others can.
-func reach(self, n Node, host Host) (paths.Peer, error) {
+func reach(self, n Node, host paths.Host) (paths.Peer, error) {
 	p := paths.Peer{Name: n.Name, Addresses: n.Addresses}
 	for _, u := range []paths.Underlay{paths.IPv4, paths.IPv6} {
 		if _, ok := addressOf(self, u, nil); !ok {
@@ -221,7 +195,7 @@ func reach(self, n Node, host Host) (paths.Peer, error) {
 
 // addressOf returns the node's first address of a family, one that there is a way to if there is
 // such.
-func addressOf(n Node, family paths.Underlay, ways map[netip.Addr]Way) (first netip.Addr, ok bool) {
+func addressOf(n Node, family paths.Underlay, ways map[netip.Addr]paths.Way) (first netip.Addr, ok bool) {
 	for _, a := range n.Addresses {
 		if paths.UnderlayOf(a) != family {
 			continue

@@ -26,11 +26,11 @@ func node(t *testing.T, name, what string) Node {
 }
 
 // ways makes Ways of "10.0.0.2 by 3 mtu 1500"; a way is direct if it says so at the end.
-func ways(lines ...string) map[netip.Addr]Way {
-	all := map[netip.Addr]Way{}
+func ways(lines ...string) map[netip.Addr]paths.Way {
+	all := map[netip.Addr]paths.Way{}
 	for _, line := range lines {
 		words := strings.Fields(line)
-		way := Way{Link: 3, MTU: 1500, Direct: slices.Contains(words, "direct")}
+		way := paths.Way{Link: 3, MTU: 1500, Direct: slices.Contains(words, "direct")}
 		if slices.Contains(words, "1400") {
 			way.MTU = 1400
 		}
@@ -53,7 +53,7 @@ func TestChooseHowANodeIsReached(t *testing.T) {
 	tunnel4, tunnel6 := paths.Path{Range: direct4.Range}, paths.Path{Range: direct6.Range}
 	for name, c := range map[string]struct {
 		self, peer string
-		ways       map[netip.Addr]Way
+		ways       map[netip.Addr]paths.Way
 		paths      []paths.Path
 		tunnel     string
 		mtu        int
@@ -100,7 +100,7 @@ func TestChooseHowANodeIsReached(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Choose(node(t, "a", c.self), []Node{node(t, "b", c.peer)}, nil, Host{Ways: c.ways})
+			got := Choose(node(t, "a", c.self), []Node{node(t, "b", c.peer)}, nil, paths.Host{Ways: c.ways})
 			if len(got.Peers) != 1 {
 				t.Fatalf("%+v", got)
 			}
@@ -119,7 +119,7 @@ func TestChooseHowANodeIsReached(t *testing.T) {
 }
 
 // taken is what a usual machine has.
-var taken = []Taken{
+var taken = []paths.Taken{
 	{Net: netip.MustParsePrefix("10.0.0.1/32"), What: "an address of eth0"},
 	{Net: netip.MustParsePrefix("10.0.0.0/24"), What: "the network of eth0", Nodes: true},
 	{Net: netip.MustParsePrefix("10.0.0.255/32"), What: "the broadcast address of eth0"},
@@ -158,7 +158,7 @@ func TestRefuseWhatHarms(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			self, good, bad := node(t, "a", selfBoth), node(t, "b", peerBoth), node(t, "c", c.node)
 			good.Created, bad.Created = time.Unix(1, 0), time.Unix(2, 0)
-			host := Host{Ways: ways("10.0.0.2 direct"), Taken: taken}
+			host := paths.Host{Ways: ways("10.0.0.2 direct"), Taken: taken}
 			want := Choose(self, []Node{good}, nil, host)
 			if len(want.Problems) != 0 || len(want.Peers) != 1 {
 				t.Fatalf("the node that is good: %+v", want)
@@ -183,7 +183,7 @@ func TestRefuseWhatHarms(t *testing.T) {
 }
 
 func TestAPartOfARouteMayBeARange(t *testing.T) {
-	got := Choose(node(t, "a", selfBoth), []Node{node(t, "b", "10.0.0.2 172.16.5.0/24")}, nil, Host{Taken: taken})
+	got := Choose(node(t, "a", selfBoth), []Node{node(t, "b", "10.0.0.2 172.16.5.0/24")}, nil, paths.Host{Taken: taken})
 	if len(got.Peers) != 1 || len(got.Problems) != 0 {
 		t.Errorf("%+v", got)
 	}
@@ -192,15 +192,15 @@ func TestAPartOfARouteMayBeARange(t *testing.T) {
 func TestWhoHasARangeKeepsIt(t *testing.T) {
 	self, first, second := node(t, "a", selfBoth), node(t, "b", peerBoth), node(t, "c", "10.0.0.3 10.244.2.0/24")
 	first.Created, second.Created = time.Unix(2, 0), time.Unix(1, 0)
-	was := Choose(self, []Node{first}, nil, Host{})
+	was := Choose(self, []Node{first}, nil, paths.Host{})
 	both := []Node{first, second}
-	if got := Choose(self, both, was.Accepted, Host{}); len(got.Peers) != 1 || got.Peers[0].Name != "b" || got.Problems["c"] == nil {
+	if got := Choose(self, both, was.Accepted, paths.Host{}); len(got.Peers) != 1 || got.Peers[0].Name != "b" || got.Problems["c"] == nil {
 		t.Errorf("with one in force: %+v", got)
 	}
-	if got := Choose(self, both, nil, Host{}); len(got.Peers) != 1 || got.Peers[0].Name != "c" || got.Problems["b"] == nil {
+	if got := Choose(self, both, nil, paths.Host{}); len(got.Peers) != 1 || got.Peers[0].Name != "c" || got.Problems["b"] == nil {
 		t.Errorf("at the start the older one: %+v", got)
 	}
-	if got := Choose(self, both[1:], was.Accepted, Host{}); len(got.Peers) != 1 || got.Peers[0].Name != "c" || len(got.Problems) != 0 {
+	if got := Choose(self, both[1:], was.Accepted, paths.Host{}); len(got.Peers) != 1 || got.Peers[0].Name != "c" || len(got.Problems) != 0 {
 		t.Errorf("when the other is gone: %+v", got)
 	}
 }
@@ -208,14 +208,14 @@ func TestWhoHasARangeKeepsIt(t *testing.T) {
 func TestANodeWithoutAddressesIsNotReadyYet(t *testing.T) {
 	self := node(t, "a", selfBoth)
 	registering := []Node{node(t, "b", "10.244.2.0/24"), node(t, "c", "10.0.0.3")}
-	if got := Choose(self, registering, nil, Host{}); len(got.Peers)+len(got.Problems) != 0 {
+	if got := Choose(self, registering, nil, paths.Host{}); len(got.Peers)+len(got.Problems) != 0 {
 		t.Errorf("%+v", got)
 	}
-	was := Choose(self, []Node{node(t, "b", peerBoth)}, nil, Host{})
-	if got := Choose(self, []Node{node(t, "b", "10.244.2.0/24")}, was.Accepted, Host{}); !reflect.DeepEqual(got.Peers, was.Peers) {
+	was := Choose(self, []Node{node(t, "b", peerBoth)}, nil, paths.Host{})
+	if got := Choose(self, []Node{node(t, "b", "10.244.2.0/24")}, was.Accepted, paths.Host{}); !reflect.DeepEqual(got.Peers, was.Peers) {
 		t.Errorf("a node that had addresses: %+v, want %+v", got.Peers, was.Peers)
 	}
-	if got := Choose(Node{Name: "a"}, []Node{node(t, "b", peerBoth)}, nil, Host{}); len(got.Peers)+len(got.Problems) != 0 {
+	if got := Choose(Node{Name: "a"}, []Node{node(t, "b", peerBoth)}, nil, paths.Host{}); len(got.Peers)+len(got.Problems) != 0 {
 		t.Errorf("without pods here: %+v", got)
 	}
 }

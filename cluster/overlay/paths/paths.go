@@ -2,7 +2,9 @@
 // to nodes on a shared link, and by VXLAN (RFC 7348) to others.
 //
 // What the kernel is to have is a Plan: routes, neighbours, forwarding entries and rules as data.
-// New computes it from the nodes and touches nothing.
+// New computes it from the nodes and touches nothing. A Network lists the kernel when it starts,
+// and when someone else has changed something; apart from that it writes what differs from the last
+// plan. All of it outlives the process.
 //
 // Words: a peer is another node. A path is how one range of its pods is reached. A tunnel end is
 // what a node is in the overlay: a MAC address, which everyone derives from the node's name, and as
@@ -17,8 +19,11 @@ import (
 
 // Node is this node, as its peers see it.
 type Node struct {
-	Name   string
-	Ranges []netip.Prefix // of its pods
+	Name string
+	// Addresses are those of the machine at which its peers know it. The first of an underlay is
+	// the one that its tunnelled packets come from.
+	Addresses []netip.Addr
+	Ranges    []netip.Prefix // of its pods
 }
 
 // Peer is another node.

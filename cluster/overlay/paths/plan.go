@@ -1,11 +1,14 @@
 package paths
 
-import "net/netip"
+import (
+	"maps"
+	"net/netip"
+	"slices"
+)
 
 // Plan is what the kernel is to have. The keys say what an entry is about, the values how it is.
 type Plan struct {
-	// Devices are the tunnels' devices with their MTUs.
-	Devices map[Underlay]int
+	Devices map[Underlay]Device
 	// Addresses are those of this node's tunnel end.
 	Addresses  map[Address]struct{}
 	Routes     map[netip.Prefix]Route
@@ -13,6 +16,15 @@ type Plan struct {
 	// Forward says to which address in the underlay frames for a tunnel end go.
 	Forward map[Far]netip.Addr
 	Filter  Filter
+}
+
+// Device is a tunnel's device.
+type Device struct {
+	MTU int
+	// Local is the address that tunnelled packets are sent from; zero for the one that the kernel
+	// takes.
+	Local netip.Addr
+	Up    bool
 }
 
 // Address is an address on a tunnel's device.
@@ -52,7 +64,7 @@ type Filter struct {
 // change between both at the same moment, and what arrives by the other way meanwhile is taken.
 func New(self Node, peers []Peer) Plan {
 	p := Plan{
-		Devices: map[Underlay]int{}, Addresses: map[Address]struct{}{}, Routes: map[netip.Prefix]Route{}, Neighbours: map[Address]MAC{},
+		Devices: map[Underlay]Device{}, Addresses: map[Address]struct{}{}, Routes: map[netip.Prefix]Route{}, Neighbours: map[Address]MAC{},
 		Forward: map[Far]netip.Addr{},
 		Filter:  Filter{Nodes: map[netip.Addr]struct{}{}, Peers: map[netip.Prefix]struct{}{}, Own: map[netip.Prefix]struct{}{}},
 	}
@@ -66,12 +78,16 @@ func New(self Node, peers []Peer) Plan {
 	}
 	for _, peer := range peers {
 		device := UnderlayOf(peer.Tunnel)
-		if device != None {
-			p.Devices[device] = max(p.Devices[device], peer.MTU)
+		if device == None {
+			continue
 		}
-	}
-	// The kernel takes an address on several devices, but answers by the first.
-	if device := p.main(); device != None {
+		d := Device{MTU: max(p.Devices[device].MTU, peer.MTU), Up: true}
+		for _, a := range slices.Backward(self.Addresses) { // the first counts
+			if UnderlayOf(a) == device {
+				d.Local = a
+			}
+		}
+		p.Devices[device] = d
 		for _, r := range own {
 			p.Addresses[Address{device, End(r)}] = struct{}{}
 		}
@@ -80,16 +96,6 @@ func New(self Node, peers []Peer) Plan {
 		p.add(peer, own)
 	}
 	return p
-}
-
-// main is the device with this node's addresses.
-func (p *Plan) main() Underlay {
-	for _, u := range []Underlay{IPv4, IPv6} {
-		if _, ok := p.Devices[u]; ok {
-			return u
-		}
-	}
-	return None
 }
 
 func (p *Plan) add(peer Peer, own map[Underlay]netip.Prefix) {
@@ -102,18 +108,19 @@ func (p *Plan) add(peer Peer, own map[Underlay]netip.Prefix) {
 	}
 	for _, path := range peer.Paths {
 		p.Filter.Peers[path.Range] = struct{}{}
+		hop := hopTo(path.Range, mac)
 		if device != None {
-			p.Neighbours[Address{device, End(path.Range)}] = mac
+			p.Neighbours[Address{device, hop}] = mac
 		}
 		switch {
 		case path.Link != 0:
 			p.Routes[path.Range] = Route{Link: path.Link, Via: path.Via}
 		case device != None:
-			r := Route{Device: device, Via: End(path.Range)}
+			r := Route{Device: device, Via: hop}
 			if mine, ok := own[UnderlayOf(path.Range.Addr())]; ok {
 				r.Source = End(mine)
 			}
-			if peer.MTU < p.Devices[device] {
+			if peer.MTU < p.Devices[device].MTU {
 				r.MTU = peer.MTU
 			}
 			p.Routes[path.Range] = r
@@ -121,7 +128,26 @@ func (p *Plan) add(peer Peer, own map[Underlay]netip.Prefix) {
 	}
 }
 
+// hopTo is the next hop to a range in a tunnel, which needs no more than to be a neighbour. For
+// IPv6 it is link-local: the kernel refuses one that it has a route by another link to, such as the
+// direct route that this one replaces.
+func hopTo(r netip.Prefix, mac MAC) netip.Addr {
+	if r.Addr().Is4() {
+		return End(r)
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 10: mac[0], 11: mac[1], 12: mac[2], 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
 // Empty reports whether the kernel is to have nothing.
 func (p *Plan) Empty() bool {
 	return len(p.Devices)+len(p.Routes)+len(p.Filter.Nodes)+len(p.Filter.Peers) == 0
+}
+
+// union is a filter that lets through what either does.
+func (f Filter) union(other Filter) Filter {
+	u := Filter{Nodes: maps.Clone(f.Nodes), Peers: maps.Clone(f.Peers), Own: maps.Clone(f.Own)}
+	maps.Copy(u.Nodes, other.Nodes)
+	maps.Copy(u.Peers, other.Peers)
+	maps.Copy(u.Own, other.Own)
+	return u
 }

@@ -9,7 +9,10 @@ import (
 var (
 	addr   = netip.MustParseAddr
 	prefix = netip.MustParsePrefix
-	self   = Node{Name: "a", Ranges: []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd00:244:1::/64")}}
+	self   = Node{
+		Name: "a", Addresses: []netip.Addr{addr("10.0.0.1"), addr("10.9.0.1")},
+		Ranges: []netip.Prefix{prefix("10.244.1.0/24"), prefix("fd00:244:1::/64")},
+	}
 )
 
 func TestPlan(t *testing.T) {
@@ -29,16 +32,18 @@ func TestPlan(t *testing.T) {
 		},
 	})
 	want := Plan{
-		Devices:   map[Underlay]int{IPv4: 1450, IPv6: 1430},
-		Addresses: map[Address]struct{}{{IPv4, addr("10.244.1.0")}: {}, {IPv4, addr("fd00:244:1::")}: {}},
+		Devices: map[Underlay]Device{IPv4: {MTU: 1450, Local: addr("10.0.0.1"), Up: true}, IPv6: {MTU: 1430, Up: true}},
+		Addresses: map[Address]struct{}{
+			{IPv4, addr("10.244.1.0")}: {}, {IPv4, addr("fd00:244:1::")}: {}, {IPv6, addr("10.244.1.0")}: {}, {IPv6, addr("fd00:244:1::")}: {},
+		},
 		Routes: map[netip.Prefix]Route{
 			prefix("10.244.2.0/24"):   {Link: 3, Via: addr("10.0.0.2")},
-			prefix("fd00:244:2::/64"): {Device: IPv4, Via: addr("fd00:244:2::"), Source: addr("fd00:244:1::")},
+			prefix("fd00:244:2::/64"): {Device: IPv4, Via: hopTo(prefix("fd00:244:2::/64"), b), Source: addr("fd00:244:1::")},
 			prefix("10.244.3.0/24"):   {Device: IPv4, Via: addr("10.244.3.0"), Source: addr("10.244.1.0"), MTU: 1350},
 			prefix("10.244.4.0/24"):   {Device: IPv6, Via: addr("10.244.4.0"), Source: addr("10.244.1.0")},
 		},
 		Neighbours: map[Address]MAC{
-			{IPv4, addr("10.244.2.0")}: b, {IPv4, addr("fd00:244:2::")}: b, {IPv4, addr("10.244.3.0")}: c,
+			{IPv4, addr("10.244.2.0")}: b, {IPv4, hopTo(prefix("fd00:244:2::/64"), b)}: b, {IPv4, addr("10.244.3.0")}: c,
 			{IPv6, addr("10.244.4.0")}: MACOf("d"),
 		},
 		Forward: map[Far]netip.Addr{{IPv4, b}: addr("10.0.0.2"), {IPv4, c}: addr("10.1.0.3"), {IPv6, MACOf("d")}: addr("2001:db8::4")},

@@ -94,6 +94,24 @@ func furnish(t testing.TB, node Space) *Node {
 	return n
 }
 
+// NewSpace makes a network namespace that has only a loopback.
+func NewSpace(t testing.TB, name string) *Space {
+	s := newSpace(t, name)
+	return &s
+}
+
+// Wire connects two spaces by a link, which has a name in each.
+func Wire(a *Space, nameA string, b *Space, nameB string) {
+	a.Within(func() {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nameA}, PeerName: nameB, PeerNamespace: netlink.NsFd(int(b.ns))}
+		if err := netlink.LinkAdd(veth); err != nil {
+			a.t.Fatal(err)
+		}
+		a.run("ip link set " + nameA + " up")
+	})
+	b.Within(func() { b.run("ip link set " + nameB + " up") })
+}
+
 func newSpace(t testing.TB, name string) Space {
 	s := Space{t: t, Name: name}
 	var err error

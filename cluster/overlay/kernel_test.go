@@ -1,0 +1,257 @@
+package overlay
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/cluster/overlay/paths"
+	"github.com/coracle-project/coracle/cluster/proxy/testnet"
+)
+
+func TestPodsOfAllNodesReachEachOther(t *testing.T) {
+	w := newWorld(t)
+	w.connect()
+	w.reaches()
+	routes := w.a.Run("ip route show proto 86")
+	for _, want := range []string{"10.244.2.0/24 via 10.0.0.2 dev eth0", "10.244.3.0/24 via 10.244.3.0 dev coracle4-6443"} {
+		if !strings.Contains(routes, want) {
+			t.Errorf("no %q in\n%s", want, routes)
+		}
+	}
+}
+
+func TestAConnectionOutlivesAnotherAddressOfItsNode(t *testing.T) {
+	w := newWorld(t)
+	w.connect()
+	direct, tunnelled := dial(t, w.a.pod, w.b.pod.IPv4), dial(t, w.c.pod, w.b.pod.IPv6)
+	w.b.Run("ip addr add 10.0.0.22/24 dev eth0")
+	w.b.node.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.22"), w.b.node.Addresses[1]}
+	// Each node hears of it at another time.
+	for _, m := range []*machine{w.a, w.b, w.c} {
+		m.apply(m.choose(w.others(m)).Peers)
+		if m != w.b {
+			echo(t, direct, "while "+m.Name+" knows")
+		}
+	}
+	w.b.Run("ip addr del 10.0.0.2/24 dev eth0")
+	w.b.Run("ip addr replace 10.0.0.22/24 dev eth0") // the kernel removes it with the first of the network
+	w.b.Run("ip route replace default via 10.0.0.254")
+	for _, m := range w.machines() {
+		m.apply(m.choose(w.others(m)).Peers)
+	}
+	echo(t, direct, "direct")
+	echo(t, tunnelled, "tunnelled")
+	w.reaches()
+}
+
+func TestAConnectionOutlivesAnotherKindOfPath(t *testing.T) {
+	w := newWorld(t)
+	w.connect()
+	conn := dial(t, w.a.pod, w.b.pod.IPv4)
+	for _, m := range []*machine{w.a, w.b} {
+		peers := m.choose(w.others(m)).Peers
+		direct := slices.Clone(peers[0].Paths)
+		peers[0].Paths = nil
+		for _, p := range direct {
+			peers[0].Paths = append(peers[0].Paths, paths.Path{Range: p.Range})
+		}
+		m.apply(peers)
+		echo(t, conn, "after "+m.Name)
+	}
+	w.reaches()
+	for _, m := range []*machine{w.a, w.b} {
+		m.apply(m.choose(w.others(m)).Peers)
+		echo(t, conn, "direct again at "+m.Name)
+	}
+}
+
+// TestPacketsFitTheTunnel sends more than a link's MTU in each packet, if the pods could.
+func TestPacketsFitTheTunnel(t *testing.T) {
+	w := newWorld(t)
+	w.connect()
+	// No help from errors of ICMP: the kernel's own to the pods are dropped.
+	for _, m := range w.machines() {
+		m.Run("nft add table inet deaf")
+		m.Run("nft add chain inet deaf out { type filter hook output priority 0 ; }")
+		m.Run("nft add rule inet deaf out oifname pod icmp type destination-unreachable drop")
+		m.Run("nft add rule inet deaf out oifname pod icmpv6 type packet-too-big drop")
+	}
+	for _, to := range []netip.Addr{w.c.pod.IPv4, w.c.pod.IPv6} {
+		echo(t, dial(t, w.a.pod, to), strings.Repeat("x", 1<<20))
+	}
+	for _, s := range []*testnet.Space{w.a.Space, w.c.Space, w.router} {
+		if made := fragments(s.Run("cat /proc/thread-self/net/snmp")); made != "0" {
+			t.Errorf("%s made %s fragments", s.Name, made)
+		}
+	}
+}
+
+// fragments is FragCreates.
+func fragments(snmp string) string {
+	lines := strings.Split(snmp, "\n")
+	i := slices.Index(strings.Fields(lines[0]), "FragCreates")
+	return strings.Fields(lines[1])[i]
+}
+
+// TestOnlyNodesUseTheTunnel has a machine that is no node send into the tunnel in the name of a
+// pod.
+func TestOnlyNodesUseTheTunnel(t *testing.T) {
+	w := newWorld(t)
+	w.connect()
+	stranger := testnet.NewSpace(t, "stranger")
+	testnet.Wire(w.router, "stranger", stranger, "eth0")
+	w.router.Run("ip link set stranger master lan")
+	stranger.Run("ip addr add 10.0.0.66/24 dev eth0")
+	stranger.Run(fmt.Sprintf("ip link add tunnel type vxlan id %d dstport %d nolearning", testVNI, testPort))
+	stranger.Run("ip link set tunnel up")
+	stranger.Run("ip addr add " + w.c.pod.IPv4.String() + "/32 dev lo")
+	mac := paths.MACOf("a")
+	address := fmt.Sprintf("%x:%x:%x:%x:%x:%x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5])
+	stranger.Run("ip route add " + w.a.pod.IPv4.String() + " dev tunnel src " + w.c.pod.IPv4.String())
+	stranger.Run("ip neigh add " + w.a.pod.IPv4.String() + " lladdr " + address + " dev tunnel")
+	stranger.Run("bridge fdb add " + address + " dev tunnel dst 10.0.0.1")
+	heard, out := w.a.pod.ListenIP("ip4:253"), stranger.ListenIP("ip4:253")
+	arrives := func(patience time.Duration) bool {
+		if _, err := out.WriteTo([]byte("x"), &net.IPAddr{IP: w.a.pod.IPv4.AsSlice()}); err != nil {
+			t.Fatal(err)
+		}
+		_ = heard.SetReadDeadline(time.Now().Add(patience))
+		_, _, err := heard.ReadFrom(make([]byte, 100))
+		return err == nil
+	}
+	if arrives(testnet.Silence) {
+		t.Error("a packet of a stranger reached a pod through the tunnel")
+	}
+	w.a.Run("nft delete table inet coracle-overlay-6443")
+	if !arrives(testnet.Patience) {
+		t.Error("the packet does not arrive without the rules either: the test shows nothing")
+	}
+}
+
+// TestRepair does to the kernel what others may do.
+func TestRepair(t *testing.T) {
+	w := newWorld(t)
+	w.connect()
+	plan := paths.New(w.a.self(), w.a.choose(w.others(w.a)).Peers)
+	want := w.a.state()
+	mac := paths.MACOf("c")
+	address := fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5])
+	for _, change := range []string{
+		"ip route del 10.244.2.0/24",
+		"ip route replace 10.244.2.0/24 via 10.0.0.9 proto 86 metric 6443 onlink dev eth0",
+		"ip -6 route del fd00:244:3::/64",
+		"ip neigh del 10.244.3.0 dev coracle4-6443",
+		"bridge fdb del " + address + " dev coracle4-6443",
+		"bridge fdb replace " + address + " dev coracle4-6443 dst 10.0.0.66",
+		"ip addr del 10.244.1.0/32 dev coracle4-6443",
+		"ip link set coracle4-6443 mtu 1300",
+		"ip link set coracle4-6443 down",
+		"ip link del coracle4-6443",
+		"nft delete table inet coracle-overlay-6443",
+		"nft flush chain inet coracle-overlay-6443 tunnelled",
+		"ip route add 10.244.77.0/24 via 10.0.0.2 proto 86 metric 6443",
+	} {
+		w.a.Run(change)
+		if w.a.state() == want {
+			t.Errorf("%s: nothing changed, so the test shows nothing", change)
+		}
+		deadline := time.After(testnet.Patience)
+		for w.a.state() != want {
+			select {
+			case <-w.a.network.Changed():
+			case <-deadline:
+				t.Fatalf("%s: not repaired:\n%s\nwant:\n%s", change, w.a.state(), want)
+			}
+			w.a.Within(func() {
+				if err := w.a.network.Apply(t.Context(), plan); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	w.reaches()
+}
+
+// TestANewProcessTakesOver has another process, with other nodes, find what a killed one has left.
+func TestANewProcessTakesOver(t *testing.T) {
+	w := newWorld(t)
+	bare := w.a.state()
+	w.connect()
+	want := w.a.state()
+	conn := dial(t, w.a.pod, w.c.pod.IPv4)
+	for cut := range 6 { // it may be killed anywhere: some of what it made is missing
+		w.a.open()
+		switch cut {
+		case 1:
+			w.a.Run("ip route flush proto 86")
+		case 2:
+			w.a.Run("ip link del coracle4-6443")
+		case 3:
+			w.a.Run("nft delete table inet coracle-overlay-6443")
+		case 4:
+			w.a.Run("ip route add 10.244.9.0/24 via 10.0.0.9 proto 86 metric 6443") // of a node that has gone
+		case 5:
+			w.a.Run("ip link set coracle4-6443 down")
+		}
+		w.a.apply(w.a.choose(w.others(w.a)).Peers)
+		if got := w.a.state(); got != want {
+			t.Errorf("%d: got:\n%s\nwant:\n%s", cut, got, want)
+		}
+		echo(t, conn, "again")
+	}
+	for range 2 { // also what has been removed
+		w.a.Within(func() {
+			if err := paths.Remove(testCluster); err != nil {
+				t.Error(err)
+			}
+		})
+		if got := w.a.state(); got != bare {
+			t.Errorf("left:\n%s\nwant:\n%s", got, bare)
+		}
+	}
+}
+
+func TestWithoutPeersThereIsNothing(t *testing.T) {
+	w := newWorld(t)
+	w.connect()
+	w.a.apply(nil)
+	if out := w.a.Run("ip route show proto 86") + w.a.Run("ip link show type vxlan"); out != "" {
+		t.Error(out)
+	}
+}
+
+// TestTunnelsOfOthersStay has the machine use what tunnels need.
+func TestTunnelsOfOthersStay(t *testing.T) {
+	for name, c := range map[string]struct{ command, problem string }{
+		"the network": {
+			fmt.Sprintf("ip link add theirs type vxlan id %d dstport %d local 10.0.0.1", testVNI, testPort),
+			"theirs of this machine has the VXLAN network",
+		},
+		"the port": {"", "UDP port 8472 is taken"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if c.command != "" {
+				w.a.Run(c.command)
+				w.a.Run("ip link set theirs up")
+			} else {
+				w.a.Serve("udp", testPort)
+			}
+			w.a.open()
+			peers := w.a.choose(w.others(w.a)).Peers
+			var err error
+			w.a.Within(func() { err = w.a.network.Apply(t.Context(), paths.New(w.a.self(), peers)) })
+			if err == nil || !strings.Contains(err.Error(), c.problem) {
+				t.Errorf("%v, want %q", err, c.problem)
+			}
+			if out := w.a.Run("ip route show proto 86"); !strings.Contains(out, "10.244.2.0/24 via 10.0.0.2") {
+				t.Errorf("no direct route: %s", out)
+			}
+		})
+	}
+}

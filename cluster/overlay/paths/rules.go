@@ -1,0 +1,220 @@
+package paths
+
+import (
+	"context"
+	"encoding/binary"
+	"iter"
+	"maps"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/nftable"
+)
+
+// The table. What has a 4 in its name exists with a 6 for IPv6. TUNNEL is the device of either
+// underlay, OWN a range of this node's pods, END the first address of that.
+//
+//	table inet coracle-overlay-6443 {
+//	  set nodes4 { ip }                              # other nodes
+//	  set peers4 { nfproto . ip range }              # ranges of their pods
+//	  chain input { type filter hook input priority raw
+//	    udp dport PORT @th,96,24 VNI ip saddr != @nodes4 drop }
+//	  chain prerouting { type filter hook prerouting priority raw
+//	    iifname TUNNEL goto tunnelled }
+//	  chain tunnelled {
+//	    meta nfproto . ip saddr @peers4 return
+//	    ip saddr @nodes4 return                      # such as errors of ICMP
+//	    drop }
+//	  chain forward { type filter hook forward priority mangle
+//	    oifname TUNNEL tcp flags & (syn|rst) == syn tcp option maxseg size set rt mtu
+//	    iifname TUNNEL …the same }
+//	  chain postrouting { type nat hook postrouting priority srcnat - 2
+//	    ip saddr OWN meta nfproto . ip daddr @peers4 snat to ip saddr   # no other table changes it
+//	    oifname TUNNEL ip saddr OWN return
+//	    oifname TUNNEL snat to END }                 # answers come back through the tunnel
+//	}
+//
+// The chain postrouting precedes that of Services, which would give packets the node's address. In
+// a tunnel, the answer would go to that address by the underlay, with a pod's address as source,
+// which networks of clouds drop.
+type rules struct {
+	Config
+	table *nftable.Table
+	now   Filter
+}
+
+const (
+	setNodes = iota
+	setPeers
+	setsOfFamily
+)
+
+func openRules(c Config) (*rules, error) {
+	r := &rules{Config: c, now: New(Node{}, nil).Filter}
+	var err error
+	r.table, err = nftable.Open(TableOf(c.Cluster), r, c.Log)
+	return r, err
+}
+
+func (r *rules) close() error { return r.table.Close() }
+
+// apply puts a filter in force.
+func (r *rules) apply(ctx context.Context, want Filter) error {
+	b := r.table.Batch()
+	before := maps.Collect(pairs(r.now))
+	after := maps.Collect(pairs(want))
+	for e := range before {
+		if _, stays := after[e]; !stays {
+			b.Remove(e)
+		}
+	}
+	for e := range after {
+		if _, was := before[e]; !was {
+			b.Put(e)
+		}
+	}
+	r.now = want
+	if !b.Whole() && maps.Equal(before, after) {
+		return nil
+	}
+	return r.table.Apply(ctx, b)
+}
+
+// repair corrects what someone else has changed.
+func (r *rules) repair(ctx context.Context) error {
+	_, err := r.table.Repair(ctx)
+	return err
+}
+
+func pairs(f Filter) iter.Seq2[nftable.Element, struct{}] {
+	return func(yield func(nftable.Element, struct{}) bool) {
+		for a := range f.Nodes {
+			if !yield(nftable.Element{Set: familyOf(a).Index*setsOfFamily + setNodes, Key: nftable.Field(a)}, struct{}{}) {
+				return
+			}
+		}
+		for p := range f.Peers {
+			family := familyOf(p.Addr())
+			proto := nftable.Field8(family.Protocol)
+			if !yield(nftable.Element{
+				Set: family.Index*setsOfFamily + setPeers, Key: proto + nftable.Field(p.Addr()), End: proto + nftable.Field(nftable.Last(p)),
+			}, struct{}{}) {
+				return
+			}
+		}
+	}
+}
+
+func familyOf(a netip.Addr) *nftable.Family {
+	if a.Is4() {
+		return nftable.Families[0]
+	}
+	return nftable.Families[1]
+}
+
+// Elements implements nftable.Layout.
+func (r *rules) Elements() iter.Seq[nftable.Element] {
+	return func(yield func(nftable.Element) bool) {
+		for e := range pairs(r.now) {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// Sets implements nftable.Layout.
+func (r *rules) Sets() []*nftables.Set {
+	var all []*nftables.Set
+	for _, f := range nftable.Families {
+		all = append(all,
+			&nftables.Set{Name: "nodes" + f.Name, KeyType: f.Addr},
+			&nftables.Set{
+				Name: "peers" + f.Name, KeyType: nftables.MustConcatSetType(nftables.TypeNFProto, f.Addr), Concatenation: true, Interval: true,
+			})
+	}
+	return all
+}
+
+// Chains implements nftable.Layout.
+func (r *rules) Chains() []nftable.Chain {
+	input := nftable.Chain{
+		Name: "input", Hook: nftables.ChainHookInput, Kind: nftables.ChainTypeFilter, Priority: *nftables.ChainPriorityRaw,
+	}
+	prerouting := nftable.Chain{
+		Name: "prerouting", Hook: nftables.ChainHookPrerouting, Kind: nftables.ChainTypeFilter, Priority: *nftables.ChainPriorityRaw,
+	}
+	tunnelled := nftable.Chain{Name: "tunnelled"}
+	forward := nftable.Chain{
+		Name: "forward", Hook: nftables.ChainHookForward, Kind: nftables.ChainTypeFilter, Priority: *nftables.ChainPriorityMangle,
+	}
+	postrouting := nftable.Chain{
+		Name: "postrouting", Hook: nftables.ChainHookPostrouting, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATSource - 2,
+	}
+	for _, f := range nftable.Families {
+		nodes, peers := nftable.Without(0, "nodes"+f.Name), nftable.Within(0, "peers"+f.Name)
+		input.Rules = append(input.Rules, nftable.Rule(f.Is(), r.isTunnelled(), f.Source(0), nodes, nftable.Drop))
+		tunnelled.Rules = append(tunnelled.Rules,
+			nftable.Rule(f.Is(), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Source(1), peers, nftable.Pass),
+			nftable.Rule(f.Is(), f.Source(0), nftable.Within(0, "nodes"+f.Name), nftable.Pass))
+		for _, own := range r.Node.Ranges {
+			if familyOf(own.Addr()) == f {
+				postrouting.Rules = append(postrouting.Rules, nftable.Rule(
+					f.Is(), f.Inside(f.Src, own), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Target(1), peers,
+					f.Source(0), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}}))
+			}
+		}
+	}
+	tunnelled.Rules = append(tunnelled.Rules, nftable.Drop)
+	for _, u := range underlays {
+		in, out := device(expr.MetaKeyIIFNAME, DeviceOf(r.Cluster, u)), device(expr.MetaKeyOIFNAME, DeviceOf(r.Cluster, u))
+		prerouting.Rules = append(prerouting.Rules, nftable.Rule(in, nftable.Goto(tunnelled.Name)))
+		forward.Rules = append(forward.Rules, nftable.Rule(in, clampSegments()), nftable.Rule(out, clampSegments()))
+		for _, own := range r.Node.Ranges {
+			f := familyOf(own.Addr())
+			postrouting.Rules = append(postrouting.Rules,
+				nftable.Rule(out, f.Is(), f.Inside(f.Src, own), nftable.Pass),
+				nftable.Rule(out, f.Is(), []expr.Any{
+					&expr.Immediate{Register: nftable.Reg(0), Data: End(own).AsSlice()},
+					&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0), FullyRandom: true},
+				}))
+		}
+	}
+	return []nftable.Chain{tunnelled, input, prerouting, forward, postrouting}
+}
+
+// isTunnelled matches packets of the cluster's VXLAN network (RFC 7348, 5). Others may use the port
+// with other networks.
+func (r *rules) isTunnelled() []expr.Any {
+	port := binary.BigEndian.AppendUint16(nil, uint16(r.Port))
+	vni := binary.BigEndian.AppendUint32(nil, uint32(r.VNI))[1:]
+	return nftable.Rule(nftable.IsProtocol(unix.IPPROTO_UDP), []expr.Any{
+		&expr.Payload{DestRegister: nftable.Reg(0), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: nftable.Reg(0), Data: port},
+		&expr.Payload{DestRegister: nftable.Reg(0), Base: expr.PayloadBaseTransportHeader, Offset: 12, Len: 3},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: nftable.Reg(0), Data: vni},
+	})
+}
+
+func device(key expr.MetaKey, name string) []expr.Any {
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, name)
+	return []expr.Any{&expr.Meta{Key: key, Register: nftable.Reg(0)}, &expr.Cmp{Op: expr.CmpOpEq, Register: nftable.Reg(0), Data: padded}}
+}
+
+// clampSegments has the ends of a TCP connection send packets that fit the tunnel from the start,
+// so that none waits for an error of ICMP, which some firewalls drop.
+func clampSegments() []expr.Any {
+	const flagsAt, syn, rst, maxseg = 13, 0x02, 0x04, 2
+	return nftable.Rule(nftable.IsProtocol(unix.IPPROTO_TCP), []expr.Any{
+		&expr.Payload{DestRegister: nftable.Reg(0), Base: expr.PayloadBaseTransportHeader, Offset: flagsAt, Len: 1},
+		&expr.Bitwise{SourceRegister: nftable.Reg(0), DestRegister: nftable.Reg(0), Len: 1, Mask: []byte{syn | rst}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: nftable.Reg(0), Data: []byte{syn}},
+		&expr.Rt{Key: expr.RtTCPMSS, Register: nftable.Reg(0)},
+		&expr.Byteorder{SourceRegister: nftable.Reg(0), DestRegister: nftable.Reg(0), Op: expr.ByteorderHton, Len: 2, Size: 2},
+		&expr.Exthdr{SourceRegister: nftable.Reg(0), Type: maxseg, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt},
+	})
+}

@@ -1,0 +1,232 @@
+package paths
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// watch reads the kernel's notifications (rtnetlink(7)) about links, addresses, routes and
+// neighbours. What pods cause is left out: each one that starts causes several.
+type watch struct {
+	cluster int
+	log     *slog.Logger
+	changed chan struct{}
+	altered atomic.Bool // something of the plan, but for rules
+	rules   atomic.Bool // these were altered
+	stop    chan struct{}
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	plan  Plan             // what is expected
+	index map[int]Underlay // of our devices
+}
+
+// podRoutes is the protocol of coracled's routes, and podGroups what the groups of its pods' links
+// have in their first two bits (network/link.go).
+const (
+	podRoutes            = 85
+	groupMask, podGroups = 0xc0000000, 0x40000000
+)
+
+// newWatch follows the kernel, and what tells of changes of the rules.
+func newWatch(c Config, rules <-chan struct{}) (*watch, error) {
+	w := &watch{cluster: c.Cluster, log: c.Log, changed: make(chan struct{}, 1), stop: make(chan struct{}), plan: New(Node{}, nil)}
+	err := errors.Join(
+		follow(w, func(ch chan<- netlink.LinkUpdate, failed func(error)) error {
+			return netlink.LinkSubscribeWithOptions(ch, w.stop, netlink.LinkSubscribeOptions{ErrorCallback: failed})
+		}, w.link),
+		follow(w, func(ch chan<- netlink.AddrUpdate, failed func(error)) error {
+			return netlink.AddrSubscribeWithOptions(ch, w.stop, netlink.AddrSubscribeOptions{ErrorCallback: failed})
+		}, w.address),
+		follow(w, func(ch chan<- netlink.RouteUpdate, failed func(error)) error {
+			return netlink.RouteSubscribeWithOptions(ch, w.stop, netlink.RouteSubscribeOptions{ErrorCallback: failed})
+		}, w.route),
+		follow(w, func(ch chan<- netlink.NeighUpdate, failed func(error)) error {
+			return netlink.NeighSubscribeWithOptions(ch, w.stop, netlink.NeighSubscribeOptions{ErrorCallback: failed})
+		}, w.neighbour),
+	)
+	if err != nil {
+		w.close()
+		return nil, fmt.Errorf("follow the machine's network: %w", err)
+	}
+	w.running.Go(func() {
+		for {
+			select {
+			case <-rules:
+				w.rules.Store(true)
+				w.tell(false)
+			case <-w.stop:
+				return
+			}
+		}
+	})
+	return w, nil
+}
+
+// follow reads one kind of notifications until close. If some were lost, it subscribes again, and
+// everything may have changed.
+func follow[T any](w *watch, subscribe func(chan<- T, func(error)) error, read func(T)) error {
+	begin := func() (<-chan T, error) {
+		ch := make(chan T)
+		return ch, subscribe(ch, func(err error) {
+			select {
+			case <-w.stop:
+			default:
+				w.log.Debug("notifications of the kernel were lost", "err", err)
+			}
+		})
+	}
+	ch, err := begin()
+	if err != nil {
+		return err
+	}
+	w.running.Go(func() {
+		for {
+			for update := range ch {
+				read(update)
+			}
+			select {
+			case <-w.stop:
+				return
+			default:
+			}
+			if ch, err = begin(); err != nil {
+				w.log.Error("changes of the machine's network are not followed any more", "err", err)
+				w.tell(true)
+				return
+			}
+			w.tell(true)
+		}
+	})
+	return nil
+}
+
+func (w *watch) close() {
+	close(w.stop)
+	w.running.Wait()
+	close(w.changed)
+}
+
+// tell signals a change; altered says that it is one of the plan.
+func (w *watch) tell(altered bool) {
+	if altered {
+		w.altered.Store(true)
+	}
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// expect says what the kernel will have.
+func (w *watch) expect(p Plan) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.plan = p
+}
+
+// devices says which indexes our devices have.
+func (w *watch) devices(index map[Underlay]int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.index = map[int]Underlay{}
+	for u, i := range index {
+		w.index[i] = u
+	}
+}
+
+func (w *watch) device(index int) (Underlay, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	u, ok := w.index[index]
+	return u, ok
+}
+
+// link handles a link. The kernel removes routes of links that go down, and tells nothing of that.
+func (w *watch) link(update netlink.LinkUpdate) {
+	at := update.Attrs()
+	if uint32(at.Group)&groupMask == podGroups {
+		return
+	}
+	u, ours := w.device(at.Index)
+	if !ours {
+		w.tell(true)
+		return
+	}
+	w.mu.Lock()
+	want := w.plan.Devices[u]
+	w.mu.Unlock()
+	up := at.Flags&net.FlagUp != 0
+	gone := update.Header.Type == unix.RTM_DELLINK
+	if gone && want != (Device{}) || !gone && (up != want.Up || at.MTU != want.MTU) {
+		w.tell(true)
+	}
+}
+
+// address handles an address. The kernel removes routes that prefer an address which goes, and
+// tells nothing of that.
+func (w *watch) address(update netlink.AddrUpdate) {
+	u, ours := w.device(update.LinkIndex)
+	if !ours {
+		w.tell(!update.NewAddr)
+		return
+	}
+	addr, ok := netip.AddrFromSlice(update.LinkAddress.IP)
+	w.mu.Lock()
+	_, wanted := w.plan.Addresses[Address{u, addr.Unmap()}]
+	w.mu.Unlock()
+	if ok && wanted != update.NewAddr {
+		w.tell(true)
+	}
+}
+
+func (w *watch) route(update netlink.RouteUpdate) {
+	switch {
+	case update.Protocol == podRoutes || update.Table == unix.RT_TABLE_LOCAL:
+	case update.Protocol != routeProtocol || update.Priority != w.cluster:
+		w.tell(false)
+	default:
+		w.mu.Lock()
+		k := kernel{Config: Config{Cluster: w.cluster}, index: map[Underlay]int{}}
+		for i, u := range w.index {
+			k.index[u] = i
+		}
+		to, is, ok := k.routeOf(update.Route)
+		want, wanted := w.plan.Routes[to]
+		w.mu.Unlock()
+		if ok && (update.Type == unix.RTM_NEWROUTE) != (wanted && is == want) {
+			w.tell(true)
+		}
+	}
+}
+
+func (w *watch) neighbour(update netlink.NeighUpdate) {
+	u, ours := w.device(update.LinkIndex)
+	if !ours {
+		return
+	}
+	added := update.Type == unix.RTM_NEWNEIGH
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if update.Family == unix.AF_BRIDGE {
+		if key, far, ok := farOf(u, update.Neigh); ok && added != (w.plan.Forward[key] == far) {
+			w.tell(true)
+		}
+		return
+	}
+	// One that is deleted is first changed to one that has failed.
+	addr, _ := netip.AddrFromSlice(update.IP)
+	want, wanted := w.plan.Neighbours[Address{u, addr.Unmap()}]
+	_, mac, permanent := neighbourOf(u, update.Neigh)
+	if as := added && permanent; as != wanted || as && mac != want {
+		w.tell(true)
+	}
+}
