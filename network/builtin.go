@@ -37,7 +37,8 @@ type builtin struct {
 	// hostMu is held while the host's side (addresses, table, sysctls) is made or
 	// taken down. Nothing that lists waits for it.
 	hostMu sync.Mutex
-	host   *host // nil until the first pod, and after Purge
+	host   *host          // nil until the first pod, and after Purge
+	peers  []netip.Prefix // what the table has: see peers.go
 
 	mu     sync.Mutex
 	pools  []*pool // those in force, IPv4 before IPv6
@@ -60,7 +61,7 @@ func newBuiltin(c Config) *builtin {
 		linger:   2 * time.Second,
 	}
 	b.reaper = newReaper(c.Log, b.reapOne)
-	b.changes = newChanges(c.Log, b.reaper.hurry, b.uplinksChanged)
+	b.changes = newChanges(c.Log, b.reaper.hurry, b.uplinksChanged, b.peersChanged)
 	return b
 }
 

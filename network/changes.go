@@ -13,24 +13,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changes follows the kernel's messages (rtnetlink(7)) about links of pods and about default
-// routes. A pod's link goes with its namespace, and the kernel reports it (RTM_DELLINK) when
-// nothing of it is left.
+// changes follows the kernel's messages (rtnetlink(7)) about links of pods, default routes and
+// routes to other nodes' pods. A pod's link goes with its namespace, and the kernel reports it
+// (RTM_DELLINK) when nothing of it is left.
 type changes struct {
 	log    *slog.Logger
 	onGone func(podID string)
-	// onUplinks is called when the host has got or lost a default route.
-	onUplinks func()
+	// onUplinks is called when the host has got or lost a default route, onPeers when routes to other
+	// nodes' pods changed, once for several that follow each other.
+	onUplinks, onPeers func()
 
 	mu     sync.Mutex
 	pods   map[string]string // by link
 	socket *os.File          // nil until start
+	peers  chan struct{}
 	closed bool
 	wg     sync.WaitGroup
 }
 
-func newChanges(log *slog.Logger, onGone func(podID string), onUplinks func()) *changes {
-	return &changes{log: log, onGone: onGone, onUplinks: onUplinks, pods: map[string]string{}}
+func newChanges(log *slog.Logger, onGone func(podID string), onUplinks, onPeers func()) *changes {
+	return &changes{
+		log: log, onGone: onGone, onUplinks: onUplinks, onPeers: onPeers, pods: map[string]string{}, peers: make(chan struct{}, 1),
+	}
 }
 
 // start starts to listen, unless it has started.
@@ -46,7 +50,21 @@ func (d *changes) start() {
 		return
 	}
 	d.socket = s
-	d.wg.Go(func() { d.listen(s) })
+	stopped := make(chan struct{})
+	d.wg.Go(func() {
+		defer close(stopped)
+		d.listen(s)
+	})
+	d.wg.Go(func() {
+		for {
+			select {
+			case <-stopped:
+				return
+			case <-d.peers:
+				d.onPeers()
+			}
+		}
+	})
 }
 
 // expect has onGone called with podID when the link is gone. It returns false if the link is gone
@@ -72,8 +90,8 @@ func (d *changes) close() {
 	d.wg.Wait()
 }
 
-// listenForChanges opens a socket that gets the messages about links that are gone and about
-// default routes, and no others.
+// listenForChanges opens a socket that gets the messages about links that are gone, default routes
+// and routes to other nodes' pods, and no others.
 func listenForChanges() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -81,16 +99,19 @@ func listenForChanges() (*os.File, error) {
 	}
 	s := os.NewFile(uintptr(fd), "netlink")
 	const (
-		typeAt   = 4                       // nlmsg_type
-		dstLenAt = unix.SizeofNlMsghdr + 1 // rtm_dst_len
+		typeAt     = 4                       // nlmsg_type
+		dstLenAt   = unix.SizeofNlMsghdr + 1 // rtm_dst_len
+		protocolAt = unix.SizeofNlMsghdr + 5 // rtm_protocol
 	)
 	filter, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: typeAt, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: asLoaded(unix.RTM_DELLINK), SkipTrue: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: asLoaded(unix.RTM_DELLINK), SkipTrue: 6},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: asLoaded(unix.RTM_NEWROUTE), SkipTrue: 1},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: asLoaded(unix.RTM_DELROUTE), SkipFalse: 3},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: asLoaded(unix.RTM_DELROUTE), SkipFalse: 5},
 		bpf.LoadAbsolute{Off: dstLenAt, Size: 1},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipFalse: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 2},
+		bpf.LoadAbsolute{Off: protocolAt, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: peerRoutes, SkipFalse: 1},
 		bpf.RetConstant{Val: 0xffffffff},
 		bpf.RetConstant{Val: 0},
 	})
@@ -157,7 +178,11 @@ func (d *changes) read(data []byte) {
 		switch m.Header.Type {
 		case unix.RTM_DELLINK:
 		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-			d.onUplinks()
+			if len(m.Data) > 5 && m.Data[5] == peerRoutes { // rtm_protocol
+				d.peersChanged()
+			} else {
+				d.onUplinks()
+			}
 			continue
 		default:
 			continue
@@ -182,6 +207,7 @@ func (d *changes) read(data []byte) {
 // rescan asks for what messages may have said.
 func (d *changes) rescan() {
 	d.onUplinks()
+	d.peersChanged()
 	d.mu.Lock()
 	var gone []string
 	for link := range d.pods {
@@ -192,6 +218,13 @@ func (d *changes) rescan() {
 	d.mu.Unlock()
 	for _, link := range gone {
 		d.gone(link)
+	}
+}
+
+func (d *changes) peersChanged() {
+	select {
+	case d.peers <- struct{}{}:
+	default: // one that is to come sees this change, too
 	}
 }
 

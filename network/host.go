@@ -160,8 +160,11 @@ func (b *builtin) dress(h *host) error {
 	if err != nil {
 		return err
 	}
+	if b.peers, err = peerRanges(h.links); err != nil {
+		return fmt.Errorf("list routes to other nodes' pods: %w", err)
+	}
 	r := ruleset{
-		subnets: b.withLeased(subnets), gateways: h.gateways, allowed: b.allowed,
+		subnets: b.withLeased(subnets), gateways: h.gateways, allowed: b.allowed, peers: b.peers,
 		bridge: h.bridge != nil, pods: b.entries,
 	}
 	if h.closed, err = b.turnedOn(off); err != nil {

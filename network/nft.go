@@ -22,6 +22,7 @@ import (
 //	  map ports4     { type inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map addrports4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map ports6, addrports6: the same for IPv6
+//	  set peers4 { type ipv4_addr; flags interval }            # peers6: the same for IPv6
 //	  chain sources { type filter hook prerouting priority -450
 //	    iifgroup != PODS iifname != lo ip saddr 10.85.0.0/16 drop   # only pods have pods' addresses
 //	    iifgroup != PODS return
@@ -40,6 +41,7 @@ import (
 //	    ct state established,related return
 //	    ct status dnat return
 //	    ip saddr 10.1.0.0/16 return                            # Config.AllowFrom
+//	    ip saddr @peers4 return                                # other nodes: see peers.go
 //	    drop }
 //	  chain prerouting { type nat hook prerouting priority dstnat; fib daddr type local jump hostports }
 //	  chain output     { type nat hook output priority dstnat; fib daddr type local jump hostports }
@@ -68,6 +70,7 @@ type ruleset struct {
 	subnets  []netip.Prefix // of pods
 	gateways []netip.Addr
 	allowed  []netip.Prefix // see Config.AllowFrom
+	peers    []netip.Prefix // see peers.go
 	// uplinks are the interfaces between which nothing is forwarded, by family; nil if anything may
 	// be.
 	uplinks map[family][]string
@@ -474,6 +477,16 @@ func (f *firewall) addForward(c *nftables.Conn, t *nftables.Table, r ruleset) er
 	for _, s := range r.allowed {
 		fam := familyOf(s.Addr())
 		add(toPods, fam.is(), fam.within(fam.src, s), pass)
+	}
+	for _, fam := range []family{ipv4, ipv6} {
+		s := f.peers(fam)
+		if err := c.AddSet(s, peerElements(r.peers, fam)); err != nil {
+			return fmt.Errorf("set %s: %w", s.Name, err)
+		}
+		add(toPods, fam.is(), []expr.Any{
+			&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: fam.src, Len: uint32(fam.bits / 8)},
+			&expr.Lookup{SourceRegister: reg1, SetName: s.Name, SetID: s.ID},
+		}, pass)
 	}
 	add(toPods, drop)
 

@@ -1,0 +1,112 @@
+package network
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+)
+
+// peerRoutes is the protocol (rtm_protocol, rtnetlink(7)) of routes to the pods of other nodes. The
+// cluster's overlay makes them (cluster/overlay/paths); another program that connects nodes may do
+// so, too. Such a route says that its network and its gateway belong to the cluster: their packets
+// may go to pods by the pods' own addresses, like those of Config.AllowFrom. Only root can add one,
+// and it stays in the kernel while either side is restarted.
+const peerRoutes = 86
+
+// peerRanges returns the networks and gateways of such routes. None is a part of another.
+func peerRanges(h *hostLinks) ([]netip.Prefix, error) {
+	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: peerRoutes}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // another message follows
+		return nil, err
+	}
+	var all []netip.Prefix
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		bits, _ := r.Dst.Mask.Size()
+		if a, ok := netip.AddrFromSlice(r.Dst.IP); ok && bits > 0 {
+			all = append(all, netip.PrefixFrom(a.Unmap(), bits).Masked())
+		}
+		if a, ok := netip.AddrFromSlice(r.Gw); ok {
+			all = append(all, netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()))
+		}
+	}
+	// The larger of two that begin with the same address comes first.
+	slices.SortFunc(all, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	var apart []netip.Prefix
+	for _, p := range all {
+		if n := len(apart); n == 0 || !apart[n-1].Contains(p.Addr()) {
+			apart = append(apart, p)
+		}
+	}
+	return apart, nil
+}
+
+// peersChanged is called when routes to other nodes' pods changed.
+func (b *builtin) peersChanged() {
+	b.hostMu.Lock()
+	defer b.hostMu.Unlock()
+	if b.host == nil {
+		return
+	}
+	peers, err := peerRanges(b.host.links)
+	if err == nil && slices.Equal(peers, b.peers) {
+		return
+	}
+	if err == nil {
+		err = b.fw.setPeers(peers)
+	}
+	if err != nil {
+		b.log.Error("cannot follow the routes to other nodes' pods: these may not reach this node's pods", "err", err)
+		return
+	}
+	b.peers = peers
+}
+
+// peers is the set of networks of other nodes and their pods.
+func (f *firewall) peers(fam family) *nftables.Set {
+	s := &nftables.Set{Table: f.table(), Name: "peers" + fam.suffix, ID: 20 + uint32(fam.proto), Interval: true, KeyType: nftables.TypeIPAddr}
+	if fam == ipv6 {
+		s.KeyType = nftables.TypeIP6Addr
+	}
+	return s
+}
+
+// peerElements are the networks of a family as the kernel has them: a beginning, and what is behind
+// the end.
+func peerElements(peers []netip.Prefix, fam family) []nftables.SetElement {
+	elements := []nftables.SetElement{}
+	for _, p := range peers {
+		if familyOf(p.Addr()) != fam {
+			continue
+		}
+		elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice()})
+		if behind := lastAddr(p).Next(); behind.IsValid() {
+			elements = append(elements, nftables.SetElement{Key: behind.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return elements
+}
+
+// setPeers changes the networks of other nodes and their pods.
+func (f *firewall) setPeers(peers []netip.Prefix) error {
+	return f.transaction(func(c *nftables.Conn) error {
+		for _, fam := range []family{ipv4, ipv6} {
+			s := f.peers(fam)
+			c.FlushSet(s)
+			if err := c.SetAddElements(s, peerElements(peers, fam)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
