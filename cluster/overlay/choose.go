@@ -43,7 +43,8 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 	if len(self.Ranges) == 0 {
 		return c
 	}
-	accepted := []Node{self}
+	accepted := claims{}
+	accepted.add(self)
 	others = slices.Clone(others)
 	slices.SortFunc(others, func(a, b Node) int {
 		_, hadA := before[a.Name]
@@ -64,10 +65,10 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 			}
 			n = old
 		}
-		err := check(n, accepted, host)
+		err := check(n, &accepted, host)
 		if err != nil {
 			c.Problems[n.Name] = err
-			if !had || check(old, accepted, host) != nil {
+			if !had || check(old, &accepted, host) != nil {
 				continue
 			}
 			c.Problems[n.Name] = fmt.Errorf("%w; what it was before stays in force", err)
@@ -77,7 +78,7 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 		if err != nil && c.Problems[n.Name] == nil {
 			c.Problems[n.Name] = err
 		}
-		accepted = append(accepted, n)
+		accepted.add(n)
 		c.Accepted[n.Name] = n
 		c.Peers = append(c.Peers, peer)
 	}
@@ -85,8 +86,43 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 	return c
 }
 
+// claims are the ranges and addresses of the nodes that were accepted, in the order of their
+// beginnings. None overlaps another of its list.
+type claims struct{ ranges, addresses []claim }
+
+type claim struct {
+	net  netip.Prefix
+	node string
+}
+
+func (c *claims) add(n Node) {
+	put := func(list []claim, p netip.Prefix) []claim {
+		i, _ := slices.BinarySearchFunc(list, p.Addr(), beginning)
+		return slices.Insert(list, i, claim{p, n.Name})
+	}
+	for _, r := range n.Ranges {
+		c.ranges = put(c.ranges, r)
+	}
+	for _, a := range n.Addresses {
+		c.addresses = put(c.addresses, netip.PrefixFrom(a, a.BitLen()))
+	}
+}
+
+func beginning(c claim, a netip.Addr) int { return c.net.Addr().Compare(a) }
+
+// overlapping finds one in a list that overlaps a network.
+func overlapping(list []claim, p netip.Prefix) (claim, bool) {
+	i, _ := slices.BinarySearchFunc(list, p.Addr(), beginning)
+	for _, c := range list[max(i-1, 0):min(i+1, len(list))] {
+		if c.net.Overlaps(p) {
+			return c, true
+		}
+	}
+	return claim{}, false
+}
+
 // check says what is wrong with a node, next to those that were accepted before it.
-func check(n Node, accepted []Node, host paths.Host) error {
+func check(n Node, accepted *claims, host paths.Host) error {
 	for i, r := range n.Ranges {
 		if slices.ContainsFunc(n.Ranges[:i], r.Overlaps) {
 			return fmt.Errorf("its pod ranges overlap at %s", r)
@@ -103,7 +139,7 @@ func check(n Node, accepted []Node, host paths.Host) error {
 	return nil
 }
 
-func checkAddress(a netip.Addr, n Node, accepted []Node, host paths.Host) error {
+func checkAddress(a netip.Addr, n Node, accepted *claims, host paths.Host) error {
 	switch {
 	case !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.Is4In6() || a.Zone() != "" ||
 		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
@@ -111,13 +147,12 @@ func checkAddress(a netip.Addr, n Node, accepted []Node, host paths.Host) error 
 	case slices.ContainsFunc(n.Ranges, func(r netip.Prefix) bool { return r.Contains(a) }):
 		return fmt.Errorf("its address %s is in a range of its own pods", a)
 	}
-	for _, other := range accepted {
-		if slices.Contains(other.Addresses, a) {
-			return fmt.Errorf("its address %s is that of node %s", a, other.Name)
-		}
-		if slices.ContainsFunc(other.Ranges, func(r netip.Prefix) bool { return r.Contains(a) }) {
-			return fmt.Errorf("its address %s is in the range of the pods of node %s", a, other.Name)
-		}
+	one := netip.PrefixFrom(a, a.BitLen())
+	if other, ok := overlapping(accepted.addresses, one); ok {
+		return fmt.Errorf("its address %s is that of node %s", a, other.node)
+	}
+	if other, ok := overlapping(accepted.ranges, one); ok {
+		return fmt.Errorf("its address %s is in the range of the pods of node %s", a, other.node)
 	}
 	for _, t := range host.Taken {
 		if !t.Nodes && t.Net.Contains(a) {
@@ -127,21 +162,15 @@ func checkAddress(a netip.Addr, n Node, accepted []Node, host paths.Host) error 
 	return nil
 }
 
-func checkRange(r netip.Prefix, accepted []Node, host paths.Host) error {
+func checkRange(r netip.Prefix, accepted *claims, host paths.Host) error {
 	if a := r.Addr(); !r.IsValid() || r != r.Masked() || a.Is4In6() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
 		return fmt.Errorf("its pod range %s is no network for pods", r)
 	}
-	for _, other := range accepted {
-		for _, o := range other.Ranges {
-			if r.Overlaps(o) {
-				return fmt.Errorf("its pod range %s overlaps %s, that of node %s", r, o, other.Name)
-			}
-		}
-		for _, a := range other.Addresses {
-			if r.Contains(a) {
-				return fmt.Errorf("its pod range %s has %s, the address of node %s", r, a, other.Name)
-			}
-		}
+	if other, ok := overlapping(accepted.ranges, r); ok {
+		return fmt.Errorf("its pod range %s overlaps %s, that of node %s", r, other.net, other.node)
+	}
+	if other, ok := overlapping(accepted.addresses, r); ok {
+		return fmt.Errorf("its pod range %s has %s, the address of node %s", r, other.net.Addr(), other.node)
 	}
 	for _, t := range host.Taken {
 		if r.Overlaps(t.Net) && (!t.Ranges || r.Bits() <= t.Net.Bits()) {

@@ -1,3 +1,369 @@
 // Package overlay connects the pods of different nodes: it decides from Node objects how each other
 // node is reached, and package paths has the kernel do it.
+//
+// Pods keep their addresses: nothing is translated between nodes. On a link that both nodes share,
+// packets are routed as they are. Between other nodes they go through a VXLAN tunnel. Each pair of
+// nodes decides for itself, by its own routes, and decides again when a node's address, or the
+// machine's own network, changes. New ways are there before old ones are taken out.
+//
+// With one node, nothing is made, and nothing is followed.
 package overlay
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/overlay/paths"
+)
+
+// The network of tunnels: the same on all nodes of a cluster.
+const (
+	VNI  = 6443
+	Port = 8472 // UDP; what Linux took before 4789 was assigned, and Flannel and Cilium do
+)
+
+// Options say which node this is.
+type Options struct {
+	NodeName string
+	// Cluster is a number that no other cluster of this machine has: the API server's port.
+	Cluster int
+	// Services are the networks of Services, which no node's pods may have.
+	Services []netip.Prefix
+	// Health is told whether pods of other nodes are reached; nil for no one.
+	Health *health.Part
+}
+
+// Overlay connects this node's pods with those of others.
+type Overlay struct {
+	Options
+	*frame.Controller
+	nodes  corelisters.NodeLister
+	events record.EventRecorder
+	log    *slog.Logger
+	// within runs what touches the kernel: tests have several machines.
+	within func(func() error) error
+
+	// changed is set when the machine's network has changed.
+	changed atomic.Bool
+
+	// What follows is the worker's.
+	network   *paths.Network // nil without other nodes
+	self      paths.Node     // with which network was opened
+	following sync.WaitGroup
+	cleaned   bool
+	seen      map[string]Node // the nodes that paths are in force for; nil if they are not
+	accepted  map[string]Node
+	former    former
+	problems  map[string]string // that Events tell of, by node
+}
+
+// key is the only one: all nodes are looked at together.
+const key = "nodes"
+
+const (
+	// pause is between two looks at the machine's network, which changes often while pods start.
+	pause = 200 * time.Millisecond
+	// grace is for how long packets are taken from an address that a node had before.
+	grace = time.Minute
+)
+
+// New asks for informers and makes no call.
+func New(set *client.Set, o Options) *Overlay {
+	nodes := set.Informers.Core().V1().Nodes()
+	v := &Overlay{
+		Options: o, nodes: nodes.Lister(), log: slog.Default(), former: former{}, problems: map[string]string{},
+		within: func(f func() error) error { return f() },
+	}
+	var stop func()
+	v.events, stop = set.Recorder("overlay", o.NodeName)
+	v.Controller = frame.New("overlay", 1, func(ctx context.Context, _ string) error {
+		err := v.within(func() error { return v.sync(ctx) })
+		if err != nil {
+			v.Health.Fails(err)
+		}
+		return err
+	})
+	v.Watch(nodes.Informer(), func(any) []string { return []string{key} })
+	v.Also(func(ctx context.Context) {
+		v.Add(key) // also if there is no node yet: something may be left
+		<-ctx.Done()
+		stop()
+	})
+	return v
+}
+
+// Run connects pods until ctx ends. What it has made stays, so that a restart interrupts nothing.
+func (v *Overlay) Run(ctx context.Context) error {
+	v.Controller.Run(ctx)
+	v.close()
+	return nil
+}
+
+// close ends what follows the kernel.
+func (v *Overlay) close() {
+	if v.network == nil {
+		return
+	}
+	if err := v.network.Close(); err != nil {
+		v.log.Warn("overlay", "err", err)
+	}
+	v.network = nil
+	v.following.Wait()
+}
+
+// sync makes the kernel what the nodes say.
+func (v *Overlay) sync(ctx context.Context) error {
+	objects, err := v.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var self Node
+	var others []Node
+	problems := map[string]error{}
+	for _, object := range objects {
+		n, err := nodeOf(object)
+		switch {
+		case object.Name == v.NodeName && err != nil:
+			return fmt.Errorf("this node: %w", err)
+		case object.Name == v.NodeName:
+			self = n
+		case err != nil:
+			problems[object.Name] = err
+			if old, had := v.accepted[object.Name]; had {
+				others = append(others, old)
+			}
+		default:
+			others = append(others, n)
+		}
+	}
+	if len(others) == 0 || len(self.Ranges) == 0 {
+		v.seen = nil
+		return v.alone(self, len(others))
+	}
+	seen := map[string]Node{self.Name: self}
+	for _, n := range others {
+		seen[n.Name] = n
+	}
+	now := time.Now()
+	// Most changes of Node objects are of other things.
+	if !v.changed.Swap(false) && len(problems) == 0 && maps.EqualFunc(v.seen, seen, Node.equal) && !v.former.over(now) {
+		return nil
+	}
+	v.seen = nil
+	if err := v.open(self); err != nil {
+		return err
+	}
+	host, err := v.look(self, others)
+	if err != nil {
+		return err
+	}
+	c := Choose(self, others, v.accepted, host)
+	maps.Copy(problems, c.Problems)
+	v.former.note(v.accepted, c.Accepted, now)
+	v.accepted = c.Accepted
+	if again := v.former.add(c.Peers, now); again > 0 {
+		v.AddAfter(key, again)
+	}
+	self.Addresses = slices.DeleteFunc(slices.Clone(self.Addresses), func(a netip.Addr) bool { return !host.Addresses[a] || a.IsLoopback() })
+	err = v.network.Apply(ctx, paths.New(paths.Node{Name: self.Name, Addresses: self.Addresses, Ranges: self.Ranges}, c.Peers))
+	v.tell(objects, problems)
+	if err != nil {
+		return err
+	}
+	var warnings []string
+	for _, name := range slices.Sorted(maps.Keys(problems)) {
+		warnings = append(warnings, fmt.Sprintf("node %s is refused: %v", name, problems[name]))
+	}
+	v.Health.Works(summary(c.Peers), warnings...)
+	v.seen = seen
+	return nil
+}
+
+// summary is what status says.
+func summary(peers []paths.Peer) string {
+	direct := 0
+	for _, p := range peers {
+		if !slices.ContainsFunc(p.Paths, func(path paths.Path) bool { return path.Link == 0 }) {
+			direct++
+		}
+	}
+	return fmt.Sprintf("pods of %d other nodes: %d by direct routes, %d through VXLAN", len(peers), direct, len(peers)-direct)
+}
+
+// alone is for a node without others, or without a range of pods yet.
+func (v *Overlay) alone(self Node, others int) error {
+	switch { // what a process before has made stays until the nodes are known
+	case self.Name == "":
+		v.Health.Works("waits: this node is not registered yet")
+		return nil
+	case others > 0:
+		v.Health.Works("waits: this node has no range of pods yet")
+		return nil
+	}
+	v.close()
+	v.accepted, v.former = nil, former{}
+	if !v.cleaned {
+		if err := paths.Remove(v.Cluster); err != nil {
+			return fmt.Errorf("remove the paths to nodes that are gone: %w", err)
+		}
+		v.cleaned = true
+	}
+	v.Health.Works("off: there is no other node")
+	return nil
+}
+
+// open starts to follow the machine's network, with this node as it is.
+func (v *Overlay) open(self Node) error {
+	me := paths.Node{Name: self.Name, Ranges: self.Ranges}
+	if v.network != nil && slices.Equal(v.self.Ranges, me.Ranges) {
+		return nil
+	}
+	v.close()
+	n, err := paths.Open(paths.Config{Cluster: v.Cluster, Node: me, VNI: VNI, Port: Port, Log: v.log})
+	if err != nil {
+		return err
+	}
+	v.network, v.self, v.cleaned = n, me, false
+	v.following.Go(func() {
+		for range n.Changed() {
+			v.changed.Store(true)
+			v.AddAfter(key, pause)
+		}
+	})
+	return nil
+}
+
+// look reads what this machine has.
+func (v *Overlay) look(self Node, others []Node) (paths.Host, error) {
+	var all []netip.Addr
+	for _, n := range others {
+		all = append(all, n.Addresses...)
+	}
+	host, err := v.network.Look(all)
+	for _, s := range v.Services {
+		host.Taken = append(host.Taken, paths.Taken{Net: s, What: "the network of Services"})
+	}
+	return host, err
+}
+
+// tell writes an Event for each node that is refused, once for each reason.
+func (v *Overlay) tell(objects []*corev1.Node, problems map[string]error) {
+	now := map[string]string{}
+	for _, object := range objects {
+		err := problems[object.Name]
+		if err == nil {
+			continue
+		}
+		now[object.Name] = err.Error()
+		if v.problems[object.Name] == err.Error() {
+			continue
+		}
+		v.log.Warn("a node is refused in the network of pods", "node", object.Name, "err", err)
+		v.events.Eventf(object, corev1.EventTypeWarning, "PodsNotConnected", "Node %s does not connect its pods with those of this node: %v",
+			v.NodeName, err)
+	}
+	v.problems = now
+}
+
+// equal reports whether two nodes say the same.
+func (n Node) equal(other Node) bool {
+	return n.Name == other.Name && n.Created.Equal(other.Created) && slices.Equal(n.Addresses, other.Addresses) &&
+		slices.Equal(n.Ranges, other.Ranges)
+}
+
+// nodeOf is what a Node object says.
+func nodeOf(object *corev1.Node) (Node, error) {
+	n := Node{Name: object.Name, Created: object.CreationTimestamp.Time}
+	for _, a := range object.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP {
+			continue
+		}
+		addr, err := netip.ParseAddr(a.Address)
+		if err != nil {
+			return n, fmt.Errorf("its InternalIP %q is no address", a.Address)
+		}
+		n.Addresses = append(n.Addresses, addr)
+	}
+	ranges := object.Spec.PodCIDRs
+	if len(ranges) == 0 && object.Spec.PodCIDR != "" {
+		ranges = []string{object.Spec.PodCIDR}
+	}
+	for _, text := range ranges {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return n, fmt.Errorf("its pod range %q is no network", text)
+		}
+		n.Ranges = append(n.Ranges, p)
+	}
+	return n, nil
+}
+
+// former has addresses that nodes had before, with the end of their grace. A node may send from one
+// for a while after its Node object names another.
+type former map[string]map[netip.Addr]time.Time
+
+// note notes what nodes had before.
+func (f former) note(before, after map[string]Node, now time.Time) {
+	for name, old := range before {
+		current, exists := after[name]
+		if !exists {
+			delete(f, name)
+			continue
+		}
+		for _, a := range old.Addresses {
+			if slices.Contains(current.Addresses, a) {
+				continue
+			}
+			if f[name] == nil {
+				f[name] = map[netip.Addr]time.Time{}
+			}
+			f[name][a] = now.Add(grace)
+		}
+	}
+}
+
+// over reports whether the grace of an address has ended.
+func (f former) over(now time.Time) bool {
+	for _, addresses := range f {
+		for _, end := range addresses {
+			if !now.Before(end) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// add gives peers the addresses that they had before, and returns when the next of these ends, 0 if
+// there is none. One that another node has by now is that node's.
+func (f former) add(peers []paths.Peer, now time.Time) (next time.Duration) {
+	for i, p := range peers {
+		for a, end := range f[p.Name] {
+			left := end.Sub(now)
+			if left <= 0 {
+				delete(f[p.Name], a)
+				continue
+			}
+			if next == 0 || left < next {
+				next = left
+			}
+			peers[i].Addresses = append(slices.Clone(peers[i].Addresses), a)
+		}
+	}
+	return next
+}

@@ -94,7 +94,8 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err
 	defer func() { err = errors.Join(err, kept) }()
 	o := remembered(p)
 	// Pods and coracled end all the same.
-	left := errors.Join(removeAnnouncements(ctx, o.Bind, o.Port), removeRules(o.Bind, o.Port), removeHeldAddresses(o))
+	left := errors.Join(removeAnnouncements(ctx, o.Bind, o.Port), removePaths(ctx, o.Bind, o.Port), removeRules(o.Bind, o.Port),
+		removeHeldAddresses(o))
 	if left != nil && purge {
 		left = fmt.Errorf("%w; %s stays, for another 'coracle down%s --purge'", left, p.settings(), p.flags())
 	}

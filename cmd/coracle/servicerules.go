@@ -221,3 +221,29 @@ func removeAnnouncements(ctx context.Context, bind string, port int) error {
 	}
 	return nil
 }
+
+// pathsOf is the nftables table of the paths to other nodes' pods: paths.TableOf in
+// cluster/overlay/paths.
+func pathsOf(port int) string { return "coracle-overlay-" + strconv.Itoa(port) }
+
+// removePaths has the cluster's program remove the routes, tunnels and rules that lead to other
+// nodes' pods. They stay while it is restarted. What another cluster has by now stays.
+func removePaths(ctx context.Context, bind string, port int) error {
+	c, err := nftables.New()
+	if err != nil {
+		return nil // a kernel without nftables has no paths
+	}
+	_, err = c.ListTableOfFamily(pathsOf(port), nftables.TableFamilyINet)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || taken(bind, port) {
+		return nil
+	}
+	program, err := sibling("coracle-kube")
+	if err != nil {
+		return err
+	}
+	args := []string{"overlay", "remove", "--port", strconv.Itoa(port)}
+	if said, err := exec.CommandContext(ctx, program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("coracle-kube %s: %w:\n%s", strings.Join(args, " "), err, said)
+	}
+	return nil
+}

@@ -38,7 +38,8 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	root.SetVersionTemplate("coracle-kube {{.Version}}\n")
 	root.AddCommand(serverCommand(), apiserverCommand(), schedulerCommand(), controllersCommand(), kubeletCommand(),
-		proxyCommand(), policyCommand(), dnsCommand(), balancersCommand(), snapshotCommand(), tokenCommand(), agentCommand())
+		proxyCommand(), policyCommand(), dnsCommand(), balancersCommand(), overlayCommand(), snapshotCommand(), tokenCommand(),
+		agentCommand())
 	return root
 }
 

@@ -46,6 +46,8 @@ func TestWhatIsPrinted(t *testing.T) {
 		{[]string{"policy", "remove", "--help"}, []string{"Examples:", "--table"}},
 		{[]string{"load-balancers", "--help"}, []string{"Examples:", "remove"}},
 		{[]string{"load-balancers", "remove", "--help"}, []string{"Examples:", "--sink"}},
+		{[]string{"overlay", "--help"}, []string{"Examples:", "remove", "proto 86"}},
+		{[]string{"overlay", "remove", "--help"}, []string{"Examples:", "--port"}},
 		{[]string{"snapshot", "--help"}, []string{"save", "check", "restore"}},
 		{[]string{"completion", "bash"}, []string{"bash completion"}},
 	} {

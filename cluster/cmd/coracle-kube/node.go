@@ -99,6 +99,11 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 	} else {
 		add(cleaning("rules of Services", func() error { return proxy.Cleanup(serviceTable(p.port)) }))
 	}
+	connect, err := newOverlay(p, func() *health.Part { return board.Add("pods of other nodes") })
+	if err != nil {
+		return parts, err
+	}
+	add(connect)
 	speak, err := newSpeaker(p, func() *health.Part { return board.Add("load balancers") })
 	if err != nil {
 		return parts, err

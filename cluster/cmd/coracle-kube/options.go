@@ -209,6 +209,7 @@ type nodeOptions struct {
 	dns        []string
 	domain     string
 	resolvConf string
+	podNetwork string
 	// pods are told of the addresses of this node's pods; nil for no one.
 	pods *nodeaddr.Pods
 }
@@ -226,6 +227,9 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.sysctls, "allowed-unsafe-sysctls", nil,
 		"sysctls that pods may set in addition to the safe ones: `NAMES` such as kernel.msgmax, or prefixes such as net.core.*")
 	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
+	f.StringVar(&o.podNetwork, "pod-network", autoPodNetwork,
+		"how pods of other nodes are reached, where the cluster gives nodes networks for pods: auto (direct routes on a shared link, VXLAN "+
+			"elsewhere), or none, if a network plugin connects them")
 	o.defineDNS(f)
 	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
 	o.logs.MaxSize = 10 << 20
@@ -298,6 +302,9 @@ func (o *nodeOptions) check() error {
 	}
 	if _, err := sysctls.New(o.sysctls); err != nil {
 		return fmt.Errorf("--allowed-unsafe-sysctls: %w", err)
+	}
+	if o.podNetwork != autoPodNetwork && o.podNetwork != noPodNetwork {
+		return fmt.Errorf("--pod-network %q is unknown: give %s or %s", o.podNetwork, autoPodNetwork, noPodNetwork)
 	}
 	if err := o.checkDNS(); err != nil {
 		return err

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/overlay"
+	"github.com/coracle-project/coracle/cluster/overlay/paths"
+)
+
+// newOverlay returns what connects this node's pods with those of other nodes, or what removes the
+// connections where the cluster gives nodes no networks: a network plugin connects pods there, or
+// there is no other node.
+func newOverlay(p *nodeProcess, part func() *health.Part) (func(context.Context) error, error) {
+	if !p.awaitRanges || p.podNetwork == noPodNetwork {
+		return cleaning("paths to other nodes", func() error { return paths.Remove(p.port) }), nil
+	}
+	set, err := p.as(user.KubeProxy)
+	if err != nil {
+		return nil, err
+	}
+	o := overlay.New(set, overlay.Options{NodeName: p.name, Cluster: p.port, Services: p.services, Health: part()})
+	return o.Run, nil
+}
+
+// The values of --pod-network.
+const (
+	autoPodNetwork = "auto"
+	noPodNetwork   = "none"
+)
+
+// overlayCommand removes what the overlay leaves in the kernel.
+func overlayCommand() *cobra.Command {
+	var cluster int
+	cmd := &cobra.Command{
+		Use: "overlay", Short: "paths to the pods of other nodes", Args: noArguments,
+		Long: `overlay is about the routes and tunnels to other nodes' pods, which the kernel has also while no cluster
+process runs. "ip route show proto 86" lists the routes.`,
+		Example: "  coracle-kube overlay remove",
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	remove := &cobra.Command{
+		Use:     "remove",
+		Short:   "remove the routes, tunnels and rules",
+		Example: "  coracle-kube overlay remove\n  coracle-kube overlay remove --port 7443",
+		Args:    noArguments,
+		RunE:    func(*cobra.Command, []string) error { return paths.Remove(cluster) },
+	}
+	remove.Flags().IntVar(&cluster, "port", 6443, "the cluster's port, by which devices and rules are named")
+	cmd.AddCommand(remove)
+	return cmd
+}
