@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -22,52 +23,52 @@ type diskStep struct {
 var diskLife = []diskStep{
 	{
 		[]string{"CreateVolume"},
-		func(t *testing.T, d *disks) { d.apply(t, diskClaim("life", "disk", "320Mi", "")) },
-		func(t *testing.T, d *disks) { d.awaitBound(t, "life") },
+		func(t *testing.T, d *disks) { d.apply(t, diskClaim(d.life, "disk", "320Mi", "")) },
+		func(t *testing.T, d *disks) { d.awaitBound(t, d.life) },
 	},
 	{
 		[]string{"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"},
-		func(t *testing.T, d *disks) { d.apply(t, diskPod("life-one", ofClaim("life"), "")) },
+		func(t *testing.T, d *disks) { d.apply(t, diskPod(d.life+"-one", ofClaim(d.life), "")) },
 		func(t *testing.T, d *disks) {
-			d.awaitReady(t, "life-one")
-			d.in(t, "life-one", "echo words >/data/file; sync")
+			d.awaitReady(t, d.life+"-one")
+			d.in(t, d.life+"-one", "echo words >/data/file; sync")
 		},
 	},
 	{
 		[]string{"ControllerExpandVolume", "NodeExpandVolume"},
 		func(t *testing.T, d *disks) {
-			d.kube(t, "patch", "pvc", "life", "-p", `{"spec":{"resources":{"requests":{"storage":"512Mi"}}}}`)
+			d.kube(t, "patch", "pvc", d.life, "-p", `{"spec":{"resources":{"requests":{"storage":"512Mi"}}}}`)
 		},
 		func(t *testing.T, d *disks) {
-			d.grow(t, "life", "512Mi")
-			d.awaitReady(t, "life-one")
-			d.awaitTrue(t, "the file system has grown", func() bool { return d.sizeIn(t, "life-one") > 400<<10 }, d.story)
+			d.grow(t, d.life, "512Mi")
+			d.awaitReady(t, d.life+"-one")
+			d.awaitTrue(t, "the file system has grown", func() bool { return d.sizeIn(t, d.life+"-one") > 400<<10 }, d.story)
 		},
 	},
 	{
 		[]string{"CreateSnapshot"},
 		func(t *testing.T, d *disks) {
-			d.apply(t, `
+			d.apply(t, fmt.Sprintf(`
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
-metadata: {name: life}
-spec: {volumeSnapshotClassName: disk, source: {persistentVolumeClaimName: life}}
-`)
+metadata: {name: %[1]s}
+spec: {volumeSnapshotClassName: disk, source: {persistentVolumeClaimName: %[1]s}}
+`, d.life))
 		},
 		func(t *testing.T, d *disks) {
-			d.await(t, "wait", "volumesnapshot/life", "--for=jsonpath={.status.readyToUse}=true")
+			d.await(t, "wait", "volumesnapshot/"+d.life, "--for=jsonpath={.status.readyToUse}=true")
 		},
 	},
 	{
 		[]string{"DeleteSnapshot"},
-		func(t *testing.T, d *disks) { d.kube(t, "delete", "volumesnapshot", "life", "--wait=false") },
-		func(t *testing.T, d *disks) { d.await(t, "wait", "volumesnapshot/life", "--for=delete") },
+		func(t *testing.T, d *disks) { d.kube(t, "delete", "volumesnapshot", d.life, "--wait=false") },
+		func(t *testing.T, d *disks) { d.await(t, "wait", "volumesnapshot/"+d.life, "--for=delete") },
 	},
 	{
 		[]string{"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume"},
-		func(t *testing.T, d *disks) { d.kube(t, "delete", "pod", "life-one", "--wait=false") },
+		func(t *testing.T, d *disks) { d.kube(t, "delete", "pod", d.life+"-one", "--wait=false") },
 		func(t *testing.T, d *disks) {
-			d.await(t, "wait", "pod/life-one", "--for=delete")
+			d.await(t, "wait", "pod/"+d.life+"-one", "--for=delete")
 			d.awaitGone(t, "volumeattachments")
 			if left := d.leftOnNode(t); len(left) > 0 {
 				t.Errorf("detached, and these are left: %v", left)
@@ -76,18 +77,18 @@ spec: {volumeSnapshotClassName: disk, source: {persistentVolumeClaimName: life}}
 	},
 	{
 		nil,
-		func(t *testing.T, d *disks) { d.apply(t, diskPod("life-two", ofClaim("life"), "")) },
+		func(t *testing.T, d *disks) { d.apply(t, diskPod(d.life+"-two", ofClaim(d.life), "")) },
 		func(t *testing.T, d *disks) {
-			d.awaitReady(t, "life-two")
-			if got := d.in(t, "life-two", "cat /data/file"); got != "words\n" {
+			d.awaitReady(t, d.life+"-two")
+			if got := d.in(t, d.life+"-two", "cat /data/file"); got != "words\n" {
 				t.Errorf("the next pod has %q", got)
 			}
-			d.remove(t, "pod", "life-two")
+			d.remove(t, "pod", d.life+"-two")
 		},
 	},
 	{
 		[]string{"DeleteVolume"},
-		func(t *testing.T, d *disks) { d.kube(t, "delete", "pvc", "life", "--wait=false") },
+		func(t *testing.T, d *disks) { d.kube(t, "delete", "pvc", d.life, "--wait=false") },
 		func(t *testing.T, d *disks) { d.awaitNothingLeft(t) },
 	},
 }
@@ -112,6 +113,10 @@ func eachCall(t *testing.T, do string, except []string, prepare func(t *testing.
 		method, when, _ := strings.Cut(point, "/")
 		ok := t.Run(point, func(t *testing.T) {
 			ran++
+			// No two have the same name: the sidecars stay away for up to a minute when the API was gone
+			// several times. To the resizer, a claim that took another's name meanwhile, and asks for
+			// the size that that one had, has not changed.
+			d.life = fmt.Sprintf("life-%d", ran)
 			prepare(t, d)
 			for _, step := range diskLife {
 				if !slices.Contains(step.methods, method) {

@@ -33,6 +33,7 @@ const (
 type disks struct {
 	*cluster
 	data string
+	life string // the claim of a volume's life, see diskLife
 }
 
 // newDisks starts a cluster with the driver, which is registered. The test fails if at its end
@@ -71,8 +72,8 @@ func newDisks(t *testing.T) *disks {
 				return
 			}
 			d.run(t, "down") // otherwise the purge refuses to delete what a failed test has left
-			for _, dir := range []string{"plugins", "pods"} {
-				_ = os.RemoveAll(filepath.Join(d.root, "kube", "kubelet", dir))
+			for _, dir := range []string{"kube/kubelet/plugins", "kube/kubelet/pods", "logs/pods", "logs/containers"} {
+				_ = os.RemoveAll(filepath.Join(d.root, dir)) // purge knows the pods' logs by the directories of pods
 			}
 		}()
 		if t.Failed() {
