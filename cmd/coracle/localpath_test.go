@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"io"
 	"os"
@@ -9,7 +10,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 )
 
 // A purge deletes no claim's data unless it was told to, and says how much there is before anything
@@ -78,9 +78,7 @@ func TestPurgeOfAVolumeThatIsBeingMade(t *testing.T) {
 	}
 	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 6443, ServiceCIDR: "10.112.0.0/16"})
 	late := filepath.Dir(precious)
-	process := exec.Command("flock", "--no-fork", p.supervisor(), "sh", "-c",
-		`trap 'mkdir -p "$1" && echo x >"$1/file"; exit' TERM; echo $$ >"$0"; while :; do sleep 0.01; done`, p.supervisor(), late)
-	ended := startHolder(t, p, process)
+	ended := startHolder(t, p, `mkdir -p "$1" && echo x >"$1/file"`, late)
 	alone(t, func() {
 		err := down(t.Context(), p, true, false, io.Discard)
 		if err == nil || !strings.Contains(err.Error(),
@@ -104,21 +102,31 @@ func TestPurgeOfAVolumeThatIsBeingMade(t *testing.T) {
 	}
 }
 
-// startHolder starts the process, and returns when it holds the supervisor's lock.
-func startHolder(t *testing.T, p place, process *exec.Cmd) <-chan error {
+// startHolder starts a process that is told to end by a signal, and then executes a line of shell
+// with an argument. It returns when the process holds the supervisor's lock.
+func startHolder(t *testing.T, p place, atEnd, arg string) <-chan error {
 	t.Helper()
+	process := exec.Command("flock", "--no-fork", p.supervisor(), "sh", "-c",
+		`trap '`+atEnd+`; exit 0' TERM; echo $$ >"$0"; echo holds; read line`, p.supervisor(), arg)
+	out, err := process.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := process.StdinPipe() // it reads until it is told to end, or the test has
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := process.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- process.Wait() }()
-	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
-		if pid, err := holder(p.supervisor()); err == nil && pid == process.Process.Pid {
-			break
-		}
-		if time.Since(begun) > time.Minute {
-			t.Fatal("no process holds the lock")
-		}
+	said, err := bufio.NewReader(out).ReadString('\n')
+	if pid, e := holder(p.supervisor()); err != nil || e != nil || pid != process.Process.Pid {
+		t.Fatalf("the process said %q, %v; the lock is held by %d, %v", said, err, pid, e)
 	}
+	ended := make(chan error, 1)
+	go func() {
+		defer in.Close()
+		ended <- process.Wait()
+	}()
 	return ended
 }
