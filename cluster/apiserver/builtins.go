@@ -198,6 +198,18 @@ func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.In
 			})
 		}
 	}
+	// Nodes lose what agents read when other machines cannot join any more.
+	if old := oldBindings[agentRole]; old != nil && o.URL() == "" && old.Annotations[rbacv1.AutoUpdateAnnotationKey] == "true" {
+		work.Go(func() error {
+			return retried(func() error {
+				err := rbac.ClusterRoleBindings().Delete(ctx, agentRole, metav1.DeleteOptions{})
+				if apierrors.IsNotFound(err) {
+					return nil
+				}
+				return err
+			})
+		})
+	}
 	for _, roles := range bootstrappolicy.NamespaceRoles() {
 		for i := range roles {
 			role(reconciliation.RoleRuleOwner{Role: &roles[i]}, reconciliation.RoleModifier{Client: rbac, NamespaceClient: namespaces})
