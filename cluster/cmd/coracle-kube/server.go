@@ -300,11 +300,15 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	if err != nil {
 		return nil, err
 	}
+	balanced, err := api.balancers.pool()
+	if err != nil {
+		return nil, err
+	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		LocalPath:     localPath(api.root, n.name),
-		Reserved:      certificates.Reserved{Hosts: hosts, Domain: n.domain},
+		Reserved:      certificates.Reserved{Hosts: hosts, Domain: n.domain, Pods: ranges.Pods, LoadBalancers: balanced},
 		Joinable:      api.settings().URL() != "", PodRanges: ranges,
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})

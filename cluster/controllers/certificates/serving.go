@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/kubernetes/pkg/apis/certificates"
+
+	"github.com/coracle-project/coracle/cluster/loadbalancer"
 )
 
 const nodeUser = "system:node:"
@@ -33,6 +35,10 @@ type Reserved struct {
 	Hosts []string
 	// Domain is the cluster's domain, under which Services and pods have names.
 	Domain string
+	// Pods are the networks of pods, and LoadBalancers the addresses of Services of type
+	// LoadBalancer.
+	Pods          []netip.Prefix
+	LoadBalancers loadbalancer.Pool
 }
 
 // servable says why a node may not serve under the names and addresses of its request, nil if it
@@ -74,6 +80,10 @@ func (a *approver) servable(request *x509.CertificateRequest) error {
 			return refused(address.String(), "which is the API server's")
 		case !address.IsGlobalUnicast():
 			return refused(address.String(), "which other machines have, too")
+		case slices.ContainsFunc(a.reserved.Pods, func(p netip.Prefix) bool { return p.Contains(address) }):
+			return refused(address.String(), "which is in the network of pods")
+		case a.reserved.LoadBalancers.Contains(address):
+			return refused(address.String(), "which is for Services of type LoadBalancer")
 		case !has(node, address):
 			return refused(address.String(), "which it does not report")
 		}

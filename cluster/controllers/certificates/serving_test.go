@@ -3,6 +3,7 @@ package certificates
 import (
 	"crypto/x509"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,12 +22,15 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+	"github.com/coracle-project/coracle/cluster/loadbalancer"
 )
 
 // The authority of serving certificates is the API server's, too, and a node says itself which
 // addresses it has.
 func TestServingCertificatesAreForANodesOwnAddresses(t *testing.T) {
 	reserved := Reserved{Hosts: []string{"kubernetes.default", "kubernetes.default.svc", "10.96.0.1", "192.0.2.1"}, Domain: "cluster.local"}
+	reserved.Pods = []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16"), netip.MustParsePrefix("fd85:c0ac:1e00::/48")}
+	reserved.LoadBalancers = must(loadbalancer.ParsePool([]string{"192.0.2.240/28"}))
 	serving := func(names, ips string) func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest) {
 		return func(csr *certificatesv1.CertificateSigningRequest, r *x509.CertificateRequest) {
 			csr.Spec.SignerName = certificatesv1.KubeletServingSignerName
@@ -71,6 +75,9 @@ func TestServingCertificatesAreForANodesOwnAddresses(t *testing.T) {
 		{"a Service's name, which it says it has", serving("hook.kube-system.svc", ""), false},
 		{"a Service's address, which it says it has", serving("a", "10.96.0.77"), false},
 		{"an address of a later network of Services", serving("a", "10.97.0.7"), false},
+		{"a pod's address, which it says it has", serving("a", "10.85.3.7"), false},
+		{"a pod's address of IPv6, which it says it has", serving("a", "fd85:c0ac:1e00:3::7"), false},
+		{"a load balancer's address, which it says it has", serving("a", "192.0.2.241"), false},
 		{"a node called as a Service", as("hook.kube-system.svc"), false},
 		{"a node called as a Service, in full", as("hook.kube-system.svc.cluster.local"), false},
 		{"a node called as a pod", as("1-2-3-4.default.pod.cluster.local"), false},
@@ -101,6 +108,7 @@ func TestServingCertificatesAreForANodesOwnAddresses(t *testing.T) {
 				must(s.Kube.NetworkingV1().ServiceCIDRs().Create(ctx, network, metav1.CreateOptions{}))
 				for name, addresses := range map[string]string{
 					"a": "192.0.2.10 2001:db8::10 192.0.2.1 192.0.2.20 127.0.0.1 169.254.1.1 10.96.0.77 10.97.0.7 " +
+						"10.85.3.7 fd85:c0ac:1e00:3::7 192.0.2.241 " +
 						"*.default.svc *.example.com hook.kube-system.svc",
 					"b":                    "192.0.2.20 n.example.com",
 					"n.example.com":        "192.0.2.30",
