@@ -58,8 +58,7 @@ func (p *Proxy) taken(s *corev1.Service) *corev1.Service {
 	return &without
 }
 
-// covers says whether a Service's ports are all among those that it was given; no given ones mean
-// for all.
+// covers says whether a Service's ports are all among those that were given; none given means all.
 func covers(given []corev1.PortStatus, ports []corev1.ServicePort) bool {
 	return len(given) == 0 || !slices.ContainsFunc(ports, func(port corev1.ServicePort) bool {
 		return !slices.ContainsFunc(given, func(g corev1.PortStatus) bool {
