@@ -43,7 +43,7 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 	if len(self.Ranges) == 0 {
 		return c
 	}
-	accepted := claims{}
+	accepted := claims{ends: map[paths.MAC]string{}}
 	accepted.add(self)
 	others = slices.Clone(others)
 	slices.SortFunc(others, func(a, b Node) int {
@@ -88,7 +88,10 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 
 // claims are the ranges and addresses of the nodes that were accepted, in the order of their
 // beginnings. None overlaps another of its list.
-type claims struct{ ranges, addresses []claim }
+type claims struct {
+	ranges, addresses []claim
+	ends              map[paths.MAC]string // nodes by the addresses of their tunnel ends
+}
 
 type claim struct {
 	net  netip.Prefix
@@ -96,6 +99,7 @@ type claim struct {
 }
 
 func (c *claims) add(n Node) {
+	c.ends[paths.MACOf(n.Name)] = n.Name
 	put := func(list []claim, p netip.Prefix) []claim {
 		i, _ := slices.BinarySearchFunc(list, p.Addr(), beginning)
 		return slices.Insert(list, i, claim{p, n.Name})
@@ -123,6 +127,10 @@ func overlapping(list []claim, p netip.Prefix) (claim, bool) {
 
 // check says what is wrong with a node, next to those that were accepted before it.
 func check(n Node, accepted *claims, host paths.Host) error {
+	// The address is a part of a hash, so who chooses a name can find one with another node's.
+	if other, ok := accepted.ends[paths.MACOf(n.Name)]; ok {
+		return fmt.Errorf("its tunnels would have the addresses of node %s: it needs another name", other)
+	}
 	for i, r := range n.Ranges {
 		if slices.ContainsFunc(n.Ranges[:i], r.Overlaps) {
 			return fmt.Errorf("its pod ranges overlap at %s", r)
@@ -165,6 +173,10 @@ func checkAddress(a netip.Addr, n Node, accepted *claims, host paths.Host) error
 func checkRange(r netip.Prefix, accepted *claims, host paths.Host) error {
 	if a := r.Addr(); !r.IsValid() || r != r.Masked() || a.Is4In6() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
 		return fmt.Errorf("its pod range %s is no network for pods", r)
+	}
+	part := func(p netip.Prefix) bool { return p.Contains(r.Addr()) && p.Bits() < r.Bits() }
+	if len(host.Pods) > 0 && !slices.ContainsFunc(host.Pods, part) {
+		return fmt.Errorf("its pod range %s is not a part of the cluster's pod networks", r)
 	}
 	if other, ok := overlapping(accepted.ranges, r); ok {
 		return fmt.Errorf("its pod range %s overlaps %s, that of node %s", r, other.net, other.node)

@@ -128,6 +128,26 @@ var taken = []paths.Taken{
 	{Net: netip.MustParsePrefix("10.96.0.0/16"), What: "the network of Services"},
 }
 
+// podNetworks have what the table's nodes ask for, so that each is refused for its own reason.
+var podNetworks = []netip.Prefix{
+	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.0.0.0/7"), netip.MustParsePrefix("fd00::/8"),
+}
+
+// Who chooses a node's name can find one whose hash another node's name has, too.
+func TestRefuseAnothersTunnelEnd(t *testing.T) {
+	self, good, bad := node(t, "a", selfBoth), node(t, "node-300871", peerBoth), node(t, "node-369907", "10.0.0.3 10.244.3.0/24")
+	if paths.MACOf(good.Name) != paths.MACOf(bad.Name) {
+		t.Fatal("the names have different hashes: nothing is tried")
+	}
+	good.Created, bad.Created = time.Unix(1, 0), time.Unix(2, 0)
+	host := paths.Host{Ways: ways("10.0.0.2 direct"), Taken: taken}
+	got := Choose(self, []Node{bad, good}, nil, host)
+	if err := got.Problems[bad.Name]; len(got.Peers) != 1 || got.Peers[0].Name != good.Name || err == nil ||
+		!strings.Contains(err.Error(), "another name") {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestRefuseWhatHarms(t *testing.T) {
 	for name, c := range map[string]struct{ node, problem string }{
 		"loopback":                         {"127.0.0.1 10.244.3.0/24", "127.0.0.1"},
@@ -154,12 +174,15 @@ func TestRefuseWhatHarms(t *testing.T) {
 		"more than a route leads to":       {"10.0.0.3 172.0.0.0/8", "a route by eth0"},
 		"the Services' network":            {"10.0.0.3 10.96.4.0/24", "the network of Services"},
 		"overlapping ranges of its own":    {"10.0.0.3 10.244.3.0/24 10.244.3.0/25", "overlap"},
+		"others' addresses":                {"10.0.0.3 8.8.8.0/24", "pod networks"},
+		"half of the internet":             {"10.0.0.3 128.0.0.0/1", "pod networks"},
+		"all pods":                         {"10.0.0.3 172.0.0.0/7", "pod networks"},
 		"bits behind the range":            {"10.0.0.3 10.244.3.1/24", "no network"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			self, good, bad := node(t, "a", selfBoth), node(t, "b", peerBoth), node(t, "c", c.node)
 			good.Created, bad.Created = time.Unix(1, 0), time.Unix(2, 0)
-			host := paths.Host{Ways: ways("10.0.0.2 direct"), Taken: taken}
+			host := paths.Host{Ways: ways("10.0.0.2 direct"), Taken: taken, Pods: podNetworks}
 			want := Choose(self, []Node{good}, nil, host)
 			if len(want.Problems) != 0 || len(want.Peers) != 1 {
 				t.Fatalf("the node that is good: %+v", want)

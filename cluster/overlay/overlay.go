@@ -42,6 +42,8 @@ type Options struct {
 	NodeName string
 	// Cluster is a number that no other cluster of this machine has: the API server's port.
 	Cluster int
+	// Pods are the networks of the cluster's pods: a node's range outside them is refused.
+	Pods []netip.Prefix
 	// Services are the networks of Services, which no node's pods may have.
 	Services []netip.Prefix
 	// Health is told whether pods of other nodes are reached; nil for no one.
@@ -255,6 +257,7 @@ func (v *Overlay) look(self Node, others []Node) (paths.Host, error) {
 		all = append(all, n.Addresses...)
 	}
 	host, err := v.network.Look(all)
+	host.Pods = v.Pods
 	for _, s := range v.Services {
 		host.Taken = append(host.Taken, paths.Taken{Net: s, What: "the network of Services"})
 	}

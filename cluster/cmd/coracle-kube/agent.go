@@ -162,7 +162,8 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 	p := &nodeProcess{
 		nodeOptions: n, names: dnsOptions{stubs: s.StubDomains}, root: a.root, port: port, services: s.ServiceCIDRs,
 		balancers: balancerOptions{ranges: s.LoadBalancerCIDRs}, proxy: s.ServiceProxy, externalIPs: s.ExternalIPs, policies: s.NetworkPolicies,
-		clientCA: a.member.CAFile(), awaitRanges: len(s.PodCIDRs) > 0, alone: true, // nodes may not follow claims and volumes
+		clientCA: a.member.CAFile(), awaitRanges: len(s.PodCIDRs) > 0, pods: s.PodCIDRs,
+		alone: true, // nodes may not follow claims and volumes
 	}
 	if len(s.ServiceCIDRs) > 0 {
 		p.serviceCIDR = s.ServiceCIDRs[0].String()

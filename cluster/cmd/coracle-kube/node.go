@@ -25,7 +25,9 @@ type nodeProcess struct {
 	root string
 	port int
 	// services are the networks of Services, serviceCIDR the first of them, "" if it is not known.
-	services    []netip.Prefix
+	services []netip.Prefix
+	// pods are the networks that nodes get parts of for their pods; none if the cluster gives none.
+	pods        []netip.Prefix
 	serviceCIDR string
 	balancers   balancerOptions
 	// proxy, externalIPs and policies are whether connections to Services are routed, also to

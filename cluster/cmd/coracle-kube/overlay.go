@@ -22,7 +22,7 @@ func newOverlay(p *nodeProcess, part func() *health.Part) (func(context.Context)
 	if err != nil {
 		return nil, err
 	}
-	o := overlay.New(set, overlay.Options{NodeName: p.name, Cluster: p.port, Services: p.services, Health: part()})
+	o := overlay.New(set, overlay.Options{NodeName: p.name, Cluster: p.port, Pods: p.pods, Services: p.services, Health: part()})
 	return o.Run, nil
 }
 

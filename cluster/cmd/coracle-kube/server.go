@@ -334,6 +334,6 @@ func serverNode(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 		as:        func(name string, groups ...string) (*client.Set, error) { return in(server, name, groups...) },
 		policyAPI: server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup),
 		certFile:  files.Serving, clientCA: bundle.CACert, localPath: localpath.VolumesDir(localPathRoot(api.root)),
-		reserved: map[int]string{api.port: "the API server"}, awaitRanges: len(ranges.Pods) > 0,
+		reserved: map[int]string{api.port: "the API server"}, awaitRanges: len(ranges.Pods) > 0, pods: ranges.Pods,
 	}, nil
 }

@@ -30,6 +30,9 @@ type Host struct {
 	// Taken are the machine's own networks and addresses, and those of the cluster that belong to
 	// no node, such as its Services'.
 	Taken []Taken
+	// Pods are the networks of the cluster's pods, in which each node's range must be; empty if they
+	// are not known.
+	Pods []netip.Prefix
 }
 
 // Taken is a network that ranges of pods and addresses of nodes must leave alone.
