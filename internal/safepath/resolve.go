@@ -3,13 +3,15 @@ package safepath
 import (
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // maxRetries bounds how often openat2 is asked again: it answers EAGAIN when a
-// rename or mount anywhere on the machine raced with a ".." of the path.
-const maxRetries = 256
+// rename or mount anywhere on the machine raced with a ".." of the path. On a machine that mounts
+// all the time, the last ones wait a moment each.
+const maxRetries, quickRetries, retryPause = 512, 256, 2 * time.Millisecond
 
 // openat resolves path under the root. flags are those of open(2).
 func (r *Root) openat(path string, flags int, mode uint32) (int, error) {
@@ -27,6 +29,9 @@ func openat2(dirfd int, path string, flags int, mode uint32, resolve uint64) (in
 	for try := 0; ; try++ {
 		fd, err := unix.Openat2(dirfd, path, &how)
 		if (err == unix.EAGAIN || err == unix.EINTR) && try < maxRetries {
+			if try >= quickRetries {
+				time.Sleep(retryPause)
+			}
 			continue
 		}
 		return fd, err
