@@ -3,6 +3,7 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,9 +20,10 @@ func TestPodRangesAreTold(t *testing.T) {
 		return &v1.Node{ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: v1.NodeSpec{PodCIDRs: ranges}}
 	}
 	var told []string
-	var fails error
+	fails := errors.New("the runtime is down")
+	var down atomic.Bool
 	tell := func(_ context.Context, ranges string) error {
-		if fails != nil {
+		if down.Load() {
 			return fails
 		}
 		told = append(told, ranges)
@@ -60,13 +62,13 @@ func TestPodRangesAreTold(t *testing.T) {
 		p.nodeChanged(node())
 		p.resync()
 		expect(p, false)
-		fails = errors.New("the runtime is down")
+		down.Store(true)
 		p.nodeChanged(node("10.85.1.0/24", "fd85:c0ac:1e00:1::/64"))
 		expect(p, false)
 		if err := p.err(); !errors.Is(err, fails) {
 			t.Errorf("%v, want %v", err, fails)
 		}
-		fails = nil
+		down.Store(false)
 		time.Sleep(time.Second)
 		expect(p, true, first)
 		p.nodeChanged(node("10.85.1.0/24", "fd85:c0ac:1e00:1::/64"))
