@@ -13,7 +13,8 @@ import (
 func ProgramSize(t testing.TB, tags ...string) int64 {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "program")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", strings.Join(tags, ","), "-ldflags", "-s -w -funcalign=16", "-o", out, ".")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", strings.Join(tags, ","),
+		"-ldflags", "-s -w -funcalign=16", "-o", out, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
