@@ -28,11 +28,13 @@ type authority struct {
 	key  crypto.Signer
 }
 
-// subject is what a certificate says. With hosts it is one for servers, else one for clients.
+// subject is what a certificate says. With hosts it is one for servers, else one for clients; a
+// peer is both.
 type subject struct {
 	name   string
 	groups []string
 	hosts  []string
+	peer   bool
 }
 
 // ensureAuthority returns the authority in the file at path, renewed or made if need be. The file
@@ -122,6 +124,9 @@ func (s subject) template(now time.Time) *x509.Certificate {
 	}
 	if s.hosts != nil {
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	}
+	if s.peer {
+		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
 	}
 	for _, host := range s.hosts {
 		if ip := net.ParseIP(host); ip != nil {

@@ -11,6 +11,8 @@
 //	service-account.pem    the key that signs service account tokens
 //	front-proxy-ca.pem     another authority, for the certificate below only; front-proxy-ca.crt is its certificate
 //	front-proxy-client.pem what the API server shows to API servers that it stands in front of
+//	etcd-ca.pem            the authority of the members of etcd, if there are several; etcd-ca.crt is its certificate
+//	etcd-peer.pem          what this machine's member shows to the others
 //	admin.kubeconfig       a cluster administrator, with certificate and key inside
 //	node-NAME.pem, node-NAME-serving.pem, node-NAME.kubeconfig
 //

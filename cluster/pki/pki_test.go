@@ -259,3 +259,40 @@ func TestDirectoryIsClosedToOthers(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 }
+
+// A member of etcd may read and write everything, so the cluster's authority must not sign one.
+func TestEtcdHasAnAuthorityOfItsOwn(t *testing.T) {
+	b := ensure(t, t.TempDir())
+	files, err := b.EtcdPeer([]string{"10.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(files.Pair, files.Pair)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, cluster := pool(t, files.CACert), pool(t, b.CACert)
+	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		o := x509.VerifyOptions{Roots: own, KeyUsages: []x509.ExtKeyUsage{usage}, DNSName: "10.0.0.1"}
+		if _, err := pair.Leaf.Verify(o); err != nil {
+			t.Error(err)
+		}
+		o.Roots = cluster
+		if _, err := pair.Leaf.Verify(o); err == nil {
+			t.Error("the cluster's authority has signed it")
+		}
+	}
+}
+
+func pool(t *testing.T, file string) *x509.CertPool {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := x509.NewCertPool()
+	if !p.AppendCertsFromPEM(data) {
+		t.Fatalf("%s has no certificate", file)
+	}
+	return p
+}

@@ -1,5 +1,5 @@
-// Package etcd runs an etcd server of one member inside this process: the store of a cluster that
-// has one API server.
+// Package etcd runs an etcd server inside this process: the store of a cluster, or one member of it
+// if there are several API servers.
 //
 // Its data is ROOT/etcd in etcd's own format, with the keys that upstream's kube-apiserver uses, so
 // that etcd's tools and an upstream API server can take it over. The API server reaches it by
@@ -10,8 +10,9 @@
 // again when most of it is free, and when it has reached its quota, room is made at the first write
 // that is refused (space.go).
 //
-// It is tuned for one node: no one has to catch up from its log, so little of it is kept in memory;
-// its log goes to slog, warnings and worse only. What etcd would answer with a panic or by ending
+// A member without peers is tuned for one node: no one has to catch up from its log, so little of
+// it is kept in memory, and its clock is slow. A file makes it a member of several (peers.go). Its
+// log goes to slog, warnings and worse only. What etcd would answer with a panic or by ending
 // the process (a damaged log or database) is an error of [Start] here.
 package etcd
 
@@ -71,6 +72,11 @@ type Options struct {
 	Quota int64
 	// Health is told whether writes are accepted; it may be nil.
 	Health *health.Part
+	// PeerCA and PeerPair are the files of the authority of the members' certificates, and of this
+	// one's certificate and key. Only a member with peers needs them.
+	PeerCA, PeerPair string
+	// MembersHealth is told how the other members are; it may be nil.
+	MembersHealth *health.Part
 
 	// pause is between tries to make room, roomEvery if 0; for tests.
 	pause time.Duration
@@ -92,6 +98,10 @@ type Server struct {
 	space   *space
 	lock    *os.File
 	journal *journal
+	// peers is nil without peers, watch what looks at them.
+	peers *Peers
+	watch *watch
+	dir   string
 	// behind gets an error if the log ends before the database.
 	behind chan error
 
@@ -122,8 +132,15 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	_ = os.Remove(socket) // left by a process that was killed; the lock says that none lives
-	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(), behind: make(chan error, 1)}
+	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(), behind: make(chan error, 1), dir: o.Dir}
 	c := config(dir, socket, o.quota())
+	if s.peers, err = ReadPeers(o.Dir); err == nil && s.peers != nil {
+		err = s.peers.configure(c, o)
+	}
+	if err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
 	var snapshots sync.RWMutex
 	c.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainStreamInterceptor(sending(&snapshots))}
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(s.journal.logger())
@@ -136,12 +153,22 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	starting, started := context.WithCancel(ctx)
 	defer started()
-	go func() {
-		campaign(s.etcd.Server)
-		s.compare(starting)
-	}()
+	if s.peers == nil {
+		go func() {
+			campaign(s.etcd.Server)
+			s.compare(starting)
+		}()
+	} else {
+		s.watch = watchMembers(s, o)
+	}
 	if err := s.serves(ctx, dir); err != nil {
 		return nil, err
+	}
+	if s.peers != nil {
+		if err := s.takePart(ctx); err != nil {
+			s.Close()
+			return nil, err
+		}
 	}
 	s.space = keepSpace(ctx, s.etcd.Server, dir, &snapshots, o)
 	return s, nil
@@ -152,6 +179,10 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 // up. Then the process is expected to end.
 func (s *Server) serves(ctx context.Context, dir string) error {
 	var err error
+	late := time.After(startLimit)
+	if s.peers != nil {
+		late = nil // it waits for the other members
+	}
 	select {
 	case <-s.etcd.Server.ReadyNotify():
 		// Until the first commit etcd cannot tell which version its database has, and would warn.
@@ -166,7 +197,7 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 	case err = <-s.etcd.Err():
 	case <-s.etcd.Server.StopNotify():
 		err = errors.New("it stopped")
-	case <-time.After(startLimit):
+	case <-late:
 		err = fmt.Errorf("it was not ready after %v", startLimit)
 	case <-ctx.Done():
 		err = context.Cause(ctx)
@@ -260,6 +291,9 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
+	if s.watch != nil {
+		s.watch.close()
+	}
 	if s.space != nil {
 		s.space.close()
 	}

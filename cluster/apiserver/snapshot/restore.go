@@ -240,6 +240,9 @@ func finish(root string) (err error) {
 				return err
 			}
 		}
+		if err := leavePeers(root, i.Keep); err != nil {
+			return err
+		}
 		// From here on all parts are in place, and only the directory is left to be removed. What
 		// was restored stays known: the next `coracle up` needs its settings.
 		err = os.Rename(filepath.Join(decided, intentName), filepath.Join(root, restoredName))
@@ -255,6 +258,19 @@ func finish(root string) (err error) {
 		return err
 	}
 	return syncDir(root)
+}
+
+// leavePeers makes what was restored a cluster of one: the other members have other data.
+func leavePeers(root, keep string) error {
+	peers := etcd.PeersFile(root)
+	if !exists(peers) {
+		return nil
+	}
+	kept := filepath.Join(root, keep, "etcd")
+	if err := os.MkdirAll(kept, 0o700); err != nil {
+		return err
+	}
+	return os.Rename(peers, filepath.Join(kept, filepath.Base(peers)))
 }
 
 // replace puts one part in place, unless that was done before. What was there is kept.

@@ -195,6 +195,9 @@ func TestSaveAndRestore(t *testing.T) {
 		authorities["new"+name], authorities["old"+name] = readFile(t, filepath.Join(source, name)), readFile(t, filepath.Join(target, name))
 	}
 	old := readFile(t, database(target))
+	if err := (etcd.Peers{Name: "old", URL: "https://127.0.0.1:1"}).Write(target); err != nil { // a member of several
+		t.Fatal(err)
+	}
 	result, err := restore(t, target, file)
 	if err != nil {
 		t.Fatal(err)
@@ -205,6 +208,9 @@ func TestSaveAndRestore(t *testing.T) {
 	if readFile(t, filepath.Join(result.Kept, "etcd/member/snap/db")) != old ||
 		readFile(t, filepath.Join(result.Kept, keys[0])) != authorities["old"+keys[0]] {
 		t.Errorf("the old data are not in %s", result.Kept)
+	}
+	if peers, err := etcd.ReadPeers(target); err != nil || peers != nil || !exists(etcd.PeersFile(result.Kept)) {
+		t.Errorf("the restored data have the peers of the old ones: %+v, %v", peers, err)
 	}
 	with(t, target, func(c *clientv3.Client) {
 		got, err := c.Get(t.Context(), "/registry/what")

@@ -1,0 +1,265 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
+
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+const (
+	// peerTick is the clock of a member with peers. An election starts after 5 to 10 of them.
+	peerTick      = 100 * time.Millisecond
+	peerElection  = 5 * peerTick
+	peerSnapshots = 10000
+	peerCatchUp   = 5000
+	// promoteEvery is how often a learner asks to become a voter.
+	promoteEvery = 100 * time.Millisecond
+	// healthSlack is how much longer than etcd demands a member may need to be seen as healthy.
+	healthSlack  = 2 * time.Second
+	peersVersion = 1
+)
+
+// Peers makes a server a member of a cluster of several. It is kept in ROOT/etcd/peers.json: with
+// the file the server has a port for its peers and a fast clock, without it neither.
+type Peers struct {
+	Version int `json:"version"`
+	// Name is the member's name, its node's. URL is where the other members reach it.
+	Name string `json:"name"`
+	URL  string `json:"url"`
+	// Cluster are the URLs of all members by name, for the first start of a member that was added
+	// to a cluster; nil for the cluster's first member.
+	Cluster map[string]string `json:"cluster,omitempty"`
+	// Force has the next start drop all other members, which are gone for good. It is done once.
+	Force bool `json:"force,omitempty"`
+}
+
+// PeersFile is where the server with its data in dir keeps its Peers.
+func PeersFile(dir string) string { return filepath.Join(dir, "etcd", "peers.json") }
+
+// ReadPeers returns nil for a server without peers.
+func ReadPeers(dir string) (*Peers, error) {
+	data, err := os.ReadFile(PeersFile(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // it is no error
+	}
+	p := &Peers{}
+	if err == nil {
+		err = json.Unmarshal(data, p)
+	}
+	if err == nil && p.Version != peersVersion {
+		err = fmt.Errorf("it has version %d, and this release reads version %d", p.Version, peersVersion)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read etcd's peers in %s: %w", PeersFile(dir), err)
+	}
+	return p, nil
+}
+
+// Write has the next server with its data in dir be this member.
+func (p Peers) Write(dir string) error {
+	p.Version = peersVersion
+	data, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(PeersFile(dir)), 0o700); err != nil {
+		return err
+	}
+	return pki.Replace(PeersFile(dir), append(data, '\n'), 0o600)
+}
+
+// configure makes a member of c. Members show each other certificates of an authority that signs
+// nothing else.
+func (p *Peers) configure(c *embed.Config, o Options) error {
+	own, err := url.Parse(p.URL)
+	if err != nil || own.Scheme != "https" || own.Port() == "" {
+		return fmt.Errorf("etcd's URL for peers %q is not https://ADDRESS:PORT", p.URL)
+	}
+	if o.PeerCA == "" || o.PeerPair == "" {
+		return errors.New("etcd has peers, and no certificate to show them")
+	}
+	c.Name = p.Name
+	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{*own}, []url.URL{*own}
+	c.PeerTLSInfo = transport.TLSInfo{
+		CertFile: o.PeerPair, KeyFile: o.PeerPair, TrustedCAFile: o.PeerCA, ClientCertAuth: true,
+		SkipClientSANVerify: true, // the authority signs members only, and they may have several addresses
+	}
+	c.ForceNewCluster = p.Force
+	c.InitialCluster = p.Name + "=" + p.URL
+	if p.Cluster != nil {
+		c.ClusterState = embed.ClusterStateFlagExisting
+		var all []string
+		for _, name := range slices.Sorted(maps.Keys(p.Cluster)) {
+			all = append(all, name+"="+p.Cluster[name])
+		}
+		c.InitialCluster = strings.Join(all, ",")
+	}
+	c.SnapshotCount, c.SnapshotCatchUpEntries = peerSnapshots, peerCatchUp
+	c.TickMs, c.ElectionMs = uint(peerTick.Milliseconds()), uint(peerElection.Milliseconds())
+	return nil
+}
+
+// takePart makes a server that serves a full member: its URL is known to the others, and it votes.
+func (s *Server) takePart(ctx context.Context) error {
+	server := s.etcd.Server
+	if s.peers.Force {
+		s.peers.Force = false
+		if err := s.peers.Write(s.dir); err != nil {
+			return err
+		}
+	}
+	self := server.Cluster().Member(server.MemberID())
+	if self != nil && !slices.Equal(self.PeerURLs, []string{s.peers.URL}) {
+		changed := membership.Member{ID: self.ID}
+		changed.PeerURLs, changed.IsLearner = []string{s.peers.URL}, self.IsLearner
+		if _, err := server.UpdateMember(ctx, changed); err != nil {
+			return fmt.Errorf("tell etcd's members the URL %s: %w", s.peers.URL, err)
+		}
+	}
+	for server.IsLearner() {
+		_, err := server.PromoteMember(ctx, uint64(server.MemberID()))
+		if errors.Is(err, membership.ErrIDNotFound) {
+			return fmt.Errorf("member %s was removed from the cluster: 'coracle leave' removes what this machine has kept of it", s.peers.Name)
+		}
+		select { // it has not caught up, or has not seen its vote yet, or there is no quorum: the watch of the members tells
+		case <-time.After(promoteEvery):
+		case <-server.StopNotify():
+			return errors.New("etcd stopped before it became a full member")
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// Member is one of the servers that keep the cluster's data.
+type Member struct {
+	Name string `json:"name"`
+	URL  string `json:"url"`
+	// Learner is whether it has no vote yet, Leader whether it leads.
+	Learner bool `json:"learner,omitempty"`
+	Leader  bool `json:"leader,omitempty"`
+	id      types.ID
+}
+
+// Alone is whether the server was started without peers.
+func (s *Server) Alone() bool { return s.peers == nil }
+
+// Members returns all members by name.
+func (s *Server) Members() []Member {
+	server := s.etcd.Server
+	var all []Member
+	for _, m := range server.Cluster().Members() {
+		one := Member{Name: m.Name, Learner: m.IsLearner, Leader: m.ID == server.Leader(), id: m.ID}
+		if len(m.PeerURLs) > 0 {
+			one.URL = m.PeerURLs[0]
+		}
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b Member) int { return strings.Compare(a.Name+a.URL, b.Name+b.URL) })
+	return all
+}
+
+// Errors of Add and Remove.
+var (
+	ErrAlone       = errors.New("etcd has no port for peers yet")
+	ErrMemberTaken = errors.New("a member of that name exists")
+	ErrNoMember    = errors.New("no member has that name")
+	ErrLastMember  = errors.New("it is the only member")
+)
+
+// Add adds a learner, and returns what it has to be started with. A learner becomes a full member
+// by itself when it has caught up. Adding it again is no error until it has been started.
+func (s *Server) Add(ctx context.Context, name, peerURL string) (Peers, error) {
+	if s.peers == nil {
+		return Peers{}, ErrAlone
+	}
+	u, err := types.NewURLs([]string{peerURL})
+	if err != nil || u[0].Scheme != "https" {
+		return Peers{}, fmt.Errorf("%q is no URL of a member, such as https://10.0.0.2:2380", peerURL)
+	}
+	added := Peers{Version: peersVersion, Name: name, URL: u[0].String(), Cluster: map[string]string{}}
+	there := false
+	for _, m := range s.Members() {
+		switch {
+		case m.URL == added.URL && m.Learner && m.Name == "": // it was added, and never started
+			there = true
+			continue
+		case m.Name == name:
+			return Peers{}, fmt.Errorf("%w: %s at %s; 'coracle node remove %[2]s' removes it if that machine is gone", ErrMemberTaken, name, m.URL)
+		case m.URL == added.URL:
+			return Peers{}, fmt.Errorf("%w: %s at %s", ErrMemberTaken, m.Name, m.URL)
+		case m.Name == "":
+			return Peers{}, fmt.Errorf("the machine at %s is joining: try again when it has, or 'coracle node remove' it", m.URL)
+		}
+		added.Cluster[m.Name] = m.URL
+	}
+	added.Cluster[name] = added.URL
+	if there {
+		return added, nil
+	}
+	return added, explained(s.add(ctx, u))
+}
+
+// add adds a learner. etcd refuses it until all voters have been connected for HealthInterval,
+// which those that started just now have not.
+func (s *Server) add(ctx context.Context, urls types.URLs) error {
+	began := time.Now()
+	learner := *membership.NewMemberAsLearner("", urls, "", &began)
+	for {
+		_, err := s.etcd.Server.AddMember(ctx, learner)
+		if !errors.Is(err, etcderrors.ErrUnhealthy) || time.Since(began) > etcdserver.HealthInterval+healthSlack {
+			return err
+		}
+		select {
+		case <-time.After(promoteEvery):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// Remove removes the member of a name, or at a URL if it never started.
+func (s *Server) Remove(ctx context.Context, name string) error {
+	all := s.Members()
+	i := slices.IndexFunc(all, func(m Member) bool { return m.Name == name || m.Name == "" && m.URL == name })
+	if i < 0 {
+		return fmt.Errorf("%w: %s", ErrNoMember, name)
+	}
+	if len(all) == 1 {
+		return fmt.Errorf("remove %s: %w", name, ErrLastMember)
+	}
+	_, err := s.etcd.Server.RemoveMember(ctx, uint64(all[i].id))
+	return explained(err)
+}
+
+// explained says what to do about the errors of changes of the membership.
+func explained(err error) error {
+	switch {
+	case errors.Is(err, etcderrors.ErrUnhealthy), errors.Is(err, etcderrors.ErrNotEnoughStartedMembers):
+		return fmt.Errorf("not all members answer, and another change could cost the quorum: 'coracle status' names those that do not: %w", err)
+	case errors.Is(err, membership.ErrTooManyLearners):
+		return fmt.Errorf("another machine is joining: try again when it has: %w", err)
+	case errors.Is(err, etcderrors.ErrNoLeader), errors.Is(err, etcderrors.ErrTimeout), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("there is no quorum: 'coracle status' says what to do: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,245 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// testMember is a member on loopback, with credentials of the authority of its bundle.
+type testMember struct {
+	*Server
+	name, dir, url string
+	files          pki.EtcdFiles
+	board          *health.Board
+}
+
+func newTestMember(t *testing.T, name string, b *pki.Bundle) *testMember {
+	t.Helper()
+	files, err := b.EtcdPeer([]string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return &testMember{name: name, dir: shortDir(t), url: "https://" + l.Addr().String(), files: files}
+}
+
+func (m *testMember) start(ctx context.Context) (err error) {
+	m.board = &health.Board{}
+	m.Server, err = Start(ctx, Options{
+		Dir: m.dir, State: filepath.Join(m.dir, "run"), PeerCA: m.files.CACert, PeerPair: m.files.Pair, MembersHealth: m.board.Add("members"),
+	})
+	return err
+}
+
+func (m *testMember) mustStart(t *testing.T) {
+	t.Helper()
+	if err := m.start(t.Context()); err != nil {
+		t.Fatalf("%s: %v", m.name, err)
+	}
+}
+
+func (m *testMember) put(ctx context.Context, key string) error {
+	c := m.Client()
+	defer c.Close()
+	_, err := c.Put(ctx, key, m.name)
+	return err
+}
+
+func (m *testMember) has(ctx context.Context, t *testing.T, key string) {
+	t.Helper()
+	c := m.Client()
+	defer c.Close()
+	if got, err := c.Get(ctx, key); err != nil || got.Count != 1 {
+		t.Errorf("%s does not have %s: %v, %v", m.name, key, got, err)
+	}
+}
+
+func testBundle(t *testing.T) *pki.Bundle {
+	t.Helper()
+	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:6443", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// joinTo has m join the cluster that has the member to.
+func (m *testMember) joinTo(t *testing.T, to *testMember) {
+	t.Helper()
+	for range 2 { // the second is that of a machine that was cut off after the first
+		p, err := to.Add(t.Context(), m.name, m.url)
+		if err == nil {
+			err = p.Write(m.dir)
+		}
+		if err != nil {
+			t.Fatalf("add %s: %v", m.name, err)
+		}
+	}
+	m.mustStart(t)
+}
+
+func TestThreeMembers(t *testing.T) {
+	b := testBundle(t)
+	one, two, three := newTestMember(t, "one", b), newTestMember(t, "two", b), newTestMember(t, "three", b)
+	all := []*testMember{one, two, three}
+	defer func() {
+		for _, m := range all {
+			if m.Server != nil {
+				m.Close()
+			}
+		}
+	}()
+	ctx := t.Context()
+
+	one.mustStart(t)
+	if err := one.put(ctx, "alone"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := one.Add(ctx, "two", two.url); !errors.Is(err, ErrAlone) || !one.Alone() {
+		t.Errorf("a member without a port takes another one: %v", err)
+	}
+	if ticks := one.etcd.Config().TickMs; ticks != 1000 {
+		t.Errorf("a lone member has a clock of %d ms", ticks)
+	}
+	one.Close()
+	if err := (Peers{Name: "one", URL: one.url}).Write(one.dir); err != nil {
+		t.Fatal(err)
+	}
+	one.mustStart(t)
+	if c := one.etcd.Config(); c.TickMs != 100 || c.ElectionMs != 500 {
+		t.Errorf("a member with peers has a clock of %d ms, and elects after %d", c.TickMs, c.ElectionMs)
+	}
+	if _, err := one.Add(ctx, "one", two.url); !errors.Is(err, ErrMemberTaken) {
+		t.Errorf("a second member of the name is added: %v", err)
+	}
+	two.joinTo(t, one)
+	three.joinTo(t, two) // by a member that does not lead
+	for _, m := range three.Members() {
+		if m.Learner {
+			t.Errorf("%+v has no vote", m)
+		}
+	}
+	three.has(ctx, t, "alone")
+
+	// The leader goes; the others go on, and have all.
+	leads := slices.IndexFunc(all, func(m *testMember) bool {
+		return slices.ContainsFunc(three.Members(), func(n Member) bool { return n.Leader && n.Name == m.name })
+	})
+	gone := all[leads]
+	if err := gone.put(ctx, "before"); err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	rest := slices.Delete(slices.Clone(all), leads, leads+1)
+	all = rest
+	for i, m := range rest {
+		if err := m.put(ctx, fmt.Sprint("after-", i)); err != nil {
+			t.Fatal(err)
+		}
+		m.has(ctx, t, "before")
+	}
+	if err := rest[0].Remove(ctx, "four"); !errors.Is(err, ErrNoMember) {
+		t.Errorf("removing a member that is not there: %v", err)
+	}
+	if err := rest[0].Remove(ctx, gone.name); err != nil {
+		t.Errorf("removing a member that is gone: %v", err)
+	}
+
+	// Of two, one is no quorum. It says what to do, and can go on alone.
+	last := rest[0]
+	rest[1].Close()
+	all = rest[:1]
+	refused, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := last.put(refused, "lost"); err == nil {
+		t.Error("one of two members writes alone")
+	}
+	eventually(t, "the last member tells that there is no quorum", func() bool {
+		s := last.board.States()[0]
+		return !s.Healthy && strings.Contains(s.Message, "no quorum: 1 of 2") && strings.Contains(s.Message, rest[1].name+" at "+rest[1].url) &&
+			strings.Contains(s.Message, "--force-new-cluster")
+	})
+	last.Close()
+	p, err := ReadPeers(last.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Force = true
+	if err := p.Write(last.dir); err != nil {
+		t.Fatal(err)
+	}
+	last.mustStart(t)
+	if err := last.put(ctx, "alone-again"); err != nil {
+		t.Error(err)
+	}
+	last.has(ctx, t, "after-1")
+	if p, err = ReadPeers(last.dir); err != nil || p.Force {
+		t.Errorf("the other members would be dropped again: %+v, %v", p, err)
+	}
+	if err := last.Remove(ctx, last.name); !errors.Is(err, ErrLastMember) {
+		t.Errorf("removing the last member: %v", err)
+	}
+}
+
+// A machine with a certificate of another authority, even the cluster's own, is no member.
+func TestMembersOfAnotherAuthority(t *testing.T) {
+	one, other := newTestMember(t, "one", testBundle(t)), newTestMember(t, "two", testBundle(t))
+	if err := (Peers{Name: "one", URL: one.url}).Write(one.dir); err != nil {
+		t.Fatal(err)
+	}
+	one.mustStart(t)
+	defer one.Close()
+	p, err := one.Add(t.Context(), "two", other.url)
+	if err == nil {
+		err = p.Write(other.dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.start(t.Context()); err == nil {
+		other.Close()
+		t.Fatal("it became a member")
+	}
+	if err := one.Remove(t.Context(), other.url); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatMembersSay(t *testing.T) {
+	three := []Member{{Name: "a", URL: "https://1:2"}, {Name: "b", URL: "https://2:2", Leader: true}, {Name: "c", URL: "https://3:2"}}
+	for name, c := range map[string]struct {
+		answers       []bool
+		leader        bool
+		says, warning string
+		fails         string
+	}{
+		"all":              {[]bool{true, true, true}, true, "a, b (leads), c", "", ""},
+		"one is down":      {[]bool{true, true, false}, true, "a, b (leads), c", "c at https://3:2 does not answer: start it, or take it out", ""},
+		"two are down":     {[]bool{true, false, false}, false, "", "", "no quorum: 1 of 3 control-plane nodes answer, and 2 have to"},
+		"while they elect": {[]bool{true, false, true}, false, "", "", "no leader: 2 of 3 control-plane nodes answer, which is enough"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			says, warnings, err := describe(three, c.answers, c.leader)
+			if says != c.says || !strings.HasPrefix(strings.Join(warnings, ""), c.warning) || (c.warning == "") != (len(warnings) == 0) {
+				t.Errorf("%q, %q", says, warnings)
+			}
+			if (err != nil) != (c.fails != "") || err != nil && !strings.HasPrefix(err.Error(), c.fails) {
+				t.Error(err)
+			}
+		})
+	}
+}

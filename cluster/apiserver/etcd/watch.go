@@ -1,0 +1,146 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+
+	"github.com/coracle-project/coracle/cluster/health"
+)
+
+const (
+	// membersEvery is how often a member looks whether there is a leader, and whether the others
+	// answer. answerLimit is how long those have.
+	membersEvery = 5 * time.Second
+	answerLimit  = 2 * time.Second
+	// firstLook comes when an election should be over.
+	firstLook = 2 * time.Second
+)
+
+// watch tells how the members are, also while the server waits for the others to start.
+type watch struct {
+	server *Server
+	health *health.Part
+	client *http.Client
+	stop   context.CancelFunc
+	ended  chan struct{}
+}
+
+func watchMembers(s *Server, o Options) *watch {
+	o.MembersHealth.Works("waits for the other members")
+	ctx, stop := context.WithCancel(context.Background())
+	w := &watch{server: s, health: o.MembersHealth, stop: stop, ended: make(chan struct{})}
+	info := transport.TLSInfo{CertFile: o.PeerPair, KeyFile: o.PeerPair, TrustedCAFile: o.PeerCA}
+	if t, err := transport.NewTransport(info, answerLimit); err == nil {
+		t.DisableKeepAlives = true
+		w.client = &http.Client{Transport: t, Timeout: answerLimit}
+	}
+	go w.run(ctx)
+	return w
+}
+
+func (w *watch) close() {
+	w.stop()
+	<-w.ended
+}
+
+func (w *watch) run(ctx context.Context) {
+	defer close(w.ended)
+	next := time.NewTimer(firstLook)
+	defer next.Stop()
+	for {
+		select {
+		case <-next.C:
+		case <-ctx.Done():
+			return
+		}
+		w.look(ctx)
+		next.Reset(membersEvery)
+	}
+}
+
+// look asks the others, and tells.
+func (w *watch) look(ctx context.Context) {
+	all := w.server.Members()
+	answers := make([]bool, len(all))
+	var asked sync.WaitGroup
+	for i, m := range all {
+		if m.Name == w.server.peers.Name {
+			answers[i] = true
+			continue
+		}
+		asked.Go(func() { answers[i] = w.asks(ctx, m.URL) })
+	}
+	asked.Wait()
+	if ctx.Err() != nil {
+		return
+	}
+	leader := w.server.etcd.Server.Leader() != 0
+	if message, warnings, err := describe(all, answers, leader); err != nil {
+		w.health.Fails(err)
+	} else {
+		w.health.Works(message, warnings...)
+	}
+}
+
+func (w *watch) asks(ctx context.Context, url string) bool {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/version", nil)
+	if err != nil || w.client == nil {
+		return false
+	}
+	answer, err := w.client.Do(r)
+	if err != nil {
+		return false
+	}
+	_ = answer.Body.Close()
+	return answer.StatusCode == http.StatusOK
+}
+
+// describe is what an operator reads of the members. The error says that there is no quorum, and
+// what to do.
+func describe(all []Member, answers []bool, leader bool) (message string, warnings []string, err error) {
+	voters, voting := 0, 0
+	var names, silent []string
+	for i, m := range all {
+		name := m.Name
+		if name == "" {
+			name = "(joining)"
+		}
+		if !answers[i] {
+			silent = append(silent, fmt.Sprintf("%s at %s", name, m.URL))
+		}
+		switch {
+		case m.Learner:
+			name += " (no vote yet)"
+		case m.Leader:
+			name += " (leads)"
+		}
+		names = append(names, name)
+		if !m.Learner {
+			voters++
+			if answers[i] {
+				voting++
+			}
+		}
+	}
+	slices.Sort(names)
+	quorum := voters/2 + 1
+	switch {
+	case !leader && voting < quorum:
+		return "", nil, fmt.Errorf("no quorum: %d of %d control-plane nodes answer, and %d have to; nothing can be read or changed until one of these "+
+			"runs again: %s; if they are gone for good, 'coracle down' and 'coracle up --force-new-cluster' on this machine go on with its data "+
+			"alone", voting, voters, quorum, strings.Join(silent, ", "))
+	case !leader:
+		return "", nil, fmt.Errorf("no leader: %d of %d control-plane nodes answer, which is enough: they are electing one", voting, voters)
+	}
+	for _, one := range silent {
+		warnings = append(warnings, one+" does not answer: start it, or take it out with 'coracle node remove'")
+	}
+	return strings.Join(names, ", "), warnings, nil
+}
