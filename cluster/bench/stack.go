@@ -38,7 +38,7 @@ func (c *coracle) programs() []string {
 }
 
 func (c *coracle) start(ctx context.Context) error {
-	return c.command(ctx, "up", "--config", c.config, "--node-name", nodeName, "--node-ip", c.ip, "--bind-address", c.ip,
+	return c.command(ctx, "up", "--runtime-config", c.config, "--node-name", nodeName, "--node-ip", c.ip, "--bind-address", c.ip,
 		"--cgroup-root", "/"+c.cgroup, "--pod-log-dir", filepath.Join(c.dir, "logs", "pods"))
 }
 

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/coracle-project/coracle/cmd/coracle/doctor"
 	"github.com/coracle-project/coracle/internal/privatedir"
@@ -30,7 +31,7 @@ type joining struct {
 
 // agentFlags are the flags of up that join has, too: those of a node.
 var agentFlags = []string{
-	"config", "short-name-registry", "node-name", "node-ip", "kubelet-port", "pod-log-dir", "cgroup-root", "eviction-hard",
+	"runtime-config", "short-name-registry", "node-name", "node-ip", "kubelet-port", "pod-log-dir", "cgroup-root", "eviction-hard",
 	"allowed-unsafe-sysctls", "resolv-conf",
 }
 
@@ -38,33 +39,77 @@ func joinCommand(p *place) *cobra.Command {
 	var o upOptions
 	var j joining
 	cmd := &cobra.Command{
-		Use:   "join https://HOST:PORT --token TOKEN --ca-hash HASH",
+		Use:   "join [https://HOST:PORT] --token TOKEN --ca-hash HASH",
 		Short: "make this machine a node of a cluster on another machine",
 		Long: `join makes this machine a node of the cluster at HOST: it starts coracled, unless one already serves the socket in
 --state, and one process with kubelet, service proxy, DNS and network policies. "coracle token create" on the first
 machine prints the whole command.
 
 The token and the hash are needed once. "coracle up" starts the node again after "coracle down" or a reboot, and
-"coracle leave" takes it out of the cluster.`,
+"coracle leave" takes it out of the cluster.
+
+The file of --config has flags by their names, server, token and ca-hash among them. Flags override it.`,
 		Example: `  coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:…
   coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:… --node-name two --node-ip 10.0.0.2`,
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			j.server = strings.TrimSuffix(args[0], "/")
+			if len(args) == 1 {
+				if err := cmd.Flags().Set("server", args[0]); err != nil {
+					return err
+				}
+			}
+			file, err := openClusterFile(cmd.Flags())
+			if err == nil {
+				err = file.apply(cmd.Flags())
+			}
+			if err == nil {
+				err = j.check()
+			}
+			if err != nil {
+				return fmt.Errorf("join: %w", err)
+			}
+			o.FromFile = file.keys()
+			j.server = strings.TrimSuffix(j.server, "/")
 			return join(ctx, *p, o, j, cmd.Flags().Changed, cmd.OutOrStdout())
 		},
 	}
 	all := upFlags(&o)
-	for _, name := range append(agentFlags, "timeout") {
+	for _, name := range append(agentFlags, "timeout", "config") {
 		cmd.Flags().AddFlag(all.Lookup(name))
 	}
-	cmd.Flags().StringVar(&j.token, "token", "", "`TOKEN` of the cluster, ID.SECRET")
-	cmd.Flags().StringSliceVar(&j.hashes, "ca-hash", nil, "`HASH` of the cluster's authority, sha256:…")
-	_ = cmd.MarkFlagRequired("token") // it fails only for a flag that is not there, as the next
-	_ = cmd.MarkFlagRequired("ca-hash")
+	j.define(cmd.Flags())
 	return cmd
+}
+
+// define adds the flags joinKeys.
+func (j *joining) define(f *pflag.FlagSet) {
+	f.StringVar(&j.server, "server", "", "`URL` of the cluster's API server, as the argument")
+	f.StringVar(&j.token, "token", "", "`TOKEN` of the cluster, ID.SECRET")
+	f.StringSliceVar(&j.hashes, "ca-hash", nil, "`HASH` of the cluster's authority, sha256:…")
+}
+
+// check says what is missing.
+func (j *joining) check() error {
+	missing := ""
+	switch {
+	case j.server == "":
+		missing = "server"
+	case j.token == "":
+		missing = "token"
+	case len(j.hashes) == 0:
+		missing = "ca-hash"
+	default:
+		return nil
+	}
+	return fmt.Errorf("--%s is missing: 'coracle token create' on the first machine prints the whole command", missing)
+}
+
+// joined says whether this machine has the certificate of a node of another cluster.
+func (p place) joined() bool {
+	_, err := os.Stat(filepath.Join(p.kubeRoot(), "agent", "cluster.json"))
+	return err == nil
 }
 
 // agentArgs are what the node of a cluster elsewhere is started with.
@@ -113,13 +158,8 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 	if err := p.single(); err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
-	for _, file := range []*string{&o.Config, &o.ResolvConf} {
-		if *file == "" {
-			continue
-		}
-		if *file, err = filepath.Abs(*file); err != nil {
-			return err
-		}
+	if err := o.absolutePaths(); err != nil {
+		return err
 	}
 	if o.Port, err = strconv.Atoi(server.Port()); err != nil {
 		return fmt.Errorf("join: the port of %s: %w", j.server, err)
@@ -159,7 +199,7 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 
 // single refuses a machine that is a cluster's already.
 func (p place) single() error {
-	if last := remembered(p); last.Server != "" {
+	if last := remembered(p); last.Server != "" && p.joined() { // a join that was killed can be repeated
 		return fmt.Errorf("this machine is node %s of the cluster at %s: 'coracle up%s' starts it, and 'coracle leave%[3]s' takes it out of that "+
 			"cluster", last.Node, last.Server, p.flags())
 	}

@@ -20,7 +20,7 @@ import (
 // value is not remembered.
 func (o *upOptions) settings() map[string]any {
 	return map[string]any{
-		"config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
+		"runtime-config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
 		"kubelet-port": &o.KubeletPort, "service-cidr": &o.ServiceCIDR,
 		"node-name": &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
 		"cluster-domain": &o.ClusterDomain, "cluster-dns": &o.ClusterDNS, "dns-stub-domain": &o.StubDomains, "resolv-conf": &o.ResolvConf,
@@ -58,18 +58,43 @@ func (o offFlag) String() string { return strconv.FormatBool(!bool(o)) }
 const standardOutput = "-"
 
 // ofRuntime are the flags that coracled is started with. The others are the cluster process's.
-var ofRuntime = []string{"config", "short-name-registry"}
+var ofRuntime = []string{"runtime-config", "short-name-registry"}
 
-// follow takes over what last says for the flags that were not given, and returns those that were
-// given and say something else.
+// pathFlags are the settings that name files.
+var pathFlags = []string{
+	"runtime-config", "resolv-conf", "encryption-provider-config", "audit-policy-file", "audit-log-path", "audit-webhook-config-file",
+	"scheduler-config", "authentication-config", "authentication-token-webhook-config-file",
+}
+
+// absolutePaths makes the paths of files absolute: the programs that read them run in /.
+func (o *upOptions) absolutePaths() error {
+	all := o.settings()
+	for _, name := range pathFlags {
+		file, _ := all[name].(*string)
+		if *file == "" || *file == standardOutput {
+			continue
+		}
+		path, err := filepath.Abs(*file)
+		if err != nil {
+			return err
+		}
+		*file = path
+	}
+	return nil
+}
+
+// follow takes over what last says for the flags that were not given, and returns those that say
+// something else than last. What only the configuration file gave last is not taken over: the file
+// says what holds.
 func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ []string) {
 	theirs := last.settings()
 	for flag, mine := range o.settings() {
 		now, before := reflect.ValueOf(mine).Elem(), reflect.ValueOf(theirs[flag]).Elem()
+		ofFile := slices.Contains(last.FromFile, flag)
 		switch {
-		case !given(flag) && !before.IsZero():
+		case !given(flag) && !ofFile && !before.IsZero():
 			now.Set(before)
-		case given(flag) && !equal(now, before):
+		case (given(flag) || ofFile) && !equal(now, before):
 			differ = append(differ, flag)
 		}
 	}
@@ -142,7 +167,7 @@ func (o *upOptions) check() error {
 	}
 	if o.Config != "" {
 		if _, err := os.Stat(o.Config); err != nil {
-			return fmt.Errorf("up: --config: %w", err)
+			return fmt.Errorf("up: --runtime-config: %w", err)
 		}
 	}
 	if o.AuditLog == standardOutput {

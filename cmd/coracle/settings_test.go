@@ -50,7 +50,10 @@ func TestWhatUpRemembers(t *testing.T) {
 				o.LoadBalancerCIDR = []string{"10.0.0.30"}
 			}, differ: []string{"load-balancer-cidr"},
 		},
-		"back to default": {given: []string{"port", "config"}, change: func(o *upOptions) { o.Config = "" }, differ: []string{"config", "port"}},
+		"back to default": {
+			given: []string{"port", "runtime-config"}, change: func(o *upOptions) { o.Config = "" },
+			differ: []string{"port", "runtime-config"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, want := defaults, first
@@ -63,7 +66,7 @@ func TestWhatUpRemembers(t *testing.T) {
 						want.Port = given.Port
 					case "node-ip":
 						want.NodeIPs = given.NodeIPs
-					case "config":
+					case "runtime-config":
 						want.Config = given.Config
 					case "load-balancer-cidr":
 						want.LoadBalancerCIDR = given.LoadBalancerCIDR

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,6 +26,9 @@ type upOptions struct {
 	// ShortNames is the registry of images' names without one, unless the configuration file names
 	// another; refuseShortNames for none.
 	ShortNames string `json:"shortNames,omitempty"`
+	// FromFile are the settings that the configuration file of the cluster gave last. One that is
+	// taken out of the file has its default again.
+	FromFile []string `json:"fromFile,omitempty"`
 	// Coracled is whether up has started the coracled that last ran, so that down --purge removes
 	// what it has in --root.
 	Coracled bool `json:"coracled"`
@@ -100,7 +102,11 @@ start what does not run, and to renew certificates that expire within 30 days.
 
 Flags are remembered until down --purge: a missing flag has its last value. They take effect when the
 cluster is started. If they differ from those of a running cluster, up changes nothing and fails. An up
-that fails before the node is Ready stops what it started; pods that ran before keep running.`,
+that fails before the node is Ready stops what it started; pods that ran before keep running.
+
+The file of --config has flags by their names: "port: 7443". Flags override it. A key that is taken out of it has
+its default again. If the file has server, token and ca-hash, up makes this machine a node of that cluster, as join
+does.`,
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
@@ -110,7 +116,7 @@ that fails before the node is Ready stops what it started; pods that ran before 
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return up(ctx, *p, o, cmd.Flags().Changed, cmd.OutOrStdout())
+			return upByFile(ctx, *p, &o, cmd.Flags(), cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().AddFlagSet(upFlags(&o))
@@ -124,9 +130,10 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		host = "localhost"
 	}
 	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
-	f.StringVar(&o.Config, "config", "", "configuration file for coracled")
+	f.String("config", defaultClusterFile, "`FILE` with settings, by the names of flags, which override it; '' for none")
+	f.StringVar(&o.Config, "runtime-config", "", "configuration `FILE` for coracled")
 	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io",
-		"registry for image names without one, unless --config names one; "+refuseShortNames+" refuses such names")
+		"registry for image names without one, unless --runtime-config names one; "+refuseShortNames+" refuses such names")
 	f.StringVar(&o.Bind, "bind-address", "127.0.0.1", "address that the API server serves on")
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
 	f.IntVar(&o.KubeletPort, "kubelet-port", 0,
@@ -180,24 +187,43 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 // refuseShortNames is the setting with which images' names have to name their registry.
 const refuseShortNames = "none"
 
+// upByFile is up with the settings of a file in addition to the flags. A file that names a cluster
+// has the machine join that one first.
+func upByFile(ctx context.Context, p place, o *upOptions, flags *pflag.FlagSet, out io.Writer) error {
+	file, err := openClusterFile(flags)
+	if err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	j, err := file.joins()
+	if err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	if err := file.apply(flags, joinKeys...); err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	o.FromFile = file.keys()
+	if j.server == "" {
+		return up(ctx, p, *o, flags.Changed, out)
+	}
+	if last := remembered(p); p.joined() && last.Server == j.server {
+		return up(ctx, p, *o, flags.Changed, out)
+	}
+	for name := range o.settings() {
+		if flags.Changed(name) && !slices.Contains(agentFlags, name) {
+			return fmt.Errorf("up: %s names the cluster at %s to join, and --%s is for a cluster of this machine's own", file.path, j.server, name)
+		}
+	}
+	return join(ctx, p, *o, j, flags.Changed, out)
+}
+
 func up(ctx context.Context, p place, o upOptions, given func(flag string) bool, out io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("up: only root may make namespaces, mounts and networks: use sudo")
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	for _, file := range []*string{
-		&o.Config, &o.ResolvConf, &o.EncryptionConfig, &o.AuditPolicy, &o.AuditLog, &o.AuditWebhook,
-		&o.SchedulerConfig, &o.AuthenticationConfig, &o.TokenWebhook,
-	} {
-		if *file == "" || *file == standardOutput {
-			continue
-		}
-		path, err := filepath.Abs(*file)
-		if err != nil {
-			return err
-		}
-		*file = path
+	if err := o.absolutePaths(); err != nil {
+		return err
 	}
 	last := remembered(p)
 	o.follow(last, given)

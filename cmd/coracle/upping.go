@@ -49,7 +49,13 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 		_, err := runtimeVersion(try, u.socket())
 		u.runtime = err == nil
 	}
-	again := fmt.Sprintf("'coracle down%s' first, which ends the pods, or leave the flags out", u.flags())
+	leave := "leave the flags out"
+	if slices.ContainsFunc(differ, func(flag string) bool {
+		return slices.Contains(u.o.FromFile, flag) || slices.Contains(u.last.FromFile, flag)
+	}) {
+		leave = "undo the change of the configuration file"
+	}
+	again := fmt.Sprintf("'coracle down%s' first, which ends the pods, or %s", u.flags(), leave)
 	if u.supervisor != 0 && len(differ) > 0 {
 		return u.o.differs("the cluster", differ, u.last, again)
 	}

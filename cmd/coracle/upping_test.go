@@ -205,7 +205,7 @@ func TestChecksThatSayNothing(t *testing.T) {
 		if err := os.WriteFile(config, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--config", config, "--timeout",
+		said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--runtime-config", config, "--timeout",
 			test.timeout).CombinedOutput()
 		if err == nil || string(said) != test.want {
 			t.Errorf("%v, %q, want %q", err, said, test.want)

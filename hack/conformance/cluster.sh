@@ -67,7 +67,7 @@ mirrors = ["$registry"]
 [network]
 cni_conf_dir = "$dir/cni" # empty: the built-in network
 C
-  "$coracle" up "${place[@]}" --config "$dir/coracled.toml" --node-name node --node-ip 192.168.77.2 --cgroup-root "/coracle-${dir##*/}" \
+  "$coracle" up "${place[@]}" --runtime-config "$dir/coracled.toml" --node-name node --node-ip 192.168.77.2 --cgroup-root "/coracle-${dir##*/}" \
     --pod-log-dir "$dir/logs/pods" --eviction-hard 'memory.available<0%' 2>&1 | tee "$keep/cluster.log"
   export KUBECONFIG=$dir/root/kubeconfig
 }

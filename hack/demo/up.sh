@@ -52,7 +52,7 @@ sed "s|REGISTRY|$registry|" "$repo/hack/demo/web.yaml" >"$root/web.yaml"
 
 start_registry
 "$imagetool" push -registry "$registry" -set demo
-"$coracle" up --root "$root" --state "$state" --config "$config" --port "$port" --service-cidr "$services" \
+"$coracle" up --root "$root" --state "$state" --runtime-config "$config" --port "$port" --service-cidr "$services" \
   --cgroup-root "/$cgroup" --pod-log-dir "$root/logs/pods" --apply "$root/web.yaml" "$@"
 
 export KUBECONFIG=$root/kubeconfig

@@ -89,7 +89,7 @@ func (c *cluster) up(t *testing.T, args ...string) string {
 
 func (c *cluster) upArgs() []string {
 	return []string{
-		"up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--config", filepath.Join(filepath.Dir(c.root), "coracled.toml"),
+		"up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--runtime-config", filepath.Join(filepath.Dir(c.root), "coracled.toml"),
 		"--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root, "logs", "pods"), "--timeout", patience.String(),
 		"--eviction-hard", "memory.available<0%", // nothing is watched: how much room the machine has is not the tests' business
 	}

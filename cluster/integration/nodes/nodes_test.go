@@ -110,7 +110,7 @@ func (m *machine) logs() string {
 // flags are those of up and join that keep nodes of one machine apart.
 func (m *machine) flags() []string {
 	return []string{
-		"--node-name", m.name, "--node-ip", m.ip, "--config", filepath.Join(m.dir, "coracled.toml"), "--cgroup-root", m.cgroup(),
+		"--node-name", m.name, "--node-ip", m.ip, "--runtime-config", filepath.Join(m.dir, "coracled.toml"), "--cgroup-root", m.cgroup(),
 		"--pod-log-dir", filepath.Join(m.dir, "pods"), "--timeout", patience.String(), "--eviction-hard", "memory.available<0%",
 	}
 }
