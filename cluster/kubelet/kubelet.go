@@ -130,7 +130,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	}
 	k.reporter, err = node.New(node.Config{
 		Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
-		MaxPods: o.MaxPods, PodCIDR: o.PodCIDR, RootDir: o.RootDir,
+		MaxPods: o.MaxPods, RootDir: o.RootDir,
 		Pressure:     func() []v1.NodeConditionType { return k.evictor.Conditions() },
 		Unready:      unready,
 		VolumesInUse: func(known []v1.UniqueVolumeName) []v1.UniqueVolumeName { return k.csi.VolumesInUse(known) },

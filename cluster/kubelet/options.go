@@ -32,8 +32,6 @@ type Options struct {
 	Taints []v1.Taint
 	// MaxPods on the node (110).
 	MaxPods int
-	// PodCIDR of the node; empty leaves it to a controller.
-	PodCIDR string
 	// AwaitPodRanges is set where a controller gives each node networks for its pods: the node is
 	// not ready, and runs no pod, before the runtime was told of them.
 	AwaitPodRanges bool

@@ -53,8 +53,6 @@ type Config struct {
 	// Port of the kubelet's API.
 	Port    int
 	MaxPods int
-	// PodCIDR is set when the node is registered; empty leaves it to a controller.
-	PodCIDR string
 	// RootDir is on the file system that counts as ephemeral storage.
 	RootDir string
 	// Pressure, if given, returns what the node runs short of; Look is called when that changes.
@@ -169,9 +167,6 @@ func (r *Reporter) initial() *v1.Node {
 	maps.Copy(n.Labels, r.config.Labels)
 	n.Annotations = map[string]string{"volumes.kubernetes.io/controller-managed-attach-detach": "true"}
 	n.Spec.Taints = r.config.Taints
-	if r.config.PodCIDR != "" {
-		n.Spec.PodCIDR, n.Spec.PodCIDRs = r.config.PodCIDR, []string{r.config.PodCIDR}
-	}
 	return n
 }
 
