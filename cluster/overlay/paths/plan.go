@@ -54,8 +54,8 @@ type Route struct {
 type Filter struct {
 	// Nodes may send tunnelled packets.
 	Nodes map[netip.Addr]struct{}
-	// Peers are the ranges of peers' pods, Own those of this node's.
-	Peers, Own map[netip.Prefix]struct{}
+	// Peers are the ranges of peers' pods.
+	Peers map[netip.Prefix]struct{}
 }
 
 // New computes the plan for a node with peers. It is empty without peers.
@@ -66,14 +66,13 @@ func New(self Node, peers []Peer) Plan {
 	p := Plan{
 		Devices: map[Underlay]Device{}, Addresses: map[Address]struct{}{}, Routes: map[netip.Prefix]Route{}, Neighbours: map[Address]MAC{},
 		Forward: map[Far]netip.Addr{},
-		Filter:  Filter{Nodes: map[netip.Addr]struct{}{}, Peers: map[netip.Prefix]struct{}{}, Own: map[netip.Prefix]struct{}{}},
+		Filter:  Filter{Nodes: map[netip.Addr]struct{}{}, Peers: map[netip.Prefix]struct{}{}},
 	}
 	if len(peers) == 0 {
 		return p
 	}
 	own := map[Underlay]netip.Prefix{} // by the family of the range
 	for _, r := range self.Ranges {
-		p.Filter.Own[r] = struct{}{}
 		own[UnderlayOf(r.Addr())] = r
 	}
 	for _, peer := range peers {
@@ -145,9 +144,8 @@ func (p *Plan) Empty() bool {
 
 // union is a filter that lets through what either does.
 func (f Filter) union(other Filter) Filter {
-	u := Filter{Nodes: maps.Clone(f.Nodes), Peers: maps.Clone(f.Peers), Own: maps.Clone(f.Own)}
+	u := Filter{Nodes: maps.Clone(f.Nodes), Peers: maps.Clone(f.Peers)}
 	maps.Copy(u.Nodes, other.Nodes)
 	maps.Copy(u.Peers, other.Peers)
-	maps.Copy(u.Own, other.Own)
 	return u
 }
