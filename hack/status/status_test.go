@@ -74,22 +74,30 @@ func TestCoverage(t *testing.T) {
 	}
 }
 
-// A page holds until a covered file changes, and says so afterwards.
-func TestRunAndCheck(t *testing.T) {
+// inEmptyDir changes to a directory of the test's own, and returns what runs git and writes a file
+// there.
+func inEmptyDir(t *testing.T) (git func(args ...string), write func(name, text string)) {
+	t.Helper()
 	t.Chdir(t.TempDir())
-	git := func(args ...string) {
+	git = func(args ...string) {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.org"}, args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("git %v: %v\n%s", args, err, out)
 		}
 	}
-	write := func(name, text string) {
+	write = func(name, text string) {
 		t.Helper()
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return git, write
+}
+
+// A page holds until a covered file changes, and says so afterwards.
+func TestRunAndCheck(t *testing.T) {
+	git, write := inEmptyDir(t)
 	if err := os.Mkdir("docs", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -158,20 +166,7 @@ func TestRunAndCheck(t *testing.T) {
 
 // A run counts only for files that are in the commit, and stay as they are.
 func TestOnlyCommits(t *testing.T) {
-	t.Chdir(t.TempDir())
-	git := func(args ...string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.org"}, args...)...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("git %v: %v\n%s", args, err, out)
-		}
-	}
-	write := func(name, text string) {
-		t.Helper()
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	git, write := inEmptyDir(t)
 	for _, dir := range []string{"docs", "a"} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
