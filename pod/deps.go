@@ -2,84 +2,64 @@ package pod
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"net/netip"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/internal/nspin"
 	"github.com/coracle-project/coracle/network"
+	"github.com/coracle-project/coracle/pod/checkpoint"
+	"github.com/coracle-project/coracle/pod/container"
+	"github.com/coracle-project/coracle/pod/exits"
 	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/recovery"
+	"github.com/coracle-project/coracle/pod/sandbox"
 	"github.com/coracle-project/coracle/pod/state"
 	"github.com/coracle-project/coracle/pod/stats"
 	"github.com/coracle-project/coracle/pod/streams"
-	"github.com/coracle-project/coracle/shim/client"
-	"github.com/coracle-project/coracle/snapshot"
 )
 
-// Shim is what pod needs of shim/client.Client, which documents it. A test double
-// that injects faults is the other implementation.
+// Shim is what the parts need of shim/client.Client, which documents it. A test double that injects
+// faults is the other implementation.
 type Shim interface {
+	checkpoint.Shim
+	container.Shim
+	exits.Shim
+	recovery.Shim
+	sandbox.Shim
 	streams.Shim
-	Events() <-chan client.Event
-	Create(ctx context.Context, r client.CreateRequest) (pid int, err error)
-	StartContainer(ctx context.Context, podID, id string) error
-	Kill(ctx context.Context, r client.KillRequest) error
-	Delete(ctx context.Context, podID, id string) error
-	DeletePod(ctx context.Context, podID string) error
-	Status(ctx context.Context, podID, id string) (client.Status, error)
-	List(ctx context.Context) (map[string][]string, error)
-	Update(ctx context.Context, podID, id string, r *specs.LinuxResources) error
-	Checkpoint(ctx context.Context, podID, id, dir string) error
-	Pause(ctx context.Context, podID, id string) error
-	Resume(ctx context.Context, podID, id string) error
 }
 
 // Images finds images that were pulled; image.Store implements it.
 type Images interface {
-	// Get finds an image by reference, digest or id. image.ErrNotFound if there is none.
-	Get(ref string) (image.Image, error)
+	checkpoint.Images
+	container.Images
 }
 
 // Snapshots makes root file systems; snapshot.Store implements it.
 type Snapshots interface {
-	Prepare(ctx context.Context, id string, o snapshot.PrepareOptions) (snapshot.Snapshot, error)
-	Remove(ctx context.Context, id string) error
-	Usage(ctx context.Context, id string) (snapshot.Usage, error)
-	// Changes writes what a container wrote as the archive of a layer.
-	Changes(ctx context.Context, id string, to io.Writer) error
-	// AddLayer unpacks the archive of a layer, and keeps it until release is called, by when a
-	// snapshot should have it; id is that of the container which it is for.
-	AddLayer(ctx context.Context, id string, archive io.ReadSeeker) (d digest.Digest, release func(context.Context) error, err error)
-	// Recover removes every snapshot whose id is not claimed.
-	Recover(ctx context.Context, claimed []string) error
+	checkpoint.Snapshots
+	container.Snapshots
+	recovery.Snapshots
+	stats.DiskMeter
 }
 
 // Network connects pods; network.Manager implements it.
 type Network interface {
 	network.Network
+	recovery.Network
 	SetPodCIDR(ctx context.Context, ranges []netip.Prefix) error
-	// Recover tears down what was set up for pods that are not claimed, as far as that goes in
-	// seconds; the rest stays in Leases.
-	Recover(ctx context.Context, claimed []string) error
-	// Leases are what pods have.
-	Leases() []network.Lease
 }
 
 // NamespacePins pins namespaces, as internal/nspin does.
 type NamespacePins interface {
-	// Root prepares the directory that the directories of all pods are in.
-	Root(dir string) error
-	Create(ctx context.Context, dir string, s nspin.Spec) (nspin.Set, error)
-	Remove(ctx context.Context, dir string) error
-	// SetHostname names a pinned UTS namespace again.
-	SetHostname(pin, name string) error
+	container.Namespaces
+	recovery.Namespaces
+	sandbox.Namespaces
 }
 
 // pins is NamespacePins done by internal/nspin.

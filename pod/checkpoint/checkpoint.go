@@ -47,7 +47,8 @@ type Snapshots interface {
 	Remove(ctx context.Context, id string) error
 	// Changes writes what a container wrote as the archive of a layer.
 	Changes(ctx context.Context, id string, to io.Writer) error
-	// AddLayer unpacks the archive of a layer, and keeps it until release is called.
+	// AddLayer unpacks the archive of a layer, and keeps it until release is called, by when a
+	// snapshot should have it; id is that of the container which it is for.
 	AddLayer(ctx context.Context, id string, archive io.ReadSeeker) (d digest.Digest, release func(context.Context) error, err error)
 }
 

@@ -45,6 +45,7 @@ type Shim interface {
 
 // Images finds images that were pulled.
 type Images interface {
+	// Get finds an image by reference, digest or id. image.ErrNotFound if there is none.
 	Get(ref string) (image.Image, error)
 }
 
@@ -56,6 +57,7 @@ type Snapshots interface {
 
 // Namespaces names pinned UTS namespaces.
 type Namespaces interface {
+	// SetHostname names a pinned UTS namespace again.
 	SetHostname(pin, name string) error
 }
 

@@ -37,18 +37,23 @@ type Shim interface {
 // Network disconnects pods.
 type Network interface {
 	Teardown(ctx context.Context, p network.Pod) error
+	// Recover tears down what was set up for pods that are not claimed, as far as that goes in
+	// seconds; the rest stays in Leases.
 	Recover(ctx context.Context, claimed []string) error
+	// Leases are what pods have.
 	Leases() []network.Lease
 }
 
 // Snapshots removes root file systems.
 type Snapshots interface {
 	Remove(ctx context.Context, id string) error
+	// Recover removes every snapshot whose id is not claimed.
 	Recover(ctx context.Context, claimed []string) error
 }
 
 // Namespaces prepares the directory of all pods' namespaces, and removes those of one.
 type Namespaces interface {
+	// Root prepares the directory that the directories of all pods are in.
 	Root(dir string) error
 	Remove(ctx context.Context, dir string) error
 }
