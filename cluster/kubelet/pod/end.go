@@ -40,7 +40,9 @@ func (w *worker) end() error {
 			return err
 		}
 		if len(w.observer.status.IPs) == 0 {
-			w.observer.status.IPs = ips // what the pod had stays in its status
+			status := *w.observer.status
+			status.IPs = ips // what the pod had stays in its status
+			w.observer.status = &status
 		}
 		for _, s := range w.observer.status.ContainerStatuses {
 			if s.State == kubecontainer.ContainerStateRunning {
