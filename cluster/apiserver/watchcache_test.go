@@ -60,7 +60,16 @@ func TestMemoryAfterBurst(t *testing.T) {
 		})
 	}
 
-	before := heap()
+	// The start leaves some 40 MB that are let go of within seconds, which would hide what comes now.
+	before, steady := heap(), 0
+	eventually(t, "the memory of the start is given back", func() (bool, error) {
+		now := heap()
+		if steady++; now < before-before/100 {
+			steady = 0
+		}
+		before = min(before, now)
+		return steady == 10, nil
+	})
 	const n, size = 2 * burst, 64 << 10
 	for i := range n {
 		name := fmt.Sprintf("burst-%d", i)
@@ -76,7 +85,7 @@ func TestMemoryAfterBurst(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitInformer("the informer sees what came last", 1)
-	if held := heap() - before; held < n*size*3/4 {
+	if held := heap() - before; held < n*size {
 		t.Fatalf("upstream's cache holds %d bytes after changes of %d: there is nothing to give back", held, n*size)
 	}
 
