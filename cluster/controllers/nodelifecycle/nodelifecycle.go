@@ -131,11 +131,9 @@ func (c *controller) sync(ctx context.Context, key string) error {
 	if err := c.markPods(ctx, node); err != nil {
 		return err
 	}
-	if err := c.matchLabels(node); err != nil {
-		return err
-	}
-	if err := c.noSchedule(ctx, node); err != nil {
-		return err
-	}
-	return c.noExecute(ctx, node)
+	var ch change
+	ch.matchLabels(node)
+	ch.noSchedule(node)
+	c.noExecute(&ch, node)
+	return c.apply(ctx, node, ch)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/util/retry"
@@ -344,6 +345,45 @@ func TestAsUpstream(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Regression: each conflict with another writer of a new node took a pause of at least 100 ms, and
+// a thousand nodes that joined took 20 seconds to lose their taints.
+func TestConflictsTakeNoTime(t *testing.T) {
+	own.Run(t, func(t *testing.T, s *apitest.Server) {
+		refused := 0
+		s.Refuse(func(verb, resource string) error {
+			if verb != "patch" || resource != "nodes" || refused == attempts-1 {
+				return nil
+			}
+			refused++
+			return apierrors.NewConflict(corev1.Resource("nodes"), "a", nil)
+		})
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
+		n.Spec.Taints = []corev1.Taint{
+			{Key: "mine", Effect: corev1.TaintEffectNoSchedule},
+			{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule},
+			{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoExecute},
+		}
+		n.Status.Conditions = []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: corev1.ConditionTrue},
+			{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue},
+		}
+		must(s.Kube.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{}))
+		s.Pass(0)
+		n = must(s.Kube.CoreV1().Nodes().Get(ctx, "a", metav1.GetOptions{}))
+		var got []string
+		for _, taint := range n.Spec.Taints {
+			got = append(got, taint.ToString())
+		}
+		want := []string{"mine:NoSchedule", corev1.TaintNodeDiskPressure + ":NoSchedule"}
+		if refused != attempts-1 || !slices.Equal(got, want) || n.Labels["beta.kubernetes.io/os"] != "linux" {
+			t.Errorf("after %d conflicts: taints %q, want %q; labels %v", refused, got, want, n.Labels)
+		}
+		if writes := s.Writes()["patch nodes"]; writes != attempts {
+			t.Errorf("%d patches of the node, want %d refused ones and one for all: %v", writes, attempts-1, s.Writes())
+		}
+	})
 }
 
 func TestNobodyIsEvictedWhenAllNodesFallSilent(t *testing.T) {

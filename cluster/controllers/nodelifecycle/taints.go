@@ -2,14 +2,21 @@ package nodelifecycle
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	upstream "k8s.io/kubernetes/pkg/controller"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubernetes/pkg/util/taints"
+	"k8s.io/utils/ptr"
 )
+
+// attempts bounds how often a node is written that changes meanwhile.
+const attempts = 5
 
 // taintOf is the key of the taint that a condition's status calls for.
 var taintOf = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
@@ -34,8 +41,14 @@ var ours = func() map[string]bool {
 	return keys
 }()
 
-// noSchedule makes a node's NoSchedule taints what its conditions and spec.unschedulable say.
-func (c *controller) noSchedule(ctx context.Context, node *corev1.Node) error {
+// change is what is to become of a node's labels and taints.
+type change struct {
+	labels      map[string]string
+	add, remove []corev1.Taint
+}
+
+// noSchedule has a node's NoSchedule taints say what its conditions and spec.unschedulable say.
+func (ch *change) noSchedule(node *corev1.Node) {
 	var want []corev1.Taint
 	for _, condition := range node.Status.Conditions {
 		if key := taintOf[condition.Type][condition.Status]; key != "" {
@@ -49,59 +62,45 @@ func (c *controller) noSchedule(ctx context.Context, node *corev1.Node) error {
 		return taint.Effect == corev1.TaintEffectNoSchedule && ours[taint.Key]
 	})
 	add, remove := taints.TaintSetDiff(want, have)
-	return c.swap(ctx, node, add, remove)
-}
-
-// swap adds and removes taints of a node.
-func (c *controller) swap(ctx context.Context, node *corev1.Node, add, remove []*corev1.Taint) error {
-	now := metav1.Now()
 	for _, taint := range add {
-		taint.TimeAdded = &now
+		ch.add = append(ch.add, *taint)
 	}
-	if err := upstream.AddOrUpdateTaintOnNode(ctx, c.set.Kube, node.Name, add...); err != nil {
-		return fmt.Errorf("tainting node %s: %w", node.Name, err)
+	for _, taint := range remove {
+		ch.remove = append(ch.remove, *taint)
 	}
-	if err := upstream.RemoveTaintOffNode(ctx, c.set.Kube, node.Name, node, remove...); err != nil {
-		return fmt.Errorf("removing taints of node %s: %w", node.Name, err)
-	}
-	return nil
 }
 
-func executeTaint(key string) *corev1.Taint {
-	return &corev1.Taint{Key: key, Effect: corev1.TaintEffectNoExecute}
+func executeTaint(key string) corev1.Taint {
+	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoExecute}
 }
 
-// noExecute makes a node's NoExecute taint what its readiness says, when its zone allows.
-func (c *controller) noExecute(ctx context.Context, node *corev1.Node) error {
+// noExecute has a node's NoExecute taint say what its readiness says, when its zone allows.
+func (c *controller) noExecute(ch *change, node *corev1.Node) {
 	ready := condition(node, corev1.NodeReady)
 	if ready == nil {
-		return nil
+		return
 	}
 	notReady, unreachable := executeTaint(corev1.TaintNodeNotReady), executeTaint(corev1.TaintNodeUnreachable)
-	var add, opposite *corev1.Taint
-	switch ready.Status {
-	case corev1.ConditionTrue:
-		return c.swap(ctx, node, nil, []*corev1.Taint{unreachable, notReady})
-	case corev1.ConditionFalse:
+	add, opposite := unreachable, notReady
+	if ready.Status == corev1.ConditionFalse {
 		add, opposite = notReady, unreachable
-	default:
-		add, opposite = unreachable, notReady
 	}
 	switch {
-	case c.allDown():
-		return c.swap(ctx, node, nil, []*corev1.Taint{unreachable, notReady})
-	case taints.TaintExists(node.Spec.Taints, opposite): // no new eviction, only another reason
-	case taints.TaintExists(node.Spec.Taints, add):
-		return nil
+	case ready.Status == corev1.ConditionTrue, c.allDown():
+		ch.remove = append(ch.remove, unreachable, notReady)
+		return
+	case taints.TaintExists(node.Spec.Taints, &opposite): // no new eviction, only another reason
+	case taints.TaintExists(node.Spec.Taints, &add):
+		return
 	default:
 		if wait, ok := c.mayTaint(node); !ok {
 			if wait > 0 {
 				c.frame.AddAfter(node.Name, wait)
 			}
-			return nil // or when the zone recovers
+			return // or when the zone recovers
 		}
 	}
-	return c.swap(ctx, node, []*corev1.Taint{add}, []*corev1.Taint{opposite})
+	ch.add, ch.remove = append(ch.add, add), append(ch.remove, opposite)
 }
 
 // oldLabels are labels that old clients still read, with those that they repeat.
@@ -110,16 +109,69 @@ var oldLabels = map[string]string{
 	"beta.kubernetes.io/arch": corev1.LabelArchStable,
 }
 
-// matchLabels makes a node's old labels say what the labels say that replaced them.
-func (c *controller) matchLabels(node *corev1.Node) error {
-	update := map[string]string{}
+// matchLabels has a node's old labels say what the labels say that replaced them.
+func (ch *change) matchLabels(node *corev1.Node) {
 	for old, stable := range oldLabels {
 		if value, ok := node.Labels[stable]; ok && node.Labels[old] != value {
-			update[old] = value
+			if ch.labels == nil {
+				ch.labels = map[string]string{}
+			}
+			ch.labels[old] = value
 		}
 	}
-	if len(update) == 0 {
-		return nil
+}
+
+// apply makes a change in one request, or none if there is nothing to change. A new node has
+// several writers, so conflicts are usual: the node is read again at once, because a pause for each
+// of a thousand nodes that join takes longer than all the rest, and because the zone's turn was
+// taken.
+func (c *controller) apply(ctx context.Context, node *corev1.Node, ch change) error {
+	nodes, name, uid := c.set.Kube.CoreV1().Nodes(), node.Name, node.UID
+	for attempt := 1; ; attempt++ {
+		patch, err := ch.patch(node)
+		if err == nil && patch != nil {
+			_, err = nodes.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		}
+		if apierrors.IsConflict(err) && attempt < attempts {
+			if node, err = nodes.Get(ctx, name, metav1.GetOptions{}); err == nil && node.UID == uid {
+				continue
+			}
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("labels and taints of node %s: %w", name, err)
+		}
+		return nil // also if it is another node of this name: that comes with its own event
 	}
-	return upstream.AddOrUpdateLabelsOnNode(c.set.Kube, node.Name, update)
+}
+
+// patch is a merge patch that makes the change to this version of a node, nil if it has nothing to
+// change.
+func (ch *change) patch(node *corev1.Node) ([]byte, error) {
+	var p struct {
+		Metadata struct {
+			ResourceVersion string            `json:"resourceVersion"`
+			Labels          map[string]string `json:"labels,omitempty"`
+		} `json:"metadata"`
+		Spec struct {
+			Taints *[]corev1.Taint `json:"taints,omitempty"`
+		} `json:"spec"`
+	}
+	all := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(taint corev1.Taint) bool {
+		return slices.ContainsFunc(ch.remove, func(r corev1.Taint) bool { return r.MatchTaint(&taint) })
+	})
+	changed := len(all) < len(node.Spec.Taints)
+	for _, taint := range ch.add {
+		if !taints.TaintExists(all, &taint) {
+			taint.TimeAdded = ptr.To(metav1.Now())
+			all, changed = append(all, taint), true
+		}
+	}
+	if !changed && len(ch.labels) == 0 {
+		return nil, nil
+	}
+	p.Metadata.ResourceVersion, p.Metadata.Labels = node.ResourceVersion, ch.labels
+	if changed {
+		p.Spec.Taints = &all
+	}
+	return json.Marshal(p)
 }
