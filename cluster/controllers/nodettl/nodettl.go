@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,36 +37,41 @@ var sizes = []size{
 	{1800, int(^uint(0) >> 1), 300},
 }
 
+const (
+	// everyNode is the key for all nodes, which no node has as its name.
+	everyNode = ""
+	// settle is how long after a cluster has come to another size all nodes are written: one that
+	// grows to 1,000 nodes within seconds comes to three sizes.
+	settle = 5 * time.Second
+)
+
 type controller struct {
 	set   *client.Set
 	nodes corelisters.NodeLister
+	add   func(key string)
+	later func(key string, d time.Duration)
 
 	mu    sync.Mutex
 	known map[string]struct{} // names of nodes
 	size  int                 // index into sizes
 }
 
-// New returns the controller; its keys are nodes. When the cluster has come to another size, all
-// are woken.
+// New returns the controller; its keys are nodes.
 func New(set *client.Set) *frame.Controller {
 	nodes := set.Informers.Core().V1().Nodes()
 	c := &controller{set: set, nodes: nodes.Lister(), known: map[string]struct{}{}}
 	f := frame.New("ttl", 5, c.sync)
+	c.add, c.later = f.Add, f.AddAfter
 	f.Watch(nodes.Informer(), c.concerned)
 	return f
 }
 
 func (c *controller) concerned(obj any) []string {
 	self := frame.Self(obj)
-	if !c.resize(c.count(self)) {
-		return self
+	if c.resize(c.count(self)) {
+		c.later(everyNode, settle)
 	}
-	all, _ := c.nodes.List(labels.Everything())
-	keys := make([]string, 0, len(all))
-	for _, node := range all {
-		keys = append(keys, node.Name)
-	}
-	return keys
+	return self
 }
 
 // count returns how many nodes there are, after a change of those that are named. To list all for
@@ -110,6 +116,13 @@ func (c *controller) wanted() string {
 }
 
 func (c *controller) sync(ctx context.Context, name string) error {
+	if name == everyNode {
+		all, err := c.nodes.List(labels.Everything())
+		for _, node := range all {
+			c.add(node.Name)
+		}
+		return err
+	}
 	node, err := c.nodes.Get(name)
 	if err != nil {
 		return ignoreGone(err)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +21,7 @@ func TestAnnotationFollowsTheClustersSize(t *testing.T) {
 		nodes := s.Kube.CoreV1().Nodes()
 		want := func(seconds string) {
 			t.Helper()
+			s.Pass(settle)
 			s.Settle()
 			all, err := nodes.List(t.Context(), metav1.ListOptions{})
 			if err != nil {
@@ -80,36 +82,47 @@ func (n *nodes) Get(name string) (*corev1.Node, error) {
 	return nil, apierrors.NewNotFound(corev1.Resource("nodes"), name)
 }
 
-// All nodes are looked at when the cluster has come to another size, and not for each change of
-// one.
+// A change of one node looks at no other, and one that brings the cluster to another size wakes all
+// nodes once, when it has come to rest.
 func TestNodesAreCountedCheaply(t *testing.T) {
 	n := &nodes{all: map[string]*corev1.Node{}}
-	c := &controller{nodes: n, known: map[string]struct{}{}}
-	add := func(i int) (woken int) {
+	var later, woken []string
+	c := &controller{
+		nodes: n, known: map[string]struct{}{}, add: func(key string) { woken = append(woken, key) },
+		later: func(key string, _ time.Duration) { later = append(later, key) },
+	}
+	add := func(i int) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}}
 		n.all[node.Name] = node
-		return len(c.concerned(node))
+		if keys := c.concerned(node); !slices.Equal(keys, []string{node.Name}) {
+			t.Errorf("node %d wakes %v", i, keys)
+		}
 	}
 	for i := range 80 { // there when it starts
 		n.all[fmt.Sprint(i)] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}}
 	}
 	for i := range 100 {
-		if woken := add(i); woken != 1 {
-			t.Errorf("node %d wakes %d", i, woken)
-		}
+		add(i)
 		if want := max(80, i+1); len(c.known) != want {
 			t.Errorf("%d nodes were counted, want %d", len(c.known), want)
 		}
 	}
-	if woken := add(100); woken != 101 {
-		t.Errorf("the 101st node wakes %d", woken)
+	if len(later) > 0 {
+		t.Errorf("woken at the same size: %q", later)
+	}
+	add(100)
+	if !slices.Equal(later, []string{everyNode}) {
+		t.Fatalf("woken for another size: %q", later)
+	}
+	if err := c.sync(t.Context(), everyNode); err != nil || len(woken) != 101 {
+		t.Errorf("%d nodes are woken: %v", len(woken), err)
 	}
 	for i := range 50 {
 		node := n.all[fmt.Sprint(i)]
 		delete(n.all, node.Name)
 		c.concerned(node)
 	}
-	if len(c.known) != 51 || n.listed != 3 {
-		t.Errorf("counted %d nodes, want 51; listed all %d times, want 3: at the start and twice for another size", len(c.known), n.listed)
+	if len(c.known) != 51 || n.listed != 2 {
+		t.Errorf("counted %d nodes, want 51; listed all %d times, want 2: at the start and for another size", len(c.known), n.listed)
 	}
 }
