@@ -54,107 +54,158 @@ pods that use them first.`,
 	return cmd
 }
 
-// down stops what up has started. With purge it removes all data; that of claims only if volumes
-// says so.
-func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) (err error) {
+// downing is one run of down. With purge it removes all data; that of claims only if volumes says
+// so.
+type downing struct {
+	place
+	steps          *steps
+	purge, volumes bool
+	last           upOptions // what up remembers
+}
+
+// down stops what up has started.
+func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("down: it ends processes and removes mounts of root: use sudo")
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	steps := newSteps(out)
+	d := &downing{place: p, steps: newSteps(out), purge: purge, volumes: volumes}
 	if release, err := p.exclusive(ctx); err == nil {
 		defer release()
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if purge { // before anything ends
-		data, err := p.checkPurge(ctx, volumes)
-		if err != nil {
-			return err
-		}
-		if data.volumes > 0 {
-			steps.done(data.String() + " will be deleted")
-		}
-		if err := p.checkCSI(); err != nil {
-			return fmt.Errorf("down: --purge has done nothing: %w", err)
-		}
+	if err := d.checkBefore(ctx); err != nil {
+		return err
 	}
-	if err := p.endSupervisor(ctx, steps); err != nil {
+	if err := p.endSupervisor(ctx, d.steps); err != nil {
 		return fmt.Errorf("down: %w", err)
 	}
-	var kept error
-	if purge {
-		kept = p.checkPurgeAgain(ctx, volumes)
-		if err := p.checkCSI(); err != nil { // a pod may have begun to mount one meanwhile
-			kept = errors.Join(kept, fmt.Errorf("down has stopped everything, and deleted nothing: %w", err))
-		}
-		purge = kept == nil // the rest is done as without it
+	kept := d.checkStopped(ctx)
+	d.purge = purge && kept == nil // the rest is done as without it
+	d.last = remembered(p)
+	left := d.removeKernelState(ctx)
+	return errors.Join(d.remove(ctx, left != nil), left, kept) // pods and coracled end all the same
+}
+
+// checkBefore refuses a purge that must not delete data, before anything ends.
+func (d *downing) checkBefore(ctx context.Context) error {
+	if !d.purge {
+		return nil
 	}
-	defer func() { err = errors.Join(err, kept) }()
-	o := remembered(p)
-	// Pods and coracled end all the same.
-	left := errors.Join(removeAnnouncements(ctx, o.Bind, o.Port), removePaths(ctx, o.Bind, o.Port), removeRules(o.Bind, o.Port),
-		removeHeldAddresses(o))
-	if left != nil && purge {
-		left = fmt.Errorf("%w; %s stays, for another 'coracle down%s --purge'", left, p.settings(), p.flags())
+	data, err := d.checkPurge(ctx, d.volumes)
+	if err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, left) }()
-	ours, err := o.ours(p, purge)
+	if data.volumes > 0 {
+		d.steps.done(data.String() + " will be deleted")
+	}
+	if err := d.checkCSI(); err != nil {
+		return fmt.Errorf("down: --purge has done nothing: %w", err)
+	}
+	return nil
+}
+
+// checkStopped checks a purge again, once the cluster process has ended: volumes may have been made
+// or mounted after the first check.
+func (d *downing) checkStopped(ctx context.Context) error {
+	if !d.purge {
+		return nil
+	}
+	kept := d.checkPurgeAgain(ctx, d.volumes)
+	if err := d.checkCSI(); err != nil {
+		kept = errors.Join(kept, fmt.Errorf("down has stopped everything, and deleted nothing: %w", err))
+	}
+	return kept
+}
+
+// removeKernelState removes what the cluster process keeps in the kernel. What it cannot remove is
+// left for another down.
+func (d *downing) removeKernelState(ctx context.Context) error {
+	bind, port := d.last.Bind, d.last.Port
+	err := errors.Join(removeAnnouncements(ctx, bind, port), removePaths(ctx, bind, port), removeRules(bind, port),
+		removeHeldAddresses(d.last))
+	if err != nil && d.purge {
+		err = fmt.Errorf("%w; %s stays, for another 'coracle down%s --purge'", err, d.settings(), d.flags())
+	}
+	return err
+}
+
+// remove ends coracled if it is ours, and removes mounts, cgroups, directories and, for a purge,
+// data. left says that the kernel still has something that up's settings name, so they stay.
+func (d *downing) remove(ctx context.Context, left bool) error {
+	ours, err := d.last.ours(d.place, d.purge)
 	if err != nil {
 		return err
 	}
 	if ours {
-		if err := purgeCoracled(ctx, p, o, purge); err != nil {
+		if err := purgeCoracled(ctx, d.place, d.last, d.purge); err != nil {
 			return err
 		}
-		steps.done("pods and coracled have ended")
+		d.steps.done("pods and coracled have ended")
 	}
-	if ours || purge {
-		// Volumes of CSI drivers are mounted in plugins. Their records stay, and the next up mounts
-		// them again.
-		for _, dir := range []string{"pods", "plugins"} {
-			if err := unmountBelow(filepath.Join(p.kubelet(), dir)); err != nil {
-				return err
-			}
-		}
-	}
-	if purge { // what a pod has mounted in its volume, for the host to see, is not the cluster's to delete
-		if err := unmountBelow(p.volumesDir()); err != nil {
-			return err
-		}
+	if err := d.unmount(ours); err != nil {
+		return err
 	}
 	if ours { // otherwise its pods go on
-		if err := removeCgroups(o.CgroupRoot); err != nil {
+		if err := removeCgroups(d.last.CgroupRoot); err != nil {
 			return err
 		}
 	}
-	if purge {
-		emptied, err := removeCluster(p, o)
-		if err != nil {
+	if d.purge {
+		if err := d.removeData(left); err != nil {
 			return err
 		}
-		steps.done("the cluster's data is removed")
-		if left == nil {
-			if emptied, err = forget(p, emptied); err != nil {
-				return err
-			}
-		}
-		for _, dir := range emptied {
-			steps.done(dir + " is a mount point: it is emptied and stays")
-		}
 	}
-	for _, path := range []string{p.kubeState(), p.supervisor()} {
+	for _, path := range []string{d.kubeState(), d.supervisor()} {
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
 	}
-	_ = os.Remove(p.state) // unless others have files there
-	if o.Boot == "" || purge && left == nil {
+	_ = os.Remove(d.state) // unless others have files there
+	if d.last.Boot == "" || d.purge && !left {
 		return nil
 	}
-	o.Boot = "" // what it has in --root is for the next up, or for down --purge
-	return o.remember(p)
+	d.last.Boot = "" // what it has in --root is for the next up, or for down --purge
+	return d.last.remember(d.place)
+}
+
+// unmount removes the mounts that pods have left, if coracled has ended or goes without them.
+func (d *downing) unmount(ours bool) error {
+	var dirs []string
+	if ours || d.purge {
+		// Volumes of CSI drivers are mounted in plugins. Their records stay, and the next up mounts
+		// them again.
+		dirs = append(dirs, filepath.Join(d.kubelet(), "pods"), filepath.Join(d.kubelet(), "plugins"))
+	}
+	if d.purge { // what a pod has mounted in its volume, for the host to see, is not the cluster's to delete
+		dirs = append(dirs, d.volumesDir())
+	}
+	for _, dir := range dirs {
+		if err := unmountBelow(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeData removes the cluster's data, and what up remembers unless something is left.
+func (d *downing) removeData(left bool) error {
+	emptied, err := removeCluster(d.place, d.last)
+	if err != nil {
+		return err
+	}
+	d.steps.done("the cluster's data is removed")
+	if !left {
+		if emptied, err = forget(d.place, emptied); err != nil {
+			return err
+		}
+	}
+	for _, dir := range emptied {
+		d.steps.done(dir + " is a mount point: it is emptied and stays")
+	}
+	return nil
 }
 
 // endSupervisor ends the cluster process, if it runs.

@@ -249,18 +249,32 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 		if err := o.checkAgent(differ); err != nil {
 			return err
 		}
-		if err := u.look(ctx, differ); err != nil {
-			return err
-		}
-		return u.upAgent(ctx, given, steps)
 	}
 	if err := u.look(ctx, differ); err != nil {
 		return err
 	}
+	if o.Server != "" {
+		return u.upAgent(ctx, given, steps)
+	}
+	if err := u.start(ctx, given, steps); err != nil {
+		return err
+	}
+	release() // a node that does not become ready can be taken down
+	return u.awaitReady(ctx, steps)
+}
+
+// moved says that no cluster runs, and that the last one had another port.
+func (u *upping) moved() bool {
+	return u.supervisor == 0 && u.last.Port != 0 && u.last.Port != u.o.Port
+}
+
+// start starts coracled and the cluster process where they do not run, and returns when both
+// answer. A failure ends what it has started.
+func (u *upping) start(ctx context.Context, given func(flag string) bool, steps *steps) error {
 	// What the last cluster announced is the new one's to announce: a pool is refused that is in
 	// use.
-	if u.supervisor == 0 && last.Port != 0 && last.Port != o.Port {
-		if err := removeAnnouncements(ctx, last.Bind, last.Port); err != nil {
+	if u.moved() {
+		if err := removeAnnouncements(ctx, u.last.Bind, u.last.Port); err != nil {
 			return err
 		}
 	}
@@ -270,38 +284,43 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := u.checkServiceRange(); err != nil {
 		return err
 	}
-	var since time.Time // a kubelet that runs may have spoken before
 	if u.supervisor == 0 {
-		since = time.Now()
+		u.since = time.Now()
 	}
 	if err := u.upCoracled(ctx, u.launchCluster); err != nil {
 		return u.fail(ctx, err)
 	}
-	steps.done("coracled serves " + p.socket())
+	steps.done("coracled serves " + u.socket())
 	if err := u.upCluster(ctx); err != nil {
 		return u.fail(ctx, err)
 	}
-	if u.started, err = holder(p.supervisor()); err != nil {
+	var err error
+	if u.started, err = holder(u.place.supervisor()); err != nil {
 		return u.fail(ctx, err)
 	}
-	release() // a node that does not become ready can be taken down
+	return nil
+}
+
+// awaitReady returns when the node is Ready and the manifests are applied.
+func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
+	p := u.place
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
 		return u.failLate(ctx, err)
 	}
 	defer client.http.CloseIdleConnections()
 	steps.done("API server is ready on " + client.server)
-	if u.supervisor == 0 && last.Port != 0 && last.Port != o.Port {
-		if err := removeRules(last.Bind, last.Port); err != nil {
+	if u.moved() {
+		if err := removeRules(u.last.Bind, u.last.Port); err != nil {
 			return u.failLate(ctx, err)
 		}
 	}
-	if err := client.awaitNode(ctx, o.Node, since); err != nil {
+	if err := client.awaitNode(ctx, u.o.Node, u.since); err != nil {
 		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
-	steps.done("node " + o.Node + " is Ready")
+	steps.done("node " + u.o.Node + " is Ready")
 	tellParts(ctx, p, steps)
-	for _, manifest := range o.apply {
+	for _, manifest := range u.o.apply {
 		if err := client.apply(ctx, p, manifest, steps.waits); err != nil {
 			return fmt.Errorf("up: the cluster runs, but --apply failed: 'coracle up%s --apply %s' repeats it: %w", p.flags(), manifest, err)
 		}

@@ -27,6 +27,8 @@ type upping struct {
 	rules bool
 	// announces is whether load balancers' addresses of such a cluster were announced before.
 	announces bool
+	// since is when this up started the cluster process; a kubelet that ran may have spoken before.
+	since time.Time
 	// cluster is the supervisor that this up has launched, nil if none.
 	cluster *exec.Cmd
 	// started is the supervisor that ran when the API server answered.
