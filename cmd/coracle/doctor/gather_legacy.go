@@ -173,48 +173,15 @@ func (f *legacyFate) evaluate(words []string) (matches match, target string, lea
 			}
 			return ""
 		}
-		m := yes
-		switch words[i] {
+		var m match
+		switch option := words[i]; option {
 		case "!":
 			invert = true
 			continue
 		case "-j", "-g":
-			leaves = words[i] == "-g"
-			return matches, value(), leaves // what follows are the target's options
-		case "-s":
-			m = within(f.source, value())
-		case "-d":
-			m = within(f.destination, value())
-		case "-i":
-			m = named(f.in.name, value())
-		case "-o":
-			m = named(f.out.name, value())
-		case "-p":
-			if p := value(); p != "all" && (p != "tcp" || f.udp) && (p != "udp" || !f.udp) {
-				m = no
-			}
-		case "-m", "--comment":
-			value()
-		case "--ctstate", "--state":
-			m = no
-			for state := range strings.SplitSeq(value(), ",") {
-				switch {
-				case state == "NEW" && f.state == stateNew, state == "ESTABLISHED" && f.state == stateEstablished,
-					state == "UNTRACKED" && f.state == stateUntracked, state == "DNAT" && f.translated:
-					m = yes
-				}
-			}
-		case "--dst-type":
-			if m = maybe; value() == "LOCAL" && f.local {
-				m = yes
-			}
-		case "--dport":
-			switch port := value(); {
-			case f.port == 0 || strings.Contains(port, ":"): // a range
-				m = maybe
-			case port != strconv.Itoa(int(f.port)):
-				m = no
-			}
+			return matches, value(), option == "-g" // what follows are the target's options
+		case "-s", "-d", "-i", "-o", "-p", "-m", "--comment", "--ctstate", "--state", "--dst-type", "--dport":
+			m = f.fits(option, value())
 		default: // with its values
 			m = maybe
 		}
@@ -227,6 +194,50 @@ func (f *legacyFate) evaluate(words []string) (matches match, target string, lea
 		}
 	}
 	return matches, "", false
+}
+
+// fits says whether an option and its value match.
+func (f *legacyFate) fits(option, value string) match {
+	switch option {
+	case "-s":
+		return within(f.source, value)
+	case "-d":
+		return within(f.destination, value)
+	case "-i":
+		return named(f.in.name, value)
+	case "-o":
+		return named(f.out.name, value)
+	case "-p":
+		if value != "all" && (value != "tcp" || f.udp) && (value != "udp" || !f.udp) {
+			return no
+		}
+	case "--ctstate", "--state":
+		return f.inState(value)
+	case "--dst-type":
+		if value != "LOCAL" || !f.local {
+			return maybe
+		}
+	case "--dport":
+		switch {
+		case f.port == 0 || strings.Contains(value, ":"): // a range
+			return maybe
+		case value != strconv.Itoa(int(f.port)):
+			return no
+		}
+	}
+	return yes
+}
+
+// inState says whether the connection is in one of the states.
+func (f *legacyFate) inState(states string) match {
+	for state := range strings.SplitSeq(states, ",") {
+		switch {
+		case state == "NEW" && f.state == stateNew, state == "ESTABLISHED" && f.state == stateEstablished,
+			state == "UNTRACKED" && f.state == stateUntracked, state == "DNAT" && f.translated:
+			return yes
+		}
+	}
+	return no
 }
 
 func within(a netip.Addr, network string) match {

@@ -188,62 +188,8 @@ func (k known) whole() bool { return !slices.Contains(k.is, false) }
 // that it may have, and the rule is one that may match.
 func (r *registers) run(exprs []expr.Any) (matches match, verdicts []*expr.Verdict) {
 	for _, e := range exprs {
-		m := yes
-		switch e := e.(type) {
-		case *expr.Meta:
-			if !e.SourceRegister {
-				r.store(e.Register, r.meta(e.Key))
-				if e.Key == expr.MetaKeyIIF || e.Key == expr.MetaKeyIIFNAME {
-					r.from = map[uint32]bool{e.Register: true}
-				}
-			}
-		case *expr.Payload:
-			if e.OperationType == expr.PayloadLoad {
-				r.store(e.DestRegister, r.payload(e))
-			}
-		case *expr.Ct:
-			if r.state == stateUntracked && e.Key != expr.CtKeySTATE {
-				return no, nil // there is no connection
-			}
-			if !e.SourceRegister {
-				r.store(e.Register, r.ct(e.Key))
-			}
-		case *expr.Immediate:
-			r.store(e.Register, knownBytes(e.Data...))
-		case *expr.Bitwise:
-			r.bitwise(e)
-		case *expr.Cmp:
-			m = compare(r.load(e.Register, len(e.Data)), e.Op, e.Data)
-			if m == maybe && r.from[e.Register] && isLoopback(e.Data) && (e.Op == expr.CmpOpEq || e.Op == expr.CmpOpNeq) {
-				m = inverted(no, e.Op == expr.CmpOpNeq) // no pod's packet comes from there
-			}
-		case *expr.Range:
-			from, to := compare(r.load(e.Register, len(e.FromData)), expr.CmpOpGte, e.FromData),
-				compare(r.load(e.Register, len(e.ToData)), expr.CmpOpLte, e.ToData)
-			m = inverted(max(from, to), e.Op == expr.CmpOpNeq)
-			if from == no || to == no {
-				m = inverted(no, e.Op == expr.CmpOpNeq)
-			}
-		case *expr.Lookup:
-			m, verdicts = r.lookup(e)
-		case *expr.Match:
-			m = r.xtMatch(e)
-		case *expr.Verdict:
-			verdicts = []*expr.Verdict{e}
-		case *expr.Reject:
-			verdicts = []*expr.Verdict{{Kind: expr.VerdictDrop}}
-		case *expr.Target:
-			if e.Name == "REJECT" {
-				verdicts = []*expr.Verdict{{Kind: expr.VerdictDrop}}
-			}
-		case *expr.Limit, *expr.Connlimit, *expr.Quota:
-			m = maybe
-		case *expr.Counter, *expr.Log, *expr.Notrack, *expr.Objref, *expr.FlowOffload, *expr.Dynset:
-		default: // what it loads is not known
-			for i := range r.is {
-				r.is[i] = false
-			}
-		}
+		var m match
+		m, verdicts = r.evaluate(e)
 		switch m {
 		case no:
 			return no, nil
@@ -255,6 +201,83 @@ func (r *registers) run(exprs []expr.Any) (matches match, verdicts []*expr.Verdi
 		}
 	}
 	return matches, nil
+}
+
+// evaluate evaluates one expression of a rule. One that only loads registers matches.
+func (r *registers) evaluate(e expr.Any) (match, []*expr.Verdict) {
+	switch e := e.(type) {
+	case *expr.Meta:
+		r.loadMeta(e)
+	case *expr.Payload:
+		if e.OperationType == expr.PayloadLoad {
+			r.store(e.DestRegister, r.payload(e))
+		}
+	case *expr.Ct:
+		return r.loadCt(e), nil
+	case *expr.Immediate:
+		r.store(e.Register, knownBytes(e.Data...))
+	case *expr.Bitwise:
+		r.bitwise(e)
+	case *expr.Cmp:
+		return r.cmp(e), nil
+	case *expr.Range:
+		return r.inRange(e), nil
+	case *expr.Lookup:
+		return r.lookup(e)
+	case *expr.Match:
+		return r.xtMatch(e), nil
+	case *expr.Verdict:
+		return yes, []*expr.Verdict{e}
+	case *expr.Reject:
+		return yes, []*expr.Verdict{{Kind: expr.VerdictDrop}}
+	case *expr.Target:
+		if e.Name == "REJECT" {
+			return yes, []*expr.Verdict{{Kind: expr.VerdictDrop}}
+		}
+	case *expr.Limit, *expr.Connlimit, *expr.Quota:
+		return maybe, nil
+	case *expr.Counter, *expr.Log, *expr.Notrack, *expr.Objref, *expr.FlowOffload, *expr.Dynset:
+	default: // what it loads is not known
+		clear(r.is[:])
+	}
+	return yes, nil
+}
+
+func (r *registers) loadMeta(e *expr.Meta) {
+	if e.SourceRegister {
+		return
+	}
+	r.store(e.Register, r.meta(e.Key))
+	if e.Key == expr.MetaKeyIIF || e.Key == expr.MetaKeyIIFNAME {
+		r.from = map[uint32]bool{e.Register: true}
+	}
+}
+
+func (r *registers) loadCt(e *expr.Ct) match {
+	if r.state == stateUntracked && e.Key != expr.CtKeySTATE {
+		return no // there is no connection
+	}
+	if !e.SourceRegister {
+		r.store(e.Register, r.ct(e.Key))
+	}
+	return yes
+}
+
+func (r *registers) cmp(e *expr.Cmp) match {
+	m := compare(r.load(e.Register, len(e.Data)), e.Op, e.Data)
+	if m == maybe && r.from[e.Register] && isLoopback(e.Data) && (e.Op == expr.CmpOpEq || e.Op == expr.CmpOpNeq) {
+		return inverted(no, e.Op == expr.CmpOpNeq) // no pod's packet comes from there
+	}
+	return m
+}
+
+func (r *registers) inRange(e *expr.Range) match {
+	from := compare(r.load(e.Register, len(e.FromData)), expr.CmpOpGte, e.FromData)
+	to := compare(r.load(e.Register, len(e.ToData)), expr.CmpOpLte, e.ToData)
+	if from == no || to == no {
+		return inverted(no, e.Op == expr.CmpOpNeq)
+	}
+	return inverted(max(from, to), e.Op == expr.CmpOpNeq)
 }
 
 func (r *registers) meta(key expr.MetaKey) known {
