@@ -99,29 +99,9 @@ func (n *node) start(ctx context.Context, records *state.Records, respawn []stri
 	lazily := &layers.Lazy{
 		Snapshots: n.snapshots, Client: n.lazy, Timeout: func() time.Duration { return n.live.Load().config.Image.LazyTimeout() },
 	}
-	var err error
-	n.images, err = image.Open(image.Config{
-		Root:       filepath.Join(c.Root, "images"),
-		Layers:     n.layers,
-		Lazy:       lazily,
-		Registries: registries(c.Image),
-
-		Policy:            policy(c.Image),
-		Keys:              crypt.Keys{Dir: c.Image.DecryptionKeys},
-		ShortNameRegistry: c.Image.ShortNameRegistry,
-		KeepBlobs:         c.Image.KeepBlobs,
-		Pinned:            c.Image.Pinned,
-		HighWater:         c.Image.GCHighWater,
-		LowWater:          c.Image.GCLowWater,
-		Log:               n.log,
-	})
-	if err != nil {
+	if err := n.startImages(lazily, garbage); err != nil {
 		return err
 	}
-	n.closers = append(n.closers, n.images.Close)
-	garbage.Start(n.images.GC, n.log)
-	n.closers = append(n.closers, garbage.Close)
-
 	if err := n.startNetwork(ctx); err != nil {
 		return err
 	}
@@ -131,12 +111,41 @@ func (n *node) start(ctx context.Context, records *state.Records, respawn []stri
 	if err := lazily.Keep(ctx, n.startLazy); err != nil {
 		n.log.Error("layers that were pulled lazily may be lost with their process", "error", err)
 	}
-	deps := pod.Deps{
-		Shim: n.shim, Images: n.images, Snapshots: layers.NewRoots(n.layers, n.images, garbage.Poke), Network: n.network, Starting: n.starting(),
-		Log: n.log,
+	return n.startPods(ctx, records, layers.NewRoots(n.layers, n.images, garbage.Poke))
+}
+
+func (n *node) startImages(lazily *layers.Lazy, garbage *image.Collector) (err error) {
+	c := n.config.Image
+	n.images, err = image.Open(image.Config{
+		Root:       filepath.Join(n.config.Root, "images"),
+		Layers:     n.layers,
+		Lazy:       lazily,
+		Registries: registries(c),
+
+		Policy:            policy(c),
+		Keys:              crypt.Keys{Dir: c.DecryptionKeys},
+		ShortNameRegistry: c.ShortNameRegistry,
+		KeepBlobs:         c.KeepBlobs,
+		Pinned:            c.Pinned,
+		HighWater:         c.GCHighWater,
+		LowWater:          c.GCLowWater,
+		Log:               n.log,
+	})
+	if err != nil {
+		return err
 	}
+	n.closers = append(n.closers, n.images.Close)
+	garbage.Start(n.images.GC, n.log)
+	n.closers = append(n.closers, garbage.Close)
+	return nil
+}
+
+func (n *node) startPods(ctx context.Context, records *state.Records, roots *layers.Roots) error {
+	c := n.config
+	deps := pod.Deps{Shim: n.shim, Images: n.images, Snapshots: roots, Network: n.network, Starting: n.starting(), Log: n.log}
 	var plugins *nri.Plugins
 	if c.NRI.Enabled {
+		var err error
 		plugins, err = nri.New(nri.Config{
 			Socket: c.NRI.Socket, PluginDir: c.NRI.PluginDir, PluginConfigDir: c.NRI.PluginConfigDir,
 			Version: version.Number(), Log: n.log,

@@ -42,99 +42,127 @@ func (cs *Containers) Start(ctx context.Context, id string) error {
 	}))
 }
 
+// starting is one start of a container.
+type starting struct {
+	*Containers
+	e     *state.ContainerEntry
+	rec   *state.ContainerRecord // as it was before
+	pod   *state.PodEntry
+	begin time.Time
+	watch state.Stopwatch
+}
+
 func (cs *Containers) startContainer(ctx context.Context, e *state.ContainerEntry) error {
-	rec := e.Get()
-	if rec.Phase != state.ContainerCreated {
-		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created container can be started", rec.Phase)
+	s := &starting{Containers: cs, e: e, rec: e.Get(), begin: time.Now()}
+	if s.rec.Phase != state.ContainerCreated {
+		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created container can be started", s.rec.Phase)
 	}
-	begin := time.Now()
-	var watch state.Stopwatch
-	stage := func(point fault.Point) error {
-		cs.Log.Debug("container starting", "id", e.ID, "stage", point, "after", time.Since(begin))
-		return cs.FaultAt(ctx, point)
+	if s.pod = cs.Pods.Exact(s.rec.PodID); s.pod == nil {
+		return errdefs.Errorf(errdefs.ErrPrecondition, "its pod %s is gone", s.rec.PodID)
 	}
-	p := cs.Pods.Exact(rec.PodID)
-	if p == nil {
-		return errdefs.Errorf(errdefs.ErrPrecondition, "its pod %s is gone", rec.PodID)
-	}
-	if err := e.Update(func(r *state.ContainerRecord) { r.Phase, r.StartedAt = state.ContainerStarting, begin }); err != nil {
+	if err := e.Update(func(r *state.ContainerRecord) { r.Phase, r.StartedAt = state.ContainerStarting, s.begin }); err != nil {
 		return cs.Reserve.Explain(err)
 	}
-	// Looked at after the container has shown itself: a pod that stops now waits
-	// for our turn.
-	if err := p.Get().MustBeReady(); err != nil {
+	if err := s.check(); err != nil {
 		return errors.Join(err, cs.unstart(e))
 	}
-	if err := cs.targetStillRuns(&rec.Config); err != nil {
-		return errors.Join(err, cs.unstart(e))
-	}
-	if rec.Checkpoint != "" {
-		// Someone may have had hands on it since the container was made.
-		if err := checkpoint.CheckImages(rec.Checkpoint); err != nil {
-			return errors.Join(err, cs.unstart(e))
-		}
-	}
-	if err := stage(faultStartRecorded); err != nil {
+	if err := s.run(ctx); err != nil {
 		return cs.startFailed(ctx, e, err)
 	}
-	if err := cs.Notify.Container(ctx, plugins.ContainerStarts, e); err != nil {
-		return cs.startFailed(ctx, e, err)
+	return cs.Notify.Container(ctx, plugins.ContainerStarted, e)
+}
+
+// check says whether the container can be started. It runs after the container's record says that
+// it starts: a pod that stops now waits for our turn.
+func (s *starting) check() error {
+	if err := s.pod.Get().MustBeReady(); err != nil {
+		return err
 	}
-	handler, err := cs.Handlers.Of(&p.Get().Config)
+	if err := s.targetStillRuns(&s.rec.Config); err != nil {
+		return err
+	}
+	if s.rec.Checkpoint == "" {
+		return nil
+	}
+	return checkpoint.CheckImages(s.rec.Checkpoint) // the files may have changed since the container was made
+}
+
+func (s *starting) stage(ctx context.Context, point fault.Point) error {
+	s.Log.Debug("container starting", "id", s.e.ID, "stage", point, "after", time.Since(s.begin))
+	return s.FaultAt(ctx, point)
+}
+
+// run has the shim start the container, and records that it runs.
+func (s *starting) run(ctx context.Context) error {
+	if err := s.stage(ctx, faultStartRecorded); err != nil {
+		return err
+	}
+	if err := s.Notify.Container(ctx, plugins.ContainerStarts, s.e); err != nil {
+		return err
+	}
+	create, err := s.request()
 	if err != nil {
-		return cs.startFailed(ctx, e, err)
+		return err
 	}
-	create := client.CreateRequest{
-		PodID: rec.PodID, ID: e.ID, Bundle: cs.Dirs.Containers().Of(e.ID), Handler: handler.Runtime,
-		Terminal: rec.Config.TTY, Stdin: rec.Config.Stdin, StdinOnce: rec.Config.StdinOnce,
-		LogPath: rec.LogPath, LogDirectory: p.Get().Config.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: rec.Checkpoint,
-	}
-	recorded := watch.Step("record the start", begin)
-	launch := func() (pid int, err error) {
-		if pid, err = cs.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
-			// The last daemon began this start, and the shim had not finished it when this daemon
-			// asked what it has.
-			if err = cs.Exits.End(ctx, rec.PodID, e.ID); err == nil {
-				pid, err = cs.Shim.Create(ctx, create)
-			}
-		}
-		if err != nil {
-			return 0, err
-		}
-		created := watch.Step("make process (shim and engine)", recorded)
-		if err := stage(faultStartCreated); err != nil {
-			return 0, err
-		}
-		if err := cs.Shim.StartContainer(ctx, rec.PodID, e.ID); err != nil {
-			return 0, err
-		}
-		watch.Step("execute program", created)
-		return pid, nil
-	}
+	recorded := s.watch.Step("record the start", s.begin)
+	launch := func() (int, error) { return s.launch(ctx, create, recorded) }
 	pid, err := launch()
 	if errors.Is(err, client.ErrUnavailable) && ctx.Err() == nil {
-		pid, err = cs.relaunch(ctx, e, err, launch)
+		pid, err = s.relaunch(ctx, s.e, err, launch)
 	}
 	if err != nil {
-		return cs.startFailed(ctx, e, err)
+		return err
 	}
-	if err := cs.renamePod(p, rec); err != nil {
-		return cs.startFailed(ctx, e, err)
+	if err := s.renamePod(s.pod, s.rec); err != nil {
+		return err
 	}
-	if err := stage(faultStartStarted); err != nil {
-		return cs.startFailed(ctx, e, err)
+	if err := s.stage(ctx, faultStartStarted); err != nil {
+		return err
 	}
-	err = e.Update(func(r *state.ContainerRecord) {
-		r.Steps = watch.All(r.Steps)
+	return s.e.Update(func(r *state.ContainerRecord) {
+		r.Steps = s.watch.All(r.Steps)
 		// Its end may have been noted already.
 		if r.Phase == state.ContainerStarting {
 			r.Phase, r.Pid = state.ContainerRunning, pid
 		}
 	})
+}
+
+// request is what the shim is asked to make.
+func (s *starting) request() (client.CreateRequest, error) {
+	pod := &s.pod.Get().Config
+	handler, err := s.Handlers.Of(pod)
 	if err != nil {
-		return cs.startFailed(ctx, e, err)
+		return client.CreateRequest{}, err
 	}
-	return cs.Notify.Container(ctx, plugins.ContainerStarted, e)
+	return client.CreateRequest{
+		PodID: s.rec.PodID, ID: s.e.ID, Bundle: s.Dirs.Containers().Of(s.e.ID), Handler: handler.Runtime,
+		Terminal: s.rec.Config.TTY, Stdin: s.rec.Config.Stdin, StdinOnce: s.rec.Config.StdinOnce,
+		LogPath: s.rec.LogPath, LogDirectory: pod.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: s.rec.Checkpoint,
+	}, nil
+}
+
+// launch makes the container's process and releases it.
+func (s *starting) launch(ctx context.Context, create client.CreateRequest, recorded time.Time) (pid int, err error) {
+	if pid, err = s.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
+		// The last daemon began this start, and the shim had not finished it when this daemon
+		// asked what it has.
+		if err = s.Exits.End(ctx, create.PodID, create.ID); err == nil {
+			pid, err = s.Shim.Create(ctx, create)
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	created := s.watch.Step("make process (shim and engine)", recorded)
+	if err := s.stage(ctx, faultStartCreated); err != nil {
+		return 0, err
+	}
+	if err := s.Shim.StartContainer(ctx, create.PodID, create.ID); err != nil {
+		return 0, err
+	}
+	s.watch.Step("execute program", created)
+	return pid, nil
 }
 
 // relaunch continues a start that was interrupted by the shim's death. The next shim knows how far

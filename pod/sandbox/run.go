@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/pod/failure"
 	"github.com/coracle-project/coracle/pod/idmaps"
 	"github.com/coracle-project/coracle/pod/life"
+	"github.com/coracle-project/coracle/pod/mac"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
@@ -82,12 +83,8 @@ func (ps *Pods) makePod(ctx context.Context, e *state.PodEntry) error {
 	if err := ps.Dirs.Pods().Make(e.ID); err != nil {
 		return err
 	}
-	labels, err := ps.SELinux.Pod(&e.Get().Config)
+	labels, err := ps.recordLabels(e)
 	if err != nil {
-		return err
-	}
-	if err := e.Update(func(r *state.PodRecord) { r.Labels = labels }); err != nil {
-		ps.SELinux.Release(labels)
 		return err
 	}
 	if err := stage(faultRunRecorded); err != nil {
@@ -129,13 +126,7 @@ func (ps *Pods) makePod(ctx context.Context, e *state.PodEntry) error {
 		return err
 	}
 	connected := time.Now()
-	if err := ps.writeNetworkFiles(e.ID, c, hostname, net); err != nil {
-		return err
-	}
-	if err := ps.givePodFiles(e.ID, c); err != nil {
-		return err
-	}
-	if err := ps.labelPodFiles(e.ID, c, labels); err != nil {
+	if err := ps.finishPodFiles(e.ID, c, hostname, net, labels); err != nil {
 		return err
 	}
 	watch.Step("write hosts and resolv.conf", connected)
@@ -158,6 +149,30 @@ func (ps *Pods) makePod(ctx context.Context, e *state.PodEntry) error {
 		ps.Log.Warn("fault after the pod was ready", "id", e.ID, "err", err)
 	}
 	return nil
+}
+
+// recordLabels records the pod's SELinux labels, before anything has them.
+func (ps *Pods) recordLabels(e *state.PodEntry) (mac.Labels, error) {
+	labels, err := ps.SELinux.Pod(&e.Get().Config)
+	if err != nil {
+		return mac.Labels{}, err
+	}
+	if err := e.Update(func(r *state.PodRecord) { r.Labels = labels }); err != nil {
+		ps.SELinux.Release(labels)
+		return mac.Labels{}, err
+	}
+	return labels, nil
+}
+
+// finishPodFiles writes the files that name the pod's addresses, and makes all its files the pod's.
+func (ps *Pods) finishPodFiles(id string, c *podconfig.Pod, hostname string, net network.Result, labels mac.Labels) error {
+	if err := ps.writeNetworkFiles(id, c, hostname, net); err != nil {
+		return err
+	}
+	if err := ps.givePodFiles(id, c); err != nil {
+		return err
+	}
+	return ps.labelPodFiles(id, c, labels)
 }
 
 // pinNamespaces makes those namespaces that the pod does not share with the host.
