@@ -48,13 +48,8 @@ func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec 
 	if known.never && held["pid"] == nil || noFile && known.nothing && len(held) == 0 {
 		return rec, errNeverRan
 	}
-	if known.process != nil && (rec.Process == nil || *rec.Process != *known.process) && (rec.Process == nil || rec.Process.Exit == nil) {
-		rec.Process = known.process
-	}
-	if rec.Process == nil {
-		if rec.Process, err = processOf(held["pid"]); err != nil {
-			return rec, err
-		}
+	if err := findProcess(&rec, known.process, held["pid"]); err != nil {
+		return rec, err
 	}
 	if rec.Process == nil {
 		return rec, fmt.Errorf("%w; neither the engine nor the keeper knows its process", cause)
@@ -77,6 +72,17 @@ func (s *Service) reconstruct(ctx context.Context, id string, cause error) (rec 
 		s.log.Error("cannot write the record", "container", id, "err", err)
 	}
 	return rec, nil
+}
+
+// findProcess completes a record's process with the one that the engine knows, or the keeper's.
+func findProcess(rec *record, engine *processRecord, keeper *os.File) (err error) {
+	if engine != nil && (rec.Process == nil || *rec.Process != *engine && rec.Process.Exit == nil) {
+		rec.Process = engine
+	}
+	if rec.Process == nil {
+		rec.Process, err = processOf(keeper)
+	}
+	return err
 }
 
 // remembered returns what the files of a container say, without its record. noFile: there are none.

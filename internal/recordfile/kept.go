@@ -115,13 +115,7 @@ func unknown(data []byte, t reflect.Type) *Kept {
 			}
 			continue
 		}
-		// Package json ignores the case of names, so such a name is known.
-		known := ""
-		for field := range fields {
-			if field == name || known == "" && strings.EqualFold(field, name) {
-				known = field
-			}
-		}
+		known := fieldNamed(fields, name)
 		if known == "" {
 			k.fields[name] = value
 		} else if below := unknown(value, fields[known]); below != nil {
@@ -132,6 +126,17 @@ func unknown(data []byte, t reflect.Type) *Kept {
 		return nil
 	}
 	return k
+}
+
+// fieldNamed returns the field that a name is decoded into, "" if there is none. Package json
+// ignores the case of names.
+func fieldNamed(fields map[string]reflect.Type, name string) (known string) {
+	for field := range fields {
+		if field == name || known == "" && strings.EqualFold(field, name) {
+			known = field
+		}
+	}
+	return known
 }
 
 func hasFold(object map[string]json.RawMessage, name string) bool {

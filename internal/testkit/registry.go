@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -62,25 +62,8 @@ func NewRegistry(dir string, o RegistryOptions) (*Registry, error) {
 			return nil, err
 		}
 	}
-	var c strings.Builder
-	fmt.Fprintf(&c, "version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\n")
-	fmt.Fprintf(&c, "storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}\n", filepath.Join(dir, "data"))
-	fmt.Fprintf(&c, "http:\n  addr: %q\n", o.Addr)
-	if o.Cert != "" {
-		fmt.Fprintf(&c, "  tls: {certificate: %q, key: %q", o.Cert, o.Key)
-		if o.ClientCA != "" {
-			fmt.Fprintf(&c, ", clientcas: [%q]", o.ClientCA)
-		}
-		fmt.Fprintf(&c, "}\n")
-	}
-	if s := o.Tokens; s != nil {
-		fmt.Fprintf(&c, "auth: {token: {realm: %q, service: %q, issuer: %q, rootcertbundle: %q}}\n", s.Realm, s.Service, s.Issuer, s.Cert)
-	}
-	if o.Htpasswd != "" {
-		fmt.Fprintf(&c, "auth: {htpasswd: {realm: test, path: %q}}\n", o.Htpasswd)
-	}
 	config := filepath.Join(dir, "registry.yml")
-	if err := os.WriteFile(config, []byte(c.String()), 0o600); err != nil {
+	if err := os.WriteFile(config, o.config(dir), 0o600); err != nil {
 		return nil, err
 	}
 	logPath := filepath.Join(dir, "registry.log")
@@ -134,6 +117,28 @@ func NewRegistry(dir string, o RegistryOptions) (*Registry, error) {
 		out, _ := os.ReadFile(logPath)
 		return nil, fmt.Errorf("registry on %s: %w\n%s", o.Addr, err, out)
 	}
+}
+
+// config is the configuration file of a registry that keeps its data below dir.
+func (o RegistryOptions) config(dir string) []byte {
+	var c bytes.Buffer
+	fmt.Fprintf(&c, "version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\n")
+	fmt.Fprintf(&c, "storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}\n", filepath.Join(dir, "data"))
+	fmt.Fprintf(&c, "http:\n  addr: %q\n", o.Addr)
+	if o.Cert != "" {
+		fmt.Fprintf(&c, "  tls: {certificate: %q, key: %q", o.Cert, o.Key)
+		if o.ClientCA != "" {
+			fmt.Fprintf(&c, ", clientcas: [%q]", o.ClientCA)
+		}
+		fmt.Fprintf(&c, "}\n")
+	}
+	if s := o.Tokens; s != nil {
+		fmt.Fprintf(&c, "auth: {token: {realm: %q, service: %q, issuer: %q, rootcertbundle: %q}}\n", s.Realm, s.Service, s.Issuer, s.Cert)
+	}
+	if o.Htpasswd != "" {
+		fmt.Fprintf(&c, "auth: {htpasswd: {realm: test, path: %q}}\n", o.Htpasswd)
+	}
+	return c.Bytes()
 }
 
 // Close ends the registry.

@@ -70,23 +70,29 @@ func (d describer) value(name string, v reflect.Value) string {
 	case reflect.String:
 		return quoted(v.String())
 	case reflect.Uint64:
-		switch v.Type() {
-		case reflect.TypeFor[CapSet]():
-			return strings.Join(CapSet(v.Uint()).Names(), ",")
-		case reflect.TypeFor[Attrs]():
-			if v.Uint()&unix.MOUNT_ATTR__ATIME == unix.MOUNT_ATTR__ATIME {
-				return join("atime-mode", Attrs(v.Uint()&^unix.MOUNT_ATTR__ATIME).String())
-			}
-			return Attrs(v.Uint()).String()
-		case reflect.TypeFor[Namespaces]():
-			return strings.Join(Namespaces(v.Uint()).Names(), ",")
-		}
+		return flags(v)
 	case reflect.Uintptr:
 		return MountFlags(uintptr(v.Uint()))
 	case reflect.Uint32:
 		if name == "Mode" || name == "Mask" || name == "Type" { // of files
 			return fmt.Sprintf("%#o", v.Uint())
 		}
+	}
+	return fmt.Sprint(v)
+}
+
+// flags names the bits of a field.
+func flags(v reflect.Value) string {
+	switch v.Type() {
+	case reflect.TypeFor[CapSet]():
+		return strings.Join(CapSet(v.Uint()).Names(), ",")
+	case reflect.TypeFor[Attrs]():
+		if v.Uint()&unix.MOUNT_ATTR__ATIME == unix.MOUNT_ATTR__ATIME {
+			return join("atime-mode", Attrs(v.Uint()&^unix.MOUNT_ATTR__ATIME).String())
+		}
+		return Attrs(v.Uint()).String()
+	case reflect.TypeFor[Namespaces]():
+		return strings.Join(Namespaces(v.Uint()).Names(), ",")
 	}
 	return fmt.Sprint(v)
 }

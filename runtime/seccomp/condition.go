@@ -71,6 +71,11 @@ func (k *known) outcome(t test) verdict {
 			return no // another value under the same mask
 		}
 	}
+	return t.within(lowest, highest)
+}
+
+// within is the outcome of a test of a word that is in a range.
+func (t test) within(lowest, highest uint32) verdict {
 	switch t.op {
 	case isEqual:
 		if t.value < lowest || t.value > highest {

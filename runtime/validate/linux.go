@@ -31,15 +31,11 @@ func checkLinux(spec *specs.Spec) error {
 	if err := checkTime(l, has[specs.TimeNamespace]); err != nil {
 		return err
 	}
-	for i, p := range l.MaskedPaths {
-		if !filepath.IsAbs(p) || hasZero(p) {
-			return invalid(fmt.Sprintf("linux.maskedPaths[%d]", i), "%q is not an absolute path", p)
-		}
+	if err := checkPaths("linux.maskedPaths", l.MaskedPaths); err != nil {
+		return err
 	}
-	for i, p := range l.ReadonlyPaths {
-		if !filepath.IsAbs(p) || hasZero(p) {
-			return invalid(fmt.Sprintf("linux.readonlyPaths[%d]", i), "%q is not an absolute path", p)
-		}
+	if err := checkPaths("linux.readonlyPaths", l.ReadonlyPaths); err != nil {
+		return err
 	}
 	for i := range l.Devices {
 		if err := checkDevice(i, &l.Devices[i]); err != nil {
@@ -62,13 +58,8 @@ func checkLinux(spec *specs.Spec) error {
 		return invalid("linux.rootfsPropagation", "%q is unknown, use private, slave, shared or unbindable, or one of them with an r before it",
 			l.RootfsPropagation)
 	}
-	if p := l.Personality; p != nil {
-		if p.Domain != specs.PerLinux && p.Domain != specs.PerLinux32 {
-			return invalid("linux.personality.domain", "%q is unknown, use LINUX or LINUX32", p.Domain)
-		}
-		if len(p.Flags) > 0 {
-			return invalid("linux.personality.flags", "%q is unknown, the specification has no flags; remove it", p.Flags)
-		}
+	if err := checkPersonality(l.Personality); err != nil {
+		return err
 	}
 	if err := checkRdt(l.IntelRdt); err != nil {
 		return err
@@ -80,6 +71,26 @@ func checkLinux(spec *specs.Spec) error {
 		return err
 	}
 	return Resources(l.Resources)
+}
+
+func checkPaths(field string, paths []string) error {
+	for i, p := range paths {
+		if !filepath.IsAbs(p) || hasZero(p) {
+			return invalid(fmt.Sprintf("%s[%d]", field, i), "%q is not an absolute path", p)
+		}
+	}
+	return nil
+}
+
+func checkPersonality(p *specs.LinuxPersonality) error {
+	switch {
+	case p == nil:
+	case p.Domain != specs.PerLinux && p.Domain != specs.PerLinux32:
+		return invalid("linux.personality.domain", "%q is unknown, use LINUX or LINUX32", p.Domain)
+	case len(p.Flags) > 0:
+		return invalid("linux.personality.flags", "%q is unknown, the specification has no flags; remove it", p.Flags)
+	}
+	return nil
 }
 
 var propagations = []string{"", "private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable"}

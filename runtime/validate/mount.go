@@ -45,7 +45,7 @@ func checkMount(i int, m *specs.Mount) error {
 	if m.Destination == "" {
 		return bad("destination", "is empty, give an absolute path in the container")
 	}
-	if hasZero(m.Destination) || hasZero(m.Source) || hasZero(m.Type) {
+	if slices.ContainsFunc([]string{m.Destination, m.Source, m.Type}, hasZero) {
 		f := fmt.Sprintf("mounts[%d].", i)
 		return texts{{f + "destination", m.Destination}, {f + "source", m.Source}, {f + "type", m.Type}}.check()
 	}
@@ -69,28 +69,32 @@ func checkMount(i int, m *specs.Mount) error {
 		}
 	}
 	target := path.Clean("/" + m.Destination)
-	switch {
-	case target == "/proc" && !bind && m.Type != "proc":
+	if target == "/proc" && !bind && m.Type != "proc" {
 		return bad("type", "%q is at /proc and not of type proc, mount it elsewhere", m.Type)
-	case strings.HasPrefix(target, "/proc/") && !coverable[target]:
+	}
+	if strings.HasPrefix(target, "/proc/") && !coverable[target] {
 		return bad("destination", "%q is inside /proc, mount it elsewhere", m.Destination)
 	}
-	if len(m.UIDMappings)+len(m.GIDMappings) == 0 {
-		return nil
-	}
+	return checkIDMappings(i, m, bind)
+}
+
+func checkIDMappings(i int, m *specs.Mount, bind bool) error {
+	field := fmt.Sprintf("mounts[%d].uidMappings", i)
+	other := fmt.Sprintf("mounts[%d].gidMappings", i)
 	switch {
+	case len(m.UIDMappings)+len(m.GIDMappings) == 0:
+		return nil
 	case !bind:
-		return bad("uidMappings", "of a mount of type %q, only bind mounts can have id mappings", m.Type)
+		return invalid(field, "of a mount of type %q, only bind mounts can have id mappings", m.Type)
 	case len(m.UIDMappings) == 0:
-		return bad("uidMappings", "is missing, gidMappings does not do without it")
+		return invalid(field, "is missing, gidMappings does not do without it")
 	case len(m.GIDMappings) == 0:
-		return bad("gidMappings", "is missing, uidMappings does not do without it")
+		return invalid(other, "is missing, uidMappings does not do without it")
 	}
-	f := fmt.Sprintf("mounts[%d]", i)
-	if err := checkMappings(f+".uidMappings", m.UIDMappings); err != nil {
+	if err := checkMappings(field, m.UIDMappings); err != nil {
 		return err
 	}
-	return checkMappings(f+".gidMappings", m.GIDMappings)
+	return checkMappings(other, m.GIDMappings)
 }
 
 func hasZero(s string) bool { return strings.IndexByte(s, 0) >= 0 }

@@ -37,26 +37,45 @@ func Resources(r *specs.LinuxResources) error {
 			return invalid(fmt.Sprintf("linux.resources.hugepageLimits[%d].pageSize", i), "%q is no size of pages, write it like 2MB", h.Pagesize)
 		}
 	}
-	if n := r.Network; n != nil {
-		for i, p := range n.Priorities {
-			if !isInterface(p.Name) {
-				return invalid(fmt.Sprintf("linux.resources.network.priorities[%d].name", i), "%q is no name of a network interface", p.Name)
-			}
+	if err := checkPriorities(r.Network); err != nil {
+		return err
+	}
+	if err := checkRdma(r.Rdma); err != nil {
+		return err
+	}
+	return checkUnified(r.Unified)
+}
+
+func checkPriorities(n *specs.LinuxNetwork) error {
+	if n == nil {
+		return nil
+	}
+	for i, p := range n.Priorities {
+		if !isInterface(p.Name) {
+			return invalid(fmt.Sprintf("linux.resources.network.priorities[%d].name", i), "%q is no name of a network interface", p.Name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.Rdma)) {
+	return nil
+}
+
+func checkRdma(limits map[string]specs.LinuxRdma) error {
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		if name == "" || strings.ContainsAny(name, " \t\n/\x00") {
 			return invalid("linux.resources.rdma", "%q is no name of a device, write it like mlx5_1", name)
 		}
-		if limit := r.Rdma[name]; limit.HcaHandles == nil && limit.HcaObjects == nil {
+		if limit := limits[name]; limit.HcaHandles == nil && limit.HcaObjects == nil {
 			return invalid("linux.resources.rdma."+name, "has no limit, set hcaHandles or hcaObjects")
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.Unified)) {
+	return nil
+}
+
+func checkUnified(files map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 			return invalid("linux.resources.unified", "%q is no file of a cgroup, write it like memory.high", name)
 		}
-		if err := checkText("linux.resources.unified."+name, r.Unified[name]); err != nil {
+		if err := checkText("linux.resources.unified."+name, files[name]); err != nil {
 			return err
 		}
 	}

@@ -315,7 +315,6 @@ func (e *Document) resourceDangers(spec *specs.Spec) {
 }
 
 func (e *Document) deviceRuleDangers(rules []specs.LinuxDeviceCgroup) {
-	any := func(n *int64) bool { return n == nil || *n < 0 }
 	for i, d := range rules {
 		if !d.Allow {
 			continue
@@ -323,7 +322,7 @@ func (e *Document) deviceRuleDangers(rules []specs.LinuxDeviceCgroup) {
 		field := fmt.Sprintf("linux.resources.devices[%d]", i)
 		opens := strings.ContainsAny(d.Access, "rw")
 		switch {
-		case (d.Type == "" || d.Type == "a") && any(d.Major) && any(d.Minor) && opens:
+		case ofAllDevices(d) && opens:
 			e.warn(high, field, "it allows all devices ("+deviceRule(d)+")",
 				"with CAP_MKNOD the program makes any disk's device node and reads or writes it", "allow the devices that are needed by number")
 		case d.Type == "b" && opens:
@@ -333,11 +332,15 @@ func (e *Document) deviceRuleDangers(rules []specs.LinuxDeviceCgroup) {
 			e.warn(high, field, "it allows physical memory ("+deviceRule(d)+")", "the program reads and writes the kernel", "leave it out")
 		}
 	}
-	if rules == nil || !slices.ContainsFunc(rules, func(d specs.LinuxDeviceCgroup) bool {
-		return !d.Allow && (d.Type == "" || d.Type == "a") && any(d.Major) && any(d.Minor)
-	}) {
+	if !slices.ContainsFunc(rules, func(d specs.LinuxDeviceCgroup) bool { return !d.Allow && ofAllDevices(d) }) {
 		e.warn(medium, "linux.resources.devices", "nothing denies devices that are not listed",
 			"with CAP_MKNOD the program makes device nodes of the host's disks and opens them",
 			`begin the list with {"allow": false, "access": "rwm"}`)
 	}
+}
+
+// ofAllDevices says whether a rule is of devices of all types and numbers.
+func ofAllDevices(d specs.LinuxDeviceCgroup) bool {
+	any := func(n *int64) bool { return n == nil || *n < 0 }
+	return (d.Type == "" || d.Type == "a") && any(d.Major) && any(d.Minor)
 }

@@ -65,23 +65,7 @@ func (e *Document) Write(out io.Writer) error {
 	t.section("kernel")
 	t.settings(e.Kernel)
 	e.Process.write(&t)
-	t.section("seccomp")
-	if s := e.Seccomp; s == nil {
-		t.row("none")
-	} else {
-		t.row("default", s.Default)
-		t.row("instructions", fmt.Sprint(s.Instructions))
-		if len(s.Flags) > 0 {
-			t.row("flags", strings.Join(s.Flags, " "))
-		}
-		if s.Listener != "" {
-			t.row("listener", s.Listener)
-		}
-		for _, a := range s.Archs {
-			t.row(string(a.Arch), fmt.Sprintf("%d calls allowed, %d by arguments, %d denied", a.Allowed, a.Conditional, a.Denied))
-		}
-	}
-
+	e.Seccomp.write(&t)
 	t.section("hooks")
 	for _, h := range e.Hooks {
 		t.row(h.When, strings.Join(append([]string{h.Path}, h.Args[min(1, len(h.Args)):]...), " "))
@@ -94,6 +78,25 @@ func (e *Document) Write(out io.Writer) error {
 	}
 	t.end()
 	return t.err
+}
+
+func (s *Seccomp) write(t *table) {
+	t.section("seccomp")
+	if s == nil {
+		t.row("none")
+		return
+	}
+	t.row("default", s.Default)
+	t.row("instructions", fmt.Sprint(s.Instructions))
+	if len(s.Flags) > 0 {
+		t.row("flags", strings.Join(s.Flags, " "))
+	}
+	if s.Listener != "" {
+		t.row("listener", s.Listener)
+	}
+	for _, a := range s.Archs {
+		t.row(string(a.Arch), fmt.Sprintf("%d calls allowed, %d by arguments, %d denied", a.Allowed, a.Conditional, a.Denied))
+	}
 }
 
 func (p *Process) write(t *table) {

@@ -120,15 +120,8 @@ func (d *driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolume
 func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	id, at, capability := req.GetVolumeId(), req.GetTargetPath(), req.GetVolumeCapability()
 	inline := req.GetVolumeContext()[inlineKey] == "true"
-	switch {
-	case id == "":
-		return nil, missing("volume_id")
-	case at == "":
-		return nil, missing("target_path")
-	case capability == nil:
-		return nil, missing("volume_capability")
-	case req.GetStagingTargetPath() == "" && !inline:
-		return nil, missing("staging_target_path")
+	if err := checkPublish(req, inline); err != nil {
+		return nil, err
 	}
 	release, err := d.busy.take(id)
 	if err != nil {
@@ -160,15 +153,8 @@ func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 		if err := d.checkAttached(v, req.GetPublishContext()); err != nil {
 			return nil, err
 		}
-		is, err = mounted(req.GetStagingTargetPath())
-		if err == nil && !is {
-			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s", id, req.GetStagingTargetPath())
-		}
-		if err == nil {
-			err = os.MkdirAll(at, 0o750)
-		}
-		if err == nil {
-			err = bind(req.GetStagingTargetPath(), at, req.GetReadonly())
+		if err = publishStaged(id, req.GetStagingTargetPath(), at, req.GetReadonly()); status.Code(err) == codes.FailedPrecondition {
+			return nil, err
 		}
 	}
 	if err == nil && capability.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
@@ -178,6 +164,36 @@ func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 		err = giveGroup(at, group)
 	}
 	return &csi.NodePublishVolumeResponse{}, internal(err)
+}
+
+// checkPublish finds fields that are missing.
+func checkPublish(req *csi.NodePublishVolumeRequest, inline bool) error {
+	switch {
+	case req.GetVolumeId() == "":
+		return missing("volume_id")
+	case req.GetTargetPath() == "":
+		return missing("target_path")
+	case req.GetVolumeCapability() == nil:
+		return missing("volume_capability")
+	case req.GetStagingTargetPath() == "" && !inline:
+		return missing("staging_target_path")
+	}
+	return nil
+}
+
+// publishStaged shows a volume that is staged.
+func publishStaged(id, staging, at string, readonly bool) error {
+	is, err := mounted(staging)
+	if err != nil {
+		return err
+	}
+	if !is {
+		return status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s", id, staging)
+	}
+	if err := os.MkdirAll(at, 0o750); err != nil {
+		return err
+	}
+	return bind(staging, at, readonly)
 }
 
 // onlyOne takes the volume away again if it is published for another pod.

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -107,18 +108,7 @@ func hold(f *os.File) {
 }
 
 func look(dir string, root *syscall.Stat_t, buf []byte) {
-	if mem, err := os.OpenFile(dir+"/mem", os.O_RDWR, 0); err == nil {
-		// One that executed /proc/self/exe is a starter without a plan: it has zeros there.
-		if n, _ := mem.ReadAt(buf, planBase); len(bytes.Trim(buf[:n], "\x00")) > 0 {
-			report("memory")
-			if i := bytes.Index(buf[:n], []byte("SECRET-OF-ANOTHER")); i >= 0 {
-				report("secret")
-			}
-			// A plan is the business of the one child that has it.
-			_, _ = mem.WriteAt(bytes.Repeat([]byte{0xff}, 1<<10), planBase+(8<<10))
-		}
-		mem.Close()
-	}
+	lookInMemory(dir, buf)
 	for _, link := range []string{"/root", "/cwd"} {
 		var st syscall.Stat_t
 		if err := syscall.Stat(dir+link, &st); err == nil && link == "/root" && (st.Dev != root.Dev || st.Ino != root.Ino) {
@@ -140,14 +130,37 @@ func look(dir string, root *syscall.Stat_t, buf []byte) {
 	}
 	fds, _ := os.ReadDir(dir + "/fd")
 	for _, fd := range fds {
-		to, err := os.Readlink(dir + "/fd/" + fd.Name())
-		// A container's /dev/null is "/null" if its mounts go while the kernel reads the link.
-		if err != nil || to == "/null" || strings.HasPrefix(to, "pipe:") || strings.HasPrefix(to, "socket:") || strings.HasPrefix(to, "/dev/") ||
-			strings.HasPrefix(to, "/proc") || strings.HasPrefix(to, "anon_inode:") {
-			continue
+		if to, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil && !harmless(to) {
+			report("descriptor %s %s", fd.Name(), to)
 		}
-		report("descriptor %s %s", fd.Name(), to)
 	}
+}
+
+// lookInMemory searches a process for a plan, and spoils it.
+func lookInMemory(dir string, buf []byte) {
+	mem, err := os.OpenFile(dir+"/mem", os.O_RDWR, 0)
+	if err != nil {
+		return
+	}
+	defer mem.Close()
+	// One that executed /proc/self/exe is a starter without a plan: it has zeros there.
+	n, _ := mem.ReadAt(buf, planBase)
+	if len(bytes.Trim(buf[:n], "\x00")) == 0 {
+		return
+	}
+	report("memory")
+	if i := bytes.Index(buf[:n], []byte("SECRET-OF-ANOTHER")); i >= 0 {
+		report("secret")
+	}
+	// A plan is the business of the one child that has it.
+	_, _ = mem.WriteAt(bytes.Repeat([]byte{0xff}, 1<<10), planBase+(8<<10))
+}
+
+// harmless says whether a container may have a descriptor of such a file. Its /dev/null is "/null"
+// if its mounts go while the kernel reads the link.
+func harmless(file string) bool {
+	return file == "/null" || slices.ContainsFunc([]string{"pipe:", "socket:", "/dev/", "/proc", "anon_inode:"},
+		func(prefix string) bool { return strings.HasPrefix(file, prefix) })
 }
 
 // exchange swaps two names as fast as it can.
