@@ -18,6 +18,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	rbacinformers "k8s.io/client-go/informers/rbac/v1"
 	"k8s.io/client-go/kubernetes"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	rbacclient "k8s.io/client-go/kubernetes/typed/rbac/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
@@ -136,73 +138,93 @@ func seen(store cache.Store, obj runtime.Object) bool {
 // ensureRoles makes the built-in roles and bindings, or adds what they lack, and tells made of
 // each.
 func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.Interface, o Options, made func(runtime.Object)) {
-	rbac, namespaces := client.RbacV1(), client.CoreV1().Namespaces()
+	e := &ensuring{work: work, rbac: client.RbacV1(), namespaces: client.CoreV1().Namespaces(), made: made}
 	// Most of them have no namespace. Two lists tell what some 140 requests would.
-	knownRoles, err := rbac.ClusterRoles().List(ctx, metav1.ListOptions{})
+	roles, err := e.rbac.ClusterRoles().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		work.Go(func() error { return fmt.Errorf("list ClusterRoles: %w", err) })
 		return
 	}
-	knownBindings, err := rbac.ClusterRoleBindings().List(ctx, metav1.ListOptions{})
+	bindings, err := e.rbac.ClusterRoleBindings().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		work.Go(func() error { return fmt.Errorf("list ClusterRoleBindings: %w", err) })
 		return
 	}
-	oldRoles, oldBindings := map[string]*rbacv1.ClusterRole{}, map[string]*rbacv1.ClusterRoleBinding{}
-	for i := range knownRoles.Items {
-		oldRoles[knownRoles.Items[i].Name] = &knownRoles.Items[i]
-	}
-	for i := range knownBindings.Items {
-		oldBindings[knownBindings.Items[i].Name] = &knownBindings.Items[i]
-	}
-	role := func(owner reconciliation.RuleOwner, modifier reconciliation.RuleOwnerModifier) {
-		options := reconciliation.ReconcileRoleOptions{Role: owner, Client: modifier, Confirm: true}
-		work.Go(func() error {
-			return retried(func() error {
-				result, err := options.Run()
-				if err == nil {
-					made(result.Role.GetObject())
-				}
-				return err
-			})
+	e.clusterRoles(roles.Items)
+	e.clusterBindings(ctx, bindings.Items, o)
+	e.namespaceRoles()
+}
+
+// ensuring makes roles and bindings, several at a time.
+type ensuring struct {
+	work       *errgroup.Group
+	rbac       rbacclient.RbacV1Interface
+	namespaces coreclient.NamespaceInterface
+	made       func(runtime.Object)
+}
+
+func (e *ensuring) role(owner reconciliation.RuleOwner, modifier reconciliation.RuleOwnerModifier) {
+	options := reconciliation.ReconcileRoleOptions{Role: owner, Client: modifier, Confirm: true}
+	e.work.Go(func() error {
+		return retried(func() error {
+			result, err := options.Run()
+			if err == nil {
+				e.made(result.Role.GetObject())
+			}
+			return err
 		})
-	}
-	binding := func(b reconciliation.RoleBinding, modifier reconciliation.RoleBindingModifier) {
-		options := reconciliation.ReconcileRoleBindingOptions{RoleBinding: b, Client: modifier, Confirm: true}
-		work.Go(func() error {
-			return retried(func() error {
-				result, err := options.Run()
-				if err == nil {
-					made(result.RoleBinding.GetObject())
-				}
-				return err
-			})
+	})
+}
+
+func (e *ensuring) binding(b reconciliation.RoleBinding, modifier reconciliation.RoleBindingModifier) {
+	options := reconciliation.ReconcileRoleBindingOptions{RoleBinding: b, Client: modifier, Confirm: true}
+	e.work.Go(func() error {
+		return retried(func() error {
+			result, err := options.Run()
+			if err == nil {
+				e.made(result.RoleBinding.GetObject())
+			}
+			return err
 		})
+	})
+}
+
+func (e *ensuring) clusterRoles(listed []rbacv1.ClusterRole) {
+	old := map[string]*rbacv1.ClusterRole{}
+	for i := range listed {
+		old[listed[i].Name] = &listed[i]
 	}
 	for _, roles := range [][]rbacv1.ClusterRole{
 		bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles(), {metricsReader()}, joinRoles(),
 	} {
 		for i := range roles {
-			role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &roles[i]}, &listedRole{
-				ClusterRoleModifier: reconciliation.ClusterRoleModifier{Client: rbac.ClusterRoles()}, old: oldRoles[roles[i].Name],
+			e.role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &roles[i]}, &listedRole{
+				ClusterRoleModifier: reconciliation.ClusterRoleModifier{Client: e.rbac.ClusterRoles()}, old: old[roles[i].Name],
 			})
 		}
+	}
+}
+
+func (e *ensuring) clusterBindings(ctx context.Context, listed []rbacv1.ClusterRoleBinding, o Options) {
+	old := map[string]*rbacv1.ClusterRoleBinding{}
+	for i := range listed {
+		old[listed[i].Name] = &listed[i]
 	}
 	for _, bindings := range [][]rbacv1.ClusterRoleBinding{
 		bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings(), joinBindings(o),
 	} {
 		for i := range bindings {
-			binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &bindings[i]}, &listedBinding{
-				ClusterRoleBindingClientAdapter: reconciliation.ClusterRoleBindingClientAdapter{Client: rbac.ClusterRoleBindings()},
-				old:                             oldBindings[bindings[i].Name],
+			e.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &bindings[i]}, &listedBinding{
+				ClusterRoleBindingClientAdapter: reconciliation.ClusterRoleBindingClientAdapter{Client: e.rbac.ClusterRoleBindings()},
+				old:                             old[bindings[i].Name],
 			})
 		}
 	}
 	// Nodes lose what agents read when other machines cannot join any more.
-	if old := oldBindings[agentRole]; old != nil && o.URL() == "" && old.Annotations[rbacv1.AutoUpdateAnnotationKey] == "true" {
-		work.Go(func() error {
+	if agents := old[agentRole]; agents != nil && o.URL() == "" && agents.Annotations[rbacv1.AutoUpdateAnnotationKey] == "true" {
+		e.work.Go(func() error {
 			return retried(func() error {
-				err := rbac.ClusterRoleBindings().Delete(ctx, agentRole, metav1.DeleteOptions{})
+				err := e.rbac.ClusterRoleBindings().Delete(ctx, agentRole, metav1.DeleteOptions{})
 				if apierrors.IsNotFound(err) {
 					return nil
 				}
@@ -210,24 +232,30 @@ func ensureRoles(ctx context.Context, work *errgroup.Group, client kubernetes.In
 			})
 		})
 	}
+}
+
+func (e *ensuring) namespaceRoles() {
+	role := func(r *rbacv1.Role) {
+		e.role(reconciliation.RoleRuleOwner{Role: r}, reconciliation.RoleModifier{Client: e.rbac, NamespaceClient: e.namespaces})
+	}
+	binding := func(b *rbacv1.RoleBinding) {
+		e.binding(reconciliation.RoleBindingAdapter{RoleBinding: b},
+			reconciliation.RoleBindingClientAdapter{Client: e.rbac, NamespaceClient: e.namespaces})
+	}
 	for _, roles := range bootstrappolicy.NamespaceRoles() {
 		for i := range roles {
-			role(reconciliation.RoleRuleOwner{Role: &roles[i]}, reconciliation.RoleModifier{Client: rbac, NamespaceClient: namespaces})
+			role(&roles[i])
 		}
-	}
-	inNamespaces := func(b *rbacv1.RoleBinding) {
-		binding(reconciliation.RoleBindingAdapter{RoleBinding: b},
-			reconciliation.RoleBindingClientAdapter{Client: rbac, NamespaceClient: namespaces})
 	}
 	for _, bindings := range bootstrappolicy.NamespaceRoleBindings() {
 		for i := range bindings {
-			inNamespaces(&bindings[i])
+			binding(&bindings[i])
 		}
 	}
 	readers, readings := joinReaders()
 	for i := range readers {
-		role(reconciliation.RoleRuleOwner{Role: &readers[i]}, reconciliation.RoleModifier{Client: rbac, NamespaceClient: namespaces})
-		inNamespaces(&readings[i])
+		role(&readers[i])
+		binding(&readings[i])
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -112,14 +113,36 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if o.EndedPods == 0 {
 		o.EndedPods = podgc.DefaultThreshold
 	}
-	reader := as.Manager.Kube
 	finished, err := as.Account("ttl-after-finished-controller")
 	if err != nil {
 		return nil, fmt.Errorf("identity of ttl-after-finished-controller: %w", err)
 	}
 	observer := notactedon.New(as.Manager, o.Unserved, o.NotActedOn)
-	mapper := upstream.NewMapper(as.Manager.Kube.Discovery())
-	all := []entry{
+	all := slices.Concat(o.always(as.Manager, finished, observer), o.configured(as.Manager))
+	runners := make([]Runner, 0, len(all)+2)
+	runners = append(runners, observer)
+	for _, e := range all {
+		set, err := as.Account(e.account)
+		if err != nil {
+			return nil, fmt.Errorf("identity of %s: %w", e.account, err)
+		}
+		c, err := e.make(set)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", e.account, err)
+		}
+		runners = append(runners, c)
+	}
+	if o.TokenGenerator != nil { // it has no service account, as upstream: it makes the tokens of all accounts
+		runners = append(runners, serviceaccount.NewTokens(as.Manager, o.TokenGenerator, o.RootCA))
+	}
+	return runners, nil
+}
+
+// always are the controllers that every cluster has.
+func (o *Options) always(manager, finished *client.Set, observer *notactedon.Controller) []entry {
+	reader := manager.Kube
+	mapper := upstream.NewMapper(reader.Discovery())
+	return []entry{
 		{"deployment-controller", plain(deployment.New)},
 		{"replicaset-controller", plain(replicaset.New)},
 		{"daemon-set-controller", plain(daemonset.New)},
@@ -162,9 +185,13 @@ func New(as Identities, o Options) ([]Runner, error) {
 			return upstream.NewAutoscaler(set, mapper, o.AutoscaleEvery), nil
 		}},
 	}
+}
+
+// configured are the controllers that some options ask for.
+func (o *Options) configured(manager *client.Set) (all []entry) {
 	if len(o.RootCA) > 0 {
 		all = append(all, entry{"root-ca-cert-publisher", func(set *client.Set) (Runner, error) {
-			return rootca.New(set, reader, o.RootCA), nil
+			return rootca.New(set, manager.Kube, o.RootCA), nil
 		}})
 	}
 	if o.SigningCA != nil {
@@ -190,23 +217,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 			return localpath.New(set, *o.LocalPath), nil
 		}})
 	}
-	runners := make([]Runner, 0, len(all)+2)
-	runners = append(runners, observer)
-	for _, e := range all {
-		set, err := as.Account(e.account)
-		if err != nil {
-			return nil, fmt.Errorf("identity of %s: %w", e.account, err)
-		}
-		c, err := e.make(set)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", e.account, err)
-		}
-		runners = append(runners, c)
-	}
-	if o.TokenGenerator != nil { // it has no service account, as upstream: it makes the tokens of all accounts
-		runners = append(runners, serviceaccount.NewTokens(as.Manager, o.TokenGenerator, o.RootCA))
-	}
-	return runners, nil
+	return all
 }
 
 // entry is a controller and the service account that it acts as.

@@ -89,17 +89,15 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	var listener net.Listener
-	if o.Port > 0 {
-		if listener, err = net.Listen("tcp", net.JoinHostPort(o.Address, fmt.Sprint(o.Port))); err != nil {
-			return nil, fmt.Errorf("the kubelet's API: %w (another kubelet may run on this machine)", err)
-		}
-		defer func() {
-			if err != nil {
-				listener.Close()
-			}
-		}()
+	listener, err := listen(o)
+	if err != nil {
+		return nil, err
 	}
+	defer func() {
+		if err != nil && listener != nil {
+			listener.Close()
+		}
+	}()
 	if len(o.NodeIPs) == 0 {
 		ip, err := node.Address(o.NodeName)
 		if err != nil {
@@ -165,6 +163,18 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		Reclaim: k.collect.RemoveUnused, Changed: k.reporter.Look, Recorder: k.recorder, Node: node.Ref(o.NodeName),
 	})
 	return k, nil
+}
+
+// listen takes the port of the kubelet's API; the listener is nil if it serves none.
+func listen(o Options) (net.Listener, error) {
+	if o.Port <= 0 {
+		return nil, nil
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(o.Address, fmt.Sprint(o.Port)))
+	if err != nil {
+		return nil, fmt.Errorf("the kubelet's API: %w (another kubelet may run on this machine)", err)
+	}
+	return listener, nil
 }
 
 // pullSecrets reads the secrets that pods name for pulling. They are granted to the node with the
@@ -234,23 +244,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	wg.Go(func() { reportPodsOnOldBridge(ctx, k.cri, k.recorder) })
 	k.status = status.NewWriter(ctx, k.set.Kube)
 	defer k.status.Wait()
-	users := &userNamespaces{
-		podsDir: filepath.Join(k.opts.RootDir, "pods"), maxPods: k.opts.MaxPods, handler: k.handlers, supports: k.supportsUserNamespaces,
-	}
-	users.open()
-	k.runner = pod.NewRunner(ctx, pod.Config{
-		CRI: k.cri, Images: k.puller, Volumes: k.volumes, Env: k.env, Probes: k.probes, Status: k.status,
-		Cgroups: k.cgroups, Users: users, DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
-		AdmitResize: func(p *v1.Pod, accept func()) (string, bool) { return k.admit.resize(p, accept) },
-		HostIPs:     func() []string { return k.opts.NodeIPs },
-		RootDir:     k.opts.RootDir, Logs: podlogs.Dirs{All: k.opts.LogDir, Legacy: k.opts.LegacyLogDir},
-		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
-		SeccompUnconfined: k.opts.SeccompUnconfined, Networks: k.opts.Networks,
-		Gone: func(uid types.UID) {
-			users.release(uid)
-			k.static.gone(uid)
-		},
-	})
+	k.runner = k.newRunner(ctx)
 	defer k.runner.Wait()
 	k.admit = newAdmission(k)
 	k.static = newStatic(k)
@@ -281,6 +275,27 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	}
+}
+
+// newRunner makes what runs the pods.
+func (k *Kubelet) newRunner(ctx context.Context) *pod.Runner {
+	users := &userNamespaces{
+		podsDir: filepath.Join(k.opts.RootDir, "pods"), maxPods: k.opts.MaxPods, handler: k.handlers, supports: k.supportsUserNamespaces,
+	}
+	users.open()
+	return pod.NewRunner(ctx, pod.Config{
+		CRI: k.cri, Images: k.puller, Volumes: k.volumes, Env: k.env, Probes: k.probes, Status: k.status,
+		Cgroups: k.cgroups, Users: users, DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
+		AdmitResize: func(p *v1.Pod, accept func()) (string, bool) { return k.admit.resize(p, accept) },
+		HostIPs:     func() []string { return k.opts.NodeIPs },
+		RootDir:     k.opts.RootDir, Logs: podlogs.Dirs{All: k.opts.LogDir, Legacy: k.opts.LegacyLogDir},
+		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
+		SeccompUnconfined: k.opts.SeccompUnconfined, Networks: k.opts.Networks,
+		Gone: func(uid types.UID) {
+			users.release(uid)
+			k.static.gone(uid)
+		},
+	})
 }
 
 // awaitRuntime returns when the runtime answers.

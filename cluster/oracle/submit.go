@@ -141,8 +141,18 @@ func (s *side) settle(ctx context.Context) error {
 
 // unsettled names something that has not settled, if there is any.
 func (s *side) unsettled(ctx context.Context) (string, error) {
-	var all metav1.ListOptions
-	namespaces, err := s.kube.CoreV1().Namespaces().List(ctx, all)
+	for _, find := range []func(context.Context) (string, error){
+		s.unsettledNamespace, s.unsettledNode, s.unsettledQuota, s.unsettledDeployment, s.unsettledDaemonSet, s.unsettledPod,
+	} {
+		if what, err := find(ctx); err != nil || what != "" {
+			return what, err
+		}
+	}
+	return "", nil
+}
+
+func (s *side) unsettledNamespace(ctx context.Context) (string, error) {
+	namespaces, err := s.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -153,7 +163,11 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 			return "namespace " + n.Name, nil
 		}
 	}
-	nodes, err := s.kube.CoreV1().Nodes().List(ctx, all)
+	return "", nil
+}
+
+func (s *side) unsettledNode(ctx context.Context) (string, error) {
+	nodes, err := s.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -163,7 +177,11 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 			return "node " + n.Name, nil
 		}
 	}
-	quotas, err := s.kube.CoreV1().ResourceQuotas("").List(ctx, all)
+	return "", nil
+}
+
+func (s *side) unsettledQuota(ctx context.Context) (string, error) {
+	quotas, err := s.kube.CoreV1().ResourceQuotas("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -172,7 +190,11 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 			return "quota " + q.Name, nil
 		}
 	}
-	deployments, err := s.kube.AppsV1().Deployments("").List(ctx, all)
+	return "", nil
+}
+
+func (s *side) unsettledDeployment(ctx context.Context) (string, error) {
+	deployments, err := s.kube.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -184,7 +206,11 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 			return "deployment " + d.Name, nil
 		}
 	}
-	daemons, err := s.kube.AppsV1().DaemonSets("").List(ctx, all)
+	return "", nil
+}
+
+func (s *side) unsettledDaemonSet(ctx context.Context) (string, error) {
+	daemons, err := s.kube.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -194,7 +220,11 @@ func (s *side) unsettled(ctx context.Context) (string, error) {
 			return "daemonset " + d.Name, nil
 		}
 	}
-	pods, err := s.kube.CoreV1().Pods("").List(ctx, all)
+	return "", nil
+}
+
+func (s *side) unsettledPod(ctx context.Context) (string, error) {
+	pods, err := s.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}

@@ -49,54 +49,73 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 	if err != nil {
 		return err
 	}
-	var attached []volume
-	var leave []leaving
-	late := map[string]overdue{}
+	s := &nodeSync{controller: c, key: key, name: name, node: node, late: map[string]overdue{}}
 	for _, obj := range attachments {
-		a := obj.(*storagev1.VolumeAttachment)
-		v, kept, known := c.known(a)
-		if !known && (node != nil || !c.abandoned(a)) || a.DeletionTimestamp != nil {
-			continue
-		}
-		needed, err := c.needed(v, name)
-		if err != nil {
+		if err := s.attachment(obj.(*storagev1.VolumeAttachment)); err != nil {
 			return err
 		}
-		// One whose PersistentVolume is gone is made again for the one that pods use now.
-		needed = needed && kept
-		l, now := leaving{attachment: a, volume: v}, false
-		if !needed {
-			if node == nil || !ready(node) {
-				late[a.Name] = c.overdueSince(name, a.Name, a.UID)
-			}
-			var again time.Duration
-			if l.forced, now, again = mayLeave(node, a, v, late[a.Name].since); again > 0 {
-				c.frame.AddAfter(key, again)
-			}
-		}
-		if now {
-			leave = append(leave, l)
-		}
-		// What only the node knows must not be forgotten before it is deleted. No pod can use it.
-		if known && a.Status.Attached && (!now || !kept) {
-			attached = append(attached, v)
-		}
-		if known && node != nil && !needed && !now {
-			idle, err := c.idle(node, a, v, kept)
-			if err != nil {
-				return err
-			}
-			if idle {
-				l.forced = true
-				leave = append(leave, l)
-			}
-		}
 	}
-	if err := c.unanswered(node, late); err != nil {
+	if err := c.unanswered(node, s.late); err != nil {
 		return err
 	}
-	c.keepOverdue(name, late)
-	return c.apply(ctx, key, node, attached, leave)
+	c.keepOverdue(name, s.late)
+	return c.apply(ctx, key, node, s.attached, s.leave)
+}
+
+// nodeSync is what is found out about the attachments of a node.
+type nodeSync struct {
+	*controller
+	key, name string
+	node      *corev1.Node // nil if it is gone
+	attached  []volume
+	leave     []leaving
+	late      map[string]overdue
+}
+
+// attachment decides about one attachment.
+func (s *nodeSync) attachment(a *storagev1.VolumeAttachment) error {
+	v, kept, known := s.known(a)
+	if !known && (s.node != nil || !s.abandoned(a)) || a.DeletionTimestamp != nil {
+		return nil
+	}
+	needed, err := s.needed(v, s.name)
+	if err != nil {
+		return err
+	}
+	// One whose PersistentVolume is gone is made again for the one that pods use now.
+	needed = needed && kept
+	l, now := leaving{attachment: a, volume: v}, false
+	if !needed {
+		l.forced, now = s.mayLeave(a, v)
+	}
+	if now {
+		s.leave = append(s.leave, l)
+	}
+	// What only the node knows must not be forgotten before it is deleted. No pod can use it.
+	if known && a.Status.Attached && (!now || !kept) {
+		s.attached = append(s.attached, v)
+	}
+	if !known || s.node == nil || needed || now {
+		return nil
+	}
+	idle, err := s.idle(s.node, a, v, kept)
+	if idle && err == nil {
+		l.forced = true
+		s.leave = append(s.leave, l)
+	}
+	return err
+}
+
+// mayLeave is the function of that name. It has the node looked at again if time decides.
+func (s *nodeSync) mayLeave(a *storagev1.VolumeAttachment, v volume) (forced, now bool) {
+	if s.node == nil || !ready(s.node) {
+		s.late[a.Name] = s.overdueSince(s.name, a.Name, a.UID)
+	}
+	forced, now, again := mayLeave(s.node, a, v, s.late[a.Name].since)
+	if again > 0 {
+		s.frame.AddAfter(s.key, again)
+	}
+	return forced, now
 }
 
 // idle reports whether an attachment has no part in what its node reports of the volume: it was

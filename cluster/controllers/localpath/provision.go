@@ -54,19 +54,16 @@ func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolu
 	if err != nil {
 		return err
 	}
-	name, size := nameOf(claim), sizeOf(claim)
+	name := nameOf(claim)
 	if made, err := c.dirs.has(name); err != nil || !made {
+		size := sizeOf(claim)
 		err = errors.Join(err, c.dirs.room(size.Value()))
 		var full *noRoom
 		if errors.As(err, &full) {
 			return c.full(ctx, claim, full)
 		}
 		if err == nil {
-			var unlimited error
-			if unlimited, err = c.dirs.make(name, size.Value()); err == nil && unlimited != nil {
-				slog.Warn("a volume has no limit", "volume", name, "err", unlimited)
-				c.events.Eventf(claim, corev1.EventTypeWarning, eventUnlimited, "volume %s has no limit: %v", name, unlimited)
-			}
+			err = c.makeDirectory(claim)
 		}
 		if err != nil {
 			c.failed(claim, err.Error())
@@ -83,6 +80,17 @@ func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolu
 	}
 	c.events.Eventf(claim, corev1.EventTypeNormal, events.ProvisioningSucceeded, "Successfully provisioned volume %s", name)
 	return nil
+}
+
+// makeDirectory makes the directory of a claim's volume.
+func (c *controller) makeDirectory(claim *corev1.PersistentVolumeClaim) error {
+	name, size := nameOf(claim), sizeOf(claim)
+	unlimited, err := c.dirs.make(name, size.Value())
+	if err == nil && unlimited != nil {
+		slog.Warn("a volume has no limit", "volume", name, "err", unlimited)
+		c.events.Eventf(claim, corev1.EventTypeWarning, eventUnlimited, "volume %s has no limit: %v", name, unlimited)
+	}
+	return err
 }
 
 // refused says why a claim cannot have a volume of this kind, "" if it can.

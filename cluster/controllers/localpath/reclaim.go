@@ -46,16 +46,8 @@ func (c *controller) reclaim(ctx context.Context, pv *corev1.PersistentVolume) e
 		c.undeleted(pv, wrong)
 		return nil
 	}
-	if c.Users != nil {
-		users, err := c.Users(pv.Name)
-		if err != nil {
-			return err
-		}
-		if len(users) > 0 {
-			c.events.Eventf(pv, corev1.EventTypeNormal, events.VolumeDelete, "pods that have not ended yet still have the volume: %v", users)
-			c.frame.AddAfter(pv.Name, lookForUsers)
-			return nil
-		}
+	if used, err := c.used(pv); err != nil || used {
+		return err
 	}
 	if same, err := c.unchanged(ctx, pv); err != nil || !same {
 		return err // the event of the change leads here again
@@ -67,15 +59,34 @@ func (c *controller) reclaim(ctx context.Context, pv *corev1.PersistentVolume) e
 		c.undeleted(pv, err.Error())
 		return err
 	}
-	if pv.DeletionTimestamp == nil {
-		err := c.set.Kube.CoreV1().PersistentVolumes().Delete(ctx, pv.Name,
-			metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pv.UID))})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err // the event of this leads to the next step
+	return c.removeObject(ctx, pv)
+}
+
+// removeObject deletes the object of a volume whose data is gone.
+func (c *controller) removeObject(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if pv.DeletionTimestamp != nil {
+		return c.letGo(ctx, pv)
 	}
-	return c.letGo(ctx, pv)
+	err := c.set.Kube.CoreV1().PersistentVolumes().Delete(ctx, pv.Name,
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pv.UID))})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err // the event of this leads to the next step
+}
+
+// used says whether a pod that has not ended has the volume, and then has it looked at again.
+func (c *controller) used(pv *corev1.PersistentVolume) (bool, error) {
+	if c.Users == nil {
+		return false, nil
+	}
+	users, err := c.Users(pv.Name)
+	if err != nil || len(users) == 0 {
+		return false, err
+	}
+	c.events.Eventf(pv, corev1.EventTypeNormal, events.VolumeDelete, "pods that have not ended yet still have the volume: %v", users)
+	c.frame.AddAfter(pv.Name, lookForUsers)
+	return true, nil
 }
 
 // mine says whether the volume is of this provisioner, and on this node.

@@ -192,21 +192,7 @@ func (w *compiler) compile(out *rules.Class, limit int) bool {
 	if !ok {
 		return false
 	}
-	type edge struct {
-		at    netip.Addr
-		step  int
-		begin bool
-	}
-	var edges []edge
-	for i := range w.steps {
-		for _, b := range w.steps[i].blocks {
-			edges = append(edges, edge{b.first, i, true})
-			if next := b.last.Next(); next.IsValid() {
-				edges = append(edges, edge{next, i, false})
-			}
-		}
-	}
-	slices.SortFunc(edges, func(a, b edge) int { return a.at.Compare(b.at) })
+	edges := w.edges()
 	for len(turns) > 0 && !turns[0].data.area.IsValid() { // before all networks
 		if !w.identity(out, turns[0], nil) {
 			return false
@@ -218,13 +204,7 @@ func (w *compiler) compile(out *rules.Class, limit int) bool {
 		at := family.first
 		for at.IsValid() && at.BitLen() == family.first.BitLen() {
 			for ; len(edges) > 0 && edges[0].at == at; edges = edges[1:] {
-				i, found := slices.BinarySearch(active, edges[0].step)
-				switch {
-				case edges[0].begin && !found:
-					active = slices.Insert(active, i, edges[0].step)
-				case !edges[0].begin && found:
-					active = slices.Delete(active, i, i+1)
-				}
+				active = edges[0].pass(active)
 			}
 			last, next := family.last, netip.Addr{}
 			if len(edges) > 0 && edges[0].at.BitLen() == at.BitLen() {
@@ -246,6 +226,40 @@ func (w *compiler) compile(out *rules.Class, limit int) bool {
 		}
 	}
 	return true
+}
+
+// edge is where the networks of a step begin, or the address after their end.
+type edge struct {
+	at    netip.Addr
+	step  int
+	begin bool
+}
+
+// edges returns the edges of all steps' networks, in the order of their addresses.
+func (w *compiler) edges() []edge {
+	var edges []edge
+	for i := range w.steps {
+		for _, b := range w.steps[i].blocks {
+			edges = append(edges, edge{b.first, i, true})
+			if next := b.last.Next(); next.IsValid() {
+				edges = append(edges, edge{next, i, false})
+			}
+		}
+	}
+	slices.SortFunc(edges, func(a, b edge) int { return a.at.Compare(b.at) })
+	return edges
+}
+
+// pass returns the steps that match behind an edge, given those that match before it.
+func (e edge) pass(active []int) []int {
+	i, found := slices.BinarySearch(active, e.step)
+	switch {
+	case e.begin && !found:
+		return slices.Insert(active, i, e.step)
+	case !e.begin && found:
+		return slices.Delete(active, i, i+1)
+	}
+	return active
 }
 
 // appendBlocks adds what is allowed to a span that follows the last one.
