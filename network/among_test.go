@@ -20,7 +20,7 @@ func BenchmarkAmong(b *testing.B) {
 			var made, up time.Duration
 			one := func(id string) {
 				t0 := time.Now()
-				set, err := nspin.Create(b.Context(), filepath.Join(dir, id), nspin.Spec{Net: true, IPC: true, UTS: true})
+				set, err := pins.Create(b.Context(), filepath.Join(dir, id), nspin.Spec{Net: true, IPC: true, UTS: true})
 				if err != nil {
 					b.Fatal(err)
 				}

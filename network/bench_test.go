@@ -28,7 +28,7 @@ func BenchmarkSetupTeardown(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				b.StopTimer()
 				ns := filepath.Join(dir, fmt.Sprint(i))
-				set, err := nspin.Create(b.Context(), ns, nspin.Spec{Net: true})
+				set, err := pins.Create(b.Context(), ns, nspin.Spec{Net: true})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -70,7 +70,7 @@ func BenchmarkChurn(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		ns := filepath.Join(dir, fmt.Sprint(i))
 		t0 := time.Now()
-		set, err := nspin.Create(b.Context(), ns, nspin.Spec{Net: true, IPC: true, UTS: true})
+		set, err := pins.Create(b.Context(), ns, nspin.Spec{Net: true, IPC: true, UTS: true})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func BenchmarkGone(b *testing.B) {
 				var pods []string
 				for j := range count {
 					id := fmt.Sprint("pod", i, "-", j)
-					set, err := nspin.Create(b.Context(), filepath.Join(dir, id), nspin.Spec{Net: true})
+					set, err := pins.Create(b.Context(), filepath.Join(dir, id), nspin.Spec{Net: true})
 					if err != nil {
 						b.Fatal(err)
 					}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/internal/keylock"
+	"github.com/coracle-project/coracle/internal/procsys"
 )
 
 // builtin is the built-in network: a veth pair to each pod with routes and permanent neighbours on
@@ -31,6 +32,7 @@ type builtin struct {
 	holds    *holds
 	reaper   *reaper
 	changes  *changes
+	sysctls  procsys.Instances
 	linger   time.Duration // for which a link is left to go with its namespace
 	busy     keylock.Lock  // by pod id
 
@@ -90,6 +92,7 @@ func (b *builtin) close() {
 	b.reaper.close()
 	b.fw.close()
 	b.holds.close()
+	b.sysctls.Close()
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if b.host != nil {

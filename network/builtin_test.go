@@ -253,7 +253,7 @@ func (m *Manager) fwRemove() error { return m.builtin.fw.remove() }
 func TestPodWithoutIPv6(t *testing.T) {
 	m := started(t, testConfig(t))
 	dir := filepath.Join(t.TempDir(), "pod")
-	set, err := nspin.Create(t.Context(), dir, nspin.Spec{Net: true, Sysctls: map[string]string{
+	set, err := pins.Create(t.Context(), dir, nspin.Spec{Net: true, Sysctls: map[string]string{
 		"net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1",
 	}})
 	must(t, err)

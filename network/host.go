@@ -30,7 +30,7 @@ func (b *builtin) ensureHost() (*host, error) {
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if b.host != nil {
-		if b.host.ipv6 != hasIPv6() {
+		if b.host.ipv6 != b.hasIPv6() {
 			if err := b.redressLocked(func(*host) {}); err != nil {
 				return nil, fmt.Errorf("network %s: %w", b.name, err)
 			}
@@ -147,7 +147,7 @@ func (b *builtin) warnOfDrops() {
 // dress gives the host its addresses, routes and rules, for the subnets in force now. The rules
 // come before forwarding is turned on.
 func (b *builtin) dress(h *host) error {
-	h.ipv6 = hasIPv6()
+	h.ipv6 = b.hasIPv6()
 	subnets, err := b.claimRanges(h)
 	if err != nil {
 		return err
@@ -446,7 +446,7 @@ func (b *builtin) dropRanges(h *hostLinks) error {
 	have, err := b.ranges(h)
 	errs := []error{err}
 	for _, s := range append(have, b.subnets()...) {
-		if s.Addr().Is6() && !hasIPv6() {
+		if s.Addr().Is6() && !b.hasIPv6() {
 			continue
 		}
 		errs = append(errs, b.dropRange(h, lo, s))

@@ -164,11 +164,14 @@ func loopbackAddresses(t testing.TB) (all []string) {
 	return all
 }
 
+// pins makes the namespaces of all tests.
+var pins nspin.Maker
+
 // newNetNS pins a network namespace; ending it may be done early.
 func newNetNS(t testing.TB) (path string, end func()) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "pod")
-	set, err := nspin.Create(t.Context(), dir, nspin.Spec{Net: true})
+	set, err := pins.Create(t.Context(), dir, nspin.Spec{Net: true})
 	if err != nil {
 		t.Fatal(err)
 	}

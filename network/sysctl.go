@@ -6,8 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"github.com/coracle-project/coracle/internal/procsys"
 )
 
 // netSysctls is where settings are. Such a file acts on the network namespace of the
@@ -33,9 +31,9 @@ func setSysctl(name, value string) error {
 }
 
 // hasIPv6 reports whether the kernel speaks IPv6 and the host lets it.
-func hasIPv6() bool {
+func (b *builtin) hasIPv6() bool {
 	on := false
-	err := procsys.Use(func(dir string) error { // asked for each pod
+	err := b.sysctls.Use(func(dir string) error { // asked for each pod
 		off, err := os.ReadFile(filepath.Join(dir, "net/ipv6/conf/default/disable_ipv6"))
 		on = strings.TrimSpace(string(off)) == "0"
 		return err

@@ -63,17 +63,17 @@ type NamespacePins interface {
 }
 
 // pins is NamespacePins done by internal/nspin.
-type pins struct{}
+type pins struct{ maker nspin.Maker }
 
-func (pins) Root(dir string) error { return nspin.Root(dir) }
+func (*pins) Root(dir string) error { return nspin.Root(dir) }
 
-func (pins) Create(ctx context.Context, dir string, s nspin.Spec) (nspin.Set, error) {
-	return nspin.Create(ctx, dir, s)
+func (p *pins) Create(ctx context.Context, dir string, s nspin.Spec) (nspin.Set, error) {
+	return p.maker.Create(ctx, dir, s)
 }
 
-func (pins) Remove(ctx context.Context, dir string) error { return nspin.Remove(ctx, dir) }
+func (*pins) Remove(ctx context.Context, dir string) error { return nspin.Remove(ctx, dir) }
 
-func (pins) SetHostname(pin, name string) error { return nspin.SetHostname(pin, name) }
+func (*pins) SetHostname(pin, name string) error { return nspin.SetHostname(pin, name) }
 
 // Deps are the parts that a Manager drives.
 type Deps struct {

@@ -64,6 +64,8 @@ type Manager struct {
 	reserve  *reserve.Reserve
 	created  state.Stamps
 
+	closePins func() // closes what New made because Deps had none
+
 	// faultAt is fault.Point.At, except in crash tests.
 	faultAt func(ctx context.Context, point fault.Point) error
 }
@@ -76,8 +78,10 @@ func New(o Options, d Deps) *Manager {
 	if d.Meter == nil {
 		d.Meter = stats.HostMeter{}
 	}
+	closePins := func() {}
 	if d.Namespaces == nil {
-		d.Namespaces = pins{}
+		own := &pins{}
+		d.Namespaces, closePins = own, own.maker.Close
 	}
 	if d.Starting == nil {
 		d.Starting = func() {}
@@ -87,7 +91,7 @@ func New(o Options, d Deps) *Manager {
 		pods:       table.New("pod", (*state.PodRecord).Visible),
 		containers: table.New("container", (*state.ContainerRecord).Visible),
 		life:       life.New(), selinux: mac.NewSELinux(d.Labels), apparmor: mac.NewAppArmor(d.Log),
-		reserve: reserve.New(o.StateDir, d.Log),
+		reserve: reserve.New(o.StateDir, d.Log), closePins: closePins,
 		faultAt: func(ctx context.Context, point fault.Point) error { return point.At(ctx) },
 	}
 	m.readings = &stats.Reader{
@@ -141,6 +145,7 @@ func (m *Manager) Close() error {
 	defer cancel()
 	_ = m.clean.Drain(ctx) // what is not done is the next Manager's
 	m.life.End()
+	m.closePins()
 	return nil
 }
 

@@ -5,7 +5,8 @@
 // # Life cycle
 //
 //	nspin.Root(dir)                      once, at start
-//	set, err := nspin.Create(ctx, dir+"/"+podID, spec)
+//	var maker nspin.Maker
+//	set, err := maker.Create(ctx, dir+"/"+podID, spec)
 //	…                                    processes enter set.Net, set.IPC, set.UTS
 //	nspin.Remove(ctx, dir + "/" + podID) idempotent
 //
@@ -68,11 +69,19 @@ type Set struct {
 // maxHostname is the kernel's __NEW_UTS_LEN.
 const maxHostname = 64
 
+// Maker makes namespaces. Its zero value is ready for use.
+type Maker struct {
+	sysctls procsys.Instances
+}
+
+// Close lets go of what Create keeps for the next pod.
+func (m *Maker) Close() { m.sysctls.Close() }
+
 // Create makes the namespaces of spec and pins them as the files net, ipc and uts
 // in dir, which it makes if missing. If they are all pinned there already, it
 // returns them. On error nothing is left in dir. It is done within milliseconds,
 // so ctx is looked at only before it starts.
-func Create(ctx context.Context, dir string, spec Spec) (Set, error) {
+func (m *Maker) Create(ctx context.Context, dir string, spec Spec) (Set, error) {
 	if err := ctx.Err(); err != nil {
 		return Set{}, err
 	}
@@ -90,11 +99,11 @@ func Create(ctx context.Context, dir string, spec Spec) (Set, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Set{}, fmt.Errorf("namespace directory: %w", err)
 	}
-	create := func() error { return ownthread.Run(func() error { return build(ctx, set, spec, writes) }) }
+	create := func() error { return ownthread.Run(func() error { return m.build(ctx, set, spec, writes) }) }
 	if !spec.Users.none() {
 		create = func() error {
 			return spec.Users.withNamespaces(spec.flags(), func(pid int) error {
-				return ownthread.Run(func() error { return buildIn(ctx, pid, set, spec, writes) })
+				return ownthread.Run(func() error { return m.buildIn(ctx, pid, set, spec, writes) })
 			})
 		}
 	}
@@ -178,29 +187,29 @@ func pinned(path string) bool {
 }
 
 // build runs on the throwaway thread.
-func build(ctx context.Context, set Set, spec Spec, writes []sysctlWrite) error {
+func (m *Maker) build(ctx context.Context, set Set, spec Spec, writes []sysctlWrite) error {
 	if err := unix.Unshare(int(spec.flags())); err != nil {
 		return fmt.Errorf("unshare namespaces: %w", err)
 	}
-	if err := configure(ctx, spec, writes); err != nil {
+	if err := m.configure(ctx, spec, writes); err != nil {
 		return err
 	}
 	return pinAll(ctx, set, "/proc/thread-self/ns/")
 }
 
 // buildIn is build for namespaces that a process is in already.
-func buildIn(ctx context.Context, pid int, set Set, spec Spec, writes []sysctlWrite) error {
+func (m *Maker) buildIn(ctx context.Context, pid int, set Set, spec Spec, writes []sysctlWrite) error {
 	if err := enter(pid, set); err != nil {
 		return err
 	}
-	if err := configure(ctx, spec, writes); err != nil {
+	if err := m.configure(ctx, spec, writes); err != nil {
 		return err
 	}
 	return pinAll(ctx, set, nsPath(pid, ""))
 }
 
 // configure sets up the namespaces that the thread is in.
-func configure(ctx context.Context, spec Spec, writes []sysctlWrite) error {
+func (m *Maker) configure(ctx context.Context, spec Spec, writes []sysctlWrite) error {
 	if spec.UTS && spec.Hostname != "" {
 		if err := unix.Sethostname([]byte(spec.Hostname)); err != nil {
 			return fmt.Errorf("set host name %q: %w", spec.Hostname, err)
@@ -212,7 +221,7 @@ func configure(ctx context.Context, spec Spec, writes []sysctlWrite) error {
 		}
 	}
 	if len(writes) > 0 {
-		if err := procsys.Use(func(dir string) error { return writeAll(spec, writes, dir) }); err != nil {
+		if err := m.sysctls.Use(func(dir string) error { return writeAll(spec, writes, dir) }); err != nil {
 			return err
 		}
 	}

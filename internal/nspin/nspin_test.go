@@ -44,9 +44,12 @@ func root(t testing.TB) string {
 	return dir
 }
 
+// maker makes the namespaces of all tests.
+var maker Maker
+
 func create(t testing.TB, dir string, spec Spec) Set {
 	t.Helper()
-	set, err := Create(t.Context(), dir, spec)
+	set, err := maker.Create(t.Context(), dir, spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +242,7 @@ func TestCreateRefuses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := filepath.Join(root(t), "pod")
-			_, err := Create(t.Context(), dir, tc.spec)
+			_, err := maker.Create(t.Context(), dir, tc.spec)
 			if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("error %v, want ErrInvalid saying %q", err, tc.says)
 			}
@@ -416,7 +419,7 @@ func TestThreadsAreThrownAway(t *testing.T) {
 	for i := range 20 {
 		wg.Go(func() {
 			pod := filepath.Join(dir, fmt.Sprint(i))
-			if _, err := Create(t.Context(), pod, all); err != nil {
+			if _, err := maker.Create(t.Context(), pod, all); err != nil {
 				t.Error(err)
 			}
 			if err := Remove(context.WithoutCancel(t.Context()), pod); err != nil {
@@ -471,7 +474,7 @@ func BenchmarkCreateRemove(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		pod := filepath.Join(dir, fmt.Sprint(i))
 		start := time.Now()
-		if _, err := Create(b.Context(), pod, all); err != nil {
+		if _, err := maker.Create(b.Context(), pod, all); err != nil {
 			b.Fatal(err)
 		}
 		mid := time.Now()

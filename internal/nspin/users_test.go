@@ -103,7 +103,7 @@ func TestUsersThatCannotBe(t *testing.T) {
 			dir := filepath.Join(root(t), "pod")
 			spec := all
 			spec.Users = u
-			if _, err := Create(t.Context(), dir, spec); !errors.Is(err, ErrInvalid) {
+			if _, err := maker.Create(t.Context(), dir, spec); !errors.Is(err, ErrInvalid) {
 				t.Errorf("%v", err)
 			}
 			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {

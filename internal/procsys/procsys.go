@@ -24,69 +24,80 @@ type instance struct {
 	busy int // users
 }
 
-var (
+// Instances are those that one owner uses in turn. The zero value has none yet.
+type Instances struct {
 	mu       sync.Mutex
-	latest   *instance // never nil again once there is one
+	latest   *instance // nil before the first, and after Close
 	mounting bool      // the next
 	refused  bool      // the kernel lets us mount none
-)
+}
 
 // Use calls f with a path that leads to what /proc/sys does: a file under it is that of the
 // namespaces of the thread which opens it. The path is good until f returns.
-func Use(f func(dir string) error) error {
-	i := take()
+func (p *Instances) Use(f func(dir string) error) error {
+	i := p.take()
 	if i == nil {
 		return f("/proc/sys") // it is no more than slower
 	}
-	defer i.put()
+	defer p.put(i)
 	return f(fmt.Sprintf("/proc/self/fd/%d/sys", i.fd))
 }
 
+// Close lets go of the instance. Use works again afterwards, with the next.
+func (p *Instances) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.latest != nil && p.latest.busy == 0 {
+		_ = unix.Close(p.latest.fd)
+	}
+	p.latest = nil
+}
+
 // take returns an instance to use, or nil. No one waits while the next is mounted.
-func take() *instance {
-	if i, mount := present(); !mount {
+func (p *Instances) take() *instance {
+	if i, mount := p.present(); !mount {
 		return i
 	}
 	fd, err := mount()
-	mu.Lock()
-	defer mu.Unlock()
-	mounting = false
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mounting = false
 	if err != nil {
-		if refused = latest == nil; !refused {
-			latest.left = uses // there is no other for now
+		if p.refused = p.latest == nil; !p.refused {
+			p.latest.left = uses // there is no other for now
 		}
 		return nil
 	}
-	if old := latest; old != nil && old.busy == 0 {
+	if old := p.latest; old != nil && old.busy == 0 {
 		defer unix.Close(old.fd)
 	}
-	latest = &instance{fd: fd, left: uses - 1, busy: 1}
-	return latest
+	p.latest = &instance{fd: fd, left: uses - 1, busy: 1}
+	return p.latest
 }
 
 // present returns the latest instance, to be used, unless the caller is to mount the next.
-func present() (i *instance, mount bool) {
-	mu.Lock()
-	defer mu.Unlock()
-	if refused {
+func (p *Instances) present() (i *instance, mount bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refused {
 		return nil, false
 	}
-	if !mounting && (latest == nil || latest.left <= 0) {
-		mounting = true
+	if !p.mounting && (p.latest == nil || p.latest.left <= 0) {
+		p.mounting = true
 		return nil, true
 	}
-	if latest != nil {
-		latest.left--
-		latest.busy++
+	if p.latest != nil {
+		p.latest.left--
+		p.latest.busy++
 	}
-	return latest, false
+	return p.latest, false
 }
 
-func (i *instance) put() {
-	mu.Lock()
+func (p *Instances) put(i *instance) {
+	p.mu.Lock()
 	i.busy--
-	last := i.busy == 0 && i != latest
-	mu.Unlock()
+	last := i.busy == 0 && i != p.latest
+	p.mu.Unlock()
 	if last {
 		_ = unix.Close(i.fd)
 	}

@@ -40,7 +40,7 @@ func read(dir string) (string, error) {
 
 // Each thread gets a namespace with a value of its own, and finds that when all have written
 // theirs, by whichever instance.
-func eachItsOwn(t *testing.T) {
+func eachItsOwn(t *testing.T, p *Instances) {
 	t.Helper()
 	const threads = 2*uses + 3
 	host, err := read("/proc/sys")
@@ -55,11 +55,11 @@ func eachItsOwn(t *testing.T) {
 			err := ownthread.Run(func() error {
 				err := unix.Unshare(unix.CLONE_NEWNET)
 				if err == nil {
-					err = Use(func(dir string) error { return os.WriteFile(filepath.Join(dir, ttl), []byte(want), 0) })
+					err = p.Use(func(dir string) error { return os.WriteFile(filepath.Join(dir, ttl), []byte(want), 0) })
 				}
 				written.Done()
 				written.Wait()
-				return errors.Join(err, Use(func(dir string) error {
+				return errors.Join(err, p.Use(func(dir string) error {
 					if got, err := read(dir); err != nil || got != want {
 						return fmt.Errorf("%s is %q, %v, want %s", dir, got, err, want)
 					}
@@ -78,42 +78,65 @@ func eachItsOwn(t *testing.T) {
 }
 
 func TestUseIsOfTheThreadsNamespace(t *testing.T) {
+	var p Instances
+	none := descriptors(t)
 	own := func(dir string) error {
 		if dir == "/proc/sys" {
 			t.Error("no instance of our own")
 		}
 		return nil
 	}
-	if err := Use(own); err != nil {
+	if err := p.Use(own); err != nil {
 		t.Error(err)
 	}
 	before := descriptors(t)
 	for range 3 {
-		eachItsOwn(t)
+		eachItsOwn(t, &p)
 		if after := descriptors(t); after != before {
 			t.Errorf("%d descriptors, %d before", after, before)
 		}
 	}
+	p.Close()
+	if after := descriptors(t); after != none {
+		t.Errorf("%d descriptors after Close, %d before the first use", after, none)
+	}
+}
+
+func TestCloseDuringUse(t *testing.T) {
+	var p Instances
+	none := descriptors(t)
+	err := p.Use(func(dir string) error {
+		p.Close()
+		_, err := read(dir)
+		return err
+	})
+	if err != nil {
+		t.Errorf("an instance in use was closed: %v", err)
+	}
+	if after := descriptors(t); after != none {
+		t.Errorf("%d descriptors after the last use, %d before", after, none)
+	}
 }
 
 func TestUseWhereNothingCanBeMounted(t *testing.T) {
-	refused = true
-	defer func() { refused = false }()
-	eachItsOwn(t)
+	p := Instances{refused: true}
+	eachItsOwn(t, &p)
 	dirs := func(dir string) error {
 		if dir != "/proc/sys" {
 			t.Errorf("directory %s", dir)
 		}
 		return nil
 	}
-	if err := Use(dirs); err != nil {
+	if err := p.Use(dirs); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestUseReturnsTheError(t *testing.T) {
+	var p Instances
+	defer p.Close()
 	failed := errors.New("failed")
-	if err := Use(func(string) error { return failed }); !errors.Is(err, failed) {
+	if err := p.Use(func(string) error { return failed }); !errors.Is(err, failed) {
 		t.Errorf("error %v", err)
 	}
 }
