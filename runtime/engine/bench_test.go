@@ -25,7 +25,7 @@ func both(b *testing.B, measure func(*testing.B, runtime.Engine, string)) {
 			b.Cleanup(func() { _ = os.RemoveAll(state) })
 			var e runtime.Engine
 			if name == lc.Name {
-				e, err = lc.New(lc.Config{StateDir: state})
+				e, err = lc.New(lc.Config{StateDir: state, Children: &processes})
 			} else {
 				e, err = engine.New(engine.Config{StateDir: state})
 			}

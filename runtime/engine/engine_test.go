@@ -25,6 +25,9 @@ func TestMain(m *testing.M) {
 	os.Exit(runtimetest.Tests(m.Run).Run())
 }
 
+// processes are the children of this process that libcontainer has started, of all engines.
+var processes lc.Children
+
 func newEngine(t testing.TB, dir string) runtime.Engine {
 	return openWith(t, engine.Config{StateDir: dir})
 }
@@ -33,7 +36,7 @@ func newEngine(t testing.TB, dir string) runtime.Engine {
 func openWith(t testing.TB, cfg engine.Config) *engine.Engine {
 	t.Helper()
 	var err error
-	if cfg.Fallback, err = lc.New(lc.Config{StateDir: cfg.StateDir}); err != nil {
+	if cfg.Fallback, err = lc.New(lc.Config{StateDir: cfg.StateDir, Children: &processes}); err != nil {
 		t.Fatal(err)
 	}
 	e, err := engine.New(cfg)

@@ -39,7 +39,7 @@ func BenchmarkStart(b *testing.B) {
 
 func benchmarkStart(b *testing.B, pause time.Duration) {
 	bundle := runtimetest.Bundle(b)
-	e, err := lc.New(lc.Config{StateDir: benchState(b)})
+	e, err := lc.New(lc.Config{StateDir: benchState(b), Children: &processes})
 	if err != nil {
 		b.Fatal(err)
 	}

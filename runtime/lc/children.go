@@ -14,7 +14,7 @@ import (
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
-// children are the processes that libcontainer starts for this program. It executes
+// Children are the processes that libcontainer starts for this program. It executes
 // one, stage 0, which clones stage 1, which clones stage 2, the container's init or an
 // exec; CLONE_PARENT makes all of them children of ours. When one of them dies half way,
 // killed with its container, say, libcontainer 1.5 waits for stage 0 alone
@@ -25,10 +25,9 @@ import (
 //
 // The pids of the others are known to no one then. So when a start has failed and none
 // is under way, every child that has a stage's name, and is not one that a caller was
-// given, is such a rest.
-var children = childTable{given: map[int]uint64{}}
-
-type childTable struct {
+// given, is an orphan of that start. So a process needs one table for all its engines. The zero
+// value is empty.
+type Children struct {
 	mu       sync.Mutex
 	starting int            // starts under way
 	failed   bool           // one has failed since the last sweep
@@ -37,7 +36,7 @@ type childTable struct {
 }
 
 // begin says that a start is under way, until done.
-func (t *childTable) begin() {
+func (t *Children) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.starting++
@@ -45,11 +44,14 @@ func (t *childTable) begin() {
 
 // done says what became of it: child is whom the caller is given, zero if the start has
 // failed and is undone.
-func (t *childTable) done(child base.Process) {
+func (t *Children) done(child base.Process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.starting--
 	if child.Pid > 0 {
+		if t.given == nil {
+			t.given = map[int]uint64{}
+		}
 		t.given[child.Pid] = child.Start
 		t.forgetLocked()
 	} else {
@@ -62,7 +64,7 @@ func (t *childTable) done(child base.Process) {
 }
 
 // forgetLocked drops those that have been reaped, each time there are twice as many.
-func (t *childTable) forgetLocked() {
+func (t *Children) forgetLocked() {
 	if len(t.given) < max(t.checkAt, 64) {
 		return
 	}
@@ -74,11 +76,11 @@ func (t *childTable) forgetLocked() {
 	t.checkAt = 2 * len(t.given)
 }
 
-// restTimeout bounds the wait for a rest that is killed.
-const restTimeout = time.Second
+// orphanTimeout bounds the wait for an orphan that is killed.
+const orphanTimeout = time.Second
 
 // reapOrphansLocked kills and reaps the orphans of failed starts.
-func (t *childTable) reapOrphansLocked() {
+func (t *Children) reapOrphansLocked() {
 	paths, _ := filepath.Glob("/proc/[1-9]*/stat") // the pattern is valid
 	for _, path := range paths {
 		stat, err := os.ReadFile(path)
@@ -92,7 +94,7 @@ func (t *childTable) reapOrphansLocked() {
 		if _, began, err := base.ProcStat(pid); err != nil || t.given[pid] == began {
 			continue
 		}
-		reapRest(pid)
+		reapOrphan(pid)
 	}
 }
 
@@ -108,8 +110,8 @@ func isStage(stat []byte, parent int) bool {
 	return len(fields) > 1 && string(fields[1]) == strconv.Itoa(parent)
 }
 
-func reapRest(pid int) {
-	ctx, cancel := context.WithTimeout(context.Background(), restTimeout)
+func reapOrphan(pid int) {
+	ctx, cancel := context.WithTimeout(context.Background(), orphanTimeout)
 	defer cancel()
 	fds := base.OpenPidfds([]int{pid})
 	for _, fd := range fds {

@@ -79,13 +79,13 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 	if err := e.store.Claim(c.Rec); err != nil {
 		return nil, err
 	}
-	children.begin()
+	e.children.begin()
 	if err := c.build(ctx, cfg, proc, start); err != nil {
 		err = errors.Join(err, c.undo())
-		children.done(base.Process{})
+		e.children.done(base.Process{})
 		return nil, err
 	}
-	children.done(c.Rec.Init)
+	e.children.done(c.Rec.Init)
 	return c, nil
 }
 

@@ -37,14 +37,18 @@ type Config struct {
 	// Log gets warnings, such as a setting the kernel refused. nil is
 	// slog.Default().
 	Log *slog.Logger
+	// Children are those of this process. Engines of one process must share them, or the failed start
+	// of one engine would kill what another one is starting. nil is for a process with one engine.
+	Children *Children
 }
 
 // Engine implements runtime.Engine. It holds no state besides the directory, so
 // any number of them, in any number of processes, may share one.
 type Engine struct {
-	store  *base.Store
-	log    *slog.Logger
-	warmer cgroupwarm.Warmer
+	store    *base.Store
+	log      *slog.Logger
+	warmer   cgroupwarm.Warmer
+	children *Children
 }
 
 var _ runtime.Engine = (*Engine)(nil)
@@ -56,7 +60,10 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	bridgeLogs(store.Log())
-	return &Engine{store: store, log: store.Log()}, nil
+	if cfg.Children == nil {
+		cfg.Children = new(Children)
+	}
+	return &Engine{store: store, log: store.Log(), children: cfg.Children}, nil
 }
 
 // Load implements runtime.Engine.

@@ -8,8 +8,11 @@ import (
 	"github.com/coracle-project/coracle/runtime/runtimetest"
 )
 
+// processes are the children of this process, of all its engines.
+var processes lc.Children
+
 func newEngine(t testing.TB, dir string) runtime.Engine {
-	e, err := lc.New(lc.Config{StateDir: dir})
+	e, err := lc.New(lc.Config{StateDir: dir, Children: &processes})
 	if err != nil {
 		t.Fatal(err)
 	}

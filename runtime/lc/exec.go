@@ -44,7 +44,7 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 	if err != nil {
 		return 0, err
 	}
-	child, err := launch(lib, proc)
+	child, err := c.engine.launch(lib, proc)
 	if err != nil {
 		if !c.Rec.Init.Alive() {
 			return 0, fmt.Errorf("%w: it ended meanwhile: %w", runtime.ErrNotRunning, err)
@@ -56,9 +56,9 @@ func (c *container) exec(ctx context.Context, p *specs.Process, opts runtime.Exe
 }
 
 // launch starts a process that the caller reaps.
-func launch(lib *libcontainer.Container, proc *libcontainer.Process) (child base.Process, err error) {
-	children.begin()
-	defer func() { children.done(child) }()
+func (e *Engine) launch(lib *libcontainer.Container, proc *libcontainer.Process) (child base.Process, err error) {
+	e.children.begin()
+	defer func() { e.children.done(child) }()
 	if err := lib.Start(proc); err != nil {
 		return base.Process{}, err
 	}

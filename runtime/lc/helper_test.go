@@ -21,7 +21,7 @@ const helperArg = "engine-helper"
 // createRuntime hook's shell script, which may be empty.
 func helper(args []string) int {
 	stateDir, bundle, id, script := args[0], args[1], args[2], args[3]
-	e, err := lc.New(lc.Config{StateDir: stateDir})
+	e, err := lc.New(lc.Config{StateDir: stateDir, Children: &processes})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

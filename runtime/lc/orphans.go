@@ -78,7 +78,7 @@ func parentOf(pid int) int {
 func (c *container) reapOrphans(pids []int) {
 	for _, pid := range pids {
 		if pid != c.Rec.Init.Pid {
-			reapRest(pid)
+			reapOrphan(pid)
 		}
 	}
 }

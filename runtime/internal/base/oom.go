@@ -22,14 +22,12 @@ func (s *Store) AllowedOOMScore(id string, want *int) *int {
 	if err != nil || *want >= own {
 		return want
 	}
-	warnOOMOnce.Do(func() {
+	s.warnOOM.Do(func() {
 		s.log.Warn("oom_score_adj cannot be lowered without CAP_SYS_RESOURCE, containers get this process's own",
 			"container", id, "wanted", *want, "set", own)
 	})
 	return &own
 }
-
-var warnOOMOnce sync.Once
 
 var mayLowerOOMScore = sync.OnceValue(func() bool {
 	data, err := os.ReadFile("/proc/self/status")

@@ -37,6 +37,7 @@ type Store struct {
 	remover *remover.Remover
 
 	sweepOnce sync.Once
+	warnOOM   sync.Once // that oom_score_adj cannot be lowered
 }
 
 // NewStore checks the configuration. It touches nothing. A nil log is slog.Default().
