@@ -33,6 +33,7 @@ func (o *upOptions) settings() map[string]any {
 		"scheduler-config":      &o.SchedulerConfig,
 		"authentication-config": &o.AuthenticationConfig, "authentication-token-webhook-config-file": &o.TokenWebhook,
 		"authentication-token-webhook-version": &o.TokenWebhookVersion, "pod-security": &o.PodSecurity,
+		"manifests": &o.Manifests,
 	}
 }
 
@@ -169,6 +170,9 @@ func (o *upOptions) check() error {
 		if _, err := os.Stat(o.Config); err != nil {
 			return fmt.Errorf("up: --runtime-config: %w", err)
 		}
+	}
+	if o.Manifests != "" && o.Manifests != noManifests && !filepath.IsAbs(o.Manifests) {
+		return fmt.Errorf("up: --manifests %q is neither an absolute path nor %s", o.Manifests, noManifests)
 	}
 	if o.AuditLog == standardOutput {
 		return fmt.Errorf("up: --audit-log-path %s: the cluster's standard output is its own log, kube.log: name a file", standardOutput)

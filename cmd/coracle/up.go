@@ -86,6 +86,8 @@ type upOptions struct {
 	PodSecurity          string `json:"podSecurity,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
+	// Manifests is the directory whose manifests are applied, or noManifests.
+	Manifests string `json:"manifests,omitempty"`
 
 	apply   []string
 	timeout time.Duration
@@ -179,10 +181,14 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		"version of authentication.k8s.io for it: v1 or v1beta1 (default: v1beta1)")
 	f.StringVar(&o.PodSecurity, "pod-security", "",
 		"`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
+	f.StringVar(&o.Manifests, "manifests", "/etc/coracle/manifests", "`DIRECTORY` whose manifests are applied and kept, or none")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "limit for the whole start")
 	return f
 }
+
+// noManifests is the setting with which no manifests are applied.
+const noManifests = "none"
 
 // refuseShortNames is the setting with which images' names have to name their registry.
 const refuseShortNames = "none"
@@ -387,6 +393,9 @@ func kubeArgs(p place, o upOptions) []string {
 		if further[1] != "" {
 			args = append(args, further[0], further[1])
 		}
+	}
+	if o.Manifests != "" && o.Manifests != noManifests {
+		args = append(args, "--manifests", o.Manifests)
 	}
 	if o.PoliciesOff {
 		args = append(args, "--network-policies=false")

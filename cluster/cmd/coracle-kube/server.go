@@ -36,6 +36,7 @@ func serverCommand() *cobra.Command {
 	var api apiOptions
 	var n nodeOptions
 	var d dnsOptions
+	var m manifestsDir
 	var check bool
 	cmd := &cobra.Command{
 		Use:   "server",
@@ -54,9 +55,12 @@ it finds them again when it is started.`,
 				if err == nil {
 					err = release()
 				}
-				return errors.Join(checkAll(api, n, d), err, api.settings().Listens(), api.balancers.checkHost(api.port))
+				return errors.Join(checkAll(api, n, d), m.check(), err, api.settings().Listens(), api.balancers.checkHost(api.port))
 			}
-			return serve(cmd.Context(), api, n, d)
+			if err := m.check(); err != nil {
+				return err
+			}
+			return serve(cmd.Context(), api, n, d, m)
 		},
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
@@ -67,6 +71,7 @@ it finds them again when it is started.`,
 		"enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	api.define(cmd.Flags())
 	api.balancers.define(cmd.Flags())
+	m.define(cmd.Flags())
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
 	return cmd
@@ -94,7 +99,7 @@ func checkAll(api apiOptions, n nodeOptions, d dnsOptions) error {
 }
 
 // serve runs all parts until ctx ends or one of them fails.
-func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) error {
+func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m manifestsDir) error {
 	began := time.Now()
 	if err := checkAll(api, n, d); err != nil {
 		return err
@@ -164,7 +169,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions) err
 	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
 		return err
 	}
-	if parts, err = withLocalPathClass(server, parts); err != nil {
+	if parts, err = withObjects(server, m, n.name, &board, parts); err != nil {
 		return err
 	}
 	if parts, err = withClusterInfo(server, bundle, api, n, d, parts); err != nil {

@@ -1,0 +1,284 @@
+// Package manifests applies the manifests in a directory of this machine to the cluster, and keeps
+// them applied: a changed file is applied again, an object that something else changes or deletes
+// is put back, and objects whose file or document is gone are deleted.
+//
+// All objects of the directory are one set in the sense of kubectl's apply sets: the ConfigMap
+// kube-system/coracle-manifests is the set's parent, and lists the kinds in it. Each object has the
+// set's label, and an annotation with the name of its file. So a restart finds what an earlier
+// process has applied, also if it was killed between two steps:
+//
+//	the parent lists the new kinds -> objects are applied -> old ones are deleted -> the parent drops kinds
+//
+// A file with an error changes nothing, and nothing of it is deleted. A directory that does not
+// exist is no empty one: what was applied from it stays.
+package manifests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
+	"github.com/coracle-project/coracle/cluster/health"
+)
+
+// Options are what a Set needs. All but Health are required.
+type Options struct {
+	// Dir has the manifests: files *.yaml, *.yml and *.json. It may be missing.
+	Dir      string
+	Kube     kubernetes.Interface
+	Dynamic  dynamic.Interface
+	Metadata metadata.Interface
+	Mapper   meta.ResettableRESTMapper
+	Events   record.EventRecorder
+	Health   *health.Part
+}
+
+// Set is the objects of a directory.
+type Set struct {
+	Options
+	frame *frame.Controller
+	// told is what was logged and recorded last, by file. pause is until the next try after a failure.
+	// Only the worker uses them, down to kinds.
+	told  map[string]string
+	pause time.Duration
+	// known are the objects at the last sync that had no error: while they are the same, nothing is to
+	// be deleted.
+	known  map[objectKey]bool
+	parent *corev1.ConfigMap
+	kinds  map[objectKind]*kindWatch
+
+	mu sync.Mutex
+	// applied is what the API server has made of each object.
+	applied map[objectKey]version
+}
+
+// version is an object as it was applied.
+type version struct {
+	digest          string // of what the file says
+	uid             string
+	generation      int64
+	resourceVersion string
+}
+
+const (
+	everything   = "manifests" // the only key: objects move between files
+	firstPause   = time.Second
+	longestPause = 5 * time.Minute
+	eventReason  = "ManifestFailed"
+)
+
+// New returns a set that does nothing before Run.
+func New(o Options) *Set {
+	s := &Set{Options: o, told: map[string]string{}, applied: map[objectKey]version{}, kinds: map[objectKind]*kindWatch{}}
+	s.frame = frame.New("manifests", 1, s.sync)
+	s.frame.Also(s.follow)
+	return s
+}
+
+// Run keeps the manifests applied until ctx ends.
+func (s *Set) Run(ctx context.Context) error {
+	defer s.endWatches()
+	s.frame.Run(ctx)
+	return nil
+}
+
+// again has the directory compared with the cluster.
+func (s *Set) again() { s.frame.Add(everything) }
+
+// sync makes the cluster have what the directory says.
+func (s *Set) sync(ctx context.Context, _ string) error {
+	files, err := read(s.Dir)
+	if err != nil {
+		s.tell(map[string]error{s.Dir: err})
+		return nil // following the directory brings the next try
+	}
+	if files == nil {
+		s.tell(nil)
+		s.Health.Works("no directory " + s.Dir)
+		return nil
+	}
+	failed := map[string]error{}
+	objects := s.resolve(files, failed)
+	if err := s.apply(ctx, objects, failed); err != nil {
+		failed[s.Dir] = err
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	s.tell(failed)
+	if len(failed) == 0 {
+		s.pause = 0
+		s.Health.Works(fmt.Sprintf("%d objects of %d files in %s are applied", len(objects), len(files), s.Dir))
+		return nil
+	}
+	s.pause = min(max(2*s.pause, firstPause), longestPause)
+	s.frame.AddAfter(everything, s.pause)
+	return nil
+}
+
+// resolve finds the resource of each object. Errors go to failed, by file. A file with an error has
+// no objects, unless kinds are missing that manifests define: the rest is applied then.
+func (s *Set) resolve(files map[string]file, failed map[string]error) map[objectKey]*object {
+	objects := map[objectKey]*object{}
+	defined := definedGroups(files)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		f := files[name]
+		own := map[objectKey]*object{}
+		err := f.err
+		var undefined error
+		for k := 0; err == nil && k < len(f.objects); k++ {
+			o, oerr := s.newObject(name, k, f.objects[k])
+			switch {
+			case meta.IsNoMatchError(oerr) && defined[f.objects[k].GroupVersionKind().Group]:
+				undefined = oerr
+			case oerr != nil:
+				err = oerr
+			case objects[o.key] != nil:
+				err = fmt.Errorf("%s is in %s, too", o.key, objects[o.key].file)
+			case own[o.key] != nil:
+				err = fmt.Errorf("%s is in it twice", o.key)
+			default:
+				own[o.key] = o
+			}
+		}
+		if err == nil {
+			maps.Copy(objects, own)
+			err = undefined
+		}
+		if err != nil {
+			failed[name] = err
+		}
+	}
+	return objects
+}
+
+// definedGroups are the API groups for which manifests define kinds.
+func definedGroups(files map[string]file) map[string]bool {
+	groups := map[string]bool{}
+	for _, f := range files {
+		for _, o := range f.objects {
+			if o.GroupVersionKind().GroupKind() == definitionKind {
+				group, _, _ := unstructured.NestedString(o.Object, "spec", "group")
+				groups[group] = true
+			}
+		}
+	}
+	return groups
+}
+
+// apply applies objects, and deletes those that were applied once and are in no file any more.
+func (s *Set) apply(ctx context.Context, objects map[objectKey]*object, failed map[string]error) error {
+	if err := s.openParent(ctx, len(objects) > 0 || len(failed) > 0); err != nil || s.parent == nil {
+		return err
+	}
+	wanted := map[objectKind]bool{}
+	for _, o := range objects {
+		wanted[o.kind()] = true
+	}
+	if err := s.listKinds(ctx, wanted, false); err != nil {
+		return err
+	}
+	if err := s.watch(ctx, objects); err != nil {
+		return err
+	}
+	for _, o := range inOrder(objects) {
+		if err := s.applyOne(ctx, o); err != nil {
+			failed[o.file] = errors.Join(failed[o.file], err)
+		}
+	}
+	keys := map[objectKey]bool{}
+	for key := range objects {
+		keys[key] = true
+	}
+	if maps.Equal(keys, s.known) && len(failed) == 0 {
+		return nil
+	}
+	if err := s.prune(ctx, keys, failed); err != nil {
+		return err
+	}
+	if len(failed) > 0 {
+		s.known = nil
+		return nil
+	}
+	s.known = keys
+	return s.listKinds(ctx, wanted, true)
+}
+
+// inOrder returns objects in the order in which files and documents have them, definitions of kinds
+// and namespaces first.
+func inOrder(objects map[objectKey]*object) []*object {
+	return slices.SortedFunc(maps.Values(objects), func(a, b *object) int {
+		if a.rank != b.rank {
+			return a.rank - b.rank
+		}
+		if a.file != b.file {
+			return strings.Compare(a.file, b.file)
+		}
+		return a.place - b.place
+	})
+}
+
+// tell writes an event and a line of the log for each file whose error is another than last time,
+// and has status show the first of them.
+func (s *Set) tell(failed map[string]error) {
+	now := map[string]string{}
+	var first error
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		now[name] = oneLine(failed[name])
+		if first == nil {
+			first = fmt.Errorf("%s: %s", name, now[name])
+		}
+		if now[name] == s.told[name] {
+			continue
+		}
+		slog.Warn("a manifest is not applied", "file", name, "err", now[name])
+		if s.parent != nil {
+			s.Events.Eventf(s.parent, corev1.EventTypeWarning, eventReason, "%s: %s", name, now[name])
+		}
+	}
+	s.told = now
+	switch {
+	case first == nil:
+	case len(failed) > 1:
+		s.Health.Fails(fmt.Errorf("%w (and %d more files)", first, len(failed)-1))
+	default:
+		s.Health.Fails(first)
+	}
+}
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+// changed is called for each event of an object with the set's label.
+func (s *Set) changed(key objectKey, now metav1.Object, gone bool) {
+	s.mu.Lock()
+	was, ok := s.applied[key]
+	same := ok && !gone && string(now.GetUID()) == was.uid && now.GetDeletionTimestamp() == nil
+	if same && was.generation != 0 {
+		same = now.GetGeneration() == was.generation
+	} else if same {
+		same = now.GetResourceVersion() == was.resourceVersion
+	}
+	if ok && !same {
+		delete(s.applied, key)
+	}
+	s.mu.Unlock()
+	if ok && !same {
+		s.again()
+	}
+}

@@ -1,0 +1,314 @@
+package manifests
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/upstream"
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// serve runs an API server until the test ends, and returns a Set of an administrator.
+func serve(t *testing.T) *client.Set {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "manifests") // t.TempDir's name is too long for a socket's
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials})
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, err := client.New(server.ClientConfig("test", "system:masters"), server.Informers())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-server.Ready():
+	case err := <-ended:
+		ended <- nil
+		t.Fatal(err)
+	}
+	return admin
+}
+
+// directory is the manifests under test, and a cluster.
+type directory struct {
+	t     *testing.T
+	dir   string
+	admin *client.Set
+	board *health.Board
+}
+
+// run keeps the directory applied until the returned function is called.
+func (d *directory) run() (stop func()) {
+	d.t.Helper()
+	must := func(err error) {
+		if err != nil {
+			d.t.Fatal(err)
+		}
+	}
+	objects, err := dynamic.NewForConfig(d.admin.Config)
+	must(err)
+	facts, err := metadata.NewForConfig(d.admin.Config)
+	must(err)
+	events, flush := d.admin.Recorder("test", "")
+	d.board = &health.Board{}
+	set := New(Options{
+		Dir: d.dir, Kube: d.admin.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(d.admin.Kube.Discovery()),
+		Events: events, Health: d.board.Add("manifests"),
+	})
+	ctx, cancel := context.WithCancel(d.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- set.Run(ctx) }()
+	return func() {
+		cancel()
+		must(<-done)
+		flush()
+	}
+}
+
+func (d *directory) write(name, text string) {
+	d.t.Helper()
+	if err := os.WriteFile(filepath.Join(d.dir, name), []byte(text), 0o644); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// until waits until the ConfigMaps of the namespace default are "name=value of v" for each of want.
+func (d *directory) until(want ...string) {
+	d.t.Helper()
+	maps := d.admin.Kube.CoreV1().ConfigMaps("default")
+	w, err := maps.Watch(d.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer w.Stop()
+	last := ""
+	for ok := true; ok; _, ok = <-w.ResultChan() {
+		all, err := maps.List(d.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			d.t.Fatalf("%v; last: %s", err, last)
+		}
+		var have []string
+		for _, m := range all.Items {
+			have = append(have, m.Name+"="+m.Data["v"])
+		}
+		if last = strings.Join(have, " "); last == strings.Join(want, " ") {
+			return
+		}
+	}
+	d.t.Fatalf("the watch ended with %s", last)
+}
+
+// event waits for an event of the set that says want.
+func (d *directory) event(want string) {
+	d.t.Helper()
+	w, err := d.admin.Kube.CoreV1().Events(metav1.NamespaceSystem).Watch(d.t.Context(),
+		metav1.ListOptions{FieldSelector: "involvedObject.name=" + parentName})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		if ev, ok := e.Object.(*corev1.Event); ok && strings.Contains(ev.Message, want) {
+			return
+		}
+	}
+	d.t.Fatalf("no event says %q", want)
+}
+
+func configMap(name, value string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\ndata: {v: %q}\n", name, value)
+}
+
+func TestManifestsAreKept(t *testing.T) {
+	d := &directory{t: t, dir: filepath.Join(t.TempDir(), "etc", "manifests"), admin: serve(t)}
+	maps := d.admin.Kube.CoreV1().ConfigMaps("default")
+	stop := d.run()
+	d.until()
+	// The directory is made later, with what is above it.
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.write("a.yaml", configMap("one", "1")+"---\n# nothing\n---\n"+configMap("two", "2"))
+	d.until("one=1", "two=2")
+	one, err := maps.Get(t.Context(), "one", metav1.GetOptions{})
+	if err != nil || one.Labels[partOfLabel] != setID || one.Annotations[fileAnnotation] != "a.yaml" {
+		t.Errorf("%+v, %v", one, err)
+	}
+	// What others change or delete is put back.
+	if _, err := maps.Patch(t.Context(), "one", types.MergePatchType, []byte(`{"data":{"v":"9"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := maps.Delete(t.Context(), "two", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.until("one=1", "two=2")
+	// An object that moves to another file is the same object.
+	if err := os.Rename(filepath.Join(d.dir, "a.yaml"), filepath.Join(d.dir, "b.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	d.write("c.json", `{"apiVersion":"v1","kind":"List","items":[
+		{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"three"},"data":{"v":"3"}}]}`)
+	d.until("one=1", "three=3", "two=2")
+	if moved, err := maps.Get(t.Context(), "one", metav1.GetOptions{}); err != nil || moved.UID != one.UID {
+		t.Errorf("the object was made again: %v", err)
+	}
+	// A document that goes takes its object along, and so does a file, also while nothing follows it.
+	d.write("b.yaml", configMap("one", "1b"))
+	d.until("one=1b", "three=3")
+	stop()
+	if err := os.Remove(filepath.Join(d.dir, "c.json")); err != nil {
+		t.Fatal(err)
+	}
+	d.write("d.yaml", configMap("four", "4"))
+	stop = d.run()
+	d.until("four=4", "one=1b")
+	// Without its directory everything stays.
+	stop()
+	if err := os.Rename(d.dir, d.dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	stop = d.run()
+	d.board.Wait(t.Context())
+	d.until("four=4", "one=1b")
+	stop()
+}
+
+func TestFaultsOfManifests(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	d.write("a.yaml", configMap("one", "1"))
+	stop := d.run()
+	defer func() { stop() }()
+	d.until("one=1")
+	for name, test := range map[string]struct{ text, want string }{
+		"not-yaml.yaml":  {"a: [", "not-yaml.yaml: document 1: "},
+		"no-kind.yaml":   {configMap("x", "") + "---\nmetadata: {name: a}\n", "no-kind.yaml: document 2: an object without apiVersion and kind"},
+		"no-name.yaml":   {"apiVersion: v1\nkind: ConfigMap\n", "no-name.yaml: document 1: ConfigMap: metadata.name is missing"},
+		"twice.yaml":     {configMap("x", "") + "---\n" + configMap("x", ""), "twice.yaml: ConfigMap default/x is in it twice"},
+		"theirs.yaml":    {configMap("one", "2"), "theirs.yaml: ConfigMap default/one is in a.yaml, too"},
+		"no-field.yaml":  {configMap("w", "") + "dada: {}\n", `no-field.yaml: ConfigMap default/w: failed to create typed patch object`},
+		"no-kind-2.yaml": {"apiVersion: boat/v1\nkind: Oar\nmetadata: {name: a}\n", `no-kind-2.yaml: Oar a: no matches for kind "Oar" in version "boat/v1"`},
+		"cluster.yaml": {
+			"apiVersion: v1\nkind: Namespace\nmetadata: {name: a, namespace: b}\n",
+			`cluster.yaml: Namespace a: it has no namespace, but metadata.namespace is "b"`,
+		},
+	} {
+		d.write(name, test.text)
+		d.event(test.want)
+		if err := os.Remove(filepath.Join(d.dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A file with an error keeps what it had, and others are applied.
+	d.write("a.yaml", "apiVersion: v1\nkind: [")
+	d.event("a.yaml: document 1: ")
+	d.write("b.yaml", configMap("two", "2"))
+	d.until("one=1", "two=2")
+	if s := d.board.States()[0]; s.Healthy || !strings.HasPrefix(s.Message, "a.yaml: document 1: ") {
+		t.Errorf("%+v", s)
+	}
+	d.write("a.yaml", configMap("one", "3"))
+	d.until("one=3", "two=2")
+	// What another set has is left to it.
+	labels := map[string]string{partOfLabel: "applyset-of-others"}
+	_, err := d.admin.Kube.CoreV1().ConfigMaps("default").Create(t.Context(),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "zero", Labels: labels}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.write("zero.yaml", configMap("zero", "0"))
+	d.event("ConfigMap default/zero: it belongs to the apply set applyset-of-others")
+	d.until("one=3", "two=2", "zero=")
+}
+
+// A kind and an object of it can be in one file. What a run that was cut off has left is deleted by
+// the next one.
+func TestKindsOfManifests(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	d.write("oars.yaml", `apiVersion: boat.example/v1
+kind: Oar
+metadata: {name: left, namespace: default}
+spec: {length: 3}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: oars.boat.example}
+spec:
+  group: boat.example
+  scope: Namespaced
+  names: {kind: Oar, plural: oars, singular: oar}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {length: {type: integer}}}}}}
+---
+`+configMap("after", "1"))
+	stop := d.run()
+	d.until("after=1")
+	objects, err := dynamic.NewForConfig(d.admin.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const kinds = "ConfigMap,CustomResourceDefinition.apiextensions.k8s.io,Oar.boat.example"
+	parents, err := d.admin.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Watch(t.Context(),
+		metav1.ListOptions{FieldSelector: "metadata.name=" + parentName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer parents.Stop()
+	// The set lists the kind before it applies an object of it.
+	for e := range parents.ResultChan() {
+		if m, ok := e.Object.(*corev1.ConfigMap); ok && m.Annotations[kindsAnnotation] == kinds {
+			break
+		}
+	}
+	oars, err := objects.Resource(schema.GroupVersionResource{Group: "boat.example", Version: "v1", Resource: "oars"}).
+		Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer oars.Stop()
+	if _, ok := <-oars.ResultChan(); !ok {
+		t.Fatal("no object of the kind was applied")
+	}
+	stop()
+	// Of a run that was cut off.
+	left := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "left", Labels: map[string]string{partOfLabel: setID}}}
+	if _, err := d.admin.Kube.CoreV1().ConfigMaps("default").Create(t.Context(), left, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stop = d.run()
+	defer stop()
+	d.until("after=1")
+}

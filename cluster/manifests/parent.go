@@ -1,0 +1,144 @@
+package manifests
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Labels and annotations of kubectl's apply sets (KEP-3659).
+const (
+	idLabel           = "applyset.kubernetes.io/id"
+	partOfLabel       = "applyset.kubernetes.io/part-of"
+	toolingAnnotation = "applyset.kubernetes.io/tooling"
+	kindsAnnotation   = "applyset.kubernetes.io/contains-group-kinds"
+	// Objects may be in any namespace.
+	namespacesAnnotation = "applyset.kubernetes.io/additional-namespaces"
+
+	tooling = "coracle/v1"
+)
+
+// parentName is the ConfigMap in kube-system that is the parent of the set.
+const parentName = "coracle-manifests"
+
+// setID is the set's, as the KEP computes it from the parent.
+var setID = func() string {
+	sum := sha256.Sum256([]byte(strings.Join([]string{parentName, metav1.NamespaceSystem, "ConfigMap", ""}, ".")))
+	return "applyset-" + base64.RawURLEncoding.EncodeToString(sum[:]) + "-v1"
+}()
+
+// openParent reads the parent, and makes it if it does not exist and needed says so.
+func (s *Set) openParent(ctx context.Context, needed bool) error {
+	if s.parent != nil {
+		return nil
+	}
+	maps := s.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	parent, err := maps.Get(ctx, parentName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		if !needed {
+			return nil
+		}
+		parent, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Name: parentName, Namespace: metav1.NamespaceSystem,
+			Labels:      map[string]string{idLabel: setID},
+			Annotations: map[string]string{toolingAnnotation: tooling, kindsAnnotation: ""},
+		}}, metav1.CreateOptions{FieldManager: fieldManager})
+	}
+	if err != nil {
+		return fmt.Errorf("ConfigMap %s: %w", parentName, err)
+	}
+	parent.Kind, parent.APIVersion = "ConfigMap", "v1" // events refer to it
+	s.parent = parent
+	return nil
+}
+
+// listed are the kinds that the parent lists.
+func (s *Set) listed() map[objectKind]bool {
+	all := map[objectKind]bool{}
+	for text := range strings.SplitSeq(s.parent.Annotations[kindsAnnotation], ",") {
+		if text != "" {
+			all[schema.ParseGroupKind(text)] = true
+		}
+	}
+	return all
+}
+
+// listKinds has the parent list kinds in addition to those that it lists or, with only, instead of
+// them.
+func (s *Set) listKinds(ctx context.Context, kinds map[objectKind]bool, only bool) error {
+	before := s.listed()
+	after := maps.Clone(kinds)
+	if !only {
+		maps.Copy(after, before)
+	}
+	if maps.Equal(before, after) && s.parent.Labels[idLabel] == setID {
+		return nil
+	}
+	var names []string
+	for kind := range after {
+		names = append(names, kind.String())
+	}
+	slices.Sort(names)
+	next := s.parent.DeepCopy()
+	set(next.GetLabels, next.SetLabels, idLabel, setID)
+	set(next.GetAnnotations, next.SetAnnotations, toolingAnnotation, tooling)
+	set(next.GetAnnotations, next.SetAnnotations, kindsAnnotation, strings.Join(names, ","))
+	next, err := s.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil {
+		s.parent = nil // it has changed, or is gone: the next try reads it again
+		return fmt.Errorf("ConfigMap %s: %w", parentName, err)
+	}
+	next.Kind, next.APIVersion = "ConfigMap", "v1"
+	s.parent = next
+	return nil
+}
+
+// prune deletes the objects of the set that are none of keys, but for those of files that have
+// failed: what these say is not known.
+func (s *Set) prune(ctx context.Context, keys map[objectKey]bool, failed map[string]error) error {
+	var errs []error
+	for kind := range s.listed() {
+		mapping, err := s.Mapper.RESTMapping(kind)
+		if meta.IsNoMatchError(err) {
+			continue // its definition is gone, and its objects with it
+		}
+		if err != nil {
+			return err
+		}
+		resource := s.Metadata.Resource(mapping.Resource)
+		all, err := resource.List(ctx, metav1.ListOptions{LabelSelector: partOfLabel + "=" + setID})
+		if err != nil {
+			return fmt.Errorf("%s: %w", kind.Kind, err)
+		}
+		for k := range all.Items {
+			o := &all.Items[k]
+			key := objectKey{kind, o.Namespace, o.Name}
+			if keys[key] || failed[o.Annotations[fileAnnotation]] != nil || failed[s.Dir] != nil {
+				continue
+			}
+			background := metav1.DeletePropagationBackground
+			err := resource.Namespace(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{
+				PropagationPolicy: &background, Preconditions: metav1.NewUIDPreconditions(string(o.UID)),
+			})
+			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+				errs = append(errs, fmt.Errorf("delete %s: %w", key, err))
+				continue
+			}
+			s.mu.Lock()
+			delete(s.applied, key)
+			s.mu.Unlock()
+		}
+	}
+	return errors.Join(errs...)
+}

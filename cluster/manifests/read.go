@@ -1,0 +1,143 @@
+package manifests
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	// longestFile is the largest manifest in bytes, mostFiles how many a directory may have.
+	longestFile = 8 << 20
+	mostFiles   = 1000
+)
+
+var suffixes = []string{".yaml", ".yml", ".json"}
+
+// file is what a manifest says, or what is wrong with it.
+type file struct {
+	objects []*unstructured.Unstructured
+	err     error
+}
+
+// read returns the manifests of a directory by their names, nil if the directory does not exist.
+func read(dir string) (map[string]file, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]file{}
+	for _, e := range entries {
+		// Editors keep what they write in hidden files first.
+		if strings.HasPrefix(e.Name(), ".") || !slices.Contains(suffixes, filepath.Ext(e.Name())) {
+			continue
+		}
+		if len(files) == mostFiles {
+			return nil, fmt.Errorf("more than %d manifests", mostFiles)
+		}
+		objects, err := readFile(filepath.Join(dir, e.Name()))
+		if errors.Is(err, fs.ErrNotExist) && e.Type().IsRegular() {
+			continue // it was removed meanwhile
+		}
+		files[e.Name()] = file{objects, err}
+	}
+	return files, nil
+}
+
+func readFile(path string) ([]*unstructured.Unstructured, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() { // a FIFO would be waited for
+		return nil, errors.New("it is no regular file")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, longestFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > longestFile {
+		return nil, fmt.Errorf("it is larger than %d bytes", longestFile)
+	}
+	return parse(data)
+}
+
+// parse returns the objects of a manifest. Documents without content are left out, and lists are
+// taken apart.
+func parse(data []byte) (objects []*unstructured.Unstructured, err error) {
+	documents := utilyaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(data)))
+	defer func() { _ = documents.Close() }()
+	whole := make([]byte, len(data)+1) // a document that does not fit would come in pieces
+	for number := 1; ; number++ {
+		n, err := documents.Read(whole)
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", number, err)
+		}
+		found, err := parseDocument(whole[:n])
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", number, err)
+		}
+		objects = append(objects, found...)
+	}
+}
+
+func parseDocument(data []byte) ([]*unstructured.Unstructured, error) {
+	var content map[string]any
+	if err := yaml.UnmarshalStrict(data, &content); err != nil { // duplicate keys are errors
+		return nil, err
+	}
+	if len(content) == 0 {
+		return nil, nil
+	}
+	u := &unstructured.Unstructured{Object: content}
+	if u.GetKind() == "" || u.GetAPIVersion() == "" {
+		return nil, errors.New("an object without apiVersion and kind")
+	}
+	if !u.IsList() {
+		return []*unstructured.Unstructured{u}, check(u)
+	}
+	var all []*unstructured.Unstructured
+	err := u.EachListItem(func(item runtime.Object) error {
+		one, ok := item.(*unstructured.Unstructured)
+		if !ok {
+			return fmt.Errorf("%s: an item that is no object", u.GetKind())
+		}
+		all = append(all, one)
+		return check(one)
+	})
+	return all, err
+}
+
+func check(u *unstructured.Unstructured) error {
+	switch {
+	case u.GetKind() == "" || u.GetAPIVersion() == "":
+		return errors.New("an object without apiVersion and kind")
+	case u.GetName() == "" && u.GetGenerateName() != "":
+		return fmt.Errorf("%s %s: generateName: an object that is kept needs a name", u.GetKind(), u.GetGenerateName())
+	case u.GetName() == "":
+		return fmt.Errorf("%s: metadata.name is missing", u.GetKind())
+	}
+	return nil
+}
