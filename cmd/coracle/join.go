@@ -38,19 +38,22 @@ var agentFlags = []string{
 func joinCommand(p *place) *cobra.Command {
 	var o upOptions
 	var j joining
+	var tokenFile string
 	cmd := &cobra.Command{
-		Use:   "join [https://HOST:PORT] --token TOKEN --ca-hash HASH",
+		Use:   "join [https://HOST:PORT] (--token TOKEN | --token-file FILE) --ca-hash HASH",
 		Short: "make this machine a node of a cluster on another machine",
 		Long: `join makes this machine a node of the cluster at HOST: it starts coracled, unless one already serves the socket in
 --state, and one process with kubelet, service proxy, DNS and network policies. "coracle token create" on the first
 machine prints the whole command.
 
 The token and the hash are needed once. "coracle up" starts the node again after "coracle down" or a reboot, and
-"coracle leave" takes it out of the cluster.
+"coracle leave" takes it out of the cluster. Every user of this machine can read a token in the arguments of join while
+it runs: --token-file reads it from a file or, with -, from standard input.
 
 The file of --config has flags by their names, server, token and ca-hash among them. Flags override it.`,
 		Example: `  coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:…
-  coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:… --node-name two --node-ip 10.0.0.2`,
+  coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:… --node-name two --node-ip 10.0.0.2
+  coracle join https://10.0.0.1:6443 --token-file - --ca-hash sha256:… < token`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
@@ -58,6 +61,15 @@ The file of --config has flags by their names, server, token and ca-hash among t
 			if len(args) == 1 {
 				if err := cmd.Flags().Set("server", args[0]); err != nil {
 					return err
+				}
+			}
+			if tokenFile != "" {
+				token, err := givenToken("", tokenFile, cmd.InOrStdin())
+				if err == nil {
+					err = cmd.Flags().Set("token", token)
+				}
+				if err != nil {
+					return fmt.Errorf("join: %w", err)
 				}
 			}
 			file, err := openClusterFile(cmd.Flags())
@@ -80,6 +92,8 @@ The file of --config has flags by their names, server, token and ca-hash among t
 		cmd.Flags().AddFlag(all.Lookup(name))
 	}
 	j.define(cmd.Flags())
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`FILE` with the token; - for standard input")
+	cmd.MarkFlagsMutuallyExclusive("token", "token-file")
 	return cmd
 }
 
@@ -184,9 +198,7 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 	}
 	asking, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	err = kubeTool(asking, nil, "agent", "join", j.server, "--root", p.kubeRoot(), "--token", j.token,
-		"--ca-hash", strings.Join(j.hashes, ","), "--node-name", o.Node)
-	if err != nil {
+	if err := j.ask(asking, p, o.Node); err != nil {
 		return errors.Join(fmt.Errorf("join: %w", err), last.restore(p))
 	}
 	steps.done("the cluster at " + j.server + " has given node " + o.Node + " a certificate")
@@ -195,6 +207,12 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 			p.flags())
 	}
 	return nil
+}
+
+// ask gets this machine a certificate of the cluster.
+func (j joining) ask(ctx context.Context, p place, node string) error {
+	return kubeToolReading(ctx, j.token, nil, "agent", "join", j.server, "--root", p.kubeRoot(),
+		"--ca-hash", strings.Join(j.hashes, ","), "--node-name", node)
 }
 
 // single refuses a machine that is a cluster's already.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -47,7 +48,7 @@ as kubeadm makes them. The cluster needs a --bind-address that other machines re
 }
 
 // tokens has the cluster's API act on tokens, as the administrator.
-func (p place) tokens(cmd *cobra.Command, into any, args ...string) error {
+func (p place) tokens(cmd *cobra.Command, input string, into any, args ...string) error {
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -55,15 +56,42 @@ func (p place) tokens(cmd *cobra.Command, into any, args ...string) error {
 	if _, err := os.Stat(p.kubeconfig()); err != nil {
 		return fmt.Errorf("token: no cluster of this machine: %w; 'coracle up%s' starts one", err, p.flags())
 	}
-	if err := kubeTool(ctx, into, append([]string{"token", "--kubeconfig", p.kubeconfig()}, args...)...); err != nil {
+	if err := kubeToolReading(ctx, input, into, append([]string{"token", "--kubeconfig", p.kubeconfig()}, args...)...); err != nil {
 		return fmt.Errorf("token: %w", err)
 	}
 	return nil
 }
 
+// longestToken bounds what is read of a file with a token, in bytes.
+const longestToken = 1 << 10
+
+// givenToken returns the token that was given itself, or in a file: - is standard input.
+func givenToken(given, file string, input io.Reader) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return "", fmt.Errorf("--token-file: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		input = f
+	}
+	text, err := io.ReadAll(io.LimitReader(input, longestToken+1))
+	if err != nil {
+		return "", fmt.Errorf("--token-file %s: %w", file, err)
+	}
+	token := strings.TrimSpace(string(text))
+	if token == "" || len(text) > longestToken || strings.ContainsAny(token, " \t\r\n") {
+		return "", fmt.Errorf("--token-file %s: it has to hold one token, ID.SECRET, and nothing else", file)
+	}
+	return token, nil
+}
+
 func tokenCreateCommand(p *place) *cobra.Command {
 	var format output.Format
-	var given, description string
+	var given, file, description string
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:   "create",
@@ -76,11 +104,15 @@ func tokenCreateCommand(p *place) *cobra.Command {
 				return err
 			}
 			args := []string{"create", "--ttl", ttl.String(), "--description", description}
-			if given != "" {
-				args = append(args, "--token", given)
+			if given != "" || file != "" {
+				var err error
+				if given, err = givenToken(given, file, cmd.InOrStdin()); err != nil {
+					return fmt.Errorf("token: %w", err)
+				}
+				args = append(args, "--token-stdin")
 			}
 			var made newToken
-			if err := p.tokens(cmd, &made, args...); err != nil {
+			if err := p.tokens(cmd, given, &made, args...); err != nil {
 				return err
 			}
 			made.Join = fmt.Sprintf("coracle join %s --token %s --ca-hash %s", made.Server, made.Token, made.CAHash)
@@ -90,6 +122,8 @@ func tokenCreateCommand(p *place) *cobra.Command {
 	cmd.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long the token is valid; 0 for no end")
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
 	cmd.Flags().StringVar(&given, "token", "", "the `TOKEN`, such as abcdef.0123456789abcdef (default: one is drawn)")
+	cmd.Flags().StringVar(&file, "token-file", "", "`FILE` with the token; - for standard input")
+	cmd.MarkFlagsMutuallyExclusive("token", "token-file")
 	format.Define(cmd)
 	return cmd
 }
@@ -104,7 +138,7 @@ func tokenListCommand(p *place) *cobra.Command {
 				return err
 			}
 			all := []bootstrapToken{}
-			if err := p.tokens(cmd, &all, "list"); err != nil {
+			if err := p.tokens(cmd, "", &all, "list"); err != nil {
 				return err
 			}
 			return format.Print(cmd.OutOrStdout(), all, func(w io.Writer) { tokenRows(w, all, time.Now()) })
@@ -129,6 +163,6 @@ func tokenDeleteCommand(p *place) *cobra.Command {
 	return &cobra.Command{
 		Use: "delete ID", Short: "delete a token, so that no machine joins with it any more", Args: cobra.ExactArgs(1),
 		Example: "  coracle token delete abcdef",
-		RunE:    func(cmd *cobra.Command, args []string) error { return p.tokens(cmd, nil, "delete", "--", args[0]) },
+		RunE:    func(cmd *cobra.Command, args []string) error { return p.tokens(cmd, "", nil, "delete", "--", args[0]) },
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/node/credentials"
 	"github.com/coracle-project/coracle/cluster/node/discovery"
+	"github.com/coracle-project/coracle/cluster/node/token"
 )
 
 // joinCommand is what `coracle join` runs.
@@ -27,15 +28,18 @@ func joinCommand(root *string) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use: "join https://HOST:PORT", Short: "get what makes this machine a node of a cluster", Args: cobra.ExactArgs(1),
+		Long:    "join reads the token, ID.SECRET, from standard input: arguments are visible to every user of the machine.",
 		Hidden:  true, // coracle join is for people
-		Example: "  coracle-kube agent join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:1234…",
-		RunE: func(cmd *cobra.Command, args []string) error {
+		Example: "  coracle-kube agent join https://10.0.0.1:6443 --ca-hash sha256:1234… < token",
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			g.Server = args[0]
-			_, err := credentials.Join(cmd.Context(), credentialsDir(*root), g, name)
+			if g.Token, err = token.Read(cmd.InOrStdin()); err != nil {
+				return err
+			}
+			_, err = credentials.Join(cmd.Context(), credentialsDir(*root), g, name)
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&g.Token, "token", "", "the `TOKEN`, ID.SECRET")
 	cmd.Flags().StringSliceVar(&g.Hashes, "ca-hash", nil, "`HASH` of the cluster's authority, sha256:…")
 	cmd.Flags().StringVar(&name, "node-name", hostname(), "name of this node")
 	return cmd

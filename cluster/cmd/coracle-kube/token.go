@@ -55,11 +55,17 @@ func tokenCommand() *cobra.Command {
 		}
 	}
 	var n token.New
+	var given bool
 	create := verb("create", "make a token", "  coracle-kube token create --kubeconfig admin.kubeconfig", noArguments,
-		func(ctx context.Context, kube kubernetes.Interface, _ []string) (any, error) {
+		func(ctx context.Context, kube kubernetes.Interface, _ []string) (_ any, err error) {
+			if given {
+				if n.Token, err = token.Read(cmd.InOrStdin()); err != nil {
+					return nil, err
+				}
+			}
 			return invite(ctx, kube, n)
 		})
-	create.Flags().StringVar(&n.Token, "token", "", "the `TOKEN`, ID.SECRET (default: one is drawn)")
+	create.Flags().BoolVar(&given, "token-stdin", false, "read the token, ID.SECRET, from standard input instead of drawing one")
 	create.Flags().DurationVar(&n.TTL, "ttl", 24*time.Hour, "how long it is valid; 0 for no end")
 	create.Flags().StringVar(&n.Description, "description", "", "what it is for")
 	cmd.AddCommand(create,

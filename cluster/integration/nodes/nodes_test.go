@@ -297,7 +297,11 @@ func TestTwoNodes(t *testing.T) {
 	two.refused(t, "the cluster has a node one: choose another --node-name", join(i.Token, i.CAHash, "--node-name", "one")...)
 	one.refused(t, "this machine has a cluster of its own", join(i.Token, i.CAHash)...)
 
-	two.must(t, join(i.Token, i.CAHash)...)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(i.Token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	two.must(t, append([]string{"join", i.Server, "--token-file", file, "--ca-hash", i.CAHash}, two.flags()...)...)
 	two.refused(t, "this machine is node two of the cluster at "+i.Server, join(i.Token, i.CAHash)...)
 	two.must(t, "status")
 	nodes := map[string]*corev1.Node{}

@@ -6,9 +6,11 @@
 package token
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -149,6 +151,20 @@ func Delete(ctx context.Context, kube kubernetes.Interface, idOrToken string) er
 		return fmt.Errorf("delete token %s: %w", id, err)
 	}
 	return nil
+}
+
+// longest bounds what Read reads, in bytes.
+const longest = 1 << 10
+
+// Read reads a token. Its errors do not quote it.
+func Read(r io.Reader) (string, error) {
+	text, err := io.ReadAll(io.LimitReader(r, longest))
+	if err != nil {
+		return "", fmt.Errorf("read the token: %w", err)
+	}
+	text = bytes.TrimSpace(text)
+	_, _, err = Parse(string(text))
+	return string(text), err
 }
 
 // Parse splits a token into its ID and its secret. Its errors do not quote the secret.

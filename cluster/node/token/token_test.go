@@ -14,6 +14,19 @@ import (
 	ktesting "k8s.io/client-go/testing"
 )
 
+func TestRead(t *testing.T) {
+	const good = "ghijkl.ghijklmnopqrstuv"
+	for text, want := range map[string]string{good: good, " " + good + "\n": good, "": "", "abcdef": "", good + "\n" + good: ""} {
+		got, err := Read(strings.NewReader(text))
+		if (err == nil) != (want != "") || err == nil && got != want {
+			t.Errorf("%q is read as %q, %v", text, got, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "ghijkl") {
+			t.Errorf("the error quotes the token: %v", err)
+		}
+	}
+}
+
 func TestTokens(t *testing.T) {
 	ctx, kube := t.Context(), fake.NewClientset()
 	text, info, err := Create(ctx, kube, New{TTL: time.Hour, Description: "rack 7"})
