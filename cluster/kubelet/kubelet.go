@@ -119,18 +119,19 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.recorder, k.flush = s.Recorder("kubelet", o.NodeName)
 	k.watched = newWatched(s, o)
 	k.handlers = runtimeHandlers(s)
-	if k.ranges, err = newPodRanges(o.RootDir, tellRuntime(runtime)); err != nil {
+	if k.ranges, err = newPodRanges(o.RootDir, tellRuntime(runtime), k.addressable); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	var unready func() error
+	var unready func(*v1.Node) error
 	if o.AwaitPodRanges {
-		unready = k.ranges.err
+		unready = func(n *v1.Node) error { return k.ranges.errOf(n.UID) }
 	}
 	k.reporter, err = node.New(node.Config{
 		Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
 		MaxPods: o.MaxPods, RootDir: o.RootDir,
 		Pressure:     func() []v1.NodeConditionType { return k.evictor.Conditions() },
 		Unready:      unready,
+		Registered:   k.ranges.nodeChanged,
 		VolumesInUse: func(known []v1.UniqueVolumeName) []v1.UniqueVolumeName { return k.csi.VolumesInUse(known) },
 		Reported:     func(inUse []v1.UniqueVolumeName) { k.csi.Reported(inUse) },
 	}, s.Kube, runtime, k.watched.node, k.recorder)
@@ -234,9 +235,6 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		return nil // ctx ended before there was one
 	}
 	wg.Go(func() { k.ranges.run(ctx) })
-	if !k.awaitRanges(ctx) {
-		return nil
-	}
 	var err error
 	if k.cgroups, err = k.makeCgroups(ctx); err != nil {
 		return fmt.Errorf("kubelet: %w", err)
@@ -290,7 +288,7 @@ func (k *Kubelet) newRunner(ctx context.Context) *pod.Runner {
 		HostIPs:     func() []string { return k.opts.NodeIPs },
 		RootDir:     k.opts.RootDir, Logs: podlogs.Dirs{All: k.opts.LogDir, Legacy: k.opts.LegacyLogDir},
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
-		SeccompUnconfined: k.opts.SeccompUnconfined, Networks: k.opts.Networks,
+		SeccompUnconfined: k.opts.SeccompUnconfined, Networks: k.opts.Networks, NoAddresses: k.noAddresses,
 		Gone: func(uid types.UID) {
 			users.release(uid)
 			k.static.gone(uid)
@@ -312,18 +310,22 @@ func (k *Kubelet) awaitRuntime(ctx context.Context) error {
 	}
 }
 
-// awaitRanges returns when pods can have addresses, false if ctx ends before.
-func (k *Kubelet) awaitRanges(ctx context.Context) bool {
-	if !k.opts.AwaitPodRanges {
-		return true
-	}
+// addressable is called when pods can have addresses that could not before.
+func (k *Kubelet) addressable() {
+	k.reporter.Look()
 	select {
-	case <-k.ranges.told:
-		k.reporter.Look()
-		return true
-	case <-ctx.Done():
-		return false
+	case <-k.began:
+		k.runner.RetryAll()
+	default:
 	}
+}
+
+// noAddresses says why a pod cannot have an address yet, nil if it can.
+func (k *Kubelet) noAddresses() error {
+	if !k.opts.AwaitPodRanges {
+		return nil
+	}
+	return k.ranges.err()
 }
 
 // makeCgroups decides who makes pods' cgroups.

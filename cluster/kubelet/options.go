@@ -33,7 +33,7 @@ type Options struct {
 	// MaxPods on the node (110).
 	MaxPods int
 	// AwaitPodRanges is set where a controller gives each node networks for its pods: the node is
-	// not ready, and runs no pod, before the runtime was told of them.
+	// not ready, and runs no pod with an address of its own, before the runtime was told of them.
 	AwaitPodRanges bool
 
 	// Endpoint is the runtime's CRI socket; required ("unix:///run/coracle/coracle.sock").

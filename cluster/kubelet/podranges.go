@@ -27,7 +27,7 @@ type podRanges struct {
 	file    string
 	tell    func(ctx context.Context, ranges string) error
 	changed chan struct{} // has one entry when there is something to tell
-	told    chan struct{} // closed when the runtime was told for the first time
+	became  func()        // called when pods can have addresses that could not before
 
 	mu    sync.Mutex
 	have  nodeRanges
@@ -45,9 +45,9 @@ type nodeRanges struct {
 	Ranges string `json:"ranges"`
 }
 
-func newPodRanges(rootDir string, tell func(context.Context, string) error) (*podRanges, error) {
+func newPodRanges(rootDir string, tell func(context.Context, string) error, became func()) (*podRanges, error) {
 	p := &podRanges{
-		file: filepath.Join(rootDir, "pod-ranges.json"), tell: tell, changed: make(chan struct{}, 1), told: make(chan struct{}),
+		file: filepath.Join(rootDir, "pod-ranges.json"), tell: tell, changed: make(chan struct{}, 1), became: became,
 	}
 	data, err := os.ReadFile(p.file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -140,7 +140,9 @@ func (p *podRanges) run(ctx context.Context) {
 			continue
 		}
 		pause = firstPause
-		p.passed(have)
+		if p.passed(have) {
+			p.became()
+		}
 	}
 }
 
@@ -168,23 +170,31 @@ func (p *podRanges) failed(err error) {
 	p.refused = err
 }
 
-// passed notes what the runtime was told.
-func (p *podRanges) passed(have nodeRanges) {
+// passed notes what the runtime was told, and returns whether pods can have addresses that could
+// not before.
+func (p *podRanges) passed(have nodeRanges) (became bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refused = nil
 	if have.Ranges == "" || p.have != have {
-		return
+		return false
 	}
-	p.ready = true
-	select {
-	case <-p.told:
-	default:
-		close(p.told)
-	}
+	became, p.ready = !p.ready, true
+	return became
 }
 
 var errNoRanges = errors.New("the cluster has not given this node a range of pods' addresses yet")
+
+// errOf is err for a Node by its UID, which is empty for one that is not registered yet.
+func (p *podRanges) errOf(node types.UID) error {
+	p.mu.Lock()
+	other := p.have.Node != node
+	p.mu.Unlock()
+	if other {
+		return errNoRanges
+	}
+	return p.err()
+}
 
 // err says why pods cannot have addresses yet, nil if they can.
 func (p *podRanges) err() error {

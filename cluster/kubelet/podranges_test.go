@@ -20,6 +20,7 @@ func TestPodRangesAreTold(t *testing.T) {
 		return &v1.Node{ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: v1.NodeSpec{PodCIDRs: ranges}}
 	}
 	var told []string
+	var became int
 	fails := errors.New("the runtime is down")
 	var down atomic.Bool
 	tell := func(_ context.Context, ranges string) error {
@@ -33,7 +34,7 @@ func TestPodRangesAreTold(t *testing.T) {
 		t.Helper()
 		told = nil
 		synctest.Test(t, func(t *testing.T) {
-			p, err := newPodRanges(dir, tell)
+			p, err := newPodRanges(dir, tell, func() { became++ })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,9 +69,15 @@ func TestPodRangesAreTold(t *testing.T) {
 		if err := p.err(); !errors.Is(err, fails) {
 			t.Errorf("%v, want %v", err, fails)
 		}
+		if became != 0 {
+			t.Error("pods are tried again too early")
+		}
 		down.Store(false)
 		time.Sleep(time.Second)
 		expect(p, true, first)
+		if err := p.errOf("2"); !errors.Is(err, errNoRanges) {
+			t.Errorf("a Node that has yet to be registered: %v, want %v", err, errNoRanges)
+		}
 		p.nodeChanged(node("10.85.1.0/24", "fd85:c0ac:1e00:1::/64"))
 		p.nodeChanged(node())
 		expect(p, true, first)
@@ -78,6 +85,9 @@ func TestPodRangesAreTold(t *testing.T) {
 		expect(p, true, first, first)
 		p.nodeChanged(node("10.85.2.0/24"))
 		expect(p, true, first, first, second)
+		if became != 1 {
+			t.Errorf("pods are tried again %d times, want once", became)
+		}
 	})
 	// After a reboot, the API may not answer.
 	run(func(p *podRanges) { expect(p, true, second) })
@@ -100,6 +110,18 @@ func TestPodRangesAreTold(t *testing.T) {
 		expect(p, true, second, second)
 	})
 	run(func(p *podRanges) { expect(p, true, second) })
+	// Pods that were bound to the next Node before it had ranges are tried again then.
+	uid, became = "4", 0
+	run(func(p *podRanges) {
+		expect(p, true, second)
+		p.nodeChanged(node())
+		expect(p, false, second)
+		p.nodeChanged(node("10.85.3.0/24"))
+		expect(p, true, second, "10.85.3.0/24")
+		if became != 2 {
+			t.Errorf("pods are tried again %d times, want twice", became)
+		}
+	})
 }
 
 // A runtime that refuses the ranges is what keeps the node from being ready, and is asked again
@@ -111,7 +133,7 @@ func TestPodRangesThatTheRuntimeRefuses(t *testing.T) {
 		p, err := newPodRanges(dir, func(context.Context, string) error {
 			tries++
 			return errors.New("a range of /30 is too small")
-		})
+		}, func() { t.Error("pods can have addresses") })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -297,6 +297,7 @@ func TestTwoNodes(t *testing.T) {
 	two.refused(t, "the cluster has a node one: choose another --node-name", join(i.Token, i.CAHash, "--node-name", "one")...)
 	one.refused(t, "this machine has a cluster of its own", join(i.Token, i.CAHash)...)
 
+	early := pod(ctx, t, kube, "early", "two") // its node has no range of addresses when it is registered
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(i.Token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -316,6 +317,11 @@ func TestTwoNodes(t *testing.T) {
 		}
 		seen[n.Spec.PodCIDRs[0]], seen[n.Spec.PodCIDRs[1]] = true, true
 		nodes[m.name] = n
+	}
+
+	_, range4, _ := net.ParseCIDR(nodes["two"].Spec.PodCIDRs[0])
+	if ip := awaitPod(ctx, t, kube, early.Name).Status.PodIP; !range4.Contains(net.ParseIP(ip)) {
+		t.Errorf("the pod that was bound before its node joined has %s, which is not of %s", ip, range4)
 	}
 
 	// A pod on each, and each reaches the other, which sees the pod's own address. The API server

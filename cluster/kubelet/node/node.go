@@ -57,9 +57,11 @@ type Config struct {
 	RootDir string
 	// Pressure, if given, returns what the node runs short of; Look is called when that changes.
 	Pressure func() []v1.NodeConditionType
-	// Unready, if given, returns why the node cannot run pods although its runtime could; Look is
-	// called when that changes.
-	Unready func() error
+	// Unready, if given, returns why a node cannot run pods although its runtime could; Look is
+	// called when that changes. The node has no UID before it is registered.
+	Unready func(*v1.Node) error
+	// Registered, if given, is told of each Node that is made.
+	Registered func(*v1.Node)
 	// VolumesInUse, if given, returns what must not be detached from the node, sorted; Look is
 	// called when that changes. It is told what the API has of that.
 	VolumesInUse func(known []v1.UniqueVolumeName) []v1.UniqueVolumeName
@@ -180,6 +182,9 @@ func (r *Reporter) register(ctx context.Context) bool {
 		if err == nil {
 			slog.Info("node registered", "node", n.Name, "ready", ready)
 			r.latest.Store(made)
+			if r.config.Registered != nil {
+				r.config.Registered(made)
+			}
 			r.reported = time.Now()
 			r.tell(n.Status.VolumesInUse)
 			return ready

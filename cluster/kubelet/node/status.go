@@ -57,7 +57,7 @@ func (r *Reporter) fill(ctx context.Context, n *v1.Node) (ready bool) {
 
 	err := r.fillRuntime(ctx, n)
 	if err == nil && r.config.Unready != nil {
-		err = r.config.Unready()
+		err = r.config.Unready(n)
 	}
 	if err != nil {
 		r.unready.Store(&err)

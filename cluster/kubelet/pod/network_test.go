@@ -267,3 +267,32 @@ func TestPodsOfTheNodesNetworkAreNotAdmitted(t *testing.T) {
 		}
 	})
 }
+
+// A pod that is bound before its node has a range of addresses waits, and starts at once when it
+// has: the runtime could give it an address that is another node's. The node's network is there.
+func TestPodsWaitForAddresses(t *testing.T) {
+	onBench(t, func(b *bench) {
+		var ready atomic.Bool
+		b.runner.NoAddresses = func() error {
+			if ready.Load() {
+				return nil
+			}
+			return errors.New("no range yet")
+		}
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		b.wantEvent("Warning NetworkNotReady network is not ready: no range yet")
+		b.wantCalls()
+		time.Sleep(10 * time.Minute) // until the pauses between tries are long
+		b.wantCalls()
+		ready.Store(true)
+		b.runner.RetryAll()
+		synctest.Wait()
+		b.wantWaits(p, "running")
+	})
+	onBench(t, func(b *bench) {
+		b.runner.NoAddresses = func() error { return errors.New("no range yet") }
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.HostNetwork = true
+		b.wantWaits(b.run(p), "running")
+	})
+}

@@ -88,6 +88,9 @@ type Config struct {
 	SeccompUnconfined bool
 	// Networks admit pods in this order, and forget them in the opposite one; there may be none.
 	Networks []Network
+	// NoAddresses, if set, says why pods cannot have addresses of their own yet. RetryAll follows
+	// when they can.
+	NoAddresses func() error
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
 }
@@ -186,6 +189,15 @@ func (r *Runner) Wake(uid types.UID) bool {
 // come.
 func (r *Runner) Retry(uid types.UID) {
 	if w := r.worker(uid); w != nil {
+		w.Retry()
+	}
+}
+
+// RetryAll does what Retry does to all pods.
+func (r *Runner) RetryAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.workers {
 		w.Retry()
 	}
 }

@@ -245,6 +245,12 @@ func (w *worker) startSome(ctx context.Context, pod *v1.Pod, a *decide.Actions,
 
 // makeSandbox has the runtime make the pod's sandbox.
 func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, a *decide.Actions, config *runtimeapi.PodSandboxConfig) error {
+	if w.r.NoAddresses != nil && !pod.Spec.HostNetwork {
+		if err := w.r.NoAddresses(); err != nil { // the runtime could give an address of another node's range
+			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.NetworkNotReady, "network is not ready: %v", err)
+			return err
+		}
+	}
 	if a.SandboxID != "" {
 		w.r.Recorder.Event(pod, v1.EventTypeNormal, events.SandboxChanged, "Pod sandbox changed, it will be killed and re-created.")
 	}
