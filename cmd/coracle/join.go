@@ -281,8 +281,11 @@ func leaveCommand(p *place) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave",
 		Short: "take this machine out of the cluster that it has joined",
-		Long: `leave evicts the node's pods, so that others of their kind start on other nodes, stops what join started, deletes the
-Node, and removes images, certificates and everything else that the node has kept. PodDisruptionBudgets are kept.`,
+		Long: `leave asks the cluster whether this machine may delete its Node, evicts the node's pods, so that others of their kind
+start on other nodes, stops what join started, deletes the Node, and removes images, certificates and everything else
+that the node has kept. PodDisruptionBudgets are kept.
+
+If the cluster is gone, leave changes nothing and says so. With --force it cleans up this machine.`,
 		Example: `  coracle leave
   coracle leave --force      # the cluster is gone, or pods cannot be evicted`,
 		Args: cobra.NoArgs,
@@ -309,13 +312,19 @@ func leave(ctx context.Context, p place, force bool, limit time.Duration, out io
 	tool := func(verb string) error {
 		return kubeTool(ctx, nil, "agent", verb, "--root", p.kubeRoot(), "--timeout", limit.String())
 	}
+	whatever := fmt.Sprintf("'coracle leave --force%s' removes this machine's part all the same", p.flags())
+	if !force { // a node that must not be deleted goes on
+		if err := tool("check"); err != nil {
+			return fmt.Errorf("leave: nothing was changed: %w; %s", err, whatever)
+		}
+	}
 	switch err := tool("drain"); {
 	case err == nil:
 		steps.done("node " + o.Node + " has no pods left but those of DaemonSets")
 	case force:
 		steps.waits("the pods were not evicted: " + err.Error())
 	default:
-		return fmt.Errorf("leave: nothing was removed: %w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+		return fmt.Errorf("leave: nothing was removed, and node %s takes no new pods until 'kubectl uncordon %[1]s': %w; %s", o.Node, err, whatever)
 	}
 	if err := p.endSupervisor(ctx, steps); err != nil { // a kubelet that runs would register the node again
 		return fmt.Errorf("leave: %w", err)
@@ -326,7 +335,7 @@ func leave(ctx context.Context, p place, force bool, limit time.Duration, out io
 	case force:
 		steps.waits("the node stays in the cluster: " + err.Error() + "; 'kubectl delete node " + o.Node + "' deletes it there")
 	default:
-		return fmt.Errorf("leave: %w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+		return fmt.Errorf("leave: the node has stopped: %w; 'coracle up%s' starts it again, and %s", err, p.flags(), whatever)
 	}
 	return down(ctx, p, true, true, out)
 }

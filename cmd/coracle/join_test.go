@@ -1,10 +1,16 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const someToken = "abcdef.0123456789abcdef"
@@ -64,5 +70,113 @@ func TestGivenToken(t *testing.T) {
 	}
 	if _, err := givenToken("", filepath.Join(t.TempDir(), "none"), nil); err == nil || !strings.Contains(err.Error(), "--token-file") {
 		t.Errorf("a file that does not exist: %v", err)
+	}
+}
+
+// joined is a machine whose agent runs under a supervisor. Its coracle-kube, a script, writes what
+// it is asked and whether the supervisor runs then, and refuses what is named in the file refuse.
+type joined struct {
+	place
+	dir        string
+	supervisor *exec.Cmd
+}
+
+func newJoined(t *testing.T) joined {
+	t.Helper()
+	dir := t.TempDir()
+	j := joined{place: place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}, dir: dir}
+	for _, d := range []string{j.kubeRoot(), j.state} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.supervisor = exec.Command("/proc/self/exe", "sh", "-c", "echo runs; exec sleep 1000")
+	j.supervisor.Env = append(os.Environ(), asSupervisor+"="+j.state)
+	j.supervisor.Stderr = t.Output()
+	out, err := j.supervisor.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.supervisor.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	t.Cleanup(func() { _ = j.supervisor.Process.Signal(unix.SIGTERM); <-ended })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	go func() { defer close(ended); _ = j.supervisor.Wait() }()
+	script := fmt.Sprintf("#!/bin/sh\ncd %s\nflock -n state/kube.lock true && runs=ended || runs=runs\n"+
+		"echo \"$4 $runs\" >> asked\n[ \"$4\" != \"$(cat refuse)\" ] || { echo 'coracle-kube: refused' >&2; exit 1; }\n", dir)
+	for name, content := range map[string]string{"coracle-kube": script, "refuse": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	remember(t, j.place, upOptions{Node: "two", Server: "https://192.0.2.1:7443", Bind: "127.0.0.1", Port: 7443, PodLogs: filepath.Join(dir, "pods")})
+	return j
+}
+
+// refuse has the cluster refuse what coracle-kube is asked.
+func (j joined) refuse(t *testing.T, verb string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(j.dir, "refuse"), []byte(verb), 0o600); err != nil {
+		t.Error(err)
+	}
+}
+
+// leave leaves, and returns what coracle-kube was asked.
+func (j joined) leave(t *testing.T, force bool) (asked string, err error) {
+	t.Helper()
+	alone(t, func() { err = leave(t.Context(), j.place, force, time.Minute, t.Output()) })
+	data, rerr := os.ReadFile(filepath.Join(j.dir, "asked"))
+	if rerr != nil {
+		t.Error(rerr)
+	}
+	_ = os.Remove(filepath.Join(j.dir, "asked"))
+	return strings.ReplaceAll(strings.TrimSpace(string(data)), "\n", ", "), err
+}
+
+// Regression: leave stopped the agent, with all pods evicted, and was told then that its Node may not
+// be deleted.
+func TestLeaveAsksFirst(t *testing.T) {
+	j := newJoined(t)
+	for _, c := range []struct{ refuse, asked, want string }{
+		{"check", "check runs", "nothing was changed: refused; 'coracle leave --force"},
+		{"drain", "check runs, drain runs", "takes no new pods until 'kubectl uncordon two': refused; 'coracle leave --force"},
+	} {
+		j.refuse(t, c.refuse)
+		asked, err := j.leave(t, false)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") || asked != c.asked {
+			t.Errorf("refused to %s: asked %q, %v", c.refuse, asked, err)
+		}
+		if pid, err := holder(j.place.supervisor()); err != nil || pid != j.supervisor.Process.Pid {
+			t.Errorf("the supervisor after a leave that was refused to %s: %d, %v", c.refuse, pid, err)
+		}
+	}
+	j.refuse(t, "unregister")
+	asked, err := j.leave(t, false)
+	if err == nil || !strings.Contains(err.Error(), "the node has stopped: refused; 'coracle up") ||
+		asked != "check runs, drain runs, unregister ended" {
+		t.Errorf("refused to unregister: asked %q, %v", asked, err)
+	}
+	j.refuse(t, "")
+	if asked, err := j.leave(t, false); err != nil || asked != "check ended, drain ended, unregister ended" {
+		t.Errorf("asked %q, %v", asked, err)
+	}
+	if _, err := os.Stat(j.root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("--root after leave: %v", err)
+	}
+}
+
+func TestLeaveByForce(t *testing.T) {
+	j := newJoined(t)
+	j.refuse(t, "drain")
+	if asked, err := j.leave(t, true); err != nil || asked != "drain runs, unregister ended" {
+		t.Errorf("asked %q, %v", asked, err)
+	}
+	if _, err := os.Stat(j.root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("--root after leave: %v", err)
 	}
 }

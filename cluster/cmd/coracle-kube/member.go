@@ -66,6 +66,7 @@ func memberCommands(root *string) []*cobra.Command {
 	}
 	return []*cobra.Command{
 		verb("await", "wait until this node is Ready", member.await),
+		verb("check", "say whether this node may leave, and change nothing", member.check),
 		verb("drain", "let no more pods come to this node, and evict those that it has", member.drain),
 		verb("unregister", "delete this node from the cluster", member.unregister),
 	}
@@ -190,9 +191,16 @@ func staysWithNode(pod *corev1.Pod) bool {
 		pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
+// check asks the API server whether unregister would succeed.
+func (m member) check(ctx context.Context) error {
+	return m.remove(ctx, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+}
+
 // unregister deletes the node. Its kubelet must not run: it would register it again.
-func (m member) unregister(ctx context.Context) error {
-	err := m.kube.CoreV1().Nodes().Delete(ctx, m.Name, metav1.DeleteOptions{})
+func (m member) unregister(ctx context.Context) error { return m.remove(ctx, metav1.DeleteOptions{}) }
+
+func (m member) remove(ctx context.Context, o metav1.DeleteOptions) error {
+	err := m.kube.CoreV1().Nodes().Delete(ctx, m.Name, o)
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -68,6 +69,15 @@ func TestDrain(t *testing.T) {
 	left, err := kube.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(left.Items) != 3 || asked["web"] != 1 || asked["guarded"] != 3 || len(asked) != 2 {
 		t.Errorf("%d pods are left, asked %v, %v", len(left.Items), asked, err)
+	}
+	kube.PrependReactor("delete", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return slices.Equal(a.(clienttesting.DeleteAction).GetDeleteOptions().DryRun, []string{metav1.DryRunAll}), nil, nil
+	})
+	if err := m.check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := kube.CoreV1().Nodes().Get(t.Context(), "two", metav1.GetOptions{}); err != nil {
+		t.Errorf("the node after it was checked: %v", err)
 	}
 	for range 2 { // also if it is gone
 		if err := m.unregister(t.Context()); err != nil {
