@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -71,8 +72,14 @@ func newWatch(c Config, rules <-chan struct{}) (*watch, error) {
 	return w, nil
 }
 
-// follow reads one kind of notifications until close. If some were lost, it subscribes again, and
-// everything may have changed.
+// firstPause and longestPause are between two tries to subscribe again.
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = time.Minute
+)
+
+// follow reads one kind of notifications until close. If some were lost, it subscribes again, until
+// it succeeds, and everything may have changed.
 func follow[T any](w *watch, subscribe func(chan<- T, func(error)) error, read func(T)) error {
 	begin := func() (<-chan T, error) {
 		ch := make(chan T)
@@ -98,10 +105,16 @@ func follow[T any](w *watch, subscribe func(chan<- T, func(error)) error, read f
 				return
 			default:
 			}
-			if ch, err = begin(); err != nil {
-				w.log.Error("changes of the machine's network are not followed any more", "err", err)
-				w.tell(true)
-				return
+			for pause := firstPause; ; pause = min(2*pause, longestPause) {
+				if ch, err = begin(); err == nil {
+					break
+				}
+				w.log.Warn("changes of the machine's network are not followed: trying again", "in", pause, "err", err)
+				select {
+				case <-w.stop:
+					return
+				case <-time.After(pause):
+				}
 			}
 			w.tell(true)
 		}
