@@ -80,6 +80,9 @@ const key = "nodes"
 const (
 	// pause is between two looks at the machine's network, which changes often while pods start.
 	pause = 200 * time.Millisecond
+	// mostAddresses is how many addresses another node may have: each costs the kernel a lookup, and
+	// rules. It limits those that count for the grace separately.
+	mostAddresses = 16
 	// grace is for how long packets are taken from an address that a node had before.
 	grace = time.Minute
 )
@@ -139,6 +142,9 @@ func (v *Overlay) sync(ctx context.Context) error {
 	problems := map[string]error{}
 	for _, object := range objects {
 		n, err := nodeOf(object)
+		if count := len(n.Addresses); err == nil && object.Name != v.NodeName && count > mostAddresses {
+			err = fmt.Errorf("it has %d InternalIPs, and %d are taken of a node at most", count, mostAddresses)
+		}
 		switch {
 		case object.Name == v.NodeName && err != nil:
 			return fmt.Errorf("this node: %w", err)
@@ -336,8 +342,23 @@ func (f former) note(before, after map[string]Node, now time.Time) {
 				f[name] = map[netip.Addr]time.Time{}
 			}
 			f[name][a] = now.Add(grace)
+			f.limit(name)
 		}
 	}
+}
+
+// limit drops the address of a node whose grace ends first, if it has too many.
+func (f former) limit(name string) {
+	if len(f[name]) <= mostAddresses {
+		return
+	}
+	var first netip.Addr
+	for a, end := range f[name] {
+		if !first.IsValid() || end.Before(f[name][first]) {
+			first = a
+		}
+	}
+	delete(f[name], first)
 }
 
 // over reports whether the grace of an address has ended.

@@ -149,16 +149,20 @@ func TestARefusedNodeHasAnEvent(t *testing.T) {
 	want := c.a.state()
 	for name, what := range map[string]string{
 		"loopback": "127.0.0.1 10.244.9.0/24", "multicast": "224.0.0.5 10.244.9.0/24", "api": "10.96.0.1 10.244.9.0/24",
-		"overlaps": "10.0.0.9 10.244.2.0/25", "host": "10.0.0.9 10.0.0.0/24",
+		"overlaps": "10.0.0.9 10.244.2.0/25", "host": "10.0.0.9 10.0.0.0/24", "many": "10.0.0.9 10.244.9.0/24",
 	} {
-		c.create(node(t, name, what))
+		n, said := node(t, name, what), ""
+		for name == "many" && len(n.Addresses) <= mostAddresses {
+			n.Addresses, said = append(n.Addresses, n.Addresses[len(n.Addresses)-1].Next()), "it has 17 InternalIPs, and 16 are taken"
+		}
+		c.create(n)
 		for deadline := time.Now().Add(testnet.Patience); ; {
 			events, err := c.api.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-				return e.InvolvedObject.Name == name && e.Reason == "PodsNotConnected"
+				return e.InvolvedObject.Name == name && e.Reason == "PodsNotConnected" && strings.Contains(e.Message, said)
 			}) {
 				break
 			}
@@ -192,6 +196,23 @@ func TestFormerAddressesCountForAWhile(t *testing.T) {
 	f.note(map[string]Node{"b": current}, nil, began)
 	if got, _ := peers(0); len(got) != 1 {
 		t.Errorf("of a node that has gone: %v", got)
+	}
+}
+
+// A node that changes its addresses all the time has no more of them than any other.
+func TestFormerAddressesAreLimited(t *testing.T) {
+	began := time.Unix(0, 0)
+	f, before := former{}, node(t, "b", "10.0.0.2 10.244.2.0/24")
+	for i := range 3 * mostAddresses {
+		after := before
+		after.Addresses = []netip.Addr{before.Addresses[0].Next()}
+		f.note(map[string]Node{"b": before}, map[string]Node{"b": after}, began.Add(time.Duration(i)*time.Millisecond))
+		before = after
+	}
+	peers := []paths.Peer{{Name: "b", Addresses: before.Addresses}}
+	f.add(peers, began.Add(time.Second))
+	if got := peers[0].Addresses; len(got) != 1+mostAddresses || !slices.Contains(got, before.Addresses[0].Prev()) {
+		t.Errorf("%d addresses: %v", len(got), got)
 	}
 }
 
