@@ -1,12 +1,14 @@
 package network
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/nftables"
+	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -31,12 +33,18 @@ func routesToPeers(t *testing.T) []*netlink.Route {
 	return all
 }
 
-// awaitPeers waits until the table has so many elements for other nodes.
+// awaitPeers waits until the table has so many elements for other nodes. It counts them again
+// whenever the kernel tells of a change.
 func awaitPeers(t *testing.T, m *Manager, want int) {
 	t.Helper()
+	changes, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
+	must(t, err)
+	defer changes.Close()
+	must(t, changes.JoinGroup(unix.NFNLGRP_NFTABLES))
+	must(t, changes.SetReadDeadline(time.Now().Add(time.Minute)))
 	c, err := nftables.New()
 	must(t, err)
-	for deadline := time.Now().Add(time.Minute); ; {
+	for {
 		count := 0
 		for _, fam := range []family{ipv4, ipv6} {
 			elements, err := c.GetSetElements(m.builtin.fw.peers(fam))
@@ -50,8 +58,8 @@ func awaitPeers(t *testing.T, m *Manager, want int) {
 		if count == want {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d networks of other nodes, want %d", count, want)
+		if _, err := changes.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			t.Fatalf("%d networks of other nodes, want %d: %v", count, want, err)
 		}
 	}
 }
