@@ -366,3 +366,63 @@ func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
 		t.Errorf("remembered are %+v", o)
 	}
 }
+
+// down and leave have the cluster's program remove what leads to other nodes' pods, unless another
+// cluster has the port by now.
+func TestPathsAreRemoved(t *testing.T) {
+	programs := t.TempDir()
+	script := "#!/bin/sh\ncd " + programs + "\necho \"$@\" >> asked\n" +
+		"[ ! -e refuse ] || { echo the tunnel stays; exit 1; }\nexec nft delete table inet coracle-overlay-7443\n"
+	if err := os.WriteFile(filepath.Join(programs, "coracle-kube"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	if err := os.MkdirAll(p.root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 7443, Boot: "this"})
+	const removal = "overlay remove --port 7443"
+	alone(t, func() {
+		if said, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Errorf("ip: %v: %s", err, said)
+			return
+		}
+		expect := func(name, asked, complaint string) {
+			t.Helper()
+			err := down(t.Context(), p, false, false, io.Discard)
+			if (err == nil) != (complaint == "") || err != nil && !strings.Contains(err.Error(), complaint) {
+				t.Errorf("%s: %v, want %q", name, err, complaint)
+			}
+			file := filepath.Join(programs, "asked")
+			if got, _ := os.ReadFile(file); strings.TrimSpace(string(got)) != asked {
+				t.Errorf("%s: coracle-kube is asked %q, want %q", name, got, asked)
+			}
+			_ = os.Remove(file)
+		}
+		expect("there are none", "", "")
+		for _, name := range []string{"coracle-overlay-7443", "coracle-overlay-8443"} {
+			if said, err := exec.Command("nft", "add", "table", "inet", name).CombinedOutput(); err != nil {
+				t.Errorf("nft: %v: %s", err, said)
+				return
+			}
+		}
+		other, err := net.Listen("tcp", "127.0.0.1:7443")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		expect("the port is another cluster's", "", "")
+		_ = other.Close()
+		if err := os.WriteFile(filepath.Join(programs, "refuse"), nil, 0o600); err != nil {
+			t.Error(err)
+		}
+		expect("they cannot be removed", removal, "coracle-kube "+removal+": exit status 1:\nthe tunnel stays")
+		if err := os.Remove(filepath.Join(programs, "refuse")); err != nil {
+			t.Error(err)
+		}
+		expect("they are removed", removal, "")
+		expect("they are gone", "", "")
+	})
+}
