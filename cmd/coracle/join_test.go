@@ -114,7 +114,9 @@ func newJoined(t *testing.T) joined {
 		}
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	remember(t, j.place, upOptions{Node: "two", Server: "https://192.0.2.1:7443", Bind: "127.0.0.1", Port: 7443, PodLogs: filepath.Join(dir, "pods")})
+	remember(t, j.place, upOptions{
+		Node: "two", Server: "https://192.0.2.1:7443", Bind: "127.0.0.1", Port: 7443, PodLogs: filepath.Join(dir, "pods"),
+	})
 	return j
 }
 
@@ -138,8 +140,8 @@ func (j joined) leave(t *testing.T, force bool) (asked string, err error) {
 	return strings.ReplaceAll(strings.TrimSpace(string(data)), "\n", ", "), err
 }
 
-// Regression: leave stopped the agent, with all pods evicted, and was told then that its Node may not
-// be deleted.
+// Regression: leave stopped the agent, with all pods evicted, and was told then that its Node may
+// not be deleted.
 func TestLeaveAsksFirst(t *testing.T) {
 	j := newJoined(t)
 	for _, c := range []struct{ refuse, asked, want string }{

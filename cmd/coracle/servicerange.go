@@ -45,6 +45,29 @@ func (u *upping) checkServiceRange() error {
 		"reach, such as --service-cidr %s", services, what, n.freeRange(services))
 }
 
+// checkPodRanges refuses networks of pods' addresses that this machine needs itself.
+func (u *upping) checkPodRanges() error {
+	if u.supervisor != 0 || len(u.o.PodCIDR) == 0 {
+		return nil
+	}
+	n, err := readNodeNetwork()
+	if err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	n.routes = slices.DeleteFunc(n.routes, func(r netlink.Route) bool { return r.Protocol == podRoutes || r.Protocol == peerRoutes })
+	for _, text := range u.o.PodCIDR {
+		pods, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue // none, or checkPrograms has refused it
+		}
+		if what := n.overlaps(pods); what != "" {
+			return fmt.Errorf("up: the pods' network %s overlaps %s, which the nodes would lose: choose another --pod-cidr, which no machine of "+
+				"the cluster reaches", pods, what)
+		}
+	}
+	return nil
+}
+
 // nodeNetwork is what this machine reaches, and what it is reached by.
 type nodeNetwork struct {
 	routes    []netlink.Route // of all routing tables but the kernel's own for local addresses
@@ -108,8 +131,12 @@ func (n nodeNetwork) held(a netlink.Addr) bool {
 	return a.LinkIndex == n.loopback && a.Scope == unix.RT_SCOPE_HOST && ones == bits
 }
 
-// podRoutes is the protocol (rtm_protocol) of coracled's routes: network/link.go.
-const podRoutes = 85
+// The protocols (rtm_protocol) of coracled's routes (network/link.go), and of those to pods of
+// other nodes (cluster/overlay/paths).
+const (
+	podRoutes  = 85
+	peerRoutes = 86
+)
 
 // leads says whether a route leads somewhere. What is wider than /8, or /7 for IPv6, is a default
 // route, or a part of one: some VPNs have two halves of the address space instead. Other routes

@@ -2,8 +2,10 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -152,6 +154,33 @@ func TestServiceRangesThatOverlap(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestPodRangesThatOverlap(t *testing.T) {
+	onOtherMachine(t, func() error {
+		for _, args := range []string{
+			"link set lo up", "link add tun7 type veth peer name far", "link set tun7 up", "addr add 10.3.0.4/24 dev tun7",
+			"addr add fd03::4/64 dev tun7", "route add 10.4.0.0/16 dev tun7", "route add 10.86.1.0/24 dev tun7 proto 86",
+			"route add unreachable 10.86.0.0/24 proto 85",
+		} {
+			if said, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+				return fmt.Errorf("ip %s: %w: %s", args, err, said)
+			}
+		}
+		for pods, want := range map[string]string{
+			"": "", "none": "", "10.5.0.0/16": "", "10.86.0.0/16 fd86::/48": "",
+			"10.3.0.0/16":           "overlaps address 10.3.0.4/24 of tun7",
+			"10.5.0.0/16 fd03::/48": "overlaps address fd03::4/64 of tun7",
+			"10.4.7.0/24":           "overlaps the route to 10.4.0.0/16 by tun7",
+		} {
+			u := &upping{place: place{root: t.TempDir()}, o: &upOptions{PodCIDR: strings.Fields(pods)}}
+			err := u.checkPodRanges()
+			if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")) {
+				t.Errorf("%q: %v, want %q", pods, err, want)
+			}
+		}
+		return nil
+	})
 }
 
 func scopeOf(link int) netlink.Scope {

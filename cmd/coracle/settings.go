@@ -21,7 +21,7 @@ import (
 func (o *upOptions) settings() map[string]any {
 	return map[string]any{
 		"runtime-config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
-		"kubelet-port": &o.KubeletPort, "service-cidr": &o.ServiceCIDR,
+		"kubelet-port": &o.KubeletPort, "service-cidr": &o.ServiceCIDR, "pod-cidr": &o.PodCIDR, "pod-network": &o.PodNetwork,
 		"node-name": &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
 		"cluster-domain": &o.ClusterDomain, "cluster-dns": &o.ClusterDNS, "dns-stub-domain": &o.StubDomains, "resolv-conf": &o.ResolvConf,
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,

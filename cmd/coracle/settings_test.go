@@ -110,7 +110,7 @@ func TestDNSFlags(t *testing.T) {
 		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi",
 		SchedulerConfig:      "/etc/s.yaml",
 		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
-		KubeletPort: 10350,
+		KubeletPort: 10350, PodCIDR: []string{"10.86.0.0/16", "fd86::/48"}, PodNetwork: "none",
 	}
 	for flag, value := range map[string]string{
 		"--cluster-domain": "boat.example", "--cluster-dns": "10.96.0.53,fd00::53", "--dns-stub-domain": "a=10.0.0.1,b=10.0.0.2",
@@ -119,7 +119,7 @@ func TestDNSFlags(t *testing.T) {
 		"--audit-webhook-config-file": "/etc/w", "--etcd-quota": "8Gi", "--scheduler-config": "/etc/s.yaml",
 		"--authentication-config": "/etc/i.yaml", "--authentication-token-webhook-config-file": "/etc/t",
 		"--authentication-token-webhook-version": "v1", "--pod-security": "baseline",
-		"--kubelet-port": "10350",
+		"--kubelet-port": "10350", "--pod-cidr": "10.86.0.0/16,fd86::/48", "--pod-network": "none",
 	} {
 		if !has(o, flag, value) {
 			t.Errorf("%s %s is missing in %q", flag, value, kubeArgs(p, o))

@@ -67,6 +67,10 @@ type upOptions struct {
 	ClusterDNS    []string `json:"clusterDNS,omitempty"`
 	StubDomains   []string `json:"stubDomains,omitempty"`
 	ResolvConf    string   `json:"resolvConf,omitempty"`
+	// PodCIDR are the networks of pods' addresses, and PodNetwork says how pods of other nodes are
+	// reached; empty are the cluster process's defaults.
+	PodCIDR    []string `json:"podCIDR,omitempty"`
+	PodNetwork string   `json:"podNetwork,omitempty"`
 	// PoliciesOff leaves NetworkPolicies to a network plugin.
 	PoliciesOff offFlag `json:"networkPoliciesOff,omitempty"`
 	// EncryptionConfig, AuditPolicy, AuditLog, AuditWebhook and EtcdQuota are the cluster process's
@@ -141,6 +145,12 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 	f.IntVar(&o.KubeletPort, "kubelet-port", 0,
 		"port of the kubelet's HTTPS API, another one for each cluster of this machine (default: 10250)")
 	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses; this machine must have no route to it")
+	f.StringSliceVar(&o.PodCIDR, "pod-cidr", nil,
+		"`NETWORKS` of pods' addresses, one of each family at most, of which each node gets a part if other machines can join (default: "+
+			"10.85.0.0/16,fd85:c0ac:1e00::/48); none leaves the addresses to the nodes")
+	f.StringVar(&o.PodNetwork, "pod-network", "",
+		"how pods of other nodes are reached: auto (direct routes on a shared link, VXLAN elsewhere), or none, if a network plugin connects "+
+			"them (default: auto)")
 	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil,
 		"addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
 			"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to "+
@@ -287,7 +297,7 @@ func (u *upping) start(ctx context.Context, given func(flag string) bool, steps 
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}
-	if err := u.checkServiceRange(); err != nil {
+	if err := errors.Join(u.checkServiceRange(), u.checkPodRanges()); err != nil {
 		return err
 	}
 	if u.supervisor == 0 {
@@ -372,6 +382,8 @@ func kubeArgs(p place, o upOptions) []string {
 	}
 	for _, further := range [][2]string{
 		{"--eviction-hard", o.EvictionHard},
+		{"--pod-cidr", strings.Join(o.PodCIDR, ",")},
+		{"--pod-network", o.PodNetwork},
 		{"--load-balancer-cidr", strings.Join(o.LoadBalancerCIDR, ",")},
 		{"--load-balancer-interface", o.LoadBalancerInterface},
 		{"--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ",")},

@@ -159,6 +159,9 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 			n.dns = append(n.dns, addr.String())
 		}
 	}
+	if s.PodNetwork == noPodNetwork { // what this version does not know is the default
+		n.podNetwork = noPodNetwork
+	}
 	p := &nodeProcess{
 		nodeOptions: n, names: dnsOptions{stubs: s.StubDomains}, root: a.root, port: port, services: s.ServiceCIDRs,
 		balancers: balancerOptions{ranges: s.LoadBalancerCIDRs}, proxy: s.ServiceProxy, externalIPs: s.ExternalIPs, policies: s.NetworkPolicies,

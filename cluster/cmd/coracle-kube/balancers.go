@@ -51,7 +51,7 @@ func (o *balancerOptions) pool() (loadbalancer.Pool, error) {
 }
 
 // check says what is wrong with the flags, if anything.
-func (o *balancerOptions) check(serviceCIDR string) error {
+func (o *balancerOptions) check(serviceCIDR string, pods []netip.Prefix) error {
 	p, err := o.pool()
 	if err != nil {
 		return err
@@ -59,6 +59,12 @@ func (o *balancerOptions) check(serviceCIDR string) error {
 	if services, err := netip.ParsePrefix(serviceCIDR); err == nil && p.Overlaps(services) {
 		return fmt.Errorf("--load-balancer-cidr %s overlaps --service-cidr %s: choose addresses of the node's network that nothing else has", p,
 			services)
+	}
+	for _, network := range pods {
+		if p.Overlaps(network) {
+			return fmt.Errorf("--load-balancer-cidr %s overlaps --pod-cidr %s: choose addresses of the node's network that nothing else has", p,
+				network)
+		}
 	}
 	if o.link != "" && p.Empty() {
 		return fmt.Errorf("--load-balancer-interface %s is for addresses of --load-balancer-cidr, and there are none", o.link)

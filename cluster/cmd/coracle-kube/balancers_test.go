@@ -2,6 +2,7 @@ package main
 
 import (
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -25,10 +26,11 @@ func TestFlagsOfLoadBalancers(t *testing.T) {
 		"no range":                   {o: balancerOptions{ranges: []string{"many"}}, want: `--load-balancer-cidr: "many" is no range`},
 		"none and one":               {o: balancerOptions{ranges: []string{"none", "10.0.0.1"}}, want: `"none" is no range`},
 		"Services' addresses":        {o: balancerOptions{ranges: []string{"10.95.0.0-10.96.0.7"}}, want: "overlaps --service-cidr 10.96.0.0/16"},
+		"pods' addresses":            {o: balancerOptions{ranges: []string{"10.85.7.0/28"}}, want: "overlaps --pod-cidr 10.85.0.0/16"},
 		"an interface for nothing":   {o: balancerOptions{link: "eth0"}, want: "--load-balancer-interface eth0"},
 		"an interface for no others": {o: balancerOptions{ranges: []string{"none"}, link: "eth0"}, want: "--load-balancer-interface eth0"},
 	} {
-		err := test.o.check("10.96.0.0/16")
+		err := test.o.check("10.96.0.0/16", []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16")})
 		if test.want != "" {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%s: %v, want %q", name, err, test.want)

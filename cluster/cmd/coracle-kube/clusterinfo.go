@@ -42,6 +42,7 @@ func withClusterInfo(server *apiserver.Server, bundle *pki.Bundle, api apiOption
 func agentSettings(api apiOptions, n nodeOptions, d dnsOptions) (clusterinfo.Settings, error) {
 	s := clusterinfo.Settings{
 		ClusterDomain: n.domain, StubDomains: d.stubs, ServiceProxy: api.proxy, ExternalIPs: api.externalIPs, NetworkPolicies: api.policies,
+		PodNetwork: n.podNetwork,
 	}
 	services, err := netip.ParsePrefix(api.serviceCIDR)
 	if err != nil {

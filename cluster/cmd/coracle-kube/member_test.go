@@ -204,6 +204,44 @@ func TestSettingsOfAnAgent(t *testing.T) {
 	}
 }
 
+func TestRangesThatOverlap(t *testing.T) {
+	for name, c := range map[string]struct {
+		o    apiOptions
+		want string
+	}{
+		"Services": {apiOptions{podCIDR: []string{"10.96.0.0/12"}}, "--pod-cidr: 10.96.0.0/12 overlaps 10.96.0.0/16, the network of Services"},
+		"load balancers": {
+			apiOptions{podCIDR: []string{"10.85.0.0/16"}, balancers: balancerOptions{ranges: []string{"10.85.7.0/28"}}},
+			"overlaps --pod-cidr 10.85.0.0/16",
+		},
+		"nothing": {apiOptions{podCIDR: []string{"10.85.0.0/16"}}, ""},
+	} {
+		o := c.o
+		o.bind, o.port, o.serviceCIDR = "192.0.2.1", 6443, "10.96.0.0/16"
+		err := o.check()
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// A node follows how its cluster connects pods, unless its own flag leaves that to others.
+func TestPodNetworkOfTheCluster(t *testing.T) {
+	for _, c := range []struct{ cluster, own, want string }{
+		{"auto", "auto", "auto"}, {"none", "auto", "none"}, {"", "auto", "auto"}, {"auto", "none", "none"}, {"later", "auto", "auto"},
+	} {
+		settings, err := agentSettings(apiOptions{bind: "192.0.2.1", port: 6443, serviceCIDR: "10.96.0.0/16"}, nodeOptions{podNetwork: c.cluster},
+			dnsOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := agent{nodeOptions: nodeOptions{podNetwork: c.own}}
+		if p := a.node(settings, 6443); p.podNetwork != c.want {
+			t.Errorf("%q with a cluster of %q: %q, want %q", c.own, c.cluster, p.podNetwork, c.want)
+		}
+	}
+}
+
 // A request that is cut off does not hide what the last one has said.
 func TestUntilKeepsTheLastAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -127,8 +127,8 @@ func (o *apiOptions) check() error {
 	if err := apiserver.CheckListenPort(o.port); err != nil {
 		return fmt.Errorf("--port %w", err)
 	}
-	_, err := o.podRanges()
-	return errors.Join(err, o.balancers.check(o.serviceCIDR), o.protect.check(len(o.etcdServers) > 0), o.access.check())
+	pods, err := o.podRanges()
+	return errors.Join(err, o.balancers.check(o.serviceCIDR, pods.Pods), o.protect.check(len(o.etcdServers) > 0), o.access.check())
 }
 
 // noPodCIDR as the only network leaves the addresses of pods to the nodes.
