@@ -11,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/pkg/controller/nodeipam/ipam"
@@ -88,7 +90,7 @@ func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
 				}
 			}
 			nodes := ownNodes{NodeInformer: g.Core().V1().Nodes(), ranges: r}
-			c, err := ipam.NewCIDRRangeAllocator(ctx, set.Kube, nodes, params, known)
+			c, err := ipam.NewCIDRRangeAllocator(ctx, sparing{set.Kube, r}, nodes, params, known)
 			if err != nil {
 				return nil, err
 			}
@@ -103,6 +105,49 @@ func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
 			}, nil
 		},
 	}
+}
+
+// sparing is a client that writes each of the allocator's events once. It tries forever to find a
+// network for a node when there is none left, with an event each time: 700 nodes too many kept the
+// API server busy for minutes.
+type sparing struct {
+	kubernetes.Interface
+	ranges PodRanges
+}
+
+// CoreV1 implements kubernetes.Interface.
+func (s sparing) CoreV1() typedcorev1.CoreV1Interface {
+	return sparingCore{s.Interface.CoreV1(), s.ranges}
+}
+
+type sparingCore struct {
+	typedcorev1.CoreV1Interface
+	ranges PodRanges
+}
+
+// Events implements typedcorev1.CoreV1Interface.
+func (s sparingCore) Events(namespace string) typedcorev1.EventInterface {
+	return sparingEvents{s.CoreV1Interface.Events(namespace), s.ranges}
+}
+
+type sparingEvents struct {
+	typedcorev1.EventInterface
+	ranges PodRanges
+}
+
+// CreateWithEventNamespace implements typedcorev1.EventExpansion.
+func (s sparingEvents) CreateWithEventNamespace(e *corev1.Event) (*corev1.Event, error) {
+	if e.Reason == "CIDRNotAvailable" {
+		e.Type = corev1.EventTypeWarning
+		e.Message = fmt.Sprintf("All networks that %v has for nodes are taken: the node has none, and runs no pods, until another node is deleted. "+
+			"--pod-cidr sets a larger one for a new cluster.", s.ranges.Pods)
+	}
+	return s.EventInterface.CreateWithEventNamespace(e)
+}
+
+// PatchWithEventNamespace would say that an event has happened again.
+func (sparingEvents) PatchWithEventNamespace(e *corev1.Event, _ []byte) (*corev1.Event, error) {
+	return e, nil
 }
 
 // nodeSize is the prefix length of a node's network out of p.

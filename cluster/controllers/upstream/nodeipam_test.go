@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
@@ -115,18 +116,34 @@ func TestForeignNetworksOfNodes(t *testing.T) {
 		remove("two")
 		settle()
 		expect("one is gone", "three", "10.85.0.0/24")
+		create(named("four"))
+		time.Sleep(time.Hour) // in which it is tried again and again
+		expect("none is free", "four")
 		events, err := kube.CoreV1().Events("").List(ctx, metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		warned := map[string]bool{}
+		warned, full := map[string]bool{}, 0
 		for i := range events.Items {
+			if e := &events.Items[i]; e.Reason == "CIDRNotAvailable" {
+				full++
+				late := e.InvolvedObject.Name == "three" || e.InvolvedObject.Name == "four"
+				if !late || e.Type != corev1.EventTypeWarning || !strings.Contains(e.Message, "--pod-cidr") {
+					t.Errorf("event %+v", e)
+				}
+			}
 			if events.Items[i].Reason == "ForeignPodCIDR" {
 				warned[events.Items[i].InvolvedObject.Name] = true
 			}
 		}
 		if len(warned) != 6 {
 			t.Errorf("warned of %v", warned)
+		}
+		counted := slices.ContainsFunc(kube.Actions(), func(a ktesting.Action) bool {
+			return a.GetVerb() != "create" && a.GetVerb() != "list" && a.GetResource().Resource == "events"
+		})
+		if full != 2 || counted {
+			t.Errorf("%d events of two nodes without a network, want 2, written once: %t", full, !counted)
 		}
 		stop()
 		<-done
