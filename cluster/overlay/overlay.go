@@ -78,7 +78,8 @@ type Overlay struct {
 const key = "nodes"
 
 const (
-	// pause is between two looks at the machine's network, which changes often while pods start.
+	// pause is between two looks at all nodes, of which each says something every few minutes, and at
+	// the machine's network, which changes often while pods start.
 	pause = 200 * time.Millisecond
 	// mostAddresses is how many addresses another node may have: each costs the kernel a lookup, and
 	// rules. It limits those that count for the grace separately.
@@ -103,7 +104,10 @@ func New(set *client.Set, o Options) *Overlay {
 		}
 		return err
 	})
-	v.Watch(nodes.Informer(), func(any) []string { return []string{key} })
+	v.Watch(nodes.Informer(), func(any) []string {
+		v.AddAfter(key, pause)
+		return nil
+	})
 	v.Also(func(ctx context.Context) {
 		v.Add(key) // also if there is no node yet: something may be left
 		<-ctx.Done()
