@@ -345,12 +345,12 @@ test-policy: build testbins ## other people's tests of network policies; writes 
 	@GO="$(GO)" hack/policy/build.sh
 	@hack/policy/run.sh $(if $(POLICY_CASES)$(POLICY_FOCUS)$(POLICY_TESTS),'$(or $(POLICY_CASES),-)' '$(or $(POLICY_FOCUS),-)' '$(or $(POLICY_TESTS),-)')
 
-install: build ## install the binaries (of builder, too, if it was built) and the systemd unit (PREFIX, DESTDIR)
+install: build ## install the binaries (of builder, too, if it was built) and the systemd units (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"
 	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci bin/coracle-oci-libcontainer bin/coracle-lazy bin/coracle bin/coracle-kube \
 	  $(wildcard bin/coracle-build bin/coracle-buildkitd) "$(DESTDIR)$(PREFIX)/bin/"
 	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system"
-	sed 's|/usr/local|$(PREFIX)|' packaging/coracled.service > "$(DESTDIR)$(PREFIX)/lib/systemd/system/coracled.service"
+	for unit in coracled.service coracle.service; do sed 's|/usr/local|$(PREFIX)|' packaging/$$unit > "$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit"; done
 
 deb: build ## Debian packages into out/deb
 	@GO="$(GO)" packaging/build.sh

@@ -54,7 +54,7 @@ func TestDebianPackage(t *testing.T) {
 	}
 	in := func(path string) string { return filepath.Join(root, path) }
 
-	dpkg("-i", packages[0])
+	dpkg("-i", packages[0], kube[0])
 	if said := run(nil, in("usr/bin/coracled"), "config", "check", in("etc/coracle/config.toml")); !strings.HasSuffix(said, ": ok\n") {
 		t.Errorf("the configuration: %s", said)
 	}
@@ -62,6 +62,7 @@ func TestDebianPackage(t *testing.T) {
 	for _, want := range []struct{ file, text string }{
 		{"usr/lib/systemd/system/coracled.service", "ExecStart=/usr/bin/coracled\n"},
 		{"usr/lib/systemd/system/coracled.service", "Type=notify\n"},
+		{"usr/lib/systemd/system/coracle.service", "ExecStart=/usr/bin/coracle up\n"},
 		{"usr/share/doc/coracle/examples/crictl.yaml", "runtime-endpoint: unix:///run/coracle/coracle.sock"},
 		{"usr/share/bash-completion/completions/coracle", "__start_coracle"},
 		{"usr/share/zsh/vendor-completions/_coracled", "#compdef coracled"},
@@ -82,6 +83,12 @@ func TestDebianPackage(t *testing.T) {
 	if _, err := os.Lstat(in("etc/systemd/system/multi-user.target.wants/coracled.service")); err != nil {
 		t.Errorf("not enabled: %v", err)
 	}
+
+	// A cluster starts at boot only if an administrator says so.
+	if _, err := os.Lstat(in("etc/systemd/system/multi-user.target.wants/coracle.service")); err == nil {
+		t.Error("the cluster's unit is enabled")
+	}
+	dpkg("-P", "coracle-kube")
 
 	settings := in("etc/coracle/config.toml")
 	if err := os.WriteFile(settings, []byte("root = \"/srv/coracle\"\n"), 0o644); err != nil {

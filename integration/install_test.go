@@ -60,6 +60,7 @@ func TestInstallScript(t *testing.T) {
 	common := map[string]string{
 		"bin/coracled": coracled, "bin/coracle": coracled, "share/doc/coracle/README.md": "read me",
 		"lib/systemd/system/coracled.service": "ExecStart=/usr/bin/coracled\n",
+		"lib/systemd/system/coracle.service":  "ExecStart=/usr/bin/coracle up\n",
 	}
 	first := map[string]string{"bin/coracle-old": "gone in the next version"}
 	second := map[string]string{"share/man/man8/coracle.8": "manual"}
@@ -85,9 +86,11 @@ func TestInstallScript(t *testing.T) {
 	if out, err := run(one, "--prefix", "/"+prefix+"//"); err != nil || !strings.Contains(out, "Coracle v1.0.0 is in "+prefix) {
 		t.Fatalf("install: %v\n%s", err, out)
 	}
-	unit, err := os.ReadFile(filepath.Join(prefix, "lib/systemd/system/coracled.service"))
-	if err != nil || string(unit) != "ExecStart="+prefix+"/bin/coracled\n" {
-		t.Errorf("the unit: %q, %v", unit, err)
+	for name, command := range map[string]string{"coracled": "coracled", "coracle": "coracle up"} {
+		unit, err := os.ReadFile(filepath.Join(prefix, "lib/systemd/system", name+".service"))
+		if err != nil || string(unit) != "ExecStart="+prefix+"/bin/"+command+"\n" {
+			t.Errorf("the unit: %q, %v", unit, err)
+		}
 	}
 	if s, err := os.Stat(filepath.Join(prefix, "bin/coracled")); err != nil || s.Mode().Perm() != 0o755 {
 		t.Errorf("coracled: %v, %v", s, err)
@@ -101,8 +104,8 @@ func TestInstallScript(t *testing.T) {
 		t.Fatalf("upgrade: %v\n%s", err, out)
 	}
 	want := []string{
-		"bin/coracle", "bin/coracled", "lib/systemd/system/coracled.service", "share/doc/coracle/README.md", "share/doc/coracle/installed",
-		"share/man/man8/coracle.8",
+		"bin/coracle", "bin/coracled", "lib/systemd/system/coracle.service", "lib/systemd/system/coracled.service",
+		"share/doc/coracle/README.md", "share/doc/coracle/installed", "share/man/man8/coracle.8",
 	}
 	if got := installed(); !slices.Equal(got, want) {
 		t.Errorf("after an upgrade: %q, want %q", got, want)
@@ -150,7 +153,8 @@ esac
 	if got := installed(); !slices.Equal(got, []string{"share/doc/coracle/local.md"}) {
 		t.Errorf("after a removal: %q", got)
 	}
-	const asks = "coracle down\nsystemctl disable --now coracled.service\ncoracled purge\nsystemctl daemon-reload\n"
+	const asks = "systemctl disable --now coracle.service\ncoracle down\n" +
+		"systemctl disable --now coracled.service\ncoracled purge\nsystemctl daemon-reload\n"
 	if said, err := os.ReadFile(asked); err != nil || string(said) != asks {
 		t.Errorf("programs were asked %q, want %q; %v", said, asks, err)
 	}

@@ -43,8 +43,10 @@ packed() { install -d "$(dirname "$root$1")" && gzip -9n >"$root$1.gz" && chmod 
 for b in coracled containerd-shim-coracle-v1 coracle-lazy coracle-oci coracle-oci-libcontainer coracle coracle-kube; do
   put 0755 "$bin/$b" "/usr/bin/$b"
 done
-sed 's|/usr/local/bin|/usr/bin|' packaging/coracled.service >"$stage/coracled.service"
-put 0644 "$stage/coracled.service" /usr/lib/systemd/system/coracled.service
+for unit in coracled.service coracle.service; do
+  sed 's|/usr/local/bin|/usr/bin|' "packaging/$unit" >"$stage/$unit"
+  put 0644 "$stage/$unit" "/usr/lib/systemd/system/$unit"
+done
 put 0644 packaging/config.toml /etc/coracle/config.toml
 for b in coracled coracle coracle-oci; do
   "$hostbin/$b" man | packed "/usr/share/man/man8/$b.8"
@@ -55,6 +57,9 @@ for b in coracled coracle coracle-oci; do
 done
 for page in README.md docs/operations.md docs/images.md docs/migration.md; do
   put 0644 "$page" "/usr/share/doc/coracle/$(basename "$page")"
+done
+for page in docs/kubernetes.md docs/cluster.md docs/cluster-file.md; do
+  put 0644 "$page" "/usr/share/doc/coracle-kube/$(basename "$page")"
 done
 put 0644 packaging/crictl.yaml /usr/share/examples/crictl.yaml
 "$hostbin/coracled" config default >"$stage/config.toml"
@@ -92,7 +97,7 @@ for p in coracle coracle-kube; do
   put 0644 "packaging/$p.lintian-overrides" "/usr/share/lintian/overrides/$p"
 done
 
-cp packaging/{postinst,prerm,postrm} "$stage"
+cp packaging/{,kube-}{postinst,prerm,postrm} "$stage"
 packaging=$PWD/packaging
 for p in coracle coracle-kube; do
   sed "s/^  compression: [a-z]*/  compression: ${COMPRESSION:-gzip}/" "$packaging/$p.yaml" >"$stage/$p.yaml"

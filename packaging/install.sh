@@ -58,6 +58,7 @@ if [ "$uninstall" ]; then
     *) die "$unit runs another coracled: stop it first, or remove that installation instead" ;;
     esac
   fi
+  if [ "$unit" ]; then systemctl disable --now coracle.service; fi
   "$prefix/bin/coracle" down
   if [ "$unit" ]; then systemctl disable --now coracled.service; fi
   "$prefix/bin/coracled" purge
@@ -92,10 +93,11 @@ tar xzf "$tmp/$name.tar.gz" -C "$tmp" --no-same-owner
 umask 022
 uid=$(id -u)
 (cd "$tmp/$name" && find . ! -type d) | sed 's|^\./||' | LC_ALL=C sort >"$tmp/new"
-# The unit names the directory of the programs.
-unit=$tmp/$name/lib/systemd/system/coracled.service
-sed "s|/usr/bin/|$prefix/bin/|" "$unit" >"$tmp/unit"
-cat "$tmp/unit" >"$unit"
+# The units name the directory of the programs.
+for unit in "$tmp/$name"/lib/systemd/system/*.service; do
+  sed "s|/usr/bin/|$prefix/bin/|" "$unit" >"$tmp/unit"
+  cat "$tmp/unit" >"$unit"
+done
 while read -r f; do
   mkdir -p "$(dirname "$prefix/$f")"
   # A new file each: a program that runs cannot be written to.
@@ -121,3 +123,4 @@ else
   echo "  $prefix/bin/coracled"
 fi
 echo "or a single-node Kubernetes: $prefix/bin/coracle up"
+if [ "$systemd" ]; then echo "  systemctl enable coracle            # and at boot, with /etc/coracle/cluster.yaml"; fi

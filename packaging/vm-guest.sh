@@ -99,7 +99,56 @@ systemctl status --no-pager kubepods.slice | grep busybox
 rm /tmp/manifests/static.yaml
 until [ -z "$(crictl ps -q)" ]; do sleep 1; done
 systemctl stop kubelet api
+
+# A cluster of the unit, with settings and a manifest of files: it is Ready when start returns. Its process is killed, then
+# the unit is restarted, and all is stopped, as at a reboot, and started again.
+mkdir -p /etc/coracle/manifests
+cat >/etc/coracle/cluster.yaml <<E
+node-name: vm
+node-ip: 10.99.0.1
+timeout: 10m
+eviction-hard: memory.available<0%
+E
+cat >/etc/coracle/manifests/web.yaml <<E
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: main, image: "local.test/busybox:1", imagePullPolicy: Never, command: [/bin/busybox, sleep, "10000"]}
+E
+systemd-analyze verify --man=no /usr/lib/systemd/system/coracle.service
+systemctl enable --now coracle
+export KUBECONFIG=/var/lib/coracle/kubeconfig
+ready() {
+  until /b/kubectl wait pod/web --for=condition=Ready --timeout=60s; do sleep 1; done
+}
+ready
+coracle status
+started() { /b/kubectl get pod web -o jsonpath='{.status.containerStatuses[0].containerID}'; }
+before=$(started)
+kill -9 "$(systemctl show -p MainPID --value coracle)"
+until systemctl is-active coracle; do sleep 1; done
+systemctl restart coracle
+[ "$(started)" = "$before" ]
+coracle ps | grep web
+# What is left after a reboot: units that are enabled, and files outside of /run.
+systemctl stop coracle
+systemctl stop coracled
+coracled purge
+systemctl start multi-user.target coracled coracle
+ready
+[ "$(started)" != "$before" ]
+# The key that is taken out, and what is wrong, are told in one line.
+echo 'prot: 7443' >>/etc/coracle/cluster.yaml
+if coracle up 2>/tmp/said; then exit 1; fi
+grep -F 'line 5: unknown key "prot", did you mean "port"?' /tmp/said
+systemctl is-active coracle
+rm /etc/coracle/cluster.yaml
 dpkg -P coracle-kube
+if systemctl is-active coracle; then exit 1; fi
+rm -r /etc/coracle/manifests
 
 # Removed, with its pods; then purged, with all that it had.
 dpkg -r coracle
