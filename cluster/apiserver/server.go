@@ -167,7 +167,7 @@ func (s *Server) run(ctx context.Context) error {
 		return err
 	}
 	defer store.shut()
-	store.caches, s.caches.compact = &s.caches, store.compact
+	store.caches, s.caches.compact, s.caches.free = &s.caches, store.compact, giveBack
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,
 		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers, held: &s.held,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	goruntime "runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -28,9 +29,13 @@ const (
 	calm = 8
 	// renewLimit bounds the wait for a new cache.
 	renewLimit = time.Minute
-	// aftermath is how many periods after the last replacement memory is given back once more.
-	// Meanwhile etcd drops the versions that the burst has left, and what used the old caches ends.
-	aftermath = 2
+	// aftermath is how many periods after the last replacement memory is still given back, in each
+	// once. Meanwhile etcd drops the versions that the burst has left, and what used the old caches
+	// ends.
+	aftermath = 4
+	// collections is how often garbage is collected each time. What a finalizer held goes with the
+	// second collection, and the stacks of goroutines shrink by half with each.
+	collections = 3
 )
 
 // cached is a resource's storage behind upstream's watch cache, which is replaced after a burst of
@@ -125,7 +130,7 @@ type caches struct {
 	// compact has the store drop old versions of objects before their time: in the second call,
 	// those from before the first. Nil if that is not this process's to decide.
 	compact func()
-	// free gives memory back to the kernel; nil for debug.FreeOSMemory.
+	// free gives memory back to the kernel.
 	free func()
 
 	mu   sync.Mutex
@@ -181,8 +186,8 @@ func (s *caches) endPeriod(ctx context.Context) {
 	s.calmDown(any)
 }
 
-// calmDown gives memory back when caches were replaced, and again when what else held memory of the
-// burst has let go of it.
+// calmDown gives memory back when caches were replaced, and in the periods after that, when what
+// else held memory of the burst lets go of it.
 //
 // Etcd keeps an index of all versions of all keys in memory. The next regular compaction would come
 // five to ten minutes after the burst. Until then its many small entries, which lie between what
@@ -195,20 +200,23 @@ func (s *caches) calmDown(replaced bool) {
 	} else {
 		left = max(0, left-1)
 	}
-	over := s.left > 0 && left == 0
+	after := s.left > 0
 	s.left = left
 	s.mu.Unlock()
-	if left > 0 && s.compact != nil {
+	if left > aftermath-2 && s.compact != nil { // the second call drops what was there at the first
 		s.compact()
 	}
-	if !replaced && !over {
-		return
-	}
-	if s.free == nil {
-		debug.FreeOSMemory()
-	} else {
+	if replaced || after {
 		s.free()
 	}
+}
+
+// giveBack returns what is not in use to the kernel.
+func giveBack() {
+	for range collections - 1 {
+		goruntime.GC()
+	}
+	debug.FreeOSMemory() // collects, too
 }
 
 // use returns the current generation; its calls are held for reading.
