@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -139,7 +138,7 @@ func (b *binding) prepare(ctx context.Context) {
 func (b *binding) guarded(f func() *framework.Status) (status *framework.Status) {
 	defer func() {
 		if r := recover(); r != nil {
-			slog.Error("panic", "pod", b.info.Pod().Namespace+"/"+b.info.Pod().Name, "panic", r, "stack", string(debug.Stack()))
+			b.log.Error("panic", "pod", b.info.Pod().Namespace+"/"+b.info.Pod().Name, "panic", r, "stack", string(debug.Stack()))
 			status = framework.Errored("", fmt.Errorf("panic: %v", r))
 		}
 	}()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
 
@@ -29,7 +28,7 @@ var errNoNodes = errors.New("no nodes available to schedule pods")
 func (s *Scheduler) scheduleGuarded(ctx context.Context, pod *framework.QueuedPod) {
 	defer func() {
 		if r := recover(); r != nil {
-			slog.Error("panic", "pod", pod.Pod().Namespace+"/"+pod.Pod().Name, "panic", r, "stack", string(debug.Stack()))
+			s.log.Error("panic", "pod", pod.Pod().Namespace+"/"+pod.Pod().Name, "panic", r, "stack", string(debug.Stack()))
 			s.cache.Forget(pod.Key())
 			s.fail(ctx, s.profiles[pod.Pod().Spec.SchedulerName], pod, &failure{err: fmt.Errorf("panic: %v", r)})
 		}
@@ -85,7 +84,7 @@ func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, stat
 			f.nomination, status = profile.PostFilter(ctx, state, pod, misfit.Rejections)
 			misfit.PostFilter = status.Message()
 			if status.Code() == framework.Error {
-				slog.Error("preempt", "pod", pod.Pod().Namespace+"/"+pod.Pod().Name, "err", status.Err())
+				s.log.Error("preempt", "pod", pod.Pod().Namespace+"/"+pod.Pod().Name, "err", status.Err())
 			}
 		}
 		return "", f

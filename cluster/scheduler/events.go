@@ -45,10 +45,10 @@ type broadcasts struct {
 }
 
 // newBroadcasts returns what writes events to sink; bindings says how many pods are being bound.
-func newBroadcasts(sink events.EventSink, bindings func() int) *broadcasts {
+func newBroadcasts(sink events.EventSink, bindings func() int, log *slog.Logger) *broadcasts {
 	return &broadcasts{
 		repeated: events.NewBroadcaster(newBoundedSink(sink)), once: events.NewBroadcaster(nil),
-		writer: eventWriter{sink: sink, bindings: bindings},
+		writer: eventWriter{log: log, sink: sink, bindings: bindings},
 	}
 }
 
@@ -94,6 +94,7 @@ func (r recorder) Eventf(regarding, related runtime.Object, kind, reason, action
 // eventWriter writes each event that is added, up to eventWrites at a time, one at a time during a
 // burst of bindings. It has no goroutines while there are none.
 type eventWriter struct {
+	log      *slog.Logger
 	sink     events.EventSink
 	bindings func() int
 	ctx      context.Context //nolint:containedctx // of all writes
@@ -158,7 +159,7 @@ func (w *eventWriter) write() {
 			return err == nil, nil
 		})
 		if err != nil && w.ctx.Err() == nil && !apierrors.IsAlreadyExists(err) {
-			slog.Warn("event is not written", "event", e.Reason, "pod", e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
+			w.log.Warn("event is not written", "event", e.Reason, "pod", e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -67,7 +68,7 @@ var bindings atomic.Int64
 // record starts what writes events to sink, and returns what records them and what stops it.
 func record(t *testing.T, sink events.EventSink) (events.EventRecorder, func()) {
 	t.Helper()
-	b := newBroadcasts(sink, func() int { return int(bindings.Load()) })
+	b := newBroadcasts(sink, func() int { return int(bindings.Load()) }, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := b.start(ctx); err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func (s *Scheduler) extended(ctx context.Context, pod *v1.Pod, nodes []*framewor
 		case !e.Ignorable():
 			return nil, err
 		default:
-			logIgnored("extender is ignored", pod, err)
+			s.logIgnored("extender is ignored", pod, err)
 		}
 	}
 	return nodes, nil
@@ -36,12 +36,12 @@ func (s *Scheduler) extended(ctx context.Context, pod *v1.Pod, nodes []*framewor
 
 // logIgnored tells of an extender that failed, unless it is left alone: that would be told of each
 // pod.
-func logIgnored(what string, pod *v1.Pod, err error) {
+func (s *Scheduler) logIgnored(what string, pod *v1.Pod, err error) {
 	level := slog.LevelWarn
 	if errors.Is(err, extender.ErrSilent) {
 		level = slog.LevelDebug
 	}
-	slog.Log(context.Background(), level, what, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+	s.log.Log(context.Background(), level, what, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 }
 
 // scoreExtended adds what extenders think to the scores of nodes. One that fails does not count, as
@@ -54,7 +54,7 @@ func (s *Scheduler) scoreExtended(ctx context.Context, pod *v1.Pod, nodes []*fra
 			asked.Go(func() {
 				var err error
 				if answers[i], err = e.Score(ctx, pod, nodes); err != nil {
-					logIgnored("extender's scores do not count", pod, err)
+					s.logIgnored("extender's scores do not count", pod, err)
 				}
 			})
 		}
@@ -100,7 +100,7 @@ func (s *Scheduler) preemptExtended(ctx context.Context, pod *v1.Pod, nodes *fra
 		case !e.Ignorable():
 			return nil, err
 		default:
-			logIgnored("extender is ignored", pod, err)
+			s.logIgnored("extender is ignored", pod, err)
 		}
 	}
 	return victims, nil

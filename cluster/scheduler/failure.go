@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 
@@ -62,11 +61,11 @@ func (s *Scheduler) fail(ctx context.Context, profile *framework.Profile, pod *f
 	pod.Told = now // the queue has it next
 	info := s.queue.Return(pod, f.nomination)
 	if info == nil {
-		slog.Debug("pod is gone or bound, though it could not be scheduled", "pod", name, "err", f.err)
+		s.log.Debug("pod is gone or bound, though it could not be scheduled", "pod", name, "err", f.err)
 		return
 	}
 	if !f.rejected && !errors.Is(f.err, extender.ErrSilent) {
-		slog.Error("schedule", "pod", name, "err", f.err)
+		s.log.Error("schedule", "pod", name, "err", f.err)
 	}
 	p := info.Pod()
 	s.recorders[profile.Name].Eventf(p, nil, v1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", truncate(message))
@@ -92,7 +91,7 @@ func (s *Scheduler) fail(ctx context.Context, profile *framework.Profile, pod *f
 	write := func(ctx context.Context) {
 		if err := framework.PatchStatus(ctx, s.handle.Kube, p, status); err != nil && !apierrors.IsNotFound(err) &&
 			!errors.Is(err, context.Canceled) {
-			slog.Error("update pod", "pod", name, "err", err)
+			s.log.Error("update pod", "pod", name, "err", err)
 		}
 	}
 	select {

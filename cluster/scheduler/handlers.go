@@ -1,8 +1,6 @@
 package scheduler
 
 import (
-	"log/slog"
-
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -130,7 +128,7 @@ func (s *Scheduler) podUpdated(before, after any) {
 func (s *Scheduler) podDeleted(obj any) {
 	pod := podOf(obj)
 	if pod == nil {
-		slog.Error("scheduler: deletion of what is not a pod", "object", obj)
+		s.log.Error("scheduler: deletion of what is not a pod", "object", obj)
 		return
 	}
 	_, missed := obj.(toolscache.DeletedFinalStateUnknown)
@@ -201,7 +199,7 @@ func (s *Scheduler) nodeDeleted(obj any) {
 	}
 	node, ok := obj.(*v1.Node)
 	if !ok {
-		slog.Error("scheduler: deletion of what is not a node", "object", obj)
+		s.log.Error("scheduler: deletion of what is not a node", "object", obj)
 		return
 	}
 	s.queue.Move(framework.Event{Kind: framework.Node, Action: framework.Delete}, node, nil, nil)

@@ -63,12 +63,15 @@ type Options struct {
 	Bindings int
 	// Recorder takes events, instead of one that writes them to the API.
 	Recorder events.EventRecorder
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Scheduler is made by New and runs once.
 type Scheduler struct {
 	profiles   map[string]*framework.Profile
 	queue      *queue.Queue
+	log        *slog.Logger
 	cache      *cache.Cache
 	snapshot   *framework.Snapshot
 	handles    []*framework.Handle
@@ -104,18 +107,25 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 	if opts.Bindings == 0 {
 		opts.Bindings = 100
 	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	for _, e := range opts.Extenders {
+		e.Log = opts.Log
+	}
 	s := &Scheduler{
-		profiles: make(map[string]*framework.Profile), cache: cache.New(), snapshot: &framework.Snapshot{},
+		log:      opts.Log,
+		profiles: make(map[string]*framework.Profile), cache: cache.New(opts.Log), snapshot: &framework.Snapshot{},
 		pods: set.Informers.Core().V1().Pods().Lister(), recorders: make(map[string]events.EventRecorder),
 		percentages: make(map[string]int), extenders: opts.Extenders, parallel: framework.Parallel(opts.Parallelism),
 		binding: make(chan struct{}, opts.Bindings), patches: make(chan func(context.Context), 1000),
 	}
 	s.handle = &framework.Handle{
-		Kube: set.Kube, Informers: set.Informers, Waiting: framework.NewWaitingPods(), Parallel: s.parallel,
+		Kube: set.Kube, Informers: set.Informers, Waiting: framework.NewWaitingPods(), Parallel: s.parallel, Log: s.log,
 		Background: s.background, Moves: s.moves,
 	}
 	if opts.Recorder == nil {
-		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}, func() int { return len(s.binding) })
+		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}, func() int { return len(s.binding) }, s.log)
 	}
 	if len(opts.Extenders) > 0 {
 		s.handle.Preempt = s.preemptExtended
@@ -162,6 +172,7 @@ func (s *Scheduler) addProfile(name string, f func(*framework.Handle) []framewor
 	if err != nil {
 		return fmt.Errorf("scheduler: %w", err)
 	}
+	profile.Log = s.log
 	h.Profile = profile
 	s.profiles[name], s.recorders[name] = profile, recorder
 	s.handles = append(s.handles, h)
@@ -247,7 +258,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	defer s.caughtUp.Stop()
 	s.finished.Go(func() { s.patch(ctx) })
 	active, _, _ := s.queue.Len()
-	slog.Info("scheduler runs", "profiles", len(s.profiles), "pods waiting", active)
+	s.log.Info("scheduler runs", "profiles", len(s.profiles), "pods waiting", active)
 	for {
 		pod := s.queue.Pop()
 		if pod == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
@@ -61,6 +62,7 @@ func schedulerCommand() *cobra.Command {
 		if err != nil {
 			return nil, err
 		}
+		o.Log = slog.Default()
 		s, err := scheduler.New(set, o)
 		return func() error { return s.Run(ctx) }, err
 	})

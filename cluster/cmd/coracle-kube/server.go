@@ -276,6 +276,7 @@ func newScheduler(server *apiserver.Server, config string) (*scheduler.Scheduler
 	if err != nil {
 		return nil, err
 	}
+	o.Log = slog.Default()
 	return scheduler.New(set, o)
 }
 

@@ -30,6 +30,8 @@ import (
 
 // Cache is safe for concurrent use.
 type Cache struct {
+	log *slog.Logger
+
 	mu     sync.Mutex
 	nodes  map[string]*node
 	pods   map[types.UID]*placed
@@ -62,8 +64,9 @@ type placed struct {
 }
 
 // New returns an empty cache.
-func New() *Cache {
+func New(log *slog.Logger) *Cache {
 	return &Cache{
+		log:   log,
 		nodes: make(map[string]*node), pods: make(map[types.UID]*placed), images: make(map[string]*framework.ImageState),
 	}
 }
@@ -140,7 +143,7 @@ func (c *Cache) takeLocked(uid types.UID, p *placed) {
 	delete(c.pods, uid)
 	n := c.nodes[p.node]
 	if err := c.editLocked(n).Remove(p.info); err != nil {
-		slog.Error("scheduler cache", "node", p.node, "err", err)
+		c.log.Error("scheduler cache", "node", p.node, "err", err)
 	}
 	c.dropIfEmptyLocked(n)
 }

@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
 
@@ -46,7 +47,7 @@ func expect(t *testing.T, c *cache.Cache, s *framework.Snapshot, want ...string)
 }
 
 func TestLifeOfAPod(t *testing.T) {
-	c, s := cache.New(), &framework.Snapshot{}
+	c, s := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 	c.SetNode(node("a", ""))
 	c.SetNode(node("b", ""))
 	assumed := framework.NewPodInfo(pod("p", "", "1")).OnNode("a")
@@ -79,7 +80,7 @@ func TestLifeOfAPod(t *testing.T) {
 }
 
 func TestSnapshotsDoNotChange(t *testing.T) {
-	c, s := cache.New(), &framework.Snapshot{}
+	c, s := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 	c.SetNode(node("a", ""))
 	c.SetPod(pod("p", "a", "1"))
 	c.Update(s)
@@ -93,7 +94,7 @@ func TestSnapshotsDoNotChange(t *testing.T) {
 }
 
 func TestStatusUpdatesChangeNoNode(t *testing.T) {
-	c, s := cache.New(), &framework.Snapshot{}
+	c, s := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 	c.SetNode(node("a", ""))
 	if err := c.Assume(framework.NewPodInfo(pod("p", "", "1")).OnNode("a")); err != nil {
 		t.Fatal(err)
@@ -116,7 +117,7 @@ func TestStatusUpdatesChangeNoNode(t *testing.T) {
 }
 
 func TestNodesComeAndGo(t *testing.T) {
-	c, s := cache.New(), &framework.Snapshot{}
+	c, s := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 	c.SetPod(pod("early", "a", "1")) // the pods' informer is ahead
 	expect(t, c, s)
 	for _, n := range []*v1.Node{node("a", "x"), node("b", "x"), node("c", "y")} {
@@ -144,7 +145,7 @@ func TestNodesComeAndGo(t *testing.T) {
 }
 
 func TestImagesCountTheirNodes(t *testing.T) {
-	c, s := cache.New(), &framework.Snapshot{}
+	c, s := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 	with := func(name string, images ...string) *v1.Node {
 		n := node(name, "")
 		for _, i := range images {
@@ -175,7 +176,7 @@ func TestImagesCountTheirNodes(t *testing.T) {
 func TestSnapshotIsWhatACountFromScratchGives(t *testing.T) {
 	for seed := range uint64(10) {
 		r := testkit.New(seed)
-		c, s := cache.New(), &framework.Snapshot{}
+		c, s := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 		nodes, pods := make(map[string]*v1.Node), make(map[types.UID]*v1.Pod)
 		var names []string
 		for range 200 {
@@ -213,7 +214,7 @@ func TestSnapshotIsWhatACountFromScratchGives(t *testing.T) {
 
 func same(t *testing.T, s *framework.Snapshot, nodes map[string]*v1.Node, pods map[types.UID]*v1.Pod) {
 	t.Helper()
-	fresh, want := cache.New(), &framework.Snapshot{}
+	fresh, want := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 	for _, n := range nodes {
 		fresh.SetNode(n)
 	}

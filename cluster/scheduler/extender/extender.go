@@ -45,6 +45,9 @@ const (
 
 // Extender is one of them. Its methods are safe for concurrent use.
 type Extender struct {
+	// Log is the scheduler's, which sets it; it discards by default.
+	Log *slog.Logger
+
 	config config.Extender
 	client *http.Client
 	mine   sets.Set[v1.ResourceName]
@@ -68,7 +71,7 @@ func NewOver(c config.Extender, transport http.RoundTripper) *Extender {
 	if c.HTTPTimeout.Duration == 0 {
 		c.HTTPTimeout.Duration = defaultTimeout
 	}
-	e := &Extender{config: c, mine: sets.New[v1.ResourceName](), client: &http.Client{
+	e := &Extender{Log: slog.New(slog.DiscardHandler), config: c, mine: sets.New[v1.ResourceName](), client: &http.Client{
 		Transport: transport, Timeout: c.HTTPTimeout.Duration,
 		CheckRedirect: func(r *http.Request, _ []*http.Request) error {
 			return fmt.Errorf("it sends the scheduler elsewhere, to %s", r.URL.Redacted())
@@ -209,8 +212,8 @@ func (e *Extender) heard(answered bool) {
 	e.mu.Unlock()
 	switch {
 	case before < patience && after >= patience:
-		slog.Warn("extender does not answer: it is asked only now and then until it does", "extender", e.Name(), "every", pause)
+		e.Log.Warn("extender does not answer: it is asked only now and then until it does", "extender", e.Name(), "every", pause)
 	case before >= patience && answered:
-		slog.Info("extender answers again", "extender", e.Name())
+		e.Log.Info("extender answers again", "extender", e.Name())
 	}
 }

@@ -94,10 +94,8 @@ func TestAnswerOfManyNodes(t *testing.T) {
 // A pause is told of when it begins and when it ends, not for each pod.
 func TestPauseIsToldOfOnce(t *testing.T) {
 	var told bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&told, nil)))
-	defer slog.SetDefault(before)
 	e := NewOver(config.Extender{URLPrefix: "http://x"}, nil)
+	e.Log = slog.New(slog.NewTextHandler(&told, nil))
 	for range 10 {
 		e.heard(false)
 	}

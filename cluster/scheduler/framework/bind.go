@@ -2,7 +2,6 @@ package framework
 
 import (
 	"context"
-	"log/slog"
 	"runtime/debug"
 	"time"
 )
@@ -24,7 +23,7 @@ func (p *Profile) Reserve(ctx context.Context, state *CycleState, pod *PodInfo, 
 func (p *Profile) Unreserve(ctx context.Context, state *CycleState, pod *PodInfo, node string) {
 	for i := len(p.reserves) - 1; i >= 0; i-- {
 		pl := p.reserves[i]
-		guarded("Unreserve", pl, pod, func() { pl.Unreserve(ctx, state, pod, node) })
+		p.guarded("Unreserve", pl, pod, func() { pl.Unreserve(ctx, state, pod, node) })
 	}
 }
 
@@ -95,16 +94,16 @@ func (p *Profile) Bind(ctx context.Context, state *CycleState, pod *PodInfo, nod
 // PostBind tells the PostBind plugins.
 func (p *Profile) PostBind(ctx context.Context, state *CycleState, pod *PodInfo, node string) {
 	for _, pl := range p.postBinds {
-		guarded("PostBind", pl, pod, func() { pl.PostBind(ctx, state, pod, node) })
+		p.guarded("PostBind", pl, pod, func() { pl.PostBind(ctx, state, pod, node) })
 	}
 }
 
 // guarded keeps a panic where no one can be told of a failure to the plugin itself.
-func guarded(point string, pl Plugin, pod *PodInfo, f func()) {
+func (p *Profile) guarded(point string, pl Plugin, pod *PodInfo, f func()) {
 	defer func() {
 		if r := recover(); r != nil {
-			p := pod.Pod()
-			slog.Error("panic", "point", point, "plugin", pl.Name(), "pod", p.Namespace+"/"+p.Name, "panic", r, "stack", string(debug.Stack()))
+			p.Log.Error("panic", "point", point, "plugin", pl.Name(), "pod", pod.Pod().Namespace+"/"+pod.Pod().Name, "panic", r,
+				"stack", string(debug.Stack()))
 		}
 	}()
 	f()

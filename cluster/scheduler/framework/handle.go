@@ -2,6 +2,7 @@ package framework
 
 import (
 	"context"
+	"log/slog"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
@@ -18,6 +19,7 @@ type Handle struct {
 	Recorder  events.EventRecorder
 	Waiting   *WaitingPods
 	Parallel  Parallel
+	Log       *slog.Logger
 
 	// Profile is the one that the plugin is in.
 	Profile *Profile

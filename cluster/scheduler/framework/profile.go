@@ -3,6 +3,7 @@ package framework
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -70,6 +71,7 @@ func Implements(p Plugin, at Point) (yes bool) {
 // Profile is a set of plugins under the name that pods choose it by (spec.schedulerName).
 type Profile struct {
 	Name      string
+	Log       *slog.Logger // the scheduler's; discards by default
 	QueueSort QueueSort
 	// PreEnqueues and Enqueuers are for the queue.
 	PreEnqueues []PreEnqueue
@@ -101,7 +103,7 @@ type weighted struct {
 // point or at one where it has nothing to say, or when not exactly one sorts the queue and at least
 // one binds.
 func NewProfile(name string, plugins ...Enabled) (*Profile, error) {
-	p := &Profile{Name: name}
+	p := &Profile{Name: name, Log: slog.New(slog.DiscardHandler)}
 	enabled := make(map[string]Plugin)
 	at := sets.New[string]()
 	for _, e := range plugins {

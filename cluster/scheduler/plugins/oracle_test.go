@@ -3,6 +3,7 @@ package plugins_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"slices"
 	"sync"
@@ -134,9 +135,9 @@ func (w *world) start(ctx context.Context) {
 
 func (w *world) ours(ctx context.Context, t *testing.T) *ours {
 	t.Helper()
-	o := &ours{cache: cache.New(), snapshot: &framework.Snapshot{}}
+	o := &ours{cache: cache.New(slog.New(slog.DiscardHandler)), snapshot: &framework.Snapshot{}}
 	h := &framework.Handle{
-		Informers: w.informers, Kube: w.client, Waiting: framework.NewWaitingPods(), Parallel: 2,
+		Log: slog.New(slog.DiscardHandler), Informers: w.informers, Kube: w.client, Waiting: framework.NewWaitingPods(), Parallel: 2,
 		Background: func(f func(context.Context)) { o.opening.Go(func() { f(ctx) }) },
 		Moves:      func(framework.Kind) toolscache.ResourceEventHandler { return toolscache.ResourceEventHandlerFuncs{} },
 		Reopened:   func(*v1.Pod, string) {},

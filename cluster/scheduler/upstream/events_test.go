@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ var (
 func TestEventsAreUpstreams(t *testing.T) {
 	client := fake.NewClientset()
 	h := &framework.Handle{
-		Kube: client, Informers: informers.NewSharedInformerFactory(client, 0),
+		Log: slog.New(slog.DiscardHandler), Kube: client, Informers: informers.NewSharedInformerFactory(client, 0),
 		Background: func(f func(context.Context)) { f(t.Context()) },
 		Moves:      func(framework.Kind) toolscache.ResourceEventHandler { return toolscache.ResourceEventHandlerFuncs{} },
 	}

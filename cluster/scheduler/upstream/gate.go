@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -101,7 +100,7 @@ func (g *gate) waitLocked(pod *v1.Pod, plugin string) {
 func (g *gate) open(ctx context.Context) {
 	checks, err := g.prepare(ctx)
 	for err != nil {
-		slog.Error("scheduler", "what", g.what, "err", err)
+		g.h.Log.Error("scheduler", "what", g.what, "err", err)
 		g.set(err)
 		select {
 		case <-time.After(patience):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,7 +25,11 @@ func podNamed(i int) *v1.Pod {
 
 // Pods that come and go while the gate stays closed are not kept, those that are there are.
 func TestGateLetsGoOfPodsThatAreGone(t *testing.T) {
-	h := &framework.Handle{Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0), Background: func(func(context.Context)) {}}
+	h := &framework.Handle{
+		Log:        slog.New(slog.DiscardHandler),
+		Informers:  informers.NewSharedInformerFactory(fake.NewClientset(), 0),
+		Background: func(func(context.Context)) {},
+	}
 	g := newGate(h, "x", nil)
 	const there = 100
 	for i := range there {
@@ -51,7 +56,7 @@ func TestGateIsPreparedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tried := 0
 		h := &framework.Handle{
-			Informers:  informers.NewSharedInformerFactory(fake.NewClientset(), 0),
+			Log: slog.New(slog.DiscardHandler), Informers: informers.NewSharedInformerFactory(fake.NewClientset(), 0),
 			Background: func(f func(context.Context)) { go f(t.Context()) },
 			Activate:   func(*v1.Pod) {}, Reopened: func(*v1.Pod, string) {},
 		}

@@ -3,7 +3,6 @@ package preemption
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"sync"
 
@@ -69,7 +68,7 @@ func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 		err := pl.evictGuarded(ctx, pod, c.node, victims)
 		pl.end(pod.UID)
 		if err != nil {
-			slog.Warn("preemption", "pod", pod.Namespace+"/"+pod.Name, "node", c.node, "err", err)
+			pl.handle.Log.Warn("preemption", "pod", pod.Namespace+"/"+pod.Name, "node", c.node, "err", err)
 			// No deletion may come that would wake it.
 			pl.handle.Activate(pod)
 			return
@@ -83,7 +82,7 @@ func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 func (pl *Plugin) evictGuarded(ctx context.Context, pod *v1.Pod, node string, victims []*v1.Pod) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			slog.Error("panic", "pod", pod.Namespace+"/"+pod.Name, "panic", r, "stack", string(debug.Stack()))
+			pl.handle.Log.Error("panic", "pod", pod.Namespace+"/"+pod.Name, "panic", r, "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic: %v", r)
 		}
 	}()
@@ -100,7 +99,7 @@ func (pl *Plugin) evictAll(ctx context.Context, pod *v1.Pod, node string, victim
 		status := p.Status.DeepCopy()
 		status.NominatedNodeName = ""
 		if err := framework.PatchStatus(ctx, pl.handle.Kube, p, status); err != nil {
-			slog.Warn("preemption: clear nomination", "pod", p.Namespace+"/"+p.Name, "err", err)
+			pl.handle.Log.Warn("preemption: clear nomination", "pod", p.Namespace+"/"+p.Name, "err", err)
 		}
 	}
 	last := len(victims) - 1

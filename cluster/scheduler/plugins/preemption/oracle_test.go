@@ -2,6 +2,7 @@ package preemption_test
 
 import (
 	"context"
+	"log/slog"
 	"reflect"
 	"slices"
 	"testing"
@@ -120,7 +121,9 @@ func TestVictimsLikeUpstream(t *testing.T) {
 				pods = append(pods, p)
 			}
 		}
-		h := &framework.Handle{Informers: shared, Kube: client, Waiting: framework.NewWaitingPods(), Parallel: 1}
+		h := &framework.Handle{
+			Log: slog.New(slog.DiscardHandler), Informers: shared, Kube: client, Waiting: framework.NewWaitingPods(), Parallel: 1,
+		}
 		enabled := plugins.Default(h, plugins.Args{})
 		enabled = slices.DeleteFunc(enabled, func(e framework.Enabled) bool { return e.Name() == "DynamicResources" }) // there are no devices
 		profile, err := framework.NewProfile("default-scheduler", enabled...)
@@ -139,7 +142,7 @@ func TestVictimsLikeUpstream(t *testing.T) {
 		}
 		shared.Start(ctx.Done())
 		shared.WaitForCacheSync(ctx.Done())
-		c, s := cache.New(), &framework.Snapshot{}
+		c, s := cache.New(slog.New(slog.DiscardHandler)), &framework.Snapshot{}
 		for _, n := range nodes {
 			c.SetNode(n)
 		}
