@@ -13,6 +13,7 @@
 //	add.go       adder: images from archives, and images made here
 //	pack.go      packing: images that leave, to registries and in archives
 //	highwater.go reclaimer: room on a disk that is too full
+//	shares.go    shares: what other nodes may fetch from this one
 //	scratch.go   scratch: files on their way in or out
 //	calls.go     calls: what Close waits for
 //

@@ -199,7 +199,7 @@ func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.D
 		err = z.landBlob(ctx, f, d, diffID)
 	case !errors.Is(err, ErrInvalidImage):
 		z.log.Warn("layer is not shown any more, and pulled whole", "repository", src.String(), "layer", diffID.String(), "cause", err)
-		err = z.unpacker.ensureLayer(ctx, src, d, diffID, part{&meter{}, &LayerProgress{}})
+		err = z.unpacker.ensureLayer(ctx, origin{Repository: src}, d, diffID, part{&meter{}, &LayerProgress{}})
 	}
 	if err != nil && ctx.Err() == nil {
 		err = errors.Join(err, z.dropWith(diffID))

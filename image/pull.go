@@ -10,6 +10,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 )
@@ -30,6 +31,8 @@ type puller struct {
 	garbage    *garbage
 	unpacker   *unpacker
 	lazies     *lazies
+	shares     *shares
+	peers      *peer.Swarm
 	commit     func(...named) (Image, error)
 
 	pulls  flight[pullKey, Image]
@@ -39,7 +42,7 @@ type puller struct {
 func newPuller(s *Store) *puller {
 	return &puller{
 		cfg: &s.cfg, registries: &s.registries, blobs: s.blobs, index: s.index, garbage: s.garbage, unpacker: s.unpacker,
-		lazies: s.lazies, commit: s.commit, meters: meters{all: map[pullKey]*meter{}},
+		lazies: s.lazies, shares: s.shares, peers: s.peers, commit: s.commit, meters: meters{all: map[pullKey]*meter{}},
 	}
 }
 
@@ -174,16 +177,20 @@ func (p *puller) fetch(ctx context.Context, n reference.Name, src *registry.Repo
 	}
 	m.add(c.config.Size)
 	c.forget()
+	defer p.shares.during(n.Repo, c)()
+	from := origin{src, p.peers.Pull(n.Repo, p.unpacker.missing(c))}
+	defer from.peers.End()
 	g, gctx := errgroup.WithContext(ctx)
 	for i, l := range c.layers {
 		g.Go(func() error {
 			diffID := c.image.RootFS.DiffIDs[i]
 			if p.lazies.showLazily(gctx, n, a, l, diffID) {
+				from.peers.Release(l.Digest, true)
 				parts[i].add(l.Size)
 				parts[i].complete()
 				return nil
 			}
-			err := p.unpacker.ensureLayer(gctx, src, l, diffID, parts[i])
+			err := p.unpacker.ensureLayer(gctx, from, l, diffID, parts[i])
 			if err == nil {
 				parts[i].complete()
 			}

@@ -51,12 +51,14 @@ func (s *spool) finish(err error) {
 	s.more.Broadcast()
 }
 
-// wait blocks until there are bytes after off, and returns how many.
-func (s *spool) wait(off int64) (int64, error) {
+// wait blocks until there are bytes after off, and returns how many. Whoever ends ctx broadcasts.
+func (s *spool) wait(ctx context.Context, off int64) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
 		switch {
+		case ctx.Err() != nil:
+			return 0, ctx.Err()
 		case s.closed && s.err != nil:
 			return 0, s.err
 		case s.size > off:
@@ -72,11 +74,13 @@ func (s *spool) wait(off int64) (int64, error) {
 // ends, waiting ends; call stop when done with the reader.
 func (s *spool) reader(ctx context.Context) (r io.Reader, stop func() bool) {
 	stop = context.AfterFunc(ctx, func() { s.finish(ctx.Err()) })
-	return &spoolReader{s: s}, stop
+	return &spoolReader{s: s, ctx: context.Background(), f: s.f}, stop
 }
 
 type spoolReader struct {
 	s   *spool
+	ctx context.Context // ends waiting
+	f   *os.File        // the spool's, or another of the same file
 	off int64
 }
 
@@ -84,13 +88,34 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	n, err := r.s.wait(r.off)
+	n, err := r.s.wait(r.ctx, r.off)
 	if err != nil {
 		return 0, err
 	}
-	got, err := r.s.f.ReadAt(p[:min(n, int64(len(p)))], r.off)
+	got, err := r.f.ReadAt(p[:min(n, int64(len(p)))], r.off)
 	r.off += int64(got)
 	return got, err
+}
+
+// follow opens the spool once more, from its start. Reads end with ctx, and nothing that happens to
+// this reader is felt by others.
+func (s *spool) follow(ctx context.Context) (io.ReadCloser, error) {
+	f, err := os.Open(s.f.Name())
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.more.Broadcast()
+	})
+	return struct {
+		io.Reader
+		io.Closer
+	}{&spoolReader{s: s, ctx: ctx, f: f}, closerFunc(func() error {
+		stop()
+		return f.Close()
+	})}, nil
 }
 
 // abandon makes reads end, also one that waits.

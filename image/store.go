@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/image/ledger"
+	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/remover"
 )
@@ -24,6 +25,9 @@ type Store struct {
 	garbage  *garbage
 	unpacker *unpacker
 	lazies   *lazies
+
+	shares *shares
+	peers  *peer.Swarm
 
 	reclaimer *reclaimer
 	puller    *puller
@@ -104,6 +108,8 @@ func (s *Store) recover(ctx context.Context) error {
 	s.packs = packing{
 		index: s.index, blobs: s.blobs, garbage: s.garbage, lazies: s.lazies, layers: s.cfg.Layers, limits: s.cfg.Layer, scratch: scratch,
 	}
+	s.shares = newShares(s)
+	s.peers = peer.New(s.shares, s.cfg.Log)
 	s.puller = newPuller(s)
 	if len(entries) != len(lines) || len(damage) > 0 {
 		if err := s.garbage.repairIndex(entries, len(damage) > 0); err != nil {
@@ -172,9 +178,14 @@ func (s *Store) SetRegistries(c registry.Config) error {
 	return nil
 }
 
+// SetPeers says which other nodes layers are passed on to, and fetched from. On error there are
+// none.
+func (s *Store) SetPeers(p peer.Settings) error { return s.peers.Set(p) }
+
 // Close cancels what is under way and waits until it has stopped.
 func (s *Store) Close() error {
 	s.calls.close()
+	s.peers.Close()
 	s.remover.Close()
 	s.registries.Load().Close()
 	return errors.Join(s.index.close(), s.ledger.Close(), s.blobs.disks.close())

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/damage"
+	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
 )
@@ -47,7 +48,14 @@ type unpacker struct {
 	limits unpack.Limits
 	log    *slog.Logger
 
-	flight flight[layerKey, struct{}]
+	flight   flight[layerKey, struct{}]
+	arrivals arrivals
+}
+
+// origin is where layers come from: a registry, and other nodes that have them from there.
+type origin struct {
+	*registry.Repository
+	peers *peer.Pull
 }
 
 func newUnpacker(c *Config, b *blobs, l *ledger.Ledger) *unpacker {
@@ -56,7 +64,7 @@ func newUnpacker(c *Config, b *blobs, l *ledger.Ledger) *unpacker {
 
 // ensureLayer makes sure that a layer's blob and its unpacked directory are in the
 // store. Pulls that need the same layer of a registry at the same time share one download.
-func (u *unpacker) ensureLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
+func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, m part) error {
 	key := layerKey{src.Domain(), d.Digest, diffID}
 	for {
 		_, joined, err := u.flight.do(ctx, key, func(ctx context.Context) (struct{}, error) {
@@ -73,19 +81,20 @@ func (u *unpacker) ensureLayer(ctx context.Context, src *registry.Repository, d 
 	}
 }
 
-func (u *unpacker) fetchLayer(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest, m part) error {
+func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, m part) error {
 	hasBlob, hasLayer := u.blobs.has(d), u.layers.HasLayer(diffID)
 	if hasLayer && u.knows(d.Digest, diffID, hasBlob) {
 		m.add(d.Size)
 		return nil
 	}
-	release, err := src.Slot(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
+	var err error
 	if hasBlob {
+		release, serr := src.Slot(ctx)
+		if serr != nil {
+			return serr
+		}
 		err = u.unpackStored(ctx, d, diffID, hasLayer)
+		release()
 	}
 	switch {
 	case errors.Is(err, errRotten):
@@ -103,14 +112,91 @@ func (u *unpacker) fetchLayer(ctx context.Context, src *registry.Repository, d o
 	return faultPullLayer.At(ctx)
 }
 
-// arrive unpacks a blob as it arrives, again without the mirrors that were found out to be
+// arrive fetches and unpacks a blob: from another node if one has it, or else from the registry.
+func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) (err error) {
+	defer func() {
+		if err == nil {
+			u.ledger.Learn(d.Digest, diffID) // before others ask for it
+		}
+		src.peers.Release(d.Digest, err == nil)
+	}()
+	_, encrypted := crypt.Encrypted(d.MediaType)
+	unpacked := !u.blobs.kept && !encrypted
+	for {
+		node, err := src.peers.Next(ctx, d.Digest, unpacked)
+		if err != nil {
+			return err
+		}
+		if node != nil {
+			err := u.fromNode(ctx, node, d, diffID, hasLayer, m)
+			if !errors.Is(err, peer.ErrPeer) {
+				return err
+			}
+			u.log.Debug("layer comes from elsewhere", "blob", d.Digest.String(), "cause", err)
+			continue
+		}
+		release, err := src.Slot(ctx)
+		if err != nil {
+			return err
+		}
+		ours, err := src.peers.Claim(ctx, d.Digest, unpacked)
+		if ours {
+			err = u.fromRegistry(ctx, src.Repository, d, diffID, hasLayer, m)
+		}
+		release()
+		if ours || err != nil {
+			return err
+		}
+	}
+}
+
+// fromNode unpacks what another node has. Kinds: peer.ErrPeer, and those of an image that is
+// invalid from any source.
+func (u *unpacker) fromNode(ctx context.Context, node *peer.Source, d ocispec.Descriptor, diffID digest.Digest,
+	hasLayer bool, m part,
+) error {
+	if !node.Unpacked {
+		return u.unpackArriving(ctx, d, diffID, hasLayer, m, true, func(ctx context.Context, s *spool, got func(int64)) error {
+			return node.Blob(ctx, d, s, got)
+		})
+	}
+	lim := u.limits.WithDefaults()
+	body, err := node.Layer(ctx, min(lim.MaxBytes, d.Size*lim.MaxRatio)+ratioFree)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	plain := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d.Digest, Size: d.Size}
+	w, err := u.unpack(ctx, body, plain, diffID, hasLayer)
+	if w != nil {
+		defer w.Abort() // nothing after Commit
+	}
+	if errors.Is(err, ErrInvalidImage) && !errors.Is(err, peer.ErrPeer) {
+		return node.Reject(err)
+	}
+	if err != nil {
+		return err
+	}
+	m.add(d.Size)
+	if w == nil {
+		return nil
+	}
+	return u.commitLayer(ctx, w, diffID)
+}
+
+// ratioFree is how much an archive may be larger than the limits say, for headers and padding.
+const ratioFree = 1 << 30
+
+// fromRegistry unpacks a blob as it arrives, again without the mirrors that were found out to be
 // wrong. An image that is itself invalid is not fetched twice.
-func (u *unpacker) arrive(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest,
+func (u *unpacker) fromRegistry(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest,
 	hasLayer bool, m part,
 ) error {
 	for {
 		before := src.Honest()
-		err := u.unpackArriving(ctx, src, d, diffID, hasLayer, m)
+		err := u.unpackArriving(ctx, d, diffID, hasLayer, m, src.HasMirrors(), func(ctx context.Context, s *spool, got func(int64)) error {
+			return src.Blob(ctx, d, s, got)
+		})
 		if left := src.Honest(); !errors.Is(err, ErrInvalidImage) || left == 0 || left == before {
 			return err
 		}
@@ -123,12 +209,13 @@ func (u *unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
 	return (stored || !u.blobs.kept) && u.ledger.UnpacksTo(blob, diffID)
 }
 
-// unpackArriving is the one pass from the registry to the layer's directory: the
+// unpackArriving is the one pass from a registry or node to the layer's directory: the
 // blob is hashed and written to ingest/ as it comes, while a second goroutine
 // reads behind, decompresses, hashes again and unpacks. Both are committed only
-// when both digests are right.
-func (u *unpacker) unpackArriving(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest,
-	hasLayer bool, m part,
+// when both digests are right. With others, the blob may come from elsewhere if its digest is
+// wrong.
+func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part, others bool,
+	fetch func(context.Context, *spool, func(int64)) error,
 ) (err error) {
 	f, err := u.blobs.stage()
 	if err != nil {
@@ -138,11 +225,12 @@ func (u *unpacker) unpackArriving(ctx context.Context, src *registry.Repository,
 	defer f.Close()
 
 	spool := newSpool(f)
+	defer u.arrivals.add(d.Digest, spool)()
 	g, gctx := errgroup.WithContext(ctx)
 	var fetchErr, unpackErr error
 	var got atomic.Int64
 	g.Go(func() error {
-		fetchErr = src.Blob(gctx, d, spool, func(n int64) {
+		fetchErr = fetch(gctx, spool, func(n int64) {
 			got.Add(n)
 			m.add(n)
 		})
@@ -154,7 +242,7 @@ func (u *unpacker) unpackArriving(ctx context.Context, src *registry.Repository,
 	var w LayerWriter
 	g.Go(func() (err error) {
 		w, err = u.unpack(gctx, in, d, diffID, hasLayer)
-		if src.HasMirrors() && errors.Is(err, ErrInvalidImage) {
+		if others && errors.Is(err, ErrInvalidImage) {
 			// It is the blob's digest that tells whether the image or a host is to blame.
 			unpackErr, err = err, nil
 		}
@@ -317,6 +405,17 @@ func (u *unpacker) isWhole(c *content) bool {
 		}
 	}
 	return true
+}
+
+// missing are the blobs that a pull of an image has to fetch.
+func (u *unpacker) missing(c *content) (blobs []digest.Digest) {
+	for i, l := range c.layers {
+		diffID, stored := c.image.RootFS.DiffIDs[i], u.blobs.has(l)
+		if !stored && !(u.layers.HasLayer(diffID) && u.knows(l.Digest, diffID, false)) {
+			blobs = append(blobs, l.Digest)
+		}
+	}
+	return blobs
 }
 
 // load reads an image back from the blobs and checks that all of it is there.

@@ -111,6 +111,9 @@ func (n *node) start(ctx context.Context, records *state.Records, respawn []stri
 	if err := lazily.Keep(ctx, n.startLazy); err != nil {
 		n.log.Error("layers that were pulled lazily may be lost with their process", "error", err)
 	}
+	if err := n.startPeers(); err != nil {
+		return err
+	}
 	return n.startPods(ctx, records, layers.NewRoots(n.layers, n.images, garbage.Poke))
 }
 

@@ -77,6 +77,7 @@ type Image struct {
 	GCHighWater            int                 `toml:"gc_high_water" doc:"A pull that leaves the file system fuller than so many percent has images that nothing runs\nfrom removed, those pulled longest ago first. 0: never, since the kubelet does that."`
 	GCLowWater             int                 `toml:"gc_low_water" doc:"Until it is less full than so many percent."`
 	LazyReadTimeout        string              `toml:"lazy_read_timeout" live:"true" doc:"How long reading a file of a layer that is pulled lazily may wait for the registry before it fails (EIO)."`
+	ShareBetweenNodes      bool                `toml:"share_between_nodes" doc:"Fetch layers from other nodes of the cluster that have them, or are receiving them, and pass them on to those.\nWithout a cluster this does nothing."`
 	Registry               map[string]Registry `toml:"registry" live:"true" doc:"A registry that is not reached with HTTPS as the image names it. With any of the first four,\ncerts_dirs are not looked at:\n[image.registry.\"registry.example:5000\"]\nplain_http = true\ninsecure_skip_verify = false\nca_file = \"/etc/ssl/registry-ca.pem\"\nmirrors = [\"mirror.example:5000\"]\ntoken_hosts = [\"auth.example:5001\"]\nlazy = false\nmax_concurrent_downloads = 2"`
 }
 
@@ -181,6 +182,7 @@ func Default() Config {
 			MaxConcurrentDownloads: 6,
 			PullProgressTimeout:    "5m",
 			LazyReadTimeout:        "30s",
+			ShareBetweenNodes:      true,
 			CertsDirs:              []string{"/etc/coracle/certs.d", "/etc/containerd/certs.d", "/etc/docker/certs.d"},
 		},
 		Snapshot: Snapshot{Driver: "overlay"},

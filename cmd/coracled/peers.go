@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/coracle-project/coracle/image/peer"
+	"github.com/coracle-project/coracle/internal/privatedir"
+)
+
+// The cluster's agent says in this file, below the directory of the CRI socket, which other nodes
+// there are. It writes it where the directory exists.
+const (
+	peersDir  = "image-peers"
+	peersFile = "nodes.json"
+)
+
+// peersAgain is when nodes that could not be taken over are tried again: the node may not have its
+// address yet.
+const peersAgain = 10 * time.Second
+
+// startPeers follows which other nodes layers are passed on to, unless they are not to be.
+func (n *node) startPeers() error {
+	dir := filepath.Join(filepath.Dir(n.config.Socket()), peersDir)
+	if !n.config.Image.ShareBetweenNodes {
+		if err := os.Remove(filepath.Join(dir, peersFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if err := privatedir.Make(dir); err != nil {
+		return err
+	}
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		n.log.Warn("layers are not shared between nodes: inotify is unavailable", "err", err)
+		return nil
+	}
+	if err := w.Add(dir); err != nil {
+		return errors.Join(fmt.Errorf("watch %s: %w", dir, err), w.Close())
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.followPeers(w, filepath.Join(dir, peersFile))
+	}()
+	n.closers = append(n.closers, func() error {
+		err := w.Close()
+		<-done
+		return err
+	})
+	return nil
+}
+
+// followPeers takes the file over, now and at each change, until w is closed.
+func (n *node) followPeers(w *fsnotify.Watcher, path string) {
+	again := time.NewTimer(0)
+	defer again.Stop()
+	had := 0
+	for {
+		select {
+		case _, ok := <-w.Events:
+			if !ok {
+				return
+			}
+		case _, ok := <-w.Errors: // events were lost
+			if !ok {
+				return
+			}
+		case <-again.C:
+		}
+		nodes, err := peer.Read(path)
+		if err == nil {
+			err = n.images.SetPeers(nodes)
+		}
+		if err != nil {
+			n.log.Warn("layers are not shared with other nodes", "file", path, "err", err)
+			again.Reset(peersAgain)
+			continue
+		}
+		if now := len(nodes.Peers); now != had {
+			n.log.Info("layers are shared with other nodes", "nodes", now)
+			had = now
+		}
+	}
+}

@@ -1,0 +1,285 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// node is another node.
+type node struct {
+	Node
+	transport *http.Transport
+	avoid     time.Time // until when it is left alone; guarded by Swarm.mu
+}
+
+func newNode(n Node, id *identity) *node {
+	dialer := net.Dialer{Timeout: time.Second}
+	return &node{Node: n, transport: &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			config, err := id.clientOf(n.Name)
+			if err != nil {
+				return nil, err
+			}
+			raw, err := dialer.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			c := tls.Client(raw, config)
+			ctx, cancel := context.WithTimeout(ctx, stall)
+			defer cancel()
+			if err := c.HandshakeContext(ctx); err != nil {
+				return nil, errors.Join(err, raw.Close())
+			}
+			return c, nil
+		},
+		MaxIdleConnsPerHost: 2, IdleConnTimeout: 5 * time.Second, DisableCompression: true, MaxResponseHeaderBytes: 8 << 10,
+		ResponseHeaderTimeout: stall,
+	}}
+}
+
+func (n *node) url(path, query string) string { return "https://" + n.Address + path + query }
+
+// ask asks for the states of blobs.
+func (n *node) ask(ctx context.Context, q question) (a answer, err error) {
+	data, err := json.Marshal(q)
+	if err != nil {
+		return a, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.url(askPath, ""), bytes.NewReader(data))
+	if err != nil {
+		return a, err
+	}
+	resp, err := n.transport.RoundTrip(req)
+	if err != nil {
+		return a, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return a, fmt.Errorf("answers %s", resp.Status)
+	}
+	if data, err = io.ReadAll(io.LimitReader(resp.Body, maxQuestion+1)); err != nil {
+		return a, err
+	}
+	if len(data) > maxQuestion {
+		return a, fmt.Errorf("answers with more than %d bytes", maxQuestion)
+	}
+	if err := json.Unmarshal(data, &a); err != nil {
+		return a, err
+	}
+	if len(a.States) != len(q.Blobs) {
+		return a, fmt.Errorf("answers for %d of %d blobs", len(a.States), len(q.Blobs))
+	}
+	return a, nil
+}
+
+// Source is another node that has a blob, or is receiving it.
+type Source struct {
+	p    *Pull
+	n    *node
+	blob digest.Digest
+	// Unpacked says that it has the unpacked layer only: call Layer. Otherwise call Blob.
+	Unpacked bool
+}
+
+// File is what a blob is written to while it arrives. Arrived says up to which byte it is whole.
+type File interface {
+	io.WriterAt
+	Arrived(n int64)
+}
+
+// String is the node's name.
+func (s *Source) String() string { return s.n.Name }
+
+// Blob writes the blob to f, and verifies size and digest at the end. Kinds: ErrPeer, or f's
+// errors, or that of ctx.
+func (s *Source) Blob(ctx context.Context, d ocispec.Descriptor, f File, progress func(int64)) (err error) {
+	defer func() { err = s.judge(ctx, err) }()
+	body, err := s.get(ctx, blobPath, d.Size)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	h, at, buf := sha256.New(), int64(0), make([]byte, 128<<10)
+	for at < d.Size {
+		n, err := body.Read(buf[:min(int64(len(buf)), d.Size-at)])
+		if n > 0 {
+			h.Write(buf[:n])
+			if _, err := f.WriteAt(buf[:n], at); err != nil {
+				return &localError{err}
+			}
+			at += int64(n)
+			f.Arrived(at)
+			progress(int64(n))
+		}
+		if err != nil && at < d.Size {
+			return err
+		}
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != d.Digest.Encoded() {
+		return fmt.Errorf("%w: blob has digest sha256:%s instead of %s", errUnfit, got, d.Digest)
+	}
+	return nil
+}
+
+// localError is our side's failure.
+type localError struct{ err error }
+
+func (e *localError) Error() string { return e.err.Error() }
+
+// Layer reads the layer's archive, of at most limit bytes. The caller compares it with the diff id,
+// and calls Reject if it is another. Kind: ErrPeer.
+func (s *Source) Layer(ctx context.Context, limit int64) (io.ReadCloser, error) {
+	body, err := s.get(ctx, layerPath, -1)
+	if err != nil {
+		return nil, s.judge(ctx, err)
+	}
+	body.left, body.judge = limit, func(err error) error { return s.judge(ctx, err) }
+	return body, nil
+}
+
+// Reject leaves a node alone that sent another layer than it said. It returns an ErrPeer.
+func (s *Source) Reject(err error) error {
+	return s.judge(context.Background(), fmt.Errorf("%w: %w", errUnfit, err))
+}
+
+// get asks for a blob or layer. size is what it must have, unless -1.
+func (s *Source) get(ctx context.Context, path string, size int64) (*body, error) {
+	select {
+	case s.p.s.downloads <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	b := &body{release: func() { <-s.p.s.downloads }, left: size}
+	ctx, b.cancel = context.WithCancelCause(ctx)
+	b.ctx = ctx
+	b.timer = time.AfterFunc(stall, func() { b.cancel(fmt.Errorf("%w: nothing came for %s", errUnfit, stall)) })
+	if err := s.open(ctx, b, path, size); err != nil {
+		err = b.because(err)
+		b.end()
+		return nil, err
+	}
+	b.timer.Stop()
+	return b, nil
+}
+
+func (s *Source) open(ctx context.Context, b *body, path string, size int64) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.n.url(path, "?"+target(s.p.repository, s.blob)), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := s.n.transport.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	switch {
+	case resp.StatusCode == http.StatusServiceUnavailable, resp.StatusCode == http.StatusNotFound:
+		err = errBusy // or the blob is about to arrive, or to get its name
+	case resp.StatusCode != http.StatusOK:
+		err = fmt.Errorf("answers %s", resp.Status)
+	case size >= 0 && resp.ContentLength != size:
+		err = fmt.Errorf("%w: has %d bytes of a blob of %d", errUnfit, resp.ContentLength, size)
+	}
+	if err != nil {
+		return errors.Join(err, resp.Body.Close())
+	}
+	b.r = resp.Body
+	return nil
+}
+
+// judge makes a failure an ErrPeer, and notes what follows from it for the node.
+func (s *Source) judge(ctx context.Context, err error) error {
+	var local *localError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &local):
+		return local.err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	w := s.p.s
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case errors.Is(err, errBusy):
+		s.p.wants[s.blob].busy[s.n] = true
+	case errors.Is(err, errUnfit):
+		s.n.avoid = time.Now().Add(avoidFor)
+		w.log.Warn("other node is left alone", "peer", s.n.Name, "blob", s.blob.String(), "err", err)
+	default:
+		s.p.wants[s.blob].failed[s.n] = true
+	}
+	return fmt.Errorf("%w: %s: %w", ErrPeer, s.n.Name, err)
+}
+
+// body is what a node sends. Reading fails if it stalls, drips or sends more than it may.
+type body struct {
+	r       io.ReadCloser
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	timer   *time.Timer
+	release func()
+	judge   func(error) error // nil: the caller does
+
+	left   int64
+	got    int64
+	waited time.Duration // in reads: a slow disk on our side is not the node's fault
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	began := time.Now()
+	b.timer.Reset(stall)
+	n, err := b.r.Read(p)
+	b.timer.Stop()
+	b.waited += time.Since(began)
+	b.got += int64(n)
+	switch {
+	case b.got > b.left:
+		n, err = 0, fmt.Errorf("%w: sends more than %d bytes", errUnfit, b.left)
+	case err != nil && !errors.Is(err, io.EOF):
+		err = b.because(err)
+	case b.waited > stall && float64(b.got) < b.waited.Seconds()*slowest:
+		err = fmt.Errorf("%w: sent %d bytes in %s", errUnfit, b.got, b.waited)
+	}
+	switch {
+	case b.judge == nil && errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF // Blob reads no further than the size
+	case b.judge != nil && !errors.Is(err, io.EOF):
+		err = b.judge(err)
+	}
+	return n, err
+}
+
+// because is why the request was cancelled, if that was our doing.
+func (b *body) because(err error) error {
+	if cause := context.Cause(b.ctx); errors.Is(cause, errUnfit) {
+		return cause
+	}
+	return err
+}
+
+func (b *body) end() {
+	b.timer.Stop()
+	b.cancel(nil)
+	b.release()
+}
+
+// Close ends the request.
+func (b *body) Close() error {
+	err := b.r.Close()
+	b.end()
+	return err
+}

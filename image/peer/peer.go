@@ -1,0 +1,120 @@
+// Package peer passes layers of images between the nodes of a cluster, so that a registry sends
+// each of them about once, however many nodes pull an image at the same time.
+//
+// # One pull
+//
+//	p := swarm.Pull("docker.io/library/busybox", blobs) // nil without other nodes
+//	defer p.End()
+//	for {
+//		src, err := p.Next(ctx, blob)     // a node to fetch from, or nil: the registry
+//		if src == nil && p.Claim(ctx, blob) { … the registry … }
+//	}
+//
+// A node asks the others which of the blobs they have, which are arriving there, and which they
+// want, too. What one of them has, or is receiving, is fetched from there while it arrives. Of the
+// nodes that want a blob that none has, rendezvous hashing says which one asks the registry: the
+// nodes share the blobs of an image out among themselves without electing anyone, and without
+// another message. A node that waits too long for another takes its turn.
+//
+// # What is trusted
+//
+// Both sides show certificates of the cluster's authority, which name nodes. What comes is compared
+// with the blob's digest, or with the layer's (diff id), before it counts. A node serves a blob
+// only for the repository that it has it of: that a node may read a repository is what the registry
+// said when the node fetched the manifest there.
+//
+// # Bounds
+//
+// A node that does not answer, stalls, drips or sends wrong bytes is left alone for a while, and
+// the registry is asked instead. No failure here fails a pull.
+package peer
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// State is what a node can say of a blob. What is larger is better to fetch from.
+type State int
+
+// The states.
+const (
+	None     State = iota
+	Wanted         // it is pulling an image with this blob, and has not begun to fetch it
+	Arriving       // it is receiving it
+	Unpacked       // it has the layer, and can make its archive again
+	Whole          // it has the blob as registries have it
+)
+
+var stateNames = []string{"none", "wanted", "arriving", "unpacked", "whole"}
+
+// String is the state's name on the wire.
+func (s State) String() string { return stateNames[s] }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. A state that a later version may have is None.
+func (s *State) UnmarshalText(text []byte) error {
+	*s = None
+	for i, name := range stateNames {
+		if name == string(text) {
+			*s = State(i)
+		}
+	}
+	return nil
+}
+
+// Stock is what this node has of images. The image store is one. Blobs are looked for in the images
+// of one repository only, those that are being pulled included.
+type Stock interface {
+	// State is one of None, Arriving, Unpacked and Whole.
+	State(repository string, blob digest.Digest) State
+	// OpenBlob reads a blob that is Whole or Arriving, in the second case as it arrives. Reading
+	// fails if ctx ends or the rest never comes. Kind: ErrNone.
+	OpenBlob(ctx context.Context, repository string, blob digest.Digest) (r io.ReadCloser, size int64, err error)
+	// WriteLayer writes the archive, not compressed, of the layer that a blob unpacks to.
+	// Kind: ErrNone, and then nothing was written.
+	WriteLayer(ctx context.Context, repository string, blob digest.Digest, w io.Writer) error
+}
+
+// Kinds of error.
+var (
+	// ErrNone says that a blob is not here, or not for this repository.
+	ErrNone = errors.New("no such blob here")
+	// ErrPeer is any failure of another node. Others may still have the blob, and the registry has.
+	ErrPeer = errors.New("other node failed")
+	// errUnfit is an ErrPeer of a node that is not worth asking again soon.
+	errUnfit = errors.New("unfit")
+	// errBusy is an ErrPeer of a node that has too much to do.
+	errBusy = errors.New("busy")
+)
+
+// The bounds. Variables are shortened by tests.
+const (
+	maxAsked     = 32 // nodes that one pull asks
+	maxUploads   = 8  // blobs and layers that are sent at the same time
+	maxDownloads = 8  // that are fetched from other nodes at the same time
+	maxConns     = 256
+	// slowest is the bytes per second, on average, below which another node is not worth waiting
+	// for. It is low: a node that passes on what it is receiving is as slow as the registry, which
+	// is no faster if it is asked twice.
+	slowest = 64 << 10
+	// avoidFor is how long a node is left alone that stalled or sent wrong bytes, awayFor one
+	// that did not answer.
+	avoidFor = time.Minute
+	awayFor  = 30 * time.Second
+)
+
+var (
+	askLimit = 2 * time.Second  // of asking all nodes
+	stall    = 10 * time.Second // without a byte
+	patience = 10 * time.Second // for a node to begin with a blob that is its turn
+)
+
+// maxTurns is for how many nodes, one after the other, a blob waits that none of them fetches.
+const maxTurns = 3

@@ -1,0 +1,591 @@
+package peer
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const repository = "registry.example/team/app"
+
+// authority signs certificates of a test's cluster.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	file string
+}
+
+func newAuthority(t testing.TB) *authority {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	must(t, err)
+	cert, err := x509.ParseCertificate(der)
+	must(t, err)
+	a := &authority{cert, key, filepath.Join(t.TempDir(), "ca.crt")}
+	must(t, os.WriteFile(a.file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	return a
+}
+
+// pair writes a certificate and its key into a file.
+func (a *authority) pair(t testing.TB, s pkix.Name, usage x509.ExtKeyUsage) string {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: s, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	must(t, err)
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "pair.pem")
+	must(t, os.WriteFile(file, append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})...), 0o600))
+	return file
+}
+
+func subject(node string) pkix.Name {
+	return pkix.Name{CommonName: userPrefix + node, Organization: []string{group}}
+}
+
+// settings are those of a node at an address of loopback that is free now.
+func (a *authority) settings(t testing.TB, name string) Settings {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return Settings{
+		Version: settingsVersion, Self: name, Listen: l.Addr().String(), CA: a.file,
+		Client: a.pair(t, subject(name), x509.ExtKeyUsageClientAuth), Serving: a.pair(t, subject(name), x509.ExtKeyUsageServerAuth),
+	}
+}
+
+// stock is a Stock with blobs of one repository.
+type stock struct {
+	mu     sync.Mutex
+	blobs  map[digest.Digest][]byte
+	layers map[digest.Digest][]byte
+}
+
+func newStock() *stock {
+	return &stock{blobs: map[digest.Digest][]byte{}, layers: map[digest.Digest][]byte{}}
+}
+
+func (s *stock) has(data []byte) ocispec.Descriptor {
+	d := digest.FromBytes(data)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.blobs[d] = data
+	return ocispec.Descriptor{Digest: d, Size: int64(len(data))}
+}
+
+func (s *stock) State(repo string, blob digest.Digest) State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case repo != repository:
+		return None
+	case s.blobs[blob] != nil:
+		return Whole
+	case s.layers[blob] != nil:
+		return Unpacked
+	}
+	return None
+}
+
+func (s *stock) OpenBlob(_ context.Context, repo string, blob digest.Digest) (io.ReadCloser, int64, error) {
+	if s.State(repo, blob) != Whole {
+		return nil, 0, ErrNone
+	}
+	data := s.blobs[blob]
+	return io.NopCloser(bytes.NewReader(data)), int64(len(data)), nil
+}
+
+func (s *stock) WriteLayer(_ context.Context, repo string, blob digest.Digest, w io.Writer) error {
+	if s.State(repo, blob) != Unpacked {
+		return ErrNone
+	}
+	_, err := w.Write(s.layers[blob])
+	return err
+}
+
+// cluster makes swarms that know each other.
+func cluster(t testing.TB, a *authority, n int) (swarms []*Swarm, stocks []*stock) {
+	all := make([]Settings, n)
+	for i := range all {
+		all[i] = a.settings(t, fmt.Sprintf("node-%d", i))
+	}
+	for i := range all {
+		for j := range all {
+			if i != j {
+				all[i].Peers = append(all[i].Peers, Node{all[j].Self, all[j].Listen})
+			}
+		}
+		stocks = append(stocks, newStock())
+		swarms = append(swarms, New(stocks[i], slog.New(slog.DiscardHandler)))
+		must(t, swarms[i].Set(all[i]))
+		t.Cleanup(swarms[i].Close)
+	}
+	return swarms, stocks
+}
+
+// file is a File in memory.
+type file struct {
+	mu      sync.Mutex
+	data    []byte
+	arrived int64
+}
+
+func (f *file) WriteAt(p []byte, off int64) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.data = append(f.data[:off], p...)
+	return len(p), nil
+}
+
+func (f *file) Arrived(n int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.arrived = n
+}
+
+func ignore(int64) {}
+
+func TestBlobOfAnotherNode(t *testing.T) {
+	swarms, stocks := cluster(t, newAuthority(t), 3)
+	d := stocks[1].has(bytes.Repeat([]byte("0123456789"), 100_000))
+	p := swarms[0].Pull(repository, []digest.Digest{d.Digest})
+	defer p.End()
+	src, err := p.Next(t.Context(), d.Digest, false)
+	must(t, err)
+	if src == nil || src.String() != "node-1" || src.Unpacked {
+		t.Fatalf("source %v", src)
+	}
+	var f file
+	must(t, src.Blob(t.Context(), d, &f, ignore))
+	if digest.FromBytes(f.data) != d.Digest || f.arrived != d.Size {
+		t.Errorf("%d bytes, %d arrived", len(f.data), f.arrived)
+	}
+	other := swarms[0].Pull("registry.example/team/other", []digest.Digest{d.Digest})
+	defer other.End()
+	if src, err := other.Next(t.Context(), d.Digest, true); src != nil || err != nil {
+		t.Errorf("the blob of another repository comes from %v, error %v", src, err)
+	}
+}
+
+func TestLayerOfAnotherNode(t *testing.T) {
+	swarms, stocks := cluster(t, newAuthority(t), 2)
+	blob := digest.FromString("compressed")
+	stocks[1].layers[blob] = []byte("an archive")
+	p := swarms[0].Pull(repository, []digest.Digest{blob})
+	defer p.End()
+	if src, err := p.Next(t.Context(), blob, false); src != nil || err != nil {
+		t.Fatalf("a layer in the place of a blob comes from %v, error %v", src, err)
+	}
+	for limit, ok := range map[int64]bool{10: true, 9: false} {
+		src, err := p.Next(t.Context(), blob, true)
+		must(t, err)
+		if src == nil || !src.Unpacked {
+			t.Fatalf("source %v", src)
+		}
+		r, err := src.Layer(t.Context(), limit)
+		must(t, err)
+		data, err := io.ReadAll(r)
+		must(t, r.Close())
+		if ok != (err == nil && string(data) == "an archive") || !ok && !errors.Is(err, ErrPeer) {
+			t.Errorf("limit %d: %q, error %v", limit, data, err)
+		}
+		swarms[0].mu.Lock()
+		swarms[0].nodes[0].avoid = time.Time{}
+		swarms[0].mu.Unlock()
+	}
+}
+
+// Of nodes that begin at the same time, each fetches other blobs from the registry, and each blob
+// is fetched once.
+func TestBlobsAreSharedOut(t *testing.T) {
+	const nodes, blobs = 4, 24
+	swarms, stocks := cluster(t, newAuthority(t), nodes)
+	var data [][]byte
+	var all []digest.Digest
+	for i := range blobs {
+		data = append(data, fmt.Appendf(nil, "blob %d", i))
+		all = append(all, digest.FromBytes(data[i]))
+	}
+	var mu sync.Mutex
+	asked := map[digest.Digest]int{}
+	var work sync.WaitGroup
+	for n, s := range swarms {
+		work.Go(func() {
+			p := s.Pull(repository, all)
+			defer p.End()
+			var each sync.WaitGroup
+			for i, blob := range all {
+				each.Go(func() {
+					if err := fetch(t.Context(), p, blob, int64(len(data[i])), func() {
+						mu.Lock()
+						asked[blob]++
+						mu.Unlock()
+						stocks[n].has(data[i])
+					}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			each.Wait()
+		})
+	}
+	work.Wait()
+	for i, blob := range all {
+		if asked[blob] != 1 {
+			t.Errorf("the registry was asked %d times for blob %d", asked[blob], i)
+		}
+	}
+}
+
+// fetch brings one blob as an image store does.
+func fetch(ctx context.Context, p *Pull, blob digest.Digest, size int64, registry func()) (err error) {
+	defer func() { p.Release(blob, err == nil) }()
+	for {
+		src, err := p.Next(ctx, blob, false)
+		if err != nil {
+			return err
+		}
+		if src != nil {
+			err := src.Blob(ctx, ocispec.Descriptor{Digest: blob, Size: size}, &file{}, ignore)
+			if !errors.Is(err, ErrPeer) {
+				return err
+			}
+			continue
+		}
+		ours, err := p.Claim(ctx, blob, false)
+		if err != nil {
+			return err
+		}
+		if ours {
+			registry()
+			return nil
+		}
+	}
+}
+
+// A node that wants a blob and never fetches it holds up others for a while only.
+func TestNodeThatNeverFetches(t *testing.T) {
+	shorten(t, &patience, 50*time.Millisecond)
+	swarms, _ := cluster(t, newAuthority(t), 4)
+	blob := digest.FromString("wanted by all")
+	for _, s := range swarms[1:] {
+		defer s.Pull(repository, []digest.Digest{blob}).End()
+	}
+	p := swarms[0].Pull(repository, []digest.Digest{blob})
+	defer p.End()
+	asked := false
+	must(t, fetch(t.Context(), p, blob, 1, func() { asked = true }))
+	if !asked {
+		t.Error("the registry was not asked")
+	}
+}
+
+func shorten(t testing.TB, v *time.Duration, d time.Duration) {
+	before := *v
+	*v = d
+	t.Cleanup(func() { *v = before })
+}
+
+// hostile serves as the only other node of a swarm, and sends what a test says.
+func hostile(t *testing.T, blob ocispec.Descriptor, send http.HandlerFunc) (*Swarm, *Pull) {
+	a := newAuthority(t)
+	victim, other := a.settings(t, "victim"), a.settings(t, "hostile")
+	l, err := net.Listen("tcp", other.Listen)
+	must(t, err)
+	mux := http.NewServeMux()
+	mux.HandleFunc(askPath, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"states":["whole"]}`) })
+	mux.HandleFunc(blobPath, send)
+	server := &http.Server{Handler: mux, TLSConfig: newIdentity(other).server()}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.ServeTLS(l, "", "")
+	}()
+	victim.Peers = []Node{{other.Self, other.Listen}}
+	s := New(newStock(), slog.New(slog.DiscardHandler))
+	must(t, s.Set(victim))
+	p := s.Pull(repository, []digest.Digest{blob.Digest})
+	t.Cleanup(func() {
+		p.End()
+		s.Close()
+		must(t, server.Close())
+		<-done
+	})
+	return s, p
+}
+
+// What another node sends never counts unless it is the blob, and a node that does not send it in
+// time is left alone.
+func TestHostileNode(t *testing.T) {
+	data := bytes.Repeat([]byte("x"), 1<<20)
+	d := ocispec.Descriptor{Digest: digest.FromBytes(data), Size: int64(len(data))}
+	attacks := map[string]http.HandlerFunc{
+		"wrong bytes": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(bytes.Repeat([]byte("y"), len(data))) },
+		"endless bytes": func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				_, _ = w.Write(data)
+			}
+		},
+		"too few bytes": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(data[1:]) },
+		"no answer":     func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+		"no bytes": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+			_, _ = w.Write(data[:1])
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		},
+		"a byte at a time": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+			tick := time.NewTicker(20 * time.Millisecond)
+			defer tick.Stop()
+			for _, b := range data {
+				_, _ = w.Write([]byte{b})
+				w.(http.Flusher).Flush()
+				select {
+				case <-r.Context().Done():
+					return
+				case <-tick.C:
+				}
+			}
+		},
+		"a redirect": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://127.0.0.1:1/", http.StatusTemporaryRedirect)
+		},
+		"breaks off": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+			_, _ = w.Write(data[:1000])
+			panic(http.ErrAbortHandler)
+		},
+	}
+	for name, send := range attacks {
+		t.Run(name, func(t *testing.T) {
+			shorten(t, &stall, 200*time.Millisecond)
+			_, p := hostile(t, d, send)
+			asked := false
+			began := time.Now()
+			must(t, fetch(t.Context(), p, d.Digest, d.Size, func() { asked = true }))
+			if took := time.Since(began); !asked || took > 5*time.Second {
+				t.Errorf("registry asked: %t, after %s", asked, took)
+			}
+		})
+	}
+}
+
+func TestNodeThatIsNotThere(t *testing.T) {
+	a := newAuthority(t)
+	victim, other := a.settings(t, "victim"), a.settings(t, "gone")
+	victim.Peers = []Node{{other.Self, other.Listen}}
+	s := New(newStock(), slog.New(slog.DiscardHandler))
+	must(t, s.Set(victim))
+	defer s.Close()
+	blob := digest.FromString("x")
+	p := s.Pull(repository, []digest.Digest{blob})
+	defer p.End()
+	asked := false
+	must(t, fetch(t.Context(), p, blob, 1, func() { asked = true }))
+	if !asked {
+		t.Error("the registry was not asked")
+	}
+}
+
+// Only nodes are served, and only at the paths there are.
+func TestWhoIsServed(t *testing.T) {
+	a, foreign := newAuthority(t), newAuthority(t)
+	f := a.settings(t, "node")
+	f.Peers = []Node{{"other", "127.0.0.1:1"}}
+	st := newStock()
+	s := New(st, slog.New(slog.DiscardHandler))
+	must(t, s.Set(f))
+	defer s.Close()
+	d := st.has([]byte("a blob"))
+	get := func(pair, pathAndQuery string) (int, error) {
+		config := &tls.Config{InsecureSkipVerify: true}
+		if pair != "" {
+			data, err := os.ReadFile(pair)
+			must(t, err)
+			c, err := tls.X509KeyPair(data, data)
+			must(t, err)
+			config.Certificates = []tls.Certificate{c}
+		}
+		tr := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+f.Listen, nil)
+		must(t, err)
+		if pathAndQuery != "" {
+			req.URL.Opaque = pathAndQuery
+		}
+		resp, err := tr.RoundTrip(req)
+		if err != nil {
+			return 0, err
+		}
+		return resp.StatusCode, resp.Body.Close()
+	}
+	blob := blobPath + "?" + target(repository, d.Digest)
+	node := a.pair(t, subject("other"), x509.ExtKeyUsageClientAuth)
+	admin := pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}}
+	noName := pkix.Name{CommonName: userPrefix, Organization: []string{group}}
+	for name, pair := range map[string]string{
+		"no certificate":            "",
+		"another authority's":       foreign.pair(t, subject("other"), x509.ExtKeyUsageClientAuth),
+		"a user's":                  a.pair(t, admin, x509.ExtKeyUsageClientAuth),
+		"a node's without group":    a.pair(t, pkix.Name{CommonName: userPrefix + "other"}, x509.ExtKeyUsageClientAuth),
+		"the group's without name":  a.pair(t, noName, x509.ExtKeyUsageClientAuth),
+		"a node's, but for serving": a.pair(t, subject("other"), x509.ExtKeyUsageServerAuth),
+	} {
+		if status, err := get(pair, blob); err == nil {
+			t.Errorf("a client with %s certificate gets status %d", name, status)
+		}
+	}
+	for path, want := range map[string]int{
+		blob:                   200,
+		blob + "&blob=x":       400,
+		blob + "&other=x":      400,
+		blobPath:               400,
+		blobPath + "/?" + blob: 404,
+		"/v1/../v1/blob?" + target(repository, d.Digest): 404,
+		"/v1//blob?" + target(repository, d.Digest):      404,
+		"/v1/blob%2f..?" + target(repository, d.Digest):  404,
+		"/etc/passwd": 404,
+		blobPath + "?" + target(repository, "sha256:../../etc/passwd"):             400,
+		blobPath + "?" + target(repository, "sha256:"):                             400,
+		blobPath + "?" + target(repository, digest.SHA512.FromString("x")):         400,
+		blobPath + "?" + target("../../team/app", d.Digest):                        400,
+		blobPath + "?" + target("team/app", d.Digest):                              400,
+		blobPath + "?" + target(repository+":1", d.Digest):                         400,
+		blobPath + "?" + target("registry.example/team/secret", d.Digest):          404,
+		layerPath + "?" + target(repository, d.Digest):                             404,
+		blobPath + "?" + target(repository, digest.FromString("not in the stock")): 404,
+	} {
+		if status, err := get(node, path); err != nil || status != want {
+			t.Errorf("%s: status %d, error %v", path, status, err)
+		}
+	}
+}
+
+// A node with another name at a node's address is not believed.
+func TestAnotherNodesAddress(t *testing.T) {
+	swarms, stocks := cluster(t, newAuthority(t), 2)
+	d := stocks[1].has([]byte("a blob"))
+	swarms[0].mu.Lock()
+	f := swarms[0].settings
+	swarms[0].mu.Unlock()
+	f.Peers = []Node{{"node-2", f.Peers[0].Address}}
+	must(t, swarms[0].Set(f))
+	p := swarms[0].Pull(repository, []digest.Digest{d.Digest})
+	defer p.End()
+	if src, err := p.Next(t.Context(), d.Digest, true); src != nil || err != nil {
+		t.Errorf("source %v, error %v", src, err)
+	}
+}
+
+func TestTooManyUploads(t *testing.T) {
+	shorten(t, &patience, 100*time.Millisecond)
+	swarms, stocks := cluster(t, newAuthority(t), 2)
+	d := stocks[1].has([]byte("a blob"))
+	for range maxUploads {
+		swarms[1].uploads <- struct{}{}
+	}
+	p := swarms[0].Pull(repository, []digest.Digest{d.Digest})
+	defer p.End()
+	asked := false
+	must(t, fetch(t.Context(), p, d.Digest, d.Size, func() { asked = true }))
+	if !asked {
+		t.Error("the registry was not asked")
+	}
+}
+
+func TestSettings(t *testing.T) {
+	good := `{"version":1,"self":"a","listen":"10.0.0.1:10266","ca":"/ca","client":"/client","serving":"/serving",` +
+		`"peers":[{"name":"b","address":"10.0.0.2:10266"}]}`
+	if _, err := parseSettings([]byte(good)); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range [][2]string{
+		{`"version":1`, `"version":2`},
+		{`"version":1`, `"version":1,"strange":1`},
+		{`10.0.0.2:10266`, `10.0.0.2`},
+		{`"name":"b"`, `"name":"a"`},
+		{`"self":"a"`, `"self":""`},
+		{`"/ca"`, `"ca"`},
+		{`]}`, `]}{}`},
+	} {
+		text := bytes.Replace([]byte(good), []byte(bad[0]), []byte(bad[1]), 1)
+		if _, err := parseSettings(text); err == nil {
+			t.Errorf("%s is accepted", text)
+		}
+	}
+	if f, err := Read(filepath.Join(t.TempDir(), "none")); err != nil || len(f.Peers) != 0 {
+		t.Errorf("no file: %v, error %v", f, err)
+	}
+}
+
+func FuzzTarget(f *testing.F) {
+	f.Add(target(repository, digest.FromString("x")))
+	f.Add("repository=a&blob=sha256:..%2f..")
+	f.Add("repository=%00&blob=%zz;x")
+	f.Fuzz(func(t *testing.T, query string) {
+		repo, blob, err := parseTarget(query)
+		if err != nil {
+			return
+		}
+		again, same, err := parseTarget(target(repo, blob))
+		if err != nil || again != repo || same != blob || blob.Validate() != nil {
+			t.Errorf("%q: %q %q, again %q %q, error %v", query, repo, blob, again, same, err)
+		}
+	})
+}
+
+func FuzzQuestion(f *testing.F) {
+	f.Add([]byte(`{"repository":"registry.example/a","blobs":["` + digest.FromString("x").String() + `"],"wanted":[0]}`))
+	f.Add([]byte(`{"repository":"a","blobs":["sha256:.."],"wanted":[-1]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		q, err := parseQuestion(data)
+		if err != nil {
+			return
+		}
+		s := New(newStock(), slog.New(slog.DiscardHandler))
+		if a := s.answerTo("node", q, time.Now()); len(a.States) != len(q.Blobs) {
+			t.Errorf("%d states for %d blobs", len(a.States), len(q.Blobs))
+		}
+	})
+}

@@ -1,0 +1,178 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/peer"
+)
+
+// shares is what other nodes may fetch from this one (peer.Stock): blobs and layers of the images
+// of a repository, also while they arrive.
+type shares struct {
+	blobs    *blobs
+	index    *index
+	garbage  *garbage
+	unpacker *unpacker
+	layers   LayerArchiver
+
+	mu    sync.Mutex
+	pulls map[*sharedPull]bool
+}
+
+// sharedPull is an image that is being pulled, and is not in the index yet.
+type sharedPull struct {
+	repository string
+	*content
+}
+
+func newShares(s *Store) *shares {
+	return &shares{
+		blobs: s.blobs, index: s.index, garbage: s.garbage, unpacker: s.unpacker, layers: s.cfg.Layers, pulls: map[*sharedPull]bool{},
+	}
+}
+
+// during shares an image while it is pulled, until end is called.
+func (h *shares) during(repository string, c *content) (end func()) {
+	p := &sharedPull{repository, c}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pulls[p] = true
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.pulls, p)
+	}
+}
+
+// of finds a blob in the images of a repository. Those of others do not count: which of them the
+// nodes may read, only the registry can say.
+func (h *shares) of(repository string, blob digest.Digest) (d ocispec.Descriptor, diffID digest.Digest, ok bool) {
+	in := func(c *content) bool {
+		i := slices.IndexFunc(c.layers, func(l ocispec.Descriptor) bool { return l.Digest == blob })
+		if i >= 0 {
+			d, diffID, ok = c.layers[i], c.image.RootFS.DiffIDs[i], true
+		}
+		return ok
+	}
+	h.mu.Lock()
+	for p := range h.pulls {
+		if p.repository == repository && in(p.content) {
+			h.mu.Unlock()
+			return d, diffID, true
+		}
+	}
+	h.mu.Unlock()
+	for _, e := range h.index.now.Load().entries {
+		if e.name.Repo == repository && in(e.content) {
+			return d, diffID, true
+		}
+	}
+	return d, "", false
+}
+
+// State implements peer.Stock.
+func (h *shares) State(repository string, blob digest.Digest) peer.State {
+	d, diffID, ok := h.of(repository, blob)
+	switch {
+	case !ok:
+		return peer.None
+	case h.blobs.has(d):
+		return peer.Whole
+	case h.unpacker.arrivals.of(blob) != nil:
+		return peer.Arriving
+	case h.hasLayer(d, diffID):
+		return peer.Unpacked
+	}
+	return peer.None
+}
+
+// hasLayer says whether a blob's layer can leave as its archive. One that came encrypted must not.
+func (h *shares) hasLayer(d ocispec.Descriptor, diffID digest.Digest) bool {
+	_, encrypted := crypt.Encrypted(d.MediaType)
+	u := h.unpacker
+	lazy := u.lazy != nil && u.lazy.LazyBlob(diffID) != ""
+	return !encrypted && !lazy && u.layers.HasLayer(diffID) && u.ledger.UnpacksTo(d.Digest, diffID)
+}
+
+// OpenBlob implements peer.Stock.
+func (h *shares) OpenBlob(ctx context.Context, repository string, blob digest.Digest) (io.ReadCloser, int64, error) {
+	d, _, ok := h.of(repository, blob)
+	if !ok {
+		return nil, 0, peer.ErrNone
+	}
+	if s := h.unpacker.arrivals.of(blob); s != nil {
+		// It has another name, or none, if it has just come.
+		if r, err := s.follow(ctx); err == nil {
+			return r, d.Size, nil
+		}
+	}
+	f, err := os.Open(h.blobs.blob(blob))
+	if err != nil || !h.blobs.has(d) {
+		if err == nil {
+			err = f.Close()
+		}
+		return nil, 0, fmt.Errorf("%w: %w", peer.ErrNone, err)
+	}
+	return f, d.Size, nil
+}
+
+// WriteLayer implements peer.Stock. The layer stays while it is read.
+func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.Digest, w io.Writer) error {
+	d, diffID, ok := h.of(repository, blob)
+	if !ok || !h.hasLayer(d, diffID) {
+		return peer.ErrNone
+	}
+	pins := []digest.Digest{diffID}
+	if err := h.garbage.pin(ctx, pins); err != nil {
+		return err
+	}
+	err := h.layers.Archive(ctx, diffID, w)
+	_, _, stays := h.of(repository, blob)
+	if serr := h.garbage.settle(ctx, pins, !stays); err == nil {
+		err = serr
+	}
+	return err
+}
+
+// arrivals are the blobs that are being fetched, from wherever.
+type arrivals struct {
+	mu  sync.Mutex
+	all map[digest.Digest][]*spool
+}
+
+// add adds a blob that begins to arrive; end is called when it has its name, or never will.
+func (a *arrivals) add(blob digest.Digest, s *spool) (end func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all == nil {
+		a.all = map[digest.Digest][]*spool{}
+	}
+	a.all[blob] = append(a.all[blob], s)
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		rest := slices.DeleteFunc(a.all[blob], func(o *spool) bool { return o == s })
+		if a.all[blob] = rest; len(rest) == 0 {
+			delete(a.all, blob)
+		}
+	}
+}
+
+// of is a blob that is arriving; nil if it is not. It may arrive from several registries.
+func (a *arrivals) of(blob digest.Digest) *spool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if all := a.all[blob]; len(all) > 0 {
+		return all[0]
+	}
+	return nil
+}

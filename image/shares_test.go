@@ -1,0 +1,204 @@
+package image
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/peer"
+)
+
+// peers makes stores know each other as nodes of a cluster.
+func peers(t testing.TB, stores ...*testStore) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	dir := t.TempDir()
+	write := func(name string, cert *x509.Certificate, parent *x509.Certificate) string {
+		der, err := x509.CreateCertificate(rand.Reader, cert, parent, key.Public(), key)
+		must(t, err)
+		keyDER, err := x509.MarshalECPrivateKey(key)
+		must(t, err)
+		file := filepath.Join(dir, name)
+		must(t, os.WriteFile(file, append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+			pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})...), 0o600))
+		return file
+	}
+	ca := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	nodes := make([]peer.Settings, len(stores))
+	for i := range stores {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		name := fmt.Sprintf("node-%d", i)
+		pair := write(name, &x509.Certificate{
+			SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		}, ca)
+		nodes[i] = peer.Settings{Version: 1, Self: name, Listen: l.Addr().String(), CA: write("ca", ca, ca), Client: pair, Serving: pair}
+		must(t, l.Close())
+	}
+	for i, s := range stores {
+		for j, n := range nodes {
+			if i != j {
+				nodes[i].Peers = append(nodes[i].Peers, peer.Node{Name: n.Self, Address: n.Listen})
+			}
+		}
+		must(t, s.SetPeers(nodes[i]))
+	}
+}
+
+// Nodes that pull an image at the same time fetch each of its layers once from the registry.
+func TestNodesThatPullAtOnce(t *testing.T) {
+	for _, kept := range []bool{true, false} {
+		t.Run(fmt.Sprint("blobs kept ", kept), func(t *testing.T) {
+			r := newFake(t)
+			var stores []*testStore
+			for range 4 {
+				stores = append(stores, openStore(t, func(c *Config) { c.KeepBlobs = kept }))
+			}
+			peers(t, stores...)
+			var layers []testLayer
+			for i := range 8 {
+				layers = append(layers, plainLayer(tarOf(fmt.Sprint("file", i), strings.Repeat(fmt.Sprint(i), 200_000))))
+			}
+			p := r.image("app:1", layers, nil)
+			var pulls sync.WaitGroup
+			for _, s := range stores {
+				pulls.Go(func() {
+					if _, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			pulls.Wait()
+			for i, l := range p.layers {
+				if n := r.asked(string(l)); n != 1 {
+					t.Errorf("layer %d was asked for %d times", i, n)
+				}
+				for _, s := range stores {
+					if got := s.content(t, p.diffIDs[i], fmt.Sprint("file", i)); len(got) != 200_000 {
+						t.Errorf("layer %d has %d bytes", i, len(got))
+					}
+				}
+			}
+		})
+	}
+}
+
+// A layer is passed on while it arrives: the registry does not end its answer before the second
+// node has the beginning.
+func TestLayerIsPassedOnWhileItArrives(t *testing.T) {
+	r, first, second := newFake(t), openStore(t, nil), openStore(t, nil)
+	peers(t, first, second)
+	p := r.image("app:1", []testLayer{bigLayer()}, nil)
+	begun, rest := make(chan struct{}), make(chan struct{})
+	var requests atomic.Int32
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if !strings.HasSuffix(req.URL.Path, string(p.layers[0])) {
+			return false
+		}
+		requests.Add(1)
+		data := r.blobs[p.layers[0]]
+		w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+		_, _ = w.Write(data[:len(data)/2])
+		w.(http.Flusher).Flush()
+		close(begun)
+		<-rest
+		_, _ = io.Copy(w, bytes.NewReader(data[len(data)/2:]))
+		return true
+	}
+	var pulls sync.WaitGroup
+	pull := func(s *testStore, progress func(done, total int64)) {
+		pulls.Go(func() {
+			if _, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{Progress: progress}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	pull(first, nil)
+	<-begun
+	half := int64(len(r.blobs[p.layers[0]]) / 4)
+	release := sync.OnceFunc(func() { close(rest) })
+	pull(second, func(done, _ int64) {
+		if done > half {
+			release()
+		}
+	})
+	pulls.Wait()
+	if requests.Load() != 1 {
+		t.Errorf("the registry was asked %d times", requests.Load())
+	}
+}
+
+// What a node has of one repository is not passed on for another, where the registry decides.
+func TestLayersOfAnotherRepository(t *testing.T) {
+	r, has, wants := newFake(t), openStore(t, nil), openStore(t, nil)
+	peers(t, has, wants)
+	secret := bigLayer()
+	p := r.image("secret:1", []testLayer{secret}, nil)
+	r.image("attack:1", []testLayer{secret}, nil)
+	_, err := has.Pull(t.Context(), r.ref("secret:1"), PullOptions{})
+	must(t, err)
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if !strings.HasPrefix(req.URL.Path, "/v2/attack/blobs/"+string(p.layers[0])) {
+			return false
+		}
+		refuse(w, http.StatusUnauthorized, "DENIED")
+		return true
+	}
+	if _, err := wants.Pull(t.Context(), r.ref("attack:1"), PullOptions{}); !errors.Is(err, ErrUnauthorized) {
+		t.Errorf("error %v", err)
+	}
+	_, err = wants.Pull(t.Context(), r.ref("secret:1"), PullOptions{})
+	must(t, err)
+	if n := r.asked("/v2/secret/blobs/" + string(p.layers[0])); n != 1 {
+		t.Errorf("the layer was asked for %d times", n)
+	}
+}
+
+// A damaged blob of another node is fetched from the registry instead.
+func TestDamagedBlobOfAnotherNode(t *testing.T) {
+	r, has, wants := newFake(t), openStore(t, nil), openStore(t, nil)
+	peers(t, has, wants)
+	p := r.image("app:1", []testLayer{bigLayer()}, nil)
+	_, err := has.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	path := has.blobs.blob(p.layers[0])
+	data, err := os.ReadFile(path)
+	must(t, err)
+	data[len(data)/2] ^= 1
+	must(t, os.WriteFile(path, data, 0o600))
+	_, err = wants.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	if n := r.asked(string(p.layers[0])); n != 2 {
+		t.Errorf("the layer was asked for %d times", n)
+	}
+	stored, err := os.ReadFile(wants.blobs.blob(p.layers[0]))
+	must(t, err)
+	if digest.FromBytes(stored) != p.layers[0] {
+		t.Error("the damaged blob is in the store")
+	}
+}
