@@ -85,6 +85,24 @@ func (a *api) open(ctx context.Context, path string, query url.Values) (io.ReadC
 	return resp.Body, nil
 }
 
+// deleteNode deletes a Node, if there is one.
+func (a *api) deleteNode(ctx context.Context, name string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, a.server+"/api/v1/nodes/"+url.PathEscape(name), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := a.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNotFound {
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1024))
+		return fmt.Errorf("delete node %s: %s: %s", name, resp.Status, said)
+	}
+	return nil
+}
+
 // ready asks whether the API server is.
 func (a *api) ready(ctx context.Context) error {
 	body, err := a.open(ctx, "/readyz", nil)

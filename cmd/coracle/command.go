@@ -14,7 +14,12 @@ import (
 )
 
 // place is where one cluster lives; all that is found by it.
-type place struct{ root, state string }
+type place struct {
+	root, state string
+	// node is what --node says, and the name of a further node of up --nodes when this is its place:
+	// cluster has the flags of its cluster's place then.
+	node, cluster string
+}
 
 // socket has a pointer for its receiver: commands hand it on as a value before the flags are
 // parsed.
@@ -43,14 +48,15 @@ func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "coracle",
 		Short: "run Kubernetes on this machine, and manage its pods, containers and images",
-		Long: `coracle runs a single-node Kubernetes over coracled: API server, scheduler,
-controllers and kubelet in one process.
+		Long: `coracle runs a Kubernetes over coracled: API server, scheduler, controllers and
+kubelet in one process. Further nodes join from other machines, or run on this one.
 
 It also shows what runs on a node and what is wrong with it. pods, ps, logs, exec, stats,
 events and image need only coracled.`,
 		Example: `  coracle ps
   coracle logs -f web/nginx
   coracle up
+  coracle up --nodes 3
   kubectl --kubeconfig $(coracle kubeconfig) get nodes
   coracle status
   coracle why pod/cart svc/db
@@ -67,12 +73,16 @@ events and image need only coracled.`,
 				}
 				*dir = abs
 			}
+			if p.node != "" {
+				return p.enter()
+			}
 			return nil
 		},
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for data that survives a reboot")
 	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose")
+	f.StringVar(&p.node, "node", "", "`NAME` of the node of 'coracle up --nodes' that the command is for (default: the first)")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p),
 		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p), joinCommand(&p), leaveCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
@@ -103,6 +113,9 @@ func kubeconfigCommand(p *place) *cobra.Command {
 
 // flags is what a user has to type after a command to mean this place.
 func (p place) flags() string {
+	if p.cluster != "" || p.node != "" {
+		return " --node " + p.node + p.cluster
+	}
 	var b strings.Builder
 	if p.root != "/var/lib/coracle" {
 		b.WriteString(" --root " + p.root)

@@ -79,6 +79,12 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) erro
 	if err := d.checkBefore(ctx); err != nil {
 		return err
 	}
+	switch ended, err := p.downNodes(ctx, remembered(p)); {
+	case err != nil:
+		return fmt.Errorf("down: %w", err)
+	case ended:
+		d.steps.done("the further nodes of this machine have ended")
+	}
 	if err := p.endSupervisor(ctx, d.steps); err != nil {
 		return fmt.Errorf("down: %w", err)
 	}
@@ -93,6 +99,9 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) erro
 func (d *downing) checkBefore(ctx context.Context) error {
 	if !d.purge {
 		return nil
+	}
+	if err := d.checkPurgeNodes(ctx, remembered(d.place), d.volumes); err != nil {
+		return err
 	}
 	data, err := d.checkPurge(ctx, d.volumes)
 	if err != nil {
@@ -123,7 +132,7 @@ func (d *downing) checkStopped(ctx context.Context) error {
 // removeKernelState removes what the cluster process keeps in the kernel. What it cannot remove is
 // left for another down.
 func (d *downing) removeKernelState(ctx context.Context) error {
-	bind, port := d.last.Bind, d.last.Port
+	bind, port := d.last.bind(), d.last.Port
 	err := errors.Join(removeAnnouncements(ctx, bind, port), removePaths(ctx, bind, port), removeRules(bind, port),
 		removeHeldAddresses(d.last))
 	if err != nil && d.purge {
@@ -192,6 +201,9 @@ func (d *downing) unmount(ours bool) error {
 
 // removeData removes the cluster's data, and what up remembers unless something is left.
 func (d *downing) removeData(left bool) error {
+	if err := d.purgeNodes(); err != nil {
+		return err
+	}
 	emptied, err := removeCluster(d.place, d.last)
 	if err != nil {
 		return err

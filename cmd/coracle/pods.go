@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 
 // podLine is a pod in the output of `coracle pods`.
 type podLine struct {
+	Node       string            `json:"node,omitempty"` // if the machine has several
 	ID         string            `json:"id"`
 	Name       string            `json:"name"`
 	Namespace  string            `json:"namespace"`
@@ -34,8 +37,8 @@ func (w *workload) podsCommand() *cobra.Command {
 	var chosen selection
 	cmd := &cobra.Command{
 		Use:   "pods",
-		Short: "list the pods of this node",
-		Long: `List the pods of this node, also ended ones until they are removed. RUNNING is the
+		Short: "list the pods of this machine",
+		Long: `List the pods of this machine's nodes, also ended ones until they are removed. RUNNING is the
 number of a pod's containers that run.`,
 		Example: `  coracle pods
   coracle pods -n kube-system
@@ -43,13 +46,19 @@ number of a pod's containers that run.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.look(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
-				lines, err := podLines(ctx, c, all, &chosen)
-				if err != nil {
-					return err
+			lines := []podLine{}
+			missing := w.lookAtAll(cmd, func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, all inventory) error {
+				there, err := podLines(ctx, c, all, &chosen)
+				for i := range there {
+					there[i].Node = node
 				}
-				return format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { podRows(out, lines) })
+				lines = append(lines, there...)
+				return err
 			})
+			if missing != nil && len(lines) == 0 {
+				return missing
+			}
+			return errors.Join(missing, format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { podRows(out, lines) }))
 		},
 	}
 	format.Define(cmd)
@@ -101,12 +110,13 @@ func podLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, all invent
 }
 
 func podRows(out io.Writer, lines []podLine) {
-	output.Row(out, "POD ID", "NAMESPACE", "NAME", "STATE", "RUNNING", "IP", "CREATED")
+	row := nodeRow(out, slices.ContainsFunc(lines, func(l podLine) bool { return l.Node != "" }))
+	row("NODE", "POD ID", "NAMESPACE", "NAME", "STATE", "RUNNING", "IP", "CREATED")
 	for _, l := range lines {
 		ips := strings.Join(l.IPs, ",")
 		if ips == "" {
 			ips = "-"
 		}
-		output.Row(out, shortID(l.ID), l.Namespace, l.Name, l.State, ratio(l.Running, l.Containers), ips, output.Ago(l.Created))
+		row(l.Node, shortID(l.ID), l.Namespace, l.Name, l.State, ratio(l.Running, l.Containers), ips, output.Ago(l.Created))
 	}
 }

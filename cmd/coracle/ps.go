@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +18,7 @@ import (
 
 // containerLine is a container in the output of `coracle ps`.
 type containerLine struct {
+	Node      string    `json:"node,omitempty"` // if the machine has several
 	ID        string    `json:"id"`
 	Name      string    `json:"name"`
 	Pod       string    `json:"pod"`
@@ -51,15 +54,21 @@ RESTARTS is the number of earlier attempts.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.look(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, v inventory) error {
-				lines, err := containerLines(ctx, c, v, func(ctr *runtimeapi.Container) bool {
+			lines := []containerLine{}
+			missing := w.lookAtAll(cmd, func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, v inventory) error {
+				there, err := containerLines(ctx, c, v, func(ctr *runtimeapi.Container) bool {
 					return (all || ctr.GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING) && chosen.matches(v.podOf(ctr))
 				})
-				if err != nil {
-					return err
+				for i := range there {
+					there[i].Node = node
 				}
-				return format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { containerRows(out, lines) })
+				lines = append(lines, there...)
+				return err
 			})
+			if missing != nil && len(lines) == 0 {
+				return missing
+			}
+			return errors.Join(missing, format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { containerRows(out, lines) }))
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also containers that do not run")
@@ -128,7 +137,8 @@ func stateWord(s runtimeapi.ContainerState) string {
 }
 
 func containerRows(out io.Writer, lines []containerLine) {
-	output.Row(out, "CONTAINER ID", "NAMESPACE", "POD", "NAME", "STATE", "RESTARTS", "SINCE", "IMAGE")
+	row := nodeRow(out, slices.ContainsFunc(lines, func(l containerLine) bool { return l.Node != "" }))
+	row("NODE", "CONTAINER ID", "NAMESPACE", "POD", "NAME", "STATE", "RESTARTS", "SINCE", "IMAGE")
 	for _, l := range lines {
 		state, since := l.State, l.Created
 		switch {
@@ -140,7 +150,17 @@ func containerRows(out io.Writer, lines []containerLine) {
 		case !l.Started.IsZero():
 			since = l.Started
 		}
-		output.Row(out, shortID(l.ID), l.Namespace, l.Pod, l.Name, state, l.Attempt, output.Ago(since), output.OneLine(l.Image, 60))
+		row(l.Node, shortID(l.ID), l.Namespace, l.Pod, l.Name, state, l.Attempt, output.Ago(since), output.OneLine(l.Image, 60))
+	}
+}
+
+// nodeRow writes rows whose first cell is a node, which is left out if there is only one.
+func nodeRow(out io.Writer, several bool) func(node string, cells ...any) {
+	return func(node string, cells ...any) {
+		if several {
+			cells = append([]any{node}, cells...)
+		}
+		output.Row(out, cells...)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ func (o *upOptions) settings() map[string]any {
 	return map[string]any{
 		"runtime-config": &o.Config, "short-name-registry": &o.ShortNames, "bind-address": &o.Bind, "port": &o.Port,
 		"kubelet-port": &o.KubeletPort, "service-cidr": &o.ServiceCIDR, "pod-cidr": &o.PodCIDR, "pod-network": &o.PodNetwork,
+		"nodes": &o.Further, "nodes-cidr": &o.NodeCIDRs,
 		"node-name": &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
 		"cluster-domain": &o.ClusterDomain, "cluster-dns": &o.ClusterDNS, "dns-stub-domain": &o.StubDomains, "resolv-conf": &o.ResolvConf,
 		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
@@ -144,14 +146,8 @@ func shown(setting any) string {
 
 // check refuses what can be seen to be wrong before anything is started.
 func (o *upOptions) check() error {
-	if o.Port < 1 || o.Port > 65535 {
-		return fmt.Errorf("up: --port %d is not between 1 and 65535", o.Port)
-	}
-	if o.KubeletPort < 0 || o.KubeletPort > 65535 {
-		return fmt.Errorf("up: --kubelet-port %d is not between 1 and 65535", o.KubeletPort)
-	}
-	if o.KubeletPort == o.Port {
-		return fmt.Errorf("up: --kubelet-port %d is the API server's: choose another one", o.KubeletPort)
+	if err := cmp.Or(o.checkPorts(), o.checkNodes()); err != nil {
+		return err
 	}
 	for _, ip := range append([]string{o.Bind}, o.NodeIPs...) {
 		if _, err := netip.ParseAddr(ip); err != nil {
@@ -179,6 +175,19 @@ func (o *upOptions) check() error {
 	}
 	if o.timeout <= 0 {
 		return fmt.Errorf("up: --timeout %s is not above 0", o.timeout)
+	}
+	return nil
+}
+
+func (o *upOptions) checkPorts() error {
+	if o.Port < 1 || o.Port > 65535 {
+		return fmt.Errorf("up: --port %d is not between 1 and 65535", o.Port)
+	}
+	if o.KubeletPort < 0 || o.KubeletPort > 65535 {
+		return fmt.Errorf("up: --kubelet-port %d is not between 1 and 65535", o.KubeletPort)
+	}
+	if o.KubeletPort == o.Port {
+		return fmt.Errorf("up: --kubelet-port %d is the API server's: choose another one", o.KubeletPort)
 	}
 	return nil
 }

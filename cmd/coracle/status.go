@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,8 @@ import (
 
 // health is one line of status.
 type health struct {
+	// Node is where the component runs, if the machine has several nodes.
+	Node      string `json:"node,omitempty"`
 	Component string `json:"component"`
 	Healthy   bool   `json:"healthy"`
 	Version   string `json:"version,omitempty"`
@@ -38,7 +41,8 @@ func statusCommand(p *place) *cobra.Command {
 		Use:   "status",
 		Short: "show what runs and what is wrong; exit with 1 if anything is wrong",
 		Example: `  coracle status
-  coracle status -o json`,
+  coracle status -o json
+  coracle --node boat-2 status      # of one of the nodes of "coracle up --nodes"`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
@@ -69,7 +73,35 @@ func look(ctx context.Context, p place) []health {
 	if err != nil {
 		parts = []health{line("cluster process", "", "", err)}
 	}
-	return append(append(all, lookAtAPI(ctx, p)...), parts...)
+	all = append(append(all, lookAtAPI(ctx, p)...), parts...)
+	o := remembered(p)
+	if !o.several() {
+		return all
+	}
+	for i := range all {
+		all[i].Node = o.Node
+	}
+	for _, further := range p.further(o) {
+		all = append(all, lookAtFurther(ctx, further)...)
+	}
+	return all
+}
+
+// lookAtFurther asks the parts of a further node how they are. That the Node is Ready is among what
+// the API server says.
+func lookAtFurther(ctx context.Context, p place) []health {
+	all := lookAtPrograms(ctx, p)
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestTry)
+	defer cancel()
+	parts, err := partsHealth(own, p)
+	if err != nil {
+		parts = []health{line("agent", "", "", err)}
+	}
+	all = append(all, parts...)
+	for i := range all {
+		all[i].Node = p.node
+	}
+	return all
 }
 
 func lookAtPrograms(ctx context.Context, p place) []health {
@@ -139,8 +171,10 @@ func line(component, version, where string, err error) health {
 }
 
 func healthRows(w io.Writer, all []health) {
-	output.Row(w, "COMPONENT", "HEALTHY", "VERSION", "MESSAGE")
+	several := slices.ContainsFunc(all, func(h health) bool { return h.Node != "" })
+	row := nodeRow(w, several)
+	row("NODE", "COMPONENT", "HEALTHY", "VERSION", "MESSAGE")
 	for _, h := range all {
-		output.Row(w, h.Component, h.Healthy, h.Version, h.told())
+		row(h.Node, h.Component, h.Healthy, h.Version, h.told())
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/coracle-project/coracle/cmd/coracle/nodes"
 	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
@@ -58,7 +59,11 @@ type upOptions struct {
 	CgroupRoot string `json:"cgroupRoot"`
 
 	NodeIPs []string `json:"nodeIPs,omitempty"`
-	Etcd    []string `json:"etcd,omitempty"`
+	// Further is how many nodes of the cluster are on this machine besides the first, and NodeCIDRs
+	// are the networks of the nodes' addresses; empty are the default ones.
+	Further   furtherNodes `json:"furtherNodes,omitempty"`
+	NodeCIDRs []string     `json:"nodeCIDRs,omitempty"`
+	Etcd      []string     `json:"etcd,omitempty"`
 	// EvictionHard are the kubelet's thresholds, in its own words; empty are its default ones.
 	EvictionHard string `json:"evictionHard,omitempty"`
 	// ClusterDomain, ClusterDNS, StubDomains and ResolvConf are the cluster process's flags of the
@@ -106,6 +111,10 @@ func upCommand(p *place) *cobra.Command {
 certificates and the administrator's kubeconfig, and waits until the node is Ready. Run it again to
 start what does not run, and to renew certificates that expire within 30 days.
 
+With --nodes, this machine gets further nodes for trying things that need several: each has network and
+mount namespaces, coracled, agent, cgroups and directories of its own, and joins as another machine
+would. Their names are that of the first with -2, -3 and so on; "coracle --node NAME COMMAND" is about one.
+
 Flags are remembered until down --purge: a missing flag has its last value. They take effect when the
 cluster is started. If they differ from those of a running cluster, up changes nothing and fails. An up
 that fails before the node is Ready stops what it started; pods that ran before keep running.
@@ -115,6 +124,7 @@ its default again. If the file has server, token and ca-hash, up makes this mach
 does.`,
 		Example: `  coracle up
   coracle up --apply deployment.yaml      # and wait until what it holds is available
+  coracle up --nodes 3                    # three nodes on this machine
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
              --kubelet-port 10350 --service-cidr 10.112.0.0/16
   coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network`,
@@ -157,6 +167,9 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 			"others")
 	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "",
 		"`INTERFACE` to answer on for --load-balancer-cidr (default: the one whose network has the address)")
+	f.Var(&o.Further, "nodes", fmt.Sprintf("how many nodes of the cluster run on this machine, up to %d", nodes.Most))
+	f.StringSliceVar(&o.NodeCIDRs, "nodes-cidr", nil,
+		"networks of their addresses, one of each family (default: "+strings.Join(defaultNodeNetworks, ",")+")")
 	f.StringVar(&o.Node, "node-name", strings.ToLower(host), "name of this node")
 	f.StringSliceVar(&o.NodeIPs, "node-ip", nil, "addresses of this node (default: that of its name or of the default route)")
 	f.StringVar(&o.PodLogs, "pod-log-dir", "/var/log/pods", "directory for containers' logs")
@@ -290,15 +303,19 @@ func (u *upping) start(ctx context.Context, given func(flag string) bool, steps 
 	// What the last cluster announced is the new one's to announce: a pool is refused that is in
 	// use.
 	if u.moved() {
-		if err := removeAnnouncements(ctx, u.last.Bind, u.last.Port); err != nil {
+		if err := removeAnnouncements(ctx, u.last.bind(), u.last.Port); err != nil {
 			return err
 		}
 	}
-	if err := u.checkPrograms(ctx, given); err != nil {
-		return err
-	}
 	if err := errors.Join(u.checkServiceRange(), u.checkPodRanges()); err != nil {
 		return err
+	}
+	if err := u.makeNodes(); err != nil {
+		return u.fail(ctx, err)
+	}
+	// The API server's address has to be there by now.
+	if err := u.checkPrograms(ctx, given); err != nil {
+		return u.fail(ctx, err)
 	}
 	if u.supervisor == 0 {
 		u.since = time.Now()
@@ -327,7 +344,7 @@ func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
 	defer client.http.CloseIdleConnections()
 	steps.done("API server is ready on " + client.server)
 	if u.moved() {
-		if err := removeRules(u.last.Bind, u.last.Port); err != nil {
+		if err := removeRules(u.last.bind(), u.last.Port); err != nil {
 			return u.failLate(ctx, err)
 		}
 	}
@@ -335,6 +352,9 @@ func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
 		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
 	steps.done("node " + u.o.Node + " is Ready")
+	if err := u.upNodes(ctx, client, steps); err != nil {
+		return fmt.Errorf("up: %w\nthe other nodes run: 'coracle up%s' tries again, and 'coracle down%[2]s' ends them", err, p.flags())
+	}
 	tellParts(ctx, p, steps)
 	for _, manifest := range u.o.apply {
 		if err := client.apply(ctx, p, manifest, steps.waits); err != nil {
@@ -367,12 +387,12 @@ func kubeArgs(p place, o upOptions) []string {
 	}
 	args := []string{
 		"server", "--root", p.kubeRoot(), "--state", p.kubeState(),
-		"--bind-address", o.Bind, "--port", strconv.Itoa(o.Port), "--service-cidr", o.ServiceCIDR, "--node-name", o.Node, "--cri",
+		"--bind-address", o.bind(), "--port", strconv.Itoa(o.Port), "--service-cidr", o.ServiceCIDR, "--node-name", o.Node, "--cri",
 		"unix://" + p.socket(),
 		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
 	}
-	if len(o.NodeIPs) > 0 {
-		args = append(args, "--node-ip", strings.Join(o.NodeIPs, ","))
+	if ips := o.nodeIPs(); len(ips) > 0 {
+		args = append(args, "--node-ip", strings.Join(ips, ","))
 	}
 	if len(o.Etcd) > 0 {
 		args = append(args, "--etcd-servers", strings.Join(o.Etcd, ","))

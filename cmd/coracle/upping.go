@@ -25,6 +25,8 @@ type upping struct {
 	coracled   launched
 	// rules is whether rules of Services were there before, of a cluster whose pods may go on.
 	rules bool
+	// nodes is whether further nodes were there before: they may run, and their pods.
+	nodes bool
 	// announces is whether load balancers' addresses of such a cluster were announced before.
 	announces bool
 	// since is when this up started the cluster process; a kubelet that ran may have spoken before.
@@ -40,6 +42,7 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 	if u.supervisor, err = holder(u.place.supervisor()); err != nil {
 		return err
 	}
+	u.nodes = u.nodeNetwork(*u.o).Exists()
 	u.rules, u.announces = len(rulesLeft(u.o.Port)) > 0, announces(u.o.Port)
 	pid, err := holder(u.place.runtime())
 	if err != nil {
@@ -122,11 +125,15 @@ func (u *upping) fail(ctx context.Context, err error) error {
 	} else if pid != 0 {
 		errs = append(errs, end(ctx, pid))
 	}
+	if u.o.several() && !u.nodes {
+		_, err := u.downNodes(ctx, *u.o)
+		errs = append(errs, err)
+	}
 	if !u.rules {
-		errs = append(errs, removeRules(u.o.Bind, u.o.Port))
+		errs = append(errs, removeRules(u.o.bind(), u.o.Port))
 	}
 	if !u.announces {
-		errs = append(errs, removeAnnouncements(ctx, u.o.Bind, u.o.Port))
+		errs = append(errs, removeAnnouncements(ctx, u.o.bind(), u.o.Port))
 	}
 	purged, err := u.endCoracled(ctx)
 	errs = append(errs, err)

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -12,11 +14,14 @@ import (
 
 // workload is what the commands for pods and containers share: where the daemon is. They
 // speak CRI, so what they show is what the kubelet is told.
-type workload struct{ daemon *daemon.Daemon }
+type workload struct {
+	daemon *daemon.Daemon
+	place  *place
+}
 
 // workloadCommands are the commands that look at and into pods and containers.
 func workloadCommands(p *place) []*cobra.Command {
-	w := &workload{daemon: daemon.New(p.socket)}
+	w := &workload{daemon: daemon.New(p.socket), place: p}
 	all := []*cobra.Command{
 		w.podsCommand(), w.psCommand(), w.logsCommand(), w.execCommand(), w.statsCommand(), w.eventsCommand(), w.topCommand(), w.traceCommand(),
 	}
@@ -42,6 +47,30 @@ func (w *workload) look(cmd *cobra.Command, work func(ctx context.Context, c run
 		}
 		return work(ctx, c, all)
 	})
+}
+
+// lookAtAll calls work with all pods and containers of each node that this machine has. The node is
+// "" if that is only one. A node that does not answer does not hide the others.
+func (w *workload) lookAtAll(cmd *cobra.Command,
+	work func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, all inventory) error,
+) error {
+	at := func(node string) func(context.Context, runtimeapi.RuntimeServiceClient, inventory) error {
+		return func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
+			return work(ctx, node, c, all)
+		}
+	}
+	o := remembered(*w.place)
+	if !o.several() || w.daemon.Socket() != w.place.socket() {
+		return w.look(cmd, at(""))
+	}
+	errs := []error{w.look(cmd, at(o.Node))}
+	for _, further := range w.place.further(o) {
+		there := &workload{daemon: daemon.New(further.socket), place: &further}
+		if err := there.look(cmd, at(further.node)); err != nil {
+			errs = append(errs, fmt.Errorf("node %s: %w", further.node, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // complete offers what offers finds in the inventory, for the first argument or, with many, for

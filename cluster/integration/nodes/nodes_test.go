@@ -1,5 +1,5 @@
-// Package nodes uses a cluster of two nodes, each a network and mount namespace of this machine
-// with its own coracled, made by `coracle up` and `coracle join` from the shipped binaries.
+// Package nodes uses clusters of several nodes on this machine, made by `coracle up --nodes` and
+// `coracle join` from the shipped binaries.
 package nodes
 
 import (
@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,7 +32,8 @@ const (
 	// patience bounds what a test waits for, on however slow a machine.
 	patience = 5 * time.Minute
 
-	firstIP, secondIP = "192.0.2.1", "192.0.2.2"
+	// firstIP is the address of the first node, which `coracle up --nodes` gives it.
+	firstIP = "10.84.0.1"
 
 	registry = firstIP + ":5000"
 	image    = registry + "/demo/web:1"
@@ -55,21 +54,52 @@ func bin(elem ...string) string {
 	return path
 }
 
-// machine is where one node runs.
+// machine is one of the nodes of a cluster: number n, as `coracle up --nodes` counts them.
 type machine struct {
-	name, ip, dir string
-	holder        int // the process that holds its namespaces; 0 for the test's own
+	n    int
+	name string
+	dir  string // the cluster's
 }
 
-func (m *machine) root() string { return filepath.Join(m.dir, "root") }
+// cluster returns the first nodes of a cluster that is yet to be started.
+func cluster(t *testing.T, count int) []*machine {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "n-") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	settings := fmt.Sprintf("[image.registry.%q]\nplain_http = true\n[network]\ncni_conf_dir = %q\n", registry, filepath.Join(dir, "cni"))
+	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(settings), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := []*machine{{1, "one", dir}}
+	for n := 2; n <= count; n++ {
+		all = append(all, &machine{n, fmt.Sprintf("one-%d", n), dir})
+	}
+	t.Cleanup(func() {
+		if _, said, err := all[0].run("down"); err != nil {
+			t.Errorf("down: %v\n%s", err, said)
+		}
+	})
+	return all
+}
+
+// root is the node's directory of what it keeps.
+func (m *machine) root() string {
+	if m.n == 1 {
+		return filepath.Join(m.dir, "root")
+	}
+	return filepath.Join(m.dir, "root", "nodes", strconv.Itoa(m.n))
+}
 
 // run runs coracle on the machine, and returns what it said on stdout and stderr.
 func (m *machine) run(args ...string) (string, string, error) {
-	args = append([]string{bin("coracle")}, append(args, "--root", m.root(), "--state", filepath.Join(m.dir, "state"))...)
-	if m.holder != 0 {
-		args = append([]string{"nsenter", "--target", strconv.Itoa(m.holder), "--net", "--mount", "--"}, args...)
+	where := []string{"--root", filepath.Join(m.dir, "root"), "--state", filepath.Join(m.dir, "state")}
+	if m.n > 1 {
+		where = append(where, "--node", m.name)
 	}
-	cmd := exec.Command(args[0], args[1:]...)
+	cmd := exec.Command(bin("coracle"), append(where, args...)...)
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := cmd.Run()
@@ -110,100 +140,26 @@ func (m *machine) logs() string {
 // flags are those of up and join that keep nodes of one machine apart.
 func (m *machine) flags() []string {
 	return []string{
-		"--node-name", m.name, "--node-ip", m.ip, "--runtime-config", filepath.Join(m.dir, "coracled.toml"), "--cgroup-root", m.cgroup(),
-		"--pod-log-dir", filepath.Join(m.dir, "pods"), "--timeout", patience.String(), "--eviction-hard", "memory.available<0%",
+		"--config", "", "--node-name", m.name, "--node-ip", fmt.Sprintf("10.84.0.%d,fd84:c0ac:1e00::%[1]d", m.n),
+		"--runtime-config", filepath.Join(m.dir, "coracled.toml"), "--cgroup-root", m.cgroup(),
+		"--pod-log-dir", filepath.Join(m.root(), "pods"), "--timeout", patience.String(), "--eviction-hard", "memory.available<0%",
 	}
 }
 
+// cgroup is the parent of the node's pods: up gives further nodes that of the first with a number.
 func (m *machine) cgroup() string {
-	return fmt.Sprintf("/coracle-nodes-%s-%s", filepath.Base(m.dir), m.name)
+	first := "/coracle-nodes-" + filepath.Base(m.dir)
+	if m.n == 1 {
+		return first
+	}
+	return fmt.Sprintf("%s-%d", first, m.n)
 }
 
-func newMachine(t *testing.T, name, ip string) *machine {
+// up starts the cluster.
+func up(t *testing.T, all []*machine, more ...string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "n-") // short: sockets' paths are limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	m := &machine{name: name, ip: ip, dir: dir}
-	settings := fmt.Sprintf("[image.registry.%q]\nplain_http = true\n[network]\ncni_conf_dir = %q\n", registry, filepath.Join(dir, "cni"))
-	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(settings), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-// secondMachine makes namespaces for another node, on one link with the first.
-func secondMachine(t *testing.T) *machine {
-	t.Helper()
-	m := newMachine(t, "two", secondIP)
-	hold := exec.Command("unshare", "--net", "--mount", "sh", "-c", "echo ready; exec sleep infinity")
-	hold.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	ready, err := hold.StdoutPipe()
-	if err == nil {
-		err = hold.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = hold.Process.Kill(); _ = hold.Wait() })
-	if _, err := ready.Read(make([]byte, 16)); err != nil {
-		t.Fatal(err)
-	}
-	m.holder = hold.Process.Pid
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "lan0"}, PeerName: "lan0", PeerNamespace: netlink.NsPid(m.holder)}
-	if err := netlink.LinkAdd(veth); err != nil {
-		t.Fatal(err)
-	}
-	m.network(t, func(h *netlink.Handle) error { return furnish(h, m.ip) })
-	first := &machine{}
-	first.network(t, func(h *netlink.Handle) error { return furnish(h, firstIP) })
-	return m
-}
-
-// network calls f with the machine's network.
-func (m *machine) network(t *testing.T, f func(*netlink.Handle) error) {
-	t.Helper()
-	ns, err := netns.Get()
-	if m.holder != 0 {
-		_ = ns.Close()
-		ns, err = netns.GetFromPid(m.holder)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	h, err := netlink.NewHandleAt(ns)
-	if err == nil {
-		defer h.Close()
-		err = f(h)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func furnish(h *netlink.Handle, ip string) error {
-	for name, address := range map[string]string{"lo": "", "lan0": ip + "/24"} {
-		l, err := h.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		if address != "" {
-			a, err := netlink.ParseAddr(address)
-			if err != nil {
-				return err
-			}
-			if err := h.AddrAdd(l, a); err != nil {
-				return err
-			}
-		}
-		if err := h.LinkSetUp(l); err != nil {
-			return err
-		}
-	}
-	return nil
+	args := append([]string{"up", "--nodes", strconv.Itoa(len(all))}, all[0].flags()...)
+	all[0].must(t, append(args, more...)...)
 }
 
 func startRegistry(t *testing.T) {
@@ -264,47 +220,25 @@ func invite(t *testing.T, m *machine, args ...string) invitation {
 func TestTwoNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	two := secondMachine(t)
-	one := newMachine(t, "one", firstIP)
+	all := cluster(t, 2)
+	one, two := all[0], all[1]
+	one.refused(t, "--nodes 0 is not between 1 and 16", "up", "--nodes", "0")
+	one.refused(t, "--nodes 100 is not between 1 and 16", "up", "--nodes", "100")
+	one.refused(t, "no cluster of this machine", "token", "list")
+	up(t, all)
 	startRegistry(t)
-	t.Cleanup(func() {
-		for _, m := range []*machine{two, one} {
-			if _, said, err := m.run("down"); err != nil {
-				t.Errorf("%s: down: %v\n%s", m.name, err, said)
-			}
-		}
-	})
-
-	two.refused(t, "no cluster of this machine", "token", "list")
-	two.refused(t, "has joined no cluster", "leave")
-	one.must(t, append([]string{"up", "--bind-address", firstIP}, one.flags()...)...)
 	kube := client(t, one)
-	i := invite(t, one, "--description", "rack 7")
-	if want := "coracle join https://" + firstIP + ":6443 --token " + i.Token + " --ca-hash " + i.CAHash; i.Join != want {
-		t.Errorf("token create prints %q, want %q", i.Join, want)
+	one.refused(t, "the cluster runs with --nodes 2", "up", "--nodes", "3")
+	one.refused(t, "'coracle up --nodes' has made no node of this name", "ps", "--node", "two")
+	one.must(t, "up") // it finds everything
+	two.refused(t, "this machine is node one-2 of the cluster at https://"+firstIP+":6443", "join", "https://"+firstIP+":6443",
+		"--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:"+strings.Repeat("0", 64))
+	if list := one.must(t, "token", "list"); strings.Contains(list, "--nodes") {
+		t.Errorf("the token of up --nodes is still there: %s", list)
 	}
-	if list := one.must(t, "token", "list"); !strings.Contains(list, "DESCRIPTION") || !strings.Contains(list, "rack 7") {
-		t.Errorf("token list: %s", list)
+	if said := one.must(t, "status"); strings.Count(said, "coracled ") != 2 || !strings.Contains(said, "one-2") {
+		t.Errorf("status does not show both nodes: %s", said)
 	}
-
-	join := func(token, hash string, more ...string) []string {
-		return append(append([]string{"join", i.Server, "--token", token, "--ca-hash", hash}, two.flags()...), more...)
-	}
-	id, _, _ := strings.Cut(i.Token, ".")
-	two.refused(t, "does not know token zzzzzz: it was deleted or has expired", join("zzzzzz.0123456789abcdef", i.CAHash)...)
-	two.refused(t, "the secret of token "+id+" is not the one", join(id+".0123456789abcdef", i.CAHash)...)
-	two.refused(t, "is another cluster: its authority has the hash "+i.CAHash, join(i.Token, "sha256:"+strings.Repeat("0", 64))...)
-	two.refused(t, "the cluster has a node one: choose another --node-name", join(i.Token, i.CAHash, "--node-name", "one")...)
-	one.refused(t, "this machine has a cluster of its own", join(i.Token, i.CAHash)...)
-
-	early := pod(ctx, t, kube, "early", "two") // its node has no range of addresses when it is registered
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte(i.Token+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	two.must(t, append([]string{"join", i.Server, "--token-file", file, "--ca-hash", i.CAHash}, two.flags()...)...)
-	two.refused(t, "this machine is node two of the cluster at "+i.Server, join(i.Token, i.CAHash)...)
-	two.must(t, "status")
 	nodes := map[string]*corev1.Node{}
 	seen := map[string]bool{}
 	for _, m := range []*machine{one, two} {
@@ -319,11 +253,6 @@ func TestTwoNodes(t *testing.T) {
 		nodes[m.name] = n
 	}
 
-	_, range4, _ := net.ParseCIDR(nodes["two"].Spec.PodCIDRs[0])
-	if ip := awaitPod(ctx, t, kube, early.Name).Status.PodIP; !range4.Contains(net.ParseIP(ip)) {
-		t.Errorf("the pod that was bound before its node joined has %s, which is not of %s", ip, range4)
-	}
-
 	// A pod on each, and each reaches the other, which sees the pod's own address. The API server
 	// believes the kubelet of the other node by its serving certificate.
 	addresses := map[string]string{}
@@ -335,7 +264,7 @@ func TestTwoNodes(t *testing.T) {
 			t.Errorf("the pod on node %s has %s, which is not of %s", m.name, addresses[m.name], network)
 		}
 	}
-	for from, to := range map[string]string{"one": "two", "two": "one"} {
+	for from, to := range map[string]string{"one": "one-2", "one-2": "one"} {
 		name := "web-" + from
 		page := kubectl(ctx, t, one, "exec", name, "--", "timeout", "10", "wget", "-q", "-O", "-", "http://"+addresses[to]+":8080")
 		if !strings.Contains(page, "in pod web-"+to) {
@@ -346,25 +275,93 @@ func TestTwoNodes(t *testing.T) {
 		}
 	}
 
+	var shown []struct{ Node, Pod string }
+	if err := json.Unmarshal([]byte(one.must(t, "ps", "-o", "json")), &shown); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range shown {
+		if c.Pod != "web-"+c.Node {
+			t.Errorf("ps shows pod %s on node %s", c.Pod, c.Node)
+		}
+	}
+	if len(shown) != 2 {
+		t.Errorf("ps shows %v", shown)
+	}
+
 	two.refused(t, "'coracle leave", "down", "--purge")
 	out := two.must(t, "leave")
-	if !strings.Contains(out, "node two is deleted from the cluster") {
+	if !strings.Contains(out, "node one-2 is deleted from the cluster") {
 		t.Errorf("leave says\n%s", out)
 	}
-	if _, err := kube.CoreV1().Nodes().Get(ctx, "two", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := kube.CoreV1().Nodes().Get(ctx, "one-2", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the node after leave: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(two.root(), "kube")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("leave has left the agent's directory: %v", err)
 	}
 
-	// It joins again, and then the cluster is gone.
-	two.must(t, join(i.Token, i.CAHash)...)
+	// It joins again, by hand, and then the cluster is gone.
+	i := invite(t, one, "--description", "rack 7")
+	if want := "coracle join https://" + firstIP + ":6443 --token " + i.Token + " --ca-hash " + i.CAHash; i.Join != want {
+		t.Errorf("token create prints %q, want %q", i.Join, want)
+	}
+	if list := one.must(t, "token", "list"); !strings.Contains(list, "DESCRIPTION") || !strings.Contains(list, "rack 7") {
+		t.Errorf("token list: %s", list)
+	}
+	join := func(token, hash string, more ...string) []string {
+		return append(append([]string{"join", i.Server, "--token", token, "--ca-hash", hash}, two.flags()...), more...)
+	}
+	id, _, _ := strings.Cut(i.Token, ".")
+	two.refused(t, "has joined no cluster", "leave")
+	two.refused(t, "does not know token zzzzzz: it was deleted or has expired", join("zzzzzz.0123456789abcdef", i.CAHash)...)
+	two.refused(t, "the secret of token "+id+" is not the one", join(id+".0123456789abcdef", i.CAHash)...)
+	two.refused(t, "is another cluster: its authority has the hash "+i.CAHash, join(i.Token, "sha256:"+strings.Repeat("0", 64))...)
+	two.refused(t, "the cluster has a node one: choose another --node-name", join(i.Token, i.CAHash, "--node-name", "one")...)
+	one.refused(t, "this machine has a cluster of its own", join(i.Token, i.CAHash)...)
+	early := pod(ctx, t, kube, "early", "one-2") // its node has no range of addresses when it is registered
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(i.Token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	two.must(t, append([]string{"join", i.Server, "--token-file", file, "--ca-hash", i.CAHash}, two.flags()...)...)
+	two.must(t, "status")
+	again, err := kube.CoreV1().Nodes().Get(ctx, "one-2", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, range4, _ := net.ParseCIDR(again.Spec.PodCIDR)
+	if ip := awaitPod(ctx, t, kube, early.Name).Status.PodIP; !range4.Contains(net.ParseIP(ip)) {
+		t.Errorf("the pod that was bound before its node joined has %s, which is not of %s", ip, range4)
+	}
 	one.must(t, "token", "delete", i.Token)
 	one.refused(t, "no token has the ID "+id, "token", "delete", i.Token)
-	one.must(t, "down")
+	end(t, one)
 	two.refused(t, "the cluster at "+i.Server+" cannot be reached", "leave", "--timeout", "5s")
 	two.must(t, "leave", "--force", "--timeout", "5s")
+}
+
+// end ends the cluster process of a node, and its supervisor.
+func end(t *testing.T, m *machine) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(m.dir, "state", "kube.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		err = unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0)
+	}
+	if err == nil {
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // kubectl runs kubectl as the administrator of a machine's cluster.

@@ -1,0 +1,157 @@
+package nodes
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The nodes reach other machines over IPv4, as this machine's own pods do: from its address.
+//
+//	table ip coracle-nodes-6443 {
+//	  chain forward {        # only if this machine forwarded nothing before
+//	    iif UPLINK oif UPLINK drop }
+//	  chain postrouting { type nat hook postrouting priority srcnat
+//	    ip saddr 10.84.0.0/24 iifname nodes6443 oifname != nodes6443 oifname != "cor*" masquerade }
+//	}
+//
+// What goes to this machine's pods ("cor*": the names of their links and of tunnels) keeps its
+// source.
+
+// forwarding is the kernel's switch.
+const forwarding = "/proc/sys/net/ipv4/ip_forward"
+
+// table is the cluster's. Its chain forward is the record that Make has turned forwarding on: both
+// are gone after a reboot.
+func (w Network) table() *nftables.Table {
+	return &nftables.Table{Name: "coracle-nodes-" + strconv.Itoa(w.Cluster), Family: nftables.TableFamilyIPv4}
+}
+
+const guard, translating = "forward", "postrouting"
+
+// podLinks is how the names of pods' links begin, and those of tunnels to other nodes: vethPrefix
+// in package network.
+const podLinks = "cor"
+
+// guarded says whether Make has turned forwarding on.
+func (w Network) guarded(c *nftables.Conn) bool {
+	_, err := c.ListChain(w.table(), guard)
+	return err == nil
+}
+
+// translate makes the table, and turns forwarding on after that.
+func (w Network) translate() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	on, err := os.ReadFile(forwarding)
+	if err != nil {
+		return err
+	}
+	guards := w.guarded(c) || bytes.Equal(bytes.TrimSpace(on), []byte("0"))
+	t := w.table()
+	c.AddTable(t)
+	c.DelTable(t) // of before
+	c.AddTable(t)
+	if guards {
+		if err := keepApart(c, t); err != nil {
+			return err
+		}
+	}
+	post := c.AddChain(&nftables.Chain{
+		Name: translating, Table: t, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
+		Priority: nftables.ChainPriorityNATSource,
+	})
+	for _, p := range w.Prefixes {
+		if !p.Addr().Is4() {
+			continue
+		}
+		from := fromNetwork(p)
+		c.AddRule(&nftables.Rule{Table: t, Chain: post, Exprs: append(
+			from,
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name(w.Bridge())},
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name(w.Bridge())},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(podLinks)},
+			&expr.Masq{},
+		)})
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("nftables table %s: %w", t.Name, err)
+	}
+	return os.WriteFile(forwarding, []byte("1"), 0o644)
+}
+
+// fromNetwork matches packets from a network of IPv4.
+func fromNetwork(p netip.Prefix) []expr.Any {
+	const source = 12 // in the header
+	mask := binaryutil.BigEndian.PutUint32(^uint32(0) << (32 - p.Bits()))
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: 4},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Masked().Addr().AsSlice()},
+	}
+}
+
+// keepApart keeps this machine from forwarding between its own networks, which it did not before.
+func keepApart(c *nftables.Conn, t *nftables.Table) error {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
+	if err != nil {
+		return err
+	}
+	chain := c.AddChain(&nftables.Chain{
+		Name: guard, Table: t, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+	})
+	for _, in := range routes {
+		for _, out := range routes {
+			c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
+				&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(uint32(in.LinkIndex))},
+				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(uint32(out.LinkIndex))},
+				&expr.Verdict{Kind: expr.VerdictDrop},
+			}})
+		}
+	}
+	return nil
+}
+
+// translateNothing removes the table, and turns forwarding off before that if Make turned it on.
+// Pods of this machine that are still there need forwarding: the guard stays with them.
+func (w Network) translateNothing() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	if w.guarded(c) {
+		links, err := netlink.LinkList()
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+		if slices.ContainsFunc(links, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, podLinks) }) {
+			c.DelChain(&nftables.Chain{Name: translating, Table: w.table()})
+			return ignore(c.Flush(), unix.ENOENT)
+		}
+		if err := os.WriteFile(forwarding, []byte("0"), 0o644); err != nil {
+			return err
+		}
+	}
+	c.DelTable(w.table())
+	return ignore(c.Flush(), unix.ENOENT, unix.EINVAL)
+}
+
+// name is a link's name as the kernel compares it.
+func name(s string) []byte { return append([]byte(s), make([]byte, unix.IFNAMSIZ-len(s))...) }
