@@ -99,16 +99,7 @@ func (a *agent) serve(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = release() }() // it goes with the process
-	config := a.member.Config()
-	kube, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	set, err := client.New(config, client.NewInformers(kube))
-	if err != nil {
-		return err
-	}
-	settings, err := a.settings(ctx, set.Kube)
+	settings, set, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -143,6 +134,34 @@ func (a *agent) serve(ctx context.Context) error {
 	defer set.Informers.Shutdown()
 	slog.Info("agent starts", "node", a.name, "server", a.member.Server, "version", versions())
 	return work.Wait()
+}
+
+// connect returns the cluster's settings, and how the node acts on its API. A cluster that has
+// settings is one of ours, whose API servers can stand in for each other.
+func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set, error) {
+	config := a.member.Config()
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return clusterinfo.Settings{}, nil, err
+	}
+	settings, err := a.settings(ctx, kube)
+	if err != nil || settings.Version == 0 {
+		set, serr := client.New(config, client.NewInformers(kube))
+		return settings, set, errors.Join(err, serr)
+	}
+	all, err := a.member.Servers()
+	if err != nil {
+		return settings, nil, err
+	}
+	config = a.member.Through(all)
+	if kube, err = kubernetes.NewForConfig(config); err != nil {
+		return settings, nil, err
+	}
+	set, err := client.New(config, client.NewInformers(kube))
+	if err != nil {
+		return settings, nil, err
+	}
+	return settings, set, all.Follow(set.Informers.Discovery().V1().EndpointSlices())
 }
 
 // node is what runs on this machine, as the cluster's settings say.

@@ -6,6 +6,7 @@
 //	ca.crt        the cluster's authority
 //	client.pem    the node's client certificate and key
 //	serving.pem   its kubelet's serving certificate and key
+//	servers.json  the addresses of API servers, when there were several
 //
 // [Join] asks for the client certificate with a bootstrap token, by a CertificateSigningRequest as
 // upstream's kubelets do. [Node.Keep] replaces both certificates before they end. Certificate and
@@ -24,6 +25,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,6 +43,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/coracle-project/coracle/cluster/node/discovery"
+	"github.com/coracle-project/coracle/cluster/node/servers"
 	"github.com/coracle-project/coracle/cluster/node/token"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -94,8 +97,45 @@ func (n Node) CAFile() string { return filepath.Join(n.dir, "ca.crt") }
 func (n Node) clientFile() string  { return filepath.Join(n.dir, "client.pem") }
 func (n Node) servingFile() string { return filepath.Join(n.dir, "serving.pem") }
 
-// Config is how the node reaches the API server. Its connections follow a new client certificate.
+// Servers returns the API servers that the node knows of.
+func (n Node) Servers() (*servers.Servers, error) {
+	u, err := url.Parse(n.Server)
+	if err != nil {
+		return nil, err
+	}
+	return servers.Open(n.serversFile(), u.Host, func() (*tls.Config, error) {
+		ca, err := os.ReadFile(n.CAFile())
+		if err != nil {
+			return nil, err
+		}
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(ca)
+		return &tls.Config{RootCAs: pool, ServerName: servers.Name, MinVersion: tls.VersionTLS12}, nil
+	})
+}
+
+func (n Node) serversFile() string { return filepath.Join(n.dir, "servers.json") }
+
+// Config is how the node reaches the API server: the one it was told of, or if it knows of others,
+// any. Its connections follow a new client certificate.
 func (n Node) Config() *rest.Config {
+	if _, err := os.Stat(n.serversFile()); err == nil {
+		if s, err := n.Servers(); err == nil {
+			return n.Through(s)
+		}
+	}
+	return n.config()
+}
+
+// Through is how the node reaches any of the API servers. It is for clusters whose API servers all
+// have a certificate for servers.Name.
+func (n Node) Through(s *servers.Servers) *rest.Config {
+	c := n.config()
+	c.Dial, c.ServerName = s.Dial, servers.Name
+	return c
+}
+
+func (n Node) config() *rest.Config {
 	return &rest.Config{
 		Host: n.Server, QPS: -1, // the API server's own fairness is the limit
 		TLSClientConfig: rest.TLSClientConfig{CAFile: n.CAFile(), CertFile: n.clientFile(), KeyFile: n.clientFile()},
