@@ -112,6 +112,7 @@ func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer,
 	if err := b.installTokenKeys(server); err != nil {
 		return nil, err
 	}
+	b.installMembers(server)
 	if err := b.hooks(server); err != nil {
 		return nil, err
 	}
@@ -224,12 +225,21 @@ func (b *build) customResources(resolver webhook.ServiceResolver) (*apiextension
 	config := apiextensions.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: b.informers},
 		ExtraConfig: apiextensions.ExtraConfig{
-			CRDRESTOptionsGetter: custom{b.store}, MasterCount: 1, ServiceResolver: resolver,
+			CRDRESTOptionsGetter: custom{b.store}, MasterCount: b.servers(), ServiceResolver: resolver,
 			AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(b.proxy, nil, b.loopback, c.TracerProvider),
 		},
 	}
 	missing := notfoundhandler.New(c.Serializer, filters.NoMuxAndDiscoveryIncompleteKey)
 	return config.Complete().New(genericapiserver.NewEmptyDelegateWithCustomHandler(missing))
+}
+
+// servers is how many API servers there are, as far as it matters: one, or more. With more, a
+// custom resource is established some seconds later, when the others know it.
+func (b *build) servers() int {
+	if b.options.Several {
+		return 2
+	}
+	return 1
 }
 
 // installTokenKeys lets others verify service account tokens (OpenID discovery).

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr"
 	"k8s.io/kubernetes/pkg/controlplane/controller/kubernetesservice"
@@ -50,11 +51,22 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 		return nil
 	})
 
-	own := b.kubernetesService(client)
+	own, err := b.kubernetesService(client)
+	if err != nil {
+		return err
+	}
 	add("bootstrap-controller", func(ctx genericapiserver.PostStartHookContext) error {
 		own.Start(ctx.Done())
 		return nil
 	})
+	if b.options.Several { // clients go to the others at once
+		if err := server.AddPreShutdownHook("bootstrap-controller", func() error {
+			own.Stop()
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
 
 	// What other API servers have to know to believe which user a request is from.
 	front, err := dynamiccertificates.NewDynamicCAContentFromFile("front-proxy-ca", b.options.PKI.FrontProxyCACert)
@@ -84,11 +96,27 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 	return nil
 }
 
-// kubernetesService returns what keeps the Service by which pods reach this server.
-func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservice.Controller {
-	endpoints := reconcilers.NewNoneEndpointReconciler()
-	if !b.addresses.public.IsLoopback() { // endpoints on loopback are invalid, and pods would not reach them
-		endpoints = reconcilers.NewMasterCountEndpointReconciler(1, reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1()))
+// leaseLife is how long the endpoint of an API server that died stays published (upstream's value).
+const leaseLife = 15 * time.Second
+
+// kubernetesService returns what keeps the Service by which pods reach this server, and agents all.
+func (b *build) kubernetesService(client kubernetes.Interface) (*kubernetesservice.Controller, error) {
+	var endpoints reconcilers.EndpointReconciler = keptEndpoints{reconcilers.NewNoneEndpointReconciler()}
+	adapter := reconcilers.NewEndpointsAdapter(client.CoreV1(), client.DiscoveryV1())
+	switch {
+	case b.addresses.public.IsLoopback(): // endpoints on loopback are invalid, and pods would not reach them
+	case b.options.Several:
+		config, err := b.store.factory.NewConfig(corev1.Resource("apiServerIPInfo"), &core.Endpoints{})
+		if err != nil {
+			return nil, err
+		}
+		leases, err := reconcilers.NewLeases(config, "/masterleases/", leaseLife)
+		if err != nil {
+			return nil, err
+		}
+		endpoints = reconcilers.NewLeaseEndpointReconciler(adapter, leases)
+	default:
+		endpoints = keptEndpoints{reconcilers.NewMasterCountEndpointReconciler(1, adapter)}
 	}
 	if b.addresses.held {
 		endpoints = heldEndpoints{endpoints, b.held}
@@ -96,8 +124,8 @@ func (b *build) kubernetesService(client kubernetes.Interface) *kubernetesservic
 	return kubernetesservice.New(kubernetesservice.Config{
 		PublicIP: b.addresses.public, PublicServicePort: b.listener.Addr().(*net.TCPAddr).Port,
 		ServiceIP: b.addresses.kubernetes, ServicePort: servicePort,
-		EndpointReconciler: keptEndpoints{endpoints}, EndpointInterval: reconcileEvery,
-	}, client, b.informers.Core().V1().Services())
+		EndpointReconciler: endpoints, EndpointInterval: reconcileEvery,
+	}, client, b.informers.Core().V1().Services()), nil
 }
 
 // keptEndpoints has nothing to take back when a server starts. The only server's endpoints of

@@ -62,6 +62,13 @@ type Options struct {
 	// EtcdQuota is how many bytes the database of the etcd in this process may have,
 	// etcd.DefaultQuota if 0.
 	EtcdQuota int64
+	// Several is whether other API servers use the same etcd: its endpoints are published, and they
+	// may not know at once what this one has written.
+	Several bool
+	// TakePeers has this server be started again as a member of etcd with peers; nil if it cannot.
+	// MembersHealth is told how its peers are; it may be nil.
+	TakePeers     func() error
+	MembersHealth *health.Part
 	// EncryptionConfig is the file of an EncryptionConfiguration. Without it objects are stored as
 	// they are. EncryptionHealth is told of its changes; it may be nil.
 	EncryptionConfig string

@@ -158,6 +158,11 @@ func (s *Server) run(ctx context.Context) error {
 	}
 	defer letGo()
 	defer listener.Close()
+	var cut *cutOff
+	if s.options.Several {
+		cut = newCutOff(listener)
+		listener = cut
+	}
 	s.address = listener.Addr()
 	close(s.listening)
 
@@ -187,6 +192,9 @@ func (s *Server) run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	background.Go(func() { s.caches.run(ctx) })
+	if cut != nil && store.members != nil {
+		background.Go(func() { cut.run(ctx, store.members.Led) })
+	}
 	go s.announce(ctx)
 	background.Go(func() {
 		select {

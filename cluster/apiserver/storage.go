@@ -77,6 +77,8 @@ type store struct {
 	history int
 	// encryption is nil if objects are stored as they are.
 	encryption *encryption
+	// members is the etcd in this process; nil for another.
+	members *etcd.Server
 	// close stops etcd and what was started with it.
 	close func()
 	// stopped is closed when the etcd in this process has stopped; nil for another.
@@ -125,10 +127,15 @@ func (s *store) closeEncryption() {
 }
 
 func (s *store) embedded(ctx context.Context, o *Options) error {
-	server, err := etcd.Start(ctx, etcd.Options{Dir: o.Root, State: o.State, Quota: o.EtcdQuota, Health: o.StoreHealth})
+	peer := o.PKI.EtcdFiles()
+	server, err := etcd.Start(ctx, etcd.Options{
+		Dir: o.Root, State: o.State, Quota: o.EtcdQuota, Health: o.StoreHealth,
+		PeerCA: peer.CACert, PeerPair: peer.Pair, MembersHealth: o.MembersHealth,
+	})
 	if err != nil {
 		return err
 	}
+	s.members = server
 	// Of upstream's code only the allocator of node ports dials.
 	s.config.Transport.ServerList = []string{server.Endpoint}
 	s.config.CompactionInterval = 0

@@ -104,8 +104,8 @@ type Options struct {
 	Unserved unserved.Kinds
 }
 
-// binderAccount is who makes and deletes PersistentVolumes.
-const binderAccount = "persistent-volume-binder"
+// BinderAccount is who makes and deletes PersistentVolumes.
+const BinderAccount = "persistent-volume-binder"
 
 // New returns all controllers, each with its own identity: upstream's service account of that name,
 // whose rights upstream's bootstrap policy says.
@@ -174,7 +174,7 @@ func (o *Options) always(manager, finished *client.Set, observer *notactedon.Con
 		{"cronjob-controller", plain(upstream.NewCronJob)},
 		{"ephemeral-volume-controller", plain(upstream.NewEphemeral)},
 		{"resource-claim-controller", plain(upstream.NewResourceClaims)},
-		{binderAccount, plain(upstream.NewVolumeBinder)},
+		{BinderAccount, plain(upstream.NewVolumeBinder)},
 		{"attachdetach-controller", plain(attachdetach.New)},
 		{"pvc-protection-controller", plain(upstream.NewClaimProtection)},
 		{"pv-protection-controller", plain(upstream.NewVolumeProtection)},
@@ -213,7 +213,7 @@ func (o *Options) configured(manager *client.Set) (all []entry) {
 		}})
 	}
 	if o.LocalPath != nil { // as upstream's provisioners in the same process
-		all = append(all, entry{binderAccount, func(set *client.Set) (Runner, error) {
+		all = append(all, entry{BinderAccount, func(set *client.Set) (Runner, error) {
 			return localpath.New(set, *o.LocalPath), nil
 		}})
 	}

@@ -46,6 +46,10 @@ pods that use them first.`,
 				return fmt.Errorf("down: this machine is node %s of the cluster at %s: 'coracle leave%s' removes everything, and deletes the node there",
 					o.Node, o.Server, p.flags())
 			}
+			if purge && p.severalControlPlanes() {
+				return fmt.Errorf("down: this cluster has other control-plane nodes, which count on this one: 'coracle leave%s' removes everything, and "+
+					"this machine from the cluster", p.flags())
+			}
 			return down(ctx, *p, purge, volumes, cmd.OutOrStdout())
 		},
 	}

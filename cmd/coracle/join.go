@@ -305,6 +305,9 @@ func leave(ctx context.Context, p place, force bool, limit time.Duration, out io
 		return errors.New("leave: it ends processes and removes mounts of root: use sudo")
 	}
 	o := remembered(p)
+	if o.Server == "" && p.severalControlPlanes() {
+		return leaveControlPlane(ctx, p, o, force, limit, out)
+	}
 	if o.Server == "" {
 		return errors.New("leave: this machine has joined no cluster; 'coracle down' ends a cluster of its own")
 	}

@@ -26,7 +26,7 @@ func (o *upOptions) settings() map[string]any {
 		"nodes": &o.Further, "nodes-cidr": &o.NodeCIDRs,
 		"node-name": &o.Node, "node-ip": &o.NodeIPs, "pod-log-dir": &o.PodLogs, "cgroup-root": &o.CgroupRoot,
 		"cluster-domain": &o.ClusterDomain, "cluster-dns": &o.ClusterDNS, "dns-stub-domain": &o.StubDomains, "resolv-conf": &o.ResolvConf,
-		"etcd-servers": &o.Etcd, "eviction-hard": &o.EvictionHard,
+		"etcd-servers": &o.Etcd, "etcd-peer-port": &o.EtcdPeerPort, "eviction-hard": &o.EvictionHard,
 		"allowed-unsafe-sysctls": &o.UnsafeSysctls,
 		"load-balancer-cidr":     &o.LoadBalancerCIDR, "load-balancer-interface": &o.LoadBalancerInterface,
 		"network-policies":           &o.PoliciesOff,

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -29,6 +31,8 @@ type newToken struct {
 	Token  string `json:"token"`
 	Server string `json:"server"`
 	CAHash string `json:"caHash"`
+	// CertificateKey opens the cluster's keys, for a token of control-plane nodes.
+	CertificateKey string `json:"certificateKey,omitempty"`
 	// Join is the whole command.
 	Join string `json:"join"`
 }
@@ -93,15 +97,20 @@ func tokenCreateCommand(p *place) *cobra.Command {
 	var format output.Format
 	var given, file, description string
 	var ttl time.Duration
+	var controlPlane bool
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "make a token and print the command that joins a machine with it",
 		Example: `  coracle token create
-  coracle token create --ttl 1h --description 'rack 7' -o json`,
+  coracle token create --ttl 1h --description 'rack 7' -o json
+  coracle token create --control-plane      # for a machine that becomes a control-plane node, once`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := format.Check(); err != nil {
 				return err
+			}
+			if controlPlane && !cmd.Flags().Changed("ttl") {
+				ttl = certificateKeyLife
 			}
 			args := []string{"create", "--ttl", ttl.String(), "--description", description}
 			if given != "" || file != "" {
@@ -111,15 +120,28 @@ func tokenCreateCommand(p *place) *cobra.Command {
 				}
 				args = append(args, "--token-stdin")
 			}
+			if controlPlane {
+				shared, err := json.Marshal(remembered(*p).forControlPlane())
+				if err != nil {
+					return err
+				}
+				args = append(args, "--control-plane-keys", filepath.Join(p.kubeRoot(), "pki"), "--settings", string(shared))
+			}
 			var made newToken
 			if err := p.tokens(cmd, given, &made, args...); err != nil {
 				return err
 			}
 			made.Join = fmt.Sprintf("coracle join %s --token %s --ca-hash %s", made.Server, made.Token, made.CAHash)
+			if controlPlane {
+				made.Join = fmt.Sprintf("coracle up --join %s --token %s --ca-hash %s --certificate-key %s", made.Server, made.Token, made.CAHash,
+					made.CertificateKey)
+			}
 			return format.Print(cmd.OutOrStdout(), made, func(w io.Writer) { _, _ = fmt.Fprintln(w, made.Join) })
 		},
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how long the token is valid; 0 for no end")
+	cmd.Flags().BoolVar(&controlPlane, "control-plane", false,
+		"for one machine that becomes a control-plane node: it gets the cluster's keys, and the token lasts for 2 h at most")
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
 	cmd.Flags().StringVar(&given, "token", "", "the `TOKEN`, such as abcdef.0123456789abcdef (default: one is drawn)")
 	cmd.Flags().StringVar(&file, "token-file", "", "`FILE` with the token; - for standard input")
@@ -127,6 +149,9 @@ func tokenCreateCommand(p *place) *cobra.Command {
 	format.Define(cmd)
 	return cmd
 }
+
+// certificateKeyLife is the longest that the keys of a cluster may wait for a machine.
+const certificateKeyLife = 2 * time.Hour
 
 func tokenListCommand(p *place) *cobra.Command {
 	var format output.Format

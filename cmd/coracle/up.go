@@ -98,8 +98,16 @@ type upOptions struct {
 	// Manifests is the directory whose manifests are applied, or noManifests.
 	Manifests string `json:"manifests,omitempty"`
 
+	// EtcdPeerPort is the built-in etcd's for other control-plane nodes, 0 for the default.
+	EtcdPeerPort int `json:"etcdPeerPort,omitempty"`
+
 	apply   []string
 	timeout time.Duration
+	// joins is the cluster whose control plane this machine joins, with its certificate key.
+	joins          joining
+	certificateKey string
+	// force has the cluster go on without its other control-plane nodes.
+	force bool
 }
 
 func upCommand(p *place) *cobra.Command {
@@ -127,6 +135,8 @@ does.`,
   coracle up --nodes 3                    # three nodes on this machine
   coracle up --root /srv/coracle --state /run/coracle-two --port 7443 \
              --kubelet-port 10350 --service-cidr 10.112.0.0/16
+  coracle up --bind-address 10.0.0.1      # so that other machines can join
+  coracle up --join https://10.0.0.1:6443 --token … --ca-hash sha256:… --certificate-key …
   coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -136,6 +146,12 @@ does.`,
 		},
 	}
 	cmd.Flags().AddFlagSet(upFlags(&o))
+	cmd.Flags().StringVar(&o.joins.server, joinFlags[0], "", "`URL` of the cluster whose control plane this machine joins, https://HOST:PORT")
+	cmd.Flags().StringVar(&o.joins.token, joinFlags[1], "", "with --join: `TOKEN` of the cluster, ID.SECRET")
+	cmd.Flags().StringSliceVar(&o.joins.hashes, joinFlags[2], nil, "with --join: `HASH` of the cluster's authority, sha256:…")
+	cmd.Flags().StringVar(&o.certificateKey, joinFlags[3], "", "with --join: `KEY` of the cluster's keys, once")
+	cmd.Flags().BoolVar(&o.force, "force-new-cluster", false,
+		"go on with this machine's data when the other control-plane nodes are gone for good; what only they have is lost")
 	return cmd
 }
 
@@ -205,6 +221,7 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 	f.StringVar(&o.PodSecurity, "pod-security", "",
 		"`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
 	f.StringVar(&o.Manifests, "manifests", "/etc/coracle/manifests", "`DIRECTORY` whose manifests are applied and kept, or none")
+	f.IntVar(&o.EtcdPeerPort, "etcd-peer-port", 0, "port of the built-in etcd for other control-plane nodes (default: 2380)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "limit for the whole start")
 	return f
@@ -231,6 +248,17 @@ func upByFile(ctx context.Context, p place, o *upOptions, flags *pflag.FlagSet, 
 		return fmt.Errorf("up: %w", err)
 	}
 	o.FromFile = file.keys()
+	if o.joins.server != "" {
+		if j.server != "" {
+			return fmt.Errorf("up --join: %s names the cluster at %s to join as a node: take that out of the file", file.path, j.server)
+		}
+		return joinControlPlane(ctx, p, *o, flags.Changed, out)
+	}
+	for _, flag := range joinFlags[1:] {
+		if flags.Changed(flag) {
+			return fmt.Errorf("up: --%s goes with --join: 'coracle token create --control-plane' on the first machine prints the whole command", flag)
+		}
+	}
 	if j.server == "" {
 		return up(ctx, p, *o, flags.Changed, out)
 	}
@@ -284,6 +312,11 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	if o.Server != "" {
 		return u.upAgent(ctx, given, steps)
+	}
+	if o.force {
+		if err := kubeTool(ctx, nil, "controlplane", "force", "--root", p.kubeRoot()); err != nil {
+			return fmt.Errorf("up --force-new-cluster: %w", err)
+		}
 	}
 	if err := u.start(ctx, given, steps); err != nil {
 		return err
@@ -399,6 +432,9 @@ func kubeArgs(p place, o upOptions) []string {
 	}
 	if o.KubeletPort != 0 {
 		args = append(args, "--kubelet-port", strconv.Itoa(o.KubeletPort))
+	}
+	if o.EtcdPeerPort != 0 {
+		args = append(args, "--etcd-peer-port", strconv.Itoa(o.EtcdPeerPort))
 	}
 	for _, further := range [][2]string{
 		{"--eviction-hard", o.EvictionHard},

@@ -163,6 +163,9 @@ type Member struct {
 // Alone is whether the server was started without peers.
 func (s *Server) Alone() bool { return s.peers == nil }
 
+// Led is whether this member knows a leader.
+func (s *Server) Led() bool { return s.etcd.Server.Leader() != 0 }
+
 // Members returns all members by name.
 func (s *Server) Members() []Member {
 	server := s.etcd.Server
@@ -216,23 +219,27 @@ func (s *Server) Add(ctx context.Context, name, peerURL string) (Peers, error) {
 	if there {
 		return added, nil
 	}
-	return added, explained(s.add(ctx, u))
+	now := time.Now()
+	learner := *membership.NewMemberAsLearner("", u, "", &now)
+	return added, retried(ctx, func() error {
+		_, err := s.etcd.Server.AddMember(ctx, learner)
+		return err
+	})
 }
 
-// add adds a learner. etcd refuses it until all voters have been connected for HealthInterval,
+// retried makes a change that etcd refuses until all voters have been connected for HealthInterval,
 // which those that started just now have not.
-func (s *Server) add(ctx context.Context, urls types.URLs) error {
+func retried(ctx context.Context, change func() error) error {
 	began := time.Now()
-	learner := *membership.NewMemberAsLearner("", urls, "", &began)
 	for {
-		_, err := s.etcd.Server.AddMember(ctx, learner)
+		err := change()
 		if !errors.Is(err, etcderrors.ErrUnhealthy) || time.Since(began) > etcdserver.HealthInterval+healthSlack {
-			return err
+			return explained(err)
 		}
 		select {
 		case <-time.After(promoteEvery):
 		case <-ctx.Done():
-			return err
+			return explained(err)
 		}
 	}
 }
@@ -247,8 +254,10 @@ func (s *Server) Remove(ctx context.Context, name string) error {
 	if len(all) == 1 {
 		return fmt.Errorf("remove %s: %w", name, ErrLastMember)
 	}
-	_, err := s.etcd.Server.RemoveMember(ctx, uint64(all[i].id))
-	return explained(err)
+	return retried(ctx, func() error {
+		_, err := s.etcd.Server.RemoveMember(ctx, uint64(all[i].id))
+		return err
+	})
 }
 
 // explained says what to do about the errors of changes of the membership.

@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/controllers"
 	"github.com/coracle-project/coracle/cluster/controllers/localpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
@@ -24,6 +27,31 @@ func localPath(root, node string) *localpath.Options {
 		Root: localPathRoot(root), NodeName: node,
 		Users: func(name string) ([]types.UID, error) { return volume.Users(kubeletRoot(root), name) },
 	}
+}
+
+// localPathIfAlone has the controllers make volumes where there is one control-plane node. With
+// several, each makes those of its own node, whether it leads or not.
+func (o *apiOptions) localPathIfAlone(node string) *localpath.Options {
+	if o.several {
+		return nil
+	}
+	return localPath(o.root, node)
+}
+
+// localPathPart makes the volumes of this node, of several with a control plane.
+func localPathPart(server *apiserver.Server, root, node string) (func(context.Context) error, error) {
+	set, err := in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, controllers.BinderAccount),
+		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
+	if err != nil {
+		return nil, err
+	}
+	o := localPath(root, node)
+	o.OnlySelected = true
+	c := localpath.New(set, *o)
+	return func(ctx context.Context) error {
+		c.Run(ctx)
+		return nil
+	}, nil
 }
 
 // withLocalPathClass adds the part that makes the StorageClass, as an administrator would.

@@ -4,11 +4,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 	_ "time/tzdata" // CronJobs have time zones, and a machine may lack the files
+
+	"golang.org/x/sys/unix"
 
 	_ "github.com/coracle-project/coracle/cluster/internal/queues" // no metrics of work queues
 )
@@ -19,9 +23,25 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
+	err := command().ExecuteContext(ctx)
+	if ctx.Err() == nil && (errors.Is(err, errPeers) || errors.Is(err, errLedBefore)) {
+		slog.Warn("the process starts again", "because", err)
+		stop()
+		err = startAgain()
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "coracle-kube:", err)
 		return 1
 	}
 	return 0
+}
+
+// startAgain replaces this process by another of the same program and arguments. It keeps its ID,
+// so its supervisor does not take it for one that failed.
+func startAgain() error {
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return unix.Exec(program, os.Args, os.Environ())
 }

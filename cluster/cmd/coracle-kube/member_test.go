@@ -217,7 +217,7 @@ func TestRangesThatOverlap(t *testing.T) {
 		"nothing": {apiOptions{podCIDR: []string{"10.85.0.0/16"}}, ""},
 	} {
 		o := c.o
-		o.bind, o.port, o.serviceCIDR = "192.0.2.1", 6443, "10.96.0.0/16"
+		o.bind, o.port, o.peerPort, o.serviceCIDR = "192.0.2.1", 6443, 2380, "10.96.0.0/16"
 		err := o.check()
 		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)

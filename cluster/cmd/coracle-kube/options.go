@@ -64,6 +64,11 @@ type apiOptions struct {
 	scheduler         string         // file with the scheduler's configuration
 	processors        *processors    // nil if they are not adapted to what is to do
 	balancers         balancerOptions
+	peerPort          int // of etcd's other members
+	// several is whether there may be other API servers of the cluster, which its start has found.
+	several       bool
+	takePeers     func() error // nil if it cannot
+	membersHealth *health.Part // nil without peers
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
@@ -81,6 +86,7 @@ func (o *apiOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.etcdCA, "etcd-ca", "", "file with the CA of --etcd-servers")
 	f.StringVar(&o.etcdCert, "etcd-cert", "", "file with the client certificate for --etcd-servers")
 	f.StringVar(&o.etcdKey, "etcd-key", "", "file with the key of --etcd-cert")
+	f.IntVar(&o.peerPort, "etcd-peer-port", 2380, "port of the built-in etcd for other control-plane nodes, open when there are any")
 	o.protect.define(f)
 	o.access.define(f)
 }
@@ -116,6 +122,9 @@ func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error)
 		return nil, err
 	}
 	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts)
+	if err == nil {
+		err = o.peerCredentials(bundle)
+	}
 	if err != nil || o.kubeconfigOut == "" {
 		return bundle, err
 	}
@@ -126,6 +135,9 @@ func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error)
 func (o *apiOptions) check() error {
 	if err := apiserver.CheckListenPort(o.port); err != nil {
 		return fmt.Errorf("--port %w", err)
+	}
+	if err := apiserver.CheckListenPort(o.peerPort); err != nil {
+		return fmt.Errorf("--etcd-peer-port %w", err)
 	}
 	pods, err := o.podRanges()
 	return errors.Join(err, o.balancers.check(o.serviceCIDR, pods.Pods), o.protect.check(len(o.etcdServers) > 0), o.access.check())
@@ -164,7 +176,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
-		Unserved:       o.unserved,
+		Unserved: o.unserved, Several: o.several, TakePeers: o.takePeers, MembersHealth: o.membersHealth,
 		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
 		Concurrent: o.processors.useAll,
 	}

@@ -119,11 +119,16 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 	if err := api.finishRestore(); err != nil {
 		return err
 	}
+	var board health.Board
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	if err := api.findPeers(n.name, &board, stop); err != nil {
+		return err
+	}
 	bundle, err := api.credentials(n.name, n.ips)
 	if err != nil {
 		return err
 	}
-	var board health.Board
 	api.podsHealth = board.Add("API for pods")
 	if len(api.etcdServers) == 0 {
 		api.storeHealth = board.Add("store")
@@ -142,19 +147,10 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 	if err != nil {
 		return err
 	}
-	// Informers are asked for by New of each part, and started by the server as soon as it serves.
-	schedule, err := newScheduler(server, api.scheduler)
+	parts, err := leadingParts(server, bundle, api, n, &board)
 	if err != nil {
 		return err
 	}
-	control, err := newControllers(server, bundle, api, n, board.Add("objects not acted on"))
-	if err != nil {
-		return err
-	}
-	parts := []func(context.Context) error{schedule.Run, func(ctx context.Context) error {
-		controllers.Run(ctx, control)
-		return nil
-	}}
 	own, err := serverNode(server, bundle, api, n, d)
 	if err != nil {
 		return err
@@ -176,7 +172,63 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 		return err
 	}
 	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
-	return together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
+	err = together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
+	if errors.Is(context.Cause(ctx), errPeers) {
+		return errors.Join(err, errPeers)
+	}
+	return err
+}
+
+// leadingParts are the scheduler and the controllers, of which one of several control-plane nodes
+// runs each. Informers are asked for by New of a part, and started by the server as soon as it
+// serves; by a part that comes to lead later itself.
+func leadingParts(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n nodeOptions, board *health.Board,
+) ([]func(context.Context) error, error) {
+	schedule := func() (func(context.Context) error, error) {
+		s, err := newScheduler(server, api.scheduler)
+		if err != nil {
+			return nil, err
+		}
+		return s.Run, nil
+	}
+	control := func() (func(context.Context) error, error) {
+		all, err := newControllers(server, bundle, api, n, board.Add("objects not acted on"))
+		return func(ctx context.Context) error {
+			controllers.Run(ctx, all)
+			return nil
+		}, err
+	}
+	var parts []func(context.Context) error
+	for _, p := range []struct {
+		name, identity string
+		make           func() (func(context.Context) error, error)
+	}{{"kube-scheduler", user.KubeScheduler, schedule}, {"kube-controller-manager", user.KubeControllerManager, control}} {
+		if api.several {
+			held, err := leases(server.ClientConfig(p.identity))
+			if err != nil {
+				return nil, err
+			}
+			parts = append(parts, leading(p.name, n.name, held, func(ctx context.Context) error {
+				run, err := p.make()
+				if err != nil {
+					return err
+				}
+				server.Informers().Start(ctx.Done())
+				return run(ctx)
+			}))
+			continue
+		}
+		run, err := p.make()
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, run)
+	}
+	if api.several {
+		provision, err := localPathPart(server, api.root, n.name)
+		return append(parts, provision), err
+	}
+	return parts, nil
 }
 
 // cleaning is a part that removes what an earlier run with other flags has left. As a part it runs
@@ -313,9 +365,9 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
-		LocalPath:     localPath(api.root, n.name),
+		LocalPath:     api.localPathIfAlone(n.name),
 		Reserved:      certificates.Reserved{Hosts: hosts, Domain: n.domain, Pods: ranges.Pods, LoadBalancers: balanced},
-		Joinable:      api.settings().URL() != "", PodRanges: ranges,
+		Joinable:      api.settings().URL() != "", PodRanges: ranges, NamespaceSettle: api.namespaceSettle(),
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
 }

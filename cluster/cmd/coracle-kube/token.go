@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
+	"github.com/coracle-project/coracle/cluster/node/controlplane"
 	"github.com/coracle-project/coracle/cluster/node/discovery"
 	"github.com/coracle-project/coracle/cluster/node/token"
 )
@@ -21,6 +24,8 @@ type invitation struct {
 	Token  string `json:"token"`
 	Server string `json:"server"`
 	CAHash string `json:"caHash"`
+	// CertificateKey opens the cluster's keys, for a token of control-plane nodes.
+	CertificateKey string `json:"certificateKey,omitempty"`
 }
 
 // tokenCommand is what `coracle token` runs.
@@ -56,6 +61,7 @@ func tokenCommand() *cobra.Command {
 	}
 	var n token.New
 	var given bool
+	var keys, settings string
 	create := verb("create", "make a token", "  coracle-kube token create --kubeconfig admin.kubeconfig", noArguments,
 		func(ctx context.Context, kube kubernetes.Interface, _ []string) (_ any, err error) {
 			if given {
@@ -63,8 +69,17 @@ func tokenCommand() *cobra.Command {
 					return nil, err
 				}
 			}
-			return invite(ctx, kube, n)
+			i, err := invite(ctx, kube, n)
+			if err != nil || keys == "" {
+				return i, err
+			}
+			if i.CertificateKey, err = controlplane.Upload(ctx, kube, i.Info, keys, json.RawMessage(settings)); err != nil {
+				return nil, errors.Join(err, token.Delete(ctx, kube, i.ID))
+			}
+			return i, nil
 		})
+	create.Flags().StringVar(&keys, "control-plane-keys", "", "`DIRECTORY` with the keys that another control-plane node gets")
+	create.Flags().StringVar(&settings, "settings", "{}", "JSON that it gets with them")
 	create.Flags().BoolVar(&given, "token-stdin", false, "read the token, ID.SECRET, from standard input instead of drawing one")
 	create.Flags().DurationVar(&n.TTL, "ttl", 24*time.Hour, "how long it is valid; 0 for no end")
 	create.Flags().StringVar(&n.Description, "description", "", "what it is for")
@@ -86,6 +101,11 @@ func invite(ctx context.Context, kube kubernetes.Interface, n token.New) (*invit
 	server, ca, err := clusterinfo.Published(ctx, kube)
 	if err != nil {
 		return nil, err
+	}
+	// Of several API servers, the one that was published last may be away, and this one answers.
+	own := kube.CoreV1().RESTClient().Get().URL()
+	if ip, err := netip.ParseAddr(own.Hostname()); err == nil && !ip.IsLoopback() {
+		server = "https://" + own.Host
 	}
 	hash, err := discovery.Hash(ca)
 	if err != nil {

@@ -64,6 +64,9 @@ type Options struct {
 	Root string
 	// NodeName is this node's name.
 	NodeName string
+	// OnlySelected leaves claims alone for which no node was selected: other nodes have
+	// provisioners, too.
+	OnlySelected bool
 	// Users returns the pods on this node that still have a volume; nil for none ever.
 	Users func(volume string) ([]types.UID, error)
 }

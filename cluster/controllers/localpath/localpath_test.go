@@ -340,6 +340,27 @@ func TestRoomThatComesLater(t *testing.T) {
 	})
 }
 
+// Of several provisioners none would know which is to serve a claim without a node.
+func TestOnlySelectedClaims(t *testing.T) {
+	root := t.TempDir()
+	ours(Options{Root: root, OnlySelected: true}).Run(t, func(t *testing.T, s *apitest.Server) {
+		b := prepare(t, s, root)
+		_, err := s.Kube.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{
+			ObjectMeta: metav1.ObjectMeta{Name: "now"}, Provisioner: Provisioner, VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
+		}, metav1.CreateOptions{})
+		b.ok(err)
+		anywhere := b.claim("anywhere", "1Mi", func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.StorageClassName = ptr.To("now")
+			delete(c.Annotations, storagehelpers.AnnSelectedNode)
+		})
+		here := b.claim("here", "1Mi", func(*corev1.PersistentVolumeClaim) {})
+		s.Settle()
+		if b.volume(anywhere) != nil || b.volume(here) == nil {
+			t.Errorf("volumes %v of a claim without a node, %v of one with", b.volume(anywhere), b.volume(here))
+		}
+	})
+}
+
 func TestClaimsThatAreRefusedOrOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*corev1.PersistentVolumeClaim)

@@ -43,7 +43,7 @@ func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolu
 	}
 	selected := claim.Annotations[storagehelpers.AnnSelectedNode]
 	waits := class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
-	if class.Provisioner != Provisioner || waits && selected == "" || selected != "" && selected != c.NodeName {
+	if class.Provisioner != Provisioner || (waits || c.OnlySelected) && selected == "" || selected != "" && selected != c.NodeName {
 		return nil
 	}
 	if why := refused(claim, class); why != "" {

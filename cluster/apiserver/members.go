@@ -1,0 +1,123 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+)
+
+// MembersPath is where control-plane nodes are added to etcd and removed from it. It is no
+// resource, so only system:masters reach it, unless RBAC says otherwise: a member has all data.
+//
+//	GET    /coracle/members        the members
+//	POST   /coracle/members        a Joiner, answered with the etcd.Peers that it starts with
+//	DELETE /coracle/members/NAME   also if its machine is gone
+//
+// The first POST to a server without peers is answered with 503: it starts again with a port for
+// them, and the client asks again.
+const MembersPath = "/coracle/members"
+
+const (
+	// memberLimit bounds a change of the membership. etcd itself refuses one for some seconds after
+	// the last.
+	memberLimit = 20 * time.Second
+	// longestJoiner bounds what is read, in bytes.
+	longestJoiner = 64 << 10
+)
+
+// Joiner is a machine that is to be a member: the name of its node, and where the others reach it.
+type Joiner struct {
+	Name string `json:"name"`
+	URL  string `json:"url"`
+}
+
+// installMembers serves MembersPath, unless etcd is elsewhere.
+func (b *build) installMembers(server *genericapiserver.GenericAPIServer) {
+	if b.store.members == nil {
+		return
+	}
+	m := members{b.store.members, b.options.TakePeers}
+	server.Handler.NonGoRestfulMux.Handle(MembersPath, m)
+	server.Handler.NonGoRestfulMux.HandlePrefix(MembersPath+"/", m)
+}
+
+type members struct {
+	etcd      *etcd.Server
+	takePeers func() error
+}
+
+// ServeHTTP implements http.Handler.
+func (m members) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), memberLimit)
+	defer cancel()
+	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, MembersPath), "/")
+	answer, err := any(m.etcd.Members()), error(nil)
+	switch {
+	case r.Method == http.MethodGet && name == "":
+	case r.Method == http.MethodPost && name == "":
+		answer, err = m.add(ctx, w, r)
+	case r.Method == http.MethodDelete && name != "":
+		err = m.etcd.Remove(ctx, name)
+		answer = m.etcd.Members()
+	default:
+		err = &apierrors.StatusError{ErrStatus: metav1.Status{
+			Status: metav1.StatusFailure, Code: http.StatusMethodNotAllowed, Reason: metav1.StatusReasonMethodNotAllowed,
+			Message: r.Method + " is not a verb of " + r.URL.Path,
+		}}
+	}
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(answer) // what is wrong with the connection is the client's to notice
+}
+
+func (m members) add(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error) {
+	var j Joiner
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, longestJoiner)).Decode(&j); err != nil || j.Name == "" || j.URL == "" {
+		return nil, apierrors.NewBadRequest("want the name and the URL of a member")
+	}
+	peers, err := m.etcd.Add(ctx, j.Name, j.URL)
+	if !errors.Is(err, etcd.ErrAlone) {
+		return peers, err
+	}
+	if m.takePeers == nil {
+		return nil, err
+	}
+	if err := m.takePeers(); err != nil {
+		return nil, err
+	}
+	return nil, apierrors.NewServiceUnavailable("the API server starts again with a port for other members")
+}
+
+// refuse answers with a Status, as the API's resources do.
+func refuse(w http.ResponseWriter, err error) {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		code, reason := int32(http.StatusInternalServerError), metav1.StatusReasonInternalError
+		switch {
+		case errors.Is(err, etcd.ErrMemberTaken), errors.Is(err, etcd.ErrLastMember):
+			code, reason = http.StatusConflict, metav1.StatusReasonConflict
+		case errors.Is(err, etcd.ErrNoMember):
+			code, reason = http.StatusNotFound, metav1.StatusReasonNotFound
+		}
+		status = &apierrors.StatusError{ErrStatus: metav1.Status{
+			Status: metav1.StatusFailure, Code: code, Reason: reason, Message: err.Error(),
+		}}
+	}
+	body := status.Status()
+	body.APIVersion, body.Kind = "v1", "Status"
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(int(body.Code))
+	_ = json.NewEncoder(w).Encode(body)
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+)
+
+// candidate is a node that may lead.
+type candidate struct {
+	leads chan struct{} // closed when it does
+	stop  context.CancelFunc
+	ended chan error
+}
+
+func stand(ctx context.Context, kube *fake.Clientset, node string) *candidate {
+	ctx, stop := context.WithCancel(ctx)
+	c := &candidate{leads: make(chan struct{}), stop: stop, ended: make(chan error, 1)}
+	run := leading("kube-scheduler", node, kube.CoordinationV1(), func(ctx context.Context) error {
+		close(c.leads)
+		<-ctx.Done()
+		return nil
+	})
+	go func() { c.ended <- run(ctx) }()
+	return c
+}
+
+func TestOneLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // nothing else would end a test whose clock is not real
+		defer cancel()
+		began := time.Now()
+		one := stand(ctx, kube, "one")
+		<-one.leads
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the only node leads after %v", took)
+		}
+		two := stand(ctx, kube, "two")
+		select {
+		case <-two.leads:
+			t.Fatal("both lead")
+		case <-time.After(2 * leaseDuration):
+		}
+		// Its process starts again, and goes on at once.
+		one.stop()
+		if err := <-one.ended; err != nil {
+			t.Error(err)
+		}
+		ended := time.Now()
+		select {
+		case <-two.leads:
+		case <-ctx.Done():
+			t.Fatal("no one leads")
+		}
+		if took := time.Since(ended); took > 2*retryPeriod {
+			t.Errorf("the lease was let go, and the other node leads after %v", took)
+		}
+		two.stop()
+		if err := <-two.ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestALostLeaseEndsThePart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // nothing else would end a test whose clock is not real
+		defer cancel()
+		one := stand(ctx, kube, "one")
+		<-one.leads
+		// Another holds it. An API server refuses updates of what has changed, which the fake does not.
+		kube.PrependReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), "kube-scheduler", nil)
+		})
+		now := metav1.NewMicroTime(time.Now())
+		kube.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+				HolderIdentity: ptr.To("two"), LeaseDurationSeconds: ptr.To(int32(3600)), RenewTime: &now, AcquireTime: &now,
+			}}, nil
+		})
+		lost := time.Now()
+		if err := <-one.ended; !errors.Is(err, errLedBefore) {
+			t.Errorf("the part ended with %v", err)
+		}
+		if took := time.Since(lost); took >= leaseDuration {
+			t.Errorf("it ended %v later, when another may lead", took)
+		}
+		one.stop()
+	})
+}

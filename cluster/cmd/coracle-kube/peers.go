@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// errPeers ends a process that ran without peers and is to start again with a port for them.
+var errPeers = errors.New("another control-plane node joins")
+
+// settle is how long other API servers may need to notice that a namespace is being deleted.
+const settle = 5 * time.Second
+
+// findPeers looks whether there are other control-plane nodes. If there are none, stop is how the
+// first of them has this process start again.
+func (o *apiOptions) findPeers(node string, board *health.Board, stop context.CancelCauseFunc) error {
+	if len(o.etcdServers) > 0 {
+		o.several = true
+		return nil
+	}
+	peers, err := etcd.ReadPeers(o.root)
+	if err != nil {
+		return err
+	}
+	if peers != nil {
+		o.several, o.membersHealth = true, board.Add("etcd members")
+		return nil
+	}
+	o.takePeers = func() error {
+		at, err := o.peerURL()
+		if err != nil {
+			return err
+		}
+		if err := (etcd.Peers{Name: node, URL: at}).Write(o.root); err != nil {
+			return err
+		}
+		stop(errPeers)
+		return nil
+	}
+	return nil
+}
+
+// peerURL is where other members of etcd reach this one's, whose port must be free.
+func (o *apiOptions) peerURL() (string, error) {
+	own, err := url.Parse(o.settings().URL())
+	if err != nil || own.Hostname() == "" {
+		return "", errors.New("the API server listens for this machine only: give 'coracle up' a --bind-address that other machines reach")
+	}
+	address := net.JoinHostPort(own.Hostname(), strconv.Itoa(o.peerPort))
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", fmt.Errorf("the port for etcd's other members is not free: %w", err)
+	}
+	return "https://" + address, l.Close()
+}
+
+// peerCredentials makes what this machine's member of etcd shows to the others, if there are any.
+func (o *apiOptions) peerCredentials(bundle *pki.Bundle) error {
+	if len(o.etcdServers) > 0 {
+		return nil
+	}
+	peers, err := etcd.ReadPeers(o.root)
+	if err != nil || peers == nil {
+		return err
+	}
+	own, err := url.Parse(peers.URL)
+	if err != nil {
+		return err
+	}
+	_, err = bundle.EtcdPeer([]string{own.Hostname()})
+	return err
+}
+
+func (o *apiOptions) namespaceSettle() time.Duration {
+	if o.several {
+		return settle
+	}
+	return 0
+}

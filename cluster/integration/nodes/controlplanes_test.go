@@ -1,0 +1,463 @@
+//go:build ha
+
+package nodes
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
+)
+
+var trials = flag.Int("trials", 6, "how often a control-plane node is killed")
+
+// answersWithin is how long the API may be away when a control-plane node dies.
+const answersWithin = 2 * time.Second
+
+// switched makes machines with namespaces of their own, on one link with each other and with the
+// test.
+func switched(t *testing.T, names ...string) (all []*machine) {
+	t.Helper()
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "switch"}}
+	err := netlink.LinkAdd(bridge)
+	if err == nil {
+		err = netlink.LinkSetUp(bridge)
+	}
+	if err == nil {
+		err = netlink.AddrAdd(bridge, &netlink.Addr{IPNet: must(netlink.ParseIPNet("198.51.100.254/24"))})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range names {
+		m := newMachine(t, name, fmt.Sprintf("198.51.100.%d", i+1))
+		hold := exec.Command("unshare", "--net", "--mount", "sh", "-c", "echo ready; exec sleep infinity")
+		hold.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+		ready, err := hold.StdoutPipe()
+		if err == nil {
+			err = hold.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = hold.Process.Kill(); _ = hold.Wait() })
+		if _, err := ready.Read(make([]byte, 16)); err != nil {
+			t.Fatal(err)
+		}
+		m.holder = hold.Process.Pid
+		port := &netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: "port" + strconv.Itoa(i), MasterIndex: bridge.Index}, PeerName: "lan0",
+			PeerNamespace: netlink.NsPid(m.holder),
+		}
+		if err := errors.Join(netlink.LinkAdd(port), netlink.LinkSetUp(port)); err != nil {
+			t.Fatal(err)
+		}
+		m.network(t, func(h *netlink.Handle) error { return furnish(h, m.ip) })
+		all = append(all, m)
+	}
+	return all
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// kill ends all processes of the machine with SIGKILL, but the one that holds its namespaces.
+func (m *machine) kill() (ended int) {
+	own := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", m.holder)))
+	network := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", m.holder)))
+	dead := map[int]bool{}
+	for { // until none is left: one may start another
+		found := 0
+		for _, entry := range must(os.ReadDir("/proc")) {
+			pid, err := strconv.Atoi(entry.Name())
+			if err != nil || pid == m.holder {
+				continue
+			}
+			mnt, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+			n, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+			if mnt != own && n != network {
+				continue
+			}
+			if unix.Kill(pid, unix.SIGKILL) == nil {
+				found++
+				dead[pid] = true
+			}
+		}
+		if found == 0 {
+			return len(dead)
+		}
+	}
+}
+
+// kube is a client that does not wait for long.
+func (m *machine) kube(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(m.root(), "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Timeout, config.QPS = 500*time.Millisecond, -1
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kube
+}
+
+// writer creates ConfigMaps through whichever machine answers, and knows which were acknowledged.
+type writer struct {
+	mu    sync.Mutex
+	kube  map[string]kubernetes.Interface
+	next  int
+	acked []string
+}
+
+// write tries once, through the machine with a name.
+func (w *writer) write(ctx context.Context, through string) error {
+	w.mu.Lock()
+	kube, name := w.kube[through], fmt.Sprintf("write-%d", w.next)
+	w.next++
+	w.mu.Unlock()
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err := kube.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{})
+	if err == nil {
+		w.mu.Lock()
+		w.acked = append(w.acked, name)
+		w.mu.Unlock()
+	}
+	return err
+}
+
+func TestThreeControlPlanes(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	all := switched(t, "one", "two", "three", "agent")
+	one, two, three, agent := all[0], all[1], all[2], all[3]
+	all = all[:3]
+	t.Cleanup(func() {
+		for _, m := range []*machine{agent, three, two, one} {
+			if _, said, err := m.run("down"); err != nil {
+				t.Errorf("%s: down: %v\n%s", m.name, err, said)
+			}
+		}
+	})
+	one.must(t, append([]string{"up", "--bind-address", one.ip}, one.flags()...)...)
+	before := one.kube(t)
+	if err := (&writer{kube: map[string]kubernetes.Interface{"one": before}}).write(ctx, "one"); err != nil {
+		t.Fatal(err)
+	}
+	agents := invite(t, one)
+	two.refused(t, "--certificate-key is missing", "up", "--join", agents.Server, "--token", agents.Token, "--ca-hash", agents.CAHash)
+	two.refused(t, "--token goes with --join", "up", "--token", agents.Token)
+
+	joins := func(m *machine) []string {
+		i := invite(t, one, "--control-plane")
+		words := strings.Fields(i.Join)
+		if !slices.Contains(words, "--certificate-key") || strings.Join(words[:3], " ") != "coracle up --join" {
+			t.Fatalf("token create prints %q", i.Join)
+		}
+		return append(append(words[1:], "--bind-address", m.ip), m.flags()...)
+	}
+	command := joins(two)
+	wrong := slices.Clone(command)
+	wrong[slices.Index(wrong, "--certificate-key")+1] = strings.Repeat("0", 64)
+	two.refused(t, "the certificate key is not the one of token", wrong...)
+	two.refused(t, "its control-plane nodes have to agree", append(slices.Clone(command), "--service-cidr", "10.97.0.0/16")...)
+	two.refused(t, "the cluster has a node one", append(slices.Clone(command), "--node-name", "one")...)
+	two.must(t, command...)
+	two.refused(t, "this machine has a cluster of its own", command...)
+	three.must(t, joins(three)...)
+	for _, m := range all {
+		awaitMembers(t, m, "one", "two", "three")
+	}
+	awaitServers(ctx, t, one.kube(t), one.ip, two.ip, three.ip)
+	for _, name := range []string{"kube-scheduler", "kube-controller-manager"} {
+		lease, err := one.kube(t).CoordinationV1().Leases("kube-system").Get(ctx, name, metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != "one" {
+			t.Errorf("lease %s: %+v, %v", name, lease, err)
+		}
+	}
+	one.refused(t, "'coracle leave", "down", "--purge")
+
+	agent.must(t, append([]string{"join", agents.Server, "--token", agents.Token, "--ca-hash", agents.CAHash}, agent.flags()...)...)
+	testkit.Eventually(ctx, t, "the node knows all API servers", func() (bool, error) {
+		file := filepath.Join(agent.root(), "kube", "agent", "servers.json")
+		data, err := os.ReadFile(file)
+		return strings.Count(string(data), ":6443") == 3, err
+	})
+	killOneByOne(ctx, t, all, agent)
+
+	cutOneOff(ctx, t, all, agent)
+
+	// One leaves, and comes again.
+	three.must(t, "leave")
+	awaitMembers(t, one, "one", "two")
+	if _, err := os.Stat(filepath.Join(three.root(), "kube")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("leave has left the cluster's keys: %v", err)
+	}
+	three.must(t, joins(three)...)
+
+	// One is gone for good, and another takes its place.
+	three.kill()
+	one.must(t, "node", "remove", "three")
+	awaitMembers(t, one, "one", "two")
+	one.refused(t, "the cluster has no node three", "node", "remove", "three")
+	if _, err := two.kube(t).CoreV1().Nodes().Get(ctx, "three", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the node that was removed: %v", err)
+	}
+
+	// Of two, one is no quorum: status says what to do, and one can go on alone.
+	two.kill()
+	testkit.Eventually(ctx, t, "status tells that there is no quorum", func() (bool, error) {
+		out, _, err := one.run("status")
+		return strings.Contains(out, "no quorum: 1 of 2") && strings.Contains(out, "two at https://"+two.ip+":2380") &&
+			strings.Contains(out, "--force-new-cluster"), fmt.Errorf("%w: %s", err, out)
+	})
+	one.refused(t, "'coracle status' says what to do", "node", "remove", "two")
+	one.must(t, "down")
+	one.must(t, "up", "--force-new-cluster", "--timeout", patience.String())
+	awaitMembers(t, one, "one")
+	if _, err := one.kube(t).CoreV1().ConfigMaps("default").Get(ctx, "write-0", metav1.GetOptions{}); err != nil {
+		t.Errorf("what was written first: %v", err)
+	}
+}
+
+// killOneByOne kills the machines in turn under writes. The others answer soon, and no write that
+// was acknowledged is lost.
+//
+// The node without a control plane renews its lease through another server.
+func killOneByOne(ctx context.Context, t *testing.T, all []*machine, agent *machine) {
+	w := &writer{kube: map[string]kubernetes.Interface{}, next: 1}
+	for _, m := range all {
+		w.kube[m.name] = m.kube(t)
+	}
+	var away []time.Duration
+	for trial := range *trials {
+		victim := all[trial%len(all)]
+		var rest []string
+		for _, m := range all {
+			if m != victim {
+				rest = append(rest, m.name)
+			}
+		}
+		busy, calm := context.WithCancel(ctx)
+		var writing sync.WaitGroup
+		for _, m := range all {
+			writing.Go(func() {
+				for busy.Err() == nil {
+					_ = w.write(busy, m.name)
+				}
+			})
+		}
+		for range 5 {
+			_ = w.write(ctx, victim.name)
+		}
+		ended := victim.kill()
+		died := time.Now()
+		var last error
+		for i := 0; ; i++ {
+			if last = w.write(ctx, rest[i%len(rest)]); last == nil {
+				break
+			}
+			if time.Since(died) > patience {
+				t.Fatalf("trial %d: the API is away: %v\n%s", trial, last, all[(trial+1)%len(all)].logs())
+			}
+		}
+		away = append(away, time.Since(died))
+		calm()
+		writing.Wait()
+		awaitLease(ctx, t, w.kube[rest[0]], agent.name)
+		t.Logf("trial %d: %s died with %d processes, the API answered after %v", trial, victim.name, ended, away[trial].Round(time.Millisecond))
+		victim.must(t, "up", "--timeout", patience.String())
+		for _, m := range all {
+			awaitMembers(t, m, "one", "two", "three")
+		}
+		for _, m := range all {
+			w.complete(ctx, t, m)
+		}
+	}
+	slices.Sort(away)
+	median, slowest := away[len(away)/2], away[len(away)-1]
+	t.Logf("%d kills: the API answered again after %v (median), %v (slowest); %d acknowledged writes", len(away), median.Round(time.Millisecond),
+		slowest.Round(time.Millisecond), len(w.acked))
+	if slowest > answersWithin {
+		t.Errorf("the API was away for %v, more than %v", slowest, answersWithin)
+	}
+}
+
+// cutOneOff cuts the API server that a node uses off from the others, but not from the node, which
+// goes to another one.
+func cutOneOff(ctx context.Context, t *testing.T, all []*machine, agent *machine) {
+	t.Helper()
+	var cut *machine
+	testkit.Eventually(ctx, t, "the node uses an API server", func() (bool, error) {
+		cut = agent.serverOf(t, all)
+		return cut != nil, nil
+	})
+	t.Logf("the node uses %s, which is cut off", cut.name)
+	var rest []*machine
+	routes := func(change func(*netlink.Handle, *netlink.Route) error) {
+		rest = nil
+		cut.network(t, func(h *netlink.Handle) error {
+			for _, m := range all {
+				if m == cut {
+					continue
+				}
+				rest = append(rest, m)
+				r := &netlink.Route{Dst: must(netlink.ParseIPNet(m.ip + "/32")), Type: unix.RTN_BLACKHOLE}
+				if err := change(h, r); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	routes((*netlink.Handle).RouteAdd)
+	testkit.Eventually(ctx, t, "the node uses another API server", func() (bool, error) {
+		now := agent.serverOf(t, all)
+		return now != nil && now != cut, nil
+	})
+	awaitLease(ctx, t, rest[0].kube(t), agent.name)
+	testkit.Eventually(ctx, t, "status tells that there is no quorum", func() (bool, error) {
+		out, _, err := cut.run("status")
+		return strings.Contains(out, "no quorum: 1 of 3"), fmt.Errorf("%w: %s", err, out)
+	})
+	routes((*netlink.Handle).RouteDel)
+	for _, m := range all {
+		awaitMembers(t, m, "one", "two", "three")
+	}
+}
+
+// serverOf returns the machine whose API server this one has a connection to; nil for none.
+func (m *machine) serverOf(t *testing.T, all []*machine) *machine {
+	t.Helper()
+	data := must(os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", m.holder)))
+	for line := range strings.Lines(string(data)) { // proc_net_tcp(5): sl local remote st …
+		f := strings.Fields(line)
+		if len(f) < 4 || f[3] != "01" { // established
+			continue
+		}
+		for _, server := range all {
+			ip := net.ParseIP(server.ip).To4()
+			if f[2] == fmt.Sprintf("%02X%02X%02X%02X:%04X", ip[3], ip[2], ip[1], ip[0], 6443) {
+				return server
+			}
+		}
+	}
+	return nil
+}
+
+// awaitLease waits until a node renews its lease, and finds it Ready.
+func awaitLease(ctx context.Context, t *testing.T, kube kubernetes.Interface, node string) {
+	t.Helper()
+	var before time.Time
+	testkit.Eventually(ctx, t, "node "+node+" renews its lease", func() (bool, error) {
+		lease, err := kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, node, metav1.GetOptions{})
+		if err != nil || lease.Spec.RenewTime == nil {
+			return false, err
+		}
+		if before.IsZero() {
+			before = lease.Spec.RenewTime.Time
+		}
+		return lease.Spec.RenewTime.After(before), nil
+	})
+	n, err := kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			t.Errorf("node %s is not Ready: %s", node, c.Message)
+		}
+	}
+}
+
+// complete looks for all acknowledged writes through a machine.
+func (w *writer) complete(ctx context.Context, t *testing.T, m *machine) {
+	t.Helper()
+	there := map[string]bool{}
+	testkit.Eventually(ctx, t, "list through "+m.name, func() (bool, error) {
+		config := must(clientcmd.BuildConfigFromFlags("", filepath.Join(m.root(), "kubeconfig")))
+		list, err := must(kubernetes.NewForConfig(config)).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			there[list.Items[i].Name] = true
+		}
+		return true, nil
+	})
+	for _, name := range w.acked {
+		if !there[name] {
+			t.Errorf("%s was acknowledged, and %s does not have it", name, m.name)
+		}
+	}
+}
+
+// awaitMembers waits until the machine's etcd has these members, all voters, and a leader.
+func awaitMembers(t *testing.T, m *machine, names ...string) {
+	t.Helper()
+	testkit.Eventually(t.Context(), t, m.name+" has the members "+strings.Join(names, ", "), func() (bool, error) {
+		out, said, err := m.run("status")
+		for line := range strings.Lines(out) {
+			rest, ours := strings.CutPrefix(strings.TrimSpace(line), "etcd members")
+			if !ours {
+				continue
+			}
+			fields := strings.Fields(rest)
+			ok := len(fields) > 0 && fields[0] == "true" && strings.Contains(rest, "(leads)") && !strings.Contains(rest, "no vote") &&
+				strings.Count(rest[:strings.Index(rest+"(since", "(since")], ",") == len(names)-1
+			for _, name := range names {
+				ok = ok && strings.Contains(rest, name)
+			}
+			return ok, errors.New(line)
+		}
+		return false, fmt.Errorf("%w: %s%s", err, out, said)
+	})
+}
+
+// awaitServers waits until these API servers are published.
+func awaitServers(ctx context.Context, t *testing.T, kube kubernetes.Interface, ips ...string) {
+	t.Helper()
+	testkit.Eventually(ctx, t, "the API servers are published", func() (bool, error) {
+		list, err := kube.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{
+			LabelSelector: discoveryv1.LabelServiceName + "=kubernetes",
+		})
+		if err != nil {
+			return false, err
+		}
+		var have []string
+		for _, slice := range list.Items {
+			for _, e := range slice.Endpoints {
+				have = append(have, e.Addresses...)
+			}
+		}
+		slices.Sort(have)
+		return slices.Equal(have, ips), fmt.Errorf("%v", have)
+	})
+}

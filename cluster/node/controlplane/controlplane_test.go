@@ -1,0 +1,247 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kubeadm/app/util/crypto"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/upstream"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
+	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
+	"github.com/coracle-project/coracle/cluster/node/discovery"
+	"github.com/coracle-project/coracle/cluster/node/token"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+const patience = 3 * time.Minute
+
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// first is a cluster whose etcd has a port for peers.
+type first struct {
+	kube            kubernetes.Interface
+	url, hash, keys string
+	ca              []byte
+}
+
+func freeURL(t *testing.T) string {
+	t.Helper()
+	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer l.Close()
+	return "https://" + l.Addr().String()
+}
+
+func startFirst(t *testing.T) *first {
+	t.Helper()
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	dir, err := os.MkdirTemp("", "join") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	f := &first{keys: filepath.Join(dir, "pki")}
+	bundle := must(pki.Ensure(f.keys, "https://127.0.0.1:1", []string{"127.0.0.1"}))(t)
+	must(bundle.EtcdPeer([]string{"127.0.0.1"}))(t)
+	if err := (etcd.Peers{Name: "one", URL: freeURL(t)}).Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	server := must(apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: bundle, Several: true}))(t)
+	set := must(client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, "bootstrap-signer"),
+		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers()))(t)
+	signer := upstream.NewBootstrapSigner(set)
+	ctx, stop := context.WithCancel(context.Background())
+	serving, end := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- server.Run(serving) }()
+	var working sync.WaitGroup
+	t.Cleanup(func() {
+		stop()
+		working.Wait()
+		end()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-server.Ready():
+	case err := <-served:
+		t.Fatal(err)
+	}
+	working.Go(func() { signer.Run(ctx) })
+	f.kube = must(kubernetes.NewForConfig(server.ClientConfig("test", user.SystemPrivilegedGroup)))(t)
+	_, port, _ := net.SplitHostPort(server.Address().String())
+	f.url = "https://127.0.0.1:" + port
+	f.ca = must(os.ReadFile(bundle.CACert))(t)
+	f.hash = must(discovery.Hash(f.ca))(t)
+	testkit.Eventually(t.Context(), t, "publish cluster-info", func() (bool, error) { // its namespace is made a moment after the start
+		err := clusterinfo.Publish(ctx, f.kube, f.url, f.ca, clusterinfo.Settings{})
+		return err == nil, err
+	})
+	return f
+}
+
+// invite returns what a machine is told.
+func (f *first) invite(ctx context.Context, t *testing.T) Given {
+	t.Helper()
+	text, info, err := token.Create(ctx, f.kube, token.New{TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := Upload(ctx, f.kube, info, f.keys, json.RawMessage(`{"a":"b"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Given{discovery.Given{Server: f.url, Token: text, Hashes: []string{f.hash}}, key}
+}
+
+func machine(t *testing.T, name string) Machine {
+	t.Helper()
+	return Machine{Root: filepath.Join(t.TempDir(), "kube"), Joiner: apiserver.Joiner{Name: name, URL: freeURL(t)}}
+}
+
+func TestJoin(t *testing.T) {
+	f := startFirst(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	g := f.invite(ctx, t)
+	id, _, _ := token.Parse(g.Token)
+	refused := func(what string, g Given, want string) {
+		t.Helper()
+		m := machine(t, "two")
+		_, err := Join(ctx, g, m)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want %q", what, err, want)
+		}
+		if left, _ := os.ReadDir(m.Root); len(left) > 0 {
+			t.Errorf("%s: files are left: %v", what, left)
+		}
+	}
+	with := func(change func(*Given)) Given {
+		changed := g
+		change(&changed)
+		return changed
+	}
+	refused("half a key", with(func(g *Given) { g.CertificateKey = g.CertificateKey[:32] }), "64 hexadecimal digits: copy the whole key")
+	refused("wrong key", with(func(g *Given) { g.CertificateKey = strings.Repeat("0", 64) }), "the certificate key is not the one of token "+id)
+	refused("unknown token", with(func(g *Given) { g.Token = "zzzzzz.0123456789abcdef" }), "does not know token zzzzzz")
+	refused("another cluster", with(func(g *Given) { g.Hashes = []string{"sha256:" + strings.Repeat("0", 64)} }), "is another cluster")
+	agents, _, err := token.Create(ctx, f.kube, token.New{TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused("a token for agents", with(func(g *Given) { g.Token = agents }), "is for nodes without a control plane")
+
+	// The keys are nothing for other tokens, not even encrypted, and the members nothing for any.
+	for what, config := range map[string]*rest.Config{
+		"another token": {BearerToken: agents}, "the token": {BearerToken: g.Token}, "no one": {},
+	} {
+		config.Host, config.CAData = f.url, f.ca
+		kube := must(kubernetes.NewForConfig(config))(t)
+		_, err := kube.CoreV1().Secrets(metav1.NamespaceSystem).Get(ctx, secretPrefix+id, metav1.GetOptions{})
+		if what != "the token" && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
+			t.Errorf("%s reads the encrypted keys: %v", what, err)
+		}
+		body := must(json.Marshal(machine(t, "two").Joiner))(t)
+		err = kube.CoreV1().RESTClient().Post().AbsPath(apiserver.MembersPath).Body(body).Do(ctx).Error()
+		if !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
+			t.Errorf("%s adds a member of etcd: %v", what, err)
+		}
+	}
+
+	settings, err := Settings(ctx, g)
+	if err != nil || string(settings) != `{"a":"b"}` {
+		t.Errorf("settings %s, %v", settings, err)
+	}
+	m := machine(t, "two")
+	members, err := Join(ctx, g, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if members["two"] != m.URL || members["one"] == "" {
+		t.Errorf("members %v", members)
+	}
+	peers, err := etcd.ReadPeers(m.Root)
+	if err != nil || peers == nil || peers.Name != "two" {
+		t.Errorf("peers %+v, %v", peers, err)
+	}
+	for _, name := range []string{"ca.pem", "service-account.pem", "etcd-ca.pem", "front-proxy-ca.pem"} {
+		own, info := filepath.Join(m.Root, "pki", name), must(os.Stat(filepath.Join(m.Root, "pki", name)))(t)
+		if string(must(os.ReadFile(own))(t)) != string(must(os.ReadFile(filepath.Join(f.keys, name)))(t)) || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s is not the cluster's, or has mode %v", name, info.Mode())
+		}
+	}
+	refused("a key that was used", g, "was used before, or has expired")
+
+	// It never started, and is removed by its URL.
+	path := apiserver.MembersPath + "/" + "two"
+	if err := f.kube.CoreV1().RESTClient().Delete().AbsPath(path).Do(ctx).Error(); !apierrors.IsNotFound(err) {
+		t.Errorf("removing a member that never told its name: %v", err)
+	}
+}
+
+func TestKeysExpire(t *testing.T) {
+	f := startFirst(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, endless, err := token.Create(ctx, f.kube, token.New{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range []token.Info{endless, {ID: endless.ID, Expires: time.Now().Add(Life + time.Minute)}} {
+		if _, err := Upload(ctx, f.kube, info, f.keys, nil); err == nil || !strings.Contains(err.Error(), "valid for 2h0m0s at most") {
+			t.Errorf("keys for a token that ends at %v: %v", info.Expires, err)
+		}
+	}
+
+	// A Secret that no one has deleted in time.
+	g := f.invite(ctx, t)
+	id, _, _ := token.Parse(g.Token)
+	secrets := f.kube.CoreV1().Secrets(metav1.NamespaceSystem)
+	secret := must(secrets.Get(ctx, secretPrefix+id, metav1.GetOptions{}))(t)
+	if len(secret.OwnerReferences) != 1 || secret.OwnerReferences[0].Name != "bootstrap-token-"+id {
+		t.Errorf("the keys stay when the token has gone: %+v", secret.OwnerReferences)
+	}
+	key := make([]byte, keyBytes)
+	if _, err := fmt.Sscanf(g.CertificateKey, "%x", &key); err != nil {
+		t.Fatal(err)
+	}
+	var b bundle
+	if err := json.Unmarshal(must(crypto.DecryptBytes(secret.Data[bundleKey], key))(t), &b); err != nil {
+		t.Fatal(err)
+	}
+	b.Expires = time.Now().Add(-time.Second)
+	secret.Data[bundleKey] = must(crypto.EncryptBytes(must(json.Marshal(b))(t), key))(t)
+	must(secrets.Update(ctx, secret, metav1.UpdateOptions{}))(t)
+	if _, err := Join(ctx, g, machine(t, "two")); err == nil || !strings.Contains(err.Error(), "the certificate key expired at") {
+		t.Errorf("an expired key: %v", err)
+	}
+}

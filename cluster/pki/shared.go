@@ -1,0 +1,66 @@
+package pki
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	certutil "k8s.io/client-go/util/cert"
+)
+
+// shared are the files that all control-plane nodes of a cluster have in common. Each makes the
+// others of them.
+var shared = []string{"ca.pem", "front-proxy-ca.pem", "service-account.pem", etcdAuthority}
+
+// Shared returns what another control-plane node of the cluster with its credentials in dir has to
+// have, by file name.
+func Shared(dir string) (map[string][]byte, error) {
+	if _, err := ensureAuthorityPair("coracle-etcd-ca", filepath.Join(dir, etcdAuthority), time.Now()); err != nil {
+		return nil, err
+	}
+	all := map[string][]byte{}
+	for _, name := range shared {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return nil, fmt.Errorf("pki: %w", err)
+		}
+		all[name] = data
+	}
+	return all, nil
+}
+
+// Adopt puts what Shared has returned into dir, which must not exist, for Ensure to make the rest.
+// ca is the authority that the cluster is known by, PEM.
+func Adopt(dir string, files map[string][]byte, ca []byte) error {
+	for _, name := range shared {
+		cert, key := decodePair(files[name])
+		if key == nil {
+			return fmt.Errorf("pki: %s of the cluster has no key", name)
+		}
+		if name == "ca.pem" && (cert == nil || !contains(ca, cert)) {
+			return errors.New("pki: the authority of the cluster's keys is not the one that the cluster is known by")
+		}
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("pki: %w", err)
+	}
+	for _, name := range shared {
+		if err := Replace(filepath.Join(dir, name), files[name], 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// contains says whether one of the certificates in a PEM file has the key of cert.
+func contains(ca []byte, cert *x509.Certificate) bool {
+	all, err := certutil.ParseCertsPEM(ca)
+	return err == nil && slices.ContainsFunc(all, func(c *x509.Certificate) bool {
+		return bytes.Equal(c.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo)
+	})
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/internal/privatedir"
+)
+
+// joinFlags are the flags of up that name a cluster to join; the first says that there is one.
+var joinFlags = []string{"join", "token", "ca-hash", "certificate-key"}
+
+const defaultPeerPort = 2380
+
+// ofCluster are the flags of up that all control-plane nodes of a cluster must agree on.
+var ofCluster = []string{
+	"service-cidr", "cluster-domain", "cluster-dns", "dns-stub-domain", "load-balancer-cidr", "network-policies", "etcd-servers",
+	"pod-security", encryptionFlag,
+}
+
+// encryptionFlag names a file, which each machine has to have.
+const encryptionFlag = "encryption-provider-config"
+
+// forControlPlane returns the settings that another control-plane node follows.
+func (o upOptions) forControlPlane() upOptions {
+	var shared upOptions
+	from, to := o.settings(), shared.settings()
+	for _, flag := range ofCluster {
+		reflect.ValueOf(to[flag]).Elem().Set(reflect.ValueOf(from[flag]).Elem())
+	}
+	return shared
+}
+
+// followCluster takes over the settings of the cluster that this machine joins. One that was given
+// must not differ.
+func (o *upOptions) followCluster(cluster upOptions, given func(flag string) bool) error {
+	theirs := cluster.settings()
+	own := o.settings()
+	if cluster.EncryptionConfig != "" && o.EncryptionConfig == "" {
+		return fmt.Errorf("the cluster encrypts what it stores: copy its %s to this machine, and give it as --%s", cluster.EncryptionConfig,
+			encryptionFlag)
+	}
+	for _, flag := range ofCluster {
+		if flag == encryptionFlag {
+			continue
+		}
+		mine, want := reflect.ValueOf(own[flag]).Elem(), reflect.ValueOf(theirs[flag]).Elem()
+		if given(flag) && !equal(mine, want) {
+			return fmt.Errorf("--%s%s: the cluster has --%[1]s%[3]s, and its control-plane nodes have to agree", flag, shown(own[flag]), shown(theirs[flag]))
+		}
+		mine.Set(want)
+	}
+	return nil
+}
+
+// joinControlPlane makes this machine a control-plane node of a cluster, and starts it.
+func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag string) bool, out io.Writer) error {
+	if os.Geteuid() != 0 {
+		return errors.New("up --join: only root may make namespaces, mounts and networks: use sudo")
+	}
+	o.joins.server = strings.TrimSuffix(o.joins.server, "/")
+	server, err := url.Parse(o.joins.server)
+	if err != nil || server.Scheme != "https" || server.Port() == "" {
+		return fmt.Errorf("up --join: %q is no address of an API server, such as https://10.0.0.1:6443", o.joins.server)
+	}
+	for _, flag := range joinFlags[1:] {
+		if !given(flag) {
+			return fmt.Errorf("up --join: --%s is missing: 'coracle token create --control-plane' on the first machine prints the whole command", flag)
+		}
+	}
+	if err := p.single(); err != nil {
+		return fmt.Errorf("up --join: %w", err)
+	}
+	if !given("bind-address") {
+		if o.Bind, err = addressTowards(server.Host); err != nil {
+			return fmt.Errorf("up --join: %w; give this machine's address as --bind-address", err)
+		}
+	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	steps := newSteps(out)
+	if err := preflight(ctx, p, o, server.String(), steps); err != nil {
+		return err
+	}
+	for _, dir := range []string{p.root, p.state} {
+		if err := privatedir.Make(dir); err != nil {
+			return err
+		}
+	}
+	if err := o.enterControlPlane(ctx, p, given, steps); err != nil {
+		return fmt.Errorf("up --join: %w", err)
+	}
+	err = o.remember(p)
+	if err == nil {
+		err = up(ctx, p, o, given, out)
+	}
+	if err != nil {
+		return fmt.Errorf("%w\nthe machine counts as a control-plane node: 'coracle up%s' tries again, and 'coracle node remove %s' on another one "+
+			"takes it back, with 'coracle down --purge%[2]s' here", err, p.flags(), o.Node)
+	}
+	return nil
+}
+
+// enterControlPlane gets the cluster's settings and keys, and has etcd count this machine as a
+// member.
+func (o *upOptions) enterControlPlane(ctx context.Context, p place, given func(flag string) bool, steps *steps) error {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	port := o.EtcdPeerPort
+	if port == 0 {
+		port = defaultPeerPort
+	}
+	args := []string{
+		"controlplane", "join", o.joins.server, "--root", p.kubeRoot(), "--ca-hash", strings.Join(o.joins.hashes, ","), "--node-name", o.Node,
+		"--bind-address", o.Bind, "--etcd-peer-port", strconv.Itoa(port),
+	}
+	secrets := o.joins.token + " " + o.certificateKey
+	var cluster upOptions
+	if err := kubeToolReading(ctx, secrets, &cluster, append(args, "--only-settings")...); err != nil {
+		return err
+	}
+	if err := o.followCluster(cluster, given); err != nil {
+		return err
+	}
+	var members map[string]string
+	if err := kubeToolReading(ctx, secrets, &members, args...); err != nil {
+		return err
+	}
+	if len(members) > 0 {
+		steps.done("etcd has the members " + strings.Join(slices.Sorted(maps.Keys(members)), ", "))
+	}
+	return nil
+}
+
+// addressTowards is this machine's address for packets to another one. None is sent.
+func addressTowards(host string) (string, error) {
+	conn, err := net.Dial("udp", host)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).IP.String(), nil
+}
+
+// severalControlPlanes is whether this machine's etcd has other members, or had.
+func (p place) severalControlPlanes() bool {
+	_, err := os.Stat(filepath.Join(p.kubeRoot(), "etcd", "peers.json"))
+	return err == nil
+}
+
+func nodeCommand(p *place) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "node",
+		Short: "remove nodes whose machines are gone",
+		Long: `On a control-plane node, "node remove" takes another machine out of the cluster, also if it is gone for good. A machine
+that runs leaves by itself: "coracle leave".`,
+		Example: "  coracle node remove three",
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use: "remove NODE", Short: "take a node out of the cluster whose machine is gone", Args: cobra.ExactArgs(1),
+		Long: `remove deletes the Node. If it was a control-plane node, its member of etcd goes first: it counts for the quorum as long
+as it is a member.`,
+		Example: "  coracle node remove three",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			ctx, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			if _, err := os.Stat(p.kubeconfig()); err != nil {
+				return fmt.Errorf("node remove: this machine is no control-plane node: %w", err)
+			}
+			if o := remembered(*p); o.Node == args[0] {
+				return fmt.Errorf("node remove: %s is this machine: 'coracle leave%s' takes it out of the cluster", args[0], p.flags())
+			}
+			return p.removeNode(ctx, newSteps(cmd.OutOrStdout()), "node remove", args[0])
+		},
+	})
+	return cmd
+}
+
+func (p place) removeNode(ctx context.Context, steps *steps, what, name string, more ...string) error {
+	var removed struct{ Member, Node bool }
+	args := append([]string{"controlplane", "remove", name, "--kubeconfig", p.kubeconfig()}, more...)
+	if err := kubeTool(ctx, &removed, args...); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if removed.Member {
+		steps.done(name + " is no member of etcd any more")
+	}
+	if removed.Node {
+		steps.done("node " + name + " is deleted from the cluster")
+	}
+	return nil
+}
+
+// leaveControlPlane takes this machine out of a cluster that has other control-plane nodes.
+func leaveControlPlane(ctx context.Context, p place, o upOptions, force bool, limit time.Duration, out io.Writer) error {
+	steps := newSteps(out)
+	err := kubeTool(ctx, nil, "controlplane", "drain", o.Node, "--kubeconfig", p.kubeconfig(), "--timeout", limit.String())
+	switch {
+	case err == nil:
+		steps.done("node " + o.Node + " has no pods left but those of DaemonSets")
+	case force:
+		steps.waits("the pods were not evicted: " + err.Error())
+	default:
+		return fmt.Errorf("leave: nothing was removed: %w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+	}
+	// While this machine's etcd runs: of two members both have to agree.
+	switch err := p.removeNode(ctx, steps, "leave", o.Node, "--self"); {
+	case err == nil:
+	case force:
+		steps.waits(err.Error() + "; 'coracle node remove " + o.Node + "' on another control-plane node removes it there")
+	default:
+		return fmt.Errorf("%w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+	}
+	return down(ctx, p, true, true, out)
+}
