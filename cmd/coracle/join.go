@@ -32,7 +32,7 @@ type joining struct {
 // agentFlags are the flags of up that join has, too: those of a node.
 var agentFlags = []string{
 	"runtime-config", "short-name-registry", "node-name", "node-ip", "kubelet-port", "pod-log-dir", "cgroup-root", "eviction-hard",
-	"allowed-unsafe-sysctls", "resolv-conf",
+	"allowed-unsafe-sysctls", "resolv-conf", "images",
 }
 
 func joinCommand(p *place) *cobra.Command {
@@ -250,10 +250,9 @@ func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, step
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}
-	if err := u.upCoracled(ctx, u.launchCluster); err != nil {
+	if err := u.startRuntime(ctx, steps); err != nil {
 		return u.fail(ctx, err)
 	}
-	steps.done("coracled serves " + u.socket())
 	if err := u.launchCluster(); err != nil {
 		return u.fail(ctx, err)
 	}

@@ -35,7 +35,7 @@ func (o *upOptions) settings() map[string]any {
 		"scheduler-config":      &o.SchedulerConfig,
 		"authentication-config": &o.AuthenticationConfig, "authentication-token-webhook-config-file": &o.TokenWebhook,
 		"authentication-token-webhook-version": &o.TokenWebhookVersion, "pod-security": &o.PodSecurity,
-		"manifests": &o.Manifests,
+		"manifests": &o.Manifests, "images": &o.Images,
 	}
 }
 
@@ -167,8 +167,10 @@ func (o *upOptions) check() error {
 			return fmt.Errorf("up: --runtime-config: %w", err)
 		}
 	}
-	if o.Manifests != "" && o.Manifests != noManifests && !filepath.IsAbs(o.Manifests) {
-		return fmt.Errorf("up: --manifests %q is neither an absolute path nor %s", o.Manifests, noManifests)
+	for _, dir := range [][2]string{{"manifests", o.Manifests}, {"images", o.Images}} {
+		if dir[1] != "" && dir[1] != nothing && !filepath.IsAbs(dir[1]) {
+			return fmt.Errorf("up: --%s %q is neither an absolute path nor %s", dir[0], dir[1], nothing)
+		}
 	}
 	if o.AuditLog == standardOutput {
 		return fmt.Errorf("up: --audit-log-path %s: the cluster's standard output is its own log, kube.log: name a file", standardOutput)

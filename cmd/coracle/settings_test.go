@@ -26,7 +26,7 @@ func TestWhatUpRemembers(t *testing.T) {
 		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi",
 		SchedulerConfig:      "/etc/s.yaml",
 		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
-		Manifests: "/etc/m",
+		Manifests: "/etc/m", Images: "/srv/i",
 	}
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)

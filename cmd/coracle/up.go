@@ -95,7 +95,9 @@ type upOptions struct {
 	PodSecurity          string `json:"podSecurity,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
-	// Manifests is the directory whose manifests are applied, or noManifests.
+	// Images is the directory with archives of images that are loaded before pods start.
+	Images string `json:"images,omitempty"`
+	// Manifests is the directory whose manifests are applied, or nothing.
 	Manifests string `json:"manifests,omitempty"`
 
 	// EtcdPeerPort is the built-in etcd's for other control-plane nodes, 0 for the default.
@@ -220,6 +222,7 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		"version of authentication.k8s.io for it: v1 or v1beta1 (default: v1beta1)")
 	f.StringVar(&o.PodSecurity, "pod-security", "",
 		"`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
+	f.StringVar(&o.Images, "images", "/var/lib/coracle/preload", "`DIRECTORY` with archives of images that are loaded before pods start, or none")
 	f.StringVar(&o.Manifests, "manifests", "/etc/coracle/manifests", "`DIRECTORY` whose manifests are applied and kept, or none")
 	f.IntVar(&o.EtcdPeerPort, "etcd-peer-port", 0, "port of the built-in etcd for other control-plane nodes (default: 2380)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
@@ -227,8 +230,8 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 	return f
 }
 
-// noManifests is the setting with which no manifests are applied.
-const noManifests = "none"
+// nothing is the setting with which there are no manifests, or no images, of files.
+const nothing = "none"
 
 // refuseShortNames is the setting with which images' names have to name their registry.
 const refuseShortNames = "none"
@@ -353,10 +356,9 @@ func (u *upping) start(ctx context.Context, given func(flag string) bool, steps 
 	if u.supervisor == 0 {
 		u.since = time.Now()
 	}
-	if err := u.upCoracled(ctx, u.launchCluster); err != nil {
+	if err := u.startRuntime(ctx, steps); err != nil {
 		return u.fail(ctx, err)
 	}
-	steps.done("coracled serves " + u.socket())
 	if err := u.upCluster(ctx); err != nil {
 		return u.fail(ctx, err)
 	}
@@ -396,6 +398,20 @@ func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
 		steps.done(manifest + " is applied and available")
 	}
 	return nil
+}
+
+// startRuntime starts coracled where it does not run, and has images loaded. Without any to load,
+// the cluster process starts meanwhile.
+func (u *upping) startRuntime(ctx context.Context, steps *steps) error {
+	meanwhile := u.launchCluster
+	if u.archives() {
+		meanwhile = func() error { return nil }
+	}
+	if err := u.upCoracled(ctx, meanwhile); err != nil {
+		return err
+	}
+	steps.done("coracled serves " + u.socket())
+	return u.preload(ctx, steps)
 }
 
 // coracledArgs are what coracled is started with.
@@ -462,7 +478,7 @@ func kubeArgs(p place, o upOptions) []string {
 			args = append(args, further[0], further[1])
 		}
 	}
-	if o.Manifests != "" && o.Manifests != noManifests {
+	if o.Manifests != "" && o.Manifests != nothing {
 		args = append(args, "--manifests", o.Manifests)
 	}
 	if o.PoliciesOff {

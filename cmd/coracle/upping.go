@@ -39,6 +39,8 @@ type upping struct {
 
 // look finds what runs, and refuses flags that differ from what that was started with.
 func (u *upping) look(ctx context.Context, differ []string) (err error) {
+	// Only up uses it, each time.
+	differ = slices.DeleteFunc(differ, func(flag string) bool { return flag == "images" })
 	if u.supervisor, err = holder(u.place.supervisor()); err != nil {
 		return err
 	}

@@ -24,7 +24,8 @@ func TestDownAndUp(t *testing.T) {
 	if _, err := c.tryKube("", "get", "nodes"); err == nil {
 		t.Error("the API server still answers after down")
 	}
-	c.up(t)
+	archives := t.TempDir()
+	c.up(t, "--images", archives)
 	if again := c.kube(t, "get", "deployment", "web", "-o", "jsonpath={.metadata.uid}"); again != uid {
 		t.Errorf("the Deployment is %s, and was %s", again, uid)
 	}
@@ -33,6 +34,51 @@ func TestDownAndUp(t *testing.T) {
 	if out := c.awaitWell(t); strings.Contains(out, "false") {
 		t.Errorf("after up not all is well:\n%s", out)
 	}
+	c.checkArchives(t, archives)
+}
+
+// checkArchives has up load archives of images from dir: new ones, and those whose images are gone.
+func (c *cluster) checkArchives(t *testing.T, dir string) {
+	t.Helper()
+	const name = "local.test/oar:1"
+	good, bad := filepath.Join(dir, "oar.tar"), filepath.Join(dir, "bad.tar")
+	files := filepath.Join(t.TempDir(), "files.tar")
+	if err := os.WriteFile(files, make([]byte, 1024), 0o600); err != nil { // the end of an archive
+		t.Fatal(err)
+	}
+	c.run(t, "image", "import", "-f", files, name)
+	c.run(t, "image", "save", "-f", good, name)
+	for _, step := range []struct {
+		what   string
+		before func()
+		loads  bool
+	}{
+		{"a new archive", func() { c.run(t, "image", "remove", name) }, true},
+		{"an archive that is known", func() {}, false},
+		{"an archive whose image is gone", func() { c.run(t, "image", "remove", name) }, true},
+	} {
+		step.before()
+		if out := c.up(t); strings.Contains(out, good+": its images are loaded") != step.loads {
+			t.Errorf("%s: up says %s", step.what, out)
+		}
+		if out := c.run(t, "image", "list"); !strings.Contains(out, "local.test/oar") {
+			t.Errorf("%s: images %s", step.what, out)
+		}
+	}
+	// One that is no archive does not keep the cluster from starting.
+	if err := os.WriteFile(bad, []byte("no archive"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out := c.up(t); !strings.Contains(out, bad+": ") {
+		t.Errorf("up says nothing of a bad archive: %s", out)
+	}
+	if out, err := c.command("status").CombinedOutput(); err == nil || !strings.Contains(string(out), bad+" was not loaded: ") {
+		t.Errorf("status with a bad archive: %v, %s", err, out)
+	}
+	if err := os.Remove(bad); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitWell(t)
 }
 
 // kill -9 of the cluster process and of coracled disturbs no pod, and a Deployment that rolls goes

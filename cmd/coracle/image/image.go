@@ -37,7 +37,7 @@ by its id or a prefix of it with at least six digits.`,
 	cmd.AddCommand(
 		i.listCommand(), i.inspectCommand(), i.historyCommand(), i.treeCommand(), i.usageCommand(),
 		i.tagCommand(), i.removeCommand(), i.pruneCommand(), i.pullCommand(), i.pushCommand(),
-		i.saveCommand(), i.loadCommand(), i.importCommand(), i.exportCommand(),
+		i.saveCommand(), i.loadCommand(), i.bundleCommand(), i.importCommand(), i.exportCommand(),
 		i.mountCommand(), i.unmountCommand(), i.commitCommand(), buildCommand(program), i.verifyCommand(),
 	)
 	return cmd

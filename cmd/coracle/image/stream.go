@@ -96,8 +96,7 @@ func transmit(r io.Reader, p *bar.Progress, send func(first bool, data []byte) e
 	}
 }
 
-// fromFile opens an archive: standard input, a file, or a directory with an OCI image
-// layout, which is read as the archive of it. Its size is 0 if it is not known.
+// fromFile is openArchive, or reads standard input if file is "".
 func fromFile(cmd *cobra.Command, file string, read func(r io.Reader, size int64) error) error {
 	if file == "" {
 		in := cmd.InOrStdin()
@@ -106,6 +105,12 @@ func fromFile(cmd *cobra.Command, file string, read func(r io.Reader, size int64
 		}
 		return read(in, 0)
 	}
+	return openArchive(file, read)
+}
+
+// openArchive opens an archive: a file, or a directory with an OCI image layout, which is read as
+// the archive of it. Its size is 0 if it is not known.
+func openArchive(file string, read func(r io.Reader, size int64) error) error {
 	st, err := os.Stat(file)
 	if err != nil {
 		return err

@@ -1,0 +1,114 @@
+package image
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/coracle-project/coracle/cmd/coracle/bar"
+	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
+)
+
+// Archive is what a Preload knows of an archive of images.
+type Archive struct {
+	// Size and Changed are those of the file, or of the index of a directory, when it was loaded.
+	Size    int64     `json:"size"`
+	Changed time.Time `json:"changed"`
+	// Images are the ids of the images in it. Empty if it could not be loaded: Error says why.
+	Images []string `json:"images,omitempty"`
+	Error  string   `json:"error,omitempty"`
+}
+
+// Preload loads the archives of dir into the coracled at socket, except those that are in last,
+// unchanged, and whose images the daemon still has. It returns what last has to be the next time.
+// An archive that cannot be loaded does not keep the others back. dir may be missing.
+func Preload(ctx context.Context, socket, dir string, last map[string]Archive, tell func(string)) (map[string]Archive, error) {
+	entries, err := os.ReadDir(dir)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
+	if len(entries) == 0 {
+		return nil, nil
+	}
+	next := map[string]Archive{}
+	d := daemon.New(func() string { return socket })
+	err = d.Call(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
+		c := imagesv1.NewImagesClient(conn)
+		all, err := c.List(ctx, &imagesv1.ListRequest{})
+		if err != nil {
+			return err
+		}
+		have := map[string]bool{}
+		for _, image := range all.GetImages() {
+			have[image.GetId()] = true
+		}
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			a, err := archiveAt(path)
+			was, known := last[e.Name()]
+			lacks := func(id string) bool { return !have[id] }
+			if err == nil && known && was.Error == "" && was.Size == a.Size && was.Changed.Equal(a.Changed) &&
+				!slices.ContainsFunc(was.Images, lacks) {
+				next[e.Name()] = was
+				continue
+			}
+			if err == nil {
+				a.Images, err = loadArchive(ctx, c, path)
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				a.Error = d.Plain(err).Error()
+				tell(path + ": " + a.Error)
+			} else {
+				tell(path + ": its images are loaded")
+			}
+			next[e.Name()] = a
+		}
+		return nil
+	})
+	return next, err
+}
+
+func archiveAt(path string) (Archive, error) {
+	st, err := os.Stat(path)
+	if err == nil && st.IsDir() {
+		st, err = os.Stat(filepath.Join(path, "index.json"))
+	}
+	if err != nil {
+		return Archive{}, err
+	}
+	return Archive{Size: st.Size(), Changed: st.ModTime().UTC()}, nil
+}
+
+// loadArchive loads an archive, and returns the ids of its images.
+func loadArchive(ctx context.Context, c imagesv1.ImagesClient, path string) (ids []string, err error) {
+	err = openArchive(path, func(r io.Reader, _ int64) error {
+		s, err := c.Load(ctx)
+		if err != nil {
+			return err
+		}
+		send := func(_ bool, data []byte) error { return s.Send(&imagesv1.LoadRequest{Data: data}) }
+		if err := transmit(r, bar.New(io.Discard, ""), send); err != nil {
+			return err
+		}
+		answer, err := s.CloseAndRecv()
+		for _, image := range answer.GetImages() {
+			ids = append(ids, image.GetId())
+		}
+		return err
+	})
+	return ids, err
+}
