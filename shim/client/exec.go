@@ -128,34 +128,27 @@ func timeoutOf(ctx context.Context) int64 {
 }
 
 // discardExec kills the process, unless it is known to have exited, and has the shim
-// forget it, behind the caller's back. That ctx has not ended tells nothing: the shim
-// knows its deadline too, and may be the first to see it pass. gone is closed when the process
-// has ended, or no one tries to end it any more.
+// forget it, behind the caller's back, again and again until it does. That ctx has not ended tells
+// nothing: the shim knows its deadline too, and may be the first to see it pass. gone is closed
+// when the process has ended, or when that takes too long.
 func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, exited bool) (gone <-chan struct{}) {
 	ended := make(chan struct{})
 	discard := func() {
 		end := sync.OnceFunc(func() { close(ended) })
 		defer end()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		stop := context.AfterFunc(c.ctx, cancel)
-		defer stop()
-		if !exited {
-			_ = l.again(ctx, func(ctx context.Context, k *conn) error {
-				if _, err := k.task.Kill(ctx, &task.KillRequest{ID: id, ExecID: execID, Signal: sigkill}); err != nil {
-					return err
-				}
-				_, err := k.task.Wait(ctx, &task.WaitRequest{ID: id, ExecID: execID})
-				return err
-			})
-		}
-		end()
-		err := l.again(ctx, func(ctx context.Context, k *conn) error {
-			_, err := k.task.Delete(ctx, &task.DeleteRequest{ID: id, ExecID: execID})
-			return err
-		})
-		if err != nil && !errors.Is(err, ErrNotFound) && c.ctx.Err() == nil {
-			c.cfg.Log.Warn("exec not forgotten", "container", id, "exec", execID, "err", err)
+		for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+			err := c.forgetExec(ctx, l, id, execID, exited, end)
+			if err == nil || errors.Is(err, ErrNotFound) || c.ctx.Err() != nil {
+				return
+			}
+			c.cfg.Log.Warn("exec not forgotten yet", "container", id, "exec", execID, "err", err)
+			select {
+			case <-time.After(pause):
+			case <-l.done:
+				return
+			case <-c.ctx.Done():
+				return
+			}
 		}
 	}
 	c.mu.Lock()
@@ -166,4 +159,27 @@ func (c *Client) discardExec(ctx context.Context, l *link, id, execID string, ex
 		c.work.Go(discard)
 	}
 	return ended
+}
+
+// forgetExec is one attempt of discardExec; ended is called when the process has ended, or when
+// that takes too long.
+func (c *Client) forgetExec(ctx context.Context, l *link, id, execID string, exited bool, ended func()) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	stop := context.AfterFunc(c.ctx, cancel)
+	defer stop()
+	if !exited {
+		_ = l.again(ctx, func(ctx context.Context, k *conn) error {
+			if _, err := k.task.Kill(ctx, &task.KillRequest{ID: id, ExecID: execID, Signal: sigkill}); err != nil {
+				return err
+			}
+			_, err := k.task.Wait(ctx, &task.WaitRequest{ID: id, ExecID: execID})
+			return err
+		})
+	}
+	ended()
+	return l.again(ctx, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Delete(ctx, &task.DeleteRequest{ID: id, ExecID: execID})
+		return err
+	})
 }

@@ -6,9 +6,12 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/coracle-project/coracle/shim/api"
@@ -60,5 +63,42 @@ func TestRunByAnOlderShim(t *testing.T) {
 	}
 	if err := <-served; err != ttrpc.ErrServerClosed {
 		t.Error(err)
+	}
+}
+
+// slowShim says twice that a process still runs when it is asked to forget it.
+type slowShim struct {
+	task.TTRPCTaskService
+	deletes int
+	done    chan struct{}
+}
+
+func (*slowShim) Kill(context.Context, *task.KillRequest) (*emptypb.Empty, error) {
+	return &emptypb.Empty{}, nil
+}
+
+func (*slowShim) Wait(context.Context, *task.WaitRequest) (*task.WaitResponse, error) {
+	return &task.WaitResponse{}, nil
+}
+
+func (s *slowShim) Delete(context.Context, *task.DeleteRequest) (*task.DeleteResponse, error) {
+	if s.deletes++; s.deletes <= 2 {
+		return nil, status.Error(codes.FailedPrecondition, "container is running")
+	}
+	close(s.done)
+	return &task.DeleteResponse{}, nil
+}
+
+// Regression: on a busy machine a process that was killed took longer to end than its caller
+// waited, and the shim kept its record as long as the container lived.
+func TestExecIsForgottenInTheEnd(t *testing.T) {
+	c, l, _ := fakeClient(t, 0)
+	shim := &slowShim{done: make(chan struct{})}
+	l.set(&conn{task: shim, lost: make(chan struct{})}, nil)
+	<-c.discardExec(t.Context(), l, "web", "x", false)
+	select {
+	case <-shim.done:
+	case <-time.After(time.Minute):
+		t.Error("the shim was not asked again")
 	}
 }
