@@ -30,6 +30,7 @@ type Instances struct {
 	latest   *instance // nil before the first, and after Close
 	mounting bool      // the next
 	refused  bool      // the kernel lets us mount none
+	closes   int       // calls of Close
 }
 
 // Use calls f with a path that leads to what /proc/sys does: a file under it is that of the
@@ -51,21 +52,34 @@ func (p *Instances) Close() {
 		_ = unix.Close(p.latest.fd)
 	}
 	p.latest = nil
+	p.closes++
 }
 
 // take returns an instance to use, or nil. No one waits while the next is mounted.
 func (p *Instances) take() *instance {
-	if i, mount := p.present(); !mount {
+	i, closes, ours := p.present()
+	if !ours {
 		return i
 	}
 	fd, err := mount()
+	return p.mounted(fd, err, closes)
+}
+
+// mounted takes in the next instance, or that there is none, and returns it to be used. closes is
+// how often Close had been called before.
+func (p *Instances) mounted(fd int, err error, closes int) *instance {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mounting = false
-	if err != nil {
-		if p.refused = p.latest == nil; !p.refused {
-			p.latest.left = uses // there is no other for now
-		}
+	switch {
+	case err == nil && p.closes > closes:
+		return &instance{fd: fd, busy: 1} // which put closes
+	case err == nil:
+	case p.latest != nil:
+		p.latest.left = uses // there is no other for now
+		return nil
+	default:
+		p.refused = p.closes == closes
 		return nil
 	}
 	if old := p.latest; old != nil && old.busy == 0 {
@@ -75,22 +89,23 @@ func (p *Instances) take() *instance {
 	return p.latest
 }
 
-// present returns the latest instance, to be used, unless the caller is to mount the next.
-func (p *Instances) present() (i *instance, mount bool) {
+// present returns the latest instance, to be used, unless the caller is to mount the next, and how
+// often Close has been called.
+func (p *Instances) present() (i *instance, closes int, mount bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.refused {
-		return nil, false
+		return nil, p.closes, false
 	}
 	if !p.mounting && (p.latest == nil || p.latest.left <= 0) {
 		p.mounting = true
-		return nil, true
+		return nil, p.closes, true
 	}
 	if p.latest != nil {
 		p.latest.left--
 		p.latest.busy++
 	}
-	return p.latest, false
+	return p.latest, p.closes, false
 }
 
 func (p *Instances) put(i *instance) {

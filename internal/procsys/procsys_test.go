@@ -118,6 +118,35 @@ func TestCloseDuringUse(t *testing.T) {
 	}
 }
 
+// Regression: an instance that was mounted during Close stayed open, and none was mounted any more
+// if that failed.
+func TestCloseDuringMount(t *testing.T) {
+	var p Instances
+	none := descriptors(t)
+	_, closes, ours := p.present()
+	if !ours {
+		t.Fatal("there is an instance")
+	}
+	fd, err := mount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	i := p.mounted(fd, nil, closes)
+	if after := descriptors(t); i == nil || after != none+1 {
+		t.Errorf("%d descriptors in use, %d before", after, none)
+	}
+	p.put(i)
+	if after := descriptors(t); after != none {
+		t.Errorf("%d descriptors after the last use, %d before", after, none)
+	}
+	_, closes, _ = p.present()
+	p.Close()
+	if i := p.mounted(-1, unix.ENOMEM, closes); i != nil || p.refused {
+		t.Errorf("after a mount that failed: %v, refused: %t", i, p.refused)
+	}
+}
+
 func TestUseWhereNothingCanBeMounted(t *testing.T) {
 	p := Instances{refused: true}
 	eachItsOwn(t, &p)
