@@ -270,7 +270,10 @@ func leavePeers(root, keep string) error {
 	if err := os.MkdirAll(kept, 0o700); err != nil {
 		return err
 	}
-	return os.Rename(peers, filepath.Join(kept, filepath.Base(peers)))
+	if err := os.Rename(peers, filepath.Join(kept, filepath.Base(peers))); err != nil {
+		return err
+	}
+	return errors.Join(syncDir(kept), syncDir(filepath.Dir(peers)))
 }
 
 // replace puts one part in place, unless that was done before. What was there is kept.
