@@ -78,7 +78,7 @@ type Overlay struct {
 const key = "nodes"
 
 const (
-	// pause is between two looks at all nodes, of which each says something every few minutes, and at
+	// pause is between two looks at all nodes, of which each changes every few minutes, and at
 	// the machine's network, which changes often while pods start.
 	pause = 200 * time.Millisecond
 	// mostAddresses is how many addresses another node may have: each costs the kernel a lookup, and

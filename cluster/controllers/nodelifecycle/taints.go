@@ -123,8 +123,8 @@ func (ch *change) matchLabels(node *corev1.Node) {
 
 // apply makes a change in one request, or none if there is nothing to change. A new node has
 // several writers, so conflicts are usual: the node is read again at once, because a pause for each
-// of a thousand nodes that join takes longer than all the rest, and because the zone's turn was
-// taken.
+// of a thousand nodes that join takes longer than all the rest, and because mayTaint has already
+// used the zone's rate.
 func (c *controller) apply(ctx context.Context, node *corev1.Node, ch change) error {
 	nodes, name, uid := c.set.Kube.CoreV1().Nodes(), node.Name, node.UID
 	for attempt := 1; ; attempt++ {

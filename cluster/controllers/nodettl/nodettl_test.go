@@ -83,7 +83,7 @@ func (n *nodes) Get(name string) (*corev1.Node, error) {
 }
 
 // A change of one node looks at no other, and one that brings the cluster to another size wakes all
-// nodes once, when it has come to rest.
+// nodes once, some seconds later.
 func TestNodesAreCountedCheaply(t *testing.T) {
 	n := &nodes{all: map[string]*corev1.Node{}}
 	var later, woken []string

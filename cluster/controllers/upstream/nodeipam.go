@@ -60,6 +60,10 @@ func (r PodRanges) Check() error {
 	return nil
 }
 
+// seldom is how many of the allocator's attempts, which are some minutes apart in the end, have one
+// event: two are less than an hour apart, which is how long events are kept.
+const seldom = 8
+
 // listLimit bounds the list of nodes that the controller starts with.
 const listLimit = 10 * time.Second
 
@@ -107,9 +111,9 @@ func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
 	}
 }
 
-// sparing is a client that writes each of the allocator's events once. It tries forever to find a
-// network for a node when there is none left, with an event each time: 700 nodes too many kept the
-// API server busy for minutes.
+// sparing is a client that writes few of the allocator's events. It tries forever to find a network
+// for a node when there is none left, with an event each time: 700 nodes too many kept the API
+// server busy for minutes.
 type sparing struct {
 	kubernetes.Interface
 	ranges PodRanges
@@ -145,9 +149,17 @@ func (s sparingEvents) CreateWithEventNamespace(e *corev1.Event) (*corev1.Event,
 	return s.EventInterface.CreateWithEventNamespace(e)
 }
 
-// PatchWithEventNamespace would say that an event has happened again.
-func (sparingEvents) PatchWithEventNamespace(e *corev1.Event, _ []byte) (*corev1.Event, error) {
-	return e, nil
+// PatchWithEventNamespace implements typedcorev1.EventExpansion: an event has happened again. Some
+// are written, so that it lasts as long as what it tells.
+func (s sparingEvents) PatchWithEventNamespace(e *corev1.Event, _ []byte) (*corev1.Event, error) {
+	if e.Count%seldom != 0 {
+		return e, nil
+	}
+	at, err := e.LastTimestamp.MarshalJSON()
+	if err != nil {
+		return nil, err
+	}
+	return s.EventInterface.PatchWithEventNamespace(e, fmt.Appendf(nil, `{"count":%d,"lastTimestamp":%s}`, e.Count, at))
 }
 
 // nodeSize is the prefix length of a node's network out of p.

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
-	ktesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
@@ -139,11 +138,14 @@ func TestForeignNetworksOfNodes(t *testing.T) {
 		if len(warned) != 6 {
 			t.Errorf("warned of %v", warned)
 		}
-		counted := slices.ContainsFunc(kube.Actions(), func(a ktesting.Action) bool {
-			return a.GetVerb() != "create" && a.GetVerb() != "list" && a.GetResource().Resource == "events"
-		})
-		if full != 2 || counted {
-			t.Errorf("%d events of two nodes without a network, want 2, written once: %t", full, !counted)
+		again := 0
+		for _, a := range kube.Actions() {
+			if a.GetVerb() == "patch" && a.GetResource().Resource == "events" {
+				again++
+			}
+		}
+		if full != 2 || again == 0 || again > 6 { // of some 40
+			t.Errorf("%d events of two nodes without a network, want 2; written again %d times", full, again)
 		}
 		stop()
 		<-done
