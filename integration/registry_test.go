@@ -23,7 +23,7 @@ import (
 )
 
 // selfSigned makes a certificate for 127.0.0.1 that is its own authority.
-func selfSigned(t *testing.T) (cert, key string, pool *x509.CertPool) {
+func selfSigned(t testing.TB) (cert, key string, pool *x509.CertPool) {
 	t.Helper()
 	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

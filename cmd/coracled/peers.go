@@ -14,8 +14,8 @@ import (
 	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
-// The cluster's agent says in this file, below the directory of the CRI socket, which other nodes
-// there are. It writes it where the directory exists.
+// The cluster's agent says in this file, below the state directory, which other nodes there are. It
+// looks for the directory next to the CRI socket.
 const (
 	peersDir  = "image-peers"
 	peersFile = "nodes.json"
@@ -27,7 +27,7 @@ const peersAgain = 10 * time.Second
 
 // startPeers follows which other nodes layers are passed on to, unless they are not to be.
 func (n *node) startPeers() error {
-	dir := filepath.Join(filepath.Dir(n.config.Socket()), peersDir)
+	dir := filepath.Join(n.config.State, peersDir)
 	if !n.config.Image.ShareBetweenNodes {
 		if err := os.Remove(filepath.Join(dir, peersFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

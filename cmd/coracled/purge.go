@@ -33,7 +33,7 @@ const (
 // ownState and ownRoot are what Coracle makes in its two directories. Nothing else
 // is deleted from them.
 var (
-	ownState = []string{"pods", "containers", "ns", "shim", "network", "build", "reserve", "lock", apparmor.StateFile}
+	ownState = []string{"pods", "containers", "ns", "shim", "network", "build", "reserve", "lock", apparmor.StateFile, peersDir}
 	ownRoot  = []string{"images", "snapshots", "snapshotters", "build", "lock"}
 )
 
