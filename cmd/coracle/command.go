@@ -33,6 +33,9 @@ func (p place) kubelet() string     { return filepath.Join(p.kubeRoot(), "kubele
 func (p place) kubeLog() string     { return filepath.Join(p.logs(), "kube.log") }
 func (p place) coracledLog() string { return filepath.Join(p.logs(), "coracled.log") }
 
+// imagePeers is where coracled reads from which nodes it fetches layers (cluster/imagepeers).
+func (p place) imagePeers() string { return filepath.Join(p.state, "image-peers", "nodes.json") }
+
 // supervisor is the file that the supervisor of the cluster process holds a lock on.
 func (p place) supervisor() string { return filepath.Join(p.state, "kube.lock") }
 

@@ -284,6 +284,10 @@ func removeCluster(p place, o upOptions) (emptied []string, err error) {
 	if err := errors.Join(logfile.Remove(p.kubeLog()), logfile.Remove(p.coracledLog())); err != nil {
 		return nil, err
 	}
+	// A coracled that stays is no node of the cluster any more.
+	if err := os.Remove(p.imagePeers()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	_ = os.Remove(p.logs()) // unless others have files there
 	return emptied, os.RemoveAll(p.kubeconfig())
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/imagepeers"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
@@ -187,6 +188,8 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 		clientCA: a.member.CAFile(), awaitRanges: len(s.PodCIDRs) > 0, pods: s.PodCIDRs,
 		alone: true, // nodes may not follow claims and volumes
 	}
+	client, serving := a.member.Pairs()
+	p.layers = imagepeers.Options{CA: a.member.CAFile(), Client: client, Serving: serving}
 	if len(s.ServiceCIDRs) > 0 {
 		p.serviceCIDR = s.ServiceCIDRs[0].String()
 	}

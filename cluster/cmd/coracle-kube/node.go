@@ -11,6 +11,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/dns"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/imagepeers"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/policy"
 	"github.com/coracle-project/coracle/cluster/proxy"
@@ -44,6 +45,9 @@ type nodeProcess struct {
 	// certFile and clientCA are the kubelet's credentials, serving its certificate in an agent.
 	certFile, clientCA string
 	serving            func() *tls.Certificate
+	// layers says by which certificates nodes pass layers of images on to each other; zero where
+	// there is one node only.
+	layers imagepeers.Options
 	// localPath is the directory of volumes that this process provisions, "" for none. reserved are
 	// ports that pods do not get.
 	localPath string
@@ -106,6 +110,11 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 		return parts, err
 	}
 	add(connect)
+	if p.layers.CA != "" {
+		o := p.layers
+		o.NodeName, o.Socket = p.name, p.cri
+		add(imagepeers.New(set, o).Run)
+	}
 	speak, err := newSpeaker(p, func() *health.Part { return board.Add("load balancers") })
 	if err != nil {
 		return parts, err

@@ -24,6 +24,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/certificates"
 	"github.com/coracle-project/coracle/cluster/controllers/localpath"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/imagepeers"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
@@ -386,7 +387,12 @@ func serverNode(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 	if err != nil {
 		return nil, err
 	}
+	var layers imagepeers.Options
+	if api.settings().URL() != "" { // other machines can join
+		layers = imagepeers.Options{CA: bundle.CACert, Client: files.Client, Serving: files.Serving}
+	}
 	return &nodeProcess{
+		layers:      layers,
 		nodeOptions: n, names: d, root: api.root, port: api.port, services: []netip.Prefix{services}, serviceCIDR: api.serviceCIDR,
 		balancers: api.balancers, proxy: api.proxy, externalIPs: api.externalIPs, policies: api.policies, forgetNodes: true,
 		as:        func(name string, groups ...string) (*client.Set, error) { return in(server, name, groups...) },

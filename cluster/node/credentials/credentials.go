@@ -94,6 +94,9 @@ func Read(dir string) (Node, error) {
 // CAFile is the file with the cluster's authority.
 func (n Node) CAFile() string { return filepath.Join(n.dir, "ca.crt") }
 
+// Pairs are the files of the node's client certificate and its kubelet's serving certificate.
+func (n Node) Pairs() (client, serving string) { return n.clientFile(), n.servingFile() }
+
 func (n Node) clientFile() string  { return filepath.Join(n.dir, "client.pem") }
 func (n Node) servingFile() string { return filepath.Join(n.dir, "serving.pem") }
 

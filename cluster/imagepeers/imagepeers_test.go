@@ -1,0 +1,105 @@
+package imagepeers
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
+)
+
+func object(name string, addresses ...string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}}
+	for _, a := range addresses {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	return n
+}
+
+func TestFile(t *testing.T) {
+	state := t.TempDir()
+	path := filepath.Join(state, "image-peers", "nodes.json")
+	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	p := &Peers{
+		Options: Options{
+			NodeName: "b", Socket: "unix://" + state + "/coracle.sock", CA: "/ca.crt", Client: "/client.pem", Serving: "/serving.pem",
+		},
+		nodes: corelisters.NewNodeLister(nodes), Controller: frame.New("test", 1, nil),
+	}
+	sync := func() {
+		t.Helper()
+		if err := p.sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add := func(n *corev1.Node) {
+		t.Helper()
+		if err := nodes.Add(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(object("b", "10.0.0.2", "fd00::2"))
+	add(object("a", "10.0.0.1"))
+	sync() // another runtime
+	if _, err := os.Stat(filepath.Dir(path)); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("a directory was made: %v", err)
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	add(object("c", "fd00::3"))
+	add(object("has-no-address"))
+	sync()
+	check := func(peers ...node) {
+		t.Helper()
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got file
+		if err := json.Unmarshal(data, &got); err != nil {
+			t.Fatal(err)
+		}
+		want := file{1, "b", "10.0.0.2:10266", "/ca.crt", "/client.pem", "/serving.pem", peers}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v instead of %+v", got, want)
+		}
+	}
+	check(node{"a", "10.0.0.1:10266"}, node{"c", "[fd00::3]:10266"})
+	for _, name := range []string{"a", "c"} {
+		if err := nodes.Delete(object(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sync()
+	check([]node{}...)
+}
+
+// A cluster of one node has nothing to tell.
+func TestOneNode(t *testing.T) {
+	state := t.TempDir()
+	if err := os.Mkdir(filepath.Join(state, "image-peers"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	if err := nodes.Add(object("b", "10.0.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	p := &Peers{Options: Options{NodeName: "b", Socket: "unix://" + state + "/coracle.sock"}, nodes: corelisters.NewNodeLister(nodes)}
+	if err := p.sync(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(state, "image-peers", "nodes.json")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file was written: %v", err)
+	}
+}
