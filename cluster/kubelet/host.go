@@ -159,6 +159,7 @@ func (k *Kubelet) Healthy(context.Context) error {
 // logRotator rotates the logs of containers that run.
 func (k *Kubelet) logRotator() *logrotate.Rotator {
 	return &logrotate.Rotator{
+		Log:    k.opts.Log,
 		Policy: k.opts.Logs,
 		Running: func() (logs []logrotate.Log) {
 			for _, v := range k.views() {

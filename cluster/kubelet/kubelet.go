@@ -17,7 +17,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -119,7 +118,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.recorder, k.flush = s.Recorder("kubelet", o.NodeName)
 	k.watched = newWatched(s, o)
 	k.handlers = runtimeHandlers(s)
-	if k.ranges, err = newPodRanges(o.RootDir, tellRuntime(runtime), k.addressable); err != nil {
+	if k.ranges, err = newPodRanges(o.RootDir, tellRuntime(runtime), k.addressable, o.Log); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	var unready func(*v1.Node) error
@@ -127,7 +126,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		unready = func(n *v1.Node) error { return k.ranges.errOf(n.UID) }
 	}
 	k.reporter, err = node.New(node.Config{
-		Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
+		Log: o.Log, Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
 		MaxPods: o.MaxPods, RootDir: o.RootDir,
 		Pressure:     func() []v1.NodeConditionType { return k.evictor.Conditions() },
 		Unready:      unready,
@@ -139,25 +138,25 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k.csi = csi.New(csi.Options{
-		RootDir: o.RootDir, NodeName: o.NodeName, BootID: k.reporter.Machine().BootID,
+		Log: o.Log, RootDir: o.RootDir, NodeName: o.NodeName, BootID: k.reporter.Machine().BootID,
 		Kube: s.Kube, Recorder: k.recorder, Wake: func(uid types.UID) { k.volumes.Wake(uid) },
 		Report: k.reporter.Look, LookEvery: claimsEvery(o),
 	})
 	k.volumes = volume.New(s, volume.Options{
-		RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.retry,
+		Log: o.Log, RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.retry,
 		RecursiveReadOnly: k.recursiveReadOnly, NodeLabels: k.labels, Watch: o.shared(s), Provisioned: o.LocalPathDir,
 		Sources: []volume.Source{k.csi}, Alias: defaultRoot,
 	})
-	k.env = env.New(s, env.Options{NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
+	k.env = env.New(s, env.Options{Log: o.Log, NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
 	k.probes = probe.New(runtime.Exec, k.recorder, k.wake)
-	k.puller, err = images.NewPuller(runtime, k.recorder, pullSecrets(s.Kube), o.RootDir)
+	k.puller, err = images.NewPuller(runtime, k.recorder, pullSecrets(s.Kube), o.RootDir, o.Log)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k.collect = images.NewCollector(runtime, k.puller, o.ImageGC, k.recorder, node.Ref(o.NodeName))
+	k.collect = images.NewCollector(runtime, k.puller, o.ImageGC, k.recorder, node.Ref(o.NodeName), o.Log)
 	k.collect.Mounted = k.mountedImages
 	k.evictor = eviction.New(eviction.Options{
-		Policy: o.Eviction, RootDir: o.RootDir, ImageDir: k.collect.Dir, Runtime: runtime,
+		Log: o.Log, Policy: o.Eviction, RootDir: o.RootDir, ImageDir: k.collect.Dir, Runtime: runtime,
 		Pods: k.active, Volumes: k.volumes.OwnUsage, LogDir: podlogs.Dirs{All: o.LogDir}.Pod,
 		Files:   func(p *v1.Pod) []string { return criconfig.Files(o.RootDir, p) },
 		Evict:   func(uid types.UID, e status.Eviction) bool { return k.runner.Evict(uid, e) },
@@ -220,7 +219,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	}
 	defer k.flush()
 	defer k.probes.Close()
-	slog.Info("kubelet starts", "node", k.opts.NodeName, "runtime", k.opts.Endpoint, "addresses", k.opts.NodeIPs)
+	k.opts.Log.Info("kubelet starts", "node", k.opts.NodeName, "runtime", k.opts.Endpoint, "addresses", k.opts.NodeIPs)
 	k.recorder.Event(node.Ref(k.opts.NodeName), v1.EventTypeNormal, "Starting", "Starting kubelet.")
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -239,8 +238,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	if k.cgroups, err = k.makeCgroups(ctx); err != nil {
 		return fmt.Errorf("kubelet: %w", err)
 	}
-	wg.Go(func() { reportPodsOnOldBridge(ctx, k.cri, k.recorder) })
-	k.status = status.NewWriter(ctx, k.set.Kube)
+	wg.Go(func() { reportPodsOnOldBridge(ctx, k.cri, k.recorder, k.opts.Log) })
+	k.status = status.NewWriter(ctx, k.set.Kube, k.opts.Log)
 	defer k.status.Wait()
 	k.runner = k.newRunner(ctx)
 	defer k.runner.Wait()
@@ -262,7 +261,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	}
 	wg.Go(func() { k.static.run(ctx) })
 	wg.Go(func() { k.watchPods(ctx) })
-	wg.Go(func() { k.cri.Watch(ctx, k.wake, k.resync) })
+	wg.Go(func() { k.cri.Watch(ctx, k.opts.Log, k.wake, k.resync) })
 	wg.Go(func() { k.collect.Run(ctx) })
 	wg.Go(func() { k.evictor.Run(ctx) })
 	wg.Go(func() { k.csi.Run(ctx) })
@@ -278,10 +277,12 @@ func (k *Kubelet) Run(ctx context.Context) error {
 // newRunner makes what runs the pods.
 func (k *Kubelet) newRunner(ctx context.Context) *pod.Runner {
 	users := &userNamespaces{
+		log:     k.opts.Log,
 		podsDir: filepath.Join(k.opts.RootDir, "pods"), maxPods: k.opts.MaxPods, handler: k.handlers, supports: k.supportsUserNamespaces,
 	}
 	users.open()
 	return pod.NewRunner(ctx, pod.Config{
+		Log: k.opts.Log,
 		CRI: k.cri, Images: k.puller, Volumes: k.volumes, Env: k.env, Probes: k.probes, Status: k.status,
 		Cgroups: k.cgroups, Users: users, DNS: k.dns(), Recorder: k.recorder, RuntimeHandler: k.handlers,
 		AdmitResize: func(p *v1.Pod, accept func()) (string, bool) { return k.admit.resize(p, accept) },
@@ -306,7 +307,7 @@ func (k *Kubelet) awaitRuntime(ctx context.Context) error {
 			k.reporter.Look()
 			return ctx.Err()
 		}
-		slog.Warn("waiting for the runtime", "endpoint", k.opts.Endpoint, "err", err)
+		k.opts.Log.Warn("waiting for the runtime", "endpoint", k.opts.Endpoint, "err", err)
 	}
 }
 
@@ -334,17 +335,18 @@ func (k *Kubelet) makeCgroups(ctx context.Context) (*cgroups.Manager, error) {
 	defer cancel()
 	c, err := k.cri.Runtime.RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{})
 	if err == nil && c.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD && c.GetLinux() != nil {
-		return cgroups.Off("the runtime has systemd make cgroups", k.opts.PodPIDs), nil
+		return cgroups.Off("the runtime has systemd make cgroups", k.opts.PodPIDs, k.opts.Log), nil
 	}
 	allocatable := k.reporter.Allocatable()
 	return cgroups.New(k.opts.CgroupRoot, cgroups.Limits{
 		MilliCPU: allocatable.Cpu().MilliValue(), MemoryBytes: allocatable.Memory().Value(), PodPIDs: k.opts.PodPIDs,
-	})
+	}, k.opts.Log)
 }
 
 // server makes the kubelet's HTTPS API.
 func (k *Kubelet) server() (*server.Server, error) {
 	o := server.Options{
+		Log:      k.opts.Log,
 		NodeName: k.opts.NodeName, Kube: k.set.Kube, RootDir: k.opts.RootDir, Listener: k.listener,
 		Volumes: k.volumes.Usage, Claims: k.volumes.ClaimUsage,
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -33,6 +34,8 @@ import (
 )
 
 // A kubelet whose port is taken must say so before its node is reported ready.
+var discard = slog.New(slog.DiscardHandler)
+
 func TestPortIsTakenAtOnce(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -78,7 +81,7 @@ func TestAPullSecretIsAwaited(t *testing.T) {
 // Regression: it also removed those that another kubelet had just made in the same cgroup root.
 func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 	root := fmt.Sprint("/coracle-test-gone-", os.Getpid())
-	c, err := cgroups.New(root, cgroups.Limits{MilliCPU: 1000, MemoryBytes: 1 << 30})
+	c, err := cgroups.New(root, cgroups.Limits{MilliCPU: 1000, MemoryBytes: 1 << 30}, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,8 +123,11 @@ func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 	cri := runtime.Client()
 	events := record.NewFakeRecorder(100)
 	removed := make(chan types.UID, 2)
-	k := &Kubelet{cri: cri, cgroups: c, volumes: volume.New(&client.Set{Kube: kube}, volume.Options{RootDir: dir, NodeName: "n"})}
-	k.status = status.NewWriter(ctx, kube)
+	k := &Kubelet{
+		opts: Options{Log: discard}, cri: cri, cgroups: c,
+		volumes: volume.New(&client.Set{Kube: kube}, volume.Options{RootDir: dir, NodeName: "n"}),
+	}
+	k.status = status.NewWriter(ctx, kube, discard)
 	probes := probe.New(cri.Exec, events, func(types.UID) {})
 	k.runner = pod.NewRunner(ctx, pod.Config{
 		CRI: cri, Volumes: k.volumes, Cgroups: c, Status: k.status, Probes: probes, Recorder: events,

@@ -17,12 +17,12 @@ import (
 
 // reportPodsOnOldBridge posts an event for each pod on the bridge of an earlier release. Only
 // recreating the pod moves it, and that is its owner's decision.
-func reportPodsOnOldBridge(ctx context.Context, c *cri.Client, recorder record.EventRecorder) {
+func reportPodsOnOldBridge(ctx context.Context, c *cri.Client, recorder record.EventRecorder, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	status, err := c.Runtime.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 	if err != nil {
-		slog.Warn("cannot look for pods on the old bridge", "err", err)
+		log.Warn("cannot look for pods on the old bridge", "err", err)
 		return
 	}
 	var bridged []string
@@ -32,10 +32,10 @@ func reportPodsOnOldBridge(ctx context.Context, c *cri.Client, recorder record.E
 	}
 	pods, err := c.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
-		slog.Warn("cannot look for pods on the old bridge", "err", err)
+		log.Warn("cannot look for pods on the old bridge", "err", err)
 		return
 	}
-	slog.Warn("pods are on the bridge of an earlier release; recreate them", "pods", len(bridged))
+	log.Warn("pods are on the bridge of an earlier release; recreate them", "pods", len(bridged))
 	for _, p := range pods.GetItems() {
 		if !slices.Contains(bridged, p.GetId()) {
 			continue

@@ -52,7 +52,7 @@ func TestReportPodsOnOldBridge(t *testing.T) {
 				f.SetInfo(map[string]string{"bridged": c.info})
 			}
 			k := &kept{}
-			reportPodsOnOldBridge(t.Context(), f.Client(), k)
+			reportPodsOnOldBridge(t.Context(), f.Client(), k, discard)
 			if slices.Sort(k.about); !slices.Equal(k.about, c.want) {
 				t.Errorf("events %q, want %q", k.about, c.want)
 			}

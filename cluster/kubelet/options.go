@@ -1,9 +1,11 @@
 package kubelet
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -99,6 +101,8 @@ type Options struct {
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
 	Alone bool
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // shared returns the informers that the process has for other components, nil if there are none.
@@ -110,6 +114,7 @@ func (o *Options) shared(s *client.Set) informers.SharedInformerFactory {
 }
 
 func (o *Options) complete() error {
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.NodeName == "" {
 		return errors.New("kubelet: the node's name is required")
 	}

@@ -24,6 +24,7 @@ import (
 // podRanges tells the runtime the networks of addresses that the cluster has given to this node.
 // They are kept in a file: after a reboot the runtime has forgotten them, and the API may be away.
 type podRanges struct {
+	log     *slog.Logger
 	file    string
 	tell    func(ctx context.Context, ranges string) error
 	changed chan struct{} // has one entry when there is something to tell
@@ -45,8 +46,9 @@ type nodeRanges struct {
 	Ranges string `json:"ranges"`
 }
 
-func newPodRanges(rootDir string, tell func(context.Context, string) error, became func()) (*podRanges, error) {
+func newPodRanges(rootDir string, tell func(context.Context, string) error, became func(), log *slog.Logger) (*podRanges, error) {
 	p := &podRanges{
+		log:  log,
 		file: filepath.Join(rootDir, "pod-ranges.json"), tell: tell, changed: make(chan struct{}, 1), became: became,
 	}
 	data, err := os.ReadFile(p.file)
@@ -57,7 +59,7 @@ func newPodRanges(rootDir string, tell func(context.Context, string) error, beca
 		return nil, err
 	}
 	if err := json.Unmarshal(data, &p.have); err != nil { // the API has them, too
-		slog.Warn("the file of the node's ranges of addresses is damaged", "file", p.file, "err", err)
+		p.log.Warn("the file of the node's ranges of addresses is damaged", "file", p.file, "err", err)
 		p.have = nodeRanges{}
 	}
 	if p.have.Ranges != "" {
@@ -133,7 +135,7 @@ func (p *podRanges) run(ctx context.Context) {
 		have := p.have
 		p.mu.Unlock()
 		if err := p.pass(ctx, have); err != nil && ctx.Err() == nil {
-			slog.Warn("the runtime was not told the node's ranges of addresses", "ranges", have.Ranges, "err", err)
+			p.log.Warn("the runtime was not told the node's ranges of addresses", "ranges", have.Ranges, "err", err)
 			p.failed(err)
 			time.AfterFunc(pause, p.again)
 			pause = min(2*pause, longestPause)

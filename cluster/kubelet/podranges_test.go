@@ -34,7 +34,7 @@ func TestPodRangesAreTold(t *testing.T) {
 		t.Helper()
 		told = nil
 		synctest.Test(t, func(t *testing.T) {
-			p, err := newPodRanges(dir, tell, func() { became++ })
+			p, err := newPodRanges(dir, tell, func() { became++ }, discard)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -133,7 +133,7 @@ func TestPodRangesThatTheRuntimeRefuses(t *testing.T) {
 		p, err := newPodRanges(dir, func(context.Context, string) error {
 			tries++
 			return errors.New("a range of /30 is too small")
-		}, func() { t.Error("pods can have addresses") })
+		}, func() { t.Error("pods can have addresses") }, discard)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -106,7 +105,7 @@ func (s *static) start(p *v1.Pod) {
 }
 
 func (s *static) startLocked(name string, p *v1.Pod) {
-	slog.Info("running a static pod", "pod", name, "uid", p.UID)
+	s.k.opts.Log.Info("running a static pod", "pod", name, "uid", p.UID)
 	if m := s.mirrorP[name]; m != nil && kubepod.IsMirrorPodOf(m, p) && !over(m) {
 		p = p.DeepCopy()
 		p.Status = m.Status
@@ -125,7 +124,7 @@ func (s *static) stop(p *v1.Pod) {
 		delete(s.next, name)
 	}
 	if was := s.running[name]; was != nil && was.UID == p.UID {
-		slog.Info("ending a static pod", "pod", name, "uid", p.UID)
+		s.k.opts.Log.Info("ending a static pod", "pod", name, "uid", p.UID)
 		s.k.admit.remove(was)
 	}
 }
@@ -191,7 +190,7 @@ func (s *static) lookAtMirror(ctx context.Context) bool {
 		err = s.mirrors.CreateMirrorPod(ctx, p)
 	}
 	if err != nil && ctx.Err() == nil {
-		slog.Warn("mirror of a static pod", "pod", name, "err", err)
+		s.k.opts.Log.Warn("mirror of a static pod", "pod", name, "err", err)
 		s.queue.AddRateLimited(name)
 		return true
 	}

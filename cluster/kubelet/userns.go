@@ -19,6 +19,7 @@ import (
 // rules: 65,536 in a row for each pod, above the node's own, which are noted in the pod's directory
 // while it is on the node.
 type userNamespaces struct {
+	log      *slog.Logger
 	podsDir  string
 	maxPods  int
 	handler  func(class *string) (string, error)
@@ -31,7 +32,7 @@ type userNamespaces struct {
 // open reads which ids pods have. What cannot be read leaves pods without ids of their own alone.
 func (u *userNamespaces) open() {
 	if u.manager, u.err = userns.MakeUserNsManager(klog.Background(), u, nil); u.err != nil {
-		slog.Error("pods with hostUsers: false cannot be started", "dir", u.podsDir, "err", u.err)
+		u.log.Error("pods with hostUsers: false cannot be started", "dir", u.podsDir, "err", u.err)
 	}
 }
 

@@ -16,6 +16,7 @@ func TestUserNamespaces(t *testing.T) {
 	dir := t.TempDir()
 	open := func() *userNamespaces {
 		u := &userNamespaces{
+			log:     discard,
 			podsDir: dir, maxPods: 110, handler: func(*string) (string, error) { return "fast", nil },
 			supports: func(string) bool { return supported },
 		}

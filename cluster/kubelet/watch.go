@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -86,7 +85,7 @@ func (k *Kubelet) watchPods(ctx context.Context) {
 		},
 	})
 	if err != nil { // the informer was stopped: the process is ending
-		slog.Error("kubelet cannot watch pods", "err", err)
+		k.opts.Log.Error("kubelet cannot watch pods", "err", err)
 		return
 	}
 	defer func() { _ = k.watched.pods.RemoveEventHandler(registration) }()
@@ -110,7 +109,7 @@ func (k *Kubelet) watchNode(ctx context.Context) {
 		AddFunc: seen, UpdateFunc: func(_, obj any) { seen(obj) },
 	})
 	if err != nil { // the informer was stopped: the process is ending
-		slog.Error("kubelet cannot watch its node", "err", err)
+		k.opts.Log.Error("kubelet cannot watch its node", "err", err)
 		return
 	}
 	<-ctx.Done()
@@ -158,7 +157,7 @@ func (k *Kubelet) endUnknown(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		slog.Warn("list the runtime's pods", "err", err)
+		k.opts.Log.Warn("list the runtime's pods", "err", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -167,7 +166,7 @@ func (k *Kubelet) endUnknown(ctx context.Context) {
 	}
 	onDisk, err := k.volumes.OnDisk()
 	if err != nil {
-		slog.Warn("look for pods' directories", "err", err)
+		k.opts.Log.Warn("look for pods' directories", "err", err)
 	}
 	for _, uid := range onDisk {
 		if !slices.ContainsFunc(pods, func(p *v1.Pod) bool { return p.UID == uid }) {

@@ -25,7 +25,7 @@ func localPathRoot(root string) string { return filepath.Join(root, "local-path"
 func localPath(root, node string) *localpath.Options {
 	return &localpath.Options{
 		Root: localPathRoot(root), NodeName: node,
-		Users: func(name string) ([]types.UID, error) { return volume.Users(kubeletRoot(root), name) },
+		Users: func(name string) ([]types.UID, error) { return volume.Users(kubeletRoot(root), name, slog.Default()) },
 	}
 }
 

@@ -41,6 +41,8 @@ type Manager struct {
 	// podPIDs is how many processes and threads a pod may have, 0 for any number.
 	podPIDs int64
 
+	log *slog.Logger
+
 	mu   sync.Mutex
 	pods map[types.UID]made
 }
@@ -62,27 +64,27 @@ type Limits struct {
 
 // New returns a Manager of cgroups below root ("/" or "/coracle"), and makes those that all pods
 // share. It fails if limits would not hold there.
-func New(root string, all Limits) (*Manager, error) {
-	l, err := detect(mountPoint)
+func New(root string, all Limits, log *slog.Logger) (*Manager, error) {
+	l, err := detect(mountPoint, log)
 	if err != nil {
-		return off(nil, err.Error(), all.PodPIDs), nil
+		return off(nil, err.Error(), all.PodPIDs, log), nil
 	}
-	return newAt(l, root, all)
+	return newAt(l, root, all, log)
 }
 
 // Off returns a Manager that leaves all cgroups to the runtime, and says why. The number of
 // processes is then each container's, as far as that can be told to a runtime: CRI has a field for
 // it with cgroup v2 only.
-func Off(why string, podPIDs int64) *Manager {
-	l, err := detect(mountPoint)
+func Off(why string, podPIDs int64, log *slog.Logger) *Manager {
+	l, err := detect(mountPoint, log)
 	if err != nil {
 		l = nil
 	}
-	return off(l, why, podPIDs)
+	return off(l, why, podPIDs, log)
 }
 
-func off(l layout, why string, podPIDs int64) *Manager {
-	slog.Warn("pods' cgroups are left to the runtime: no limits per pod and class of service", "why", why)
+func off(l layout, why string, podPIDs int64, log *slog.Logger) *Manager {
+	log.Warn("pods' cgroups are left to the runtime: no limits per pod and class of service", "why", why)
 	m := &Manager{off: true}
 	if _, v2 := l.(unified); v2 {
 		m.podPIDs = podPIDs
@@ -99,8 +101,8 @@ func (m *Manager) Container() map[string]string {
 	return map[string]string{"pids.max": strconv.FormatInt(m.podPIDs, 10)}
 }
 
-func newAt(l layout, root string, all Limits) (*Manager, error) {
-	m := &Manager{root: filepath.Join("/", root), layout: l, podPIDs: max(all.PodPIDs, 0), pods: map[types.UID]made{}}
+func newAt(l layout, root string, all Limits, log *slog.Logger) (*Manager, error) {
+	m := &Manager{log: log, root: filepath.Join("/", root), layout: l, podPIDs: max(all.PodPIDs, 0), pods: map[types.UID]made{}}
 	err := l.open(m.root)
 	for _, class := range classes {
 		if err == nil {
@@ -108,14 +110,14 @@ func newAt(l layout, root string, all Limits) (*Manager, error) {
 		}
 	}
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
-		return off(l, err.Error(), all.PodPIDs), nil
+		return off(l, err.Error(), all.PodPIDs, log), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make pods' cgroups below %s: %w", m.root, err)
 	}
 	err = l.set(m.dir(v1.PodQOSGuaranteed), figures{shares: Shares(all.MilliCPU), memory: all.MemoryBytes})
 	if errors.Is(err, unix.EBUSY) { // version 1: pods from before use more, and must not end for that
-		slog.Warn("pods use more memory than is allocatable on the node: they are not limited together", "err", err)
+		log.Warn("pods use more memory than is allocatable on the node: they are not limited together", "err", err)
 		err = nil
 	}
 	if err != nil {
@@ -193,7 +195,7 @@ func (m *Manager) Remove(uid types.UID) error {
 		}
 	}
 	if err := m.shareBurstable(); err != nil { // not what keeps the pod from having ended
-		slog.Warn("share CPU among burstable pods", "err", err)
+		m.log.Warn("share CPU among burstable pods", "err", err)
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package cgroups
 
 import (
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 )
 
 // tree is a directory that looks like cgroup v1's: a new cgroup has its controller's files.
+var discard = slog.New(slog.DiscardHandler)
+
 func tree(t *testing.T) (string, layout) {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,7 +29,7 @@ func tree(t *testing.T) (string, layout) {
 			t.Fatal(err)
 		}
 	}
-	l, err := detect(dir)
+	l, err := detect(dir, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +62,7 @@ func mkdirWith(dir string, files []string) error {
 
 func manager(t *testing.T, l layout, root string, all Limits) *Manager {
 	t.Helper()
-	m, err := newAt(l, root, all)
+	m, err := newAt(l, root, all, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,13 +156,13 @@ func TestPodsHaveALimitOfProcesses(t *testing.T) {
 
 // Where pods have no cgroups from here, each container has the limit, with cgroup v2.
 func TestWithoutPodsCgroupsContainersHaveTheLimit(t *testing.T) {
-	if got := off(unified{}, "test", 4096).Container()["pids.max"]; got != "4096" {
+	if got := off(unified{}, "test", 4096, discard).Container()["pids.max"]; got != "4096" {
 		t.Errorf("cgroup v2: pids.max %q", got)
 	}
-	if got := off(unified{}, "test", -1).Container(); got != nil {
+	if got := off(unified{}, "test", -1, discard).Container(); got != nil {
 		t.Errorf("without a limit: %v", got)
 	}
-	if got := off(perController{}, "test", 4096).Container(); got != nil {
+	if got := off(perController{}, "test", 4096, discard).Container(); got != nil {
 		t.Errorf("cgroup v1, for which CRI has no field: %v", got)
 	}
 }
@@ -203,10 +206,10 @@ func TestRemoveTakesWhatTheRuntimeLeft(t *testing.T) {
 }
 
 func TestWithoutCgroupsTheRuntimeDecides(t *testing.T) {
-	if _, err := detect(t.TempDir()); err == nil {
+	if _, err := detect(t.TempDir(), discard); err == nil {
 		t.Error("found in an empty directory")
 	}
-	m := off(nil, "there are none", 4096)
+	m := off(nil, "there are none", 4096, discard)
 	p := onePod("u", nil, nil)
 	if m.Parent(p) != "" || m.Ensure(p) != nil || m.Remove("u") != nil {
 		t.Error("something is made where nothing can be")
@@ -220,7 +223,7 @@ func TestAMissingHierarchyIsAnError(t *testing.T) {
 	}
 	v1 := l.(perController)
 	v1.controllers = []string{"cpu", "pids"}
-	if _, err := newAt(v1, "/", Limits{}); err == nil || !strings.Contains(err.Error(), "no cgroup controllers memory:") {
+	if _, err := newAt(v1, "/", Limits{}, discard); err == nil || !strings.Contains(err.Error(), "no cgroup controllers memory:") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -38,13 +38,13 @@ func mkdir(dir string) error {
 	return nil
 }
 
-func detect(mount string) (layout, error) {
+func detect(mount string, log *slog.Logger) (layout, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(mount, &s); err != nil {
 		return nil, fmt.Errorf("%s: %w", mount, err)
 	}
 	if s.Type == unix.CGROUP2_SUPER_MAGIC {
-		return unified{mount, mkdir}, nil
+		return unified{mount, mkdir, log}, nil
 	}
 	l := perController{mount: mount, mkdir: mkdir}
 	for _, c := range needed {
@@ -139,6 +139,7 @@ func (l perController) all() []string {
 type unified struct {
 	mount string
 	mkdir func(dir string) error
+	log   *slog.Logger
 }
 
 // open also enables the controllers in the cgroups on the way: what made them had no use for it.
@@ -209,7 +210,7 @@ func (l unified) enable(dir string) error {
 	}
 	for _, c := range without(there, needed) {
 		if err := on(c); err != nil {
-			slog.Warn("a cgroup controller cannot be enabled", "cgroup", dir, "controller", c, "err", err)
+			l.log.Warn("a cgroup controller cannot be enabled", "cgroup", dir, "controller", c, "err", err)
 		}
 	}
 	return nil

@@ -44,7 +44,7 @@ func tree2(t *testing.T, kernel string) unified {
 		}
 		return err
 	}
-	l := unified{mount: top, mkdir: func(dir string) error {
+	l := unified{log: discard, mount: top, mkdir: func(dir string) error {
 		return errors.Join(mkdir(dir), fill(top, strings.Fields(kernel)))
 	}}
 	if err := l.mkdir(top); err != nil {
@@ -95,7 +95,7 @@ func TestControllersAreEnabledFromTheTopOn(t *testing.T) {
 
 func TestAMissingControllerIsAnError(t *testing.T) {
 	l := tree2(t, "cpu pids hugetlb")
-	_, err := newAt(l, "/a", Limits{MilliCPU: 2000, MemoryBytes: 1 << 30})
+	_, err := newAt(l, "/a", Limits{MilliCPU: 2000, MemoryBytes: 1 << 30}, discard)
 	if err == nil || !strings.Contains(err.Error(), "no cgroup controllers memory: pods' limits would not hold; enable them") {
 		t.Errorf("error %v", err)
 	}

@@ -29,8 +29,8 @@ const (
 // removal is read: such an event does not name the pod. Watch calls resync when a stream of events
 // starts, because events may have been missed. A runtime without GetContainerEvents is listed once
 // a second instead.
-func (c *Client) Watch(ctx context.Context, changed func(types.UID), resync func()) {
-	l := lister{client: c, changed: changed}
+func (c *Client) Watch(ctx context.Context, log *slog.Logger, changed func(types.UID), resync func()) {
+	l := lister{log: log, client: c, changed: changed}
 	for ctx.Err() == nil {
 		err := c.stream(ctx, changed, resync)
 		if ctx.Err() != nil {
@@ -40,7 +40,7 @@ func (c *Client) Watch(ctx context.Context, changed func(types.UID), resync func
 			l.run(ctx, streamAgain)
 			continue
 		}
-		slog.Warn("runtime's events broke off", "err", err)
+		log.Warn("runtime's events broke off", "err", err)
 		sleep(ctx, listEvery)
 	}
 }
@@ -96,6 +96,7 @@ func eventUID(e *runtimeapi.ContainerEventResponse) types.UID {
 
 // lister finds changes by comparing lists.
 type lister struct {
+	log     *slog.Logger
 	client  *Client
 	changed func(types.UID)
 	known   map[string]item // by sandbox or container id; nil before the first list
@@ -118,7 +119,7 @@ func (l *lister) run(ctx context.Context, d time.Duration) {
 		case err == nil:
 			l.compare(now)
 		case ctx.Err() == nil:
-			slog.Warn("list what the runtime has", "err", err)
+			l.log.Warn("list what the runtime has", "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -2,6 +2,7 @@ package cri_test
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,7 +36,7 @@ func TestWatchListsARuntimeWithoutEvents(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go c.Watch(ctx, func(uid types.UID) {
+		go c.Watch(ctx, slog.New(slog.DiscardHandler), func(uid types.UID) {
 			mu.Lock()
 			defer mu.Unlock()
 			told = append(told, uid)
@@ -116,7 +117,7 @@ func TestAStreamThatBeginsLateIsPrecededByNothingUnseen(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var resyncs atomic.Int32
-				go cri.NewClient(s).Watch(ctx, func(types.UID) {}, func() { resyncs.Add(1) })
+				go cri.NewClient(s).Watch(ctx, slog.New(slog.DiscardHandler), func(types.UID) {}, func() { resyncs.Add(1) })
 				if test.begins > 0 {
 					time.Sleep(test.begins)
 					if n := resyncs.Load(); n != test.before {

@@ -43,6 +43,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -79,6 +80,8 @@ type Options struct {
 	// LookEvery is how often the claim of a published volume is read again, for kubelets that do
 	// not see it change; 0 for never.
 	LookEvery time.Duration
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Node is the node's part. It is safe for concurrent use.
@@ -117,10 +120,11 @@ var (
 
 // New returns the node's part. It touches nothing.
 func New(o Options) *Node {
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	n := &Node{
 		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
-		tokens: tokens.New(o.Kube),
+		tokens: tokens.New(o.Kube, o.Log),
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.state = newCSINode(n)
@@ -224,7 +228,7 @@ func (n *Node) wake(key string) {
 		return
 	}
 	for pod := range pods {
-		slog.Debug("csi: a pod may go on", "pod", pod, "for", key)
+		n.opts.Log.Debug("csi: a pod may go on", "pod", pod, "for", key)
 		n.opts.Wake(pod)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math"
 	"slices"
@@ -137,7 +136,7 @@ func (c *csiNode) later() {
 			c.wait = 0
 			return
 		}
-		slog.Warn("csi: the node's drivers are not published yet", "err", err)
+		c.n.opts.Log.Warn("csi: the node's drivers are not published yet", "err", err)
 		c.wait = min(max(2*c.wait, firstRetry), lastRetry)
 		if c.retry != nil {
 			c.retry.Stop()
@@ -222,7 +221,7 @@ func (c *csiNode) writeNode(ctx context.Context, old *v1.Node, drivers map[strin
 	ids := map[string]string{}
 	if was := node.Annotations[nodeIDs]; was != "" {
 		if err := json.Unmarshal([]byte(was), &ids); err != nil {
-			slog.Warn("csi: an annotation of the node is damaged and is written again", "annotation", nodeIDs, "err", err)
+			c.n.opts.Log.Warn("csi: an annotation of the node is damaged and is written again", "annotation", nodeIDs, "err", err)
 			ids = map[string]string{}
 		}
 	}
@@ -375,7 +374,7 @@ func (n *Node) countAgain(name string) {
 	defer n.mu.Unlock()
 	n.startLocked(func() {
 		if err := n.count(n.life, name); err != nil {
-			slog.Warn("csi: how many volumes the node can have is not known", "driver", name, "err", err)
+			n.opts.Log.Warn("csi: how many volumes the node can have is not known", "driver", name, "err", err)
 		}
 	})
 }

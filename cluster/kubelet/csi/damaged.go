@@ -2,7 +2,6 @@ package csi
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -100,7 +99,7 @@ func (n *Node) matchLocked(known []v1.UniqueVolumeName) {
 		if n.unread.dirs[dir] == nil {
 			continue
 		}
-		slog.Warn("csi: the node's status names the volume of a damaged record", "dir", dir, "driver", driver, "volume", handle)
+		n.opts.Log.Warn("csi: the node's status names the volume of a damaged record", "dir", dir, "driver", driver, "volume", handle)
 		s := n.foundLocked(dir, "", false, &record{Driver: driver, Handle: handle})
 		for u := range n.unread.users {
 			s.users[u] = struct{}{}

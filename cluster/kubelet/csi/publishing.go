@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,7 +56,7 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 	}
 	n.index.update(v.State, func(p *publication) { p.republish = r.republished() })
 	if err := n.grow(ctx, session, r, atMount); err != nil { // the pod can use what there is
-		slog.Warn("csi: volume not grown", "volume", v.Name, "err", err)
+		n.opts.Log.Warn("csi: volume not grown", "volume", v.Name, "err", err)
 	}
 	return target, nil
 }
@@ -199,7 +198,7 @@ func (n *Node) Unmount(ctx context.Context, m volume.Mounted) error {
 // again since.
 func (n *Node) damaged(u user, target string, block bool, why error) (*record, error) {
 	if r := n.recordOf(u, block); r != nil {
-		slog.Warn("csi: a damaged record is replaced by that of the staged volume", "pod", u.pod, "volume", u.volume, "err", why)
+		n.opts.Log.Warn("csi: a damaged record is replaced by that of the staged volume", "pod", u.pod, "volume", u.volume, "err", why)
 		return r, nil
 	}
 	mounts, err := n.mountsAt(target)
@@ -209,7 +208,7 @@ func (n *Node) damaged(u user, target string, block bool, why error) (*record, e
 	if len(mounts) > 0 || isDevice(target) {
 		return nil, why
 	}
-	slog.Warn("csi: a damaged record of a volume that is not mounted is dropped", "pod", u.pod, "volume", u.volume, "err", why)
+	n.opts.Log.Warn("csi: a damaged record of a volume that is not mounted is dropped", "pod", u.pod, "volume", u.volume, "err", why)
 	return nil, nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -157,7 +156,7 @@ func (n *Node) readRecords() error {
 			continue
 		}
 		if err != nil {
-			slog.Error("csi: a volume's record cannot be read", "dir", dir, "err", err)
+			n.opts.Log.Error("csi: a volume's record cannot be read", "dir", dir, "err", err)
 			n.unread.add(dir, err)
 			continue
 		}
@@ -217,7 +216,7 @@ func (n *Node) readUsersLocked() error {
 			dir := filepath.Join(pods, uid, place, pluginName)
 			specs, err := volume.Directories(dir)
 			if err != nil {
-				slog.Error("csi: a pod's volumes cannot be listed", "dir", dir, "err", err)
+				n.opts.Log.Error("csi: a pod's volumes cannot be listed", "dir", dir, "err", err)
 				continue
 			}
 			for _, spec := range specs {
@@ -226,7 +225,7 @@ func (n *Node) readUsersLocked() error {
 					continue
 				}
 				if err != nil {
-					slog.Error("csi: a volume's record cannot be read", "dir", filepath.Join(dir, spec), "err", err)
+					n.opts.Log.Error("csi: a volume's record cannot be read", "dir", filepath.Join(dir, spec), "err", err)
 					n.userOfLocked(user{pod: types.UID(uid), volume: spec}, place == "plugins")
 					continue
 				}
@@ -238,7 +237,7 @@ func (n *Node) readUsersLocked() error {
 				if s == nil && r.Mode == storagev1.VolumeLifecyclePersistent { // the record of its stage cannot be read, and is written again
 					if s = n.foundLocked(id, spec, place == "plugins", r); writeRecord(id,
 						record{Spec: spec, Handle: r.Handle, Driver: r.Driver, SELinux: r.SELinux}) != nil {
-						slog.Error("csi: a staged volume's record cannot be written again", "dir", id)
+						n.opts.Log.Error("csi: a staged volume's record cannot be written again", "dir", id)
 					}
 				}
 				if s != nil && s.driver == r.Driver && s.handle == r.Handle {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,9 +57,9 @@ func (n *Node) watchSockets(ctx context.Context) {
 		if time.Since(began) > lastTry {
 			wait = time.Second
 		}
-		slog.Warn("csi: drivers that start now are seen late", "dir", n.socketDir(), "err", err)
+		n.opts.Log.Warn("csi: drivers that start now are seen late", "dir", n.socketDir(), "err", err)
 		if err := n.lookForSockets(ctx); err != nil {
-			slog.Warn("csi: drivers' sockets cannot be listed", "dir", n.socketDir(), "err", err)
+			n.opts.Log.Warn("csi: drivers' sockets cannot be listed", "dir", n.socketDir(), "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -181,7 +180,7 @@ func (n *Node) findSockets() (map[string]born, error) {
 			continue
 		}
 		if len(found) == mostSockets {
-			slog.Warn("csi: too many sockets, some are not looked at", "dir", n.socketDir(), "most", mostSockets)
+			n.opts.Log.Warn("csi: too many sockets, some are not looked at", "dir", n.socketDir(), "most", mostSockets)
 			break
 		}
 		found[name] = born{inode: s.Ino, time: s.Ctim}
@@ -210,7 +209,7 @@ func (n *Node) deregisterLocked(s *socket) {
 		heir = all[len(all)-1]
 	} else {
 		delete(n.drivers, name)
-		slog.Info("csi: driver gone; its volumes stay as they are", "driver", name)
+		n.opts.Log.Info("csi: driver gone; its volumes stay as they are", "driver", name)
 	}
 	n.startLocked(func() { n.state.withdraw(name, s, heir) })
 }
@@ -223,7 +222,7 @@ func (n *Node) register(ctx context.Context, s *socket) {
 		if err == nil || ctx.Err() != nil || errors.Is(err, errNotCSI) {
 			return
 		}
-		slog.Warn("csi: driver not registered yet", "socket", s.path, "err", err)
+		n.opts.Log.Warn("csi: driver not registered yet", "socket", s.path, "err", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -265,7 +264,7 @@ func (n *Node) tryRegister(ctx context.Context, s *socket) error {
 	call, cancel = context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	if _, e := registrar.NotifyRegistrationStatus(call, answer); e != nil {
-		slog.Warn("csi: a registrar could not be told of its registration", "socket", s.path, "err", e)
+		n.opts.Log.Warn("csi: a registrar could not be told of its registration", "socket", s.path, "err", e)
 	}
 	return err
 }
@@ -322,7 +321,7 @@ func (n *Node) admit(ctx context.Context, s *socket, d *driver) bool {
 	s.driver = d
 	n.drivers[d.name] = append(n.drivers[d.name], d)
 	n.mu.Unlock()
-	slog.Info("csi: driver registered", "driver", d.name, "endpoint", d.endpoint, "node", d.nodeID)
+	n.opts.Log.Info("csi: driver registered", "driver", d.name, "endpoint", d.endpoint, "node", d.nodeID)
 	n.wake(driverKey(d.name))
 	n.sweep(d.name)
 	n.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -183,7 +182,7 @@ func (n *Node) unstage(s *staged) {
 		if n.unstaged(s, err) {
 			return
 		}
-		slog.Warn("csi: a volume is not unstaged yet", "driver", s.driver, "volume", s.handle, "err", err)
+		n.opts.Log.Warn("csi: a volume is not unstaged yet", "driver", s.driver, "volume", s.handle, "err", err)
 		select {
 		case <-time.After(wait):
 		case <-n.life.Done():
@@ -236,7 +235,7 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 		n.dropLocked(s)
 	}
 	n.mu.Unlock()
-	slog.Info("csi: volume unstaged", "driver", s.driver, "volume", s.handle)
+	n.opts.Log.Info("csi: volume unstaged", "driver", s.driver, "volume", s.handle)
 	n.inUseChanged()
 	return nil
 }
@@ -358,7 +357,7 @@ func (n *Node) notStaged(s *staged, path string) {
 		err = n.unrecord(s)
 	}
 	if err != nil {
-		slog.Warn("csi: a volume that was not staged is unstaged later", "driver", s.driver, "volume", s.handle, "err", err)
+		n.opts.Log.Warn("csi: a volume that was not staged is unstaged later", "driver", s.driver, "volume", s.handle, "err", err)
 	}
 }
 

@@ -3,7 +3,6 @@ package csi
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"math"
 	"sync"
 	"time"
@@ -105,7 +104,7 @@ func driverOf(v *volume.Spec) string {
 func (n *Node) measure(v *volume.Spec, u *usage) {
 	figure, condition, err := n.askUsage(n.life, v)
 	if err != nil {
-		slog.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
+		n.opts.Log.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
 	}
 	n.usages.mu.Lock()
 	defer n.usages.mu.Unlock()
@@ -173,7 +172,7 @@ func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.Vo
 			if condition = short(c.GetMessage()); condition == "" {
 				condition = "the driver says that the volume is not well"
 			}
-			slog.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", condition)
+			n.opts.Log.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", condition)
 		}
 	} else if len(answer.GetUsage()) == 0 {
 		return figure, condition, errNoUsage

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -73,7 +74,7 @@ func (n *testNode) untilNoSandbox(p *v1.Pod) {
 	ctx, cancel := context.WithTimeout(n.ctx, patience)
 	defer cancel()
 	looked := make(chan struct{}, 1)
-	go c.Watch(ctx, func(types.UID) { look(looked) }, func() { look(looked) })
+	go c.Watch(ctx, slog.New(slog.DiscardHandler), func(types.UID) { look(looked) }, func() { look(looked) })
 	// What Watch does not tell, since the event does not say whose it was: that a sandbox is gone.
 	events, err := c.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -222,7 +223,7 @@ func TestUnusedImagesAreCollected(t *testing.T) {
 	full := images.GCPolicy{HighPercent: 0, LowPercent: 0, Every: time.Hour}
 	collect := func() {
 		// That the disk is still full afterwards is an error, and expected.
-		c := images.NewCollector(n.client(), nil, full, nil, nil)
+		c := images.NewCollector(n.client(), nil, full, nil, nil, slog.New(slog.DiscardHandler))
 		if err := c.Collect(n.ctx); err != nil && !strings.HasPrefix(err.Error(), "Failed to garbage collect required amount of images.") {
 			t.Error(err)
 		}

@@ -12,9 +12,11 @@
 package env
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -35,6 +37,8 @@ type Options struct {
 	// Allocatable returns what the node can give to pods, the limit of containers that have none.
 	// Nil means unknown.
 	Allocatable func() v1.ResourceList
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Resolver computes environments. It is safe for concurrent use.
@@ -48,6 +52,7 @@ type Resolver struct {
 // New returns a resolver that reads as set's identity, and services from its informers.
 func New(set *client.Set, opts Options) *Resolver {
 	services := set.Informers.Core().V1().Services()
+	opts.Log = cmp.Or(opts.Log, slog.New(slog.DiscardHandler))
 	return &Resolver{
 		opts: opts, kube: set.Kube,
 		services: services.Lister(), synced: services.Informer().HasSynced,

@@ -3,7 +3,6 @@ package env
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"path"
 	"slices"
 	"strings"
@@ -204,7 +203,7 @@ func (c *call) file(ref *v1.FileKeySelector) (value string, set bool, err error)
 	}
 	value, err = readEnvFile(volume.EmptyDir(c.opts.RootDir, c.pod.UID, ref.VolumeName), ref.Path, ref.Key)
 	if err != nil {
-		slog.Warn("env file not read", "pod", c.pod.Namespace+"/"+c.pod.Name, "volume", ref.VolumeName, "path", ref.Path, "err", err)
+		c.opts.Log.Warn("env file not read", "pod", c.pod.Namespace+"/"+c.pod.Name, "volume", ref.VolumeName, "path", ref.Path, "err", err)
 		return "", false, fmt.Errorf("couldn't parse env file")
 	}
 	if value == "" {

@@ -18,6 +18,7 @@
 package eviction
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -67,6 +68,8 @@ type Options struct {
 	Recorder record.EventRecorder
 	// Node names the node in events.
 	Node *v1.ObjectReference
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Manager evicts pods. Its methods are safe for concurrent use.
@@ -85,6 +88,7 @@ type Manager struct {
 // New returns a Manager. It touches nothing.
 func New(o Options) *Manager {
 	o.Policy = o.Policy.withDefaults()
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return &Manager{Options: o, memory: readMemory, disk: readDisk, lastAt: map[v1.NodeConditionType]time.Time{}}
 }
 
@@ -145,7 +149,7 @@ func (m *Manager) watchNode(ctx context.Context) {
 	m.Recorder.Eventf(m.Node, v1.EventTypeWarning, "EvictionThresholdMet", "Attempting to reclaim %s", short.resource)
 	if short.onDisk(m.sharedDisk(ctx)) {
 		if err := m.Reclaim(ctx); err != nil && ctx.Err() == nil {
-			slog.Warn("remove unused images as the disk is nearly full", "err", err)
+			m.Log.Warn("remove unused images as the disk is nearly full", "err", err)
 		}
 		if seen = m.observe(ctx); len(m.Policy.met(seen)) == 0 {
 			return
@@ -160,7 +164,7 @@ func (m *Manager) evictOne(ctx context.Context, short signal, seen observations)
 	uses, err := m.usages(ctx, pods, short.resource != v1.ResourceMemory)
 	if err != nil {
 		if ctx.Err() == nil {
-			slog.Warn("what pods use is not known: none can be evicted", "err", err)
+			m.Log.Warn("what pods use is not known: none can be evicted", "err", err)
 		}
 		return
 	}
@@ -171,14 +175,14 @@ func (m *Manager) evictOne(ctx context.Context, short signal, seen observations)
 			return
 		}
 	}
-	slog.Warn("the node is short, and no pod can be evicted", "resource", short.resource)
+	m.Log.Warn("the node is short, and no pod can be evicted", "resource", short.resource)
 }
 
 func (m *Manager) evict(pod *v1.Pod, message string, annotations map[string]string, disruption bool) bool {
 	if !m.Evict(pod.UID, status.Eviction{Reason: Reason, Message: message, Disruption: disruption}) {
 		return false
 	}
-	slog.Info("evicting a pod", "pod", pod.Namespace+"/"+pod.Name, "why", strings.TrimSpace(message))
+	m.Log.Info("evicting a pod", "pod", pod.Namespace+"/"+pod.Name, "why", strings.TrimSpace(message))
 	m.Recorder.AnnotatedEventf(pod, annotations, v1.EventTypeWarning, Reason, "%s", message)
 	return true
 }

@@ -2,7 +2,6 @@ package eviction
 
 import (
 	"context"
-	"log/slog"
 
 	v1 "k8s.io/api/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
@@ -24,7 +23,7 @@ func (m *Manager) enforceLimits(ctx context.Context) {
 				return
 			}
 			if err != nil {
-				slog.Warn("what a pod with limits of local storage takes is not known", "pod", p.Namespace+"/"+p.Name, "err", err)
+				m.Log.Warn("what a pod with limits of local storage takes is not known", "pod", p.Namespace+"/"+p.Name, "err", err)
 			}
 			if known := uses[p.UID]; known != nil {
 				u = known

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"strconv"
 
@@ -16,12 +15,12 @@ import (
 func (m *Manager) observe(ctx context.Context) observations {
 	seen := observations{}
 	if f, err := m.memory(); err != nil {
-		slog.Warn("the node's free memory is not known", "err", err)
+		m.Log.Warn("the node's free memory is not known", "err", err)
 	} else {
 		seen[evictionapi.SignalMemoryAvailable] = f
 	}
 	if d, err := m.disk(m.RootDir); err != nil {
-		slog.Warn("free space of the node's disk is not known", "err", err)
+		m.Log.Warn("free space of the node's disk is not known", "err", err)
 	} else {
 		seen[evictionapi.SignalNodeFsAvailable] = d.bytes
 		seen.inodes(evictionapi.SignalNodeFsInodesFree, d)
@@ -36,7 +35,7 @@ func (m *Manager) observe(ctx context.Context) observations {
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			slog.Warn("free space of the images' disk is not known", "err", err)
+			m.Log.Warn("free space of the images' disk is not known", "err", err)
 		}
 		return seen
 	}

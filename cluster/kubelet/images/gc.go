@@ -45,6 +45,7 @@ type Collector struct {
 	// of containers does not tell. Set it before the collector is used.
 	Mounted func() []string
 
+	log      *slog.Logger
 	client   *cri.Client
 	puller   *Puller
 	policy   GCPolicy
@@ -63,8 +64,12 @@ type use struct {
 }
 
 // NewCollector returns a Collector for the node that node names in events.
-func NewCollector(client *cri.Client, p *Puller, policy GCPolicy, recorder record.EventRecorder, node *v1.ObjectReference) *Collector {
-	return &Collector{client: client, puller: p, policy: policy, recorder: recorder, node: node, disk: statfs, seen: map[string]*use{}}
+func NewCollector(client *cri.Client, p *Puller, policy GCPolicy, recorder record.EventRecorder, node *v1.ObjectReference,
+	log *slog.Logger,
+) *Collector {
+	return &Collector{
+		log: log, client: client, puller: p, policy: policy, recorder: recorder, node: node, disk: statfs, seen: map[string]*use{},
+	}
 }
 
 // Run looks at the disk now and then until ctx ends.
@@ -73,7 +78,7 @@ func (g *Collector) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		if err := g.Collect(ctx); err != nil && ctx.Err() == nil {
-			slog.Warn("image garbage collection", "err", err)
+			g.log.Warn("image garbage collection", "err", err)
 			g.recorder.Eventf(g.node, v1.EventTypeWarning, events.ImageGCFailed, "%s", err)
 		}
 		select {
@@ -100,7 +105,7 @@ func (g *Collector) Collect(ctx context.Context) error {
 		return nil
 	}
 	want := capacity*int64(100-g.policy.LowPercent)/100 - available
-	slog.Info("disk of images is filling up: removing unused images", "used_percent", used, "bytes_wanted", want)
+	g.log.Info("disk of images is filling up: removing unused images", "used_percent", used, "bytes_wanted", want)
 	freed, err := g.free(ctx, unused, want, time.Now())
 	if freed < want {
 		//lint:ignore ST1005 the words are upstream's, for an event
@@ -122,7 +127,7 @@ func (g *Collector) RemoveUnused(ctx context.Context) error {
 	}
 	freed, err := g.free(ctx, unused, math.MaxInt64, time.Now())
 	if freed > 0 {
-		slog.Info("removed all unused images", "bytes", freed)
+		g.log.Info("removed all unused images", "bytes", freed)
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,7 +16,7 @@ import (
 )
 
 func collector(f *critest.Fake, free int64) *Collector {
-	g := NewCollector(f.Client(), nil, DefaultGCPolicy, record.NewFakeRecorder(10), &v1.ObjectReference{})
+	g := NewCollector(f.Client(), nil, DefaultGCPolicy, record.NewFakeRecorder(10), &v1.ObjectReference{}, slog.New(slog.DiscardHandler))
 	g.disk = func(string) (int64, int64, error) { return 100 << 20, free, nil }
 	return g
 }
@@ -185,7 +186,7 @@ func TestAFailedPullIsHeldBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := critest.New()
 		f.Fail("PullImage", errNoPull)
-		p, err := NewPuller(f.Client(), record.NewFakeRecorder(100), nil, dir)
+		p, err := NewPuller(f.Client(), record.NewFakeRecorder(100), nil, dir, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -65,6 +65,7 @@ type Puller struct {
 	backOff *flowcontrol.Backoff
 	secrets Secrets
 	records *pullmanager.PullManager
+	log     *slog.Logger
 
 	mu   sync.Mutex
 	ends map[string]time.Time // of back-offs, by the image manager's keys
@@ -72,7 +73,7 @@ type Puller struct {
 
 // NewPuller returns a Puller that remembers under rootDir who pulled which image with which
 // credentials.
-func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secrets, rootDir string) (*Puller, error) {
+func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secrets, rootDir string, log *slog.Logger) (*Puller, error) {
 	service := &service{images: client.Images}
 	files, err := pullmanager.NewFSPullRecordsAccessor(klog.Background(), rootDir)
 	if err != nil {
@@ -88,7 +89,7 @@ func NewPuller(client *cri.Client, recorder record.EventRecorder, secrets Secret
 	return &Puller{
 		manager: kubeimages.NewImageManager(withoutCanceled{recorder}, credentialprovider.NewDefaultDockerKeyring(), service, records,
 			backOff, false, nil, 0, 0, unrecorded{}),
-		backOff: backOff, secrets: secrets, records: records, ends: map[string]time.Time{},
+		backOff: backOff, secrets: secrets, records: records, log: log, ends: map[string]time.Time{},
 	}, nil
 }
 
@@ -143,7 +144,7 @@ func (p *Puller) pullSecrets(ctx context.Context, pod *v1.Pod) []v1.Secret {
 		}
 		s, err := p.secrets(ctx, pod.Namespace, ref.Name)
 		if err != nil {
-			slog.Warn("read a pull secret", "pod", pod.Namespace+"/"+pod.Name, "secret", ref.Name, "err", err)
+			p.log.Warn("read a pull secret", "pod", pod.Namespace+"/"+pod.Name, "secret", ref.Name, "err", err)
 			continue
 		}
 		secrets = append(secrets, *s)

@@ -69,6 +69,7 @@ type Log struct {
 // Rotator rotates logs.
 type Rotator struct {
 	Policy
+	Log *slog.Logger
 	// Running returns the logs of running containers, from memory.
 	Running func() []Log
 	// Reopen has the runtime close a container's log and open it again by its name.
@@ -96,7 +97,7 @@ func (r *Rotator) Run(ctx context.Context) {
 				return
 			}
 			if err := r.look(ctx, l); err != nil && ctx.Err() == nil {
-				slog.Warn("a container's log cannot be rotated", "container", l.Container, "log", l.Path, "err", err)
+				r.Log.Warn("a container's log cannot be rotated", "container", l.Container, "log", l.Path, "err", err)
 			}
 		}
 	}

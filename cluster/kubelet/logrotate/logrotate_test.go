@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,6 +61,7 @@ func (w *writer) write(n int) {
 
 func (w *writer) rotator(p Policy) *Rotator {
 	return &Rotator{
+		Log:    slog.New(slog.DiscardHandler),
 		Policy: p.WithDefaults(), Running: func() []Log { return []Log{{"c", w.path}} }, Reopen: w.reopen,
 	}
 }

@@ -9,6 +9,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -67,6 +68,8 @@ type Config struct {
 	VolumesInUse func(known []v1.UniqueVolumeName) []v1.UniqueVolumeName
 	// Reported is then told what the API has of that. It does not wait.
 	Reported func([]v1.UniqueVolumeName)
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Reporter reports one node.
@@ -90,6 +93,7 @@ type Reporter struct {
 func New(c Config, kube kubernetes.Interface, runtime *cri.Client, get func() (*v1.Node, error),
 	recorder record.EventRecorder,
 ) (*Reporter, error) {
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	m, err := ReadMachine(c.RootDir)
 	if err != nil {
 		return nil, err
@@ -156,7 +160,7 @@ func (r *Reporter) Run(ctx context.Context) {
 		}
 		var err error
 		if ready, err = r.report(ctx); err != nil && ctx.Err() == nil {
-			slog.Warn("report the node's status", "err", err)
+			r.config.Log.Warn("report the node's status", "err", err)
 		}
 	}
 }
@@ -180,7 +184,7 @@ func (r *Reporter) register(ctx context.Context) bool {
 		ready := r.fill(ctx, n)
 		made, err := r.kube.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
 		if err == nil {
-			slog.Info("node registered", "node", n.Name, "ready", ready)
+			r.config.Log.Info("node registered", "node", n.Name, "ready", ready)
 			r.latest.Store(made)
 			if r.config.Registered != nil {
 				r.config.Registered(made)
@@ -195,7 +199,7 @@ func (r *Reporter) register(ctx context.Context) bool {
 			}
 		}
 		if ctx.Err() == nil {
-			slog.Warn("node is not registered", "node", n.Name, "err", err)
+			r.config.Log.Warn("node is not registered", "node", n.Name, "err", err)
 		}
 		select {
 		case <-ctx.Done():

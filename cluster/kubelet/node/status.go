@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"slices"
 	"time"
@@ -129,7 +128,7 @@ func (r *Reporter) fillRuntime(ctx context.Context, n *v1.Node) error {
 	case err == nil:
 		s.Images = imageList(images.Images)
 	case ctx.Err() == nil:
-		slog.Warn("list images for the node's status", "err", err)
+		r.config.Log.Warn("list images for the node's status", "err", err)
 	}
 	return notReady(status.GetStatus().GetConditions())
 }

@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"fmt"
-	"log/slog"
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -139,7 +138,7 @@ func (w *worker) clean() error {
 	}
 	pod, _ := w.Object()
 	if err := w.r.links.Remove(w.r.Logs, pod); err != nil {
-		slog.Warn("remove a pod's logs", "err", err)
+		w.r.Log.Warn("remove a pod's logs", "err", err)
 	}
 	if err := removeDir(criconfig.Dir(w.r.RootDir, w.uid)); err != nil {
 		return err

@@ -28,6 +28,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"maps"
@@ -93,6 +94,8 @@ type Config struct {
 	NoAddresses func() error
 	// Gone, if set, is called when nothing is left of a pod.
 	Gone func(uid types.UID)
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Runner runs the pods of a node.
@@ -112,13 +115,15 @@ type Runner struct {
 // NewRunner returns a Runner whose pods' goroutines end, leaving their containers alone, when ctx
 // does.
 func NewRunner(ctx context.Context, c Config) *Runner {
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	configs := &criconfig.Maker{
+		Log:    c.Log,
 		Images: c.CRI.Images, Volumes: c.Volumes, Env: c.Env, Cgroups: c.Cgroups, Users: c.Users, DNS: c.DNS, HostIPs: c.HostIPs,
 		RootDir: c.RootDir, Logs: c.Logs, ClusterDomain: c.ClusterDomain,
 		MemoryCapacity: c.MemoryCapacity, SeccompUnconfined: c.SeccompUnconfined,
 	}
 	return &Runner{
-		Config: c, configs: configs, ctx: ctx, workers: map[types.UID]*worker{},
+		Config: c, configs: configs, ctx: ctx, workers: map[types.UID]*worker{}, links: podlogs.Links{Log: c.Log},
 		hooks: &hook.Runner{Exec: c.CRI.Exec, Recorder: c.Recorder},
 		resizes: resize.Node{
 			Runtime: c.CRI.Runtime, Recorder: c.Recorder, Admit: c.AdmitResize, Ensure: c.Cgroups.Ensure, Resources: configs.ContainerResources,
@@ -170,7 +175,7 @@ func (r *Runner) RemoveUnknown(pod *v1.Pod) {
 	if _, ok := r.workers[pod.UID]; ok {
 		return
 	}
-	slog.Info("ending a pod that the API no longer has", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID)
+	r.Log.Info("ending a pod that the API no longer has", "pod", pod.Namespace+"/"+pod.Name, "uid", pod.UID)
 	w := r.newWorkerLocked(pod)
 	w.Remove(pod)
 }

@@ -3,7 +3,6 @@ package pod
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"path/filepath"
 	"slices"
 	"time"
@@ -66,7 +65,7 @@ func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *decide.Actions, s
 		return true
 	}
 	w.holds.failed(c, err)
-	slog.Info("container could not be started", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "err", err)
+	w.r.Log.Info("container could not be started", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "err", err)
 	return false
 }
 
@@ -126,7 +125,7 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 		// The message may hold secrets, so it is not in the event, which more people can read.
 		w.event(pod, c, v1.EventTypeWarning, events.FailedPostStartHook, "PostStartHook failed")
 		if err := w.stopper.Container(w.target(pod, c, made.ContainerId), "FailedPostStartHook", ""); err != nil {
-			slog.Warn("stop a container whose postStart hook failed", "container", made.ContainerId, "err", err)
+			w.r.Log.Warn("stop a container whose postStart hook failed", "container", made.ContainerId, "err", err)
 		}
 		w.observer.look(call, made.ContainerId)
 		return &refusal{reason: postStartError, message: message}
@@ -185,7 +184,7 @@ func (w *worker) prune(ctx context.Context) {
 			continue
 		}
 		if err := w.removeContainer(ctx, s, false); err != nil {
-			slog.Warn("remove an old container", "container", s.ID.ID, "err", err)
+			w.r.Log.Warn("remove an old container", "container", s.ID.ID, "err", err)
 			kept = append(kept, s)
 		}
 	}

@@ -2,7 +2,6 @@ package pod
 
 import (
 	"context"
-	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
 	"time"
@@ -113,7 +112,7 @@ func (w *worker) run() {
 func (w *worker) guarded() (at time.Time) {
 	defer func() {
 		if r := recover(); r != nil {
-			slog.Error("panic in a pod's loop", "uid", w.uid, "panic", r, "stack", string(debug.Stack()))
+			w.r.Log.Error("panic in a pod's loop", "uid", w.uid, "panic", r, "stack", string(debug.Stack()))
 			at = w.later()
 		}
 	}()
@@ -153,7 +152,7 @@ func (w *worker) step() time.Time {
 				w.Wake() // the end was asked for meanwhile
 				return time.Time{}
 			}
-			slog.Warn("bring a pod up", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+			w.r.Log.Warn("bring a pod up", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 			if next := w.later(); at.IsZero() || next.Before(at) {
 				at = next
 			}
@@ -170,7 +169,7 @@ func (w *worker) step() time.Time {
 			if w.r.ctx.Err() != nil {
 				return time.Time{}
 			}
-			slog.Warn("end a pod", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+			w.r.Log.Warn("end a pod", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 			return w.later()
 		}
 		w.ended, w.retry = true, 0
@@ -183,7 +182,7 @@ func (w *worker) step() time.Time {
 		if w.r.ctx.Err() != nil {
 			return time.Time{}
 		}
-		slog.Warn("remove a pod's remains", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+		w.r.Log.Warn("remove a pod's remains", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 		return w.later()
 	}
 	w.cleaned = true

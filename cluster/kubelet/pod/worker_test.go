@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -108,12 +109,12 @@ func onBench(t *testing.T, f func(b *bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{t: t, runtime: critest.New("i:1"), kube: fake.NewClientset(), edges: &edges{}, events: record.NewFakeRecorder(1000)}
 		client := b.runtime.Client()
-		puller, err := images.NewPuller(client, b.events, nil, dir)
+		puller, err := images.NewPuller(client, b.events, nil, dir, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		writer := status.NewWriter(ctx, b.kube)
+		writer := status.NewWriter(ctx, b.kube, slog.New(slog.DiscardHandler))
 		probes := probe.New(client.Exec, b.events, func(uid types.UID) { b.runner.Wake(uid) })
 		b.runner = NewRunner(ctx, Config{
 			CRI: client, Images: puller, Volumes: b.edges, Env: b.edges, Cgroups: b.edges, Users: b.edges, DNS: b.edges,

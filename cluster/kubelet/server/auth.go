@@ -32,10 +32,11 @@ type auth struct {
 	who       authenticator.Request
 	may       authorizer.Authorizer
 	clientCAs *x509.CertPool
+	log       *slog.Logger
 }
 
 func newAuth(opts Options) (*auth, error) {
-	a := &auth{nodeName: opts.NodeName, who: opts.Authenticator, may: opts.Authorizer}
+	a := &auth{log: opts.Log, nodeName: opts.NodeName, who: opts.Authenticator, may: opts.Authorizer}
 	var ca dynamiccertificates.CAContentProvider
 	if len(opts.ClientCA) > 0 {
 		static, err := dynamiccertificates.NewStaticCAContent("client-ca", opts.ClientCA)
@@ -84,7 +85,7 @@ func (a *auth) wrap(next http.Handler) http.Handler {
 		answer, ok, err := a.who.AuthenticateRequest(r)
 		if err != nil {
 			// Anyone can send such requests, and could fill the journal.
-			slog.Debug("kubelet API: request not authenticated", "from", r.RemoteAddr, "err", err)
+			a.log.Debug("kubelet API: request not authenticated", "from", r.RemoteAddr, "err", err)
 		}
 		if err != nil || !ok {
 			fail(w, http.StatusUnauthorized, "Unauthorized")
@@ -98,7 +99,7 @@ func (a *auth) wrap(next http.Handler) http.Handler {
 			if err != nil {
 				text := fmt.Sprintf("Authorization error (user=%s, verb=%s, resource=%s, subresource=%s)", attr.User.GetName(), attr.Verb,
 					attr.Resource, attr.Subresource)
-				slog.Warn("kubelet API: "+text, "err", err)
+				a.log.Warn("kubelet API: "+text, "err", err)
 				fail(w, http.StatusInternalServerError, text)
 				return
 			}

@@ -54,6 +54,7 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	read := logs.OptionsOf(opts, time.Now())
+	read.Log = s.opts.Log
 	read.Running = func(ctx context.Context) (bool, error) { return s.running(ctx, id) }
 	out := newLogWriter(w)
 	var stdout, stderr io.Writer = out, out

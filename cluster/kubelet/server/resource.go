@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -18,7 +17,7 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) {
 	var e exposition
 	summary, err := s.stats.summary(r.Context(), cpuAndMemory)
 	if err != nil {
-		slog.Warn("kubelet API: no figures for /metrics/resource", "err", err)
+		s.opts.Log.Warn("kubelet API: no figures for /metrics/resource", "err", err)
 	} else {
 		e.resources(summary)
 	}

@@ -20,6 +20,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -84,6 +85,8 @@ type Options struct {
 	Volumes func(context.Context, *v1.Pod) []statsapi.VolumeStats
 	// Claims, if given, tells /metrics what the volumes of a pod's claims take.
 	Claims func(context.Context, *v1.Pod) []statsapi.VolumeStats
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Server is the kubelet's HTTPS API.
@@ -101,6 +104,7 @@ type Server struct {
 
 // New returns a server for what host runs on runtime. It does not listen yet.
 func New(host Host, runtime *cri.Client, opts Options) (*Server, error) {
+	opts.Log = cmp.Or(opts.Log, slog.New(slog.DiscardHandler))
 	a, err := newAuth(opts)
 	if err != nil {
 		return nil, err
@@ -176,7 +180,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler: s.handler, TLSConfig: config,
 		ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, MaxHeaderBytes: 1 << 20,
-		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), // clients that hang up
+		ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug), // clients that hang up
 	}
 	stop := context.AfterFunc(ctx, func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)

@@ -91,7 +91,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, ask func(id stri
 		}).ServeHTTP(w, r)
 		return
 	}
-	passOn(target, way).ServeHTTP(w, r)
+	s.passOn(target, way).ServeHTTP(w, r)
 }
 
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
@@ -120,7 +120,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 		_ = streaming.WriteError(err, w)
 		return
 	}
-	handler := http.Handler(passOn(target, nil))
+	handler := http.Handler(s.passOn(target, nil))
 	if tunnel {
 		handler = translator.NewTunnelingHandler(handler)
 	}
@@ -169,15 +169,15 @@ func wantedPorts(values []string) ([]int32, error) {
 }
 
 // passOn joins the client's connection, once upgraded, with one to target, made by way.
-func passOn(target *url.URL, way http.RoundTripper) *proxy.UpgradeAwareHandler {
-	return proxy.NewUpgradeAwareHandler(target, way, false, true, responder{})
+func (s *Server) passOn(target *url.URL, way http.RoundTripper) *proxy.UpgradeAwareHandler {
+	return proxy.NewUpgradeAwareHandler(target, way, false, true, responder{s.opts.Log})
 }
 
-type responder struct{}
+type responder struct{ log *slog.Logger }
 
 // Error implements proxy.ErrorResponder.
-func (responder) Error(w http.ResponseWriter, r *http.Request, err error) {
-	slog.Warn("kubelet API: stream not passed on", "path", r.URL.Path, "err", err)
+func (p responder) Error(w http.ResponseWriter, r *http.Request, err error) {
+	p.log.Warn("kubelet API: stream not passed on", "path", r.URL.Path, "err", err)
 	http.Error(w, err.Error(), http.StatusInternalServerError)
 }
 

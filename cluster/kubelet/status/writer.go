@@ -34,6 +34,7 @@ const (
 // those that follow replace each other. A pod costs a goroutine only while something is to be
 // written. A write that fails is tried again until it succeeds or the pod is gone.
 type Writer struct {
+	log  *slog.Logger
 	kube kubernetes.Interface
 	ctx  context.Context
 	wg   sync.WaitGroup
@@ -54,8 +55,8 @@ type entry struct {
 }
 
 // NewWriter returns a Writer that works until ctx ends; Wait then waits for what is under way.
-func NewWriter(ctx context.Context, kube kubernetes.Interface) *Writer {
-	return &Writer{kube: kube, ctx: ctx, pods: map[types.UID]*entry{}}
+func NewWriter(ctx context.Context, kube kubernetes.Interface, log *slog.Logger) *Writer {
+	return &Writer{log: log, kube: kube, ctx: ctx, pods: map[types.UID]*entry{}}
 }
 
 // Wait returns when no write is under way. Call it when the context has ended.
@@ -181,7 +182,7 @@ func (w *Writer) write(uid types.UID, e *entry) {
 			if w.ctx.Err() != nil {
 				return
 			}
-			slog.Warn("write a pod's status", "pod", base.Namespace+"/"+base.Name, "err", err)
+			w.log.Warn("write a pod's status", "pod", base.Namespace+"/"+base.Name, "err", err)
 			wait = delay
 			delay = min(2*delay, retryMost)
 			continue

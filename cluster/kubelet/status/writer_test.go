@@ -3,6 +3,7 @@ package status
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -23,7 +24,7 @@ func bubble(t *testing.T, f func(w *Writer, kube *fake.Clientset, p *v1.Pod)) {
 		p := onePod(v1.RestartPolicyAlways, "", "a")
 		kube := fake.NewClientset(p)
 		ctx, cancel := context.WithCancel(t.Context())
-		w := NewWriter(ctx, kube)
+		w := NewWriter(ctx, kube, slog.New(slog.DiscardHandler))
 		defer w.Wait()
 		defer cancel()
 		f(w, kube, p)

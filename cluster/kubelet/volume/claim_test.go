@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -396,7 +397,8 @@ func TestAVolumeForOnePod(t *testing.T) {
 	n.wantRefused(second, "volume uses the ReadWriteOncePod access mode and is already in use by another pod")
 	n.restart(n.opts.RootDir)
 	n.wantRefused(second, "is already in use by another pod")
-	if users, err := Users(n.opts.RootDir, "pv-data"); err != nil || !slices.Equal(users, []types.UID{first.UID}) {
+	users, err := Users(n.opts.RootDir, "pv-data", slog.New(slog.DiscardHandler))
+	if err != nil || !slices.Equal(users, []types.UID{first.UID}) {
 		t.Errorf("users %q, %v", users, err)
 	}
 	n.forgetWakes()
@@ -523,7 +525,8 @@ func TestADamagedNeighbour(t *testing.T) {
 					t.Fatal(err)
 				}
 				held := name != "plugins are a file"
-				if users, err := Users(n.opts.RootDir, "pv-data"); err != nil || slices.Contains(users, neighbour.UID) != held {
+				users, err := Users(n.opts.RootDir, "pv-data", slog.New(slog.DiscardHandler))
+				if err != nil || slices.Contains(users, neighbour.UID) != held {
 					t.Errorf("users %q, %v", users, err)
 				}
 				if single && held {

@@ -27,7 +27,7 @@ const longestName = 1024
 // readHolders finds them on disk; rootDir is the kubelet's directory. What is damaged in one pod's
 // directory hides no other pod: the error then says what could not be read, and the holders are not
 // nil. They are nil if the pods themselves cannot be listed.
-func readHolders(rootDir string) (holders, error) {
+func readHolders(rootDir string, log *slog.Logger) (holders, error) {
 	pods, err := Directories(filepath.Join(rootDir, "pods"))
 	if err != nil {
 		return nil, err
@@ -35,13 +35,13 @@ func readHolders(rootDir string) (holders, error) {
 	all := holders{}
 	var errs []error
 	for _, pod := range pods {
-		errs = append(errs, all.readPod(types.UID(pod), filepath.Join(rootDir, "pods", pod, pluginsDir)))
+		errs = append(errs, all.readPod(types.UID(pod), filepath.Join(rootDir, "pods", pod, pluginsDir), log))
 	}
 	return all, errors.Join(errs...)
 }
 
 // readPod adds what a pod has; dir is its plugins' directory.
-func (h holders) readPod(pod types.UID, dir string) error {
+func (h holders) readPod(pod types.UID, dir string, log *slog.Logger) error {
 	plugins, err := Directories(dir)
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (h holders) readPod(pod types.UID, dir string) error {
 			case errors.Is(err, fs.ErrNotExist):
 				continue
 			case err != nil:
-				slog.Warn("which pod has a volume cannot be read", "file", file, "err", err)
+				log.Warn("which pod has a volume cannot be read", "file", file, "err", err)
 			}
 			h.add(volume, pod, string(name))
 		}

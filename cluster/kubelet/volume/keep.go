@@ -16,6 +16,7 @@ const keepTimeout = 10 * time.Minute
 // kept is a volume that a Keeper looks after, from before it is mounted until it is unmounted. Each
 // has its own timer: one that takes long holds up neither its pod nor the pod's other volumes.
 type kept struct {
+	log    *slog.Logger
 	keeper Keeper
 	// turn holds one token: its owner mounts or keeps the volume.
 	turn chan struct{}
@@ -34,7 +35,7 @@ type kept struct {
 
 // keptBy returns the entry of a volume of the pod, made if there is none; nil if its source keeps
 // no volumes.
-func (p *podVolumes) keptBy(source Source, s *Spec) *kept {
+func (p *podVolumes) keptBy(log *slog.Logger, source Source, s *Spec) *kept {
 	keeper, keeps := source.(Keeper)
 	if !keeps {
 		return nil
@@ -43,7 +44,7 @@ func (p *podVolumes) keptBy(source Source, s *Spec) *kept {
 	defer p.mu.Unlock()
 	k := p.kept[s.State]
 	if k == nil {
-		k = &kept{keeper: keeper, turn: make(chan struct{}, 1)}
+		k = &kept{log: log, keeper: keeper, turn: make(chan struct{}, 1)}
 		k.life, k.end = context.WithCancel(context.Background())
 		if p.kept == nil {
 			p.kept = map[string]*kept{}
@@ -135,7 +136,7 @@ func (k *kept) keep() {
 		k.failures = 0
 	} else {
 		k.failures++
-		slog.Warn("volume not looked after", "pod", fullName(k.spec.Pod), "volume", k.spec.Name, "err", err, "tries", k.failures)
+		k.log.Warn("volume not looked after", "pod", fullName(k.spec.Pod), "volume", k.spec.Name, "err", err, "tries", k.failures)
 	}
 	k.sleepLocked()
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path"
 	"slices"
@@ -111,7 +110,7 @@ func (m *Manager) narrow(ctx context.Context, pod *v1.Pod, vol *v1.Volume, conta
 	mount.HostPath, err = m.bindSubPath(ctx, pod.UID, mount.HostPath, subPath, vol.Name, container.Name, index)
 	if err != nil {
 		// The details may tell about the host what the pod's owner must not learn.
-		slog.Warn("subPath not prepared", "pod", pod.Namespace+"/"+pod.Name, "container", container.Name, "volume", vol.Name, "err", err)
+		m.opts.Log.Warn("subPath not prepared", "pod", pod.Namespace+"/"+pod.Name, "container", container.Name, "volume", vol.Name, "err", err)
 		return fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", vol.Name, container.Name)
 	}
 	return nil

@@ -51,7 +51,7 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 		return err
 	}
 	mount := source.Mount
-	if k := p.keptBy(source, s); k != nil {
+	if k := p.keptBy(m.opts.Log, source, s); k != nil {
 		if s.PV != nil {
 			m.waiting.follow(s, p.uid) // first: what changes while it is mounted must not be missed
 		}
@@ -109,12 +109,12 @@ func (m *Manager) findHolders() error {
 	if m.holders != nil {
 		return nil
 	}
-	found, err := readHolders(m.opts.RootDir)
+	found, err := readHolders(m.opts.RootDir, m.opts.Log)
 	if found == nil {
 		return err
 	}
 	if err != nil {
-		slog.Warn("some pods' directories cannot be read: what volumes these pods have is not known", "err", err)
+		m.opts.Log.Warn("some pods' directories cannot be read: what volumes these pods have is not known", "err", err)
 	}
 	m.holders = found
 	return nil
@@ -125,7 +125,7 @@ func (m *Manager) findHolders() error {
 func (m *Manager) Stopped(uid types.UID) {
 	m.taking.Lock()
 	if err := m.findHolders(); err != nil {
-		slog.Warn("which pods have volumes cannot be read", "err", err)
+		m.opts.Log.Warn("which pods have volumes cannot be read", "err", err)
 	}
 	volumes := m.holders.stop(uid)
 	m.taking.Unlock()
@@ -143,18 +143,18 @@ func (m *Manager) released(uid types.UID) {
 // wakeForVolumes wakes the pods that wait until others let go of these volumes.
 func (m *Manager) wakeForVolumes(volumes []string) {
 	for _, name := range volumes {
-		slog.Debug("a pod has let go of a volume", "volume", name)
+		m.opts.Log.Debug("a pod has let go of a volume", "volume", name)
 		m.waiting.changed(heldKey(name))
 	}
 }
 
 // Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
 // ended. rootDir is the kubelet's directory.
-func Users(rootDir, volume string) ([]types.UID, error) {
+func Users(rootDir, volume string, log *slog.Logger) ([]types.UID, error) {
 	if err := plainNames(volume); err != nil {
 		return nil, err
 	}
-	found, err := readHolders(rootDir)
+	found, err := readHolders(rootDir, log)
 	if err != nil { // who is not seen may have it, too
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -39,7 +38,7 @@ func (m *Manager) OwnUsage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeSt
 			continue
 		}
 		if err != nil {
-			slog.Debug("usage of a volume is not known", "dir", dir, "err", err)
+			m.opts.Log.Debug("usage of a volume is not known", "dir", dir, "err", err)
 			continue
 		}
 		all = append(all, statsapi.VolumeStats{Name: vol.Name, FsStats: *stats})

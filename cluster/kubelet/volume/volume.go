@@ -45,6 +45,7 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,6 +93,8 @@ type Options struct {
 	// Alias is a directory that pods' hostPath volumes name for RootDir ("/var/lib/kubelet"); ""
 	// for none.
 	Alias string
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
 // Manager owns all volumes on this node. It is safe for concurrent use.
@@ -116,15 +119,16 @@ type Manager struct {
 // New returns a manager that reads objects and asks for tokens as set's identity. It touches
 // nothing.
 func New(set *client.Set, opts Options) *Manager {
+	opts.Log = cmp.Or(opts.Log, slog.New(slog.DiscardHandler))
 	m := &Manager{
 		opts:    opts,
 		kube:    set.Kube,
 		objects: watched.New(set.Kube),
-		tokens:  tokens.New(set.Kube),
+		tokens:  tokens.New(set.Kube, opts.Log),
 		sources: append([]Source{localVolumes{private: opts.Provisioned}, hostPaths{}, nfsVolumes{places: helperPlaces}}, opts.Sources...),
 		pods:    map[types.UID]*podVolumes{},
 	}
-	m.waiting.wake, m.waiting.look = m.Wake, m.lookAt
+	m.waiting.log, m.waiting.wake, m.waiting.look = opts.Log, m.Wake, m.lookAt
 	if opts.Watch != nil {
 		m.waiting.watch(opts.Watch)
 	}
@@ -403,7 +407,7 @@ func (m *Manager) look(p *podVolumes) {
 		return
 	}
 	if err := m.follow(ctx, p); err != nil {
-		slog.Warn("volumes not up to date", "pod", p.pod.Namespace+"/"+p.pod.Name, "err", err, "tries", p.failures)
+		m.opts.Log.Warn("volumes not up to date", "pod", p.pod.Namespace+"/"+p.pod.Name, "err", err, "tries", p.failures)
 	}
 	if m.looked != nil {
 		m.looked(p.uid)

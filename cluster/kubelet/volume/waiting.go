@@ -12,6 +12,7 @@ import (
 
 // waiting are the pods that wait for a claim or a volume, by its key.
 type waiting struct {
+	log  *slog.Logger
 	wake func(types.UID)
 	// look has the volumes kept of a pod that follows changes. It does not wait.
 	look func(types.UID)
@@ -106,7 +107,7 @@ func (w *waiting) watch(shared informers.SharedInformerFactory) {
 		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: w.seen, UpdateFunc: func(_, object any) { w.seen(object) },
 		}); err != nil { // the informer was stopped: the process is ending
-			slog.Error("kubelet cannot watch claims", "err", err)
+			w.log.Error("kubelet cannot watch claims", "err", err)
 		}
 	}
 }

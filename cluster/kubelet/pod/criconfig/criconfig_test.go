@@ -1,6 +1,7 @@
 package criconfig
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -88,7 +89,7 @@ func TestHostname(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
 			tc.edit(p)
-			host, domain, err := hostname(p, "cluster.local")
+			host, domain, err := (&Maker{Log: slog.New(slog.DiscardHandler)}).hostname(p, "cluster.local")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -31,7 +31,7 @@ func (m *Maker) writeHosts(pod *v1.Pod, ips []string) (string, error) {
 		}
 		content = append([]byte(managedHostsNode), node...)
 	} else {
-		name, domain, err := hostname(pod, m.ClusterDomain)
+		name, domain, err := m.hostname(pod, m.ClusterDomain)
 		if err != nil {
 			return "", err
 		}

@@ -5,6 +5,7 @@ package criconfig
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
 
 	v1 "k8s.io/api/core/v1"
@@ -17,6 +18,8 @@ import (
 
 // Maker makes configurations. All fields are needed, but those that say otherwise.
 type Maker struct {
+	Log *slog.Logger
+
 	Images  runtimeapi.ImageServiceClient
 	Volumes Volumes
 	Env     Env

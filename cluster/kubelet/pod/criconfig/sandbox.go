@@ -3,7 +3,6 @@ package criconfig
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -31,7 +30,7 @@ func (m *Maker) Sandbox(ctx context.Context, pod *v1.Pod, attempt uint32) (*runt
 		LogDirectory: m.Logs.Pod(pod),
 	}
 	if !pod.Spec.HostNetwork {
-		name, domain, err := hostname(pod, m.ClusterDomain)
+		name, domain, err := m.hostname(pod, m.ClusterDomain)
 		if err != nil {
 			return nil, err
 		}
@@ -124,12 +123,12 @@ const (
 )
 
 // hostname returns the pod's host name and the domain it is in, if any.
-func hostname(pod *v1.Pod, clusterDomain string) (name, domain string, err error) {
+func (m *Maker) hostname(pod *v1.Pod, clusterDomain string) (name, domain string, err error) {
 	if o := pod.Spec.HostnameOverride; o != nil {
 		if msgs := validation.IsDNS1123Subdomain(*o); len(msgs) != 0 {
 			return "", "", fmt.Errorf("pod HostnameOverride %q is not a valid DNS subdomain: %s", *o, strings.Join(msgs, ";"))
 		}
-		name, err = cutHostname(pod, *o)
+		name, err = m.cutHostname(pod, *o)
 		return name, "", err
 	}
 	name = pod.Name
@@ -139,7 +138,7 @@ func hostname(pod *v1.Pod, clusterDomain string) (name, domain string, err error
 		}
 		name = h
 	}
-	if name, err = cutHostname(pod, name); err != nil {
+	if name, err = m.cutHostname(pod, name); err != nil {
 		return "", "", err
 	}
 	if s := pod.Spec.Subdomain; s != "" {
@@ -151,7 +150,7 @@ func hostname(pod *v1.Pod, clusterDomain string) (name, domain string, err error
 	return name, domain, nil
 }
 
-func cutHostname(pod *v1.Pod, name string) (string, error) {
+func (m *Maker) cutHostname(pod *v1.Pod, name string) (string, error) {
 	if len(name) <= longestHostname {
 		return name, nil
 	}
@@ -159,7 +158,7 @@ func cutHostname(pod *v1.Pod, name string) (string, error) {
 	if cut == "" {
 		return "", fmt.Errorf("hostname for pod %q was invalid: %q", pod.Name, name)
 	}
-	slog.Warn("pod's host name is too long and was cut", "pod", pod.Name, "hostname", cut)
+	m.Log.Warn("pod's host name is too long and was cut", "pod", pod.Name, "hostname", cut)
 	return cut, nil
 }
 

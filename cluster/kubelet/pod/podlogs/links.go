@@ -18,6 +18,8 @@ import (
 // of each pod, those of earlier kubelets once it has read them: a pod's end costs the same however
 // many pods there are. It is safe for concurrent use.
 type Links struct {
+	Log *slog.Logger
+
 	once sync.Once
 
 	mu   sync.Mutex
@@ -31,7 +33,7 @@ func (l *Links) Link(d Dirs, pod *v1.Pod, container, id, log string) {
 	}
 	link := d.link(pod.Name, pod.Namespace, container, id)
 	if err := os.Symlink(log, link); err != nil && !errors.Is(err, fs.ErrExist) {
-		slog.Warn("link a container's log", "container", id, "err", err)
+		l.Log.Warn("link a container's log", "container", id, "err", err)
 		return
 	}
 	l.add(link, log)
@@ -74,7 +76,7 @@ func (l *Links) Remove(d Dirs, pod *v1.Pod) error {
 func (l *Links) read(dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		slog.Warn("links to containers' logs cannot be read: those of earlier kubelets stay", "dir", dir, "err", err)
+		l.Log.Warn("links to containers' logs cannot be read: those of earlier kubelets stay", "dir", dir, "err", err)
 	}
 	for _, e := range entries {
 		link := filepath.Join(dir, e.Name())

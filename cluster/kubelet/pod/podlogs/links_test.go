@@ -3,6 +3,7 @@ package podlogs
 import (
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,7 +17,7 @@ import (
 // A directory of logs has an entry for each pod, and that of links one for each container.
 func TestAPodsEndReadsNoDirectoryOfAllPods(t *testing.T) {
 	dir := t.TempDir()
-	d, links := Dirs{All: filepath.Join(dir, "logs"), Legacy: filepath.Join(dir, "links")}, &Links{}
+	d, links := Dirs{All: filepath.Join(dir, "logs"), Legacy: filepath.Join(dir, "links")}, &Links{Log: slog.New(slog.DiscardHandler)}
 	if err := os.Mkdir(d.Legacy, 0o700); err != nil {
 		t.Fatal(err)
 	}

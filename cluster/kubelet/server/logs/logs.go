@@ -10,6 +10,7 @@ package logs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,8 @@ const timestampFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 // Options say which part of a log is wanted; the zero value is all of it so far.
 type Options struct {
+	// Log gets what is odd about a log; nil discards it.
+	Log *slog.Logger
 	// Tail is how many lines are wanted from the end; nil is all.
 	Tail *int64
 	// Limit is how many bytes are wanted at most; nil is all.
@@ -84,6 +87,7 @@ func Read(ctx context.Context, path string, opts Options, stdout, stderr io.Writ
 			lines = *opts.Tail
 		}
 	}
+	opts.Log = cmp.Or(opts.Log, slog.New(slog.DiscardHandler))
 	out := &output{opts: opts, stdout: stdout, stderr: stderr, remain: math.MaxInt64, fresh: true}
 	if opts.Limit != nil {
 		out.remain = *opts.Limit
@@ -221,7 +225,7 @@ func (o *output) write(chunk []byte) error {
 	o.inside = chunk[len(chunk)-1] != '\n'
 	msg, content, err := parse(chunk)
 	if err != nil {
-		slog.Debug("odd line in a container's log", "err", err)
+		o.opts.Log.Debug("odd line in a container's log", "err", err)
 		msg.skip = true
 	}
 	msg.skip = msg.skip || msg.time.Before(o.opts.Since)

@@ -46,6 +46,7 @@ type token struct {
 
 // Cache has the tokens of pods. It is safe for concurrent use.
 type Cache struct {
+	log  *slog.Logger
 	kube kubernetes.Interface
 
 	mu   sync.Mutex
@@ -53,8 +54,8 @@ type Cache struct {
 }
 
 // New returns an empty cache. It touches nothing.
-func New(kube kubernetes.Interface) *Cache {
-	return &Cache{kube: kube, pods: map[types.UID]map[Want]token{}}
+func New(kube kubernetes.Interface, log *slog.Logger) *Cache {
+	return &Cache{log: log, kube: kube, pods: map[types.UID]map[Want]token{}}
 }
 
 // Get returns a token, a new one if most of its life has passed. If there is none to be had and the
@@ -74,7 +75,7 @@ func (c *Cache) Get(ctx context.Context, pod *v1.Pod, want Want) (authentication
 	case time.Now().After(old.status.ExpirationTimestamp.Time):
 		return fresh.status, fmt.Errorf("token of service account %q expired and refresh failed: %w", pod.Spec.ServiceAccountName, err)
 	default:
-		slog.Warn("token not renewed", "pod", pod.Namespace+"/"+pod.Name, "expires", old.status.ExpirationTimestamp, "err", err)
+		c.log.Warn("token not renewed", "pod", pod.Namespace+"/"+pod.Name, "expires", old.status.ExpirationTimestamp, "err", err)
 		fresh = token{status: old.status, renew: time.Now().Add(RenewRetry)}
 	}
 	c.mu.Lock()

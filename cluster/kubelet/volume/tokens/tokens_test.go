@@ -3,6 +3,7 @@ package tokens
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +29,7 @@ func TestARenewalThatFailsIsNotTriedAgainAtOnce(t *testing.T) {
 				Token: fmt.Sprintf("token-%d", asked), ExpirationTimestamp: metav1.NewTime(time.Now().Add(time.Hour)),
 			}}, nil
 		})
-		c, pod := New(kube), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}}
+		c, pod := New(kube, slog.New(slog.DiscardHandler)), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}}
 		get := func(want string, times int) {
 			t.Helper()
 			status, err := c.Get(t.Context(), pod, Want{Audience: "vault"})
