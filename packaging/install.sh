@@ -52,7 +52,7 @@ if [ "$uninstall" ]; then
   unit=
   if [ -d /run/systemd/system ]; then unit=$(systemctl show --value -p FragmentPath coracled.service); fi
   if [ "$unit" ] && [ "$unit" != "$prefix/lib/systemd/system/coracled.service" ]; then
-    # purge would end that coracled, and its pods.
+    # The state directory is that coracled's, and so are the pods.
     case $(systemctl show --value -p ActiveState coracled.service) in
     inactive | failed) unit= ;;
     *) die "$unit runs another coracled: stop it first, or remove that installation instead" ;;
@@ -61,7 +61,7 @@ if [ "$uninstall" ]; then
   if [ "$unit" ]; then systemctl disable --now coracle.service; fi
   "$prefix/bin/coracle" down
   if [ "$unit" ]; then systemctl disable --now coracled.service; fi
-  "$prefix/bin/coracled" purge
+  "$prefix/bin/coracled" purge --stopped # one that still runs is not of this installation, or was started by hand
   while read -r f; do rm -f "$prefix/$f"; done <"$manifest"
   rm -f "$manifest"
   rmdir "$prefix/share/doc/coracle" 2>/dev/null || true # unless others have files there

@@ -74,7 +74,7 @@ func TestOneDaemonOnARoot(t *testing.T) {
 		l.release()
 	}
 	// A purge through another state directory, too, leaves the root alone.
-	if err := purgeState(t.Context(), other, slog.New(slog.DiscardHandler)); !errors.Is(err, errRunning) {
+	if err := purgeState(t.Context(), other, takeState, slog.New(slog.DiscardHandler)); !errors.Is(err, errRunning) {
 		t.Errorf("purge: %v", err)
 	}
 	release()
@@ -136,6 +136,22 @@ func TestLockOfARemovedFileIsNone(t *testing.T) {
 	}
 	if l, err := own(f); l != nil || err != nil {
 		t.Errorf("%v, %v", l, err)
+	}
+}
+
+// The holder of the lock is this process: a purge that ends daemons would end the test.
+func TestPurgeOfStoppedLeavesADaemonAlone(t *testing.T) {
+	c := config.Config{State: t.TempDir(), Root: t.TempDir()}
+	lock, err := lockDir(c.State)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.release()
+	if err := purge(t.Context(), c, true, lockState, slog.New(slog.DiscardHandler)); !errors.Is(err, errRunning) {
+		t.Errorf("error %v, want one that says that a daemon runs", err)
+	}
+	if _, err := os.Stat(filepath.Join(c.State, "lock")); err != nil {
+		t.Errorf("the daemon's lock: %v", err)
 	}
 }
 

@@ -38,13 +38,13 @@ var (
 )
 
 func purgeCommand(f *flags) *cobra.Command {
-	var images bool
+	var images, stopped bool
 	cmd := &cobra.Command{
 		Use:   "purge",
 		Short: "remove all pods and whatever else keeps running or mounted",
 		Long: `purge ends the daemon of --state if it runs, kills and removes all its pods, ends the
 shim and its keeper, and removes the network's firewall table, addresses and routes, the cgroup and the
-state directory. Images stay unless --all is given.`,
+state directory. Images stay unless --all is given. With --stopped it fails if a daemon runs, and ends none.`,
 		Example: `  coracled purge
   coracled purge --all --root /srv/coracle --state /run/coracle-test`,
 		Args: cobra.NoArgs,
@@ -55,14 +55,19 @@ state directory. Images stay unless --all is given.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return purge(ctx, c, images, newLog(c.Log, c.Log.SlogLevel(), os.Stderr))
+			take := takeState
+			if stopped {
+				take = lockState
+			}
+			return purge(ctx, c, images, take, newLog(c.Log, c.Log.SlogLevel(), os.Stderr))
 		},
 	}
 	cmd.Flags().BoolVar(&images, "all", false, "remove the images, too")
+	cmd.Flags().BoolVar(&stopped, "stopped", false, "fail if a daemon has --state, instead of ending it")
 	return cmd
 }
 
-func purge(ctx context.Context, c config.Config, images bool, log *slog.Logger) error {
+func purge(ctx context.Context, c config.Config, images bool, take taker, log *slog.Logger) error {
 	if err := needRoot(); err != nil {
 		return fmt.Errorf("purge: %w", err)
 	}
@@ -77,7 +82,7 @@ func purge(ctx context.Context, c config.Config, images bool, log *slog.Logger) 
 	if state || root {
 		// Without the state directory (someone has emptied /run) there may still be
 		// a firewall table, writable layers.
-		if err := purgeState(ctx, c, log); err != nil {
+		if err := purgeState(ctx, c, take, log); err != nil {
 			return fmt.Errorf("purge: %w", err)
 		}
 	}
@@ -98,11 +103,11 @@ func exists(path string) (bool, error) {
 // purgeState becomes the owner of both directories and takes down all that is in the
 // state directory. A daemon with another state directory on the same root is not ours
 // to end.
-func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
+func purgeState(ctx context.Context, c config.Config, take taker, log *slog.Logger) error {
 	if err := makeDirs(c); err != nil {
 		return err
 	}
-	lock, err := takeState(ctx, c.State)
+	lock, err := take(ctx, c.State)
 	if err != nil {
 		return err
 	}
@@ -141,6 +146,12 @@ func purgeState(ctx context.Context, c config.Config, log *slog.Logger) error {
 	}
 	return removeOwn(c.State, ownState)
 }
+
+// taker gets the lock of a state directory.
+type taker func(ctx context.Context, dir string) (*dirLock, error)
+
+// lockState is for a caller that does not know whose daemon may run: it leaves that alone.
+func lockState(_ context.Context, dir string) (*dirLock, error) { return lockDir(dir) }
 
 // takeState gets the lock of a state directory, from a running daemon if need be.
 func takeState(ctx context.Context, dir string) (*dirLock, error) {
