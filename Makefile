@@ -240,7 +240,7 @@ test-database: build testbins ## kill PostgreSQL, its pod and all programs below
 	$(GO) test -vet=off -count=1 -v -timeout 24h -tags $(TAGS),database ./integration/kube -run TestDatabase -args -database $(or $(DURATION),2m) $(DATABASE_FLAGS)
 
 test-ha: build testbins ## three control-plane nodes, TRIALS (6) times all processes of one killed under writes: the API answers within 2 s, nothing is lost (needs root)
-	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 2h -tags netgo,osusergo,grpcnotrace,ha ./integration/nodes -run TestThreeControlPlanes -args -trials $(or $(TRIALS),6)
+	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 2h -tags netgo,osusergo,grpcnotrace,ha ./integration/controlplanes -args -trials $(or $(TRIALS),6)
 
 test-helm: build testbins ## Helm 4 installs, upgrades, rolls back and removes a chart with one of each kind (needs root)
 	@GO="$(GO)" hack/tools.sh cni crictl helm kubectl registry

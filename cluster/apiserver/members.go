@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -20,7 +22,7 @@ import (
 //
 //	GET    /coracle/members        the members
 //	POST   /coracle/members        a Joiner, answered with the etcd.Peers that it starts with
-//	DELETE /coracle/members/NAME   also if its machine is gone
+//	DELETE /coracle/members/NAME   also if its machine is gone; the URL of one that never started
 //
 // The first POST to a server without peers is answered with 503: it starts again with a port for
 // them, and the client asks again.
@@ -45,14 +47,14 @@ func (b *build) installMembers(server *genericapiserver.GenericAPIServer) {
 	if b.store.members == nil {
 		return
 	}
-	m := members{b.store.members, b.options.TakePeers}
+	m := members{b.store.members, b.options.TakePeers, b.options.LeavePeers}
 	server.Handler.NonGoRestfulMux.Handle(MembersPath, m)
 	server.Handler.NonGoRestfulMux.HandlePrefix(MembersPath+"/", m)
 }
 
 type members struct {
-	etcd      *etcd.Server
-	takePeers func() error
+	etcd                  *etcd.Server
+	takePeers, leavePeers func() error
 }
 
 // ServeHTTP implements http.Handler.
@@ -60,14 +62,16 @@ func (m members) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), memberLimit)
 	defer cancel()
 	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, MembersPath), "/")
+	if plain, err := url.PathUnescape(name); err == nil { // clients escape the URL of a member twice
+		name = plain
+	}
 	answer, err := any(m.etcd.Members()), error(nil)
 	switch {
 	case r.Method == http.MethodGet && name == "":
 	case r.Method == http.MethodPost && name == "":
 		answer, err = m.add(ctx, w, r)
 	case r.Method == http.MethodDelete && name != "":
-		err = m.etcd.Remove(ctx, name)
-		answer = m.etcd.Members()
+		answer, err = m.remove(ctx, name)
 	default:
 		err = &apierrors.StatusError{ErrStatus: metav1.Status{
 			Status: metav1.StatusFailure, Code: http.StatusMethodNotAllowed, Reason: metav1.StatusReasonMethodNotAllowed,
@@ -80,6 +84,20 @@ func (m members) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(answer) // what is wrong with the connection is the client's to notice
+}
+
+// remove returns the members that are left. The last one starts again: its clock is slow then.
+func (m members) remove(ctx context.Context, name string) (any, error) {
+	if err := m.etcd.Remove(ctx, name); err != nil {
+		return nil, err
+	}
+	left := m.etcd.Members()
+	if m.etcd.Last() && m.leavePeers != nil {
+		if err := m.leavePeers(); err != nil {
+			slog.Warn("etcd keeps its port for other members", "err", err)
+		}
+	}
+	return left, nil
 }
 
 func (m members) add(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error) {

@@ -65,10 +65,11 @@ type Options struct {
 	// Several is whether other API servers use the same etcd: its endpoints are published, and they
 	// may not know at once what this one has written.
 	Several bool
-	// TakePeers has this server be started again as a member of etcd with peers; nil if it cannot.
-	// MembersHealth is told how its peers are; it may be nil.
-	TakePeers     func() error
-	MembersHealth *health.Part
+	// TakePeers has this server be started again as a member of etcd with peers, and LeavePeers
+	// without them, when the last has gone. They are nil if it cannot. MembersHealth is told how its
+	// peers are; it may be nil.
+	TakePeers, LeavePeers func() error
+	MembersHealth         *health.Part
 	// EncryptionConfig is the file of an EncryptionConfiguration. Without it objects are stored as
 	// they are. EncryptionHealth is told of its changes; it may be nil.
 	EncryptionConfig string

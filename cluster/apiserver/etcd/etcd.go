@@ -149,6 +149,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	if err != nil {
 		_ = lock.Close()
+		if s.peers.joins(dir) {
+			return nil, s.peers.unreachable(err)
+		}
 		return nil, damaged(dir, err)
 	}
 	starting, started := context.WithCancel(ctx)

@@ -117,12 +117,34 @@ func (p *Peers) configure(c *embed.Config, o Options) error {
 	return nil
 }
 
+// joins says whether the member, with its data in dir, has not been started with success yet: it
+// asks the others about the cluster then.
+func (p *Peers) joins(dir string) bool {
+	if p == nil || p.Cluster == nil {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(dir, "member", "wal"))
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// unreachable is the error of a first start among others.
+func (p *Peers) unreachable(err error) error {
+	var others []string
+	for name, at := range p.Cluster {
+		if name != p.Name {
+			others = append(others, name+" at "+at)
+		}
+	}
+	slices.Sort(others)
+	return fmt.Errorf("etcd cannot start as a member next to %s: %w; is the port open between the machines, and do those members run?",
+		strings.Join(others, ", "), err)
+}
+
 // takePart makes a server that serves a full member: its URL is known to the others, and it votes.
 func (s *Server) takePart(ctx context.Context) error {
 	server := s.etcd.Server
-	if s.peers.Force {
-		s.peers.Force = false
-		if err := s.peers.Write(s.dir); err != nil {
+	if s.peers.Force { // the next start is that of a lone member, and does not force anything
+		if err := os.Remove(PeersFile(s.dir)); err != nil {
 			return err
 		}
 	}
@@ -211,11 +233,15 @@ func (s *Server) Add(ctx context.Context, name, peerURL string) (Peers, error) {
 		case m.URL == added.URL:
 			return Peers{}, fmt.Errorf("%w: %s at %s", ErrMemberTaken, m.Name, m.URL)
 		case m.Name == "":
-			return Peers{}, fmt.Errorf("the machine at %s is joining: try again when it has, or 'coracle node remove' it", m.URL)
+			return Peers{}, fmt.Errorf("the machine at %s is joining: try again when it has, or 'coracle node remove %[1]s' if it is gone", m.URL)
 		}
 		added.Cluster[m.Name] = m.URL
 	}
 	added.Cluster[name] = added.URL
+	own := Peers{Name: s.peers.Name, URL: s.peers.URL, Cluster: s.peers.Cluster}
+	if err := own.Write(s.dir); err != nil { // it has none if it was forced to go on alone
+		return Peers{}, err
+	}
 	if there {
 		return added, nil
 	}
@@ -258,6 +284,12 @@ func (s *Server) Remove(ctx context.Context, name string) error {
 		_, err := s.etcd.Server.RemoveMember(ctx, uint64(all[i].id))
 		return err
 	})
+}
+
+// Last is whether the server has peers no more, though it was started with some.
+func (s *Server) Last() bool {
+	all := s.Members()
+	return s.peers != nil && len(all) == 1 && all[0].id == s.etcd.Server.MemberID()
 }
 
 // explained says what to do about the errors of changes of the membership.

@@ -187,7 +187,7 @@ func TestThreeMembers(t *testing.T) {
 		t.Error(err)
 	}
 	last.has(ctx, t, "after-1")
-	if p, err = ReadPeers(last.dir); err != nil || p.Force {
+	if p, err = ReadPeers(last.dir); err != nil || p != nil || !last.Last() {
 		t.Errorf("the other members would be dropped again: %+v, %v", p, err)
 	}
 	if err := last.Remove(ctx, last.name); !errors.Is(err, ErrLastMember) {
@@ -213,6 +213,8 @@ func TestMembersOfAnotherAuthority(t *testing.T) {
 	if err := other.start(t.Context()); err == nil {
 		other.Close()
 		t.Fatal("it became a member")
+	} else if want := "next to one at " + one.url; !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "damaged") {
+		t.Errorf("it says %v, want %q", err, want)
 	}
 	if err := one.Remove(t.Context(), other.url); err != nil {
 		t.Error(err)

@@ -140,7 +140,7 @@ func describe(all []Member, answers []bool, leader bool) (message string, warnin
 		return "", nil, fmt.Errorf("no leader: %d of %d control-plane nodes answer, which is enough: they are electing one", voting, voters)
 	}
 	for _, one := range silent {
-		warnings = append(warnings, one+" does not answer: start it, or take it out with 'coracle node remove'")
+		warnings = append(warnings, one+" does not answer: start it, or take it out with 'coracle node remove', by its URL if it never started")
 	}
 	return strings.Join(names, ", "), warnings, nil
 }

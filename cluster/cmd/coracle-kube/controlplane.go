@@ -194,6 +194,9 @@ func removeNode(ctx context.Context, kube kubernetes.Interface, name string) (r 
 	case !apierrors.IsNotFound(err):
 		return r, fmt.Errorf("remove %s from etcd's members: %w", name, err)
 	}
+	if strings.Contains(name, "/") { // the URL of a member that never started, and so has no node
+		return r, noneRemoved(r, name)
+	}
 	// The member may have led: etcd refuses what comes while another is elected.
 	waiting, cancel := context.WithTimeout(ctx, removalLimit)
 	defer cancel()
@@ -210,10 +213,14 @@ func removeNode(ctx context.Context, kube kubernetes.Interface, name string) (r 
 	if err != nil && !apierrors.IsNotFound(err) {
 		return r, fmt.Errorf("delete node %s: %w", name, err)
 	}
+	return r, noneRemoved(r, name)
+}
+
+func noneRemoved(r removal, name string) error {
 	if r == (removal{}) {
-		return r, fmt.Errorf("the cluster has no node %s", name)
+		return fmt.Errorf("the cluster has no node %s", name)
 	}
-	return r, nil
+	return nil
 }
 
 // inWords leaves out of an error what the reader knows.

@@ -25,7 +25,7 @@ const (
 
 // errLedBefore ends a process whose part led and does not any more. It starts again, as upstream's
 // components do: what they have in memory is of a time when they led.
-var errLedBefore = errors.New("another control-plane node may lead now")
+var errLedBefore = fmt.Errorf("%w: another control-plane node may lead now", errAgain)
 
 // leading returns a part that runs while this node holds the Lease of a name in kube-system. The
 // Lease is let go after the part has ended, so that another node goes on at once.

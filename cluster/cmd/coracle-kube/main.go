@@ -24,8 +24,8 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := command().ExecuteContext(ctx)
-	if ctx.Err() == nil && (errors.Is(err, errPeers) || errors.Is(err, errLedBefore)) {
-		slog.Warn("the process starts again", "because", err)
+	if ctx.Err() == nil && errors.Is(err, errAgain) {
+		slog.Warn("serving ends", "err", err)
 		stop()
 		err = startAgain()
 	}

@@ -67,9 +67,9 @@ type apiOptions struct {
 	balancers         balancerOptions
 	peerPort          int // of etcd's other members
 	// several is whether there may be other API servers of the cluster, which its start has found.
-	several       bool
-	takePeers     func() error // nil if it cannot
-	membersHealth *health.Part // nil without peers
+	several               bool
+	takePeers, leavePeers func() error // nil if it cannot
+	membersHealth         *health.Part // nil without peers
 }
 
 func (o *apiOptions) define(f *pflag.FlagSet) {
@@ -177,7 +177,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EtcdServers:   o.etcdServers, EtcdCA: o.etcdCA, EtcdCert: o.etcdCert, EtcdKey: o.etcdKey,
 		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
-		Unserved: o.unserved, Several: o.several, TakePeers: o.takePeers, MembersHealth: o.membersHealth,
+		Unserved: o.unserved, Several: o.several, TakePeers: o.takePeers, LeavePeers: o.leavePeers, MembersHealth: o.membersHealth,
 		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
 		Concurrent: o.processors.useAll,
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/url"
+	"os"
 	"strconv"
 	"time"
 
@@ -14,8 +16,12 @@ import (
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
-// errPeers ends a process that ran without peers and is to start again with a port for them.
-var errPeers = errors.New("another control-plane node joins")
+// errAgain ends a process that is to start again. The errors below say why.
+var (
+	errAgain = errors.New("the process starts again")
+	errPeers = fmt.Errorf("%w: another control-plane node joins", errAgain)
+	errAlone = fmt.Errorf("%w: no other control-plane node is left", errAgain)
+)
 
 // settle is how long other API servers may need to notice that a namespace is being deleted.
 const settle = 5 * time.Second
@@ -33,6 +39,13 @@ func (o *apiOptions) findPeers(node string, board *health.Board, stop context.Ca
 	}
 	if peers != nil {
 		o.several, o.membersHealth = true, board.Add("etcd members")
+		o.leavePeers = func() error {
+			if err := os.Remove(etcd.PeersFile(o.root)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			stop(errAlone)
+			return nil
+		}
 		return nil
 	}
 	o.takePeers = func() error {

@@ -174,8 +174,8 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 	}
 	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
 	err = together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
-	if errors.Is(context.Cause(ctx), errPeers) {
-		return errors.Join(err, errPeers)
+	if cause := context.Cause(ctx); errors.Is(cause, errAgain) {
+		return errors.Join(err, cause)
 	}
 	return err
 }

@@ -7,10 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,7 +62,8 @@ func freeURL(t *testing.T) string {
 	return "https://" + l.Addr().String()
 }
 
-func startFirst(t *testing.T) *first {
+// startFirst starts the cluster, on an etcd elsewhere if change says so.
+func startFirst(t *testing.T, change func(*apiserver.Options)) *first {
 	t.Helper()
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	dir, err := os.MkdirTemp("", "join") // short: sockets' paths are limited
@@ -74,7 +77,11 @@ func startFirst(t *testing.T) *first {
 	if err := (etcd.Peers{Name: "one", URL: freeURL(t)}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
-	server := must(apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: bundle, Several: true}))(t)
+	o := apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: bundle, Several: true}
+	if change != nil {
+		change(&o)
+	}
+	server := must(apiserver.New(o))(t)
 	set := must(client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, "bootstrap-signer"),
 		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers()))(t)
 	signer := upstream.NewBootstrapSigner(set)
@@ -129,7 +136,13 @@ func machine(t *testing.T, name string) Machine {
 }
 
 func TestJoin(t *testing.T) {
-	f := startFirst(t)
+	var alone atomic.Bool
+	f := startFirst(t, func(o *apiserver.Options) {
+		o.LeavePeers = func() error {
+			alone.Store(true)
+			return nil
+		}
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	g := f.invite(ctx, t)
@@ -202,14 +215,50 @@ func TestJoin(t *testing.T) {
 	refused("a key that was used", g, "was used before, or has expired")
 
 	// It never started, and is removed by its URL.
-	path := apiserver.MembersPath + "/" + "two"
-	if err := f.kube.CoreV1().RESTClient().Delete().AbsPath(path).Do(ctx).Error(); !apierrors.IsNotFound(err) {
+	remove := func(name string) error {
+		return f.kube.CoreV1().RESTClient().Delete().AbsPath(apiserver.MembersPath + "/" + url.PathEscape(name)).Do(ctx).Error()
+	}
+	if err := remove("two"); !apierrors.IsNotFound(err) || alone.Load() {
 		t.Errorf("removing a member that never told its name: %v", err)
+	}
+	if err := remove(m.URL); err != nil || !alone.Load() {
+		t.Errorf("removing the last other member: %v; the server starts again without peers: %t", err, alone.Load())
+	}
+	if err := remove("one"); !apierrors.IsConflict(err) {
+		t.Errorf("removing the only member: %v", err)
+	}
+}
+
+// The members of an etcd elsewhere are its owner's to add.
+func TestJoinWithEtcdElsewhere(t *testing.T) {
+	dir, err := os.MkdirTemp("", "etcd") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	elsewhere := must(etcd.Start(t.Context(), etcd.Options{Dir: dir, State: filepath.Join(dir, "run")}))(t)
+	t.Cleanup(elsewhere.Close)
+	f := startFirst(t, func(o *apiserver.Options) { o.EtcdServers = []string{elsewhere.Endpoint} })
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	m := machine(t, "two")
+	members, err := Join(ctx, f.invite(ctx, t), m)
+	if err != nil || members != nil {
+		t.Errorf("members %v, %v", members, err)
+	}
+	if peers, err := etcd.ReadPeers(m.Root); peers != nil || err != nil {
+		t.Errorf("peers %+v, %v", peers, err)
+	}
+	if _, err := os.Stat(filepath.Join(m.Root, "pki", "ca.pem")); err != nil {
+		t.Error(err)
+	}
+	if got := elsewhere.Members(); len(got) != 1 {
+		t.Errorf("members %v", got)
 	}
 }
 
 func TestKeysExpire(t *testing.T) {
-	f := startFirst(t)
+	f := startFirst(t, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, endless, err := token.Create(ctx, f.kube, token.New{})

@@ -1,6 +1,6 @@
 //go:build ha
 
-package nodes
+package controlplanes
 
 import (
 	"context"
@@ -242,6 +242,9 @@ func TestThreeControlPlanes(t *testing.T) {
 	one.must(t, "down")
 	one.must(t, "up", "--force-new-cluster", "--timeout", patience.String())
 	awaitMembers(t, one, "one")
+	if _, err := os.Stat(filepath.Join(one.root(), "kube", "etcd", "peers.json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the next start would not be that of a lone member: %v", err)
+	}
 	if _, err := one.kube(t).CoreV1().ConfigMaps("default").Get(ctx, "write-0", metav1.GetOptions{}); err != nil {
 		t.Errorf("what was written first: %v", err)
 	}
