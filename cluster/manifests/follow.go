@@ -37,8 +37,7 @@ func (s *Set) follow(ctx context.Context) {
 // followDir follows the directory, or, while it does not exist, the nearest one above it. It
 // returns nil if it is another one by now.
 //
-// A file counts when its writer closes it: what is half written could be valid, and objects would
-// be deleted.
+// A file that is being written is not read (see lease). It is when its writer closes it.
 func (s *Set) followDir(ctx context.Context) error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

@@ -9,7 +9,8 @@
 //
 //	the parent lists the new kinds -> objects are applied -> old ones are deleted -> the parent drops kinds
 //
-// A file with an error changes nothing, and nothing of it is deleted. A directory that does not
+// A file with an error changes nothing, and nothing of it is deleted. So does a file that is open for
+// writing. A directory that does not
 // exist is no empty one: what was applied from it stays.
 package manifests
 
@@ -53,10 +54,11 @@ type Options struct {
 type Set struct {
 	Options
 	frame *frame.Controller
-	// told is what was logged and recorded last, by file. pause is until the next try after a failure.
-	// Only the worker uses them, down to kinds.
-	told  map[string]string
-	pause time.Duration
+	// told is what was logged and recorded last, by file. Only the worker uses it, and what follows
+	// down to kinds.
+	told map[string]string
+	// pause is until the next try after a failure, writing the same while a file is being written.
+	pause, writing time.Duration
 	// known are the objects at the last sync that had no error: while they are the same, nothing is to
 	// be deleted.
 	known  map[objectKey]bool
@@ -80,7 +82,10 @@ const (
 	everything   = "manifests" // the only key: objects move between files
 	firstPause   = time.Second
 	longestPause = 5 * time.Minute
-	eventReason  = "ManifestFailed"
+	// A close is reported before the file counts as closed: the first try may come too early.
+	firstWriting   = 10 * time.Millisecond
+	longestWriting = time.Second
+	eventReason    = "ManifestFailed"
 )
 
 // New returns a set that does nothing before Run.
@@ -122,14 +127,35 @@ func (s *Set) sync(ctx context.Context, _ string) error {
 		return nil
 	}
 	s.tell(failed)
+	s.tryAgain(failed)
 	if len(failed) == 0 {
-		s.pause = 0
 		s.Health.Works(fmt.Sprintf("%d objects of %d files in %s are applied", len(objects), len(files), s.Dir))
-		return nil
 	}
-	s.pause = min(max(2*s.pause, firstPause), longestPause)
-	s.frame.AddAfter(everything, s.pause)
 	return nil
+}
+
+// tryAgain has the directory compared again later, if something failed.
+func (s *Set) tryAgain(failed map[string]error) {
+	wrong, writing := 0, 0
+	for _, err := range failed {
+		if errors.Is(err, errWriting) {
+			writing++
+		} else {
+			wrong++
+		}
+	}
+	s.after(wrong, &s.pause, firstPause, longestPause)
+	s.after(writing, &s.writing, firstWriting, longestWriting)
+}
+
+// after has the directory compared again after a pause that doubles, unless failures is 0.
+func (s *Set) after(failures int, pause *time.Duration, first, longest time.Duration) {
+	if failures == 0 {
+		*pause = 0
+		return
+	}
+	*pause = min(max(2**pause, first), longest)
+	s.frame.AddAfter(everything, *pause)
 }
 
 // resolve finds the resource of each object. Errors go to failed, by file. A file with an error has
@@ -244,7 +270,7 @@ func (s *Set) tell(failed map[string]error) {
 		if first == nil {
 			first = fmt.Errorf("%s: %s", name, now[name])
 		}
-		if now[name] == s.told[name] {
+		if now[name] == s.told[name] || errors.Is(failed[name], errWriting) {
 			continue
 		}
 		slog.Warn("a manifest is not applied", "file", name, "err", now[name])

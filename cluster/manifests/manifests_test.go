@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -112,21 +113,26 @@ func (d *directory) until(want ...string) {
 		d.t.Fatal(err)
 	}
 	defer w.Stop()
-	last := ""
 	for ok := true; ok; _, ok = <-w.ResultChan() {
-		all, err := maps.List(d.t.Context(), metav1.ListOptions{})
-		if err != nil {
-			d.t.Fatalf("%v; last: %s", err, last)
-		}
-		var have []string
-		for _, m := range all.Items {
-			have = append(have, m.Name+"="+m.Data["v"])
-		}
-		if last = strings.Join(have, " "); last == strings.Join(want, " ") {
+		if d.have() == strings.Join(want, " ") {
 			return
 		}
 	}
-	d.t.Fatalf("the watch ended with %s", last)
+	d.t.Fatalf("the watch ended with %s", d.have())
+}
+
+// have are the ConfigMaps of the namespace default, as until has them.
+func (d *directory) have() string {
+	d.t.Helper()
+	all, err := d.admin.Kube.CoreV1().ConfigMaps("default").List(d.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	var have []string
+	for _, m := range all.Items {
+		have = append(have, m.Name+"="+m.Data["v"])
+	}
+	return strings.Join(have, " ")
 }
 
 // event waits for an event of the set that says want.
@@ -239,16 +245,32 @@ func TestFaultsOfManifests(t *testing.T) {
 	}
 	d.write("a.yaml", configMap("one", "3"))
 	d.until("one=3", "two=2")
+	// A file that is being written keeps what it had, when others change, too.
+	half, err := os.OpenFile(filepath.Join(d.dir, "a.yaml"), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.write("c.yaml", configMap("other", "1"))
+	d.until("one=3", "other=1", "two=2")
+	d.write("c.yaml", configMap("other", "2"))
+	d.until("one=3", "other=2", "two=2")
+	if _, err := half.WriteString(configMap("one", "4")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(half.Close(), os.Remove(filepath.Join(d.dir, "c.yaml"))); err != nil {
+		t.Fatal(err)
+	}
+	d.until("one=4", "two=2")
 	// What another set has is left to it.
 	labels := map[string]string{partOfLabel: "applyset-of-others"}
-	_, err := d.admin.Kube.CoreV1().ConfigMaps("default").Create(t.Context(),
+	_, err = d.admin.Kube.CoreV1().ConfigMaps("default").Create(t.Context(),
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "zero", Labels: labels}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.write("zero.yaml", configMap("zero", "0"))
 	d.event("ConfigMap default/zero: it belongs to the apply set applyset-of-others")
-	d.until("one=3", "two=2", "zero=")
+	d.until("one=4", "two=2", "zero=")
 }
 
 // A kind and an object of it can be in one file. What a run that was cut off has left is deleted by

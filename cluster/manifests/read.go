@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -24,6 +25,9 @@ const (
 )
 
 var suffixes = []string{".yaml", ".yml", ".json"}
+
+// errWriting is the error of a file that is not complete yet.
+var errWriting = errors.New("it is open for writing")
 
 // file is what a manifest says, or what is wrong with it.
 type file struct {
@@ -71,6 +75,9 @@ func readFile(path string) ([]*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
+	if err := lease(f); err != nil {
+		return nil, err
+	}
 	data, err := io.ReadAll(io.LimitReader(f, longestFile+1))
 	if err != nil {
 		return nil, err
@@ -79,6 +86,20 @@ func readFile(path string) ([]*unstructured.Unstructured, error) {
 		return nil, fmt.Errorf("it is larger than %d bytes", longestFile)
 	}
 	return parse(data)
+}
+
+// lease fails with errWriting while f is open for writing: half a file may be valid, and the
+// objects of the other half would be deleted. Until f is closed, the kernel has writers wait when
+// they open or truncate it.
+func lease(f *os.File) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return errWriting
+	case err != nil: // a network file system, or fs.leases-enable is 0
+		return fmt.Errorf("lease: %w (whether it is being written is not known: use a local file system)", err)
+	}
+	return nil
 }
 
 // parse returns the objects of a manifest. Documents without content are left out, and lists are
