@@ -9,9 +9,9 @@
 //
 //	the parent lists the new kinds -> objects are applied -> old ones are deleted -> the parent drops kinds
 //
-// A file with an error changes nothing, and nothing of it is deleted. So does a file that is open for
-// writing. A directory that does not
-// exist is no empty one: what was applied from it stays.
+// A file with an error changes nothing, nor does a file that is open for writing. While there is
+// one, nothing is deleted: the objects of other files may have moved to it. A directory that does
+// not exist is no empty one: what was applied from it stays.
 package manifests
 
 import (
@@ -59,8 +59,8 @@ type Set struct {
 	told map[string]string
 	// pause is until the next try after a failure, writing the same while a file is being written.
 	pause, writing time.Duration
-	// known are the objects at the last sync that had no error: while they are the same, nothing is to
-	// be deleted.
+	// known are the objects when others were deleted last: while they are the same, nothing is to be
+	// deleted.
 	known  map[objectKey]bool
 	parent *corev1.ConfigMap
 	kinds  map[objectKind]*kindWatch
@@ -210,6 +210,7 @@ func definedGroups(files map[string]file) map[string]bool {
 
 // apply applies objects, and deletes those that were applied once and are in no file any more.
 func (s *Set) apply(ctx context.Context, objects map[objectKey]*object, failed map[string]error) error {
+	unknown := len(failed) > 0 // what some file says
 	if err := s.openParent(ctx, len(objects) > 0 || len(failed) > 0); err != nil || s.parent == nil {
 		return err
 	}
@@ -232,15 +233,15 @@ func (s *Set) apply(ctx context.Context, objects map[objectKey]*object, failed m
 	for key := range objects {
 		keys[key] = true
 	}
-	if maps.Equal(keys, s.known) && len(failed) == 0 {
+	if unknown {
+		s.known = nil // what is applied meanwhile may have to be deleted
 		return nil
 	}
-	if err := s.prune(ctx, keys, failed); err != nil {
+	if maps.Equal(keys, s.known) {
+		return nil
+	}
+	if err := s.prune(ctx, keys); err != nil {
 		return err
-	}
-	if len(failed) > 0 {
-		s.known = nil
-		return nil
 	}
 	s.known = keys
 	return s.listKinds(ctx, wanted, true)

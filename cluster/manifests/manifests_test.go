@@ -243,6 +243,17 @@ func TestFaultsOfManifests(t *testing.T) {
 	if s := d.board.States()[0]; s.Healthy || !strings.HasPrefix(s.Message, "a.yaml: document 1: ") {
 		t.Errorf("%+v", s)
 	}
+	// So does one with a new name.
+	if err := os.Rename(filepath.Join(d.dir, "a.yaml"), filepath.Join(d.dir, "moved.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	d.event("moved.yaml: document 1: ")
+	if have := d.have(); have != "one=1 two=2" {
+		t.Errorf("after a file with an error got another name: %s", have)
+	}
+	if err := os.Rename(filepath.Join(d.dir, "moved.yaml"), filepath.Join(d.dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
 	d.write("a.yaml", configMap("one", "3"))
 	d.until("one=3", "two=2")
 	// A file that is being written keeps what it had, when others change, too.

@@ -104,9 +104,8 @@ func (s *Set) listKinds(ctx context.Context, kinds map[objectKind]bool, only boo
 	return nil
 }
 
-// prune deletes the objects of the set that are none of keys, but for those of files that have
-// failed: what these say is not known.
-func (s *Set) prune(ctx context.Context, keys map[objectKey]bool, failed map[string]error) error {
+// prune deletes the objects of the set that are none of keys.
+func (s *Set) prune(ctx context.Context, keys map[objectKey]bool) error {
 	var errs []error
 	for kind := range s.listed() {
 		mapping, err := s.Mapper.RESTMapping(kind)
@@ -124,7 +123,7 @@ func (s *Set) prune(ctx context.Context, keys map[objectKey]bool, failed map[str
 		for k := range all.Items {
 			o := &all.Items[k]
 			key := objectKey{kind, o.Namespace, o.Name}
-			if keys[key] || failed[o.Annotations[fileAnnotation]] != nil || failed[s.Dir] != nil {
+			if keys[key] {
 				continue
 			}
 			background := metav1.DeletePropagationBackground
