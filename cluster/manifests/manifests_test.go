@@ -224,6 +224,10 @@ func TestFaultsOfManifests(t *testing.T) {
 		"theirs.yaml":    {configMap("one", "2"), "theirs.yaml: ConfigMap default/one is in a.yaml, too"},
 		"no-field.yaml":  {configMap("w", "") + "dada: {}\n", `no-field.yaml: ConfigMap default/w: failed to create typed patch object`},
 		"no-kind-2.yaml": {"apiVersion: boat/v1\nkind: Oar\nmetadata: {name: a}\n", `no-kind-2.yaml: Oar a: no matches for kind "Oar" in version "boat/v1"`},
+		"number.yaml": {
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: w, labels: {app: w, version: 1}}\n",
+			"number.yaml: ConfigMap w: .metadata.labels accessor error: contains non-string value in the map under key \"version\"",
+		},
 		"cluster.yaml": {
 			"apiVersion: v1\nkind: Namespace\nmetadata: {name: a, namespace: b}\n",
 			`cluster.yaml: Namespace a: it has no namespace, but metadata.namespace is "b"`,

@@ -72,6 +72,12 @@ func (s *Set) newObject(file string, place int, content *unstructured.Unstructur
 	case !namespaced && content.GetNamespace() != "":
 		return nil, fmt.Errorf("%s %s: it has no namespace, but metadata.namespace is %q", content.GetKind(), content.GetName(), content.GetNamespace())
 	}
+	for _, field := range []string{"labels", "annotations"} {
+		// Its accessor has none at all if one is wrong.
+		if _, _, err := unstructured.NestedStringMap(content.Object, "metadata", field); err != nil {
+			return nil, fmt.Errorf("%s %s: %w", content.GetKind(), content.GetName(), err)
+		}
+	}
 	set(content.GetLabels, content.SetLabels, partOfLabel, setID)
 	set(content.GetAnnotations, content.SetAnnotations, fileAnnotation, file)
 	unstructured.RemoveNestedField(content.Object, "status")
