@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 
@@ -288,16 +289,13 @@ func TestFaultsOfManifests(t *testing.T) {
 	d.until("one=4", "two=2", "zero=")
 }
 
-// A kind and an object of it can be in one file. What a run that was cut off has left is deleted by
-// the next one.
-func TestKindsOfManifests(t *testing.T) {
-	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
-	d.write("oars.yaml", `apiVersion: boat.example/v1
+const (
+	oar = `apiVersion: boat.example/v1
 kind: Oar
 metadata: {name: left, namespace: default}
 spec: {length: 3}
----
-apiVersion: apiextensions.k8s.io/v1
+`
+	oarDefinition = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: oars.boat.example}
 spec:
@@ -309,29 +307,45 @@ spec:
     served: true
     storage: true
     schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {length: {type: integer}}}}}}
----
-`+configMap("after", "1"))
+`
+)
+
+var oarResource = schema.GroupVersionResource{Group: "boat.example", Version: "v1", Resource: "oars"}
+
+// kinds waits until the set lists these kinds.
+func (d *directory) kinds(want string) {
+	d.t.Helper()
+	parents, err := d.admin.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Watch(d.t.Context(),
+		metav1.ListOptions{FieldSelector: "metadata.name=" + parentName})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer parents.Stop()
+	last := "nothing"
+	for e := range parents.ResultChan() {
+		if m, ok := e.Object.(*corev1.ConfigMap); ok {
+			if last = m.Annotations[kindsAnnotation]; last == want {
+				return
+			}
+		}
+	}
+	d.t.Fatalf("the watch ended with %s", last)
+}
+
+// A kind and an object of it can be in one file. What a run that was cut off has left is deleted by
+// the next one.
+func TestKindsOfManifests(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	d.write("oars.yaml", oar+"---\n"+oarDefinition+"---\n"+configMap("after", "1"))
 	stop := d.run()
 	d.until("after=1")
 	objects, err := dynamic.NewForConfig(d.admin.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const kinds = "ConfigMap,CustomResourceDefinition.apiextensions.k8s.io,Oar.boat.example"
-	parents, err := d.admin.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Watch(t.Context(),
-		metav1.ListOptions{FieldSelector: "metadata.name=" + parentName})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer parents.Stop()
 	// The set lists the kind before it applies an object of it.
-	for e := range parents.ResultChan() {
-		if m, ok := e.Object.(*corev1.ConfigMap); ok && m.Annotations[kindsAnnotation] == kinds {
-			break
-		}
-	}
-	oars, err := objects.Resource(schema.GroupVersionResource{Group: "boat.example", Version: "v1", Resource: "oars"}).
-		Watch(t.Context(), metav1.ListOptions{})
+	d.kinds("ConfigMap,CustomResourceDefinition.apiextensions.k8s.io,Oar.boat.example")
+	oars, err := objects.Resource(oarResource).Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,4 +362,57 @@ spec:
 	stop = d.run()
 	defer stop()
 	d.until("after=1")
+}
+
+// A kind whose definition something else deletes leaves the set with its objects' file.
+func TestKindDeletedByOthers(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	objects, err := dynamic.NewForConfig(d.admin.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	definitions := objects.Resource(schema.GroupVersionResource{
+		Group: definitionKind.Group, Version: "v1", Resource: "customresourcedefinitions",
+	})
+	// until waits for an event of a resource.
+	until := func(of dynamic.ResourceInterface, want func(watch.Event) bool) {
+		w, err := of.Watch(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		for e := range w.ResultChan() {
+			if want(e) {
+				return
+			}
+		}
+		t.Fatal("the watch ended")
+	}
+	definition, err := parse([]byte(oarDefinition))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := definitions.Create(t.Context(), definition[0], metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(definitions, func(e watch.Event) bool {
+		return strings.Contains(fmt.Sprint(e.Object), "status:True type:Established")
+	})
+	d.write("oar.yaml", oar)
+	stop := d.run()
+	defer func() { stop() }()
+	until(objects.Resource(oarResource), func(e watch.Event) bool { return e.Type == watch.Added })
+	until(definitions, func(e watch.Event) bool {
+		if e.Type == watch.Added { // it is there when the watch starts
+			if err := definitions.Delete(t.Context(), "oars.boat.example", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return e.Type == watch.Deleted
+	})
+	d.event("oar.yaml: Oar default/left: ")
+	if err := os.Remove(filepath.Join(d.dir, "oar.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	d.kinds("")
 }

@@ -117,6 +117,10 @@ func (s *Set) prune(ctx context.Context, keys map[objectKey]bool) error {
 		}
 		resource := s.Metadata.Resource(mapping.Resource)
 		all, err := resource.List(ctx, metav1.ListOptions{LabelSelector: partOfLabel + "=" + setID})
+		if apierrors.IsNotFound(err) {
+			s.Mapper.Reset() // its definition has gone since the mapper looked
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", kind.Kind, err)
 		}
