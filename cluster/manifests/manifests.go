@@ -76,6 +76,40 @@ type version struct {
 	uid             string
 	generation      int64
 	resourceVersion string
+	// The generation does not count changes of labels and annotations: these are those that the file
+	// has.
+	labels, annotations map[string]string
+}
+
+// versionOf returns the version of an object that the API server has answered with.
+func versionOf(o *object, now metav1.Object) version {
+	return version{
+		digest: o.digest, uid: string(now.GetUID()), generation: now.GetGeneration(), resourceVersion: now.GetResourceVersion(),
+		labels: those(o.content.GetLabels(), now.GetLabels()), annotations: those(o.content.GetAnnotations(), now.GetAnnotations()),
+	}
+}
+
+// those returns what all has of the keys of some.
+func those(some, all map[string]string) map[string]string {
+	of := map[string]string{}
+	for key := range some {
+		if value, ok := all[key]; ok {
+			of[key] = value
+		}
+	}
+	return of
+}
+
+// same tells whether an object is as it was applied, in all that the file can say of it.
+func (v version) same(now metav1.Object) bool {
+	switch {
+	case string(now.GetUID()) != v.uid || now.GetDeletionTimestamp() != nil:
+		return false
+	case v.generation == 0:
+		return now.GetResourceVersion() == v.resourceVersion
+	}
+	return now.GetGeneration() == v.generation && maps.Equal(those(v.labels, now.GetLabels()), v.labels) &&
+		maps.Equal(those(v.annotations, now.GetAnnotations()), v.annotations)
 }
 
 const (
@@ -295,12 +329,7 @@ func oneLine(err error) string { return strings.Join(strings.Fields(err.Error())
 func (s *Set) changed(key objectKey, now metav1.Object, gone bool) {
 	s.mu.Lock()
 	was, ok := s.applied[key]
-	same := ok && !gone && string(now.GetUID()) == was.uid && now.GetDeletionTimestamp() == nil
-	if same && was.generation != 0 {
-		same = now.GetGeneration() == was.generation
-	} else if same {
-		same = now.GetResourceVersion() == was.resourceVersion
-	}
+	same := ok && !gone && was.same(now)
 	if ok && !same {
 		delete(s.applied, key)
 	}

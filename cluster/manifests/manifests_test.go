@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -352,6 +353,22 @@ func TestKindsOfManifests(t *testing.T) {
 	defer oars.Stop()
 	if _, ok := <-oars.ResultChan(); !ok {
 		t.Fatal("no object of the kind was applied")
+	}
+	// Annotations are put back, too, which an object's generation does not count.
+	of := []byte(`{"metadata":{"annotations":{"` + fileAnnotation + `":"other.yaml"}}}`)
+	_, err = objects.Resource(oarResource).Namespace("default").Patch(t.Context(), "left", types.MergePatchType, of, metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := ""
+	for e := range oars.ResultChan() {
+		before := last
+		if m, err := meta.Accessor(e.Object); err == nil {
+			last = m.GetAnnotations()[fileAnnotation]
+		}
+		if before == "other.yaml" && last == "oars.yaml" {
+			break
+		}
 	}
 	stop()
 	// Of a run that was cut off.

@@ -134,9 +134,7 @@ func (s *Set) applyOne(ctx context.Context, o *object) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.applied[o.key] = version{
-		digest: o.digest, uid: string(now.GetUID()), generation: now.GetGeneration(), resourceVersion: now.GetResourceVersion(),
-	}
+	s.applied[o.key] = versionOf(o, now)
 	return nil
 }
 
