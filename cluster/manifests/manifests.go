@@ -68,6 +68,11 @@ type Set struct {
 	mu sync.Mutex
 	// applied is what the API server has made of each object.
 	applied map[objectKey]version
+	// applying is the object that is being applied. Meanwhile its watch has told last of the version
+	// seen, or of its deletion.
+	applying objectKey
+	seen     string
+	deleted  bool
 }
 
 // version is an object as it was applied.
@@ -329,6 +334,10 @@ func oneLine(err error) string { return strings.Join(strings.Fields(err.Error())
 func (s *Set) changed(key objectKey, now metav1.Object, gone bool) {
 	s.mu.Lock()
 	was, ok := s.applied[key]
+	if key == s.applying {
+		s.seen = now.GetResourceVersion()
+		s.deleted = s.deleted || gone
+	}
 	same := ok && !gone && was.same(now)
 	if ok && !same {
 		delete(s.applied, key)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
 const (
@@ -115,6 +116,7 @@ func set(get func() map[string]string, put func(map[string]string), key, value s
 func (s *Set) applyOne(ctx context.Context, o *object) error {
 	s.mu.Lock()
 	was, ok := s.applied[o.key]
+	s.applying, s.seen, s.deleted = o.key, "", false
 	s.mu.Unlock()
 	if ok && was.digest == o.digest {
 		return nil
@@ -134,8 +136,23 @@ func (s *Set) applyOne(ctx context.Context, o *object) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.overtakenLocked(now.GetResourceVersion()) {
+		delete(s.applied, o.key)
+		s.again()
+		return nil
+	}
 	s.applied[o.key] = versionOf(o, now)
 	return nil
+}
+
+// overtakenLocked tells whether something else has changed the object that is being applied before
+// its new version is known here.
+func (s *Set) overtakenLocked(applied string) bool {
+	if s.deleted || s.seen == "" {
+		return s.deleted // maybe before it was applied, which is applied again then
+	}
+	order, err := resourceversion.CompareResourceVersion(s.seen, applied)
+	return err != nil || order > 0
 }
 
 // checkOwner refuses an object that belongs to another apply set.
