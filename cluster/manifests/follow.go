@@ -53,7 +53,7 @@ func (s *Set) followDir(ctx context.Context) error {
 	}
 	mask := uint32(unix.IN_CREATE | unix.IN_MOVED_TO)
 	if dir == s.Dir {
-		mask = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
+		mask |= unix.IN_CLOSE_WRITE | unix.IN_MOVED_FROM | unix.IN_DELETE // links are only made
 	}
 	if _, err := unix.InotifyAddWatch(fd, dir, mask|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_ONLYDIR); err != nil {
 		return &os.PathError{Op: "inotify", Path: dir, Err: err}

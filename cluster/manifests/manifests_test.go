@@ -191,6 +191,20 @@ func TestManifestsAreKept(t *testing.T) {
 	if moved, err := maps.Get(t.Context(), "one", metav1.GetOptions{}); err != nil || moved.UID != one.UID {
 		t.Errorf("the object was made again: %v", err)
 	}
+	// Links are manifests.
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+	if err := os.WriteFile(elsewhere, []byte(configMap("linked", "1")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(d.dir, "link.yaml")
+	if err := os.Symlink(elsewhere, link); err != nil {
+		t.Fatal(err)
+	}
+	d.until("linked=1", "one=1", "three=3", "two=2")
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	d.until("one=1", "three=3", "two=2")
 	// A document that goes takes its object along, and so does a file, also while nothing follows it.
 	d.write("b.yaml", configMap("one", "1b"))
 	d.until("one=1b", "three=3")
