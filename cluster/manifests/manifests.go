@@ -215,7 +215,7 @@ func (s *Set) resolve(files map[string]file, failed map[string]error) map[object
 			case oerr != nil:
 				err = oerr
 			case objects[o.key] != nil:
-				err = fmt.Errorf("%s is in %s, too", o.key, objects[o.key].file)
+				err = fmt.Errorf("%s is also in %s", o.key, objects[o.key].file)
 			case own[o.key] != nil:
 				err = fmt.Errorf("%s is in it twice", o.key)
 			default:

@@ -237,7 +237,7 @@ func TestFaultsOfManifests(t *testing.T) {
 		"no-kind.yaml":   {configMap("x", "") + "---\nmetadata: {name: a}\n", "no-kind.yaml: document 2: an object without apiVersion and kind"},
 		"no-name.yaml":   {"apiVersion: v1\nkind: ConfigMap\n", "no-name.yaml: document 1: ConfigMap: metadata.name is missing"},
 		"twice.yaml":     {configMap("x", "") + "---\n" + configMap("x", ""), "twice.yaml: ConfigMap default/x is in it twice"},
-		"theirs.yaml":    {configMap("one", "2"), "theirs.yaml: ConfigMap default/one is in a.yaml, too"},
+		"theirs.yaml":    {configMap("one", "2"), "theirs.yaml: ConfigMap default/one is also in a.yaml"},
 		"no-field.yaml":  {configMap("w", "") + "dada: {}\n", `no-field.yaml: ConfigMap default/w: failed to create typed patch object`},
 		"no-kind-2.yaml": {"apiVersion: boat/v1\nkind: Oar\nmetadata: {name: a}\n", `no-kind-2.yaml: Oar a: no matches for kind "Oar" in version "boat/v1"`},
 		"number.yaml": {
