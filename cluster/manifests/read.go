@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -37,10 +38,17 @@ type file struct {
 
 // read returns the manifests of a directory by their names, nil if the directory does not exist.
 func read(dir string) (map[string]file, error) {
-	entries, err := os.ReadDir(dir)
+	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	if err := checkWriters(dir, info); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +83,12 @@ func readFile(path string) ([]*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
+	if info, err = f.Stat(); err != nil { // another file may have taken its place
+		return nil, err
+	}
+	if err := checkWriters(path, info); err != nil {
+		return nil, err
+	}
 	if err := lease(f); err != nil {
 		return nil, err
 	}
@@ -86,6 +100,18 @@ func readFile(path string) ([]*unstructured.Unstructured, error) {
 		return nil, fmt.Errorf("it is larger than %d bytes", longestFile)
 	}
 	return parse(data)
+}
+
+// checkWriters refuses what other users than root and this process's may write: manifests are
+// applied with all rights of the cluster.
+func checkWriters(path string, info fs.FileInfo) error {
+	if info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("others may write it: chmod go-w %s", path)
+	}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && s.Uid != 0 && int(s.Uid) != os.Geteuid() {
+		return fmt.Errorf("it belongs to user %d: chown root %s", s.Uid, path)
+	}
+	return nil
 }
 
 // lease fails with errWriting while f is open for writing: half a file may be valid, and the

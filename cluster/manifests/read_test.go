@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -30,5 +31,47 @@ func TestFilesBeingWritten(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// Manifests are applied with all rights, so no other user may write them.
+func TestManifestsOfOtherUsers(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		dir, file os.FileMode
+		owner     int  // of the file, instead of this user
+		whole     bool // no file is read
+		want      string
+	}{
+		{name: "ours", dir: 0o755, file: 0o644},
+		{name: "secret", dir: 0o700, file: 0o600},
+		{name: "a file of the group", dir: 0o755, file: 0o664, want: "others may write it: chmod go-w "},
+		{name: "a file of all", dir: 0o755, file: 0o646, want: "others may write it: chmod go-w "},
+		{name: "a directory of the group", dir: 0o775, file: 0o644, whole: true, want: "others may write it: chmod go-w "},
+		{name: "a directory like /tmp", dir: 0o777 | os.ModeSticky, file: 0o644, whole: true, want: "others may write it: chmod go-w "},
+		{name: "another user's file", dir: 0o755, file: 0o644, owner: 12345, want: "it belongs to user 12345: chown root "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "a.yaml")
+			err := os.WriteFile(path, []byte(configMap("one", "1")), 0o644)
+			err = errors.Join(err, os.Chmod(dir, test.dir), os.Chmod(path, test.file))
+			if test.owner != 0 {
+				err = errors.Join(err, os.Chown(path, test.owner, test.owner))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			files, err := read(dir)
+			if !test.whole {
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = files["a.yaml"].err
+			}
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.HasPrefix(err.Error(), test.want)) {
+				t.Errorf("%v, want %q", err, test.want)
+			}
+		})
 	}
 }
