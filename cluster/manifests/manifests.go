@@ -149,8 +149,10 @@ func (s *Set) again() { s.frame.Add(everything) }
 func (s *Set) sync(ctx context.Context, _ string) error {
 	files, err := read(s.Dir)
 	if err != nil {
-		s.tell(map[string]error{s.Dir: err})
-		return nil // following the directory brings the next try
+		failed := map[string]error{s.Dir: err}
+		s.tell(failed)
+		s.tryAgain(failed)
+		return nil
 	}
 	if files == nil {
 		s.tell(nil)

@@ -215,6 +215,16 @@ func TestManifestsAreKept(t *testing.T) {
 	d.write("d.yaml", configMap("four", "4"))
 	stop = d.run()
 	d.until("four=4", "one=1b")
+	// A directory that may not be read is tried again, also if no event of it comes.
+	if err := os.Chmod(d.dir, 0o775); err != nil {
+		t.Fatal(err)
+	}
+	d.write("d.yaml", configMap("four", "5"))
+	d.event("others may write it: ")
+	if err := os.Chmod(d.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.until("four=5", "one=1b")
 	// Without its directory everything stays.
 	stop()
 	if err := os.Rename(d.dir, d.dir+".away"); err != nil {
@@ -222,7 +232,7 @@ func TestManifestsAreKept(t *testing.T) {
 	}
 	stop = d.run()
 	d.board.Wait(t.Context())
-	d.until("four=4", "one=1b")
+	d.until("four=5", "one=1b")
 	stop()
 }
 
