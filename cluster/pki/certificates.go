@@ -1,7 +1,6 @@
 package pki
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,6 +9,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"iter"
 	"log/slog"
 	"math/big"
 	"net"
@@ -26,6 +26,18 @@ const (
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
+	// former is the authority before this one while it is trusted, nil if there is none.
+	former *former
+}
+
+// former is an authority that was replaced.
+type former struct {
+	cert *x509.Certificate
+	// cross says in its name that the key of the authority that replaced it is to be trusted.
+	// Certificates of that one are shown with it, so that those who know only the former one trust
+	// them, too.
+	cross *x509.Certificate
+	until time.Time
 }
 
 // subject is what a certificate says. With hosts it is one for servers, else one for clients; a
@@ -37,84 +49,199 @@ type subject struct {
 	peer   bool
 }
 
-// ensureAuthority returns the authority in the file at path, renewed or made if need be. The file
-// at certPath gets its certificate.
-func ensureAuthority(name, path, certPath string, now time.Time) (authority, error) {
-	a, err := ensureAuthorityPair(name, path, now)
+// ensureAuthority returns the authority in the file at path, renewed, replaced or made if need be.
+// The file at certPath gets the certificates to trust, its own first.
+func ensureAuthority(name, path, certPath string, now time.Time, r Rotation) (authority, error) {
+	a, err := ensureAuthorityPair(name, path, now, r)
 	if err != nil {
 		return authority{}, err
 	}
-	return a, Replace(certPath, encodeCertificate(a.cert.Raw), 0o644)
+	return a, Replace(certPath, a.trusted(), 0o644)
 }
 
-func ensureAuthorityPair(name, path string, now time.Time) (authority, error) {
+func ensureAuthorityPair(name, path string, now time.Time, r Rotation) (authority, error) {
 	data, err := read(path)
 	if err != nil {
 		return authority{}, err
 	}
-	cert, key := decodePair(data)
-	good := cert != nil && key != nil && cert.IsCA && matches(cert, key)
-	if good && current(cert, now) {
-		return authority{cert, key}, nil
+	a := decodeAuthority(data)
+	good := a.whole()
+	old := good && madeAt(a.cert).Before(r.Authority)
+	over := a.former != nil && !now.Before(a.former.until)
+	if good && current(a.cert, now) && !old && !over {
+		return a, nil
 	}
-	if data != nil && key == nil {
+	if data != nil && a.key == nil {
 		slog.Warn("a certificate authority of the cluster was damaged and is made again; credentials handed out before are void", "file", path)
 	}
-	if key == nil {
-		if key, err = newKey(); err != nil {
+	switch {
+	case old:
+		if a, err = a.successor(name, now, r.TrustFormer); err != nil {
+			return authority{}, err
+		}
+		slog.Info("a certificate authority of the cluster is replaced", "file", path, "former trusted until", a.former.until)
+		return a, a.write(path)
+	case over:
+		slog.Info("a former certificate authority of the cluster is not trusted any more", "file", path)
+		a.former = nil
+		if current(a.cert, now) {
+			return a, a.write(path)
+		}
+	}
+	if a.key == nil {
+		if a.key, err = newKey(); err != nil {
 			return authority{}, err
 		}
 	}
-	template := &x509.Certificate{
+	if good { // certificates name it
+		name = a.cert.Subject.CommonName
+	}
+	if a.cert, err = selfSigned(name, a.key, now); err != nil {
+		return authority{}, err
+	}
+	return a, a.write(path)
+}
+
+// whole says whether a can sign.
+func (a authority) whole() bool {
+	return a.cert != nil && a.key != nil && a.cert.IsCA && matches(a.cert, a.key)
+}
+
+// authorityTemplate is a certificate of an authority, of what it says itself.
+func authorityTemplate(name string, now time.Time) *x509.Certificate {
+	return &x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-backdate), NotAfter: now.Add(authorityLife),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageCRLSign,
 	}
-	if cert, err = sign(template, template, key.Public(), key); err != nil {
+}
+
+func selfSigned(name string, key crypto.Signer, now time.Time) (*x509.Certificate, error) {
+	template := authorityTemplate(name, now)
+	return sign(template, template, key.Public(), key)
+}
+
+// successor returns an authority with a key of its own that replaces a. Its name differs, because
+// some programs look for an issuer by its name alone.
+func (a authority) successor(name string, now time.Time, trustFormer time.Duration) (authority, error) {
+	key, err := newKey()
+	if err != nil {
 		return authority{}, err
 	}
-	return authority{cert, key}, writePair(path, cert, key)
+	name += "-" + now.UTC().Format("20060102-150405")
+	cert, err := selfSigned(name, key, now)
+	if err != nil {
+		return authority{}, err
+	}
+	cross := authorityTemplate(name, now)
+	cross.NotAfter = a.cert.NotAfter
+	certified, err := sign(cross, a.cert, key.Public(), a.key)
+	if err != nil {
+		return authority{}, err
+	}
+	return authority{cert, key, &former{a.cert, certified, now.Add(trustFormer).Truncate(time.Second)}}, nil
 }
 
-// ensurePair makes sure that the file at path holds a pair for s that serves for another 30 days.
-func (a authority) ensurePair(path string, s subject) error {
+// trusted are the certificates that clients are to trust, PEM.
+func (a authority) trusted() []byte {
+	all := encodeCertificate(a.cert.Raw)
+	if a.former != nil {
+		all = append(all, encodeCertificate(a.former.cert.Raw)...)
+	}
+	return all
+}
+
+// trustEnds is when the former authority is not trusted any more, the zero time without one.
+func (a authority) trustEnds() time.Time {
+	if a.former == nil {
+		return time.Time{}
+	}
+	return a.former.until
+}
+
+// chain is what is shown with certificates of a, PEM.
+func (a authority) chain() []byte {
+	if a.former == nil {
+		return nil
+	}
+	return encodeCertificate(a.former.cross.Raw)
+}
+
+// Headers in a PEM file: until when a former authority is trusted, a former key verifies, and when
+// a key was made (RFC 3339).
+const (
+	headerTrusted  = "Trusted-Until"
+	headerVerifies = "Verifies-Until"
+	headerMade     = "Made"
+)
+
+// write replaces the authority's file, in one step. Of a former one it has the certificate, with a
+// header, and the one by which that certifies its successor.
+func (a authority) write(path string) error {
+	if a.former == nil {
+		return writePair(path, a.cert, a.key, nil)
+	}
+	block := &pem.Block{Type: typeCertificate, Bytes: a.former.cert.Raw, Headers: map[string]string{
+		headerTrusted: a.former.until.UTC().Format(time.RFC3339),
+	}}
+	return writePair(path, a.cert, a.key, append(a.chain(), pem.EncodeToMemory(block)...))
+}
+
+func decodeAuthority(data []byte) (a authority) {
+	a.cert, a.key = decodePair(data)
+	var f former
+	for block := range blocks(data) {
+		if block.Type != typeCertificate {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			continue
+		}
+		if until, err := time.Parse(time.RFC3339, block.Headers[headerTrusted]); err == nil {
+			f.cert, f.until = cert, until
+		} else if a.cert != nil && !cert.Equal(a.cert) {
+			f.cross = cert
+		}
+	}
+	if f.cert != nil && f.cross != nil {
+		a.former = &f
+	}
+	return a
+}
+
+// blocks are those of a PEM file.
+func blocks(data []byte) iter.Seq[*pem.Block] {
+	return func(yield func(*pem.Block) bool) {
+		for {
+			block, rest := pem.Decode(data)
+			if block == nil || !yield(block) {
+				return
+			}
+			data = rest
+		}
+	}
+}
+
+// ensurePair makes sure that the file at path holds a pair for s that serves for another 30 days,
+// was not made before again, and has the chain of the authority.
+func (a authority) ensurePair(path string, s subject, now, again time.Time) error {
 	data, err := read(path)
 	if err != nil {
 		return err
 	}
-	now := time.Now()
 	template := s.template(now)
-	if cert, key := decodePair(data); cert != nil && key != nil && matches(cert, key) && current(cert, now) &&
-		cert.CheckSignatureFrom(a.cert) == nil && sameSubject(cert, template) {
-		return nil
+	cert, key := decodePair(data)
+	if cert != nil && key != nil && matches(cert, key) && current(cert, now) && cert.CheckSignatureFrom(a.cert) == nil &&
+		sameSubject(cert, template) && !madeAt(cert).Before(again) {
+		return writePair(path, cert, key, a.chain())
 	}
-	key, err := newKey()
-	if err != nil {
+	if key, err = newKey(); err != nil {
 		return err
 	}
-	cert, err := sign(template, a.cert, key.Public(), a.key)
-	if err != nil {
+	if cert, err = sign(template, a.cert, key.Public(), a.key); err != nil {
 		return err
 	}
-	return writePair(path, cert, key)
-}
-
-// ensureKey makes sure that the file at path holds a private key.
-func ensureKey(path string) error {
-	data, err := read(path)
-	if err != nil {
-		return err
-	}
-	if _, key := decodePair(data); key != nil {
-		return nil
-	}
-	if data != nil {
-		slog.Warn("the key that signs service account tokens was damaged and is made again; tokens handed out before are void", "file", path)
-	}
-	key, err := newKey()
-	if err != nil {
-		return err
-	}
-	return writePair(path, nil, key)
+	return writePair(path, cert, key, a.chain())
 }
 
 func (s subject) template(now time.Time) *x509.Certificate {
@@ -151,6 +278,9 @@ func sameSubject(a, b *x509.Certificate) bool {
 		slices.Equal(sorted(a), sorted(b)) && slices.Equal(a.ExtKeyUsage, b.ExtKeyUsage)
 }
 
+// madeAt is when a certificate was made.
+func madeAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(backdate) }
+
 func current(cert *x509.Certificate, now time.Time) bool {
 	return !now.Before(cert.NotBefore) && now.Add(renewBefore).Before(cert.NotAfter)
 }
@@ -183,27 +313,19 @@ func encodeCertificate(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: typeCertificate, Bytes: der})
 }
 
-func writePair(path string, cert *x509.Certificate, key crypto.Signer) error {
+// writePair writes a certificate with its chain, and the key.
+func writePair(path string, cert *x509.Certificate, key crypto.Signer, chain []byte) error {
 	der, err := marshalKey(key)
 	if err != nil {
 		return err
 	}
-	var data bytes.Buffer
-	if cert != nil {
-		data.Write(encodeCertificate(cert.Raw))
-	}
-	data.Write(pem.EncodeToMemory(&pem.Block{Type: typeKey, Bytes: der}))
-	return Replace(path, data.Bytes(), 0o600)
+	data := append(encodeCertificate(cert.Raw), chain...)
+	return Replace(path, append(data, pem.EncodeToMemory(&pem.Block{Type: typeKey, Bytes: der})...), 0o600)
 }
 
 // decodePair returns the first certificate and key in data, nil for what is missing or damaged.
 func decodePair(data []byte) (cert *x509.Certificate, key crypto.Signer) {
-	for {
-		block, rest := pem.Decode(data)
-		if block == nil {
-			return cert, key
-		}
-		data = rest
+	for block := range blocks(data) {
 		switch {
 		case block.Type == typeCertificate && cert == nil:
 			cert, _ = x509.ParseCertificate(block.Bytes)
@@ -213,4 +335,5 @@ func decodePair(data []byte) (cert *x509.Certificate, key crypto.Signer) {
 			}
 		}
 	}
+	return cert, key
 }

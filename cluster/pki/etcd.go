@@ -1,9 +1,6 @@
 package pki
 
-import (
-	"path/filepath"
-	"time"
-)
+import "path/filepath"
 
 // EtcdFiles names the files of one of several members of etcd.
 type EtcdFiles struct {
@@ -21,11 +18,11 @@ func (b *Bundle) EtcdFiles() EtcdFiles {
 // hosts.
 func (b *Bundle) EtcdPeer(hosts []string) (EtcdFiles, error) {
 	f := b.EtcdFiles()
-	issuer, err := ensureAuthority("coracle-etcd-ca", filepath.Join(b.Dir, etcdAuthority), f.CACert, time.Now())
+	issuer, err := ensureAuthority("coracle-etcd-ca", filepath.Join(b.Dir, etcdAuthority), f.CACert, b.made, Rotation{})
 	if err != nil {
 		return f, err
 	}
-	return f, issuer.ensurePair(f.Pair, subject{name: "etcd-peer", hosts: hosts, peer: true})
+	return f, b.pair(issuer, f.Pair, subject{name: "etcd-peer", hosts: hosts, peer: true})
 }
 
 const etcdAuthority = "etcd-ca.pem"

@@ -4,7 +4,6 @@ import (
 	"encoding/pem"
 	"fmt"
 	"net/url"
-	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
@@ -22,7 +21,7 @@ func (b *Bundle) Kubeconfig(path, user string, groups ...string) error {
 	if err != nil {
 		return err
 	}
-	ca := encodeCertificate(b.issuer.cert.Raw)
+	ca := b.issuer.trusted()
 	s := subject{name: user, groups: groups}
 	if old, err := clientcmd.Load(data); err == nil && data != nil && b.stillGood(old, ca, s) {
 		return nil
@@ -31,7 +30,7 @@ func (b *Bundle) Kubeconfig(path, user string, groups ...string) error {
 	if err != nil {
 		return err
 	}
-	cert, err := sign(s.template(time.Now()), b.issuer.cert, key.Public(), b.issuer.key)
+	cert, err := sign(s.template(b.made), b.issuer.cert, key.Public(), b.issuer.key)
 	if err != nil {
 		return err
 	}
@@ -62,7 +61,7 @@ func (b *Bundle) stillGood(config *api.Config, ca []byte, s subject) bool {
 		return false
 	}
 	cert, key := decodePair(append(append([]byte(nil), auth.ClientCertificateData...), auth.ClientKeyData...))
-	now := time.Now()
+	now := b.made
 	return cert != nil && key != nil && matches(cert, key) && current(cert, now) &&
-		cert.CheckSignatureFrom(b.issuer.cert) == nil && sameSubject(cert, s.template(now))
+		cert.CheckSignatureFrom(b.issuer.cert) == nil && !madeAt(cert).Before(b.again) && sameSubject(cert, s.template(now))
 }

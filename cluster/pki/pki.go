@@ -15,6 +15,7 @@
 //	etcd-peer.pem          what this machine's member shows to the others
 //	admin.kubeconfig       a cluster administrator, with certificate and key inside
 //	node-NAME.pem, node-NAME-serving.pem, node-NAME.kubeconfig
+//	rotation.json          what is to be made again although it is good: see [Rotate]
 //
 // [Ensure] is called at each start, once a day, and when the clock was set. It keeps what is good
 // and makes again what is missing, damaged, about to expire (30 days), not yet valid (the clock was
@@ -63,8 +64,13 @@ type Bundle struct {
 	// AdminKubeconfig is the administrator's kubeconfig (mode 0600).
 	AdminKubeconfig string
 
+	// Next is when something of it is due before the daily look, the zero time for nothing.
+	Next time.Time
+
 	server string
 	issuer authority
+	// made is the time in new certificates, and again that before which good ones are made again.
+	made, again time.Time
 }
 
 // FrontProxyName is the name in the certificate FrontProxyClient.
@@ -92,28 +98,38 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 		ServiceAccountKey: in("service-account.pem"), AdminKubeconfig: in("admin.kubeconfig"), server: server,
 		FrontProxyClient: in("front-proxy-client.pem"), FrontProxyCACert: in("front-proxy-ca.crt"),
 	}
-	var err error
-	if b.issuer, err = ensureAuthority("coracle-ca", b.CA, b.CACert, time.Now()); err != nil {
-		return nil, err
-	}
-	front, err := ensureAuthority("coracle-front-proxy-ca", in("front-proxy-ca.pem"), b.FrontProxyCACert, time.Now())
+	now := time.Now()
+	rotation, err := readRotation(dir, now)
 	if err != nil {
 		return nil, err
 	}
-	if err := front.ensurePair(b.FrontProxyClient, subject{name: FrontProxyName}); err != nil {
+	b.made, b.again = rotation.latest(now), rotation.Certificates
+	if b.issuer, err = ensureAuthority("coracle-ca", b.CA, b.CACert, b.made, rotation); err != nil {
 		return nil, err
 	}
-	if err := b.issuer.ensurePair(b.Serving, subject{name: "kube-apiserver", hosts: hosts}); err != nil {
+	front, err := ensureAuthority("coracle-front-proxy-ca", in("front-proxy-ca.pem"), b.FrontProxyCACert, b.made, rotation)
+	if err != nil {
 		return nil, err
 	}
-	// The group is upstream's for this certificate: kubelets ask the API server what it may do.
-	if err := b.issuer.ensurePair(b.KubeletClient,
-		subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}); err != nil {
+	for _, pair := range []struct {
+		authority
+		path string
+		subject
+	}{
+		{front, b.FrontProxyClient, subject{name: FrontProxyName}},
+		{b.issuer, b.Serving, subject{name: "kube-apiserver", hosts: hosts}},
+		// The group is upstream's for this certificate: kubelets ask the API server what it may do.
+		{b.issuer, b.KubeletClient, subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}},
+	} {
+		if err := b.pair(pair.authority, pair.path, pair.subject); err != nil {
+			return nil, err
+		}
+	}
+	keysEnd, err := ensureKey(b.ServiceAccountKey, b.made, rotation.ServiceAccountKey)
+	if err != nil {
 		return nil, err
 	}
-	if err := ensureKey(b.ServiceAccountKey); err != nil {
-		return nil, err
-	}
+	b.Next = earliest(b.issuer.trustEnds(), front.trustEnds(), keysEnd)
 	return b, b.Kubeconfig(b.AdminKubeconfig, "kubernetes-admin", "system:masters")
 }
 
@@ -128,13 +144,17 @@ func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
 		return NodeFiles{}, fmt.Errorf("pki: %q is no node name", name)
 	}
 	user, group := "system:node:"+name, "system:nodes"
-	if err := b.issuer.ensurePair(files.Client, subject{name: user, groups: []string{group}}); err != nil {
+	if err := b.pair(b.issuer, files.Client, subject{name: user, groups: []string{group}}); err != nil {
 		return NodeFiles{}, err
 	}
-	if err := b.issuer.ensurePair(files.Serving, subject{name: user, groups: []string{group}, hosts: hosts}); err != nil {
+	if err := b.pair(b.issuer, files.Serving, subject{name: user, groups: []string{group}, hosts: hosts}); err != nil {
 		return NodeFiles{}, err
 	}
 	return files, b.Kubeconfig(files.Kubeconfig, user, group)
+}
+
+func (b *Bundle) pair(a authority, path string, s subject) error {
+	return a.ensurePair(path, s, b.made, b.again)
 }
 
 // Authority returns the authority's certificate and key, for signers of CSRs.

@@ -130,7 +130,7 @@ func TestEnsureRenews(t *testing.T) {
 
 func TestEnsureAfterTheClockWasSetBack(t *testing.T) {
 	dir := t.TempDir()
-	a, err := ensureAuthorityPair("coracle-ca", filepath.Join(dir, "ca.pem"), time.Now().Add(48*time.Hour))
+	a, err := ensureAuthorityPair("coracle-ca", filepath.Join(dir, "ca.pem"), time.Now().Add(48*time.Hour), Rotation{})
 	if err != nil {
 		t.Fatal(err)
 	}

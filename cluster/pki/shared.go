@@ -20,7 +20,7 @@ var shared = []string{"ca.pem", "front-proxy-ca.pem", "service-account.pem", etc
 // Shared returns what another control-plane node of the cluster with its credentials in dir has to
 // have, by file name.
 func Shared(dir string) (map[string][]byte, error) {
-	if _, err := ensureAuthorityPair("coracle-etcd-ca", filepath.Join(dir, etcdAuthority), time.Now()); err != nil {
+	if _, err := ensureAuthorityPair("coracle-etcd-ca", filepath.Join(dir, etcdAuthority), time.Now(), Rotation{}); err != nil {
 		return nil, err
 	}
 	all := map[string][]byte{}
