@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"crypto"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -24,7 +23,6 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/keyutil"
 	serviceaccountcontroller "k8s.io/kubernetes/pkg/controller/serviceaccount"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 	"k8s.io/kubernetes/plugin/pkg/auth/authenticator/token/bootstrap"
@@ -37,36 +35,13 @@ const issuer = "https://kubernetes.default.svc.cluster.local"
 // verifying a signature costs more than most requests.
 const tokenCacheTTL = 10 * time.Second
 
-// serviceAccountKeys is how service account tokens are made and verified.
-type serviceAccountKeys struct {
-	generator serviceaccount.TokenGenerator
-	public    serviceaccount.PublicKeysGetter
-}
-
-func loadServiceAccountKeys(path string) (serviceAccountKeys, error) {
-	var keys serviceAccountKeys
-	private, err := keyutil.PrivateKeyFromFile(path)
-	if err != nil {
-		return keys, fmt.Errorf("the key of service account tokens cannot be read (%w); remove %s to get a new one", err, path)
-	}
-	signer, ok := private.(crypto.Signer)
-	if !ok {
-		return keys, fmt.Errorf("the key of service account tokens in %s cannot sign; remove it to get a new one", path)
-	}
-	if keys.generator, err = serviceaccount.JWTTokenGenerator(issuer, private); err != nil {
-		return keys, fmt.Errorf("key of service account tokens in %s: %w", path, err)
-	}
-	keys.public, err = serviceaccount.StaticPublicKeysGetter([]any{signer.Public()})
-	return keys, err
-}
-
 // newAuthenticator returns what finds out who a request is from, in this order: certificates signed
 // by the cluster's authority, users inside the process, static tokens, service accounts (by tokens
 // that were asked for, and by those in Secrets), bootstrap tokens, issuers of JSON web tokens, a
 // webhook. Anonymous clients may read the health endpoints and cluster-info only, unless the
 // configuration says otherwise. ctx ends what asks issuers for their keys.
 func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *identities, ca dynamiccertificates.CAContentProvider,
-	keys serviceAccountKeys,
+	keys *serviceAccountKeys,
 	client kubernetes.Interface, shared informers.SharedInformerFactory,
 ) (authenticator.Request, error) {
 	core := shared.Core().V1()
@@ -87,8 +62,8 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 		tokens = append(tokens, authenticator.WrapAudienceAgnosticToken(audiences, static))
 	}
 	tokens = append(tokens,
-		serviceaccount.JWTTokenAuthenticator([]string{issuer}, keys.public, audiences, serviceaccount.NewValidator(getter)),
-		serviceaccount.JWTTokenAuthenticator([]string{serviceaccount.LegacyIssuer}, keys.public, audiences, inSecrets),
+		serviceaccount.JWTTokenAuthenticator([]string{issuer}, keys, audiences, serviceaccount.NewValidator(getter)),
+		serviceaccount.JWTTokenAuthenticator([]string{serviceaccount.LegacyIssuer}, keys, audiences, inSecrets),
 		authenticator.WrapAudienceAgnosticToken(audiences,
 			bootstrap.NewTokenAuthenticator(core.Secrets().Lister().Secrets(metav1.NamespaceSystem))),
 	)

@@ -57,7 +57,7 @@ type build struct {
 	config *genericapiserver.Config
 	ca     dynamiccertificates.CAContentProvider
 	others *aggregate.Aggregator
-	keys   serviceAccountKeys
+	keys   *serviceAccountKeys
 	proxy  *http.Transport
 	// containers have the routes of the built-in groups, and of custom resource definitions.
 	containers []*restful.Container
@@ -244,7 +244,7 @@ func (b *build) servers() int {
 
 // installTokenKeys lets others verify service account tokens (OpenID discovery).
 func (b *build) installTokenKeys(server *genericapiserver.GenericAPIServer) error {
-	metadata, err := serviceaccount.NewOpenIDMetadataProvider(issuer, "", b.config.ExternalAddress, b.keys.public)
+	metadata, err := serviceaccount.NewOpenIDMetadataProvider(issuer, "", b.config.ExternalAddress, b.keys)
 	if err != nil {
 		return fmt.Errorf("OpenID metadata: %w", err)
 	}

@@ -111,7 +111,7 @@ func (b *build) providers() ([]provider, error) {
 	core, err := corerest.New(corerest.Config{
 		GenericConfig: corerest.GenericConfig{
 			StorageFactory: b.store.factory, EventTTL: b.options.EventTTL, LoopbackClientConfig: b.loopback, Informers: b.informers,
-			ServiceAccountIssuer: b.keys.generator, APIAudiences: authentication.APIAudiences,
+			ServiceAccountIssuer: b.keys, APIAudiences: authentication.APIAudiences,
 			ExtendExpiration: true, MaxExtendedExpiration: serviceaccount.ExpirationExtensionSeconds * time.Second,
 		},
 		Proxy: corerest.ProxyConfig{Transport: b.proxy, KubeletClientConfig: KubeletClient(b.options.PKI)},

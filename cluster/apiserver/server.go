@@ -55,7 +55,8 @@ type Server struct {
 	transport http.RoundTripper
 	informers informers.SharedInformerFactory
 	caches    caches
-	held      atomic.Bool // pods reach it at the kubernetes Service's address
+	held      atomic.Bool                        // pods reach it at the kubernetes Service's address
+	tokenKeys atomic.Pointer[serviceAccountKeys] // nil until they are loaded
 
 	listening chan struct{} // closed when address is known
 	address   net.Addr
@@ -181,6 +182,7 @@ func (s *Server) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.tokenKeys.Store(b.keys)
 	prepared := server.PrepareRun()
 	forgetExpressions(server.Handler.GoRestfulContainer)
 	forgetDocumentation(server.Handler.GoRestfulContainer)
