@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/coracle-project/coracle/cmd/coracle/kubesocket"
@@ -22,7 +23,7 @@ func partsHealth(ctx context.Context, p place) ([]health, error) {
 	for _, part := range parts {
 		h := health{
 			Component: part.Component, Healthy: part.Healthy, Message: part.Message, Since: part.Since, LastError: part.LastError,
-			LastErrorAt: part.LastErrorAt,
+			LastErrorAt: part.LastErrorAt, Warnings: part.Warnings,
 		}
 		all = append(all, h)
 	}
@@ -53,6 +54,9 @@ func (h health) told() string {
 	told := h.Message
 	if !h.Since.IsZero() {
 		told += fmt.Sprintf(" (since %s)", h.Since.Local().Format(time.DateTime))
+	}
+	if len(h.Warnings) > 0 {
+		told += "; warning: " + strings.Join(h.Warnings, "; ")
 	}
 	if h.LastError != "" && h.LastError != h.Message {
 		told += fmt.Sprintf("; last error, %s: %s", h.LastErrorAt.Local().Format(time.DateTime), h.LastError)

@@ -33,6 +33,8 @@ type health struct {
 	Since       time.Time `json:"since,omitzero"`
 	LastError   string    `json:"lastError,omitempty"`
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
+	// Warnings are what an operator should know though the part is healthy.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 func statusCommand(p *place) *cobra.Command {

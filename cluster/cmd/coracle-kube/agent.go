@@ -127,7 +127,7 @@ func (a *agent) serve(ctx context.Context) error {
 			return serveProfiles(ctx, listener, map[string]http.Handler{healthPath: showHealth(&board)})
 		})
 	}
-	for _, run := range append(parts.run, keeper.Run) {
+	for _, run := range append(parts.run, keeper.Run, a.tellCertificates(board.Add("certificates"))) {
 		work.Go(func() error { return run(ctx) })
 	}
 	go restWhenCalm(ctx, processors)
@@ -163,6 +163,24 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 		return settings, nil, err
 	}
 	return settings, set, all.Follow(set.Informers.Discovery().V1().EndpointSlices())
+}
+
+// tellCertificates returns what says daily how the node's certificates are.
+func (a *agent) tellCertificates(part *health.Part) func(context.Context) error {
+	return func(ctx context.Context) error {
+		tick := time.NewTicker(renewEvery)
+		defer tick.Stop()
+		for {
+			if err := tellCertificates(part, credentialsDir(a.root)); err != nil {
+				slog.Error("the node's certificates", "err", err)
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
 }
 
 // node is what runs on this machine, as the cluster's settings say.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
 	"github.com/coracle-project/coracle/cluster/kubelet"
+	"github.com/coracle-project/coracle/cluster/pki"
 	"github.com/coracle-project/coracle/cluster/scheduler"
 	schedulerconfig "github.com/coracle-project/coracle/cluster/scheduler/config"
 )
@@ -45,10 +47,8 @@ func apiserverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return together(cmd.Context(), server, began, &o, nil, func() error {
-				_, err := o.credentials(hostname(), nil)
-				return err
-			})
+			r := &renewer{reload: server.ReloadTokenKeys, ensure: func() (*pki.Bundle, error) { return o.credentials(hostname(), nil) }}
+			return together(cmd.Context(), server, began, &o, map[string]http.Handler{}, r)
 		},
 	}
 	o.define(cmd.Flags())

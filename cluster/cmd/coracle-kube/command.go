@@ -39,7 +39,7 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 	root.SetVersionTemplate("coracle-kube {{.Version}}\n")
 	root.AddCommand(serverCommand(), apiserverCommand(), schedulerCommand(), controllersCommand(), kubeletCommand(),
 		proxyCommand(), policyCommand(), dnsCommand(), balancersCommand(), overlayCommand(), snapshotCommand(), tokenCommand(),
-		agentCommand(), controlPlaneCommand())
+		certificateCommand(), agentCommand(), controlPlaneCommand())
 	return root
 }
 

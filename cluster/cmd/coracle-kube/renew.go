@@ -2,8 +2,15 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net/http"
+	"sync"
 	"time"
+
+	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 const (
@@ -17,25 +24,97 @@ const (
 	clockSlack = time.Hour
 )
 
-// keepRenewed calls renew whenever it is due, until ctx ends. It was called last at the time last.
-func keepRenewed(ctx context.Context, last time.Time, renew func() error) {
+// renewer keeps the credentials of a cluster that runs for longer than they last. Who uses them
+// looks at their files.
+type renewer struct {
+	// ensure makes them good.
+	ensure func() (*pki.Bundle, error)
+	// reload has the API server read the keys of tokens again.
+	reload func() error
+	part   *health.Part
+
+	mu   sync.Mutex
+	next time.Time // when something is due before the daily look; the zero time for nothing
+}
+
+// renew makes the credentials good now, and tells how they are.
+func (r *renewer) renew() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	bundle, err := r.ensure()
+	if err == nil {
+		r.next = bundle.Next
+		err = r.reload()
+	}
+	if err != nil {
+		r.part.Fails(fmt.Errorf("they cannot be renewed: %w", err))
+		return err
+	}
+	return tellCertificates(r.part, bundle.Dir)
+}
+
+// tellCertificates says which certificate in a directory expires first, and warns of those that
+// ought to have been renewed.
+func tellCertificates(part *health.Part, dir string) error {
+	all, err := pki.List(dir)
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("there are none in %s", dir)
+	}
+	if err != nil {
+		part.Fails(err)
+		return err
+	}
+	var warnings []string
+	for _, c := range all {
+		if c.Warning != "" {
+			slog.Warn("a certificate", "file", c.File, "warning", c.Warning)
+			warnings = append(warnings, c.File+": "+c.Warning)
+		}
+	}
+	part.Works(fmt.Sprintf("%d certificates; %s expires first, on %s", len(all), all[0].File, all[0].Expires.Local().Format(time.DateTime)),
+		warnings...)
+	return nil
+}
+
+// due says whether renew is due for another reason than the time that passed.
+func (r *renewer) due(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.next.IsZero() && !now.Before(r.next)
+}
+
+// run calls renew whenever it is due, until ctx ends. The credentials were made good at the time
+// last.
+func (r *renewer) run(ctx context.Context, last time.Time) {
 	tick := time.NewTicker(clockEvery)
 	defer tick.Stop()
 	for {
+		now := time.Now()
+		if due(now.Sub(last), now.Round(0).Sub(last.Round(0))) || r.due(now) {
+			if err := r.renew(); err != nil {
+				slog.Error("certificates cannot be renewed", "err", err)
+			}
+			last = now
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
-		now := time.Now()
-		if !due(now.Sub(last), now.Round(0).Sub(last.Round(0))) {
-			continue
-		}
-		if err := renew(); err != nil {
-			slog.Error("certificates cannot be renewed", "err", err)
-		}
-		last = now
 	}
+}
+
+// answerRenew makes the credentials good: what `coracle certificate rotate` asks for.
+func (r *renewer) answerRenew(w http.ResponseWriter, asked *http.Request) {
+	if asked.Method != http.MethodPost {
+		http.Error(w, "only POST renews certificates", http.StatusMethodNotAllowed)
+		return
+	}
+	if err := r.renew(); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	answerJSON(w, struct{}{})
 }
 
 // due says whether certificates have to be looked at when so much time has passed since the last
@@ -44,13 +123,14 @@ func due(passed, byClock time.Duration) bool {
 	return passed >= renewEvery || (byClock-passed).Abs() > clockSlack
 }
 
-// renewed makes sure that the certificates of a cluster that runs for longer than they last are
-// good. Who uses them looks at their files.
-func renewed(api *apiOptions, n *nodeOptions) error {
-	bundle, err := api.credentials(n.name, n.ips)
-	if err != nil {
-		return err
-	}
-	_, err = nodeFiles(bundle, n)
-	return err
+// newRenewer returns what keeps the credentials of a cluster and its own node.
+func newRenewer(server *apiserver.Server, api *apiOptions, n *nodeOptions, board *health.Board) *renewer {
+	return &renewer{reload: server.ReloadTokenKeys, part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
+		bundle, err := api.credentials(n.name, n.ips)
+		if err != nil {
+			return nil, err
+		}
+		_, err = nodeFiles(bundle, n)
+		return bundle, err
+	}}
 }

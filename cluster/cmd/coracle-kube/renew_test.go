@@ -3,9 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 func TestCertificatesAreLookedAtDailyAndWhenTheClockWasSet(t *testing.T) {
@@ -31,15 +35,61 @@ func TestRenewalGoesOnAfterAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		calls := 0
-		go keepRenewed(ctx, time.Now(), func() error {
+		var board health.Board
+		r := renewer{part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
 			calls++
-			return errors.New("the disk is full")
-		})
+			return nil, errors.New("the disk is full")
+		}}
+		go r.run(ctx, time.Now())
 		time.Sleep(3*renewEvery + time.Minute)
 		cancel()
 		synctest.Wait()
 		if calls != 3 {
 			t.Errorf("%d looks in three days", calls)
+		}
+		if s := board.States()[0]; s.Healthy || s.Message != "they cannot be renewed: the disk is full" {
+			t.Errorf("the part says %+v", s)
+		}
+	})
+}
+
+// What is due before the next daily look is done then, and status warns of what was not renewed.
+func TestRenewalsThatAreDue(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var looks []time.Duration
+		began, reloads := time.Now(), 0
+		var board health.Board
+		r := renewer{part: board.Add("certificates"), reload: func() error { reloads++; return nil }}
+		r.ensure = func() (*pki.Bundle, error) {
+			looks = append(looks, time.Since(began))
+			b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"})
+			if err == nil && len(looks) == 1 {
+				b.Next = began.Add(time.Hour)
+			}
+			return b, err
+		}
+		if err := r.renew(); err != nil {
+			t.Fatal(err)
+		}
+		const message = "6 certificates; admin.kubeconfig expires first"
+		if s := board.States()[0]; !s.Healthy || len(s.Warnings) != 0 || !strings.Contains(s.Message, message) {
+			t.Errorf("the part says %+v", s)
+		}
+		go r.run(ctx, began)
+		time.Sleep(2 * time.Hour)
+		if len(looks) != 2 || looks[1] != time.Hour || reloads != 2 {
+			t.Errorf("looks at %v, %d reloads", looks, reloads)
+		}
+		cancel()
+		synctest.Wait()
+		time.Sleep(355 * 24 * time.Hour)
+		if err := tellCertificates(r.part, dir); err != nil {
+			t.Error(err)
+		}
+		if s := board.States()[0]; len(s.Warnings) != 4 || !strings.HasPrefix(s.Warnings[0], "admin.kubeconfig: it expires on") {
+			t.Errorf("the part says %+v", s)
 		}
 	})
 }

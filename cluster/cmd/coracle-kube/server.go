@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -173,7 +174,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 		return err
 	}
 	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
-	err = together(ctx, server, began, &api, more, func() error { return renewed(&api, &n) }, parts...)
+	err = together(ctx, server, began, &api, more, newRenewer(server, &api, &n, &board), parts...)
 	if cause := context.Cause(ctx); errors.Is(cause, errAgain) {
 		return errors.Join(err, cause)
 	}
@@ -247,7 +248,7 @@ func cleaning(what string, remove func() error) func(context.Context) error {
 // ends last: the others have something to write when they end.
 // more is served on the socket for root, by path.
 func together(ctx context.Context, server *apiserver.Server, began time.Time, o *apiOptions, more map[string]http.Handler,
-	renew func() error, parts ...func(context.Context) error,
+	renewal *renewer, parts ...func(context.Context) error,
 ) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -264,6 +265,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 		}
 	})
 	work.Go(func() error {
+		more[renewPath] = http.HandlerFunc(renewal.answerRenew)
 		listener, err := listenForProfiles(ctx, o.settings().State)
 		if err == nil {
 			err = serveProfiles(ctx, listener, more)
@@ -290,7 +292,10 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 		case <-server.Ready():
 			slog.Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
 			go restWhenCalm(ctx, o.processors)
-			keepRenewed(ctx, began, renew)
+			if err := tellCertificates(renewal.part, filepath.Join(o.root, "pki")); err != nil {
+				slog.Error("certificates", "err", err)
+			}
+			renewal.run(ctx, began)
 		case <-ctx.Done():
 		}
 		return nil

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// renewPath is where this process makes its credentials good, as a rotation says.
+const renewPath = "/certificates/renew"
+
+// rotated is the answer to `coracle certificate rotate`.
+type rotated struct {
+	// Running is whether the cluster process has done it; otherwise its next start does.
+	Running bool `json:"running"`
+}
+
+// certificateCommand is what `coracle certificate` runs.
+func certificateCommand() *cobra.Command {
+	var root, state string
+	cmd := &cobra.Command{
+		Use: "certificate", Short: "list and replace the credentials of this machine's cluster",
+		Hidden: true, // coracle certificate is for people
+	}
+	cmd.PersistentFlags().StringVar(&root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
+	cmd.PersistentFlags().StringVar(&state, "state", "/run/coracle", "directory for what a reboot may lose")
+	list := &cobra.Command{
+		Use: "list", Short: "list certificates", Example: "  coracle-kube certificate list", Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := credentialsOf(root)
+			if err != nil {
+				return err
+			}
+			all, err := pki.List(dir)
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(append([]pki.Certificate{}, all...))
+		},
+	}
+	var what pki.What
+	rotate := &cobra.Command{
+		Use: "rotate", Short: "replace credentials", Example: "  coracle-kube certificate rotate --certificates", Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := credentialsOf(root)
+			if err != nil {
+				return err
+			}
+			if dir == credentialsDir(root) {
+				return errors.New("this machine is a node of a cluster elsewhere, which signs its certificates: leave and join again for others")
+			}
+			if _, err := os.Stat(filepath.Join(dir, "etcd-peer.pem")); err == nil && what.ServiceAccountKey {
+				return errors.New("several control-plane nodes have the key of service account tokens: it can be replaced only while there is one")
+			}
+			if err := pki.Rotate(dir, what); err != nil {
+				return err
+			}
+			running, err := renewNow(cmd.Context(), filepath.Join(state, "kube", profileSocket))
+			if err != nil {
+				return fmt.Errorf("the rotation is noted, and not finished: %w; the cluster tries again within a day, and when it is started", err)
+			}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(rotated{running})
+		},
+	}
+	rotate.Flags().BoolVar(&what.Certificates, "certificates", false, "replace all certificates but the authorities'")
+	rotate.Flags().BoolVar(&what.ServiceAccountKey, "service-account-key", false, "replace the key that signs service account tokens")
+	rotate.MarkFlagsOneRequired("certificates", "service-account-key")
+	cmd.AddCommand(list, rotate)
+	return cmd
+}
+
+// credentialsOf is the directory with this machine's certificates, as the first machine of a
+// cluster or as a node.
+func credentialsOf(root string) (string, error) {
+	for _, dir := range []string{filepath.Join(root, "pki"), credentialsDir(root)} {
+		if _, err := os.Stat(dir); err == nil {
+			return dir, nil
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	return "", errors.New("this machine has no cluster, and has joined none")
+}
+
+// renewNow has the cluster process make its credentials good, and says whether it runs.
+func renewNow(ctx context.Context, socket string) (running bool, err error) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://kube"+renewPath, nil)
+	if err != nil {
+		return false, err
+	}
+	resp, err := transport.RoundTrip(req)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		said, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+		return true, errors.Join(errors.New(strings.TrimSpace(string(said))), err)
+	}
+	return true, nil
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+func TestRotateCertificates(t *testing.T) {
+	root := t.TempDir()
+	state, err := os.MkdirTemp("", "state") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(state) })
+	place := []string{"--root", root, "--state", state}
+	_, err = try(t, append([]string{"certificate", "list"}, place...)...)
+	if err == nil || !strings.Contains(err.Error(), "has joined none") {
+		t.Errorf("without a cluster: %v", err)
+	}
+	dir := filepath.Join(root, "pki")
+	ensure := func() (*pki.Bundle, error) { return pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}) }
+	bundle, err := ensure()
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := func() string {
+		t.Helper()
+		data, err := os.ReadFile(bundle.Serving)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	out, err := try(t, append([]string{"certificate", "list"}, place...)...)
+	var all []pki.Certificate
+	if err != nil || json.Unmarshal([]byte(out), &all) != nil || len(all) != 6 {
+		t.Errorf("%s, %v", out, err)
+	}
+	rotate := func(want string) {
+		t.Helper()
+		out, err := try(t, append([]string{"certificate", "rotate", "--certificates"}, place...)...)
+		if err != nil || strings.TrimSpace(out) != want {
+			t.Errorf("%s, %v, want %s", out, err, want)
+		}
+	}
+	first := serving()
+	rotate(`{"running":false}`)
+	if serving() != first {
+		t.Error("it is replaced by a command that does not know the names of the server")
+	}
+	if _, err := ensure(); err != nil || serving() == first { // what the next start does
+		t.Errorf("the certificate is the same after the next start, %v", err)
+	}
+
+	// A cluster process runs.
+	if err := os.MkdirAll(filepath.Join(state, "kube"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", filepath.Join(state, "kube", profileSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var board health.Board
+	reloads := 0
+	r := &renewer{ensure: ensure, reload: func() error { reloads++; return nil }, part: board.Add("certificates")}
+	mux := http.NewServeMux()
+	mux.HandleFunc(renewPath, r.answerRenew)
+	server := &http.Server{Handler: mux}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(listener) }()
+	second := serving()
+	rotate(`{"running":true}`)
+	if serving() == second || reloads != 1 {
+		t.Errorf("the running cluster has not replaced it, %d reloads", reloads)
+	}
+	// It cannot be done now: the next renewal does it.
+	r.ensure = func() (*pki.Bundle, error) { return nil, os.ErrPermission }
+	_, err = try(t, append([]string{"certificate", "rotate", "--service-account-key"}, place...)...)
+	if err == nil || !strings.Contains(err.Error(), "the rotation is noted, and not finished: permission denied") {
+		t.Errorf("a rotation that fails: %v", err)
+	}
+	_ = server.Close()
+	<-served
+	peer := filepath.Join(dir, "etcd-peer.pem")
+	if err := os.WriteFile(peer, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = try(t, append([]string{"certificate", "rotate", "--service-account-key"}, place...)...)
+	if err == nil || !strings.Contains(err.Error(), "only while there is one") {
+		t.Errorf("with several control-plane nodes: %v", err)
+	}
+	if err := os.Remove(peer); err != nil {
+		t.Fatal(err)
+	}
+	key, err := os.ReadFile(bundle.ServiceAccountKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ensure(); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := os.ReadFile(bundle.ServiceAccountKey); err != nil || string(after) == string(key) {
+		t.Errorf("the rotation that failed is not done by the next start, %v", err)
+	}
+}
