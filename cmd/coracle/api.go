@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"time"
 
 	"sigs.k8s.io/yaml"
@@ -123,6 +125,15 @@ type node struct {
 		NodeInfo   struct {
 			KubeletVersion string `json:"kubeletVersion"`
 		} `json:"nodeInfo"`
+		Addresses []struct {
+			Type    string `json:"type"`
+			Address string `json:"address"`
+		} `json:"addresses"`
+		DaemonEndpoints struct {
+			KubeletEndpoint struct {
+				Port int `json:"Port"`
+			} `json:"kubeletEndpoint"`
+		} `json:"daemonEndpoints"`
 	} `json:"status"`
 }
 
@@ -134,6 +145,17 @@ func (n *node) ready(since time.Time) (bool, string) {
 		}
 	}
 	return false, "its kubelet has not said anything yet"
+}
+
+// kubelet is where the node's kubelet is called, HOST:PORT, "" if that is not known.
+func (n *node) kubelet() string {
+	port := n.Status.DaemonEndpoints.KubeletEndpoint.Port
+	for _, a := range n.Status.Addresses {
+		if a.Type == "InternalIP" && port != 0 {
+			return net.JoinHostPort(a.Address, strconv.Itoa(port))
+		}
+	}
+	return ""
 }
 
 // nodes lists the cluster's nodes.

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +42,10 @@ changes nothing, and exits with 1 if there is an error.`,
 			if cmd.Flags().Changed("state") {
 				places.State = p.state
 			}
-			places.Server = remembered(*p).Server
+			o := remembered(*p)
+			if places.Server = o.Server; o.Server == "" {
+				places.Peers = peers(cmd.Context(), *p, o.Node)
+			}
 			all := doctor.Examine(doctor.Gather(cmd.Context(), places))
 			out := cmd.OutOrStdout()
 			if err := format.Print(out, all, func(w io.Writer) { findingRows(w, all) }); err != nil {
@@ -67,4 +72,28 @@ func findingRows(w io.Writer, all []doctor.Finding) {
 			output.Row(w, "", "", fmt.Sprintf("→ %s", f.Remedy))
 		}
 	}
+}
+
+// peers are the other nodes of this machine's cluster that say that they are Ready. Without an
+// answer of the API server there are none: status tells that.
+func peers(ctx context.Context, p place, own string) (all []doctor.Peer) {
+	client, err := openAPI(p.kubeconfig())
+	if err != nil {
+		return nil
+	}
+	defer client.http.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(ctx, longestTry)
+	defer cancel()
+	nodes, err := client.nodes(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, n := range nodes {
+		if ready, _ := n.ready(time.Time{}); ready && n.Metadata.Name != own {
+			if kubelet := n.kubelet(); kubelet != "" {
+				all = append(all, doctor.Peer{Name: n.Metadata.Name, Kubelet: kubelet})
+			}
+		}
+	}
+	return all
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -180,5 +181,21 @@ func TestLeaveByForce(t *testing.T) {
 	}
 	if _, err := os.Stat(j.root); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("--root after leave: %v", err)
+	}
+}
+
+// The port and the address by which doctor calls a kubelet are those that the API server calls.
+func TestKubeletOfANode(t *testing.T) {
+	var n node
+	const text = `{"status": {"addresses": [{"type": "Hostname", "address": "two"}, {"type": "InternalIP", "address": "fd00::2"}],
+		"daemonEndpoints": {"kubeletEndpoint": {"Port": 10350}}}}`
+	if err := json.Unmarshal([]byte(text), &n); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.kubelet(); got != "[fd00::2]:10350" {
+		t.Error(got)
+	}
+	if got := (&node{}).kubelet(); got != "" {
+		t.Error(got)
 	}
 }

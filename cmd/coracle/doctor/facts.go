@@ -17,6 +17,7 @@ type Facts struct {
 	Daemon     Daemon
 	Cluster    Cluster
 	Join       *Join // nil for a machine that has nothing to do with a cluster elsewhere
+	Peers      []Peer
 	Registries []Registry
 }
 

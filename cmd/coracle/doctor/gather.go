@@ -25,6 +25,8 @@ type Places struct {
 	// a kubelet to come at KubeletPort, if that is not 0.
 	Server      string
 	KubeletPort int
+	// Peers are the other nodes of a cluster of this machine's own.
+	Peers []Peer
 }
 
 // Gather looks at everything. It is bounded in time; what cannot be found out is told in the facts.
@@ -43,6 +45,7 @@ func Gather(ctx context.Context, p Places) *Facts {
 	if p.Server != "" {
 		f.Join = askServer(ctx, p.Server, p.KubeletPort)
 	}
+	f.Peers = callPeers(ctx, p.Peers)
 	f.Registries = askRegistries(ctx, registriesOf(&c.Image, append(used, p.Registries...)))
 	return f
 }
