@@ -35,12 +35,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/certificate/csr"
 	"k8s.io/client-go/util/keyutil"
+	componentversion "k8s.io/component-base/version"
 
 	"github.com/coracle-project/coracle/cluster/node/discovery"
 	"github.com/coracle-project/coracle/cluster/node/servers"
@@ -210,6 +212,9 @@ func request(ctx context.Context, g discovery.Given, ca []byte, name string) ([]
 	if err != nil {
 		return nil, err
 	}
+	if err := checkVersion(kube, componentversion.Get().GitVersion); err != nil {
+		return nil, err
+	}
 	id, _, _ := token.Parse(g.Token) // Find has looked
 	_, err = kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -255,6 +260,25 @@ func request(ctx context.Context, g discovery.Given, ca []byte, name string) ([]
 		return nil, fmt.Errorf("the certificate of request %s: %w", made, err)
 	}
 	return pair, nil
+}
+
+// checkVersion refuses a cluster that is older than this program: its API server may not know what
+// a newer node sends. The patch release does not count.
+func checkVersion(kube kubernetes.Interface, own string) error {
+	told, err := kube.Discovery().ServerVersion()
+	if err != nil {
+		return nil // what follows says what is wrong
+	}
+	mine, err := version.ParseGeneric(own)
+	if err != nil {
+		return nil
+	}
+	theirs, err := version.ParseGeneric(told.GitVersion)
+	if err != nil || !theirs.WithPatch(0).LessThan(mine.WithPatch(0)) {
+		return nil
+	}
+	return fmt.Errorf("this machine's Coracle is of Kubernetes %d.%d, newer than the cluster's %d.%d: upgrade the first machine before, or "+
+		"install its version here", mine.Major(), mine.Minor(), theirs.Major(), theirs.Minor())
 }
 
 var clientUsages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}

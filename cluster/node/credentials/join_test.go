@@ -17,9 +17,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
+	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
@@ -226,6 +229,27 @@ func TestReadRefuses(t *testing.T) {
 		}
 		if _, err := Read(dir); err == nil || !strings.Contains(fmt.Sprint(err), "cluster.json") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestVersionsThatDiffer(t *testing.T) {
+	for _, c := range []struct {
+		own, cluster string
+		good         bool
+	}{
+		{"v1.36.3", "v1.36.1", true},
+		{"v1.36.3", "v1.37.0", true},
+		{"v1.36.0", "v1.35.9", false},
+		{"v1.36.0-alpha.1", "v1.36.0", true},
+		{"v1.36.0", "v0.0.0-master+$Format:%H$", false},
+		{"v1.36.0", "", true},
+	} {
+		kube := fake.NewClientset()
+		kube.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &kubeversion.Info{GitVersion: c.cluster}
+		err := checkVersion(kube, c.own)
+		if (err == nil) != c.good || err != nil && !strings.Contains(err.Error(), "this machine's Coracle is of Kubernetes 1.36, newer than") {
+			t.Errorf("%s in a cluster of %q: %v", c.own, c.cluster, err)
 		}
 	}
 }
