@@ -76,7 +76,7 @@ func certificateCheckCommand(p *place) *cobra.Command {
 			}
 			for _, c := range all {
 				if c.Warning != "" {
-					return fmt.Errorf("certificate: %s: %s; 'coracle up%s' renews what it can", c.File, c.Warning, p.flags())
+					return fmt.Errorf("certificate: %s: %s; %s may tell why", c.File, c.Warning, p.kubeLog())
 				}
 			}
 			return nil
