@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"gopkg.in/go-jose/go-jose.v2/jwt"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/keyutil"
@@ -110,13 +111,31 @@ func controllersCommand() *cobra.Command {
 	return cmd
 }
 
-// tokenGenerator signs the tokens in Secrets of service accounts, which do not expire.
+// tokenGenerator signs the tokens in Secrets of service accounts, which do not expire, with the key
+// that the file has then: it may be replaced.
 func tokenGenerator(path string) (serviceaccount.TokenGenerator, error) {
-	key, err := keyutil.PrivateKeyFromFile(path)
+	_, err := tokenKey(path).load()
+	return tokenKey(path), err
+}
+
+// tokenKey is a file with a key.
+type tokenKey string
+
+func (k tokenKey) load() (serviceaccount.TokenGenerator, error) {
+	key, err := keyutil.PrivateKeyFromFile(string(k))
 	if err != nil {
-		return nil, fmt.Errorf("%s is no key: %w", path, err)
+		return nil, fmt.Errorf("%s is no key: %w", string(k), err)
 	}
 	return serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, key)
+}
+
+// GenerateToken implements serviceaccount.TokenGenerator.
+func (k tokenKey) GenerateToken(ctx context.Context, claims *jwt.Claims, private any) (string, error) {
+	g, err := k.load()
+	if err != nil {
+		return "", err
+	}
+	return g.GenerateToken(ctx, claims, private)
 }
 
 func kubeletCommand() *cobra.Command {

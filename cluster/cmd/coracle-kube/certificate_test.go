@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"gopkg.in/go-jose/go-jose.v2/jwt"
+
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -109,5 +111,42 @@ func TestRotateCertificates(t *testing.T) {
 	}
 	if after, err := os.ReadFile(bundle.ServiceAccountKey); err != nil || string(after) == string(key) {
 		t.Errorf("the rotation that failed is not done by the next start, %v", err)
+	}
+}
+
+// A token in a Secret never expires, so it must not be signed with a key that was replaced.
+func TestTokensInSecretsAreSignedWithTheNewestKey(t *testing.T) {
+	dir := t.TempDir()
+	ensure := func() *pki.Bundle {
+		t.Helper()
+		b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	tokens, err := tokenGenerator(ensure().ServiceAccountKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyOf := func() string {
+		t.Helper()
+		token, err := tokens.GenerateToken(t.Context(), &jwt.Claims{Subject: "a"}, struct{}{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := jwt.ParseSigned(token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parsed.Headers[0].KeyID
+	}
+	before := keyOf()
+	if err := pki.Rotate(dir, pki.What{ServiceAccountKey: true}); err != nil {
+		t.Fatal(err)
+	}
+	ensure()
+	if after := keyOf(); after == before || after == "" {
+		t.Errorf("signed with key %s, and before with %s", after, before)
 	}
 }
