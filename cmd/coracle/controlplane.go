@@ -112,8 +112,8 @@ func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag
 		err = up(ctx, p, o, given, out)
 	}
 	if err != nil {
-		return fmt.Errorf("%w\nthe machine counts as a control-plane node: 'coracle up%s' tries again, and 'coracle node remove %s' on another one "+
-			"takes it back, with 'coracle down --purge%[2]s' here", err, p.flags(), o.Node)
+		return fmt.Errorf("%w\nthe machine counts as a control-plane node: 'coracle up%s' tries again; 'coracle node remove %s' on another one takes "+
+			"it back, by its URL in 'coracle status' there if it never started, with 'coracle leave --force%[2]s' here", err, p.flags(), o.Node)
 	}
 	return nil
 }

@@ -229,8 +229,12 @@ func TestWhatMembersSay(t *testing.T) {
 		says, warning string
 		fails         string
 	}{
-		"all":              {[]bool{true, true, true}, true, "a, b (leads), c", "", ""},
-		"one is down":      {[]bool{true, true, false}, true, "a, b (leads), c", "c at https://3:2 does not answer: start it, or take it out", ""},
+		"all": {[]bool{true, true, true}, true, "a, b (leads), c", "", ""},
+		"one is down": {
+			[]bool{true, true, false},
+			true, "a, b (leads), c; c at https://3:2 does not answer",
+			"c at https://3:2 does not answer: start it, or take it out", "",
+		},
 		"two are down":     {[]bool{true, false, false}, false, "", "", "no quorum: 1 of 3 control-plane nodes answer, and 2 have to"},
 		"while they elect": {[]bool{true, false, true}, false, "", "", "no leader: 2 of 3 control-plane nodes answer, which is enough"},
 	} {

@@ -139,8 +139,10 @@ func describe(all []Member, answers []bool, leader bool) (message string, warnin
 	case !leader:
 		return "", nil, fmt.Errorf("no leader: %d of %d control-plane nodes answer, which is enough: they are electing one", voting, voters)
 	}
+	message = strings.Join(names, ", ")
 	for _, one := range silent {
+		message += "; " + one + " does not answer"
 		warnings = append(warnings, one+" does not answer: start it, or take it out with 'coracle node remove', by its URL if it never started")
 	}
-	return strings.Join(names, ", "), warnings, nil
+	return message, warnings, nil
 }
