@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -54,7 +55,7 @@ func (u *upping) checkPodRanges() error {
 	if err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
-	n.routes = slices.DeleteFunc(n.routes, func(r netlink.Route) bool { return r.Protocol == podRoutes || r.Protocol == peerRoutes })
+	n = n.withoutPods()
 	for _, text := range u.o.PodCIDR {
 		pods, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -101,6 +102,26 @@ func readNodeNetwork() (nodeNetwork, error) {
 		return true
 	}}, nil
 }
+
+// withoutPods leaves out what coracled and paths to other nodes have for pods: it stays when a
+// cluster process is killed, and is the next one's.
+func (n nodeNetwork) withoutPods() nodeNetwork {
+	gateways := map[netip.Addr]bool{}
+	for _, r := range n.routes {
+		if p, ok := prefixOf(r.Dst); ok && r.Protocol == podRoutes && r.Type == unix.RTN_UNREACHABLE {
+			gateways[p.Addr().Next()] = true
+		}
+	}
+	n.routes = slices.DeleteFunc(n.routes, func(r netlink.Route) bool { return r.Protocol == podRoutes || r.Protocol == peerRoutes })
+	n.addresses = slices.DeleteFunc(n.addresses, func(a netlink.Addr) bool {
+		p, ok := prefixOf(a.IPNet)
+		return ok && (n.held(a) && gateways[p.Addr()] || tunnelDevice.MatchString(linkName(a.LinkIndex)))
+	})
+	return n
+}
+
+// tunnelDevice matches the names of tunnels to other nodes: DeviceOf in cluster/overlay/paths.
+var tunnelDevice = regexp.MustCompile(`^coracle[46]-[0-9]+$`)
 
 // overlaps names what of this machine overlaps a network of Services' addresses, "" for nothing.
 func (n nodeNetwork) overlaps(services netip.Prefix) string {

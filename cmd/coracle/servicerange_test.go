@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -161,17 +162,25 @@ func TestPodRangesThatOverlap(t *testing.T) {
 		for _, args := range []string{
 			"link set lo up", "link add tun7 type veth peer name far", "link set tun7 up", "addr add 10.3.0.4/24 dev tun7",
 			"addr add fd03::4/64 dev tun7", "route add 10.4.0.0/16 dev tun7", "route add 10.86.1.0/24 dev tun7 proto 86",
-			"route add unreachable 10.86.0.0/24 proto 85",
+			"route add unreachable 10.86.0.0/24 proto 85", "addr add 10.86.0.1/32 dev lo scope host",
+			"link add coracle4-6443 type vxlan id 7 dstport 8472", "addr add 10.86.0.0/32 dev coracle4-6443",
+			"addr add fd86:0:0:1::/128 dev coracle4-6443", "addr add 10.7.0.1/32 dev lo scope host",
 		} {
 			if said, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 				return fmt.Errorf("ip %s: %w: %s", args, err, said)
 			}
 		}
+		l, err := net.Listen("tcp", "0.0.0.0:443") // anything that listens at all addresses
+		if err != nil {
+			return err
+		}
+		defer func() { _ = l.Close() }()
 		for pods, want := range map[string]string{
 			"": "", "none": "", "10.5.0.0/16": "", "10.86.0.0/16 fd86::/48": "",
 			"10.3.0.0/16":           "overlaps address 10.3.0.4/24 of tun7",
 			"10.5.0.0/16 fd03::/48": "overlaps address fd03::4/64 of tun7",
 			"10.4.7.0/24":           "overlaps the route to 10.4.0.0/16 by tun7",
+			"10.7.0.0/16":           "overlaps that of another cluster of this machine, whose API server answers at 10.7.0.1:443",
 		} {
 			u := &upping{place: place{root: t.TempDir()}, o: &upOptions{PodCIDR: strings.Fields(pods)}}
 			err := u.checkPodRanges()
