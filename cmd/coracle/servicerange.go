@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -29,7 +30,7 @@ func (u *upping) checkServiceRange() error {
 		return err // check has refused it before
 	}
 	if before := u.last.ServiceCIDR; before != "" && before != u.o.ServiceCIDR {
-		if _, err := os.Stat(filepath.Join(u.kubeRoot(), "etcd")); err == nil {
+		if u.hasData() {
 			return fmt.Errorf("up --service-cidr %s: the cluster's Services have addresses of %s: leave the flag out, or remove the cluster "+
 				"and all its data with 'coracle down --purge%s'", u.o.ServiceCIDR, before, u.flags())
 		}
@@ -46,9 +47,49 @@ func (u *upping) checkServiceRange() error {
 		"reach, such as --service-cidr %s", services, what, n.freeRange(services))
 }
 
-// checkPodRanges refuses networks of pods' addresses that this machine needs itself.
+// defaultPods are the networks of pods' addresses, unless up is told other ones: --pod-cidr of
+// coracle-kube.
+var defaultPods = []string{"10.85.0.0/16", "fd85:c0ac:1e00::/48"}
+
+// noPodCIDR as the only network leaves the addresses of pods to the nodes.
+const noPodCIDR = "none"
+
+// podRanges are the networks that each node gets ranges of. A cluster on loopback has no other
+// nodes, and gives none.
+func (o *upOptions) podRanges() []string {
+	bind, err := netip.ParseAddr(o.bind())
+	if err != nil || bind.IsLoopback() || slices.Equal(o.PodCIDR, []string{noPodCIDR}) {
+		return nil
+	}
+	all := slices.Clone(o.PodCIDR)
+	if len(all) == 0 {
+		all = slices.Clone(defaultPods)
+	}
+	for i, text := range all {
+		if network, err := netip.ParsePrefix(text); err == nil {
+			all[i] = network.String()
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// checkPodRanges refuses networks of pods' addresses that cannot be this cluster's, or that this
+// machine needs itself. It notes those that Nodes will have ranges of.
 func (u *upping) checkPodRanges() error {
-	if u.supervisor != 0 || len(u.o.PodCIDR) == 0 {
+	if u.supervisor != 0 {
+		return nil // they are in use
+	}
+	all := u.o.podRanges()
+	if len(all) == 0 {
+		return nil
+	}
+	if before := u.last.PodRanges; len(before) > 0 && !slices.Equal(before, all) && u.hasData() {
+		return fmt.Errorf("up: the cluster's nodes have ranges of %s for their pods, not of %s: give --pod-cidr %[1]s, or remove the cluster and "+
+			"all its data with 'coracle down --purge%[3]s'", strings.Join(before, ","), strings.Join(all, ","), u.flags())
+	}
+	u.o.PodRanges = all
+	if len(u.o.PodCIDR) == 0 {
 		return nil
 	}
 	n, err := readNodeNetwork()
@@ -56,10 +97,10 @@ func (u *upping) checkPodRanges() error {
 		return fmt.Errorf("up: %w", err)
 	}
 	n = n.withoutPods()
-	for _, text := range u.o.PodCIDR {
+	for _, text := range all {
 		pods, err := netip.ParsePrefix(text)
 		if err != nil {
-			continue // none, or checkPrograms has refused it
+			return fmt.Errorf("up: --pod-cidr: %w", err)
 		}
 		if what := n.overlaps(pods); what != "" {
 			return fmt.Errorf("up: the pods' network %s overlaps %s, which the nodes would lose: choose another --pod-cidr, which no machine of "+
@@ -67,6 +108,12 @@ func (u *upping) checkPodRanges() error {
 		}
 	}
 	return nil
+}
+
+// hasData says whether the cluster has objects from before.
+func (u *upping) hasData() bool {
+	_, err := os.Stat(filepath.Join(u.kubeRoot(), "etcd"))
+	return err == nil
 }
 
 // nodeNetwork is what this machine reaches, and what it is reached by.

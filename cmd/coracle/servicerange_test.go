@@ -182,14 +182,62 @@ func TestPodRangesThatOverlap(t *testing.T) {
 			"10.4.7.0/24":           "overlaps the route to 10.4.0.0/16 by tun7",
 			"10.7.0.0/16":           "overlaps that of another cluster of this machine, whose API server answers at 10.7.0.1:443",
 		} {
-			u := &upping{place: place{root: t.TempDir()}, o: &upOptions{PodCIDR: strings.Fields(pods)}}
+			u := &upping{place: place{root: t.TempDir()}, o: &upOptions{Bind: "192.0.2.1", PodCIDR: strings.Fields(pods)}}
 			err := u.checkPodRanges()
 			if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")) {
 				t.Errorf("%q: %v, want %q", pods, err, want)
 			}
+			u.o.Bind = "127.0.0.1" // nodes get no ranges
+			if err := u.checkPodRanges(); err != nil {
+				t.Errorf("%q on loopback: %v", pods, err)
+			}
 		}
 		return nil
 	})
+}
+
+// Nodes keep ranges of the networks that the cluster had when they joined it.
+func TestPodRangesOfDataStay(t *testing.T) {
+	p := place{root: t.TempDir()}
+	up := func(bind, pods string) error {
+		last := remembered(p)
+		o := upOptions{Bind: bind, PodCIDR: strings.Fields(pods)}
+		o.follow(last, func(flag string) bool { return flag == "bind-address" || flag == "pod-cidr" })
+		u := &upping{place: p, o: &o, last: last}
+		var err error
+		onOtherMachine(t, func() error { err = u.checkPodRanges(); return nil })
+		if err == nil {
+			remember(t, p, o)
+		}
+		return err
+	}
+	if err := up("192.0.2.1", "10.7.0.0/16"); err != nil { // no node has joined, and the cluster was purged
+		t.Fatal(err)
+	}
+	if err := up("127.0.0.1", "10.8.0.0/16"); err != nil {
+		t.Fatal(err)
+	}
+	if err := up("192.0.2.1", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(p.kubeRoot(), "etcd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		bind, pods string
+		refused    bool
+	}{
+		{bind: "192.0.2.1", pods: "fd85:c0ac:1e00:0::/48 10.85.0.0/16"},
+		{bind: "192.0.2.1", pods: "10.86.0.0/16", refused: true},
+		{bind: "192.0.2.1", pods: "none"},
+		{bind: "127.0.0.1", pods: "10.86.0.0/16"},
+		{bind: "192.0.2.1", pods: "10.86.0.0/16", refused: true}, // what was between does not count
+	} {
+		err := up(c.bind, c.pods)
+		if (err != nil) != c.refused || err != nil && !strings.Contains(err.Error(), "have ranges of 10.85.0.0/16,fd85:c0ac:1e00::/48 ") {
+			t.Errorf("--bind-address %s --pod-cidr %s: %v", c.bind, c.pods, err)
+		}
+	}
 }
 
 func scopeOf(link int) netlink.Scope {

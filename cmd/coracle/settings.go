@@ -101,7 +101,7 @@ func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ
 			differ = append(differ, flag)
 		}
 	}
-	o.Restored, o.Server = last.Restored, last.Server
+	o.Restored, o.Server, o.PodRanges = last.Restored, last.Server, last.PodRanges
 	slices.Sort(differ)
 	return differ
 }

@@ -39,6 +39,10 @@ type upOptions struct {
 	// Boot is the boot in which it did, so that down ends it; "" after down.
 	Boot string `json:"boot,omitempty"`
 
+	// PodRanges are the networks that Nodes of this cluster have got ranges of, nil if none has. They
+	// keep their ranges, also if the networks are others by now.
+	PodRanges []string `json:"podRanges,omitempty"`
+
 	// Server is the API server of the cluster whose node this machine is, "" for a cluster of its
 	// own. Port is the server's then.
 	Server string `json:"server,omitempty"`
@@ -174,8 +178,8 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		"port of the kubelet's HTTPS API, another one for each cluster of this machine (default: 10250)")
 	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses; this machine must have no route to it")
 	f.StringSliceVar(&o.PodCIDR, "pod-cidr", nil,
-		"`NETWORKS` of pods' addresses, one of each family at most, of which each node gets a part if other machines can join (default: "+
-			"10.85.0.0/16,fd85:c0ac:1e00::/48); none leaves the addresses to the nodes")
+		"`NETWORKS` of pods' addresses, one of each family at most, of which each node gets a part if other machines can join, for as "+
+			"long as the cluster exists (default: 10.85.0.0/16,fd85:c0ac:1e00::/48); none leaves the addresses to the nodes")
 	f.StringVar(&o.PodNetwork, "pod-network", "",
 		"how pods of other nodes are reached: auto (direct routes on a shared link, VXLAN elsewhere), or none, if a network plugin connects "+
 			"them (default: auto)")
