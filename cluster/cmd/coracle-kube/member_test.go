@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -215,9 +216,13 @@ func TestRangesThatOverlap(t *testing.T) {
 			"overlaps --pod-cidr 10.85.0.0/16",
 		},
 		"nothing": {apiOptions{podCIDR: []string{"10.85.0.0/16"}}, ""},
+		"no network, on loopback": {
+			apiOptions{podCIDR: []string{"nonsense"}, bind: "127.0.0.1"}, `--pod-cidr "nonsense" is no network, such as 10.96.0.0/16`,
+		},
+		"unused on loopback": {apiOptions{podCIDR: []string{"10.96.0.0/12"}, bind: "127.0.0.1"}, ""},
 	} {
 		o := c.o
-		o.bind, o.port, o.peerPort, o.serviceCIDR = "192.0.2.1", 6443, 2380, "10.96.0.0/16"
+		o.bind, o.port, o.peerPort, o.serviceCIDR = cmp.Or(o.bind, "192.0.2.1"), 6443, 2380, "10.96.0.0/16"
 		err := o.check()
 		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)

@@ -151,11 +151,11 @@ const noPodCIDR = "none"
 // has no other node: what its runtime has by itself is good enough, and there is nothing to wait
 // for.
 func (o *apiOptions) podRanges() (upstream.PodRanges, error) {
-	if slices.Equal(o.podCIDR, []string{noPodCIDR}) || o.settings().URL() == "" {
+	if slices.Equal(o.podCIDR, []string{noPodCIDR}) {
 		return upstream.PodRanges{}, nil
 	}
 	pods, err := networks("--pod-cidr", o.podCIDR)
-	if err != nil {
+	if err != nil || o.settings().URL() == "" {
 		return upstream.PodRanges{}, err
 	}
 	r := upstream.PodRanges{Pods: pods}
