@@ -17,8 +17,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// defaultClusterFile is read by up and join if --config names no other file.
-const defaultClusterFile = "/etc/coracle/cluster.yaml"
+// defaultClusterFile is read by up and join if --config never named another file. noClusterFile is
+// remembered of a --config that names none.
+const (
+	defaultClusterFile = "/etc/coracle/cluster.yaml"
+	noClusterFile      = "none"
+)
 
 // longestClusterFile is the largest file in bytes that is read as one.
 const longestClusterFile = 1 << 20
@@ -57,16 +61,42 @@ func clusterKeys() []string {
 	return keys
 }
 
-// openClusterFile reads the file that --config names. The default one may be missing, and an empty
+// clusterFile is the file with the settings of a cluster, "" for none.
+func (o *upOptions) clusterFile(p place) string {
+	switch {
+	case o.ClusterFile == noClusterFile || o.ClusterFile == "" && p.root != defaultRoot:
+		return ""
+	case o.ClusterFile == "":
+		return defaultClusterFile
+	}
+	return o.ClusterFile
+}
+
+// openClusterFile reads the file that --config names, or else the one that it named last, which is
+// then remembered. The default one may be missing, and so may one that gave no settings; an empty
 // name is for none.
-func openClusterFile(flags *pflag.FlagSet) (clusterFile, error) {
-	path := flags.Lookup("config").Value.String()
+func (o *upOptions) openClusterFile(p place, flags *pflag.FlagSet) (clusterFile, error) {
+	last := remembered(p)
+	given := flags.Lookup("config")
+	switch o.ClusterFile = last.ClusterFile; {
+	case given.Changed && given.Value.String() == "":
+		o.ClusterFile = noClusterFile
+	case given.Changed:
+		var err error
+		if o.ClusterFile, err = filepath.Abs(given.Value.String()); err != nil {
+			return clusterFile{}, fmt.Errorf("--config: %w", err)
+		}
+	}
+	path := o.clusterFile(p)
 	if path == "" {
 		return clusterFile{}, nil
 	}
 	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) && !flags.Changed("config") {
-		return clusterFile{}, nil
+	if errors.Is(err, fs.ErrNotExist) && !given.Changed {
+		if o.ClusterFile == "" || len(last.FromFile) == 0 {
+			return clusterFile{}, nil
+		}
+		return clusterFile{}, fmt.Errorf("the settings of the last --config are gone: %w; name the file that has them, or none with --config ''", err)
 	}
 	if err != nil {
 		return clusterFile{}, fmt.Errorf("--config: %w", err)

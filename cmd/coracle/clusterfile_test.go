@@ -81,7 +81,7 @@ node-name: boat
 	if err := flags.Parse([]string{"--config", path, "--node-name", "ship"}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := openClusterFile(flags)
+	c, err := o.openClusterFile(place{root: t.TempDir()}, flags)
 	if err == nil {
 		err = c.apply(flags, joinKeys...)
 	}
@@ -98,24 +98,74 @@ node-name: boat
 	}
 }
 
-// Without a file at the default place there are no settings; one that was named has to exist.
-func TestNoClusterFile(t *testing.T) {
-	var o upOptions
-	flags := upFlags(&o)
-	none := filepath.Join(t.TempDir(), "none.yaml")
-	if err := flags.Lookup("config").Value.Set(none); err != nil {
-		t.Fatal(err)
-	}
-	if c, err := openClusterFile(flags); err != nil || len(c.settings) != 0 {
-		t.Errorf("%v, %v", c, err)
-	}
-	for value, want := range map[string]bool{none: true, "": false} {
-		if err := flags.Set("config", value); err != nil {
+// The file of --config is remembered, and has to exist while it gives settings.
+func TestClusterFileIsRemembered(t *testing.T) {
+	p := place{root: t.TempDir()}
+	dir := t.TempDir()
+	t.Chdir(dir)
+	file := filepath.Join(dir, "c.yaml")
+	up := func(args ...string) (upOptions, error) {
+		t.Helper()
+		var o upOptions
+		flags := upFlags(&o)
+		if err := flags.Parse(args); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := openClusterFile(flags); (err != nil) != want {
-			t.Errorf("--config %q: %v", value, err)
+		c, err := o.openClusterFile(p, flags)
+		if err == nil {
+			err = c.apply(flags)
 		}
+		if o.FromFile = c.keys(); err == nil {
+			remember(t, p, o)
+		}
+		return o, err
+	}
+	if o, err := up(); err != nil || o.Port != 6443 {
+		t.Errorf("no file: %d, %v", o.Port, err)
+	}
+	if _, err := up("--config", "c.yaml"); err == nil {
+		t.Error("a file was named that does not exist")
+	}
+	if err := os.WriteFile(file, []byte("port: 7443\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := up("--config", "c.yaml"); err != nil || o.Port != 7443 {
+		t.Errorf("named: %d, %v", o.Port, err)
+	}
+	t.Chdir(t.TempDir())
+	if o, err := up(); err != nil || o.Port != 7443 {
+		t.Errorf("remembered: %d, %v", o.Port, err)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := up(); err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "--config ''") {
+		t.Errorf("a file that has gone, with its settings: %v", err)
+	}
+	for range 2 {
+		if o, err := up("--config", ""); err != nil || o.Port != 6443 || o.clusterFile(p) != "" {
+			t.Errorf("none: %+v, %v", o, err)
+		}
+	}
+	if o, err := up(); err != nil || o.clusterFile(place{root: defaultRoot}) != "" {
+		t.Errorf("none is remembered: %+v, %v", o, err)
+	}
+}
+
+// What is in /etc is for the cluster in the default --root only.
+func TestFilesOfOtherRoots(t *testing.T) {
+	var o upOptions
+	one, other := place{root: defaultRoot}, place{root: "/srv/coracle"}
+	got := []string{o.clusterFile(one), o.clusterFile(other), o.manifests(one), o.manifests(other)}
+	if diff := cmp.Diff([]string{"/etc/coracle/cluster.yaml", "", "/etc/coracle/manifests", "none"}, got); diff != "" {
+		t.Error(diff)
+	}
+	if slices.Contains(kubeArgs(other, o), "--manifests") {
+		t.Error("coracle-kube gets manifests")
+	}
+	o.ClusterFile, o.Manifests = "/srv/c.yaml", "/srv/m"
+	if o.clusterFile(other) != o.ClusterFile || o.manifests(other) != o.Manifests {
+		t.Error("what was named is not used")
 	}
 }
 

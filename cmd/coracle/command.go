@@ -13,6 +13,10 @@ import (
 	"github.com/coracle-project/coracle/internal/version"
 )
 
+// defaultRoot is where the cluster of this machine has its data. Others, for trying things, have
+// another --root, and do not follow what is in /etc.
+const defaultRoot = "/var/lib/coracle"
+
 // place is where one cluster lives; all that is found by it.
 type place struct {
 	root, state string
@@ -83,7 +87,7 @@ events and image need only coracled.`,
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringVar(&p.root, "root", "/var/lib/coracle", "directory for data that survives a reboot")
+	f.StringVar(&p.root, "root", defaultRoot, "directory for data that survives a reboot")
 	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose")
 	f.StringVar(&p.node, "node", "", "`NAME` of the node of 'coracle up --nodes' that the command is for (default: the first)")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p),
@@ -121,7 +125,7 @@ func (p place) flags() string {
 		return " --node " + p.node + p.cluster
 	}
 	var b strings.Builder
-	if p.root != "/var/lib/coracle" {
+	if p.root != defaultRoot {
 		b.WriteString(" --root " + p.root)
 	}
 	if p.state != "/run/coracle" {

@@ -72,7 +72,7 @@ The file of --config has flags by their names, server, token and ca-hash among t
 					return fmt.Errorf("join: %w", err)
 				}
 			}
-			file, err := openClusterFile(cmd.Flags())
+			file, err := o.openClusterFile(*p, cmd.Flags())
 			if err == nil {
 				err = file.apply(cmd.Flags())
 			}

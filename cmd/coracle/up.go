@@ -27,6 +27,8 @@ type upOptions struct {
 	// ShortNames is the registry of images' names without one, unless the configuration file names
 	// another; refuseShortNames for none.
 	ShortNames string `json:"shortNames,omitempty"`
+	// ClusterFile is the configuration file of the cluster, "" for the default one.
+	ClusterFile string `json:"clusterFile,omitempty"`
 	// FromFile are the settings that the configuration file of the cluster gave last. One that is
 	// taken out of the file has its default again.
 	FromFile []string `json:"fromFile,omitempty"`
@@ -101,7 +103,7 @@ type upOptions struct {
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 	// Images is the directory with archives of images that are loaded before pods start.
 	Images string `json:"images,omitempty"`
-	// Manifests is the directory whose manifests are applied, or nothing.
+	// Manifests is the directory whose manifests are applied, or nothing; empty is the default.
 	Manifests string `json:"manifests,omitempty"`
 
 	// EtcdPeerPort is the built-in etcd's for other control-plane nodes, 0 for the default.
@@ -168,7 +170,8 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		host = "localhost"
 	}
 	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
-	f.String("config", defaultClusterFile, "`FILE` with settings, by the names of flags, which override it; '' for none")
+	f.String("config", "", "`FILE` with settings, by the names of flags, which override it; '' for none (default: "+defaultClusterFile+
+		", with another --root none)")
 	f.StringVar(&o.Config, "runtime-config", "", "configuration `FILE` for coracled")
 	f.StringVar(&o.ShortNames, "short-name-registry", "docker.io",
 		"registry for image names without one, unless --runtime-config names one; "+refuseShortNames+" refuses such names")
@@ -227,11 +230,25 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 	f.StringVar(&o.PodSecurity, "pod-security", "",
 		"`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
 	f.StringVar(&o.Images, "images", "/var/lib/coracle/preload", "`DIRECTORY` with archives of images that are loaded before pods start, or none")
-	f.StringVar(&o.Manifests, "manifests", "/etc/coracle/manifests", "`DIRECTORY` whose manifests are applied and kept, or none")
+	f.StringVar(&o.Manifests, "manifests", "",
+		"`DIRECTORY` whose manifests are applied and kept, or none (default: "+defaultManifests+", with another --root none)")
 	f.IntVar(&o.EtcdPeerPort, "etcd-peer-port", 0, "port of the built-in etcd for other control-plane nodes (default: 2380)")
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "limit for the whole start")
 	return f
+}
+
+const defaultManifests = "/etc/coracle/manifests"
+
+// manifests is the directory whose manifests are applied, or nothing.
+func (o *upOptions) manifests(p place) string {
+	switch {
+	case o.Manifests != "":
+		return o.Manifests
+	case p.root != defaultRoot:
+		return nothing
+	}
+	return defaultManifests
 }
 
 // nothing is the setting with which there are no manifests, or no images, of files.
@@ -243,7 +260,7 @@ const refuseShortNames = "none"
 // upByFile is up with the settings of a file in addition to the flags. A file that names a cluster
 // has the machine join that one first.
 func upByFile(ctx context.Context, p place, o *upOptions, flags *pflag.FlagSet, out io.Writer) error {
-	file, err := openClusterFile(flags)
+	file, err := o.openClusterFile(p, flags)
 	if err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
@@ -482,8 +499,8 @@ func kubeArgs(p place, o upOptions) []string {
 			args = append(args, further[0], further[1])
 		}
 	}
-	if o.Manifests != "" && o.Manifests != nothing {
-		args = append(args, "--manifests", o.Manifests)
+	if dir := o.manifests(p); dir != nothing {
+		args = append(args, "--manifests", dir)
 	}
 	if o.PoliciesOff {
 		args = append(args, "--network-policies=false")
