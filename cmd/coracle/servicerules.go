@@ -226,15 +226,20 @@ func removeAnnouncements(ctx context.Context, bind string, port int) error {
 // cluster/overlay/paths.
 func pathsOf(port int) string { return "coracle-overlay-" + strconv.Itoa(port) }
 
+// pathsLeft says whether there are paths to other nodes' pods, or may be.
+func pathsLeft(port int) bool {
+	c, err := nftables.New()
+	if err != nil {
+		return false // a kernel without nftables has no paths
+	}
+	_, err = c.ListTableOfFamily(pathsOf(port), nftables.TableFamilyINet)
+	return !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL)
+}
+
 // removePaths has the cluster's program remove the routes, tunnels and rules that lead to other
 // nodes' pods. They stay while it is restarted. What another cluster has by now stays.
 func removePaths(ctx context.Context, bind string, port int) error {
-	c, err := nftables.New()
-	if err != nil {
-		return nil // a kernel without nftables has no paths
-	}
-	_, err = c.ListTableOfFamily(pathsOf(port), nftables.TableFamilyINet)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || taken(bind, port) {
+	if !pathsLeft(port) || taken(bind, port) {
 		return nil
 	}
 	program, err := sibling("coracle-kube")

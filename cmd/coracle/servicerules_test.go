@@ -367,8 +367,8 @@ func TestDownGoesOnWithoutRemovingRules(t *testing.T) {
 	}
 }
 
-// down and leave have the cluster's program remove what leads to other nodes' pods, unless another
-// cluster has the port by now.
+// down, leave and an up that fails have the cluster's program remove what leads to other nodes'
+// pods, unless another cluster has the port by now.
 func TestPathsAreRemoved(t *testing.T) {
 	programs := t.TempDir()
 	script := "#!/bin/sh\ncd " + programs + "\necho \"$@\" >> asked\n" +
@@ -389,9 +389,10 @@ func TestPathsAreRemoved(t *testing.T) {
 			t.Errorf("ip: %v: %s", err, said)
 			return
 		}
+		end := func() error { return down(t.Context(), p, false, false, io.Discard) }
 		expect := func(name, asked, complaint string) {
 			t.Helper()
-			err := down(t.Context(), p, false, false, io.Discard)
+			err := end()
 			if (err == nil) != (complaint == "") || err != nil && !strings.Contains(err.Error(), complaint) {
 				t.Errorf("%s: %v, want %q", name, err, complaint)
 			}
@@ -424,5 +425,14 @@ func TestPathsAreRemoved(t *testing.T) {
 		}
 		expect("they are removed", removal, "")
 		expect("they are gone", "", "")
+		if said, err := exec.Command("nft", "add", "table", "inet", "coracle-overlay-7443").CombinedOutput(); err != nil {
+			t.Errorf("nft: %v: %s", err, said)
+			return
+		}
+		failed := &upping{place: p, o: &upOptions{Bind: "127.0.0.1", Port: 7443}, last: remembered(p), paths: true}
+		end = func() error { return failed.fail(t.Context(), errors.New("no node")) }
+		expect("they were there before an up that failed", "", "no node")
+		failed.paths = false
+		expect("an up that failed has made them", removal, "no node")
 	})
 }

@@ -400,7 +400,7 @@ func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
 	defer client.http.CloseIdleConnections()
 	steps.done("API server is ready on " + client.server)
 	if u.moved() {
-		if err := removeRules(u.last.bind(), u.last.Port); err != nil {
+		if err := errors.Join(removeRules(u.last.bind(), u.last.Port), removePaths(ctx, u.last.bind(), u.last.Port)); err != nil {
 			return u.failLate(ctx, err)
 		}
 	}

@@ -27,6 +27,8 @@ type upping struct {
 	rules bool
 	// nodes is whether further nodes were there before: they may run, and their pods.
 	nodes bool
+	// paths is whether such a cluster had paths to other nodes' pods before.
+	paths bool
 	// announces is whether load balancers' addresses of such a cluster were announced before.
 	announces bool
 	// since is when this up started the cluster process; a kubelet that ran may have spoken before.
@@ -45,7 +47,7 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 		return err
 	}
 	u.nodes = u.nodeNetwork(*u.o).Exists()
-	u.rules, u.announces = len(rulesLeft(u.o.Port)) > 0, announces(u.o.Port)
+	u.rules, u.announces, u.paths = len(rulesLeft(u.o.Port)) > 0, announces(u.o.Port), pathsLeft(u.o.Port)
 	pid, err := holder(u.place.runtime())
 	if err != nil {
 		return err
@@ -133,6 +135,9 @@ func (u *upping) fail(ctx context.Context, err error) error {
 	}
 	if !u.rules {
 		errs = append(errs, removeRules(u.o.bind(), u.o.Port))
+	}
+	if !u.paths {
+		errs = append(errs, removePaths(ctx, u.o.bind(), u.o.Port))
 	}
 	if !u.announces {
 		errs = append(errs, removeAnnouncements(ctx, u.o.bind(), u.o.Port))
