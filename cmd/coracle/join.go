@@ -191,7 +191,7 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 		}
 	}
 	// Written first: certificates of a cluster that is not remembered could not be taken back.
-	last := remembered(p)
+	last := beforeJoin(p)
 	o.Server = j.server
 	if err := o.remember(p); err != nil {
 		return err
@@ -207,6 +207,16 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 			p.flags())
 	}
 	return nil
+}
+
+// beforeJoin is what is remembered, unless a join wrote it that was cut off before it had a
+// certificate: then it is only what that one may have found to be removed.
+func beforeJoin(p place) upOptions {
+	last := remembered(p)
+	if last.Server != "" && !p.joined() {
+		return upOptions{Coracled: last.Coracled, Boot: last.Boot}
+	}
+	return last
 }
 
 // ask gets this machine a certificate of the cluster.

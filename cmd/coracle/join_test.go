@@ -141,6 +141,32 @@ func (j joined) leave(t *testing.T, force bool) (asked string, err error) {
 	return strings.ReplaceAll(strings.TrimSpace(string(data)), "\n", ", "), err
 }
 
+// A join that was killed before it had a certificate is forgotten when the next one fails, and up
+// starts no agent without a certificate.
+func TestJoinAfterOneThatWasKilled(t *testing.T) {
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	killed := upOptions{
+		Server: "https://192.0.2.1:7443", Port: 7443, Bind: "127.0.0.1", ServiceCIDR: defaultServices, PodLogs: "/var/log/pods", CgroupRoot: "/c",
+		timeout: time.Minute,
+	}
+	remember(t, p, killed)
+	err := up(t.Context(), p, killed, func(string) bool { return false }, t.Output())
+	if err == nil || !strings.Contains(err.Error(), "https://192.0.2.1:7443 was cut off: repeat 'coracle join'") {
+		t.Errorf("up: %v", err)
+	}
+	if err := beforeJoin(p).restore(p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(p.settings()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a join that was killed is remembered: %v", err)
+	}
+	own := upOptions{Port: 8443, ServiceCIDR: defaultServices}
+	remember(t, p, own)
+	if last := beforeJoin(p); last.Port != 8443 {
+		t.Errorf("what was before a join is %+v", last)
+	}
+}
+
 // Regression: leave stopped the agent, with all pods evicted, and was told then that its Node may
 // not be deleted.
 func TestLeaveAsksFirst(t *testing.T) {

@@ -327,6 +327,10 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	u := upping{place: p, o: &o, last: last}
 	differ := o.follow(last, given)
 	if o.Server != "" {
+		if !p.joined() {
+			return fmt.Errorf("up: joining the cluster at %s was cut off: repeat 'coracle join', or forget it with 'coracle leave --force%s'",
+				o.Server, p.flags())
+		}
 		if err := o.checkAgent(differ); err != nil {
 			return err
 		}
