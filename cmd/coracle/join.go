@@ -336,7 +336,7 @@ func leave(ctx context.Context, p place, force bool, limit time.Duration, out io
 	case force:
 		steps.waits("the pods were not evicted: " + err.Error())
 	default:
-		return fmt.Errorf("leave: nothing was removed, and node %s takes no new pods until 'kubectl uncordon %[1]s': %w; %s", o.Node, err, whatever)
+		return fmt.Errorf("leave: nothing was removed, and node %s may take no new pods until 'kubectl uncordon %[1]s': %w; %s", o.Node, err, whatever)
 	}
 	if err := p.endSupervisor(ctx, steps); err != nil { // a kubelet that runs would register the node again
 		return fmt.Errorf("leave: %w", err)
@@ -347,7 +347,8 @@ func leave(ctx context.Context, p place, force bool, limit time.Duration, out io
 	case force:
 		steps.waits("the node stays in the cluster: " + err.Error() + "; 'kubectl delete node " + o.Node + "' deletes it there")
 	default:
-		return fmt.Errorf("leave: the node has stopped: %w; 'coracle up%s' starts it again, and %s", err, p.flags(), whatever)
+		return fmt.Errorf("leave: the node has stopped: %w; 'coracle up%s' starts it again, 'kubectl uncordon %s' lets it take pods, and %s", err,
+			p.flags(), o.Node, whatever)
 	}
 	return down(ctx, p, true, true, out)
 }
