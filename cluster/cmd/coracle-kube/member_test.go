@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	webhookerrors "k8s.io/apiserver/pkg/admission/plugin/webhook/errors"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -87,6 +88,21 @@ func TestDrain(t *testing.T) {
 	}
 	if err := m.drain(t.Context()); err != nil {
 		t.Errorf("a node that is gone: %v", err)
+	}
+}
+
+// API servers refuse all dry runs that would call a webhook with side effects.
+func TestCheckWithoutDryRun(t *testing.T) {
+	kube := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "two"}})
+	answer := error(webhookerrors.NewDryRunUnsupportedErr("nodes.example"))
+	kube.PrependReactor("delete", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, answer })
+	m := member{credentials.Node{Name: "two"}, kube}
+	if err := m.check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	answer = apierrors.NewForbidden(corev1.Resource("nodes"), "two", errors.New("a taint"))
+	if err := m.check(t.Context()); err == nil || !strings.Contains(err.Error(), "may not delete itself") {
+		t.Errorf("a deletion that is refused: %v", err)
 	}
 }
 
