@@ -152,6 +152,33 @@ func TestClusterFileIsRemembered(t *testing.T) {
 	}
 }
 
+// A node of another cluster applies no manifests. Regression: up ignored --apply there.
+func TestNodeAppliesNothing(t *testing.T) {
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(file, []byte("server: https://192.0.2.1:6443\ntoken: a.b\nca-hash: c\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"--apply is for a cluster of this machine's own":      {"--config", file, "--apply", "a.yaml", "--timeout", "1m"},
+		"--pod-cidr is for a cluster of this machine's own":   {"--config", file, "--service-cidr", defaultServices, "--pod-cidr", "none", "--apply", "a"},
+		"up --apply: this machine is node two of the cluster": nil,
+	} {
+		o := upOptions{Server: "https://192.0.2.1:6443", Node: "two", apply: []string{"a.yaml"}}
+		err := o.checkAgent(nil)
+		if args != nil {
+			flags := upFlags(&o)
+			if err := flags.Parse(args); err != nil {
+				t.Fatal(err)
+			}
+			err = upByFile(t.Context(), p, &o, flags, t.Output())
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // What is in /etc is for the cluster in the default --root only.
 func TestFilesOfOtherRoots(t *testing.T) {
 	var o upOptions

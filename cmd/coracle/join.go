@@ -150,6 +150,9 @@ func agentArgs(p place, o upOptions) []string {
 
 // checkAgent refuses what an up on a node of another cluster was given and cannot follow.
 func (o *upOptions) checkAgent(differ []string) error {
+	if len(o.apply) > 0 {
+		differ = append(differ, "apply")
+	}
 	for _, flag := range differ {
 		if !slices.Contains(agentFlags, flag) || flag == "node-name" {
 			return fmt.Errorf("up --%s: this machine is node %s of the cluster at %s, and the flag is for a cluster of its own: 'coracle leave' "+

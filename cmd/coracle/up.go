@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -289,7 +290,7 @@ func upByFile(ctx context.Context, p place, o *upOptions, flags *pflag.FlagSet, 
 	if last := remembered(p); p.joined() && last.Server == j.server {
 		return up(ctx, p, *o, flags.Changed, out)
 	}
-	for name := range o.settings() {
+	for _, name := range append(slices.Sorted(maps.Keys(o.settings())), "apply") {
 		if flags.Changed(name) && !slices.Contains(agentFlags, name) {
 			return fmt.Errorf("up: %s names the cluster at %s to join, and --%s is for a cluster of this machine's own", file.path, j.server, name)
 		}
