@@ -30,8 +30,8 @@ const defaultPeerPort = 2380
 
 // ofCluster are the flags of up that all control-plane nodes of a cluster must agree on.
 var ofCluster = []string{
-	"service-cidr", "cluster-domain", "cluster-dns", "dns-stub-domain", "load-balancer-cidr", "network-policies", "etcd-servers",
-	"pod-security", encryptionFlag,
+	"service-cidr", "pod-cidr", "pod-network", "cluster-domain", "cluster-dns", "dns-stub-domain", "load-balancer-cidr", "network-policies",
+	"etcd-servers", "pod-security", encryptionFlag,
 }
 
 // encryptionFlag names a file, which each machine has to have.

@@ -9,7 +9,7 @@ import (
 func TestControlPlaneNodesAgree(t *testing.T) {
 	first := upOptions{
 		ServiceCIDR: "10.97.0.0/16", ClusterDNS: []string{"10.97.0.10"}, PoliciesOff: true, Node: "one", Bind: "10.0.0.1",
-		NodeIPs: []string{"10.0.0.1"},
+		NodeIPs: []string{"10.0.0.1"}, PodCIDR: []string{"10.86.0.0/16"}, PodNetwork: "none",
 	}
 	cluster := first.forControlPlane()
 	if cluster.Node != "" || cluster.Bind != "" || len(cluster.NodeIPs) > 0 {
@@ -21,7 +21,7 @@ func TestControlPlaneNodesAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	if own.ServiceCIDR != first.ServiceCIDR || !slices.Equal(own.ClusterDNS, first.ClusterDNS) || !bool(own.PoliciesOff) ||
-		own.Node != "two" || own.Bind != "10.0.0.2" {
+		!slices.Equal(own.PodCIDR, first.PodCIDR) || own.PodNetwork != "none" || own.Node != "two" || own.Bind != "10.0.0.2" {
 		t.Errorf("it follows %+v", own)
 	}
 	own.ServiceCIDR = defaultServices
