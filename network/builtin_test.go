@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -569,6 +570,17 @@ func TestHostDoesNotRouteForTheLAN(t *testing.T) {
 			lan, lanIP := outsideOf(t, "uplink3", 3, false)
 			serve(t, two, "two", "tcp", 80)
 			serve(t, lan, "lan", "tcp", 80)
+			translate := exec.Command("nft", "-f", "-")
+			translate.Stdin = strings.NewReader("table ip translates { chain prerouting { type nat hook prerouting priority dstnat; " +
+				"tcp dport 8080 dnat to " + netip.AddrPortFrom(twoIP, 80).String() + "; }; }")
+			if said, err := translate.CombinedOutput(); err != nil {
+				t.Fatalf("nft: %v: %s", err, said)
+			}
+			t.Cleanup(func() {
+				if said, err := exec.Command("nft", "delete", "table", "ip", "translates").CombinedOutput(); err != nil {
+					t.Errorf("nft: %v: %s", err, said)
+				}
+			})
 			check := func(when string) {
 				t.Helper()
 				// The message about the route is on its way.
@@ -582,6 +594,8 @@ func TestHostDoesNotRouteForTheLAN(t *testing.T) {
 					}
 				}
 				expect(t, when+", to a link without default route", one, "tcp", lanIP, 80, "lan 198.51.1.2")
+				// As a Service does whose endpoint is a pod of another node.
+				expect(t, when+", by a port that the host translates", one, "tcp", netip.MustParseAddr("198.51.1.1"), 8080, "two 198.51.1.2")
 			}
 			check("at first")
 			must(t, m.fwRemove())

@@ -18,8 +18,10 @@ import (
 // Pods need the host to forward packets, and the kernel's switch for that is for all links. A host
 // that did not forward before would become a router for its LAN. So nothing is forwarded between
 // links with a default route then. Other traffic is left alone: virtual machines or other container
-// engines may need it. If forwarding was on before, the operator has chosen it. A file in the state
-// directory says for which families we have turned it on.
+// engines may need it. So are connections whose destination a rule of the host has changed: those
+// to a Service's node port or load balancer may lead to pods of other nodes by the link they came
+// from. If forwarding was on before, the operator has chosen it. A file in the state directory says
+// for which families we have turned it on.
 
 // forwardingSwitch is the sysctl, by family.
 var forwardingSwitch = map[family]string{ipv4: "ipv4/ip_forward", ipv6: "ipv6/conf/all/forwarding"}

@@ -36,6 +36,7 @@ import (
 //	  chain forward { type filter hook forward priority filter
 //	    iifgroup PODS return
 //	    oifgroup PODS goto to_pods
+//	    ct status dnat return                                  # a Service's connection to another node
 //	    iifname @uplinks4 oifname @uplinks4 drop }             # see forwarding.go
 //	  chain to_pods {
 //	    ct state established,related return
@@ -496,6 +497,7 @@ func (f *firewall) addForward(c *nftables.Conn, t *nftables.Table, r ruleset) er
 	})
 	add(forward, f.group(expr.MetaKeyIIFGROUP, expr.CmpOpEq), pass)
 	add(forward, f.group(expr.MetaKeyOIFGROUP, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: toPods.Name}})
+	add(forward, ctBits(expr.CtKeySTATUS, ctDNAT), pass)
 	for _, fam := range []family{ipv4, ipv6} {
 		names, closed := r.uplinks[fam]
 		if !closed {

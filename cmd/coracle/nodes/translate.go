@@ -21,7 +21,7 @@ import (
 //
 //	table ip coracle-nodes-6443 {
 //	  chain forward {        # only if this machine forwarded nothing before
-//	    iif UPLINK oif UPLINK drop }
+//	    ct status & dnat == 0 iif UPLINK oif UPLINK drop }
 //	  chain postrouting { type nat hook postrouting priority srcnat
 //	    ip saddr 10.84.0.0/24 iifname nodes6443 oifname != nodes6443 oifname != "cor*" masquerade }
 //	}
@@ -37,6 +37,9 @@ const forwarding = "/proc/sys/net/ipv4/ip_forward"
 func (w Network) table() *nftables.Table {
 	return &nftables.Table{Name: "coracle-nodes-" + strconv.Itoa(w.Cluster), Family: nftables.TableFamilyIPv4}
 }
+
+// translated is IPS_DST_NAT, a bit of a connection's status.
+const translated = 1 << 5
 
 const guard, translating = "forward", "postrouting"
 
@@ -118,6 +121,10 @@ func keepApart(c *nftables.Conn, t *nftables.Table) error {
 	for _, in := range routes {
 		for _, out := range routes {
 			c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
+				// Services' connections to other nodes were translated.
+				&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+				&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(translated), Xor: make([]byte, 4)},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)},
 				&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
 				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(uint32(in.LinkIndex))},
 				&expr.Meta{Key: expr.MetaKeyOIF, Register: 1},
