@@ -48,6 +48,7 @@ func TestTokenIsNoArgument(t *testing.T) {
 	passed("agent join https://192.0.2.1:6443")
 	cmd := tokenCreateCommand(&p)
 	cmd.SetArgs([]string{"--token", someToken})
+	cmd.SetOut(t.Output())
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
