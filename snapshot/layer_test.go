@@ -88,7 +88,7 @@ func TestFreedTellsOfLayersThatWereToGo(t *testing.T) {
 			t.Errorf("after removing %s: told %d times, want %d", id, told, want)
 		}
 	}
-	prepared(t, s, "c", layers...) // nobody wants the layers to go now
+	prepared(t, s, "c", layers...) // the layers must stay
 	if err := s.Remove(t.Context(), "c"); err != nil || told != 1 {
 		t.Errorf("told %d times, %v", told, err)
 	}

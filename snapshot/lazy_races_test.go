@@ -162,7 +162,7 @@ func TestStoppedLazyLayer(t *testing.T) {
 	}
 	end()
 	if err := <-hanging; err == nil {
-		t.Error("a root was made of a layer that nobody shows")
+		t.Error("a root was made of a layer that no process shows")
 	}
 	must(t, s.Flush(t.Context()))
 	nothingIn(t, s)

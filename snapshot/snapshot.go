@@ -30,9 +30,9 @@
 //
 // # After a crash
 //
-// A layer directory with its final name is whole. Whether its content is on disk
-// is the business of whoever commits it: image/ syncs the file system before it
-// names the image, and removes layers that no image names when it starts.
+// A layer directory with its final name is whole. The caller of Commit makes sure that its content
+// is on disk: image/ syncs the file system before it names the image. When it starts, it removes
+// layers that no image names.
 //
 // A snapshot is its record. A crash of this process leaves its mount in place, and
 // Start finds it. A reboot does not, and because upper directories are mounted

@@ -13,8 +13,8 @@ import (
 // LikeRoot gives the directory to the owner, mode, attributes and time of the one that a root
 // starts with, in the order in which none undoes another.
 func LikeRoot(to, top string) error {
-	// Reading is not asked of the directory itself: whoever shows a lazy layer would be asked to
-	// open it.
+	// O_PATH: opening the directory of a lazy layer for reading would call the process that shows
+	// it.
 	from, err := unix.Open(top, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: top, Err: err}

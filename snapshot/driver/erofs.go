@@ -58,8 +58,8 @@ const (
 // makeErofs makes an image of a directory. -x1 stores attributes that files share once,
 // --chunksize equal parts of files, and so a bomb of zeros as one of them.
 //
-// The program reads what strangers have written: it runs confined. CAP_DAC_READ_SEARCH reads files
-// of all owners, CAP_SYS_ADMIN the attributes trusted.overlay.*.
+// The program reads untrusted files, so it runs confined. CAP_DAC_READ_SEARCH lets it read files of
+// all owners, CAP_SYS_ADMIN the attributes trusted.overlay.*.
 func makeErofs(ctx context.Context, image, dir string) error {
 	scratch := image + ".scratch"
 	if err := errors.Join(os.MkdirAll(filepath.Join(scratch, filepath.Base(confine.Files)), 0o700),
