@@ -36,7 +36,7 @@ func randomEntry(rnd *rand.Rand, now int64) named {
 	}}
 }
 
-// Whatever the changes, a catalog is what one made anew of its entries is, and so are the uses.
+// After any changes, a catalog equals a new one of the same entries, and so do the uses.
 func TestCatalogChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
@@ -64,18 +64,18 @@ func TestCatalogChanges(t *testing.T) {
 				}
 			}
 			unneeded := u.change(ch, true)
-			anew := newCatalog(c.entries, "", c.pinned)
-			if got, want := views(c), views(anew); !reflect.DeepEqual(got, want) {
-				t.Fatalf("seed %d, step %d:\n%+v, made anew:\n%+v", seed, step, got, want)
+			fresh := newCatalog(c.entries, "", c.pinned)
+			if got, want := views(c), views(fresh); !reflect.DeepEqual(got, want) {
+				t.Fatalf("seed %d, step %d:\n%+v, new:\n%+v", seed, step, got, want)
 			}
-			if !maps.Equal(c.ids, anew.ids) {
-				t.Fatalf("seed %d, step %d: names %v, made anew %v", seed, step, c.ids, anew.ids)
+			if !maps.Equal(c.ids, fresh.ids) {
+				t.Fatalf("seed %d, step %d: names %v, new %v", seed, step, c.ids, fresh.ids)
 			}
 			var all uses
 			all.change(change{come: c.entries}, true)
 			if !maps.Equal(u.blobs, all.blobs) && len(u.blobs)+len(all.blobs) > 0 || !maps.Equal(u.layers, all.layers) &&
 				len(u.layers)+len(all.layers) > 0 {
-				t.Fatalf("seed %d, step %d: uses %v %v, counted anew %v %v", seed, step, u.blobs, u.layers, all.blobs, all.layers)
+				t.Fatalf("seed %d, step %d: uses %v %v, counted again %v %v", seed, step, u.blobs, u.layers, all.blobs, all.layers)
 			}
 			var had uses
 			had.change(change{come: before.entries}, true)
@@ -116,10 +116,10 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 	next, _ := c.with(moves)
 	must(t, l.saveIndex(next.entries))
 	if next.images[stays.config.Digest] != c.images[stays.config.Digest] {
-		t.Error("the image that stays was made anew")
+		t.Error("the image that stays was made again")
 	}
 	if again, err := stays.line(); err != nil || &again[0] != &line[0] {
-		t.Error("its line was made anew", err)
+		t.Error("its line was encoded again", err)
 	}
 	later := time.Unix(99, 0)
 	stays.pulled.at.Store(&later)

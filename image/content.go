@@ -142,7 +142,7 @@ func offered(ms []ocispec.Descriptor) string {
 	return s
 }
 
-// platformName is a stranger's word for a platform, as it can be shown on a terminal.
+// platformName is a platform as an untrusted document names it, made safe for a terminal.
 func platformName(p *ocispec.Platform) string {
 	if p == nil {
 		return "an unnamed platform"

@@ -126,7 +126,7 @@ func TestDamagedLedger(t *testing.T) {
 	}
 }
 
-// Whatever is in the place of what belongs to the store, it opens, and images can be had again.
+// The store opens whatever is at the paths of its files, and images can be pulled again.
 func TestStrangeStore(t *testing.T) {
 	dir := func(path string) error {
 		return errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o755))

@@ -49,8 +49,8 @@ func (r *reclaimer) soon() {
 	}()
 }
 
-// justPulled is how long an image is let be: whoever has had it pulled makes a container of
-// it next. The kubelet's own collection waits as long.
+// justPulled is how long an image is kept after its pull: the client that asked for it will create
+// a container next. The kubelet's own collection waits as long.
 const justPulled = 2 * time.Minute
 
 // reclaim removes images that nothing runs from, those pulled longest ago first, when the

@@ -24,9 +24,9 @@
 //
 // index.json is the one source of truth of which images exist: a manifest
 // descriptor per (name, digest) with the annotation
-// org.opencontainers.image.ref.name, replaced atomically; a line each, which only a change of
-// the entry makes anew. Everything else is
-// read from the blobs at Open and kept in memory.
+// org.opencontainers.image.ref.name. The file is replaced atomically. Each entry is one line, which
+// is encoded again only when the entry changes. Everything else is read from the blobs at Open and
+// kept in memory.
 //
 // # Durability
 //

@@ -249,7 +249,7 @@ func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
 	select {
 	case f.arrive <- nil:
 	case <-l.done:
-		t.Fatal("it is shown, and nobody waits for it")
+		t.Fatal("it is shown, and no caller waits for it")
 	}
 	<-l.done
 	if s.content(t, diffID, "file") != "hello" {
@@ -333,7 +333,7 @@ func TestLazyOverRestart(t *testing.T) {
 	s.Store, err = Open(s.cfg)
 	must(t, err)
 	if _, err := s.Get(r.ref("lost:1")); !errors.Is(err, ErrNotFound) {
-		t.Errorf("an image whose layer nobody shows: %v", err)
+		t.Errorf("an image whose layer no process shows: %v", err)
 	}
 }
 

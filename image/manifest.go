@@ -81,7 +81,7 @@ func parseDocument(data []byte, mediaType string) (*document, error) {
 }
 
 var errSchema1 = fmt.Errorf(
-	"%w: manifest is of Docker schema 1, which nobody should use since 2017: push the image again with a current tool", ErrInvalidImage,
+	"%w: manifest is of Docker schema 1, which is obsolete since 2017: push the image again with a current tool", ErrInvalidImage,
 )
 
 type documentKind int

@@ -56,8 +56,8 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 		return Image{}, err
 	}
 	if reference.IsShort(ref) && n.Domain != reference.DockerHub {
-		// Whoever chose the credentials took the name for one of Docker Hub's, as the
-		// kubelet does: they are not for another registry.
+		// The caller chose the credentials for Docker Hub, as the kubelet does for short names. They
+		// are not for another registry.
 		opts.Auth = Auth{}
 	}
 	if err := s.calls.begin(); err != nil {

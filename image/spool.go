@@ -51,7 +51,8 @@ func (s *spool) finish(err error) {
 	s.more.Broadcast()
 }
 
-// wait blocks until there are bytes after off, and returns how many. Whoever ends ctx broadcasts.
+// wait blocks until there are bytes after off, and returns how many. The
+// caller that ends ctx must broadcast.
 func (s *spool) wait(ctx context.Context, off int64) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -71,7 +71,7 @@ func TestWarmPullWritesNothing(t *testing.T) {
 						Progress: func(d, n int64) {
 							done, total = d, n
 							if !s.index.mu.TryLock() {
-								t.Error("whoever is told may hold up all who write")
+								t.Error("a callback may delay all writers")
 								return
 							}
 							s.index.mu.Unlock()

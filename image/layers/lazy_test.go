@@ -20,7 +20,7 @@ func TestKeepLazy(t *testing.T) {
 		kept     bool
 		unpacked []digest.Digest
 	}{
-		"nobody":         {err: lazy.ErrGone},
+		"no process":     {err: lazy.ErrGone},
 		"no answer":      {err: context.DeadlineExceeded, kept: true},
 		"nothing":        {kept: true},
 		"several layers": {status: lazy.Status{Layers: []digest.Digest{shown, whole}}, kept: true, unpacked: []digest.Digest{whole}},

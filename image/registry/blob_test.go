@@ -212,7 +212,7 @@ func TestLyingMirror(t *testing.T) {
 	}
 	origin.blobs[d.Digest.String()] = []byte("bleb")
 	if err := r.Blob(t.Context(), d, &memory{}, ignore); !errors.Is(err, ErrInvalid) || r.Honest() != 0 {
-		t.Errorf("%v, %d honest: nobody is left", err, r.Honest())
+		t.Errorf("%v, %d honest: no host is left", err, r.Honest())
 	}
 }
 

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// byHost is a transport that meets only a host itself as its settings say: with a client
-// certificate, or without verifying who it is. Where the host sends us, by redirects, the location
-// of an upload or a token service, it may not take either along: a hostile registry would have our
-// certificate open doors to it, and whoever is on the way there could be anybody.
+// byHost is a transport that applies a host's settings only to requests to that host: a client
+// certificate, or no verification of its identity. They do not apply to hosts that it sends us to,
+// by a redirect, the location of an upload or a token service. A hostile registry could otherwise
+// use our certificate elsewhere, and anyone on the way there could pose as that host.
 //
-// Token services that the operator has named for the registry (token_hosts) are met as the
-// registry is. They get its password, too.
+// The settings also apply to token services that the operator has named for the registry
+// (token_hosts). They get its password, too.
 type byHost struct {
 	pools
 	known []string // host[:port]

@@ -92,8 +92,8 @@ func tokenFrom(registry, service *secure) {
 	}
 }
 
-// Regression: a hostile registry had the client certificate that was for it shown to whoever
-// it named, who may let in those that have it.
+// Regression: a hostile registry could redirect us, and we showed the client certificate for the
+// registry to the host that it named. That host may accept the certificate.
 func TestClientCertificateIsForItsHostAlone(t *testing.T) {
 	dir := testCertificate(t)
 	for name, c := range map[string]struct {
@@ -140,10 +140,10 @@ func TestSkipVerifyIsForItsHostAlone(t *testing.T) {
 	}
 	if err := fetch("skip_verify = true", Settings{}); !errors.Is(err, ErrUnavailable) ||
 		!strings.Contains(err.Error(), "not verified of "+registry.host+" alone") {
-		t.Errorf("a token service that nobody named: %v", err)
+		t.Errorf("a token service that is not configured: %v", err)
 	}
 	if n := len(elsewhere.asked()); n != 0 {
-		t.Errorf("%d requests to whoever that is", n)
+		t.Errorf("%d requests to an unverified host", n)
 	}
 	must(t, fetch("skip_verify = true", Settings{TokenHosts: []string{elsewhere.host}}))
 	must(t, fetch("skip_verify = true\nca = '"+testCertificate(t)+"/ca.pem'", Settings{}))

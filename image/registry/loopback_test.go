@@ -30,8 +30,8 @@ func counter(t *testing.T) (port string, connected *atomic.Int64) {
 	return port, connected
 }
 
-// TestNamesOfImagesReachNoPortOfTheHost: whoever names a pod's image has the node ask there, and a
-// port that only the host itself reaches is none of a pod's business.
+// TestNamesOfImagesReachNoPortOfTheHost: the node connects to the registry that a pod's image
+// names. That must not be a port that only the host itself can reach.
 func TestNamesOfImagesReachNoPortOfTheHost(t *testing.T) {
 	port, connected := counter(t)
 	pull := func(c *Client, name string) error {

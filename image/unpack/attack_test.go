@@ -44,8 +44,8 @@ func used(t *testing.T) time.Duration {
 // with its size (the class of containerd's GHSA-rp3h-jf77-q9p4). It is refused before it takes
 // longer than any honest one.
 func TestTimeOfLinks(t *testing.T) {
-	// On ext4, a new file takes the longer the more files were removed in the last seconds
-	// (recently_deleted in fs/ext4/ialloc.c), whoever removed them.
+	// On ext4, creating a file takes longer if many files were removed in the last seconds, by any
+	// process (recently_deleted in fs/ext4/ialloc.c).
 	t.Setenv("TMPDIR", "/dev/shm")
 	const entries = 500
 	// A lookup may be made up to three times when others rename or mount meanwhile, and the kernel

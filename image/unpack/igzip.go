@@ -21,7 +21,7 @@ import (
 
 // igzip is ISA-L's gzip. It inflates twice as fast as the fastest package in Go, pipes
 // included, and inflating is what bounds a pull. It is a process and not a library, so that
-// the daemon stays static, and so that C that reads what strangers have sent runs confined
+// the daemon stays static, and so that C code that reads untrusted bytes runs confined
 // (package confine): as user nobody, with its two pipes and no other files or network.
 //
 // Whether it is used makes no difference to the result: that has a digest.

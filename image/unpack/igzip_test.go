@@ -75,7 +75,8 @@ func TestInflateInAProcess(t *testing.T) {
 	}
 }
 
-// What reads strangers' bytes is in namespaces of its own and may read no file but the system's.
+// The program that reads untrusted bytes has namespaces of its own and can read only the system's
+// files.
 func TestInflateConfined(t *testing.T) {
 	packed := gzipped(t, []byte("x"))
 	file := filepath.Join(t.TempDir(), "file")

@@ -114,8 +114,8 @@ func (c *chunks) run(ctx context.Context, key chunkKey, w *call, read func(conte
 	close(w.done)
 }
 
-// leave is how a reader goes that was killed. The last one ends the work; whoever comes then
-// starts again.
+// leave removes a reader that was killed. When the last one leaves, the work ends; the next reader
+// starts it again.
 func (c *chunks) leave(key chunkKey, w *call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

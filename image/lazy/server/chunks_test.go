@@ -61,7 +61,7 @@ func TestChunkErrorsAreNotKept(t *testing.T) {
 	}
 }
 
-// Readers share the work; it ends when the last of them is killed, and whoever comes then starts
+// Readers share the work. It ends when the last of them is killed, and the next reader starts it
 // again.
 func TestChunkReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

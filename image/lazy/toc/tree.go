@@ -1,7 +1,7 @@
 // Package toc reads the table of contents of an estargz layer into a tree of files, and chunks of
-// files out of the blob. Both are written by strangers: the table counts only if its digest is what
-// the manifest says, it is bounded before it is parsed, and a layer with anything unusual in it is
-// refused (ErrUnsuitable), since it can be unpacked instead.
+// files out of the blob. Both are untrusted. The table is used only if its digest is what the
+// manifest says, and it is bounded before it is parsed. A layer with anything unusual in it is
+// refused (ErrUnsuitable), because it can be unpacked instead.
 //
 // The tree is what package unpack would make of the layer with unpack.OverlayMarkers.
 package toc
