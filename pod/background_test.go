@@ -294,7 +294,7 @@ func TestCrashBeforeStartOnceMore(t *testing.T) {
 		t.Fatal("the point was not reached")
 	}
 	cancel()
-	b.mend("shim.Create")
+	b.repair("shim.Create")
 	m2, _ := b.manager()
 	ok(t, m2.StartContainer(t.Context(), id))
 	if c := must[state.Container](t)(m2.Container(id)); c.State != state.Running {

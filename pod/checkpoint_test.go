@@ -73,7 +73,7 @@ func TestCheckpoint(t *testing.T) {
 		if err := m.Checkpoint(ctx, id, filepath.Join(dir, "other.tar"), 0); err == nil || !strings.Contains(err.Error(), "disk on fire") {
 			t.Errorf("%s: %v", call, err)
 		}
-		b.mend(call)
+		b.repair(call)
 		b.thawed()
 	}
 	// Files that cannot be removed now are removed later.
@@ -87,7 +87,7 @@ func TestCheckpoint(t *testing.T) {
 	if err := m.Checkpoint(ctx, id, filepath.Join(dir, "other.tar"), 0); err == nil || !strings.Contains(err.Error(), "disk on fire") {
 		t.Errorf("a busy directory: %v", err)
 	}
-	b.mend("shim.Checkpoint")
+	b.repair("shim.Checkpoint")
 	if r := m.containers.Exact(id).Get(); !slices.Contains(r.Saving, mounted) {
 		t.Errorf("forgot %s: %v", mounted, r.Saving)
 	}
@@ -191,8 +191,8 @@ func TestCheckpointPod(t *testing.T) {
 	ctx := t.Context()
 	podID, dir, ids := savedPodOf(t, b, m)
 	other := must[string](t)(m.Run(ctx, podConfig("other")))
-	stranger := must[string](t)(m.Create(ctx, other, containerConfig("run")))
-	ok(t, m.StartContainer(ctx, stranger))
+	another := must[string](t)(m.Create(ctx, other, containerConfig("run")))
+	ok(t, m.StartContainer(ctx, another))
 	empty := t.TempDir()
 	for name, c := range map[string]struct {
 		dir  string
@@ -204,10 +204,10 @@ func TestCheckpointPod(t *testing.T) {
 		"no directory":    {dir + "/none", ids, errdefs.ErrInvalid},
 		"relative":        {"x", ids, errdefs.ErrInvalid},
 		"twice":           {empty, []string{ids[0], ids[0]}, errdefs.ErrInvalid},
-		"another pod's":   {empty, []string{stranger}, errdefs.ErrInvalid},
+		"another pod's":   {empty, []string{another}, errdefs.ErrInvalid},
 		"no such":         {empty, []string{"no-such"}, errdefs.ErrNotFound},
 		"a file":          {dir + "/pod.json", ids, errdefs.ErrInvalid},
-		"half another":    {empty, []string{ids[0], stranger}, errdefs.ErrInvalid},
+		"half another":    {empty, []string{ids[0], another}, errdefs.ErrInvalid},
 		"prefix and name": {empty, []string{ids[0], ids[0][:20]}, errdefs.ErrInvalid},
 	} {
 		if err := m.CheckpointPod(ctx, podID, c.dir, c.ids); !errors.Is(err, c.kind) {
@@ -218,7 +218,7 @@ func TestCheckpointPod(t *testing.T) {
 	if err := m.CheckpointPod(ctx, podID, empty, ids); err == nil {
 		t.Error("no error")
 	}
-	b.mend("snapshots.Changes")
+	b.repair("snapshots.Changes")
 	b.thawed()
 	if left, err := os.ReadDir(empty); err != nil || len(left) != 0 {
 		t.Errorf("left: %v, %v", left, err)

@@ -43,7 +43,7 @@ func TestCallsJoin(t *testing.T) {
 		close(release)
 		wg.Wait()
 		close(ids)
-		b.mend(call)
+		b.repair(call)
 		first := <-ids
 		for id := range ids {
 			if id != first {
@@ -353,7 +353,7 @@ func TestClosedDuringStart(t *testing.T) {
 		if err := <-started; !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: start: %v", call, err)
 		}
-		b.mend(call)
+		b.repair(call)
 		m2, _ := b.manager()
 		if c := must[state.Container](t)(m2.Container(id)); c.State != want {
 			t.Errorf("%s: the container is %s (%s), want %s", call, c.State, c.Reason, want)

@@ -52,7 +52,7 @@ func TestEventsOfALife(t *testing.T) {
 	idle(t, m)
 }
 
-// Whoever gets an event sees what it tells.
+// A client that gets an event sees the state that the event reports.
 func TestEventIsSeen(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()

@@ -135,7 +135,7 @@ func TestCheckpointBringsNothingAlong(t *testing.T) {
 	mount := specs.Mount{Destination: "/host", Source: "/", Type: "bind", Options: []string{"rbind"}}
 	hostile, log := made(func(t *testing.T, dir string) {
 		rewrite(t, filepath.Join(dir, "spec.dump"), func(s *specs.Spec) {
-			s.Annotations = maps.Clone(strangers)
+			s.Annotations = maps.Clone(untrusted)
 			s.Linux.Devices = append(s.Linux.Devices, device)
 			s.Linux.Namespaces = nil
 			s.Linux.CgroupsPath = "/elsewhere"
@@ -146,7 +146,7 @@ func TestCheckpointBringsNothingAlong(t *testing.T) {
 			s.Process.Env = append(s.Process.Env, "FROM=checkpoint")
 		})
 		rewrite(t, filepath.Join(dir, "config.dump"), func(c *map[string]any) {
-			(*c)["labels"], (*c)["annotations"] = strangers, strangers
+			(*c)["labels"], (*c)["annotations"] = untrusted, untrusted
 			(*c)["logPath"] = "/etc/shadow"
 		})
 		for _, name := range []string{"container.log", "log", "0.log", "status"} {

@@ -312,7 +312,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			}
 			idle(t, m)
 			b.nothingLeft()
-			b.mend(call)
+			b.repair(call)
 			ok(t, m.Remove(t.Context(), must[string](t)(m.Run(t.Context(), cfg))))
 			idle(t, m)
 			b.nothingLeft()
@@ -332,7 +332,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			if n := len(slices.Collect(m.Containers(state.ContainerFilter{}))); n != 0 {
 				t.Errorf("%d containers", n)
 			}
-			b.mend(call)
+			b.repair(call)
 			must[string](t)(m.Create(t.Context(), podID, c))
 			ok(t, m.Remove(t.Context(), podID))
 			idle(t, m)

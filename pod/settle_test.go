@@ -26,7 +26,7 @@ func TestEndThatCannotBeToldYet(t *testing.T) {
 			if err := m.StopContainer(t.Context(), id, 0); !errors.Is(err, cause) {
 				t.Errorf("stop: %v", err)
 			}
-			b.mend("shim.Status")
+			b.repair("shim.Status")
 			ok(t, m.StopContainer(t.Context(), id, 0))
 			if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 7 {
 				t.Errorf("container is %s, %d", c.State, c.ExitCode)

@@ -74,7 +74,7 @@ func TestHungCgroupDelaysNobody(t *testing.T) {
 			t.Errorf("%d readings of a hung pod", len(got))
 		}
 		close(release)
-		b.mend("meter.Cgroup")
+		b.repair("meter.Cgroup")
 		ok(t, m.Remove(ctx, podID))
 	})
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// strangers are labels and annotations by which other runtimes are steered, and which whoever makes
-// a pod or an image may set.
-var strangers = map[string]string{
+// untrusted are labels and annotations that configure other runtimes. Any user who creates a pod or
+// an image can set them.
+var untrusted = map[string]string{
 	"io.kubernetes.cri-o.Devices":                          "/dev/mem:/dev/mem:rwm",
 	"io.kubernetes.cri-o.userns-mode":                      "auto",
 	"io.kubernetes.cri-o.cgroup2-mount-hierarchy-rw":       "true",
@@ -82,7 +82,7 @@ func TestStrangersLabelsSteerNothing(t *testing.T) {
 		}{spec, p.handler, p.checkpoint})))
 		return strings.NewReplacer(podID, "POD", id, "CONTAINER", b.state, "STATE").Replace(text)
 	}
-	if plain, set := made(nil), made(strangers); plain != set {
+	if plain, set := made(nil), made(untrusted); plain != set {
 		t.Errorf("without:\n%s\nwith:\n%s", plain, set)
 	}
 }

@@ -50,7 +50,7 @@ func TestHungStepOfRecovery(t *testing.T) {
 			if step != "" && (during == nil || !strings.Contains(during.Error(), step) || m.RecoveryErrors() != 1) {
 				t.Errorf("ready says %v, %d errors", during, m.RecoveryErrors())
 			}
-			b.mend(call)
+			b.repair(call)
 			ok(t, m.StopContainer(t.Context(), id, 0))
 			ok(t, m.Remove(t.Context(), podID))
 			idle(t, m)

@@ -140,7 +140,7 @@ func TestCDIDevices(t *testing.T) {
 	// Nor without a word that its spec cannot be read.
 	write("bad.json", "{")
 	if _, err := m.Create(ctx, podID, c); err == nil || !strings.Contains(err.Error(), "bad.json") {
-		t.Errorf("beside a broken spec: %v", err)
+		t.Errorf("next to a broken spec: %v", err)
 	}
 	ok(t, m.Remove(ctx, podID))
 	idle(t, m)

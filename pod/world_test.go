@@ -62,7 +62,7 @@ type world struct {
 	silent    map[string]error // pods whose shims do not answer List
 
 	// before, if it has the name of a call ("shim.Create"), is run first and can
-	// fail it or make it wait: see fault and mend.
+	// fail it or make it wait: see fault and repair.
 	before map[string]func(ctx context.Context) error
 }
 
@@ -173,14 +173,14 @@ func (w *world) exitLocked(id string, code int32) {
 	}
 }
 
-// fault sets what happens before a call; mend takes it back.
+// fault sets what happens before a call; repair takes it back.
 func (w *world) fault(call string, f func(context.Context) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.before[call] = f
 }
 
-func (w *world) mend(call string) {
+func (w *world) repair(call string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.before, call)

@@ -58,8 +58,8 @@ func relink(path, to string) error { return errors.Join(os.RemoveAll(path), os.S
 
 func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }
 
-// FuzzOpenSaved reads what strangers wrote of a saved container: it is refused, or is whole enough
-// to be compared.
+// FuzzOpenSaved reads untrusted files of a saved container: they are refused, or complete enough to
+// be compared.
 func FuzzOpenSaved(f *testing.F) {
 	f.Add([]byte(`{"name":"x","rootfsImage":"sha256:1"}`), []byte(`{"process":{"args":["x"]},"linux":{}}`))
 	f.Add([]byte(`{}`), []byte(`{"process":{"capabilities":{}},"linux":{"seccomp":{}}}`))

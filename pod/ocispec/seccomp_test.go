@@ -167,8 +167,8 @@ func TestDefaultSeccompIsNoLooserThanContainerds(t *testing.T) {
 	}
 }
 
-// Regression: a family was compared in 64 bits, of which the kernel takes 32, so what was kept from
-// containers could be had.
+// Regression: the filter compared 64 bits of an address family, and the kernel uses 32. Containers
+// could open sockets of denied families.
 func TestDefaultSeccompKeepsFamilies(t *testing.T) {
 	p, err := defaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: known}}})
 	if err != nil {

@@ -21,7 +21,7 @@ func ok(t *testing.T, err error) {
 }
 
 // Mounts: a host path is made if missing, links are followed, and a propagation that
-// cannot be had is refused.
+// the host does not support is refused.
 func TestResolveMounts(t *testing.T) {
 	dir := t.TempDir()
 	ok(t, os.Symlink("target", filepath.Join(dir, "link")))

@@ -1,6 +1,6 @@
 // Package userdb finds out who a container runs as, from the /etc/passwd and
-// /etc/group of its image. Those files are a stranger's: they are read through
-// internal/safepath, bounded, and what does not parse in them is passed over.
+// /etc/group of its image. Those files are untrusted: they are read through
+// internal/safepath and bounded, and lines that do not parse are ignored.
 package userdb
 
 import (
