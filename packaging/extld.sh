@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # extld.sh ARGUMENTS: the linker of programs that contain libseccomp and the C library. It calls $CC, and keeps what it is
-# given in $RELINK: whoever has a release can link the program again, with other versions of those libraries (LGPL-2.1, 6a).
+# given in $RELINK: users of a release can link the program again, with other versions of those libraries (LGPL-2.1, 6a).
 set -euo pipefail
 # CC may have arguments.
 read -ra cc <<<"${CC:-gcc}"

@@ -33,8 +33,8 @@ import (
 // shimName is the shim's executable, installed next to ours.
 const shimName = "containerd-shim-coracle-v1"
 
-// node is all parts below CRI, started and recovered. Whoever makes one holds the
-// locks of both directories.
+// node is all parts below CRI, started and recovered. The caller of
+// startNode holds the locks of both directories.
 type node struct {
 	config    config.Config
 	log       *slog.Logger

@@ -42,9 +42,9 @@ type Reserved struct {
 }
 
 // servable says why a node may not serve under the names and addresses of its request, nil if it
-// may. Whoever joins a node chooses its name, and nodes report their own addresses. A node must not
-// get a certificate with which it could pose as the API server, as a Service or as another node: of
-// names it gets only its own, and of addresses only those that nothing else has.
+// may. The operator who joins a node chooses its name, and nodes report their own addresses. A node
+// must not get a certificate with which it could pose as the API server, a Service or another node:
+// it gets only its own name, and only addresses that nothing else has.
 func (a *approver) servable(request *x509.CertificateRequest) error {
 	name := strings.TrimPrefix(request.Subject.CommonName, nodeUser)
 	node, err := a.nodes.Get(name)

@@ -10,7 +10,7 @@ import (
 )
 
 // Unmounted returns nil if nothing is mounted below the directory path, and an error with EBUSY if
-// something is. Nobody else may write to the tree. It looks at no file system that is mounted
+// something is. No other process may write to the tree. It looks at no file system that is mounted
 // there, because one may hang, and it reads no list of the machine's mounts, because that is long
 // where there are many pods. If there is no such directory, it returns nil.
 func Unmounted(path string) error {

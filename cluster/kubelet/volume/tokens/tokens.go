@@ -58,8 +58,9 @@ func New(kube kubernetes.Interface, log *slog.Logger) *Cache {
 	return &Cache{log: log, kube: kube, pods: map[types.UID]map[Want]token{}}
 }
 
-// Get returns a token, a new one if most of its life has passed. If there is none to be had and the
-// old one is still good, that one is the answer. Errors are in the words of upstream's.
+// Get returns a token, a new one if most of its life has passed. If the
+// API server gives none and the old one is still valid, Get returns the old one. Error texts are
+// upstream's.
 func (c *Cache) Get(ctx context.Context, pod *v1.Pod, want Want) (authenticationv1.TokenRequestStatus, error) {
 	c.mu.Lock()
 	old, has := c.pods[pod.UID][want]
