@@ -67,7 +67,7 @@ func (o observer) done(ctx context.Context, method string, began time.Time, err 
 	attrs := []slog.Attr{slog.String("method", method), slog.Duration("took", took)}
 	if err != nil {
 		s, _ := status.FromError(err)
-		attrs = append(attrs, slog.String("code", s.Code().String()), slog.String("error", s.Message()))
+		attrs = append(attrs, slog.String("code", s.Code().String()), slog.String("err", s.Message()))
 	}
 	o.log.LogAttrs(ctx, level, "call", attrs...)
 }

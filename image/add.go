@@ -126,7 +126,7 @@ func (u *unpacker) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID d
 		if !errors.Is(err, errRotten) {
 			return err
 		}
-		u.log.Warn("stored layer is not used", "blob", d.Digest.String(), "error", err)
+		u.log.Warn("stored layer is not used", "blob", d.Digest.String(), "err", err)
 		rotten = err
 	}
 	f, err := o.Open(d)

@@ -37,7 +37,7 @@ func (c *Collector) Start(collect func(context.Context) error, log *slog.Logger)
 			}
 			if err := collect(ctx); err != nil && ctx.Err() == nil {
 				// What is left is collected with the next removal or start.
-				log.Warn("cannot collect image garbage", "error", err)
+				log.Warn("cannot collect image garbage", "err", err)
 			}
 		}
 	}()

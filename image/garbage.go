@@ -203,11 +203,11 @@ func (g *garbage) sizeOf(n needs) (bytes int64) {
 // repairIndex writes the index again, with the images that are whole.
 func (g *garbage) repairIndex(entries []named, damaged bool) error {
 	if err := g.salvage(); err != nil {
-		g.log.Warn("images have to be pulled again with all of their layers", "error", err)
+		g.log.Warn("images have to be pulled again with all of their layers", "err", err)
 	}
 	if damaged {
 		if aside, err := g.blobs.keepIndex(); err != nil {
-			g.log.Warn("damaged image index is not kept", "error", err)
+			g.log.Warn("damaged image index is not kept", "err", err)
 		} else {
 			g.log.Warn("damaged image index is kept", "file", aside)
 		}

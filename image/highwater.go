@@ -44,7 +44,7 @@ func (r *reclaimer) soon() {
 	go func() {
 		defer r.calls.done()
 		if err := r.reclaim(r.calls.ctx); err != nil && r.calls.ctx.Err() == nil {
-			r.cfg.Log.Warn("cannot make room on the disk of images", "error", err)
+			r.cfg.Log.Warn("cannot make room on the disk of images", "err", err)
 		}
 	}()
 }

@@ -154,7 +154,7 @@ func (z *lazies) landSoon(src *registry.Repository, d ocispec.Descriptor, diffID
 		for ; want != nil; want = z.nextLanding(l, diffID) {
 			l.err = z.land(z.ctx, want.src, want.blob, diffID)
 			if l.err != nil && z.ctx.Err() == nil {
-				z.log.Error("lazy layer cannot be made an ordinary one", "repository", want.src.String(), "layer", diffID.String(), "error", l.err)
+				z.log.Error("lazy layer cannot be made an ordinary one", "repository", want.src.String(), "layer", diffID.String(), "err", l.err)
 			}
 		}
 		close(l.done)

@@ -71,7 +71,7 @@ func Open(cfg Config) (*Store, error) {
 func (s *Store) recover(ctx context.Context) error {
 	strange, err := s.blobs.create()
 	for _, d := range strange {
-		s.cfg.Log.Warn("image store is damaged", "error", d)
+		s.cfg.Log.Warn("image store is damaged", "err", d)
 	}
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
@@ -88,13 +88,13 @@ func (s *Store) recover(ctx context.Context) error {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	for _, d := range damage {
-		s.cfg.Log.Warn("image index is damaged: images may have to be pulled again", "error", d)
+		s.cfg.Log.Warn("image index is damaged: images may have to be pulled again", "err", d)
 	}
 	entries := make([]named, 0, len(lines))
 	for _, e := range lines {
 		c, err := s.unpacker.load(ctx, e.top)
 		if err != nil {
-			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.name.String(), "error", err)
+			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.name.String(), "err", err)
 			continue
 		}
 		entries = append(entries, named{name: e.name, pulled: at(e.pulled), content: c})
@@ -120,7 +120,7 @@ func (s *Store) recover(ctx context.Context) error {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	if err := s.GC(ctx); err != nil {
-		s.cfg.Log.Warn("garbage of images is left", "error", err)
+		s.cfg.Log.Warn("garbage of images is left", "err", err)
 	}
 	if s.cfg.Lazy == nil {
 		return nil

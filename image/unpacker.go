@@ -98,7 +98,7 @@ func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descrip
 	}
 	switch {
 	case errors.Is(err, errRotten):
-		u.log.Warn("layer is fetched again", "blob", d.Digest.String(), "error", err)
+		u.log.Warn("layer is fetched again", "blob", d.Digest.String(), "err", err)
 		fallthrough
 	case !hasBlob:
 		err = u.arrive(ctx, src, d, diffID, hasLayer, m)

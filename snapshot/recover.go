@@ -44,11 +44,11 @@ func (r *records) load(ctx context.Context) error {
 		if err != nil {
 			if r.keepDamaged(e.Name(), mounts[e.Name()]) {
 				r.log.Warn("a snapshot's record is damaged: it is kept until its container is removed, and all layers with it", "snapshot", e.Name(),
-					"error", err)
+					"err", err)
 				continue
 			}
 			// The record is written before all else: there is nothing yet, or no more.
-			r.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "error", err)
+			r.log.Warn("dropping a snapshot without a valid record", "snapshot", e.Name(), "err", err)
 			if err := r.trash.Discard(filepath.Join(r.snapshotsDir(), e.Name())); err != nil {
 				r.log.Warn("cannot remove snapshot without a valid record; it stays in place", "snapshot", e.Name(), "err", err)
 			}
@@ -92,7 +92,7 @@ func (r *records) dropStrays(mounts map[string][]string) {
 			}
 			r.log.Warn("unmounting a snapshot that is not recorded", "snapshot", id, "target", point)
 			if err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-				r.log.Warn("cannot unmount it", "snapshot", id, "target", point, "error", err)
+				r.log.Warn("cannot unmount it", "snapshot", id, "target", point, "err", err)
 			}
 		}
 	}

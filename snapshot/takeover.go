@@ -44,7 +44,7 @@ func (t *takeover) run() error {
 		err = errUnknownDriver
 	case err != nil:
 		t.log.Warn("the file that says what the snapshot store's driver is cannot be read; taken to be the one that is set", "file", file,
-			"error", err, "driver", t.name)
+			"err", err, "driver", t.name)
 		if err := t.discard(file); err != nil { // it may be a directory
 			return err
 		}

@@ -16,7 +16,7 @@ func loadAppArmor(ctx context.Context, stateDir string, log *slog.Logger) {
 	}
 	loaded, err := apparmor.Loaded()
 	if err != nil {
-		log.Warn("containers run without an AppArmor profile: mount securityfs on /sys/kernel/security", "error", err)
+		log.Warn("containers run without an AppArmor profile: mount securityfs on /sys/kernel/security", "err", err)
 		return
 	}
 	if loaded[apparmor.Default] {
@@ -33,8 +33,8 @@ func loadAppArmor(ctx context.Context, stateDir string, log *slog.Logger) {
 	case err == nil:
 		log.Debug("AppArmor profile is loaded already", "profile", apparmor.Default)
 	case errors.Is(err, apparmor.ErrNoParser):
-		log.Warn("containers run without an AppArmor profile: install the package apparmor", "error", err)
+		log.Warn("containers run without an AppArmor profile: install the package apparmor", "err", err)
 	case ctx.Err() == nil:
-		log.Warn("AppArmor profile not loaded", "error", err)
+		log.Warn("AppArmor profile not loaded", "err", err)
 	}
 }

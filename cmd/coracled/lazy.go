@@ -49,7 +49,7 @@ func (n *node) lazyShown(ctx context.Context) func(digest.Digest) bool {
 	n.lazy = n.newLazyClient()
 	shown, err := layers.Shown(ctx, n.lazy)
 	if err != nil {
-		n.log.Error("layers that are pulled lazily are lost", "error", err)
+		n.log.Error("layers that are pulled lazily are lost", "err", err)
 	}
 	return shown
 }

@@ -42,7 +42,7 @@ func collect() {
 
 func dropPages() {
 	if err := programpages.Drop(); err != nil {
-		slog.Debug("more of the program than it uses stays in memory", "error", err)
+		slog.Debug("more of the program than it uses stays in memory", "err", err)
 	}
 }
 

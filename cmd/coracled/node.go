@@ -109,7 +109,7 @@ func (n *node) start(ctx context.Context, records *state.Records, respawn []stri
 		return err
 	}
 	if err := lazily.Keep(ctx, n.startLazy); err != nil {
-		n.log.Error("layers that were pulled lazily may be lost with their process", "error", err)
+		n.log.Error("layers that were pulled lazily may be lost with their process", "err", err)
 	}
 	if err := n.startPeers(); err != nil {
 		return err

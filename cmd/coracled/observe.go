@@ -25,7 +25,7 @@ func (n *node) observe(ctx context.Context, deps *cri.Deps, began time.Time) err
 		}
 		n.closers = append(n.closers, func() error {
 			if err := tracer.Close(); err != nil {
-				n.log.Warn("last spans not sent", "error", err) // no reason to end with an error
+				n.log.Warn("last spans not sent", "err", err) // no reason to end with an error
 			}
 			return nil
 		})

@@ -34,7 +34,7 @@ func (n *node) reload(ctx context.Context, s source) {
 	n.tell(reloading())
 	switch changed, later, err := n.take(ctx, s); {
 	case err != nil:
-		n.log.Error("settings not reloaded, those before hold", "error", err)
+		n.log.Error("settings not reloaded, those before hold", "err", err)
 	case len(later) > 0:
 		n.log.Warn("settings reloaded; some need a restart", "changed", changed, "restart for", later)
 	default:
@@ -68,7 +68,7 @@ func (n *node) take(ctx context.Context, s source) (changed, later []string, err
 // tell tells systemd; that it cannot be told is no reason to stop.
 func (n *node) tell(state string) {
 	if err := notify(state); err != nil {
-		n.log.Warn("systemd does not know our state", "state", state, "error", err)
+		n.log.Warn("systemd does not know our state", "state", state, "err", err)
 	}
 }
 

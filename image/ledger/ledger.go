@@ -65,7 +65,7 @@ func Open(path string, log *slog.Logger) (*Ledger, error) {
 		return l, err
 	}
 	aside := damage.Aside(path)
-	log.Warn("image ledger set aside: it is damaged; layers may be fetched again", "error", err, "moved", aside)
+	log.Warn("image ledger set aside: it is damaged; layers may be fetched again", "err", err, "moved", aside)
 	if err := os.Rename(path, aside); err != nil {
 		return nil, fmt.Errorf("set %s aside: %w", path, err)
 	}

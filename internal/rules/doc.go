@@ -1,4 +1,5 @@
 // Package rules holds the tests that keep the repository's shape: which package may
 // import which, what the small long-lived binaries may not link, which attacks have tests, how long
-// lines and functions may be, and which parts get their loggers from their callers.
+// lines and functions may be, which parts get their loggers from their callers, and how logs name
+// errors.
 package rules

@@ -1,10 +1,12 @@
 package rules
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -80,5 +82,24 @@ func TestUsesOfTheDefaultLoggerAreFound(t *testing.T) {
 	lines, err := usesDefaultLogger([]byte(text))
 	if err != nil || !slices.Equal(lines, []int{7, 8}) {
 		t.Errorf("got %v, %v; want lines 7 and 8", lines, err)
+	}
+}
+
+// errorKey is the key of an error in a log; "error" next to a value would be a second one.
+var errorKey = regexp.MustCompile(`[lL]og(ger)?(\(\))?\.(Debug|Info|Warn|Error)\(.*"error", `)
+
+// Logs have one key for errors, so that a search finds them all.
+func TestErrorsHaveOneKeyInLogs(t *testing.T) {
+	files := 0
+	forGoFiles(t, func(path string, text []byte) {
+		files++
+		for n, line := range bytes.Split(text, []byte("\n")) {
+			if errorKey.Match(line) {
+				t.Errorf(`%s:%d logs an error as "error", not as "err"`, path, n+1)
+			}
+		}
+	})
+	if files < 1000 {
+		t.Errorf("only %d files were read", files)
 	}
 }

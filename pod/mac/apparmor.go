@@ -87,7 +87,7 @@ func (a hostProfiles) standard(ctx context.Context, asked bool) (string, error) 
 	case errors.Is(err, apparmor.ErrNoParser):
 		return "", nil
 	default:
-		a.log.Warn("container runs without an AppArmor profile", "error", err)
+		a.log.Warn("container runs without an AppArmor profile", "err", err)
 		return "", nil
 	}
 }

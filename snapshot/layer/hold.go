@@ -158,7 +158,7 @@ func (s *Store) endReach(d digest.Digest, r *reached) {
 	if r.by == 0 && r.drop {
 		s.mu.Unlock()
 		if err := s.unmountLazy(d); err != nil {
-			s.log.Warn("a lazy layer's mount is left", "layer", d.String(), "error", err)
+			s.log.Warn("a lazy layer's mount is left", "layer", d.String(), "err", err)
 		}
 		s.mu.Lock() // until now no one could begin it again
 	}

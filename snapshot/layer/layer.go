@@ -276,10 +276,10 @@ func (s *Store) loadLayers() error {
 		case transient.Scarce(err): // affects all layers, not only this one
 			return fmt.Errorf("snapshot store: layer %s: %w", d, err)
 		case Check(d) == nil:
-			s.log.Warn("a layer's record cannot be read", "layer", d.String(), "error", err)
+			s.log.Warn("a layer's record cannot be read", "layer", d.String(), "err", err)
 			err = s.setAside(d)
 		default:
-			s.log.Warn("dropping what is no layer", "name", e.Name(), "error", err)
+			s.log.Warn("dropping what is no layer", "name", e.Name(), "err", err)
 			err = s.trash.Discard(filepath.Join(Top(s.root), e.Name()))
 		}
 		if err != nil { // the layer is not offered, which is what counts

@@ -202,10 +202,10 @@ func (s *Store) loadLazy(served func(digest.Digest) bool) error {
 			continue
 		}
 		if !s.HasLayer(d) {
-			s.log.Warn("dropping a lazy layer that is not shown any more: what has it must be pulled again", "layer", e.Name(), "error", err)
+			s.log.Warn("dropping a lazy layer that is not shown any more: what has it must be pulled again", "layer", e.Name(), "err", err)
 		}
 		if err := s.dropLazy(d); err != nil {
-			s.log.Warn("it is left", "layer", e.Name(), "error", err)
+			s.log.Warn("it is left", "layer", e.Name(), "err", err)
 		}
 	}
 	return nil

@@ -42,7 +42,7 @@ func (s *Store) Quarantine(diffID digest.Digest) error {
 		return s.dropLazy(diffID)
 	}
 	if err := s.driver.Free(s.layerDir(diffID)); err != nil {
-		s.log.Warn("a quarantined layer stays mounted", "layer", diffID.String(), "error", err)
+		s.log.Warn("a quarantined layer stays mounted", "layer", diffID.String(), "err", err)
 	}
 	if err := s.setAside(diffID); err != nil {
 		s.mu.Lock()
@@ -77,7 +77,7 @@ func (s *Store) setAside(diffID digest.Digest) error {
 func (s *Store) endQuarantine(diffID digest.Digest) {
 	err := s.eachQuarantined(func(d digest.Digest, _ time.Time) bool { return d == diffID })
 	if err != nil {
-		s.log.Warn("cannot delete a quarantined layer", "layer", diffID.String(), "error", err)
+		s.log.Warn("cannot delete a quarantined layer", "layer", diffID.String(), "err", err)
 	}
 }
 

@@ -153,7 +153,7 @@ func (t *Trash) run() {
 				return
 			}
 			if err != nil {
-				t.log.Warn("cannot delete file; trying again later", "path", filepath.Join(t.dir, x.name), "error", err)
+				t.log.Warn("cannot delete file; trying again later", "path", filepath.Join(t.dir, x.name), "err", err)
 				failed = append(failed, x.name)
 			}
 		}

@@ -165,7 +165,7 @@ func Listen(address string, m *Metrics, log *slog.Logger) (*Server, error) {
 	go func() {
 		defer close(s.done)
 		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("metrics server ended", "error", err)
+			log.Error("metrics server ended", "err", err)
 		}
 	}()
 	return s, nil

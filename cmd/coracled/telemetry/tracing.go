@@ -49,7 +49,7 @@ func StartTracing(ctx context.Context, t Tracing) (*Tracer, error) {
 		return nil, fmt.Errorf("tracing to %s: %w", t.Endpoint, err)
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		t.Log.Warn("tracing", "endpoint", t.Endpoint, "error", err)
+		t.Log.Warn("tracing", "endpoint", t.Endpoint, "err", err)
 	}))
 	provider := trace.NewTracerProvider(trace.WithBatcher(exporter),
 		trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(t.Ratio))),

@@ -38,7 +38,7 @@ func (l *shown) fillAll(ctx context.Context) {
 			l.wrong = err
 			return // what coracled is told, and logs
 		}
-		l.log.Warn("lazy layer is not whole yet", "retry", pause, "error", err)
+		l.log.Warn("lazy layer is not whole yet", "retry", pause, "err", err)
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:

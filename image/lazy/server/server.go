@@ -158,7 +158,7 @@ func (s *Server) hold(x *shown) error {
 func (s *Server) HoldAll() {
 	for _, x := range s.all() {
 		if err := s.hold(x); err != nil {
-			s.log.Error("a lazy layer would not survive this process", "layer", x.DiffID.String(), "error", err)
+			s.log.Error("a lazy layer would not survive this process", "layer", x.DiffID.String(), "err", err)
 		}
 	}
 }
@@ -280,7 +280,7 @@ func (s *Server) Unpacked(diffID digest.Digest, dir string) error {
 		return err
 	}
 	if err := s.hold(x); err != nil { // a holder that is gone, and whose successor gets everything
-		x.log.Warn("lazy layer is not held yet as one that is unpacked", "error", err)
+		x.log.Warn("lazy layer is not held yet as one that is unpacked", "err", err)
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func (l *shown) ReadAt(ctx context.Context, n *toc.Node, p []byte, at int64) (in
 		})
 		if err != nil {
 			if ctx.Err() == nil && l.complaints.next() {
-				l.log.Error("cannot read a file of a lazy layer", "file", n.Path(), "error", err)
+				l.log.Error("cannot read a file of a lazy layer", "file", n.Path(), "err", err)
 			}
 			return done, err
 		}
@@ -131,7 +131,7 @@ func (l *shown) read(ctx context.Context, n *toc.Node, c *toc.Chunk) (data []byt
 func (l *shown) here(n *toc.Node, c *toc.Chunk) []byte {
 	if data, err := l.fromUnpacked(n, c); err != nil {
 		if l.complaints.next() {
-			l.log.Warn("unpacked file of a lazy layer is not used", "file", n.Path(), "error", err)
+			l.log.Warn("unpacked file of a lazy layer is not used", "file", n.Path(), "err", err)
 		}
 	} else if data != nil {
 		return data
