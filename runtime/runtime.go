@@ -135,7 +135,7 @@ type Container interface {
 type ExecOptions struct {
 	Stdio Stdio
 	// Cgroups are existing cgroups below the container's for the process, by controller;
-	// "" stands for the unified hierarchy, or alone for all.
+	// "" means the unified hierarchy or, if it is the only key, all.
 	Cgroups map[string]string
 	// InCreated does not refuse a container that is created and not yet started.
 	InCreated bool

@@ -48,8 +48,8 @@ func (s Spec) sysctlWrites() ([]sysctlWrite, error) {
 	return writes, nil
 }
 
-// sysctlParts splits a name as sysctl(8) does: whichever of '.' and '/' comes
-// first separates, and the other stands for the other within a part, so that
+// sysctlParts splits a name as sysctl(8) does: the first of '.' and '/'
+// separates the parts. Within a part, the other one is replaced by it, so that
 // net.ipv4.conf.eth0/100.forwarding names the interface eth0.100.
 func sysctlParts(name string) ([]string, error) {
 	dotted := name

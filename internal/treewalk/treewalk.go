@@ -100,7 +100,7 @@ func (w *walker) found(dir, name string, st *unix.Stat_t) {
 	}
 }
 
-// size is what one name of a file stands for.
+// size is the share of one name of a file.
 func (w *walker) size(st *unix.Stat_t) (s Size, isNew bool) {
 	s = Size{st.Blocks * 512, whole}
 	if isDir(st) || st.Nlink <= 1 {

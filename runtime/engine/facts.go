@@ -39,7 +39,7 @@ func (e *Engine) planOptions(id string, spec *specs.Spec, stdio *runtime.Stdio) 
 // warnOfCapabilities tells of those that no kernel has, as config.md#linux-process wants it.
 func (e *Engine) warnOfCapabilities(id string, p *specs.Process) {
 	if unknown := plan.UnknownCapabilities(p.Capabilities); len(unknown) > 0 {
-		e.log.Warn("process.capabilities has unknown ones, which are ignored", "container", id, "unknown", unknown)
+		e.log.Warn("ignoring unknown capabilities in process.capabilities", "container", id, "unknown", unknown)
 	}
 	for _, name := range plan.NotAmbient(p.Capabilities) {
 		e.log.Warn("can't raise ambient capability "+name+": it is not permitted and inheritable", "container", id)

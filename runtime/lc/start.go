@@ -99,7 +99,7 @@ func awaitExec(ctx context.Context, init base.Process, before os.FileInfo) error
 
 func executable(p base.Process) string { return fmt.Sprintf("/proc/%d/exe", p.Pid) }
 
-// awaitGo waits until init, which pidfd stands for, has written its byte.
+// awaitGo waits until init, whose pidfd is given, has written its byte.
 // ErrNotRunning if it dies before, ErrRunning if another Start took the byte.
 func awaitGo(ctx context.Context, fifo *os.File, pidfd, pid int) error {
 	cancelled, err := unix.Eventfd(0, unix.EFD_CLOEXEC)

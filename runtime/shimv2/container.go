@@ -247,7 +247,7 @@ type exited struct {
 	Status int       `json:"status"`
 	At     time.Time `json:"at"`
 	OOM    bool      `json:"oom,omitempty"`
-	// Unknown stands for a status that no one knows.
+	// Unknown means that the status is not known.
 	Unknown bool `json:"unknown,omitempty"`
 }
 

@@ -39,7 +39,7 @@ func (r *Record) paths() map[string]string {
 // CgroupPaths implements runtime.CgroupHolder.
 func (c *Container) CgroupPaths() map[string]string { return c.Rec.paths() }
 
-// listPath is the hierarchy whose process list stands for the container: the
+// listPath is the hierarchy whose process list is used for the container: the
 // devices controller on v1, which every container has, else the unified one.
 func (r *Record) listPath() string {
 	if p := r.CgroupPaths["devices"]; p != "" {

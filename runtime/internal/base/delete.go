@@ -79,8 +79,8 @@ func (c *Container) Remove(ctx context.Context) error {
 	return c.Store.Release(ctx, c.Rec)
 }
 
-// removeEmpty removes the cgroup whose list of processes stands for the container, which the
-// kernel does only if it has none: that is how most containers are found, and quicker than to look.
+// removeEmpty removes the cgroup whose list of processes is the container's. The kernel refuses if
+// it has processes. Most containers have none by then, and trying is quicker than reading the list.
 func (r *Record) removeEmpty() bool {
 	path := r.listPath()
 	return path != "" && !r.Cgroup.Systemd && unix.Rmdir(path) == nil

@@ -152,7 +152,7 @@ func blockIOLimits(out *cgroups.Resources, b *specs.LinuxBlockIO) {
 	out.BlkioThrottleWriteIOPSDevice = throttle(b.ThrottleWriteIOPSDevice)
 }
 
-// deviceRule translates one rule. An a in access stands for nothing, as with runc.
+// deviceRule translates one rule. An a in access is ignored, as by runc.
 func deviceRule(d *specs.LinuxDeviceCgroup) (*devices.Rule, error) {
 	rule := &devices.Rule{
 		Major: devices.Wildcard, Minor: devices.Wildcard,

@@ -196,7 +196,7 @@ func (d *decoder) text() (string, bool) {
 	return "", false
 }
 
-// list reads what stands between open and end, separated by commas; item reads one.
+// list reads the items between open and end, separated by commas; item reads one.
 func (d *decoder) list(open, end byte, item func() bool) bool {
 	if !d.take(open) {
 		return false
