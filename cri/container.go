@@ -165,7 +165,7 @@ func (s *service) containerInfo(c pod.Container) containerInfo {
 	if s.deps.EngineSteps != nil {
 		steps, err := s.deps.EngineSteps(c)
 		if err != nil {
-			s.deps.Log.Warn("steps of a container are not known", "container", c.ID, "err", err)
+			s.deps.Log.Warn("cannot read the steps of a container's start", "container", c.ID, "err", err)
 		}
 		i.EngineSteps = steps
 	}

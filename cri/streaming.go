@@ -143,7 +143,7 @@ func newStreamServer(address string, sessions Sessions, log *slog.Logger) (*stre
 	return s, nil
 }
 
-// begin serves the stream that a token stands for.
+// begin serves the stream of a token.
 func (s *streamServer) begin(w http.ResponseWriter, r *http.Request) {
 	serve, ok := s.tokens.take(r.PathValue("kind") + "/" + r.PathValue("token"))
 	if !ok {

@@ -84,7 +84,7 @@ type processRecord struct {
 // exitState is how a process ended.
 type exitState struct {
 	Code      int32     `json:"code"`
-	Unknown   bool      `json:"unknown,omitempty"` // code stands for one that cannot be known
+	Unknown   bool      `json:"unknown,omitempty"` // the exit code cannot be known
 	At        time.Time `json:"at"`                // when it was found out
 	OOMKilled bool      `json:"oomKilled,omitempty"`
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
-// runtimeName is what plugins are told of whom they speak with.
+// runtimeName is the name of the runtime that plugins are told.
 const runtimeName = "coracle"
 
 // Config is what Plugins need. Paths are absolute.

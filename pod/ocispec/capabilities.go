@@ -51,7 +51,7 @@ func CapabilitiesOf(mask uint64) []string {
 	return names
 }
 
-// all is the name that stands for every capability.
+// all is the name that means every capability.
 const all = "ALL"
 
 // CapabilityName returns the kernel's name for s, or "ALL". An error says that there

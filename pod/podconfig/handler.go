@@ -20,7 +20,7 @@ type Handler struct {
 	// ask for.
 	PrivilegedWithoutHostDevices bool
 	// Annotations are names, or patterns as path.Match has them, of those annotations of pods and
-	// containers that the runtime gets to see. No pattern stands for one that steers the runtime.
+	// containers that the runtime gets to see. No pattern matches one that steers the runtime.
 	Annotations []string
 	// Overhead is what a pod needs beyond its containers, if the caller does not say.
 	Overhead *Resources
@@ -58,7 +58,7 @@ func (h *Handler) PassedAnnotations(pod, container map[string]string) map[string
 	out := map[string]string{}
 	for _, from := range []map[string]string{pod, container} {
 		for name, value := range from {
-			if slices.ContainsFunc(h.Annotations, func(pattern string) bool { return stands(pattern, name) }) {
+			if slices.ContainsFunc(h.Annotations, func(pattern string) bool { return matches(pattern, name) }) {
 				out[name] = value
 			}
 		}
@@ -66,8 +66,8 @@ func (h *Handler) PassedAnnotations(pod, container map[string]string) map[string
 	return out
 }
 
-// stands says whether a pattern stands for a name.
-func stands(pattern, name string) bool {
+// matches says whether a pattern matches a name.
+func matches(pattern, name string) bool {
 	if runtime.Steers(name) {
 		return pattern == name
 	}

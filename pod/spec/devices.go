@@ -16,8 +16,8 @@ import (
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
-// resolveDevices looks the devices up on the host; a directory stands for all devices
-// below it. With all, those of /dev come besides.
+// resolveDevices looks the devices up on the host; a directory means all devices
+// below it. With all, the devices of /dev are added.
 func resolveDevices(ds []podconfig.Device, all bool) ([]ocispec.Device, error) {
 	var out []ocispec.Device
 	if all {

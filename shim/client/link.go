@@ -404,7 +404,7 @@ func callError(err error) error {
 	return errors.New(s.Message())
 }
 
-// remoteError is the shim's own sentence, with the kind it stands for here.
+// remoteError is the shim's own text, with its kind of error.
 type remoteError struct {
 	kind error
 	text string

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unknown stands for the exit code of a process whose status cannot be learned. No
+// Unknown is used for the exit code of a process whose status cannot be learned. No
 // process can have it.
 const Unknown = -1
 
