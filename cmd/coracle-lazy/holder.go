@@ -73,7 +73,7 @@ func (h *holder) Drop(key string) {
 func (h *holder) takeOver(s *server.Server) {
 	keys, err := h.keeper().List(keyPrefix)
 	if err != nil {
-		h.log.Error("cannot take lazy layers over", "err", err)
+		h.log.Error("cannot take over lazy layers", "err", err)
 		return
 	}
 	for _, key := range keys {

@@ -21,7 +21,7 @@ func loadAppArmor(ctx context.Context, stateDir string, log *slog.Logger) {
 	}
 	if loaded[apparmor.Default] {
 		if file, err := apparmor.Administrators(); err != nil || file != "" {
-			log.Info("AppArmor profile stays as it is loaded", "profile", apparmor.Default, "file", file, "err",
+			log.Info("AppArmor profile not replaced", "profile", apparmor.Default, "file", file, "err",
 				errors.Join(err, apparmor.Forget(stateDir)))
 			return
 		}

@@ -24,7 +24,7 @@ func (n *node) userNamespaces(ctx context.Context, driver snapshot.DriverName) b
 		err = store.ProbeUsers(ctx)
 	}
 	if err != nil {
-		n.log.Info("no user namespaces for pods here", "snapshotter", string(driver), "why", err)
+		n.log.Info("user namespaces for pods are not available", "snapshotter", string(driver), "why", err)
 	}
 	return err == nil
 }

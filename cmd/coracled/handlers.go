@@ -126,7 +126,7 @@ func (n *node) ask(ctx context.Context, name, by string, node cri.Handler) cri.H
 	}
 	f, err := probe.Ask(ctx, command)
 	if err != nil {
-		n.log.Warn("features of a runtime handler are not known", "handler", name, "err", err)
+		n.log.Warn("cannot read the features of a runtime handler", "handler", name, "err", err)
 	}
 	return cri.Handler{
 		RecursiveReadonly: node.RecursiveReadonly && f.RecursiveReadonly,

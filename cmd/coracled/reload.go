@@ -68,7 +68,7 @@ func (n *node) take(ctx context.Context, s source) (changed, later []string, err
 // tell tells systemd; that it cannot be told is no reason to stop.
 func (n *node) tell(state string) {
 	if err := notify(state); err != nil {
-		n.log.Warn("systemd does not know our state", "state", state, "err", err)
+		n.log.Warn("cannot notify systemd", "state", state, "err", err)
 	}
 }
 

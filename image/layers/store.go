@@ -90,7 +90,7 @@ func (s *Store) Start(ctx context.Context, wanted []snapshot.DriverName) error {
 			return fmt.Errorf("snapshotter %s of a runtime handler: %w", d, err)
 		}
 		if err != nil {
-			s.cfg.Log.Warn("cannot open what a handler that is no more has left", "snapshotter", d, "err", err)
+			s.cfg.Log.Warn("cannot open the layer store of a removed handler", "snapshotter", d, "err", err)
 		}
 	}
 	return nil

@@ -29,7 +29,7 @@ type remoteError struct {
 	after     time.Duration // how long the registry asks us to stay away
 }
 
-// noneGiven stands for ErrUnauthorized where there were no credentials to refuse.
+// noneGiven is the text for ErrUnauthorized where there were no credentials to refuse.
 const noneGiven = "registry wants credentials, and none were given"
 
 func (e *remoteError) Error() string { return cmp.Or(e.said, e.kind.Error()) + ": " + e.text }

@@ -72,7 +72,7 @@ func (t *tokenService) redirect(h http.Header, from *url.URL) {
 	h.Set("Www-Authenticate", challenge[:at[2]]+here.String()+challenge[at[3]:])
 }
 
-// remember returns the path that stands for a realm.
+// remember returns the path that represents a realm.
 func (t *tokenService) remember(realm *url.URL) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

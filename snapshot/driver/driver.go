@@ -108,7 +108,7 @@ const (
 // ErrDamaged is a layer that is there and cannot be used.
 var ErrDamaged = errors.New("layer is damaged")
 
-// EmptyDir is the directory of a store that stands for the layers of a snapshot without any.
+// EmptyDir is the directory of a store that is used for a snapshot without layers.
 const EmptyDir = "empty"
 
 func (r Rootfs) upper() string { return FilesIn(r.Dir) }

@@ -55,7 +55,7 @@ runtime spec's linux.resources. With a file, other flags are ignored.`,
 				return err
 			}
 			if u.kernel+u.kmTCP != "" {
-				a.log.slog.Warn("kernel memory limits are ignored, the kernel has given them up")
+				a.log.slog.Warn("kernel memory limits are ignored: the kernel no longer has them")
 			}
 			completeResources(r)
 			if err := c.Update(cmd.Context(), r); err != nil {

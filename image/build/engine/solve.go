@@ -124,7 +124,7 @@ func (b *Build) options(open func() (io.WriteCloser, error)) (client.SolveOpt, e
 	return opt, nil
 }
 
-// contextKey is how the Dockerfile frontend looks for what stands for an image.
+// contextKey is the key by which the Dockerfile frontend looks for an image's replacement.
 func contextKey(ref string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {

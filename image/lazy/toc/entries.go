@@ -56,7 +56,7 @@ func eachEntry(table []byte, f func(*estargz.TOCEntry) error) error {
 func begin(d *json.Decoder, want json.Delim) error {
 	t, err := d.Token()
 	if err == nil && t != want {
-		err = fmt.Errorf("%v stands where %v has to", t, want)
+		err = fmt.Errorf("found %v, want %v", t, want)
 	}
 	return err
 }

@@ -266,7 +266,7 @@ func TestParseRefuses(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"{": "EOF", "": "EOF", "[]": "stands where { has to", "{}": "no entries", `{"entries":{}}`: "stands where [ has to",
+		"{": "EOF", "": "EOF", "[]": "want {", "{}": "no entries", `{"entries":{}}`: "want [",
 		`{"entries":[`:                "EOF",
 		`{"entries":[],"entries":[]}`: "two lists", `{"entries":[]}{}`: "comes after it", `{"entries":[1]}`: "cannot unmarshal", `{"x":`: "EOF",
 	} {
