@@ -266,11 +266,11 @@ func TestTwoNodes(t *testing.T) {
 	}
 	for from, to := range map[string]string{"one": "one-2", "one-2": "one"} {
 		name := "web-" + from
-		page := kubectl(ctx, t, one, "exec", name, "--", "timeout", "10", "wget", "-q", "-O", "-", "http://"+addresses[to]+":8080")
+		page := kubectl(t, one, "exec", name, "--", "timeout", "10", "wget", "-q", "-O", "-", "http://"+addresses[to]+":8080")
 		if !strings.Contains(page, "in pod web-"+to) {
 			t.Errorf("the pod on node %s reads from that on node %s: %s", from, to, page)
 		}
-		if log := kubectl(ctx, t, one, "logs", "web-"+to); !strings.Contains(log, "GET / from "+addresses[from]) {
+		if log := kubectl(t, one, "logs", "web-"+to); !strings.Contains(log, "GET / from "+addresses[from]) {
 			t.Errorf("the log of pod web-%s: %s", to, log)
 		}
 	}
@@ -365,14 +365,22 @@ func end(t *testing.T, m *machine) {
 }
 
 // kubectl runs kubectl as the administrator of a machine's cluster.
-func kubectl(ctx context.Context, t *testing.T, m *machine, args ...string) string {
+func kubectl(t *testing.T, m *machine, args ...string) string {
 	t.Helper()
-	args = append([]string{"--kubeconfig", filepath.Join(m.root(), "kubeconfig")}, args...)
-	out, err := exec.CommandContext(ctx, bin("tools", "kubectl"), args...).CombinedOutput()
+	out, said, err := m.kubectl(args...)
 	if err != nil {
-		t.Errorf("kubectl %s: %v\n%s", strings.Join(args[2:], " "), err, out)
+		t.Errorf("kubectl %s: %v\n%s%s", strings.Join(args, " "), err, out, said)
 	}
-	return string(out)
+	return out + said
+}
+
+// kubectl returns what it prints, and what it complains of.
+func (m *machine) kubectl(args ...string) (string, string, error) {
+	cmd := exec.Command(bin("tools", "kubectl"), append([]string{"--kubeconfig", filepath.Join(m.root(), "kubeconfig")}, args...)...)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	err := cmd.Run()
+	return out.String(), said.String(), err
 }
 
 func pod(ctx context.Context, t *testing.T, kube kubernetes.Interface, name, node string) *corev1.Pod {

@@ -1,0 +1,102 @@
+//go:build nodes
+
+package nodes
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
+)
+
+// However late an up or a down is killed, the next one ends with what it is to reach.
+func TestKilledUpAndDown(t *testing.T) {
+	all := cluster(t, 2)
+	one := all[0]
+	upArgs := append([]string{"up", "--nodes", "2"}, one.flags()...)
+	for after := 20 * time.Millisecond; ; after = after * 3 / 2 {
+		t.Run(fmt.Sprint("killed after ", after), func(t *testing.T) {
+			if one.killed(t, after, upArgs...) {
+				one.must(t, upArgs...)
+			}
+			testkit.Eventually(t.Context(), t, "all is well", func() (bool, error) {
+				out, said, err := one.run("status")
+				return err == nil && strings.Contains(out, "node one-2"), fmt.Errorf("status: %s%s %w", out, said, err)
+			})
+			if one.killed(t, min(after, time.Second)/4, "down") {
+				one.must(t, "down")
+			}
+			one.gone(t)
+		})
+		if t.Failed() || after > 4*time.Second {
+			break
+		}
+	}
+	one.must(t, "down", "--purge")
+	if left, err := os.ReadDir(filepath.Join(one.dir, "root")); err == nil {
+		t.Errorf("down --purge has left %v", left)
+	}
+}
+
+// killed runs coracle, kills it after a time, and says whether it was not done by then.
+func (m *machine) killed(t *testing.T, after time.Duration, args ...string) bool {
+	t.Helper()
+	where := []string{"--root", filepath.Join(m.dir, "root"), "--state", filepath.Join(m.dir, "state")}
+	cmd := exec.Command(bin("coracle"), append(where, args...)...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
+	defer kill.Stop()
+	err := cmd.Wait()
+	if err != nil && !strings.Contains(err.Error(), "killed") {
+		t.Errorf("coracle %s: %v", args[0], err)
+	}
+	return err != nil
+}
+
+// gone checks that nothing of nodes is left on the machine but what they keep on disk.
+func (m *machine) gone(t *testing.T) {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Name, bridge) {
+			t.Errorf("link %s is still there", l.Attrs().Name)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, m.dir+"/") {
+			t.Errorf("mounted still: %s", line)
+		}
+	}
+	for _, dir := range []string{m.cgroup(), m.cgroup() + "-2"} {
+		found, err := filepath.Glob("/sys/fs/cgroup/*" + dir)
+		more, merr := filepath.Glob("/sys/fs/cgroup" + dir)
+		if err != nil || merr != nil || len(found)+len(more) > 0 {
+			t.Errorf("cgroups %v %v are still there; %v %v", found, more, err, merr)
+		}
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range commands {
+		if command, err := os.ReadFile(path); err == nil && strings.Contains(string(command), m.dir) {
+			t.Errorf("a process is still there: %s", strings.ReplaceAll(string(command), "\x00", " "))
+		}
+	}
+}
