@@ -261,6 +261,9 @@ func (o *upOptions) followRestored(p place) {
 	if len(restored.Settings) == 0 { // saved without coracle
 		return
 	}
+	if ranges := strings.Fields(restored.Settings[podRangesKey]); len(ranges) > 0 {
+		o.PodCIDR, o.PodRanges = ranges, ranges
+	}
 	services := o.ServiceCIDR
 	for flag, setting := range o.inSnapshots() {
 		*setting = restored.Settings[flag]
@@ -281,6 +284,23 @@ func (o *upOptions) followRestored(p place) {
 // not empty.
 func (o *upOptions) inSnapshots() map[string]*string {
 	return map[string]*string{"service-cidr": &o.ServiceCIDR, "cluster-domain": &o.ClusterDomain, "node-name": &o.Node}
+}
+
+// podRangesKey is what a snapshot has PodRanges by, with spaces between them.
+const podRangesKey = "pod-cidr"
+
+// forSnapshot returns what a snapshot of the cluster has of these settings.
+func (o *upOptions) forSnapshot() map[string]string {
+	all := map[string]string{}
+	for flag, value := range o.inSnapshots() {
+		if *value != "" {
+			all[flag] = *value
+		}
+	}
+	if len(o.PodRanges) > 0 {
+		all[podRangesKey] = strings.Join(o.PodRanges, " ")
+	}
+	return all
 }
 
 // restore makes o what is remembered again, after something else was.

@@ -140,10 +140,8 @@ func saveSnapshot(ctx context.Context, p place, progress *bar.Progress, file str
 		return snapshotFacts{}, err
 	}
 	var settings []string
-	for flag, value := range o.inSnapshots() {
-		if *value != "" {
-			settings = append(settings, "--setting", flag+"="+*value)
-		}
+	for flag, value := range o.forSnapshot() {
+		settings = append(settings, "--setting", flag+"="+value)
 	}
 	return p.snapshotTool(ctx, progress, "save", file, settings...)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -62,12 +63,17 @@ func restoring(t *testing.T, p place, killed bool, name, settings string) {
 // Regression: after a restore up refused the network of the snapshot's Services, and told to remove
 // the data.
 func TestUpFollowsARestore(t *testing.T) {
-	const snapshot = `{"service-cidr":"10.112.0.0/16","node-name":"boat"}`
+	saved := upOptions{ServiceCIDR: "10.112.0.0/16", Node: "boat", PodRanges: []string{"10.86.0.0/16", "fd86::/48"}}
+	settings, err := json.Marshal(saved.forSnapshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot := string(settings)
 	for name, killed := range map[string]bool{"restored": false, "killed when it was decided": true} {
 		t.Run(name, func(t *testing.T) {
 			p := place{root: t.TempDir(), state: t.TempDir()}
 			before := upOptions{
-				Port: 7443, ServiceCIDR: "10.97.0.0/16", ClusterDomain: "old.example", Node: "pier",
+				Port: 7443, ServiceCIDR: "10.97.0.0/16", ClusterDomain: "old.example", Node: "pier", PodRanges: []string{"10.85.0.0/16"},
 				ClusterDNS: []string{"10.97.0.53", "192.0.2.53"}, // one of its network, and one elsewhere
 			}
 			remember(t, p, before)
@@ -96,7 +102,8 @@ func TestUpFollowsARestore(t *testing.T) {
 			}
 			u, err := up()
 			if o := u.o; err != nil || o.ServiceCIDR != "10.112.0.0/16" || o.Node != "boat" || o.ClusterDomain != "" || o.Port != 7443 ||
-				!slices.Equal(o.ClusterDNS, []string{"192.0.2.53"}) {
+				!slices.Equal(o.ClusterDNS, []string{"192.0.2.53"}) || !slices.Equal(o.PodCIDR, saved.PodRanges) ||
+				!slices.Equal(o.PodRanges, saved.PodRanges) {
 				t.Errorf("up has %+v, %v", o, err)
 			}
 			remember(t, p, *u.o) // as up does, before the cluster's program finishes the restore
