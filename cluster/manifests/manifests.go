@@ -63,7 +63,10 @@ type Set struct {
 	// deleted.
 	known  map[objectKey]bool
 	parent *corev1.ConfigMap
-	kinds  map[objectKind]*kindWatch
+	// names are the kinds that the parent listed last: if something else deletes it, they are listed
+	// again.
+	names string
+	kinds map[objectKind]*kindWatch
 
 	mu sync.Mutex
 	// applied is what the API server has made of each object.
@@ -252,7 +255,7 @@ func definedGroups(files map[string]file) map[string]bool {
 // apply applies objects, and deletes those that were applied once and are in no file any more.
 func (s *Set) apply(ctx context.Context, objects map[objectKey]*object, failed map[string]error) error {
 	unknown := len(failed) > 0 // what some file says
-	if err := s.openParent(ctx, len(objects) > 0 || len(failed) > 0); err != nil || s.parent == nil {
+	if err := s.openParent(ctx, len(objects) > 0 || len(failed) > 0 || s.names != ""); err != nil || s.parent == nil {
 		return err
 	}
 	wanted := map[objectKind]bool{}

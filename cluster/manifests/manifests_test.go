@@ -401,8 +401,32 @@ func TestKindsOfManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop = d.run()
-	defer stop()
+	defer func() { stop() }()
 	d.until("after=1")
+	// A set that is made again has the kinds of the old one.
+	d.write("account.yaml", "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: purser}\n")
+	d.kinds("ConfigMap,CustomResourceDefinition.apiextensions.k8s.io,Oar.boat.example,ServiceAccount")
+	accounts := d.admin.Kube.CoreV1().ServiceAccounts("default")
+	seen, err := accounts.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=purser"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer seen.Stop()
+	if e := <-seen.ResultChan(); e.Type != watch.Added {
+		t.Fatalf("%+v", e)
+	}
+	if err := d.admin.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Delete(t.Context(), parentName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.write("secret.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: log}\n")
+	if err := os.Remove(filepath.Join(d.dir, "account.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	for e := range seen.ResultChan() {
+		if e.Type == watch.Deleted {
+			break
+		}
+	}
 }
 
 // A kind whose definition something else deletes leaves the set with its objects' file.

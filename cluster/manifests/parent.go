@@ -52,7 +52,7 @@ func (s *Set) openParent(ctx context.Context, needed bool) error {
 		parent, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Name: parentName, Namespace: metav1.NamespaceSystem,
 			Labels:      map[string]string{idLabel: setID},
-			Annotations: map[string]string{toolingAnnotation: tooling, kindsAnnotation: ""},
+			Annotations: map[string]string{toolingAnnotation: tooling, kindsAnnotation: s.names},
 		}}, metav1.CreateOptions{FieldManager: fieldManager})
 	}
 	if err != nil {
@@ -60,6 +60,9 @@ func (s *Set) openParent(ctx context.Context, needed bool) error {
 	}
 	parent.Kind, parent.APIVersion = "ConfigMap", "v1" // events refer to it
 	s.parent = parent
+	if s.names == "" {
+		s.names = parent.Annotations[kindsAnnotation]
+	}
 	return nil
 }
 
@@ -90,17 +93,18 @@ func (s *Set) listKinds(ctx context.Context, kinds map[objectKind]bool, only boo
 		names = append(names, kind.String())
 	}
 	slices.Sort(names)
+	list := strings.Join(names, ",")
 	next := s.parent.DeepCopy()
 	set(next.GetLabels, next.SetLabels, idLabel, setID)
 	set(next.GetAnnotations, next.SetAnnotations, toolingAnnotation, tooling)
-	set(next.GetAnnotations, next.SetAnnotations, kindsAnnotation, strings.Join(names, ","))
+	set(next.GetAnnotations, next.SetAnnotations, kindsAnnotation, list)
 	next, err := s.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		s.parent = nil // it has changed, or is gone: the next try reads it again
 		return fmt.Errorf("ConfigMap %s: %w", parentName, err)
 	}
 	next.Kind, next.APIVersion = "ConfigMap", "v1"
-	s.parent = next
+	s.parent, s.names = next, list
 	return nil
 }
 
