@@ -61,7 +61,12 @@ type Set struct {
 	pause, writing time.Duration
 	// known are the objects when others were deleted last: while they are the same, nothing is to be
 	// deleted.
-	known  map[objectKey]bool
+	known map[objectKey]bool
+	// wanted are the objects of the files since a time. After settle others are deleted: an editor, or
+	// git, may remove a file and then write the new one.
+	wanted map[objectKey]bool
+	since  time.Time
+	settle time.Duration
 	parent *corev1.ConfigMap
 	// names are the kinds that the parent listed last: if something else deletes it, they are listed
 	// again.
@@ -124,6 +129,7 @@ const (
 	everything   = "manifests" // the only key: objects move between files
 	firstPause   = time.Second
 	longestPause = 5 * time.Minute
+	settle       = time.Second
 	// A close is reported before the file counts as closed: the first try may come too early.
 	firstWriting   = 10 * time.Millisecond
 	longestWriting = time.Second
@@ -132,7 +138,7 @@ const (
 
 // New returns a set that does nothing before Run.
 func New(o Options) *Set {
-	s := &Set{Options: o, told: map[string]string{}, applied: map[objectKey]version{}, kinds: map[objectKind]*kindWatch{}}
+	s := &Set{Options: o, told: map[string]string{}, applied: map[objectKey]version{}, kinds: map[objectKind]*kindWatch{}, settle: settle}
 	s.frame = frame.New("manifests", 1, s.sync)
 	s.frame.Also(s.follow)
 	return s
@@ -278,10 +284,17 @@ func (s *Set) apply(ctx context.Context, objects map[objectKey]*object, failed m
 		keys[key] = true
 	}
 	if unknown {
-		s.known = nil // what is applied meanwhile may have to be deleted
+		s.known, s.wanted = nil, nil // what is applied meanwhile may have to be deleted
 		return nil
 	}
 	if maps.Equal(keys, s.known) {
+		return nil
+	}
+	if !maps.Equal(keys, s.wanted) {
+		s.known, s.wanted, s.since = nil, keys, time.Now()
+	}
+	if left := s.settle - time.Since(s.since); left > 0 {
+		s.frame.AddAfter(everything, left)
 		return nil
 	}
 	if err := s.prune(ctx, keys); err != nil {

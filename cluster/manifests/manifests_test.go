@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -69,6 +70,8 @@ type directory struct {
 	dir   string
 	admin *client.Set
 	board *health.Board
+	// settle is how long an object has to be missing before it is deleted.
+	settle time.Duration
 }
 
 // run keeps the directory applied until the returned function is called.
@@ -89,6 +92,7 @@ func (d *directory) run() (stop func()) {
 		Dir: d.dir, Kube: d.admin.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(d.admin.Kube.Discovery()),
 		Events: events, Health: d.board.Add("manifests"),
 	})
+	set.settle = d.settle
 	ctx, cancel := context.WithCancel(d.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- set.Run(ctx) }()
@@ -233,6 +237,40 @@ func TestManifestsAreKept(t *testing.T) {
 	stop = d.run()
 	d.board.Wait(t.Context())
 	d.until("four=5", "one=1b")
+	stop()
+}
+
+// Some editors move the old file away before they write the new one, and git removes it.
+func TestFileIsReplaced(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t), settle: time.Hour}
+	d.write("a.yaml", configMap("one", "1"))
+	stop := d.run()
+	d.until("one=1")
+	one, err := d.admin.Kube.CoreV1().ConfigMaps("default").Get(t.Context(), "one", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(d.dir, "a.yaml"), filepath.Join(d.dir, "a.yaml~")); err != nil {
+		t.Fatal(err)
+	}
+	// When the second change is applied, the directory was read and compared without the file.
+	d.write("b.yaml", configMap("two", "1"))
+	d.until("one=1", "two=1")
+	d.write("b.yaml", configMap("two", "2"))
+	d.until("one=1", "two=2")
+	d.write("a.yaml", configMap("one", "2"))
+	d.until("one=2", "two=2")
+	if now, err := d.admin.Kube.CoreV1().ConfigMaps("default").Get(t.Context(), "one", metav1.GetOptions{}); err != nil || now.UID != one.UID {
+		t.Errorf("it is another object: %v", err)
+	}
+	stop()
+	// It is deleted if it stays away.
+	if err := os.Remove(filepath.Join(d.dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	d.settle = settle
+	stop = d.run()
+	d.until("two=2")
 	stop()
 }
 
