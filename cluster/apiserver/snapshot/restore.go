@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -172,7 +173,9 @@ func restoreEtcd(db, dir, replaced string) error {
 	}
 	return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
 		SnapshotPath: db, Name: c.Name, OutputDataDir: dir, PeerURLs: peers, InitialCluster: c.InitialClusterFromName(c.Name),
-		InitialClusterToken: c.InitialClusterToken, RevisionBump: uint64(bump), MarkCompacted: true,
+		// The IDs of the cluster and of its member are made from this. With those of before, members
+		// of the cluster that is replaced would send this one their log: they have its authority.
+		InitialClusterToken: "restored-" + rand.Text(), RevisionBump: uint64(bump), MarkCompacted: true,
 	})
 }
 

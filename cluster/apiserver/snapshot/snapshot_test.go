@@ -290,6 +290,32 @@ func TestRevisionsNeverGoBack(t *testing.T) {
 	}
 }
 
+// Regression: a restored cluster had the IDs of the cluster that it replaced, whose members could
+// then send it their log.
+func TestRestoredClusterHasOtherIDs(t *testing.T) {
+	root := cluster(t, "old")
+	file := save(t, root)
+	clusters, members := map[uint64]int{}, map[uint64]int{}
+	for i := range 3 {
+		if i > 0 {
+			if _, err := restore(t, root, file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		with(t, root, func(c *clientv3.Client) {
+			got, err := c.Get(t.Context(), "/registry/what")
+			if err != nil {
+				t.Fatal(err)
+			}
+			clusters[got.Header.ClusterId] = i
+			members[got.Header.MemberId] = i
+		})
+	}
+	if len(clusters) != 3 || len(members) != 3 {
+		t.Errorf("the cluster and two restores have the IDs %v, and their members %v", clusters, members)
+	}
+}
+
 // contents are the files below root with their sums.
 func contents(t *testing.T, root string) map[string]string {
 	t.Helper()
