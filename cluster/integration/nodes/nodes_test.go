@@ -162,9 +162,10 @@ func up(t *testing.T, all []*machine, more ...string) {
 	all[0].must(t, append(args, more...)...)
 }
 
-func startRegistry(t *testing.T) {
+// startRegistry returns the directory of the registry's data.
+func startRegistry(t *testing.T) (dir string) {
 	t.Helper()
-	dir := t.TempDir()
+	dir = t.TempDir()
 	file := filepath.Join(dir, "registry.yml")
 	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\n"+
 		"http: {addr: %q}\n", dir, registry)
@@ -184,6 +185,7 @@ func startRegistry(t *testing.T) {
 		}
 		return err == nil, err
 	})
+	return dir
 }
 
 func client(t *testing.T, m *machine) kubernetes.Interface {
@@ -226,7 +228,7 @@ func TestTwoNodes(t *testing.T) {
 	one.refused(t, "--nodes 100 is not between 1 and 16", "up", "--nodes", "100")
 	one.refused(t, "no cluster of this machine", "token", "list")
 	up(t, all)
-	startRegistry(t)
+	data := startRegistry(t)
 	kube := client(t, one)
 	one.refused(t, "the cluster runs with --nodes 2", "up", "--nodes", "3")
 	one.refused(t, "'coracle up --nodes' has made no node of this name", "ps", "--node", "two")
@@ -254,8 +256,10 @@ func TestTwoNodes(t *testing.T) {
 	}
 
 	// A pod on each, and each reaches the other, which sees the pod's own address. The API server
-	// believes the kubelet of the other node by its serving certificate.
+	// believes the kubelet of the other node by its serving certificate. The second node gets the
+	// layers of the image from the first.
 	addresses := map[string]string{}
+	restore := func() {}
 	for _, m := range []*machine{one, two} {
 		p := pod(ctx, t, kube, "web-"+m.name, m.name)
 		addresses[m.name] = awaitPod(ctx, t, kube, p.Name).Status.PodIP
@@ -263,7 +267,11 @@ func TestTwoNodes(t *testing.T) {
 		if !network.Contains(net.ParseIP(addresses[m.name])) {
 			t.Errorf("the pod on node %s has %s, which is not of %s", m.name, addresses[m.name], network)
 		}
+		if m == one {
+			restore = loseLayers(t, data)
+		}
 	}
+	restore()
 	for from, to := range map[string]string{"one": "one-2", "one-2": "one"} {
 		name := "web-" + from
 		page := kubectl(t, one, "exec", name, "--", "timeout", "10", "wget", "-q", "-O", "-", "http://"+addresses[to]+":8080")
