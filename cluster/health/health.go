@@ -35,8 +35,8 @@ type State struct {
 type Board struct {
 	mu    sync.Mutex
 	parts []*Part
-	// heard is closed, and replaced, when a part says something for the first time; nil while no
-	// one waits for it.
+	// heard is closed, and replaced, when a part says for the first time whether it works; nil while
+	// no one waits for it.
 	heard chan struct{}
 }
 
@@ -45,7 +45,7 @@ type Board struct {
 type Part struct {
 	board *Board
 	state State
-	said  bool // anything, since it was added
+	said  bool // whether what it promises is in force
 }
 
 // Add gives a part its place, in the order in which they are shown.
@@ -68,7 +68,7 @@ func (b *Board) States() []State {
 	return all
 }
 
-// Wait returns when each part has said something, or ctx has ended.
+// Wait returns when each part has said that it works or that it fails, or ctx has ended.
 func (b *Board) Wait(ctx context.Context) {
 	for {
 		heard := b.silent()
@@ -83,8 +83,7 @@ func (b *Board) Wait(ctx context.Context) {
 	}
 }
 
-// silent returns nil if each part has said something, or else what is closed when the next one
-// does.
+// silent returns nil if each part has said so, or else what is closed when the next one does.
 func (b *Board) silent() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -100,7 +99,7 @@ func (b *Board) silent() <-chan struct{} {
 // Works says that what the part promises is in force, and what an operator should know all the
 // same.
 func (p *Part) Works(message string, warnings ...string) {
-	p.change(func(s *State, now time.Time) {
+	p.change(true, func(s *State, now time.Time) {
 		if !s.Healthy {
 			s.Healthy, s.Since = true, now
 		}
@@ -110,7 +109,7 @@ func (p *Part) Works(message string, warnings ...string) {
 
 // Fails says that it is not, and why.
 func (p *Part) Fails(err error) {
-	p.change(func(s *State, now time.Time) {
+	p.change(true, func(s *State, now time.Time) {
 		if s.Healthy {
 			s.Healthy, s.Since = false, now
 		}
@@ -120,19 +119,23 @@ func (p *Part) Fails(err error) {
 
 // Notes says what went wrong without an end to what is in force.
 func (p *Part) Notes(what string) {
-	p.change(func(s *State, now time.Time) { s.LastError, s.LastErrorAt = what, now })
+	p.change(false, func(s *State, now time.Time) { s.LastError, s.LastErrorAt = what, now })
 }
 
-func (p *Part) change(f func(s *State, now time.Time)) {
+// change changes the state; says is whether it says now if the part works.
+func (p *Part) change(says bool, f func(s *State, now time.Time)) {
 	if p == nil {
 		return
 	}
 	p.board.mu.Lock()
 	defer p.board.mu.Unlock()
 	f(&p.state, time.Now())
-	if !p.said && p.board.heard != nil {
+	if p.said || !says {
+		return
+	}
+	p.said = true
+	if p.board.heard != nil {
 		close(p.board.heard)
 		p.board.heard = nil
 	}
-	p.said = true
 }

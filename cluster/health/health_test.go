@@ -49,7 +49,8 @@ func TestStates(t *testing.T) {
 	alone.Notes("x")
 }
 
-// Wait ends when the last part has said something, whatever it is.
+// Wait ends when the last part has said that it works or fails. What went wrong before that says
+// neither.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b Board
@@ -64,6 +65,7 @@ func TestWait(t *testing.T) {
 		done := make(chan struct{})
 		go func() { defer close(done); b.Wait(t.Context()) }()
 		first.Works("")
+		second.Notes("repaired")
 		synctest.Wait()
 		select {
 		case <-done:

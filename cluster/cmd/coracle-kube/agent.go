@@ -117,6 +117,7 @@ func (a *agent) serve(ctx context.Context) error {
 	if keeper, err = a.member.Keep(set.Kube, parts.kubelet.Registered); err != nil {
 		return err
 	}
+	certificates := a.tellCertificates(board.Add("certificates")) // the last: from here on others may ask for all parts
 	listener, err := listenForProfiles(ctx, filepath.Join(a.state, "kube"))
 	if err != nil {
 		slog.Warn("no profiles are served", "err", err)
@@ -127,7 +128,7 @@ func (a *agent) serve(ctx context.Context) error {
 			return serveProfiles(ctx, listener, map[string]http.Handler{healthPath: showHealth(&board)})
 		})
 	}
-	for _, run := range append(parts.run, keeper.Run, a.tellCertificates(board.Add("certificates"))) {
+	for _, run := range append(parts.run, keeper.Run, certificates) {
 		work.Go(func() error { return run(ctx) })
 	}
 	go restWhenCalm(ctx, processors)

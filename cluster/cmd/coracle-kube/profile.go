@@ -63,12 +63,12 @@ func serveProfiles(ctx context.Context, listener net.Listener, more map[string]h
 // healthPath is where the states of the parts of this process are, as JSON.
 const healthPath = "/healthz/parts"
 
-// healthPatience is how long an answer waits for parts that say nothing: less than `coracle up`
-// waits, so that it learns what the others say.
-const healthPatience = 8 * time.Second
+// healthPatience is how long an answer waits for parts that say nothing, on however slow a machine:
+// less than `coracle up` waits, so that it learns what the others say.
+const healthPatience = 28 * time.Second
 
-// showHealth answers with the states of a board, with ?wait when each part has said something or
-// healthPatience is over.
+// showHealth answers with the states of a board, with ?wait when each part has said whether it
+// works, or healthPatience is over.
 func showHealth(board *health.Board) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Has("wait") {

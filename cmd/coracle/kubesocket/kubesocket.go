@@ -38,7 +38,7 @@ type Part struct {
 // Parts returns how the parts are. A process of an earlier release has none.
 func Parts(ctx context.Context, socket string) ([]Part, error) { return parts(ctx, socket, nil) }
 
-// AwaitParts returns how the parts are as soon as each has said something.
+// AwaitParts returns how the parts are as soon as each has said whether it works.
 func AwaitParts(ctx context.Context, socket string) ([]Part, error) {
 	return parts(ctx, socket, url.Values{"wait": {""}})
 }
