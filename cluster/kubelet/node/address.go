@@ -1,8 +1,10 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"net"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,16 +16,22 @@ func Ref(name string) *v1.ObjectReference {
 	return &v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: types.UID(name)}
 }
 
+// lookup bounds how long a node's start waits for name servers. Where none answers, Go's resolver
+// would try each for 10 s.
+const lookup = time.Second
+
 // Address returns the node's address: the one that its name resolves to if that is of an interface
 // of this machine, or else that of the interface with the default route.
 func Address(name string) (string, error) {
 	if ip := net.ParseIP(name); ip != nil {
 		return ip.String(), nil
 	}
-	resolved, _ := net.LookupIP(name)
+	ctx, cancel := context.WithTimeout(context.Background(), lookup)
+	defer cancel()
+	resolved, _ := net.DefaultResolver.LookupIP(ctx, "ip4", name)
 	own, _ := net.InterfaceAddrs()
 	for _, ip := range resolved {
-		if ip.IsLoopback() || ip.To4() == nil {
+		if ip.IsLoopback() {
 			continue
 		}
 		for _, a := range own {
