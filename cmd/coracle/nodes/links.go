@@ -106,8 +106,9 @@ func (w Network) pair(n int, inside *netlink.Handle, space int) (netlink.Link, e
 		if _, err := inside.LinkByName(uplink); err == nil {
 			return near, nil
 		}
-		// The other end is in a namespace that processes of an earlier node hold.
-		if err := netlink.LinkDel(near); err != nil {
+		// The other end is in a namespace that processes of an earlier node hold, or that the kernel is
+		// just removing, and the pair with it.
+		if err := ignore(netlink.LinkDel(near), unix.ENODEV); err != nil {
 			return nil, fmt.Errorf("remove %s: %w", w.Link(n), err)
 		}
 	} else if notFound := (netlink.LinkNotFoundError{}); !errors.As(err, &notFound) {
