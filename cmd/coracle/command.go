@@ -92,7 +92,7 @@ events and image need only coracled.`,
 	f.StringVar(&p.node, "node", "", "`NAME` of the node of 'coracle up --nodes' that the command is for (default: the first)")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p),
 		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p), certificateCommand(&p), joinCommand(&p), leaveCommand(&p),
-		nodeCommand(&p))
+		upgradeCommand(&p), nodeCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
 		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran; doctor with 1 if it found an error.",
 		Files: `/run/coracle/coracle.sock: where coracled is reached, unless --address or $CORACLE_ADDRESS says otherwise.

@@ -75,7 +75,7 @@ func look(ctx context.Context, p place) []health {
 	if err != nil {
 		parts = []health{line("cluster process", "", "", err)}
 	}
-	all = slices.Concat(all, preloadHealth(p), lookAtAPI(ctx, p), parts)
+	all = slices.Concat(all, upgradeHealth(p), preloadHealth(p), lookAtAPI(ctx, p), parts)
 	o := remembered(p)
 	if !o.several() {
 		return all

@@ -28,6 +28,14 @@ type cluster struct {
 // anything.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
+	c := planCluster(t)
+	c.start(t)
+	return c
+}
+
+// planCluster is a cluster that does not run yet.
+func planCluster(t *testing.T) *cluster {
+	t.Helper()
 	// Not t.TempDir: socket paths have to be short.
 	dir, err := os.MkdirTemp("", "kube-")
 	if err != nil {
@@ -62,9 +70,14 @@ func newCluster(t *testing.T) *cluster {
 			t.Errorf("down has left %v", left)
 		}
 	})
+	return c
+}
+
+// start starts a cluster for the first time.
+func (c *cluster) start(t *testing.T) {
+	t.Helper()
 	c.up(t)
 	c.await(t, "wait", "serviceaccount/default", "--for=create") // pods of no controller are refused without it
-	return c
 }
 
 // awaitWell waits until all parts of the cluster are well, and returns what status says then.
