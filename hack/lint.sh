@@ -28,7 +28,7 @@ tool staticcheck -tags "$tags,faults" "${faulty[@]}" || bad=1
 "$go" vet -tags "$tags,image,kubelet,scale" ./integration || bad=1
 "$go" vet -tags "$tags,oci" ./hack/oci/... || bad=1
 "$go" vet -tags "$tags,vm" ./snapshot ./pod/reserve || bad=1
-"$go" vet -tags "$tags,csi,database,helm" ./integration/kube || bad=1
+"$go" vet -tags "$tags,csi,database,helm,upgrade" ./integration/kube || bad=1
 # The driver of `make test-csi` is a module of its own.
 (cd hack/csi && GOFLAGS=-trimpath "$go" vet ./...) || bad=1
 # The other architecture's types and system calls; those of cluster/, which take minutes, in `make lint-arm64`.

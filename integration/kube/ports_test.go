@@ -28,10 +28,15 @@ func (c *cluster) inPod(t *testing.T, f func() error) error {
 	if err != nil || len(all) != 1 {
 		t.Fatalf("pods' network namespaces: %v, %v", all, err)
 	}
+	return <-inNetwork(all[0], f)
+}
+
+// inNetwork runs f on a thread in a network namespace. The thread ends with it.
+func inNetwork(path string, f func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		fd, err := unix.Open(all[0], unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
 			err = unix.Setns(fd, unix.CLONE_NEWNET)
 			_ = unix.Close(fd)
@@ -41,7 +46,7 @@ func (c *cluster) inPod(t *testing.T, f func() error) error {
 		}
 		done <- err
 	}()
-	return <-done
+	return done
 }
 
 // request sends a GET over a connection made where it is called. token may be empty.
