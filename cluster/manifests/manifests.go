@@ -287,10 +287,10 @@ func (s *Set) apply(ctx context.Context, objects map[objectKey]*object, failed m
 		s.known, s.wanted = nil, nil // what is applied meanwhile may have to be deleted
 		return nil
 	}
-	if maps.Equal(keys, s.known) {
+	if same(keys, s.known) {
 		return nil
 	}
-	if !maps.Equal(keys, s.wanted) {
+	if !same(keys, s.wanted) {
 		s.known, s.wanted, s.since = nil, keys, time.Now()
 	}
 	if left := s.settle - time.Since(s.since); left > 0 {
@@ -303,6 +303,9 @@ func (s *Set) apply(ctx context.Context, objects map[objectKey]*object, failed m
 	s.known = keys
 	return s.listKinds(ctx, wanted, true)
 }
+
+// same tells whether keys are those of before, which is nil if that is not known.
+func same(keys, before map[objectKey]bool) bool { return before != nil && maps.Equal(keys, before) }
 
 // inOrder returns objects in the order in which files and documents have them, definitions of kinds
 // and namespaces first.

@@ -274,6 +274,31 @@ func TestFileIsReplaced(t *testing.T) {
 	stop()
 }
 
+// An empty directory deletes all objects, also if the process does not know what it had before.
+func TestEmptyDirectory(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	file := filepath.Join(d.dir, "a.yaml")
+	d.write("a.yaml", configMap("one", "1"))
+	stop := d.run()
+	d.until("one=1")
+	stop()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	stop = d.run()
+	d.until()
+	// The last file had an error when it was removed.
+	d.write("a.yaml", configMap("two", "2"))
+	d.until("two=2")
+	d.write("a.yaml", "apiVersion: v1\nkind: [")
+	d.event("a.yaml: document 1: ")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	d.until()
+	stop()
+}
+
 func TestFaultsOfManifests(t *testing.T) {
 	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
 	d.write("a.yaml", configMap("one", "1"))
