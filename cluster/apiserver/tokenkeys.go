@@ -83,8 +83,8 @@ func (k *serviceAccountKeys) GetPublicKeys(ctx context.Context, keyIDHint string
 	return k.now.Load().GetPublicKeys(ctx, keyIDHint)
 }
 
-// ReloadTokenKeys has the server use the keys of service account tokens that are in the file now.
-func (s *Server) ReloadTokenKeys() error {
+// reloadTokenKeys has the server use the keys of service account tokens that are in the file now.
+func (s *Server) reloadTokenKeys() error {
 	if k := s.tokenKeys.Load(); k != nil {
 		return k.reload()
 	}

@@ -48,7 +48,7 @@ func apiserverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r := &renewer{reload: server.ReloadTokenKeys, ensure: func() (*pki.Bundle, error) { return o.credentials(hostname(), nil) }}
+			r := &renewer{reload: server.ReloadCredentials, ensure: func() (*pki.Bundle, error) { return o.credentials(hostname(), nil) }}
 			return together(cmd.Context(), server, began, &o, map[string]http.Handler{}, r)
 		},
 	}

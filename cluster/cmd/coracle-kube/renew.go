@@ -29,7 +29,7 @@ const (
 type renewer struct {
 	// ensure makes them good.
 	ensure func() (*pki.Bundle, error)
-	// reload has the API server read the keys of tokens again.
+	// reload has the API server read them again.
 	reload func() error
 	part   *health.Part
 
@@ -125,7 +125,7 @@ func due(passed, byClock time.Duration) bool {
 
 // newRenewer returns what keeps the credentials of a cluster and its own node.
 func newRenewer(server *apiserver.Server, api *apiOptions, n *nodeOptions, board *health.Board) *renewer {
-	return &renewer{reload: server.ReloadTokenKeys, part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
+	return &renewer{reload: server.ReloadCredentials, part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
 		bundle, err := api.credentials(n.name, n.ips)
 		if err != nil {
 			return nil, err
