@@ -115,5 +115,8 @@ func invite(ctx context.Context, kube kubernetes.Interface, n token.New) (*invit
 	if err != nil {
 		return nil, err
 	}
+	if err := clusterinfo.AwaitSigned(ctx, kube, info.ID); err != nil {
+		return nil, errors.Join(err, token.Delete(context.WithoutCancel(ctx), kube, info.ID))
+	}
 	return &invitation{Info: info, Token: text, Server: server, CAHash: hash}, nil
 }

@@ -15,10 +15,12 @@ import (
 	"io"
 	"maps"
 	"net/netip"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -133,6 +135,23 @@ func Published(ctx context.Context, kube kubernetes.Interface) (server string, c
 		return cluster.Server, cluster.CertificateAuthorityData, nil
 	}
 	return "", nil, fmt.Errorf("%s names no cluster", at)
+}
+
+// signLimit bounds how long AwaitSigned waits. Another node has the controllers of a lost leader
+// within some 20 seconds.
+const signLimit = 30 * time.Second
+
+// AwaitSigned waits until cluster-info has a signature of a token, without which no machine can use
+// it.
+func AwaitSigned(ctx context.Context, kube kubernetes.Interface, id string) error {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, signLimit, true, func(ctx context.Context) (bool, error) {
+		info, err := kube.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
+		return err == nil && info.Data[bootstrapapi.JWSSignatureKeyPrefix+id] != "", err
+	})
+	if wait.Interrupted(err) {
+		return fmt.Errorf("cluster-info was not signed with the token within %s: no controllers run; 'coracle status' says why", signLimit)
+	}
+	return err
 }
 
 // ReadSettings returns the cluster's Settings, and whether there are any: another control plane has

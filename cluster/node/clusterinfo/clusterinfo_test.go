@@ -6,10 +6,14 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/clientcmd"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 )
 
 func TestPublish(t *testing.T) {
@@ -71,4 +75,28 @@ func TestSettingsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: it was read", name)
 		}
 	}
+}
+
+// Regression: where the controllers had just moved to another node, a new token was not known to
+// the machine that used it at once.
+func TestATokenIsSignedBeforeItIsUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		info := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: bootstrapapi.ConfigMapClusterInfo}}
+		kube := fake.NewClientset(info)
+		began := time.Now()
+		time.AfterFunc(20*time.Second, func() {
+			info := info.DeepCopy()
+			info.Data = map[string]string{bootstrapapi.JWSSignatureKeyPrefix + "abcdef": "x"}
+			if _, err := kube.CoreV1().ConfigMaps(info.Namespace).Update(t.Context(), info, metav1.UpdateOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := AwaitSigned(t.Context(), kube, "abcdef"); err != nil || time.Since(began) < 20*time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		err := AwaitSigned(t.Context(), kube, "other1")
+		if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "no controllers run") || took < 20*time.Second+signLimit {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
 }
