@@ -93,7 +93,7 @@ PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libconta
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-database test-helm test-ha test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-database test-helm test-ha test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -303,6 +303,11 @@ bench-cluster: build testbins bench-peers ## benchmark the cluster against upstr
 	@GO="$(GO)" hack/peers/kube.sh
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
 	bin/test/bench -cluster $(BENCH_FLAGS)
+
+bench-scale: build testbins bench-peers ## benchmark the cluster against upstream's own with 5,000 simulated nodes and 100,000 pods (long)
+	@GO="$(GO)" hack/peers/kube.sh
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/cluster-bench ./bench
+	bin/test/bench -scale $(BENCH_FLAGS)
 
 bench-proxy: ## benchmark the Service proxy against kube-proxy: rules, connections, a proxy at rest; needs root and nft
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags '-s -w' -o ../bin/test/proxy-bench ./bench/proxy

@@ -25,6 +25,11 @@ const poll = 10 * time.Millisecond
 // patience ends a phase that does not come to its end.
 const patience = 5 * time.Minute
 
+// long is patience with so many objects: 20 a second are few.
+func (b *bench) long(objects int) time.Duration {
+	return patience + time.Duration(objects)*50*time.Millisecond
+}
+
 // connect returns a client as soon as the kubeconfig is there and the API server says that it is
 // ready.
 func connect(ctx context.Context, kubeconfig string) (kubernetes.Interface, error) {
@@ -134,7 +139,7 @@ func (b *bench) until(ctx context.Context, f wait.ConditionWithContextFunc) erro
 func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error,
 	done func(watch.EventType, *v1.Pod) bool,
 ) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, b.long(b.pods))
 	defer cancel()
 	pods := b.kube.CoreV1().Pods(namespace)
 	now, err := pods.List(ctx, o)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -97,7 +98,7 @@ func (b *bench) simulated(ctx context.Context) error {
 	if _, err := b.kube.CoreV1().Nodes().Patch(ctx, nodeName, types.MergePatchType, cordon, metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	peak := b.watchMemory()
+	peak := sync.OnceValue(b.watchMemory())
 	defer func() { b.peakMemory = peak() }()
 	began := time.Now()
 	if err := each(ctx, b.nodes, b.join); err != nil {
@@ -107,7 +108,7 @@ func (b *bench) simulated(ctx context.Context) error {
 	defer stop()
 	go b.heartbeats(beating)
 	// A list of so many costs the API server something: seldom.
-	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, b.long(b.nodes), true, func(ctx context.Context) (bool, error) {
 		nodes, err := b.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "bench=simulated"})
 		if err != nil {
 			return false, err
@@ -140,6 +141,10 @@ func (b *bench) simulated(ctx context.Context) error {
 	})
 	b.found(figure{Name: "… of which the creations alone", Unit: "pods/s", Value: float64(b.pods) / created.Seconds(), More: true})
 	b.found(figure{Name: "… CPU time for each pod", Unit: "ms", Value: b.spent(used, b.pods)})
+	if b.asked("reads") { // the last phase: so many pods take minutes to remove
+		b.peakMemory = peak()
+		return b.reads(ctx)
+	}
 	if err := b.removeAll(ctx); err != nil {
 		return err
 	}

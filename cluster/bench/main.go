@@ -85,7 +85,8 @@ func run() (err error) {
 	flag.StringVar(&b.ip, "ip", "", "address of this node, which an interface has")
 	flag.StringVar(&b.cgroup, "cgroup", "coracle-bench", "cgroup that pods' cgroups are made in")
 	flag.StringVar(&b.only, "only", "",
-		"comma-separated: idle, deployment, way, creates, nodes, memory, which needs idle and nodes (default: all)")
+		"comma-separated: idle, deployment, way, creates, nodes, memory, which needs idle and nodes, reads, which needs nodes and "+
+			"leaves out what comes after (default: all but reads)")
 	flag.IntVar(&b.rounds, "rounds", 5, "how often what is quick is repeated; the median counts")
 	flag.IntVar(&b.replicas, "replicas", 20, "pods of the Deployment")
 	flag.IntVar(&b.creates, "creates", 2000, "pods created in a round")
@@ -133,7 +134,7 @@ func (b *bench) measure(ctx context.Context) error {
 		{"memory", b.afterBurst},
 	}
 	for _, p := range phases {
-		if b.only != "" && p.name != "cold" && !slices.Contains(strings.Split(b.only, ","), p.name) {
+		if b.only != "" && p.name != "cold" && !b.asked(p.name) {
 			continue
 		}
 		if err := p.run(ctx); err != nil {
@@ -142,6 +143,9 @@ func (b *bench) measure(ctx context.Context) error {
 	}
 	return nil
 }
+
+// asked reports whether -only names a phase.
+func (b *bench) asked(phase string) bool { return slices.Contains(strings.Split(b.only, ","), phase) }
 
 // found notes a figure, and prints it.
 func (b *bench) found(f figure) {

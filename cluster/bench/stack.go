@@ -37,9 +37,12 @@ func (c *coracle) programs() []string {
 	return []string{filepath.Join(c.bin, "coracle"), filepath.Join(c.bin, "coracle-kube")}
 }
 
+// podNetworks has a network for each of 8,192 nodes.
+const podNetworks = "10.128.0.0/11,fd85:c0ac:1e00::/48"
+
 func (c *coracle) start(ctx context.Context) error {
 	return c.command(ctx, "up", "--runtime-config", c.config, "--node-name", nodeName, "--node-ip", c.ip, "--bind-address", c.ip,
-		"--cgroup-root", "/"+c.cgroup, "--pod-log-dir", filepath.Join(c.dir, "logs", "pods"))
+		"--pod-cidr", podNetworks, "--cgroup-root", "/"+c.cgroup, "--pod-log-dir", filepath.Join(c.dir, "logs", "pods"))
 }
 
 func (c *coracle) stop() error {

@@ -69,6 +69,10 @@ func benchmarkCluster(ctx context.Context, o options) error {
 	if err := netlink.AddrAdd(lo, addr); err != nil {
 		return fmt.Errorf("address %s: %w", nodeIP, err)
 	}
+	flags := o.clusterFlags
+	if o.scale {
+		flags = "-only nodes,reads -nodes 5000 -pods 100000 " + flags
+	}
 	rep := clusterReport{Date: time.Now().UTC().Format(time.DateOnly), Machine: thisMachine(o), Versions: map[string]string{}}
 	for _, stack := range clusterStacks {
 		if o.targets != "" && !slices.Contains(strings.Split(o.targets, ","), stack) {
@@ -79,7 +83,7 @@ func benchmarkCluster(ctx context.Context, o options) error {
 			continue
 		}
 		before := loadAverage()
-		out, err := measureStack(ctx, stack, dir, o.clusterFlags)
+		out, err := measureStack(ctx, stack, dir, flags)
 		if err != nil {
 			return fmt.Errorf("%s: %w\nlogs are in %s", stack, err, dir)
 		}
@@ -207,13 +211,7 @@ kube-controller-manager, kube-scheduler and kubelet over containerd and runc. To
 (` + "`BENCH_FLAGS=-md=docs/benchmarks.md`" + ` writes this part of the page.) × says how many times better Coracle's figure is.
 
 `)
-	b.WriteString(page.Table(clusterRows(rep)))
-	fmt.Fprintf(&b, "\n%s.\n", rep.Machine.describe(rep.Date))
-	for _, stack := range clusterStacks {
-		if about := rep.Versions[stack]; about != "" {
-			fmt.Fprintf(&b, "- %s: %s\n", stack, about)
-		}
-	}
+	b.WriteString(clusterTable(rep))
 	b.WriteString(`
 - Cold start: nothing on disk, certificates included; the first pod's image comes from a registry on
   loopback. Coracle's time includes the start of its runtime; containerd runs before the clock does.
@@ -227,5 +225,18 @@ kube-controller-manager, kube-scheduler and kubelet over containerd and runc. To
   nodes, leases and events are deleted, and it is read for ten minutes, or until it is at most 1.2 times what it was when idle.
 - Scheduler alone: all pods wait before it starts; both schedulers run against kube-apiserver.
 `)
+	return b.String()
+}
+
+// clusterTable is the table, with which machine and programs it is of.
+func clusterTable(rep clusterReport) string {
+	var b strings.Builder
+	b.WriteString(page.Table(clusterRows(rep)))
+	fmt.Fprintf(&b, "\n%s.\n", rep.Machine.describe(rep.Date))
+	for _, stack := range clusterStacks {
+		if about := rep.Versions[stack]; about != "" {
+			fmt.Fprintf(&b, "- %s: %s\n", stack, about)
+		}
+	}
 	return b.String()
 }

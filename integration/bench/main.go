@@ -45,7 +45,7 @@ type options struct {
 	runs, n, warm           int
 	pods, crowd, clients    int
 	seccomp, busy           bool
-	cluster, images         bool
+	cluster, scale, images  bool
 	clusterFlags            string
 	tiny, writers           int
 }
@@ -70,6 +70,8 @@ func run() int {
 	flag.BoolVar(&o.seccomp, "seccomp", false, "ask for the default seccomp profile, as a kubelet with seccompDefault does")
 	flag.BoolVar(&o.busy, "busy", false, "measure on a machine that does other things, too")
 	flag.BoolVar(&o.cluster, "cluster", false, "measure whole clusters instead of runtimes")
+	flag.BoolVar(&o.scale, "scale", false,
+		"measure whole clusters with 5,000 simulated nodes and 100,000 pods instead (-cluster-flags overrides it)")
 	flag.StringVar(&o.clusterFlags, "cluster-flags", "", "flags for cluster-bench, which -cluster runs")
 	flag.BoolVar(&o.images, "images", false, "measure pulling and unpacking images instead")
 	flag.IntVar(&o.tiny, "tiny", 1000, "tiny images of -images")
@@ -80,8 +82,12 @@ func run() int {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
+	if o.scale && o.md != "" {
+		fmt.Fprintln(os.Stderr, "bench: -scale has no page: it prints its table")
+		return 2
+	}
 	measure := benchmark
-	if o.cluster {
+	if o.cluster || o.scale {
 		measure = benchmarkCluster
 	}
 	if o.images {
