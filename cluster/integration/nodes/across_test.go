@@ -42,6 +42,7 @@ func TestAcrossNodes(t *testing.T) {
 	t.Run("VXLAN", x.throughVXLAN)
 	t.Run("services", x.services)
 	t.Run("policies", x.policies)
+	t.Run("new certificates", x.rotate)
 	t.Run("a link with delay", x.delay)
 	t.Run("a lossy link", x.loss)
 	t.Run("a node that is cut off", x.cutOff)
