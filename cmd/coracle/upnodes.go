@@ -182,6 +182,9 @@ func (u *upping) makeNodes() error {
 	if err := u.o.remember(u.place); err != nil {
 		return err
 	}
+	if err := os.MkdirAll(u.nodesRoot(), 0o700); err != nil { // here, since a down may have removed it later
+		return err
+	}
 	if err := w.Make(u.o.nodes(), u.root, u.state); err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
@@ -333,9 +336,6 @@ func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() 
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(u.nodesRoot(), 0o700); err != nil {
-		return err
-	}
 	args := append([]string{"join", token.Server, "--token-file", "-", "--ca-hash", token.CAHash}, flags...)
 	if err := u.tellNode(ctx, name, token.Token, args...); err != nil {
 		return err
@@ -409,6 +409,84 @@ func (p place) downNodes(ctx context.Context, o upOptions) (ended bool, err erro
 	if o.Server != "" || o.Port == 0 || !w.Exists() {
 		return false, nil
 	}
+	if err := p.emptyNodes(ctx, o, w); err != nil {
+		return false, err
+	}
+	return true, os.RemoveAll(p.nodesState())
+}
+
+// emptyNodes ends what runs on the further nodes, and removes their namespaces.
+func (p place) emptyNodes(ctx context.Context, o upOptions, w nodes.Network) error {
+	// An up that still starts nodes, or that was killed, has joins. A node's down would wait for one
+	// that starts the node.
+	late, err := ownCommands(w)
+	if err != nil {
+		return err
+	}
+	for _, pid := range late {
+		if process, err := os.FindProcess(pid); err == nil {
+			_ = process.Signal(unix.SIGTERM) // it may have ended
+		}
+	}
+	for {
+		if err := p.downEach(ctx, o, w); err != nil {
+			return err
+		}
+		late, err := removeEmpty(w)
+		if err != nil || len(late) == 0 {
+			return err
+		}
+		for _, pid := range late { // they may have started something since
+			if err := end(ctx, pid); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// removeEmpty removes the nodes' namespaces if none of our commands runs on them. Otherwise it
+// returns those.
+func removeEmpty(w nodes.Network) (late []int, err error) {
+	open, err := w.Close()
+	if err != nil {
+		return nil, err
+	}
+	defer open()
+	if late, err = ownCommands(w); err != nil || len(late) > 0 {
+		return late, err
+	}
+	return nil, w.Remove()
+}
+
+// ownCommands returns the processes on the further nodes that are commands of this program, such as
+// join. Those in sessions of their own are not: they are a node's supervisor, which its down ends.
+func ownCommands(w nodes.Network) (own []int, err error) {
+	inside, err := w.Inside()
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range inside {
+		program, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+		if err != nil {
+			continue // it has ended
+		}
+		if sid, err := unix.Getsid(pid); err != nil || sid == pid {
+			continue
+		}
+		// An upgrade may have replaced the file of one that runs.
+		if filepath.Base(strings.TrimSuffix(program, " (deleted)")) == filepath.Base(self) {
+			own = append(own, pid)
+		}
+	}
+	return own, nil
+}
+
+// downEach has each further node end what runs there.
+func (p place) downEach(ctx context.Context, o upOptions, w nodes.Network) error {
 	var errs [nodes.Most + 1]error
 	var group errgroup.Group
 	group.SetLimit(atOnce)
@@ -421,13 +499,7 @@ func (p place) downNodes(ctx context.Context, o upOptions) (ended bool, err erro
 		}
 	}
 	_ = group.Wait() // each has its own error
-	if err := errors.Join(errs[:]...); err != nil {
-		return false, err
-	}
-	if err := w.Remove(); err != nil {
-		return false, err
-	}
-	return true, os.RemoveAll(p.nodesState())
+	return errors.Join(errs[:]...)
 }
 
 // checkPurgeNodes refuses to delete data of claims on further nodes that the caller has not agreed

@@ -197,6 +197,12 @@ var ErrNotMade = errors.New("it has no namespaces")
 
 // Exec replaces this process by a program on node n. It returns only if that fails.
 func (w Network) Exec(n int, program string, args, env []string) error {
+	// Shared until the program runs: by then Inside shows the process.
+	release, err := w.lock(unix.LOCK_SH)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if !w.Has(n) {
 		return ErrNotMade
 	}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// onMachine says that this process has network and mount namespaces of its own. Otherwise it runs
+// the test again in one that has.
+func onMachine(t *testing.T) bool {
+	t.Helper()
+	const inside = "CORACLE_TEST_MACHINE"
+	if os.Getenv(inside) != "" {
+		return true
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	if said, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(said), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, said)
+	}
+	return false
+}
+
+// A down ends joins that an up is at, or that a killed up has left. Regression: it detached the
+// namespaces of a node whose join waited for the cluster, which then started the node in
+// namespaces that no command reached.
+func TestDownEndsJoins(t *testing.T) {
+	if !onMachine(t) {
+		return
+	}
+	coracle := withDoubles(t)
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	for _, made := range []string{p.root, p.state} {
+		if err := os.Mkdir(made, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := upOptions{Node: "one", Port: 6443, Further: 1, NodeCIDRs: []string{"10.84.0.0/24"}, PodLogs: filepath.Join(dir, "pods")}
+	remember(t, p, o)
+	w := p.nodeNetwork(o)
+	t.Cleanup(func() { _ = w.Remove() })
+	if err := w.Make(2, p.root, p.state); err != nil {
+		t.Fatal(err)
+	}
+	// join looks whether there is a shim, and an API server.
+	if err := os.Link(coracle, filepath.Join(filepath.Dir(coracle), "containerd-shim-coracle-v1")); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "10.84.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.Server{Listener: listener, Config: &http.Server{Handler: http.NotFoundHandler()}}
+	server.StartTLS()
+	defer server.Close()
+	fifo := filepath.Join(dir, "asks")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	asks, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asks.Close()
+	join := exec.Command(coracle, "--root", p.root, "--state", p.state, "--node", "one-2",
+		"join", server.URL, "--token", "a.b", "--ca-hash", "sha256:00",
+		"--config", "", "--node-name", "one-2", "--timeout", "5m")
+	join.Env = append(os.Environ(), startedFIFO+"="+fifo)
+	join.Stdout, join.Stderr = t.Output(), t.Output()
+	if err := join.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- join.Wait(); _, _ = asks.Write([]byte("e")) }()
+	said := make([]byte, 1)
+	if _, err := asks.Read(said); err != nil || said[0] != 0 {
+		t.Fatalf("join did not come to ask the cluster: %q, %v", said, err)
+	}
+	down := exec.Command(coracle, "--root", p.root, "--state", p.state, "down", "--purge")
+	if said, err := down.CombinedOutput(); err != nil {
+		t.Errorf("down: %v\n%s", err, said)
+	}
+	if err := join.Process.Signal(unix.Signal(0)); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("the join still runs: %v", err)
+		_ = join.Process.Kill()
+	}
+	<-ended
+	for _, gone := range []string{p.root, p.state} {
+		if left, err := os.ReadDir(gone); err == nil {
+			t.Errorf("%s has %v", gone, left)
+		}
+	}
+	if w.Exists() {
+		t.Error("the nodes' network is left")
+	}
+}
