@@ -85,7 +85,8 @@ func (w Network) Make(count int, hidden ...string) error {
 }
 
 // Remove removes all nodes. Their processes must have ended: what they had mounted goes with the
-// namespaces.
+// namespaces. Forwarding stays on if Make has turned it on, and with it the rules that keep this
+// machine's own networks apart.
 func (w Network) Remove() error {
 	var errs []error
 	if links, err := netlink.LinkList(); err == nil || errors.Is(err, netlink.ErrDumpInterrupted) {

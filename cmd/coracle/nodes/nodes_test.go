@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -79,6 +80,9 @@ func newNetwork(t *testing.T) Network {
 	w := Network{
 		Cluster: 6443, Dir: filepath.Join(t.TempDir(), "ns"),
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.84.0.0/24"), netip.MustParsePrefix("fd84::/64")},
+	}
+	if err := os.WriteFile(forwarding, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if err := w.Remove(); err != nil {
@@ -167,7 +171,8 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// A Make that was killed at any point is continued by the next one.
+// A Make that was killed at any point is continued by the next one. Remove leaves forwarding and
+// its guard. Regression: it turned forwarding off, which others may need.
 func TestMakeContinues(t *testing.T) {
 	for name, spoil := range map[string]func(w Network) error{
 		"nothing is missing": func(Network) error { return nil },
@@ -214,8 +219,17 @@ func TestMakeContinues(t *testing.T) {
 			if err := w.Remove(); err != nil {
 				t.Fatal(err)
 			}
-			if forwards, err := os.ReadFile(forwarding); err != nil || strings.TrimSpace(string(forwards)) != "0" {
-				t.Errorf("after Remove the machine forwards: %s, %v; it did not before", forwards, err)
+			forwards, err = os.ReadFile(forwarding)
+			if err != nil || strings.TrimSpace(string(forwards)) != "1" {
+				t.Errorf("after Remove the machine forwards: %s, %v; others may need it by now", forwards, err)
+			}
+			c, err := nftables.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyIPv4)
+			if err != nil || len(chains) != 1 || chains[0].Name != guard || chains[0].Table.Name != w.table().Name {
+				t.Errorf("after Remove there are the chains %v, %v, want the one that keeps networks apart", chains, err)
 			}
 		})
 	}

@@ -2,13 +2,10 @@ package nodes
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -20,7 +17,7 @@ import (
 // The nodes reach other machines over IPv4, as this machine's own pods do: from its address.
 //
 //	table ip coracle-nodes-6443 {
-//	  chain forward {        # only if this machine forwarded nothing before
+//	  chain forward {        # only if this machine forwarded nothing before; Remove leaves it
 //	    ct status & dnat == 0 iif UPLINK oif UPLINK drop }
 //	  chain postrouting { type nat hook postrouting priority srcnat
 //	    ip saddr 10.84.0.0/24 iifname nodes6443 oifname != nodes6443 oifname != "cor*" masquerade }
@@ -136,25 +133,17 @@ func keepApart(c *nftables.Conn, t *nftables.Table) error {
 	return nil
 }
 
-// translateNothing removes the table, and turns forwarding off before that if Make turned it on.
-// Pods of this machine that are still there need forwarding: the guard stays with them.
+// translateNothing removes the table, but for the guard. Forwarding stays on: others may have come
+// to count on it, such as another cluster or another container engine. The guard goes with it, at
+// the next reboot.
 func (w Network) translateNothing() error {
 	c, err := nftables.New()
 	if err != nil {
 		return err
 	}
 	if w.guarded(c) {
-		links, err := netlink.LinkList()
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return err
-		}
-		if slices.ContainsFunc(links, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, podLinks) }) {
-			c.DelChain(&nftables.Chain{Name: translating, Table: w.table()})
-			return ignore(c.Flush(), unix.ENOENT)
-		}
-		if err := os.WriteFile(forwarding, []byte("0"), 0o644); err != nil {
-			return err
-		}
+		c.DelChain(&nftables.Chain{Name: translating, Table: w.table()})
+		return ignore(c.Flush(), unix.ENOENT)
 	}
 	c.DelTable(w.table())
 	return ignore(c.Flush(), unix.ENOENT, unix.EINVAL)
