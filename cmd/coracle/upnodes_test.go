@@ -8,8 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -103,5 +105,25 @@ func TestDownEndsJoins(t *testing.T) {
 	}
 	if w.Exists() {
 		t.Error("the nodes' network is left")
+	}
+}
+
+// Further nodes have the cluster's flags that are about nodes. Regression: they loaded images from
+// the default directory.
+func TestFlagsOfFurtherNodes(t *testing.T) {
+	o := upOptions{Node: "one", Images: "/srv/images", EvictionHard: "memory.available<1Mi", KubeletPort: 10350, CgroupRoot: "/c"}
+	flags := o.ofNode(place{root: "/r"}.of(2, "one-2"), 2, time.Minute)
+	for flag, want := range map[string]string{
+		"--images": "/srv/images", "--eviction-hard": "memory.available<1Mi", "--kubelet-port": "10350", "--cgroup-root": "/c-2",
+		"--pod-log-dir": "/r/nodes/2/logs/pods", "--node-name": "one-2", "--timeout": "1m0s",
+	} {
+		if got := flagOf(flags, flag); got != want {
+			t.Errorf("%s is %q, want %q", flag, got, want)
+		}
+	}
+	for _, flag := range agentFlags {
+		if !slices.Contains(flags, "--"+flag) {
+			t.Errorf("further nodes are not told --%s", flag)
+		}
 	}
 }
