@@ -195,7 +195,7 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 	}
 	// Written first: certificates of a cluster that is not remembered could not be taken back.
 	last := beforeJoin(p)
-	o.Server = j.server
+	o.Server, o.Coracled, o.Boot = j.server, last.Coracled, last.Boot
 	if err := o.remember(p); err != nil {
 		return err
 	}

@@ -102,6 +102,7 @@ func (o *upOptions) follow(last upOptions, given func(flag string) bool) (differ
 		}
 	}
 	o.Restored, o.Server, o.PodRanges = last.Restored, last.Server, last.PodRanges
+	o.Coracled, o.Boot = last.Coracled, last.Boot // until upCoracled has seen who starts it
 	slices.Sort(differ)
 	return differ
 }

@@ -27,6 +27,7 @@ func TestWhatUpRemembers(t *testing.T) {
 		SchedulerConfig:      "/etc/s.yaml",
 		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
 		Manifests: "/etc/m", Images: "/srv/i",
+		Coracled: true, Boot: "this",
 	}
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)

@@ -66,6 +66,15 @@ func TestDownEndsJoins(t *testing.T) {
 	server := httptest.Server{Listener: listener, Config: &http.Server{Handler: http.NotFoundHandler()}}
 	server.StartTLS()
 	defer server.Close()
+	boot, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	two := p.of(2, "one-2")
+	if err := os.MkdirAll(two.root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, two, upOptions{Coracled: true, Boot: boot}) // of a join that was taken back while its coracled went on
 	fifo := filepath.Join(dir, "asks")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
@@ -88,6 +97,9 @@ func TestDownEndsJoins(t *testing.T) {
 	said := make([]byte, 1)
 	if _, err := asks.Read(said); err != nil || said[0] != 0 {
 		t.Fatalf("join did not come to ask the cluster: %q, %v", said, err)
+	}
+	if o := remembered(two); o.Server != server.URL || !o.Coracled || o.Boot != boot {
+		t.Errorf("while it joins, the node remembers %+v: down would leave the coracled that runs", o)
 	}
 	down := exec.Command(coracle, "--root", p.root, "--state", p.state, "down", "--purge")
 	if said, err := down.CombinedOutput(); err != nil {
