@@ -139,3 +139,21 @@ func TestFlagsOfFurtherNodes(t *testing.T) {
 		}
 	}
 }
+
+// The network of the nodes' addresses is none of the pods'. Regression: the default networks of
+// pods were not looked at.
+func TestNetworksOfNodesAndPods(t *testing.T) {
+	alone(t, func() {
+		for text, want := range map[string]string{
+			"10.85.7.0/24": "overlaps 10.85.0.0/16", "fd85:c0ac:1e00:7::/64": "overlaps fd85:c0ac:1e00::/48", "10.96.3.0/24": "overlaps 10.96.0.0/",
+			"10.86.0.0/24": "",
+		} {
+			o := upOptions{Port: 6443, Bind: "127.0.0.1", ServiceCIDR: defaultServices, Further: 1, NodeCIDRs: []string{text}}
+			u := &upping{o: &o}
+			err := u.checkNodeNetworks(u.nodeNetwork(o))
+			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+				t.Errorf("--nodes-cidr %s: %v, want %q", text, err, want)
+			}
+		}
+	})
+}
