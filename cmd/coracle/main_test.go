@@ -7,12 +7,20 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 // asSupervisor in the environment makes the test binary the supervisor of its arguments.
 const asSupervisor = "CORACLE_TEST_SUPERVISOR"
 
+// asCoracle in the environment is a program that takes the place of the coracle that tests execute.
+const asCoracle = "CORACLE_TEST_CORACLE"
+
 func TestMain(m *testing.M) {
+	if program := os.Getenv(asCoracle); program != "" && len(os.Args) > 1 && os.Args[1] == "--root" {
+		os.Stderr.WriteString(unix.Exec(program, os.Args, os.Environ()).Error() + "\n")
+		os.Exit(1)
+	}
 	if lock := os.Getenv(asSupervisor); lock != "" {
 		flags := []string{"coracle", "supervise", "--state", lock}
 		if len(os.Args) > 2 && os.Args[1] == "--log" {

@@ -275,7 +275,7 @@ func (p *place) enter() error {
 }
 
 // upNodes starts the further nodes, and has those join that have not joined yet. It returns when
-// all are Ready. What runs goes on if one of them fails.
+// all are Ready, or have failed: the others go on if one fails.
 func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
 	if err := u.removeSurplus(ctx, client, steps); err != nil {
 		return err
@@ -284,13 +284,19 @@ func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
 		return nil
 	}
 	var mu sync.Mutex // guards steps
-	invited := sync.OnceValues(func() (newToken, error) { return u.invite(ctx) })
-	group, ctx := errgroup.WithContext(ctx)
+	var made newToken // for those that have to join
+	invited := sync.OnceValues(func() (newToken, error) {
+		var err error
+		made, err = u.invite(ctx)
+		return made, err
+	})
+	var errs [nodes.Most + 1]error // one that fails does not end the others
+	var group errgroup.Group
 	group.SetLimit(atOnce)
 	for n := 2; n <= u.o.nodes(); n++ {
 		group.Go(func() error {
-			if err := u.upNode(ctx, client, n, invited); err != nil {
-				return err
+			if errs[n] = u.upNode(ctx, client, n, invited); errs[n] != nil {
+				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -298,8 +304,9 @@ func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
 			return nil
 		})
 	}
-	err := group.Wait()
-	if made, ierr := invited(); ierr == nil && made.ID != "" {
+	_ = group.Wait() // each has its own error
+	err := errors.Join(errs[:]...)
+	if made.ID != "" {
 		// One that was cut off before leaves a token, which expires.
 		forgetting, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
 		defer cancel()

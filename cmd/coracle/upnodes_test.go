@@ -157,3 +157,55 @@ func TestNetworksOfNodesAndPods(t *testing.T) {
 		}
 	})
 }
+
+// joinedNodes is an up of a cluster with further nodes that have joined. The script is executed
+// instead of the commands on them; $6 is the name of the node.
+func joinedNodes(t *testing.T, further furtherNodes, script string) *upping {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(asCoracle, program)
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	u := &upping{place: p, o: &upOptions{Node: "one", Port: 6443, Further: further, timeout: time.Minute}}
+	for i, of := range p.further(*u.o) {
+		if err := os.MkdirAll(of.root, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		remember(t, of, upOptions{Node: of.node, Server: "https://10.84.0.1:6443"})
+		if err := os.WriteFile(p.joinedFile(i+2), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return u
+}
+
+// A further node that fails does not end the starts of the others. Regression: they got SIGTERM.
+func TestOneNodeThatFails(t *testing.T) {
+	wait := filepath.Join(t.TempDir(), "wait")
+	if err := unix.Mkfifo(wait, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := os.OpenFile(wait, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opened.Close()
+	// Four start at once. The last one starts when the first has failed, and lets the others go on.
+	u := joinedNodes(t, 5, `case $6 in
+one-2) echo "coracle: no luck" >&2; exit 1;;
+one-6) printf "\n\n\n" > `+wait+`;;
+*) read line < `+wait+`;;
+esac`)
+	var out strings.Builder
+	err = u.upNodes(t.Context(), nil, newSteps(&out))
+	if err == nil || err.Error() != "node one-2: no luck" {
+		t.Errorf("the error is %v", err)
+	}
+	for n := 3; n <= 6; n++ {
+		if !strings.Contains(out.String(), "node "+u.o.nodeName(n)+" is Ready") {
+			t.Errorf("node %d is not Ready:\n%s", n, out.String())
+		}
+	}
+}
