@@ -414,7 +414,7 @@ func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
 	}
 	steps.done("node " + u.o.Node + " is Ready")
 	if err := u.upNodes(ctx, client, steps); err != nil {
-		return fmt.Errorf("up: %w\nthe other nodes run: 'coracle up%s' tries again, and 'coracle down%[2]s' ends them", err, p.flags())
+		return fmt.Errorf("up: %w\nthe cluster runs: 'coracle up%s' tries again, and 'coracle down%[2]s' ends them", err, p.flags())
 	}
 	tellParts(ctx, p, steps)
 	for _, manifest := range u.o.apply {

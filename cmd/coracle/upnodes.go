@@ -390,6 +390,18 @@ func (p place) removeNodeData(n int) error {
 	return err
 }
 
+// hasVolumes is an error if a node has data that must not be deleted.
+func (p place) hasVolumes(ctx context.Context) error {
+	data, err := measureVolumes(ctx, p.volumesDir())
+	if err != nil {
+		return fmt.Errorf("volumes of claims: %w", err)
+	}
+	if data.volumes > 0 {
+		return fmt.Errorf("it has %s", data)
+	}
+	return p.checkCSI()
+}
+
 // removeSurplus removes the nodes that an earlier up had made more of.
 func (u *upping) removeSurplus(ctx context.Context, client *api, steps *steps) error {
 	for n := u.o.nodes() + 1; n <= nodes.Most; n++ {
@@ -397,9 +409,9 @@ func (u *upping) removeSurplus(ctx context.Context, client *api, steps *steps) e
 		if _, err := os.Lstat(p.root); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if data, err := p.checkPurge(ctx, false); err != nil || data.volumes > 0 {
-			return fmt.Errorf("up --nodes %d: node %s has %s: 'coracle up%s --nodes %d' starts it again", u.o.nodes(), u.o.nodeName(n), data,
-				u.flags(), n)
+		if err := p.hasVolumes(ctx); err != nil {
+			return fmt.Errorf("--nodes %d: node %s cannot be deleted: %w; 'coracle down%s' and then 'coracle up%[4]s --nodes %d' start it again",
+				u.o.nodes(), u.o.nodeName(n), err, u.flags(), n)
 		}
 		if err := u.removeNode(ctx, client, n); err != nil {
 			return fmt.Errorf("remove node %s: %w", u.o.nodeName(n), err)

@@ -209,3 +209,41 @@ esac`)
 		}
 	}
 }
+
+// A node that is one too many is not deleted while it has volumes. Regression: volumes of CSI
+// drivers were not looked at, and what to do was refused while the cluster ran.
+func TestSurplusNodeWithVolumes(t *testing.T) {
+	for name, c := range map[string]struct {
+		path func(p place) string
+		want string
+	}{
+		"a claim's": {func(p place) string { return filepath.Join(p.volumesDir(), "pvc-1") }, "1 volume"},
+		"a CSI driver's": {
+			func(p place) string {
+				return filepath.Join(p.kubelet(), "pods", "uid", "volumes", "kubernetes.io~csi", "pv")
+			},
+			"volumes of CSI drivers are still on this node",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := joinedNodes(t, 1, "exit 1")
+			u.o.Further = 0
+			if err := os.MkdirAll(c.path(u.of(2, "one-2")), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if name != "a claim's" {
+				record := filepath.Join(c.path(u.of(2, "one-2")), csiRecord)
+				if err := os.WriteFile(record, []byte("{}"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := u.removeSurplus(t.Context(), nil, newSteps(t.Output()))
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "'coracle down") {
+				t.Errorf("the error is %v, want %q", err, c.want)
+			}
+			if _, err := os.Stat(u.of(2, "one-2").root); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
