@@ -331,6 +331,9 @@ func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() 
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = time.Until(deadline).Truncate(time.Millisecond)
 	}
+	if limit <= 0 { // which the node's up would refuse as a flag
+		return fmt.Errorf("node %s: %w", name, context.DeadlineExceeded)
+	}
 	p := u.of(n, name)
 	flags := u.o.ofNode(p, n, limit)
 	if _, err := os.Stat(u.joinedFile(n)); err == nil && remembered(p).Server != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/http"
@@ -245,5 +246,19 @@ func TestSurplusNodeWithVolumes(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// near is a context that is about to end.
+type near struct{ context.Context }
+
+func (near) Deadline() (time.Time, bool) { return time.Now(), true }
+
+// Regression: when almost no time was left, the error was about --timeout 0s, which no one had
+// given.
+func TestNodeWithoutTimeLeft(t *testing.T) {
+	u := joinedNodes(t, 1, "echo coracle: it was started >&2; exit 1")
+	if err := u.upNode(near{t.Context()}, nil, 2, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the error is %v", err)
 	}
 }
