@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -336,11 +337,20 @@ func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() 
 	}
 	p := u.of(n, name)
 	flags := u.o.ofNode(p, n, limit)
-	if _, err := os.Stat(u.joinedFile(n)); err == nil && remembered(p).Server != "" {
+	last := remembered(p)
+	_, err := os.Stat(u.joinedFile(n))
+	joined := err == nil && last.Server != ""
+	if joined && last.Node == name {
 		return u.onNode(ctx, name, append([]string{"up"}, flags...)...)
 	}
+	if joined { // with another --node-name
+		if err := p.hasVolumes(ctx); err != nil {
+			return fmt.Errorf("node %s cannot become %s: %w; 'coracle down%s' and then 'coracle up%[4]s --node-name' with the last name keep it",
+				last.Node, name, err, u.flags())
+		}
+	}
 	if err := u.removeNode(ctx, client, n); err != nil {
-		return fmt.Errorf("node %s, which has not joined to the end: %w", name, err)
+		return fmt.Errorf("node %s, which has to join from the beginning: %w", name, err)
 	}
 	token, err := invited()
 	if err != nil {
@@ -369,12 +379,13 @@ func (o *upOptions) ofNode(p place, n int, limit time.Duration) []string {
 // machine. Its namespaces stay.
 func (u *upping) removeNode(ctx context.Context, client *api, n int) error {
 	name := u.o.nodeName(n)
+	registered := cmp.Or(remembered(u.of(n, name)).Node, name) // before another --node-name
 	if u.nodeNetwork(*u.o).Has(n) {
 		if err := u.onNode(ctx, name, "down"); err != nil {
 			return err
 		}
 	}
-	if err := client.deleteNode(ctx, name); err != nil {
+	if err := client.deleteNode(ctx, registered); err != nil {
 		return err
 	}
 	return u.removeNodeData(n)

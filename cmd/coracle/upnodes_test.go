@@ -262,3 +262,38 @@ func TestNodeWithoutTimeLeft(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// With another --node-name, further nodes join by their new names. Regression: their up refused the
+// name.
+func TestNodesAreRenamed(t *testing.T) {
+	asked := filepath.Join(t.TempDir(), "asked")
+	u := joinedNodes(t, 1, `echo "$6 $7" >> `+asked)
+	u.o.Node = "two"
+	var deleted []string
+	s := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		deleted = append(deleted, r.Method+" "+r.URL.Path)
+	}))
+	defer s.Close()
+	invited := func() (newToken, error) { return newToken{Server: "https://10.84.0.1:6443"}, nil }
+	if err := u.upNode(t.Context(), &api{server: s.URL, http: s.Client()}, 2, invited); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"DELETE /api/v1/nodes/one-2"}; !slices.Equal(deleted, want) {
+		t.Errorf("the API server got %v, want %v", deleted, want)
+	}
+	if said, err := os.ReadFile(asked); err != nil || string(said) != "two-2 join\n" {
+		t.Errorf("on the node there were %q, %v, want a join", said, err)
+	}
+	claim := filepath.Join(u.of(2, "two-2").volumesDir(), "pvc-1")
+	if err := os.MkdirAll(claim, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, u.of(2, "two-2"), upOptions{Node: "two-2", Server: "https://10.84.0.1:6443"})
+	u.o.Node = "three"
+	if err := u.upNode(t.Context(), nil, 2, invited); err == nil || !strings.Contains(err.Error(), "1 volume of claims") {
+		t.Errorf("a node with volumes: %v", err)
+	}
+	if _, err := os.Stat(claim); err != nil {
+		t.Error(err)
+	}
+}
