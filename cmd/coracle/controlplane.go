@@ -211,13 +211,13 @@ func (p place) removeNode(ctx context.Context, steps *steps, what, name string, 
 }
 
 // leaveControlPlane takes this machine out of a cluster that has other control-plane nodes.
-func leaveControlPlane(ctx context.Context, p place, o upOptions, force bool, limit time.Duration, out io.Writer) error {
+func leaveControlPlane(ctx context.Context, p place, o upOptions, l leaving, out io.Writer) error {
 	steps := newSteps(out)
-	err := kubeTool(ctx, nil, "controlplane", "drain", o.Node, "--kubeconfig", p.kubeconfig(), "--timeout", limit.String())
+	err := kubeTool(ctx, nil, "controlplane", "drain", o.Node, "--kubeconfig", p.kubeconfig(), "--timeout", l.limit.String())
 	switch {
 	case err == nil:
 		steps.done("node " + o.Node + " has no pods left but those of DaemonSets")
-	case force:
+	case l.force:
 		steps.waits("the pods were not evicted: " + err.Error())
 	default:
 		return fmt.Errorf("leave: nothing was removed: %w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
@@ -225,10 +225,10 @@ func leaveControlPlane(ctx context.Context, p place, o upOptions, force bool, li
 	// While this machine's etcd runs: of two members both have to agree.
 	switch err := p.removeNode(ctx, steps, "leave", o.Node, "--self"); {
 	case err == nil:
-	case force:
+	case l.force:
 		steps.waits(err.Error() + "; 'coracle node remove " + o.Node + "' on another control-plane node removes it there")
 	default:
 		return fmt.Errorf("%w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
 	}
-	return down(ctx, p, true, true, out)
+	return down(ctx, p, true, l.volumes, out)
 }

@@ -288,8 +288,7 @@ func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, step
 }
 
 func leaveCommand(p *place) *cobra.Command {
-	var force bool
-	var limit time.Duration
+	var l leaving
 	cmd := &cobra.Command{
 		Use:   "leave",
 		Short: "take this machine out of the cluster that it has joined",
@@ -297,38 +296,52 @@ func leaveCommand(p *place) *cobra.Command {
 start on other nodes, stops what join started, deletes the Node, and removes images, certificates and everything else
 that the node has kept. PodDisruptionBudgets are kept.
 
-If the cluster is gone, leave changes nothing and says so. With --force it cleans up this machine.`,
+If the cluster is gone, leave changes nothing and says so. With --force it cleans up this machine.
+
+The data of claims (volumes of the StorageClass local-path) on this machine is deleted only with --delete-volumes.
+Without it, leave does nothing if there are any, and prints their number and size.`,
 		Example: `  coracle leave
   coracle leave --force      # the cluster is gone, or pods cannot be evicted`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return leave(ctx, *p, force, limit, cmd.OutOrStdout())
+			return leave(ctx, *p, l, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "leave also if the cluster cannot be reached or pods stay")
-	cmd.Flags().DurationVar(&limit, "timeout", 2*time.Minute, "how long pods may take to end")
+	cmd.Flags().BoolVar(&l.force, "force", false, "leave also if the cluster cannot be reached or pods stay")
+	cmd.Flags().BoolVar(&l.volumes, "delete-volumes", false, "delete the data of claims on this machine, too")
+	cmd.Flags().DurationVar(&l.limit, "timeout", 2*time.Minute, "how long pods may take to end")
 	return cmd
 }
 
-func leave(ctx context.Context, p place, force bool, limit time.Duration, out io.Writer) error {
+// leaving are the flags of leave.
+type leaving struct {
+	force, volumes bool
+	limit          time.Duration
+}
+
+func leave(ctx context.Context, p place, l leaving, out io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("leave: it ends processes and removes mounts of root: use sudo")
 	}
 	o := remembered(p)
-	if o.Server == "" && p.severalControlPlanes() {
-		return leaveControlPlane(ctx, p, o, force, limit, out)
-	}
-	if o.Server == "" {
+	controlPlane := o.Server == "" && p.severalControlPlanes()
+	if o.Server == "" && !controlPlane {
 		return errors.New("leave: this machine has joined no cluster; 'coracle down' ends a cluster of its own")
+	}
+	if err := p.checkLeave(ctx, l.volumes); err != nil {
+		return err
+	}
+	if controlPlane {
+		return leaveControlPlane(ctx, p, o, l, out)
 	}
 	steps := newSteps(out)
 	tool := func(verb string) error {
-		return kubeTool(ctx, nil, "agent", verb, "--root", p.kubeRoot(), "--timeout", limit.String())
+		return kubeTool(ctx, nil, "agent", verb, "--root", p.kubeRoot(), "--timeout", l.limit.String())
 	}
 	whatever := fmt.Sprintf("'coracle leave --force%s' removes this machine's part all the same", p.flags())
-	if !force { // a node that must not be deleted goes on
+	if !l.force { // a node that must not be deleted goes on
 		if err := tool("check"); err != nil {
 			return fmt.Errorf("leave: nothing was changed: %w; %s", err, whatever)
 		}
@@ -336,7 +349,7 @@ func leave(ctx context.Context, p place, force bool, limit time.Duration, out io
 	switch err := tool("drain"); {
 	case err == nil:
 		steps.done("node " + o.Node + " has no pods left but those of DaemonSets")
-	case force:
+	case l.force:
 		steps.waits("the pods were not evicted: " + err.Error())
 	default:
 		return fmt.Errorf("leave: nothing was removed, and node %s may take no new pods until 'kubectl uncordon %[1]s': %w; %s", o.Node, err, whatever)
@@ -347,11 +360,11 @@ func leave(ctx context.Context, p place, force bool, limit time.Duration, out io
 	switch err := tool("unregister"); {
 	case err == nil:
 		steps.done("node " + o.Node + " is deleted from the cluster")
-	case force:
+	case l.force:
 		steps.waits("the node stays in the cluster: " + err.Error() + "; 'kubectl delete node " + o.Node + "' deletes it there")
 	default:
 		return fmt.Errorf("leave: the node has stopped: %w; 'coracle up%s' starts it again, 'kubectl uncordon %s' lets it take pods, and %s", err,
 			p.flags(), o.Node, whatever)
 	}
-	return down(ctx, p, true, true, out)
+	return down(ctx, p, true, l.volumes, out)
 }

@@ -133,7 +133,7 @@ func (j joined) refuse(t *testing.T, verb string) {
 // leave leaves, and returns what coracle-kube was asked.
 func (j joined) leave(t *testing.T, force bool) (asked string, err error) {
 	t.Helper()
-	alone(t, func() { err = leave(t.Context(), j.place, force, time.Minute, t.Output()) })
+	alone(t, func() { err = leave(t.Context(), j.place, leaving{force: force, limit: time.Minute}, t.Output()) })
 	data, rerr := os.ReadFile(filepath.Join(j.dir, "asked"))
 	if rerr != nil {
 		t.Error(rerr)

@@ -98,8 +98,23 @@ func (p place) checkPurge(ctx context.Context, agreed bool) (volumeData, error) 
 	return data, nil
 }
 
-// checkPurgeAgain does so when nothing makes volumes any more: the first check may have been too
-// early for one.
+// checkLeave refuses a leave that would delete data of claims that the caller has not agreed to. It
+// is called before anything changes.
+func (p place) checkLeave(ctx context.Context, agreed bool) error {
+	data, err := measureVolumes(ctx, p.volumesDir())
+	switch {
+	case agreed:
+		return nil
+	case err != nil:
+		return fmt.Errorf("leave: volumes of claims: %w; 'coracle leave --delete-volumes%s' deletes them all the same", err, p.flags())
+	case data.volumes > 0:
+		return fmt.Errorf("leave: it would delete %s: nothing was done; 'coracle leave --delete-volumes%s' deletes it", data, p.flags())
+	}
+	return nil
+}
+
+// checkPurgeAgain does what checkPurge does when nothing makes volumes any more: the first check
+// may have been too early for one.
 func (p place) checkPurgeAgain(ctx context.Context, agreed bool) error {
 	if agreed {
 		return nil

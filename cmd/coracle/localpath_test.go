@@ -65,6 +65,39 @@ func TestPurgeOfVolumes(t *testing.T) {
 	}
 }
 
+// Regression: a control-plane node that left its cluster deleted the data of claims without asking.
+func TestLeaveKeepsVolumes(t *testing.T) {
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	volume := filepath.Join(p.volumesDir(), "pvc-1")
+	peers := filepath.Join(p.kubeRoot(), "etcd", "peers.json")
+	for _, path := range []string{p.state, volume, filepath.Dir(peers)} {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(peers, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 6443, ServiceCIDR: "10.112.0.0/16"})
+	alone(t, func() {
+		err := leave(t.Context(), p, leaving{force: true}, t.Output())
+		if err == nil || !strings.Contains(err.Error(), "the data of 1 volume of claims") ||
+			!strings.Contains(err.Error(), "leave --delete-volumes") {
+			t.Errorf("without consent: %v", err)
+		}
+		if _, err := os.Stat(volume); err != nil {
+			t.Error("data was deleted without consent:", err)
+		}
+		if err := leave(t.Context(), p, leaving{force: true, volumes: true}, t.Output()); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := os.Stat(p.root); err == nil {
+		t.Error("it is still there")
+	}
+}
+
 // A volume that the cluster process makes while down asks it to end is kept, too, and so is all
 // else that a purge would delete.
 func TestPurgeOfAVolumeThatIsBeingMade(t *testing.T) {
