@@ -92,6 +92,9 @@ func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag
 			return fmt.Errorf("up --join: %w; give this machine's address as --bind-address", err)
 		}
 	}
+	if err := o.absolutePaths(); err != nil {
+		return err
+	}
 	if err := o.check(); err != nil {
 		return err
 	}
@@ -104,12 +107,12 @@ func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag
 			return err
 		}
 	}
-	if err := o.enterControlPlane(ctx, p, given, steps); err != nil {
-		return fmt.Errorf("up --join: %w", err)
-	}
-	err = o.remember(p)
-	if err == nil {
+	err = o.enterControlPlane(ctx, p, given, steps)
+	switch {
+	case err == nil:
 		err = up(ctx, p, o, given, out)
+	case !p.hasKeys():
+		return fmt.Errorf("up --join: %w", err)
 	}
 	if err != nil {
 		return fmt.Errorf("%w\nthe machine counts as a control-plane node: 'coracle up%s' tries again; 'coracle node remove %s' on another one takes "+
@@ -119,7 +122,7 @@ func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag
 }
 
 // enterControlPlane gets the cluster's settings and keys, and has etcd count this machine as a
-// member.
+// member. The settings are remembered before there are keys: a start with keys must follow them.
 func (o *upOptions) enterControlPlane(ctx context.Context, p place, given func(flag string) bool, steps *steps) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
@@ -139,12 +142,25 @@ func (o *upOptions) enterControlPlane(ctx context.Context, p place, given func(f
 	if err := o.followCluster(cluster, given); err != nil {
 		return err
 	}
-	var members map[string]string
-	if err := kubeToolReading(ctx, secrets, &members, args...); err != nil {
+	last := remembered(p)
+	if err := o.remember(p); err != nil {
 		return err
 	}
-	if len(members) > 0 {
-		steps.done("etcd has the members " + strings.Join(slices.Sorted(maps.Keys(members)), ", "))
+	var joined struct {
+		Members map[string]string `json:"members"`
+		Kept    string            `json:"kept"`
+	}
+	if err := kubeToolReading(ctx, secrets, &joined, args...); err != nil {
+		if p.hasKeys() {
+			return err
+		}
+		return errors.Join(err, last.restore(p))
+	}
+	if len(joined.Members) > 0 {
+		steps.done("etcd has the members " + strings.Join(slices.Sorted(maps.Keys(joined.Members)), ", "))
+	}
+	if joined.Kept != "" {
+		steps.waits(joined.Kept)
 	}
 	return nil
 }
@@ -162,6 +178,13 @@ func addressTowards(host string) (string, error) {
 // severalControlPlanes is whether this machine's etcd has other members, or had.
 func (p place) severalControlPlanes() bool {
 	_, err := os.Stat(filepath.Join(p.kubeRoot(), "etcd", "peers.json"))
+	return err == nil
+}
+
+// hasKeys is whether this machine has the keys of a cluster, its own or one that it joined as a
+// control-plane node.
+func (p place) hasKeys() bool {
+	_, err := os.Stat(filepath.Join(p.kubeRoot(), "pki"))
 	return err == nil
 }
 

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestControlPlaneNodesAgree(t *testing.T) {
@@ -38,5 +42,40 @@ func TestControlPlaneNodesAgree(t *testing.T) {
 	own.EncryptionConfig = "/etc/other.yaml"
 	if err := own.followCluster(cluster, none); err != nil || own.EncryptionConfig != "/etc/other.yaml" {
 		t.Errorf("with a file of its own: %v, %s", err, own.EncryptionConfig)
+	}
+}
+
+// Regression: a join that failed after the machine had the cluster's keys left no settings, so the
+// next up started a member with the defaults: on loopback, and without encryption.
+func TestSettingsAreThereBeforeTheKeys(t *testing.T) {
+	dir := t.TempDir()
+	script := "#!/bin/sh\ncase \"$*\" in\n*--only-settings*) echo '{\"serviceCIDR\": \"10.97.0.0/16\", \"encryptionConfig\": \"/e\"}'; exit;;\nesac\n" +
+		"[ ! -e " + dir + "/keys ] || mkdir " + dir + "/root/kube/pki\necho 'coracle-kube: refused' >&2; exit 1\n"
+	if err := os.WriteFile(filepath.Join(dir, "coracle-kube"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	if err := os.MkdirAll(p.kubeRoot(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	enter := func() {
+		t.Helper()
+		o := upOptions{Node: "two", Bind: "10.0.0.2", ServiceCIDR: defaultServices, EncryptionConfig: "/mine", timeout: time.Minute}
+		err := o.enterControlPlane(t.Context(), p, func(string) bool { return false }, newSteps(t.Output()))
+		if err == nil || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("the join: %v", err)
+		}
+	}
+	enter()
+	if _, err := os.Stat(p.settings()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a join that changed nothing is remembered: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "keys"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	enter()
+	if got := remembered(p); got.Bind != "10.0.0.2" || got.ServiceCIDR != "10.97.0.0/16" || got.EncryptionConfig != "/mine" {
+		t.Errorf("with the keys, the next up would follow %+v", got)
 	}
 }

@@ -234,10 +234,15 @@ func (p place) single() error {
 		return fmt.Errorf("this machine is node %s of the cluster at %s: 'coracle up%s' starts it, and 'coracle leave%[3]s' takes it out of that "+
 			"cluster", last.Node, last.Server, p.flags())
 	}
-	if _, err := os.Stat(filepath.Join(p.kubeRoot(), "pki")); err == nil {
+	switch {
+	case !p.hasKeys():
+		return nil
+	case p.severalControlPlanes():
+		return fmt.Errorf("this machine is a control-plane node of a cluster already: 'coracle up%s' starts it, and 'coracle leave%[1]s' takes it "+
+			"out of that cluster", p.flags())
+	default:
 		return fmt.Errorf("this machine has a cluster of its own: 'coracle down --purge%s' removes it, with everything in it", p.flags())
 	}
-	return nil
 }
 
 // preflight looks whether this machine can be a node, and prints what is not as it should be.

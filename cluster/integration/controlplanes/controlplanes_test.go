@@ -190,7 +190,7 @@ func TestThreeControlPlanes(t *testing.T) {
 	two.refused(t, "its control-plane nodes have to agree", append(slices.Clone(command), "--service-cidr", "10.97.0.0/16")...)
 	two.refused(t, "the cluster has a node one", append(slices.Clone(command), "--node-name", "one")...)
 	two.must(t, command...)
-	two.refused(t, "this machine has a cluster of its own", command...)
+	two.refused(t, "this machine is a control-plane node of a cluster already", command...)
 	three.must(t, joins(three)...)
 	for _, m := range all {
 		awaitMembers(t, m, "one", "two", "three")

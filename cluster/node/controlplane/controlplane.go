@@ -146,10 +146,17 @@ func open(ctx context.Context, g Given) (b bundle, ca []byte, err error) {
 	return b, ca, err
 }
 
+// Joined is what Join did.
+type Joined struct {
+	// Members are the URLs of etcd's members by name, nil if etcd is elsewhere.
+	Members map[string]string `json:"members,omitempty"`
+	// Kept says why the encrypted keys stay until their token ends, "" if they are deleted.
+	Kept string `json:"kept,omitempty"`
+}
+
 // Join makes m a control-plane node of the cluster that was given: its root has the cluster's keys
-// then, and etcd counts it as a learner. Before, nothing stays in the root if it fails. It returns
-// the URLs of etcd's members by name, m's among them, or nil if etcd is elsewhere.
-func Join(ctx context.Context, g Given, m Machine) (members map[string]string, err error) {
+// then, and etcd counts it as a learner. Nothing stays in the root if it fails.
+func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 	b, ca, err := open(ctx, g)
 	if err != nil {
 		return nil, err
@@ -191,14 +198,17 @@ func Join(ctx context.Context, g Given, m Machine) (members map[string]string, e
 	if err := os.Rename(staging, own); err != nil { // last: its presence says that the rest is there
 		return nil, err
 	}
+	// From here on no error may say that the machine has not joined.
+	var joined Joined
+	if peers != nil {
+		joined.Members = peers.Cluster
+	}
 	id, _, _ := token.Parse(g.Token)
-	if err := kube.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, secretPrefix+id, metav1.DeleteOptions{}); err != nil {
-		return nil, fmt.Errorf("the machine has joined, and the encrypted keys stay until token %s ends: %w", id, err)
+	err = kube.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, secretPrefix+id, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) { // the token may have ended meanwhile, and its keys with it
+		joined.Kept = fmt.Sprintf("the encrypted keys stay in the cluster until token %s ends: %v", id, err)
 	}
-	if peers == nil {
-		return nil, nil
-	}
-	return peers.Cluster, nil
+	return &joined, nil
 }
 
 // apiserverPatience is more than a change of etcd's members takes.

@@ -195,12 +195,12 @@ func TestJoin(t *testing.T) {
 		t.Errorf("settings %s, %v", settings, err)
 	}
 	m := machine(t, "two")
-	members, err := Join(ctx, g, m)
+	joined, err := Join(ctx, g, m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if members["two"] != m.URL || members["one"] == "" {
-		t.Errorf("members %v", members)
+	if joined.Members["two"] != m.URL || joined.Members["one"] == "" || joined.Kept != "" {
+		t.Errorf("joined: %+v", joined)
 	}
 	peers, err := etcd.ReadPeers(m.Root)
 	if err != nil || peers == nil || peers.Name != "two" {
@@ -242,9 +242,9 @@ func TestJoinWithEtcdElsewhere(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	m := machine(t, "two")
-	members, err := Join(ctx, f.invite(ctx, t), m)
-	if err != nil || members != nil {
-		t.Errorf("members %v, %v", members, err)
+	joined, err := Join(ctx, f.invite(ctx, t), m)
+	if err != nil || joined.Members != nil {
+		t.Errorf("joined: %+v, %v", joined, err)
 	}
 	if peers, err := etcd.ReadPeers(m.Root); peers != nil || err != nil {
 		t.Errorf("peers %+v, %v", peers, err)
