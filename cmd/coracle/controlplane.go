@@ -115,8 +115,9 @@ func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag
 		return fmt.Errorf("up --join: %w", err)
 	}
 	if err != nil {
-		return fmt.Errorf("%w\nthe machine counts as a control-plane node: 'coracle up%s' tries again; 'coracle node remove %s' on another one takes "+
-			"it back, by its URL in 'coracle status' there if it never started, with 'coracle leave --force%[2]s' here", err, p.flags(), o.Node)
+		return fmt.Errorf("%w\nthe machine counts as a control-plane node: 'coracle up%s' tries again, and 'coracle leave%[2]s' takes it out of the "+
+			"cluster; if its API server never started, 'coracle node remove %s' on another one does, by its URL in 'coracle status' there if it has no "+
+			"name, and 'coracle leave --force%[2]s' here after that", err, p.flags(), o.Node)
 	}
 	return nil
 }

@@ -134,7 +134,8 @@ would. Their names are that of the first with -2, -3 and so on; "coracle --node 
 
 Flags are remembered until down --purge: a missing flag has its last value. They take effect when the
 cluster is started. If they differ from those of a running cluster, up changes nothing and fails. An up
-that fails before the node is Ready stops what it started; pods that ran before keep running.
+that fails before the node is Ready stops what it started, unless the cluster has other control-plane nodes, which may need this
+one for a quorum. Pods that ran before keep running.
 
 The file of --config has flags by their names: "port: 7443". Flags override it. A key that is taken out of it has
 its default again. If the file has server, token and ca-hash, up makes this machine a node of that cluster, as join

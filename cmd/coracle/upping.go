@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // upping is one up: what it found, so that a failure ends what it has started and nothing else.
@@ -115,11 +117,16 @@ func (u *upping) checkPrograms(ctx context.Context, given func(flag string) bool
 // undoing is how long taking back a failed up may take.
 const undoing = time.Minute
 
-// fail ends what this up has started, and returns err with what else went wrong. The caller has the
-// place.
+// fail ends what this up has started, and returns err with what else went wrong. A cluster with
+// other control-plane nodes goes on. The caller has the place.
 func (u *upping) fail(ctx context.Context, err error) error {
 	if u.supervisor != 0 {
 		return err // the cluster ran before, and needs its coracled
+	}
+	if u.severalControlPlanes() && u.clusterRuns() {
+		// Its member of etcd may have a vote that the others need for a quorum, also to remove it.
+		return fmt.Errorf("%w\nthe cluster process goes on, because other control-plane nodes may need its member of etcd; 'coracle down%s' ends it",
+			err, u.flags())
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
 	defer cancel()
@@ -155,6 +162,13 @@ func (u *upping) fail(ctx context.Context, err error) error {
 	}
 	errs = append(errs, before.restore(u.place))
 	return errors.Join(errs...)
+}
+
+// clusterRuns is whether the cluster's supervisor runs, or this up has started one that has not got
+// its lock yet.
+func (u *upping) clusterRuns() bool {
+	pid, err := holder(u.place.supervisor())
+	return err == nil && pid != 0 || u.cluster != nil && u.cluster.Process.Signal(unix.Signal(0)) == nil
 }
 
 // failLate is fail when the place is another's by now: if what this up has started is gone, or

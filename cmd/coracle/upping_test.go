@@ -193,6 +193,52 @@ func TestClusterStartsWhileCoracledDoes(t *testing.T) {
 	}
 }
 
+// Regression: an up that failed ended the member of etcd, which may have a vote: of two
+// control-plane nodes, the other one had no quorum then.
+func TestUpThatFailsKeepsTheQuorum(t *testing.T) {
+	coracle := withDoubles(t)
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	t.Cleanup(func() {
+		for pid := range processesOf(t, p) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	})
+	peers := filepath.Join(p.kubeRoot(), "etcd", "peers.json")
+	if err := os.MkdirAll(filepath.Dir(peers), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(peers, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--timeout", "1m", "--cgroup-root", "/coracle-test-none")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if lines := bufio.NewScanner(out); !lines.Scan() || !strings.Contains(lines.Text(), "coracled serves") {
+		t.Errorf("up said %s", lines.Text())
+	}
+	_ = cmd.Process.Signal(unix.SIGTERM)
+	if err := cmd.Wait(); err == nil || !strings.Contains(said.String(), "the cluster process goes on") {
+		t.Errorf("up: %v, %s", err, said.String())
+	}
+	var runs []string
+	for _, line := range processesOf(t, p) {
+		runs = append(runs, strings.ReplaceAll(line, "\x00", " "))
+	}
+	if all := strings.Join(runs, "\n"); !strings.Contains(all, " supervise ") || !strings.Contains(all, "coracled ") {
+		t.Errorf("these run afterwards: %s", all)
+	}
+	if got := remembered(p); !got.Coracled || got.Port != 6443 {
+		t.Errorf("remembered: %+v", got)
+	}
+}
+
 // Regression: a check that said nothing, or had not ended in time, left the error "up: ".
 func TestChecksThatSayNothing(t *testing.T) {
 	coracle := withDoubles(t)
