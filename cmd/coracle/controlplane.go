@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/coracle-project/coracle/internal/privatedir"
 )
@@ -65,6 +66,30 @@ func (o *upOptions) followCluster(cluster upOptions, given func(flag string) boo
 			return fmt.Errorf("--%s%s: the cluster has --%[1]s%[3]s, and its control-plane nodes have to agree", flag, shown(own[flag]), shown(theirs[flag]))
 		}
 		mine.Set(want)
+	}
+	return nil
+}
+
+// readSecrets sets the token and the certificate key by the files that are given instead: every
+// user of the machine can read the arguments of a process.
+func readSecrets(flags *pflag.FlagSet, input io.Reader) error {
+	read := false
+	for _, secret := range []struct{ flag, what string }{{"token", "token, ID.SECRET,"}, {"certificate-key", "certificate key"}} {
+		file, err := flags.GetString(secret.flag + "-file")
+		if err != nil || file == "" {
+			continue // join has no certificate key
+		}
+		if file == "-" && read {
+			return errors.New("standard input can hold the token or the certificate key: give the other one in a file")
+		}
+		read = read || file == "-"
+		word, err := secretIn(secret.flag+"-file", file, secret.what, input)
+		if err == nil {
+			err = flags.Set(secret.flag, word)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

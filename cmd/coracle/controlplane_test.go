@@ -79,3 +79,43 @@ func TestSettingsAreThereBeforeTheKeys(t *testing.T) {
 		t.Errorf("with the keys, the next up would follow %+v", got)
 	}
 }
+
+// Regression: up --join took its secrets as arguments only, which every user of the machine can
+// read.
+func TestSecretsInFiles(t *testing.T) {
+	dir := t.TempDir()
+	token, key := filepath.Join(dir, "token"), filepath.Join(dir, "key")
+	for file, text := range map[string]string{token: someToken + "\n", key: "00ff\n", filepath.Join(dir, "two"): "a b\n"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		args        []string
+		input, want string // the token and the key, or the error
+	}{
+		{[]string{"--token-file", token, "--certificate-key-file", key}, "", someToken + " 00ff"},
+		{[]string{"--token-file", "-", "--certificate-key-file", key}, someToken, someToken + " 00ff"},
+		{[]string{"--token-file", token, "--certificate-key-file", "-"}, "00ff", someToken + " 00ff"},
+		{[]string{"--token", "a", "--certificate-key", "b"}, "", "a b"},
+		{[]string{"--token-file", "-", "--certificate-key-file", "-"}, someToken, "standard input can hold the token or the certificate key"},
+		{[]string{"--certificate-key-file", filepath.Join(dir, "two")}, "", "it has to hold one certificate key and nothing else"},
+		{[]string{"--token-file", filepath.Join(dir, "none")}, "", "--token-file: open"},
+	} {
+		cmd := upCommand(&place{})
+		if err := cmd.ParseFlags(c.args); err != nil {
+			t.Fatal(err)
+		}
+		err := readSecrets(cmd.Flags(), strings.NewReader(c.input))
+		flags := cmd.Flags()
+		got := flags.Lookup("token").Value.String() + " " + flags.Lookup("certificate-key").Value.String()
+		if err != nil {
+			got = err.Error()
+		} else if !flags.Changed("token") || !flags.Changed("certificate-key") {
+			t.Errorf("%v: up would say that one is missing", c.args)
+		}
+		if got != c.want && (err == nil || !strings.Contains(got, c.want)) {
+			t.Errorf("%v: %q, want %q", c.args, got, c.want)
+		}
+	}
+}

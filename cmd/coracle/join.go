@@ -38,7 +38,6 @@ var agentFlags = []string{
 func joinCommand(p *place) *cobra.Command {
 	var o upOptions
 	var j joining
-	var tokenFile string
 	cmd := &cobra.Command{
 		Use:   "join [https://HOST:PORT] (--token TOKEN | --token-file FILE) --ca-hash HASH",
 		Short: "make this machine a node of a cluster on another machine",
@@ -63,14 +62,8 @@ The file of --config has flags by their names, server, token and ca-hash among t
 					return err
 				}
 			}
-			if tokenFile != "" {
-				token, err := givenToken("", tokenFile, cmd.InOrStdin())
-				if err == nil {
-					err = cmd.Flags().Set("token", token)
-				}
-				if err != nil {
-					return fmt.Errorf("join: %w", err)
-				}
+			if err := readSecrets(cmd.Flags(), cmd.InOrStdin()); err != nil {
+				return fmt.Errorf("join: %w", err)
 			}
 			file, err := o.openClusterFile(*p, cmd.Flags())
 			if err == nil {
@@ -92,7 +85,7 @@ The file of --config has flags by their names, server, token and ca-hash among t
 		cmd.Flags().AddFlag(all.Lookup(name))
 	}
 	j.define(cmd.Flags())
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`FILE` with the token; - for standard input")
+	cmd.Flags().String("token-file", "", "`FILE` with the token; - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("token", "token-file")
 	return cmd
 }

@@ -66,7 +66,7 @@ func (p place) tokens(cmd *cobra.Command, input string, into any, args ...string
 	return nil
 }
 
-// longestToken bounds what is read of a file with a token, in bytes.
+// longestToken bounds what is read of a file with a token or a key, in bytes.
 const longestToken = 1 << 10
 
 // givenToken returns the token that was given itself, or in a file: - is standard input.
@@ -74,23 +74,28 @@ func givenToken(given, file string, input io.Reader) (string, error) {
 	if given != "" {
 		return given, nil
 	}
+	return secretIn("token-file", file, "token, ID.SECRET,", input)
+}
+
+// secretIn returns the only word of the file that a flag names: - is standard input.
+func secretIn(flag, file, what string, input io.Reader) (string, error) {
 	if file != "-" {
 		f, err := os.Open(file)
 		if err != nil {
-			return "", fmt.Errorf("--token-file: %w", err)
+			return "", fmt.Errorf("--%s: %w", flag, err)
 		}
 		defer func() { _ = f.Close() }()
 		input = f
 	}
 	text, err := io.ReadAll(io.LimitReader(input, longestToken+1))
 	if err != nil {
-		return "", fmt.Errorf("--token-file %s: %w", file, err)
+		return "", fmt.Errorf("--%s %s: %w", flag, file, err)
 	}
-	token := strings.TrimSpace(string(text))
-	if token == "" || len(text) > longestToken || strings.ContainsAny(token, " \t\r\n") {
-		return "", fmt.Errorf("--token-file %s: it has to hold one token, ID.SECRET, and nothing else", file)
+	secret := strings.TrimSpace(string(text))
+	if secret == "" || len(text) > longestToken || strings.ContainsAny(secret, " \t\r\n") {
+		return "", fmt.Errorf("--%s %s: it has to hold one %s and nothing else", flag, file, what)
 	}
-	return token, nil
+	return secret, nil
 }
 
 func tokenCreateCommand(p *place) *cobra.Command {

@@ -147,19 +147,27 @@ does.`,
              --kubelet-port 10350 --service-cidr 10.112.0.0/16
   coracle up --bind-address 10.0.0.1      # so that other machines can join
   coracle up --join https://10.0.0.1:6443 --token … --ca-hash sha256:… --certificate-key …
+  coracle up --join https://10.0.0.1:6443 --token-file token --ca-hash sha256:… --certificate-key-file - < key
   coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
+			if err := readSecrets(cmd.Flags(), cmd.InOrStdin()); err != nil {
+				return fmt.Errorf("up --join: %w", err)
+			}
 			return upByFile(ctx, *p, &o, cmd.Flags(), cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().AddFlagSet(upFlags(&o))
 	cmd.Flags().StringVar(&o.joins.server, joinFlags[0], "", "`URL` of the cluster whose control plane this machine joins, https://HOST:PORT")
 	cmd.Flags().StringVar(&o.joins.token, joinFlags[1], "", "with --join: `TOKEN` of the cluster, ID.SECRET")
+	cmd.Flags().String("token-file", "", "with --join: `FILE` with the token; - for standard input")
 	cmd.Flags().StringSliceVar(&o.joins.hashes, joinFlags[2], nil, "with --join: `HASH` of the cluster's authority, sha256:…")
 	cmd.Flags().StringVar(&o.certificateKey, joinFlags[3], "", "with --join: `KEY` of the cluster's keys, once")
+	cmd.Flags().String("certificate-key-file", "", "with --join: `FILE` with the key of the cluster's keys; - for standard input")
+	cmd.MarkFlagsMutuallyExclusive("token", "token-file")
+	cmd.MarkFlagsMutuallyExclusive("certificate-key", "certificate-key-file")
 	cmd.Flags().BoolVar(&o.force, "force-new-cluster", false,
 		"go on with this machine's data when the other control-plane nodes are gone for good; what only they have is lost")
 	return cmd
