@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -220,6 +221,9 @@ func (s *Server) Add(ctx context.Context, name, peerURL string) (Peers, error) {
 	u, err := types.NewURLs([]string{peerURL})
 	if err != nil || u[0].Scheme != "https" {
 		return Peers{}, fmt.Errorf("%q is no URL of a member, such as https://10.0.0.2:2380", peerURL)
+	}
+	if ip, err := netip.ParseAddr(u[0].Hostname()); err == nil && ip.IsUnspecified() { // it could never catch up
+		return Peers{}, fmt.Errorf("%s names no machine: give the address that other members reach", peerURL)
 	}
 	added := Peers{Version: peersVersion, Name: name, URL: u[0].String(), Cluster: map[string]string{}}
 	there := false

@@ -126,6 +126,11 @@ func TestThreeMembers(t *testing.T) {
 	if _, err := one.Add(ctx, "one", two.url); !errors.Is(err, ErrMemberTaken) {
 		t.Errorf("a second member of the name is added: %v", err)
 	}
+	for _, nowhere := range []string{"https://0.0.0.0:2380", "https://[::]:2380"} {
+		if _, err := one.Add(ctx, "two", nowhere); err == nil || len(one.Members()) != 1 {
+			t.Errorf("a member at %s is added: %v", nowhere, err)
+		}
+	}
 	two.joinTo(t, one)
 	three.joinTo(t, two) // by a member that does not lead
 	for _, m := range three.Members() {

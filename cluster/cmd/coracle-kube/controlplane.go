@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"path"
-	"strconv"
 	"strings"
 	"time"
 
@@ -59,13 +58,9 @@ func controlPlaneJoinCommand() *cobra.Command {
 				return err
 			}
 			g.Token, g.CertificateKey, _ = strings.Cut(strings.TrimSpace(string(secrets)), " ")
-			address := net.JoinHostPort(bind, strconv.Itoa(port))
-			l, err := net.Listen("tcp", address)
-			if err != nil {
-				return fmt.Errorf("the port for etcd's other members is not free: %w", err)
+			if m.URL, err = memberURL(bind, port); err != nil {
+				return err
 			}
-			_ = l.Close() // the server opens it
-			m.URL = "https://" + address
 			var answer any
 			if settings {
 				answer, err = controlplane.Settings(cmd.Context(), g)
@@ -85,6 +80,20 @@ func controlPlaneJoinCommand() *cobra.Command {
 	cmd.Flags().StringVar(&bind, "bind-address", "", "address that the API server will serve on")
 	cmd.Flags().IntVar(&port, "etcd-peer-port", 2380, "port for etcd's other members")
 	return cmd
+}
+
+// memberURL is where the other members of etcd reach the one of a machine whose API server serves
+// on an address. Its port must be free.
+func memberURL(bind string, port int) (string, error) {
+	at := apiserver.Options{BindAddress: bind, Port: port}.URL()
+	if at == "" {
+		return "", fmt.Errorf("other machines do not reach %s: give 'coracle up' a --bind-address that they reach", bind)
+	}
+	l, err := net.Listen("tcp", strings.TrimPrefix(at, "https://"))
+	if err != nil {
+		return "", fmt.Errorf("the port for etcd's other members is not free: %w", err)
+	}
+	return at, l.Close() // the server opens it
 }
 
 func controlPlaneRemoveCommand() *cobra.Command {
