@@ -25,11 +25,13 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	"k8s.io/cluster-bootstrap/token/util"
+	componentversion "k8s.io/component-base/version"
 	"k8s.io/kubernetes/cmd/kubeadm/app/util/crypto"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
@@ -186,6 +188,9 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkVersion(kube, componentversion.Get().GitVersion); err != nil {
+		return nil, err
+	}
 	peers, err := enter(ctx, kube, g.Server, m)
 	if err != nil {
 		return nil, err
@@ -250,6 +255,26 @@ func download(ctx context.Context, g Given, ca, key []byte) (bundle, error) {
 		return bundle{}, fmt.Errorf("the certificate key expired at %s: %s", b.Expires.Format(time.DateTime), another)
 	}
 	return b, nil
+}
+
+// checkVersion refuses a cluster of another minor version than this program's. A newer API server
+// would write objects that the others cannot read, and those would not start again; an older one
+// would not start on the cluster's data.
+func checkVersion(kube kubernetes.Interface, own string) error {
+	told, err := kube.Discovery().ServerVersion()
+	if err != nil {
+		return fmt.Errorf("which version the cluster has: %w", err)
+	}
+	mine, err := version.ParseGeneric(own)
+	if err != nil || mine.Major() == 0 {
+		return nil // a development build
+	}
+	theirs, err := version.ParseGeneric(told.GitVersion)
+	if err != nil || theirs.Major() == 0 || theirs.Major() == mine.Major() && theirs.Minor() == mine.Minor() {
+		return nil
+	}
+	return fmt.Errorf("this machine's Coracle is of Kubernetes %d.%d, and the cluster's is of %d.%d: control-plane nodes join with the version of "+
+		"the cluster", mine.Major(), mine.Minor(), theirs.Major(), theirs.Minor())
 }
 
 // enter adds the machine to etcd's members, and returns nil if etcd is elsewhere.

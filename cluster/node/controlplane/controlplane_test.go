@@ -18,9 +18,12 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
+	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kubeadm/app/util/crypto"
@@ -226,6 +229,28 @@ func TestJoin(t *testing.T) {
 	}
 	if err := remove("one"); !apierrors.IsConflict(err) {
 		t.Errorf("removing the only member: %v", err)
+	}
+}
+
+// Regression: a machine became a member of etcd first, and did not start then on data of a newer
+// version, or wrote what the others could not read.
+func TestVersionsThatDiffer(t *testing.T) {
+	for _, c := range []struct {
+		own, cluster string
+		good         bool
+	}{
+		{"v1.36.3", "v1.36.1", true},
+		{"v1.36.3", "v1.37.0", false},
+		{"v1.36.0", "v1.35.9", false},
+		{"v1.36.0-alpha.1", "v1.36.0", true},
+		{"v0.0.0-master+$Format:%H$", "v1.36.0", true},
+	} {
+		kube := fake.NewClientset()
+		kube.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &kubeversion.Info{GitVersion: c.cluster}
+		err := checkVersion(kube, c.own)
+		if (err == nil) != c.good || err != nil && !strings.Contains(err.Error(), "is of Kubernetes 1.36, and the cluster's is of 1.3") {
+			t.Errorf("%s in a cluster of %q: %v", c.own, c.cluster, err)
+		}
 	}
 }
 
