@@ -141,9 +141,22 @@ func (v *Overlay) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var self Node
-	var others []Node
-	problems := map[string]error{}
+	self, others, problems, err := v.parse(objects)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 && len(self.Ranges) > 0 {
+		return v.connect(ctx, objects, self, others, problems)
+	}
+	v.seen = nil
+	v.tell(objects, problems)
+	return v.alone(self, len(others), warnings(problems))
+}
+
+// parse returns what Node objects say, and what is wrong with other nodes' objects, by name. Such a
+// node stays what it was when it was accepted last.
+func (v *Overlay) parse(objects []*corev1.Node) (self Node, others []Node, problems map[string]error, err error) {
+	problems = map[string]error{}
 	for _, object := range objects {
 		n, err := nodeOf(object)
 		if count := len(n.Addresses); err == nil && object.Name != v.NodeName && count > mostAddresses {
@@ -151,7 +164,7 @@ func (v *Overlay) sync(ctx context.Context) error {
 		}
 		switch {
 		case object.Name == v.NodeName && err != nil:
-			return fmt.Errorf("this node: %w", err)
+			return Node{}, nil, nil, fmt.Errorf("this node: %w", err)
 		case object.Name == v.NodeName:
 			self = n
 		case err != nil:
@@ -163,10 +176,11 @@ func (v *Overlay) sync(ctx context.Context) error {
 			others = append(others, n)
 		}
 	}
-	if len(others) == 0 || len(self.Ranges) == 0 {
-		v.seen = nil
-		return v.alone(self, len(others))
-	}
+	return self, others, problems, nil
+}
+
+// connect connects this node's pods with those of others.
+func (v *Overlay) connect(ctx context.Context, objects []*corev1.Node, self Node, others []Node, problems map[string]error) error {
 	seen := map[string]Node{self.Name: self}
 	for _, n := range others {
 		seen[n.Name] = n
@@ -197,13 +211,17 @@ func (v *Overlay) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var warnings []string
-	for _, name := range slices.Sorted(maps.Keys(problems)) {
-		warnings = append(warnings, fmt.Sprintf("node %s is refused: %v", name, problems[name]))
-	}
-	v.Health.Works(summary(c.Peers), warnings...)
+	v.Health.Works(summary(c.Peers), warnings(problems)...)
 	v.seen = seen
 	return nil
+}
+
+// warnings are what status says of the nodes that are refused.
+func warnings(problems map[string]error) (all []string) {
+	for _, name := range slices.Sorted(maps.Keys(problems)) {
+		all = append(all, fmt.Sprintf("node %s is refused: %v", name, problems[name]))
+	}
+	return all
 }
 
 // summary is what status says.
@@ -217,14 +235,14 @@ func summary(peers []paths.Peer) string {
 	return fmt.Sprintf("pods of %d other nodes: %d by direct routes, %d through VXLAN", len(peers), direct, len(peers)-direct)
 }
 
-// alone is for a node without others, or without a range of pods yet.
-func (v *Overlay) alone(self Node, others int) error {
+// alone is for a node without others that are accepted, or without a range of pods yet.
+func (v *Overlay) alone(self Node, others int, refused []string) error {
 	switch { // what a process before has made stays until the nodes are known
 	case self.Name == "":
-		v.Health.Works("waits: this node is not registered yet")
+		v.Health.Works("waits: this node is not registered yet", refused...)
 		return nil
 	case others > 0:
-		v.Health.Works("waits: this node has no range of pods yet")
+		v.Health.Works("waits: this node has no range of pods yet", refused...)
 		return nil
 	}
 	v.close()
@@ -235,7 +253,11 @@ func (v *Overlay) alone(self Node, others int) error {
 		}
 		v.cleaned = true
 	}
-	v.Health.Works("off: there is no other node")
+	off := "off: there is no other node"
+	if len(refused) > 0 {
+		off = "off: all other nodes are refused"
+	}
+	v.Health.Works(off, refused...)
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/overlay/paths"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
@@ -22,6 +23,8 @@ import (
 type cluster struct {
 	*world
 	api *fake.Clientset
+	// board has what overlays say, in the order in which they were run.
+	board health.Board
 }
 
 func newCluster(t *testing.T) *cluster { return &cluster{world: newWorld(t), api: fake.NewClientset()} }
@@ -64,6 +67,7 @@ func (c *cluster) run(m *machine) (stop func()) {
 	informers := client.NewInformers(c.api)
 	v := New(&client.Set{Kube: c.api, Informers: informers}, Options{
 		NodeName: m.Name, Cluster: testCluster, Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		Health: c.board.Add("pods of other nodes"),
 	})
 	v.within = func(f func() error) (err error) {
 		m.Within(func() { err = f() })
@@ -156,22 +160,51 @@ func TestARefusedNodeHasAnEvent(t *testing.T) {
 			n.Addresses, said = append(n.Addresses, n.Addresses[len(n.Addresses)-1].Next()), "it has 17 InternalIPs, and 16 are taken"
 		}
 		c.create(n)
-		for deadline := time.Now().Add(testnet.Patience); ; {
-			events, err := c.api.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-				return e.InvolvedObject.Name == name && e.Reason == "PodsNotConnected" && strings.Contains(e.Message, said)
-			}) {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("no Event of node %s", name)
-			}
-		}
+		c.awaitEvent(name, said)
 		if got := c.a.state(); got != want {
 			t.Errorf("%s: got:\n%s\nwant:\n%s", name, got, want)
+		}
+	}
+}
+
+// awaitEvent waits for the event that a node is refused.
+func (c *cluster) awaitEvent(node, said string) {
+	c.t.Helper()
+	for deadline := time.Now().Add(testnet.Patience); ; {
+		events, err := c.api.CoreV1().Events("").List(c.t.Context(), metav1.ListOptions{})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.InvolvedObject.Name == node && e.Reason == "PodsNotConnected" && strings.Contains(e.Message, said)
+		}) {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("no Event of node %s", node)
+		}
+	}
+}
+
+// A node that is the only other one, and was never accepted, is refused as loudly.
+func TestTheOnlyOtherNodeIsRefused(t *testing.T) {
+	c := newCluster(t)
+	c.create(c.a.node)
+	many := node(t, "many", "10.0.0.9 10.244.9.0/24")
+	for len(many.Addresses) <= mostAddresses {
+		many.Addresses = append(many.Addresses, many.Addresses[len(many.Addresses)-1].Next())
+	}
+	c.create(many)
+	c.run(c.a)
+	c.awaitEvent("many", "it has 17 InternalIPs, and 16 are taken")
+	want := "node many is refused: it has 17 InternalIPs, and 16 are taken of a node at most"
+	for deadline := time.Now().Add(testnet.Patience); ; {
+		now := c.board.States()[0]
+		if now.Message == "off: all other nodes are refused" && slices.Equal(now.Warnings, []string{want}) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", now)
 		}
 	}
 }
