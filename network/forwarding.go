@@ -1,18 +1,13 @@
 package network
 
 import (
-	"encoding/json"
-	"errors"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/coracle-project/coracle/internal/atomicfile"
-	"github.com/coracle-project/coracle/internal/recordfile"
+	"github.com/coracle-project/coracle/internal/forwarded"
 )
 
 // Pods need the host to forward packets, and the kernel's switch for that is for all links. A host
@@ -21,7 +16,7 @@ import (
 // engines may need it. So are connections whose destination a rule of the host has changed: those
 // to a Service's node port or load balancer may lead to pods of other nodes by the link they came
 // from. If forwarding was on before, the operator has chosen it. A file in the state directory says
-// for which families we have turned it on.
+// for which families we, or coracle up --nodes, have turned it on.
 
 // forwardingSwitch is the sysctl, by family.
 var forwardingSwitch = map[family]string{ipv4: "ipv4/ip_forward", ipv6: "ipv6/conf/all/forwarding"}
@@ -57,47 +52,23 @@ func enableForwarding(families []family) error {
 	return nil
 }
 
-// forwarded is the content of the file.
-type forwarded struct {
-	Version  int    `json:"version"`
-	Families string `json:"families"` // their suffixes: "4", "6" or "46"
-}
-
-func (b *builtin) forwardedFile() string { return filepath.Join(b.stateDir, "forwarded.json") }
-
 // turnedOn returns the families that we have turned forwarding on for, and those of off, which we
 // are about to. A file that cannot be read counts as all families.
 func (b *builtin) turnedOn(off []family) ([]family, error) {
 	all := []family{ipv4, ipv6}
-	var rec forwarded
-	data, err := recordfile.Read(b.forwardedFile())
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-	case err != nil || json.Unmarshal(data, &rec) != nil:
-		b.log.Warn("cannot read for which families forwarding was turned on; the host forwards nothing between its uplinks", "path",
-			b.forwardedFile(), "err", err)
+	recorded, err := forwarded.Read(b.stateDir)
+	if err != nil {
+		b.log.Warn("cannot read for which families forwarding was turned on; the host forwards nothing between its uplinks", "err", err)
 		return all, nil
 	}
 	var on []family
+	var names []string
 	for _, fam := range all {
-		if strings.Contains(rec.Families, fam.suffix) || slices.Contains(off, fam) {
-			on = append(on, fam)
+		if strings.Contains(recorded, fam.suffix) || slices.Contains(off, fam) {
+			on, names = append(on, fam), append(names, fam.suffix)
 		}
 	}
-	if len(on) == len(rec.Families) {
-		return on, nil
-	}
-	rec = forwarded{Version: recordVersion}
-	for _, fam := range on {
-		rec.Families += fam.suffix
-	}
-	if data, err = json.Marshal(rec); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(b.stateDir, 0o700); err != nil {
-		return nil, err
-	}
-	return on, atomicfile.Write(b.forwardedFile(), data, 0o600)
+	return on, forwarded.Add(b.stateDir, names...)
 }
 
 // closedUplinks returns the links between which nothing is forwarded, by family.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/coracle-project/coracle/cmd/coracle/nodes"
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/forwarded"
 )
 
 // The further nodes of up --nodes. Each has namespaces of its own (package nodes), directories
@@ -187,6 +188,14 @@ func (u *upping) makeNodes() error {
 		return err
 	}
 	if err := w.Make(u.o.nodes(), u.root, u.state); err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	// coracled would take it for the operator's choice.
+	on, err := w.Forwards()
+	if err == nil && on {
+		err = forwarded.Add(filepath.Join(u.state, "network"), forwarded.IPv4)
+	}
+	if err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
 	return nil

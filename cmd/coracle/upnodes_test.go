@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/forwarded"
 )
 
 // onMachine says that this process has network and mount namespaces of its own. Otherwise it runs
@@ -295,5 +297,31 @@ func TestNodesAreRenamed(t *testing.T) {
 	}
 	if _, err := os.Stat(claim); err != nil {
 		t.Error(err)
+	}
+}
+
+// If up turns forwarding on, coracled is told: it keeps this machine's networks apart then, also
+// those that come later. Regression: coracled took it for the operator's choice.
+func TestForwardingIsRecorded(t *testing.T) {
+	if !onMachine(t) {
+		return
+	}
+	for i, c := range []struct{ before, want string }{{"1", ""}, {"0", "4"}, {"1", "4"}} { // the last is another up after the second
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(c.before), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := place{root: t.TempDir(), state: t.TempDir()}
+		o := upOptions{Node: "one", Port: 6443, Bind: "127.0.0.1", ServiceCIDR: defaultServices, Further: 1, NodeCIDRs: []string{"10.84.0.0/24"}}
+		u := &upping{place: p, o: &o}
+		t.Cleanup(func() { _ = u.nodeNetwork(o).Remove() })
+		if err := u.makeNodes(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := forwarded.Read(filepath.Join(p.state, "network")); err != nil || got != c.want {
+			t.Errorf("%d: with forwarding %s before, up records %q, %v, want %q", i, c.before, got, err, c.want)
+		}
+		if err := u.nodeNetwork(o).Remove(); err != nil {
+			t.Error(err)
+		}
 	}
 }

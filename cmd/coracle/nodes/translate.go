@@ -50,6 +50,12 @@ func (w Network) guarded(c *nftables.Conn) bool {
 	return err == nil
 }
 
+// Forwards says whether Make has turned forwarding on, now or before.
+func (w Network) Forwards() (bool, error) {
+	c, err := nftables.New()
+	return err == nil && w.guarded(c), err
+}
+
 // translate makes the table, and turns forwarding on after that.
 func (w Network) translate() error {
 	c, err := nftables.New()
@@ -107,6 +113,7 @@ func fromNetwork(p netip.Prefix) []expr.Any {
 }
 
 // keepApart keeps this machine from forwarding between its own networks, which it did not before.
+// Networks that come later are coracled's to keep apart: package forwarded tells it.
 func keepApart(c *nftables.Conn, t *nftables.Table) error {
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
 	if err != nil {
