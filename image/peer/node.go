@@ -215,7 +215,7 @@ func (s *Source) judge(ctx context.Context, err error) error {
 	defer w.mu.Unlock()
 	switch {
 	case errors.Is(err, errBusy):
-		s.p.wants[s.blob].busy[s.n] = true
+		s.p.wants[s.blob].refused(s.n, time.Now())
 	case errors.Is(err, errUnfit):
 		s.n.avoid = time.Now().Add(avoidFor)
 		w.log.Warn("other node is left alone", "peer", s.n.Name, "blob", s.blob.String(), "err", err)

@@ -534,6 +534,37 @@ func TestTooManyUploads(t *testing.T) {
 	}
 }
 
+// A node is not asked forever for a blob that it has and refuses to send, also where the answers
+// about who has what are always too old when it refuses.
+func TestNodeThatRefusesForever(t *testing.T) {
+	shorten(t, &patience, 100*time.Millisecond)
+	for _, status := range []int{http.StatusServiceUnavailable, http.StatusNotFound} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			d := ocispec.Descriptor{Digest: digest.FromString("x"), Size: 1}
+			requests, late := 0, make(chan func(), 1)
+			_, p := hostile(t, d, func(w http.ResponseWriter, _ *http.Request) {
+				requests++
+				age := <-late
+				age()
+				late <- age
+				w.WriteHeader(status)
+			})
+			late <- func() {
+				p.s.mu.Lock()
+				defer p.s.mu.Unlock()
+				p.refreshed = time.Time{}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			asked := false
+			must(t, fetch(ctx, p, d.Digest, d.Size, func() { asked = true }))
+			if !asked || requests > 10 {
+				t.Errorf("registry asked: %t, after %d requests", asked, requests)
+			}
+		})
+	}
+}
+
 func TestSettings(t *testing.T) {
 	good := `{"version":1,"self":"a","listen":"10.0.0.1:10266","ca":"/ca","client":"/client","serving":"/serving",` +
 		`"peers":[{"name":"b","address":"10.0.0.2:10266"}]}`

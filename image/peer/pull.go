@@ -29,13 +29,19 @@ type Pull struct {
 type want struct {
 	claimed bool // the registry is being asked
 	done    bool
-	since   time.Time // when it began to wait for a node
+	since   time.Time // when it began to wait for a node; zero unless it waits
 	turns   int       // how often it waited in vain; at maxTurns it waits for no one any more
 	answers map[*node]State
-	busy    map[*node]bool
+	busy    map[*node]refusal
 	failed  map[*node]bool
 	rivals  map[string]time.Time // nodes that have said that they want it, and when
 	passed  map[string]bool      // nodes that did not take their turn
+}
+
+// refusal says that a node which has a blob was too busy to send it.
+type refusal struct {
+	times int
+	until time.Time // when it may be asked for the blob again
 }
 
 // rivalFor is how long a node counts that has said what it wants. While it waits it says so again;
@@ -55,7 +61,7 @@ func (s *Swarm) Pull(repository string, blobs []digest.Digest) *Pull {
 	p := &Pull{s: s, repository: repository, self: s.settings.Self, asking: make(chan struct{}, 1), wants: map[digest.Digest]*want{}}
 	for _, b := range blobs {
 		p.wants[b] = &want{
-			answers: map[*node]State{}, busy: map[*node]bool{}, failed: map[*node]bool{},
+			answers: map[*node]State{}, busy: map[*node]refusal{}, failed: map[*node]bool{},
 			rivals: map[string]time.Time{}, passed: map[string]bool{},
 		}
 	}
@@ -151,13 +157,29 @@ func (p *Pull) Release(blob digest.Digest, here bool) {
 func (p *Pull) waitFor(blob digest.Digest, winner string) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
-	w, now := p.wants[blob], time.Now()
+	p.wants[blob].wait(winner, time.Now())
+}
+
+// wait counts the time that a blob waits for a node, which is "" if all that have it are busy.
+func (w *want) wait(winner string, now time.Time) {
 	switch {
 	case w.since.IsZero():
 		w.since = now
 	case now.Sub(w.since) > patience:
 		w.passed[winner], w.since, w.turns = true, now, w.turns+1
 	}
+}
+
+// refused notes that a node was too busy to send the blob. It is left alone for a while, longer
+// each time. Without that, a node that refuses slowly would be asked forever, without a pause.
+func (w *want) refused(n *node, now time.Time) {
+	r := w.busy[n]
+	pause := longestPause
+	if r.times < 5 { // before firstPause<<times is more than that
+		pause = firstPause << r.times
+	}
+	w.busy[n] = refusal{times: r.times + 1, until: now.Add(pause)}
+	w.wait("", now)
 }
 
 func (p *Pull) choose(blob digest.Digest, unpacked bool) (src *Source, winner string) {
@@ -182,7 +204,8 @@ func (p *Pull) chooseLocked(blob digest.Digest, unpacked bool) (src *Source, win
 	return nil, p.turnLocked(blob, w)
 }
 
-// holderLocked returns the best node that has a blob; busy says that there are others.
+// holderLocked returns the best node that has a blob; busy says that there are others. At maxTurns
+// a node that has refused it counts no more.
 func (p *Pull) holderLocked(blob digest.Digest, w *want, unpacked bool) (best *node, busy bool) {
 	now := time.Now()
 	for _, n := range p.asked {
@@ -191,7 +214,8 @@ func (p *Pull) holderLocked(blob digest.Digest, w *want, unpacked bool) (best *n
 			continue
 		}
 		switch {
-		case w.busy[n]:
+		case w.busy[n].times > 0 && w.turns >= maxTurns:
+		case now.Before(w.busy[n].until):
 			busy = true
 		case best == nil || state > w.answers[best],
 			// Of several, each node takes another one.
@@ -292,8 +316,6 @@ func (p *Pull) noteAnswer(n *node, q question, a answer, err error) {
 		return
 	}
 	for i, b := range q.Blobs {
-		w := p.wants[b]
-		w.answers[n] = a.States[i]
-		delete(w.busy, n)
+		p.wants[b].answers[n] = a.States[i]
 	}
 }
