@@ -113,6 +113,10 @@ next start; running it again does no harm.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			what, said := "--certificates", "all certificates are replaced"
+			if keyOnly && len(remembered(*p).Etcd) > 0 {
+				return errors.New("certificate: an etcd of --etcd-servers may have other control-plane nodes, which would refuse the tokens of a new key: " +
+					"the key cannot be replaced")
+			}
 			if keyOnly {
 				what, said = "--service-account-key", "the key of service account tokens is replaced"
 			}

@@ -49,6 +49,14 @@ func TestCertificateCommands(t *testing.T) {
 	if out, err := run("rotate", "--service-account-key"); err != nil || out != "the key of service account tokens is replaced\n" {
 		t.Errorf("%s, %v", out, err)
 	}
+	// Regression: the key was replaced on one of several control-plane nodes.
+	if err := os.MkdirAll(p.root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, p, upOptions{Etcd: []string{"https://192.0.2.1:2379"}})
+	if out, err := run("rotate", "--service-account-key"); err == nil || !strings.Contains(err.Error(), "other control-plane nodes") {
+		t.Errorf("with an etcd elsewhere: %s, %v", out, err)
+	}
 	asked, err := os.ReadFile(filepath.Join(dir, "asked"))
 	if err != nil || !strings.Contains(string(asked), "rotate --certificates") ||
 		!strings.Contains(string(asked), "rotate --service-account-key") {
