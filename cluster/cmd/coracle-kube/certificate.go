@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -62,7 +63,11 @@ func certificateCommand() *cobra.Command {
 			if dir == credentialsDir(root) {
 				return errors.New("this machine is a node of a cluster elsewhere, which signs its certificates: leave and join again for others")
 			}
-			if _, err := os.Stat(filepath.Join(dir, "etcd-peer.pem")); err == nil && what.ServiceAccountKey {
+			peers, err := etcd.ReadPeers(root)
+			if err != nil {
+				return err
+			}
+			if peers != nil && what.ServiceAccountKey {
 				return errors.New("several control-plane nodes have the key of service account tokens: it can be replaced only while there is one")
 			}
 			if err := pki.Rotate(dir, what); err != nil {

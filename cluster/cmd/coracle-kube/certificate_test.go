@@ -11,6 +11,7 @@ import (
 
 	"gopkg.in/go-jose/go-jose.v2/jwt"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -91,15 +92,14 @@ func TestRotateCertificates(t *testing.T) {
 	}
 	_ = server.Close()
 	<-served
-	peer := filepath.Join(dir, "etcd-peer.pem")
-	if err := os.WriteFile(peer, nil, 0o600); err != nil {
+	if err := (etcd.Peers{Name: "one", URL: "https://127.0.0.1:2380"}).Write(root); err != nil {
 		t.Fatal(err)
 	}
 	_, err = try(t, append([]string{"certificate", "rotate", "--service-account-key"}, place...)...)
 	if err == nil || !strings.Contains(err.Error(), "only while there is one") {
 		t.Errorf("with several control-plane nodes: %v", err)
 	}
-	if err := os.Remove(peer); err != nil {
+	if err := os.Remove(etcd.PeersFile(root)); err != nil {
 		t.Fatal(err)
 	}
 	key, err := os.ReadFile(bundle.ServiceAccountKey)
@@ -111,6 +111,40 @@ func TestRotateCertificates(t *testing.T) {
 	}
 	if after, err := os.ReadFile(bundle.ServiceAccountKey); err != nil || string(after) == string(key) {
 		t.Errorf("the rotation that failed is not done by the next start, %v", err)
+	}
+}
+
+// Regression: a control-plane node that was alone again kept the certificate for its peers, which
+// was not renewed.
+func TestCredentialsForPeersThatAreGone(t *testing.T) {
+	root := t.TempDir()
+	bundle, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := &apiOptions{root: root}
+	exists := func() bool {
+		t.Helper()
+		if err := api.peerCredentials(bundle); err != nil {
+			t.Fatal(err)
+		}
+		_, err := os.Stat(bundle.EtcdFiles().Pair)
+		return err == nil
+	}
+	if exists() {
+		t.Error("a lone member has credentials for peers")
+	}
+	if err := (etcd.Peers{Name: "one", URL: "https://127.0.0.1:2380"}).Write(root); err != nil {
+		t.Fatal(err)
+	}
+	if !exists() {
+		t.Error("a member with peers has no credentials for them")
+	}
+	if err := os.Remove(etcd.PeersFile(root)); err != nil {
+		t.Fatal(err)
+	}
+	if exists() {
+		t.Error("a member that is alone again has credentials for peers")
 	}
 }
 

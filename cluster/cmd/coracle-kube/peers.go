@@ -76,14 +76,24 @@ func (o *apiOptions) peerURL() (string, error) {
 	return "https://" + address, l.Close()
 }
 
-// peerCredentials makes what this machine's member of etcd shows to the others, if there are any.
+// peerCredentials makes what this machine's member of etcd shows to the others. It removes that if
+// there are no others any more: it would expire, as no one renews it.
 func (o *apiOptions) peerCredentials(bundle *pki.Bundle) error {
 	if len(o.etcdServers) > 0 {
 		return nil
 	}
 	peers, err := etcd.ReadPeers(o.root)
-	if err != nil || peers == nil {
+	if err != nil {
 		return err
+	}
+	if peers == nil {
+		if o.several { // one that was forced to go on alone has its port for peers until the next start
+			return nil
+		}
+		if err := os.Remove(bundle.EtcdFiles().Pair); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
 	}
 	own, err := url.Parse(peers.URL)
 	if err != nil {
