@@ -294,7 +294,11 @@ func enter(ctx context.Context, kube kubernetes.Interface, server string, m Mach
 	ctx, cancel := context.WithTimeout(ctx, added)
 	defer cancel()
 	for {
-		answer, err := kube.CoreV1().RESTClient().Post().AbsPath(apiserver.MembersPath).Body(body).MaxRetries(0).Do(ctx).Raw()
+		result := kube.CoreV1().RESTClient().Post().AbsPath(apiserver.MembersPath).Body(body).MaxRetries(0).Do(ctx)
+		answer, err := result.Raw()
+		if err != nil { // Error has what the server says, Raw only its code
+			err = result.Error()
+		}
 		status := apierrors.APIStatus(nil)
 		switch {
 		case err == nil:
