@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // MembersPath is where control-plane nodes are added to etcd and removed from it. It is no
@@ -40,6 +42,8 @@ const (
 type Joiner struct {
 	Name string `json:"name"`
 	URL  string `json:"url"`
+	// TokenKey is the pki.TokenKeyID of the key of service account tokens that it has got.
+	TokenKey string `json:"tokenKey"`
 }
 
 // installMembers serves MembersPath, unless etcd is elsewhere.
@@ -47,13 +51,15 @@ func (b *build) installMembers(server *genericapiserver.GenericAPIServer) {
 	if b.store.members == nil {
 		return
 	}
-	m := members{b.store.members, b.options.TakePeers, b.options.LeavePeers}
+	m := members{b.store.members, b.options.PKI.ServiceAccountKey, b.options.TakePeers, b.options.LeavePeers}
 	server.Handler.NonGoRestfulMux.Handle(MembersPath, m)
 	server.Handler.NonGoRestfulMux.HandlePrefix(MembersPath+"/", m)
 }
 
 type members struct {
-	etcd                  *etcd.Server
+	etcd *etcd.Server
+	// tokenKey is the file with the key of service account tokens.
+	tokenKey              string
 	takePeers, leavePeers func() error
 }
 
@@ -105,6 +111,9 @@ func (m members) add(ctx context.Context, w http.ResponseWriter, r *http.Request
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, longestJoiner)).Decode(&j); err != nil || j.Name == "" || j.URL == "" {
 		return nil, apierrors.NewBadRequest("want the name and the URL of a member")
 	}
+	if err := m.sameTokenKey(j); err != nil {
+		return nil, err
+	}
 	peers, err := m.etcd.Add(ctx, j.Name, j.URL)
 	if !errors.Is(err, etcd.ErrAlone) {
 		return peers, err
@@ -116,6 +125,21 @@ func (m members) add(ctx context.Context, w http.ResponseWriter, r *http.Request
 		return nil, err
 	}
 	return nil, apierrors.NewServiceUnavailable("the API server starts again with a port for other members")
+}
+
+// sameTokenKey refuses a machine whose key of service account tokens was replaced after the machine
+// got it: the other API servers would sign with a key that it does not know.
+func (m members) sameTokenKey(j Joiner) error {
+	data, err := os.ReadFile(m.tokenKey)
+	if err != nil {
+		return err
+	}
+	own, err := pki.TokenKeyID(data)
+	if err != nil || own == j.TokenKey {
+		return err
+	}
+	return apierrors.NewBadRequest("the key of service account tokens is another one than " + j.Name +
+		" has got: 'coracle token create --control-plane' makes another command")
 }
 
 // refuse answers with a Status, as the API's resources do.

@@ -2,8 +2,11 @@ package pki
 
 import (
 	"crypto"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -77,6 +80,20 @@ func (k tokenKeys) write(path string) error {
 		data = append(data, pem.EncodeToMemory(&pem.Block{Type: typePublic, Bytes: f.der, Headers: headers})...)
 	}
 	return Replace(path, data, 0o600)
+}
+
+// TokenKeyID names the key that signs service account tokens, of its file's content.
+func TokenKeyID(data []byte) (string, error) {
+	k := decodeTokenKeys(data)
+	if k.key == nil {
+		return "", errors.New("pki: there is no key of service account tokens")
+	}
+	der, err := x509.MarshalPKIXPublicKey(k.key.Public())
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(der)
+	return hex.EncodeToString(sum[:]), nil
 }
 
 func decodeTokenKeys(data []byte) (k tokenKeys) {

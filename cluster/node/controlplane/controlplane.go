@@ -191,6 +191,9 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 	if err := checkVersion(kube, componentversion.Get().GitVersion); err != nil {
 		return nil, err
 	}
+	if m.TokenKey, err = pki.TokenKeyID(b.Files["service-account.pem"]); err != nil {
+		return nil, err
+	}
 	peers, err := enter(ctx, kube, g.Server, m)
 	if err != nil {
 		return nil, err

@@ -193,6 +193,21 @@ func TestJoin(t *testing.T) {
 		}
 	}
 
+	// Regression: a machine had the key of before. Its API server refused the tokens of the others.
+	late := f.invite(ctx, t)
+	key := filepath.Join(f.keys, "service-account.pem")
+	handedOut := must(os.ReadFile(key))(t)
+	elsewhere := filepath.Join(t.TempDir(), "pki")
+	must(pki.Ensure(elsewhere, "https://127.0.0.1:1", []string{"127.0.0.1"}))(t)
+	replaced := must(os.ReadFile(filepath.Join(elsewhere, "service-account.pem")))(t)
+	if err := os.WriteFile(key, replaced, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("keys of before a rotation", late, "the key of service account tokens is another one than two has got")
+	if err := os.WriteFile(key, handedOut, 0o600); err != nil {
+		t.Fatal(err)
+	}
+
 	settings, err := Settings(ctx, g)
 	if err != nil || string(settings) != `{"a":"b"}` {
 		t.Errorf("settings %s, %v", settings, err)
