@@ -32,7 +32,8 @@ func certificateCommand(p *place) *cobra.Command {
 		Use:   "certificate",
 		Short: "check and replace the certificates and keys of this machine's cluster",
 		Long: `Certificates are renewed 30 days before they expire while the cluster runs, and when it starts. "check" says when they
-expire. "rotate" replaces them at once, for example after a key was seen by others.`,
+expire. "rotate" replaces them at once. It revokes nothing: the authority stays, and what it has signed before is valid
+until it expires.`,
 		Example: `  coracle certificate check
   coracle certificate rotate
   coracle certificate rotate --service-account-key`,
