@@ -325,6 +325,11 @@ func leave(ctx context.Context, p place, l leaving, out io.Writer) error {
 	}
 	o := remembered(p)
 	controlPlane := o.Server == "" && p.severalControlPlanes()
+	if o.Server == "" && len(o.Etcd) > 0 {
+		// Its API server works until the end, so a node that is deleted before would register again.
+		return fmt.Errorf("leave: with --etcd-servers, 'coracle down --purge%s' removes this machine's part, and then 'coracle node remove %s' on "+
+			"another control-plane node deletes its node", p.flags(), o.Node)
+	}
 	if o.Server == "" && !controlPlane {
 		return errors.New("leave: this machine has joined no cluster; 'coracle down' ends a cluster of its own")
 	}

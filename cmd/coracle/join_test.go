@@ -201,6 +201,20 @@ func TestLeaveAsksFirst(t *testing.T) {
 	}
 }
 
+// Regression: a control-plane node with --etcd-servers was told that it has joined no cluster.
+func TestLeaveWithEtcdElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	if err := os.MkdirAll(p.kubeRoot(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, p, upOptions{Node: "two", Etcd: []string{"https://192.0.2.1:2379"}})
+	err := leave(t.Context(), p, leaving{}, t.Output())
+	if err == nil || !strings.Contains(err.Error(), "down --purge") || !strings.Contains(err.Error(), "'coracle node remove two'") {
+		t.Error(err)
+	}
+}
+
 func TestLeaveByForce(t *testing.T) {
 	j := newJoined(t)
 	j.refuse(t, "drain")
