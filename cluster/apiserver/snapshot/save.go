@@ -92,16 +92,22 @@ func endpointOf(ctx context.Context, root, state string) (endpoint string, stop 
 	if err != nil {
 		return "", nil, err
 	}
-	_ = lock.Close()                                // etcd takes it
+	_ = lock.Close() // etcd takes it
+	if err := Recover(root); err != nil {
+		return "", nil, err
+	}
+	switch peers, err := etcd.ReadPeers(root); {
+	case err != nil:
+		return "", nil, err
+	case peers != nil: // alone it has no quorum, and cannot tell what the others have
+		return "", nil, fmt.Errorf("this machine's member of etcd has peers and does not run: save on a control-plane node that runs; if none is left, "+
+			"copy %s and %s before 'coracle up --force-new-cluster'", filepath.Join(root, "etcd"), filepath.Join(root, "pki"))
+	}
 	short, err := os.MkdirTemp("", "coracle-etcd-") // a socket's path is short
 	if err != nil {
 		return "", nil, err
 	}
 	remove := func() { _ = os.RemoveAll(short) }
-	if err := Recover(root); err != nil {
-		remove()
-		return "", nil, err
-	}
 	server, err := etcd.Start(ctx, etcd.Options{Dir: root, State: short})
 	if err != nil {
 		remove()

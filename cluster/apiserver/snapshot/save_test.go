@@ -51,6 +51,18 @@ func TestSaveRefuses(t *testing.T) {
 			t.Errorf("it has left %v", left)
 		}
 	})
+	t.Run("a member that is stopped", func(t *testing.T) {
+		member := cluster(t, "member")
+		if err := (etcd.Peers{Name: "one", URL: "https://127.0.0.1:2380"}).Write(member); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "file")
+		_, err := Save(t.Context(), member, filepath.Join(member, "run"), file, Facts{}, nothing)
+		if err == nil || !strings.Contains(err.Error(), "save on a control-plane node that runs") ||
+			!strings.Contains(err.Error(), "copy "+filepath.Join(member, "etcd")) {
+			t.Error(err)
+		}
+	})
 	t.Run("cut off", func(t *testing.T) {
 		dir := t.TempDir()
 		f, name, err := newFile(filepath.Join(dir, "file"))
