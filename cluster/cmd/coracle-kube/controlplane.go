@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -141,7 +142,7 @@ func anotherServer(ctx context.Context, kube kubernetes.Interface, own *rest.Con
 	for i := range all.Items {
 		for _, server := range servers.Addresses(&all.Items[i]) {
 			other := rest.CopyConfig(own)
-			if other.Host = "https://" + server; other.Host == own.Host {
+			if other.Host = "https://" + server; sameServer(server, own.Host) {
 				continue
 			}
 			client, err := kubernetes.NewForConfig(other)
@@ -157,6 +158,24 @@ func anotherServer(ctx context.Context, kube kubernetes.Interface, own *rest.Con
 		}
 	}
 	return own, nil, errors.New("no other API server runs: with this machine's part the cluster ends")
+}
+
+// sameServer is whether the address of a server is the one of this machine at the URL own. That may
+// name loopback, if the server serves on all addresses.
+func sameServer(server, own string) bool {
+	u, err := url.Parse(own)
+	if err != nil || u.Host == server {
+		return err == nil
+	}
+	host, port, err := net.SplitHostPort(server)
+	if err != nil || port != u.Port() {
+		return false
+	}
+	all, err := net.InterfaceAddrs()
+	return err == nil && slices.ContainsFunc(all, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		return ok && n.IP.Equal(net.ParseIP(host))
+	})
 }
 
 func controlPlaneDrainCommand() *cobra.Command {

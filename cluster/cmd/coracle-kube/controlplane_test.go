@@ -1,9 +1,37 @@
 package main
 
 import (
+	"net"
 	"strings"
 	"testing"
 )
+
+// Regression: a server on all addresses was taken for another one, because its kubeconfig names
+// loopback, and a leave asked the machine itself to remove it.
+func TestSameServer(t *testing.T) {
+	for _, c := range []struct {
+		server, own string
+		same        bool
+	}{
+		{"10.0.0.1:6443", "https://10.0.0.1:6443", true},
+		{"127.0.0.1:6443", "https://localhost:6443", true},
+		{"127.0.0.1:7443", "https://localhost:6443", false},
+		{"192.0.2.1:6443", "https://127.0.0.1:6443", false},
+	} {
+		if same := sameServer(c.server, c.own); same != c.same {
+			t.Errorf("%s is %s: %t", c.server, c.own, same)
+		}
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if own := net.JoinHostPort(a.(*net.IPNet).IP.String(), "6443"); !sameServer(own, "https://127.0.0.1:6443") {
+			t.Errorf("%s is of another machine", own)
+		}
+	}
+}
 
 // Regression: a machine whose API server listens on all addresses became a member of etcd at
 // https://0.0.0.0, which no other member reaches, and no further machine could join.
