@@ -262,7 +262,7 @@ func (p place) removeNode(ctx context.Context, steps *steps, what, name string, 
 // leaveControlPlane takes this machine out of a cluster that has other control-plane nodes.
 func leaveControlPlane(ctx context.Context, p place, o upOptions, l leaving, out io.Writer) error {
 	steps := newSteps(out)
-	err := kubeTool(ctx, nil, "controlplane", "drain", o.Node, "--kubeconfig", p.kubeconfig(), "--timeout", l.limit.String())
+	err := kubeTool(ctx, nil, "controlplane", "drain", o.Node, "--self", "--kubeconfig", p.kubeconfig(), "--timeout", l.limit.String())
 	switch {
 	case err == nil:
 		steps.done("node " + o.Node + " has no pods left but those of DaemonSets")

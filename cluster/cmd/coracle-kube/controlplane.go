@@ -181,6 +181,7 @@ func sameServer(server, own string) bool {
 func controlPlaneDrainCommand() *cobra.Command {
 	var kubeconfig string
 	var limit time.Duration
+	var self bool
 	cmd := &cobra.Command{
 		Use: "drain NODE", Short: "let no more pods come to a node, and evict those that it has", Args: cobra.ExactArgs(1),
 		Example: "  coracle-kube controlplane drain two --kubeconfig admin.kubeconfig",
@@ -196,10 +197,16 @@ func controlPlaneDrainCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 			defer cancel()
+			if self {
+				if _, _, err := anotherServer(ctx, kube, config); err != nil {
+					return inWords(config.Host, err)
+				}
+			}
 			return member{credentials.Node{Name: args[0], Server: config.Host}, kube}.drain(ctx)
 		},
 	}
 	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "how to reach the API server, and as whom")
+	cmd.Flags().BoolVar(&self, "self", false, "change nothing unless another API server runs: the one in the kubeconfig is the node's own")
 	cmd.Flags().DurationVar(&limit, "timeout", 2*time.Minute, "limit for all of it")
 	return cmd
 }

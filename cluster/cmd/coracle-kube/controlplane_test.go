@@ -1,9 +1,16 @@
 package main
 
 import (
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // Regression: a server on all addresses was taken for another one, because its kubeconfig names
@@ -30,6 +37,32 @@ func TestSameServer(t *testing.T) {
 		if own := net.JoinHostPort(a.(*net.IPNet).IP.String(), "6443"); !sameServer(own, "https://127.0.0.1:6443") {
 			t.Errorf("%s is of another machine", own)
 		}
+	}
+}
+
+// Regression: leave cordoned the only node, and evicted its pods, before it found that the cluster
+// would end.
+func TestDrainOfTheLastControlPlaneNode(t *testing.T) {
+	var changed []string
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			changed = append(changed, r.Method+" "+r.URL.Path)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"kind":"EndpointSliceList","apiVersion":"discovery.k8s.io/v1","items":[]}`)
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: server.URL, InsecureSkipTLSVerify: true}
+	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	config.CurrentContext = "c"
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		t.Fatal(err)
+	}
+	_, err := try(t, "controlplane", "drain", "one", "--self", "--kubeconfig", file)
+	if err == nil || !strings.Contains(err.Error(), "no other API server runs") || len(changed) > 0 {
+		t.Errorf("%v, %v", err, changed)
 	}
 }
 
