@@ -122,6 +122,9 @@ func kubeDouble(args []string) int {
 	if slices.Contains(args, "--check") {
 		return 0
 	}
+	if slices.Contains(args, "controlplane") {
+		return askedDouble(args)
+	}
 	if fifo := os.Getenv(startedFIFO); fifo != "" {
 		started, err := os.OpenFile(fifo, os.O_RDWR, 0) // kept open: what is written stays until it is read
 		if err == nil {
@@ -136,6 +139,22 @@ func kubeDouble(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
 	<-ctx.Done()
+	return 0
+}
+
+// asked is the file with what the double was asked about control planes.
+func asked(p place) string { return filepath.Join(p.kubeRoot(), "asked") }
+
+func askedDouble(args []string) int {
+	f, err := os.OpenFile(asked(place{root: filepath.Dir(flagOf(args, "--root"))}), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err == nil {
+		defer f.Close()
+		_, err = fmt.Fprintln(f, args)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "coracle-kube:", err)
+		return 1
+	}
 	return 0
 }
 

@@ -357,7 +357,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 		}
 	}
 	if err := u.start(ctx, given, steps); err != nil {
-		return err
+		return errors.Join(err, u.unforce(ctx))
 	}
 	release() // a node that does not become ready can be taken down
 	return u.awaitReady(ctx, steps)

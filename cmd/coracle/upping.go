@@ -164,6 +164,17 @@ func (u *upping) fail(ctx context.Context, err error) error {
 	return errors.Join(errs...)
 }
 
+// unforce takes --force-new-cluster back when the cluster was not started: a later up without the
+// flag must not drop the other members.
+func (u *upping) unforce(ctx context.Context) error {
+	if !u.o.force || u.clusterRuns() || !u.severalControlPlanes() { // a start that got so far has done it
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
+	defer cancel()
+	return kubeTool(ctx, nil, "controlplane", "force", "--undo", "--root", u.kubeRoot())
+}
+
 // clusterRuns is whether the cluster's supervisor runs, or this up has started one that has not got
 // its lock yet.
 func (u *upping) clusterRuns() bool {

@@ -239,6 +239,31 @@ func TestUpThatFailsKeepsTheQuorum(t *testing.T) {
 	}
 }
 
+// Regression: an up --force-new-cluster that failed before the cluster was started left the order
+// for the next up.
+func TestForceThatFails(t *testing.T) {
+	coracle := withDoubles(t)
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	peers, config := filepath.Join(p.kubeRoot(), "etcd", "peers.json"), filepath.Join(t.TempDir(), "silent.toml")
+	if err := os.MkdirAll(filepath.Dir(peers), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string]string{peers: "{}", config: ""} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said, err := exec.Command(coracle, "up", "--force-new-cluster", "--root", p.root, "--state", p.state, "--runtime-config", config,
+		"--timeout", "5m").CombinedOutput()
+	if err == nil || !strings.Contains(string(said), "coracled, which checks flags") {
+		t.Errorf("%v, %s", err, said)
+	}
+	all, err := os.ReadFile(asked(p))
+	if lines := strings.Split(strings.TrimSpace(string(all)), "\n"); err != nil || len(lines) != 2 || !strings.Contains(lines[1], "force --undo") {
+		t.Errorf("coracle-kube was asked %s, %v", all, err)
+	}
+}
+
 // Regression: a check that said nothing, or had not ended in time, left the error "up: ".
 func TestChecksThatSayNothing(t *testing.T) {
 	coracle := withDoubles(t)

@@ -269,6 +269,7 @@ func inWords(server string, err error) error {
 
 func controlPlaneForceCommand() *cobra.Command {
 	var root string
+	var undo bool
 	cmd := &cobra.Command{
 		Use: "force", Short: "have the next start go on without the other members of etcd, which are gone for good", Args: noArguments,
 		Example: "  coracle-kube controlplane force",
@@ -285,10 +286,11 @@ func controlPlaneForceCommand() *cobra.Command {
 			if peers == nil {
 				return errors.New("this machine's cluster has no other control-plane nodes")
 			}
-			peers.Force = true
+			peers.Force = !undo
 			return peers.Write(root)
 		},
 	}
+	cmd.Flags().BoolVar(&undo, "undo", false, "take that back: the next start needs the other members")
 	cmd.Flags().StringVar(&root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
 	return cmd
 }

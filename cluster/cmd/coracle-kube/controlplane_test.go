@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
 )
 
 // Regression: a server on all addresses was taken for another one, because its kubeconfig names
@@ -77,6 +79,27 @@ func TestMemberURL(t *testing.T) {
 	for _, bind := range []string{"0.0.0.0", "::"} { // without a way to other machines it is an error
 		if at, err := memberURL(bind, 0); err == nil && (strings.Contains(at, "0.0.0.0") || strings.Contains(at, "[::]")) {
 			t.Errorf("on %s: %s", bind, at)
+		}
+	}
+}
+
+func TestForceIsTakenBack(t *testing.T) {
+	root := t.TempDir()
+	if _, err := try(t, "controlplane", "force", "--root", root); err == nil {
+		t.Error("a cluster of one is forced to be one")
+	}
+	if err := (etcd.Peers{Name: "one", URL: "https://127.0.0.1:2380"}).Write(root); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args  []string
+		force bool
+	}{{nil, true}, {[]string{"--undo"}, false}} {
+		if _, err := try(t, append([]string{"controlplane", "force", "--root", root}, c.args...)...); err != nil {
+			t.Fatal(err)
+		}
+		if peers, err := etcd.ReadPeers(root); err != nil || peers.Force != c.force {
+			t.Errorf("%v: %+v, %v", c.args, peers, err)
 		}
 	}
 }
