@@ -183,9 +183,6 @@ type Member struct {
 	id      types.ID
 }
 
-// Alone is whether the server was started without peers.
-func (s *Server) Alone() bool { return s.peers == nil }
-
 // Led is whether this member knows a leader.
 func (s *Server) Led() bool { return s.etcd.Server.Leader() != 0 }
 
