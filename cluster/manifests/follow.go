@@ -126,7 +126,7 @@ func (s *Set) watch(ctx context.Context, objects map[objectKey]*object) error {
 
 func (s *Set) watchKind(ctx context.Context, o *object) (*kindWatch, error) {
 	informer := metadatainformer.NewFilteredMetadataInformer(s.Metadata, o.resource, metav1.NamespaceAll, 0, nil, func(l *metav1.ListOptions) {
-		l.LabelSelector = partOfLabel + "=" + setID
+		l.LabelSelector = partOfLabel + "=" + s.id
 	}).Informer()
 	kind := o.kind()
 	see := func(obj any, gone bool) {

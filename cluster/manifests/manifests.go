@@ -3,9 +3,9 @@
 // is put back, and objects whose file or document is gone are deleted.
 //
 // All objects of the directory are one set in the sense of kubectl's apply sets: the ConfigMap
-// kube-system/coracle-manifests is the set's parent, and lists the kinds in it. Each object has the
-// set's label, and an annotation with the name of its file. So a restart finds what an earlier
-// process has applied, also if it was killed between two steps:
+// kube-system/coracle-manifests-NODE is the set's parent, and lists the kinds in it. Each object
+// has the set's label, and an annotation with the name of its file. So a restart finds what an
+// earlier process has applied, also if it was killed between two steps:
 //
 //	the parent lists the new kinds -> objects are applied -> old ones are deleted -> the parent drops kinds
 //
@@ -41,7 +41,9 @@ import (
 // Options are what a Set needs. All but Health are required.
 type Options struct {
 	// Dir has the manifests: files *.yaml, *.yml and *.json. It may be missing.
-	Dir      string
+	Dir string
+	// Node is this node. An object belongs to the node that has applied it first.
+	Node     string
 	Kube     kubernetes.Interface
 	Dynamic  dynamic.Interface
 	Metadata metadata.Interface
@@ -67,7 +69,9 @@ type Set struct {
 	wanted map[objectKey]bool
 	since  time.Time
 	settle time.Duration
-	parent *corev1.ConfigMap
+	// id is the set's, parentName its parent's.
+	id, parentName string
+	parent         *corev1.ConfigMap
 	// names are the kinds that the parent listed last: if something else deletes it, they are listed
 	// again.
 	names string
@@ -139,6 +143,8 @@ const (
 // New returns a set that does nothing before Run.
 func New(o Options) *Set {
 	s := &Set{Options: o, told: map[string]string{}, applied: map[objectKey]version{}, kinds: map[objectKind]*kindWatch{}, settle: settle}
+	s.parentName = parentOf(o.Node)
+	s.id = idOf(s.parentName)
 	s.frame = frame.New("manifests", 1, s.sync)
 	s.frame.Also(s.follow)
 	return s

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,7 +73,17 @@ type directory struct {
 	board *health.Board
 	// settle is how long an object has to be missing before it is deleted.
 	settle time.Duration
+	node   string // the default is testNode
 }
+
+const testNode = "here"
+
+var (
+	parentName = parentOf(testNode)
+	setID      = idOf(parentName)
+)
+
+func (d *directory) name() string { return cmp.Or(d.node, testNode) }
 
 // run keeps the directory applied until the returned function is called.
 func (d *directory) run() (stop func()) {
@@ -89,7 +100,8 @@ func (d *directory) run() (stop func()) {
 	events, flush := d.admin.Recorder("test", "")
 	d.board = &health.Board{}
 	set := New(Options{
-		Dir: d.dir, Kube: d.admin.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(d.admin.Kube.Discovery()),
+		Dir: d.dir, Node: d.name(),
+		Kube: d.admin.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(d.admin.Kube.Discovery()),
 		Events: events, Health: d.board.Add("manifests"),
 	})
 	set.settle = d.settle
@@ -145,7 +157,7 @@ func (d *directory) have() string {
 func (d *directory) event(want string) {
 	d.t.Helper()
 	w, err := d.admin.Kube.CoreV1().Events(metav1.NamespaceSystem).Watch(d.t.Context(),
-		metav1.ListOptions{FieldSelector: "involvedObject.name=" + parentName})
+		metav1.ListOptions{FieldSelector: "involvedObject.name=" + parentOf(d.name())})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -297,6 +309,44 @@ func TestEmptyDirectory(t *testing.T) {
 	}
 	d.until()
 	stop()
+}
+
+// Control-plane nodes have different directories: none deletes or changes another's objects.
+func TestManifestsOfTwoNodes(t *testing.T) {
+	admin := serve(t)
+	for _, name := range []string{"first", "second"} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if _, err := admin.Kube.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := &directory{t: t, dir: t.TempDir(), admin: admin, node: "first"}
+	second := &directory{t: t, dir: t.TempDir(), admin: admin, node: "second"}
+	first.write("a.yaml", configMap("one", "1")+"---\n"+configMap("two", "1"))
+	stop := first.run()
+	first.until("one=1", "two=1")
+	second.write("b.yaml", configMap("three", "3"))
+	second.write("c.yaml", configMap("two", "2"))
+	stopSecond := second.run()
+	second.event("c.yaml: ConfigMap default/two: node first has it in its a.yaml")
+	if err := os.Remove(filepath.Join(second.dir, "c.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	// When the new object is gone, the second has deleted what its directory does not have.
+	second.write("d.yaml", configMap("four", "4"))
+	second.until("four=4", "one=1", "three=3", "two=1")
+	if err := os.Remove(filepath.Join(second.dir, "d.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	second.until("one=1", "three=3", "two=1")
+	// Objects of a node that is gone stay, until another node has them.
+	stop()
+	if err := admin.Kube.CoreV1().Nodes().Delete(t.Context(), "first", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	second.write("c.yaml", configMap("two", "2"))
+	second.until("one=1", "three=3", "two=2")
+	stopSecond()
 }
 
 func TestFaultsOfManifests(t *testing.T) {

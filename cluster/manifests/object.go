@@ -79,7 +79,7 @@ func (s *Set) newObject(file string, place int, content *unstructured.Unstructur
 			return nil, fmt.Errorf("%s %s: %w", content.GetKind(), content.GetName(), err)
 		}
 	}
-	set(content.GetLabels, content.SetLabels, partOfLabel, setID)
+	set(content.GetLabels, content.SetLabels, partOfLabel, s.id)
 	set(content.GetAnnotations, content.SetAnnotations, fileAnnotation, file)
 	unstructured.RemoveNestedField(content.Object, "status")
 	for _, field := range []string{"managedFields", "resourceVersion", "uid", "creationTimestamp", "generation"} {
@@ -155,7 +155,8 @@ func (s *Set) overtakenLocked(applied string) bool {
 	return err != nil || order > 0
 }
 
-// checkOwner refuses an object that belongs to another apply set.
+// checkOwner refuses an object that belongs to another apply set. An object of a node that is not
+// in the cluster any more is taken over.
 func (s *Set) checkOwner(ctx context.Context, o *object) error {
 	now, err := s.Metadata.Resource(o.resource).Namespace(o.key.namespace).Get(ctx, o.key.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -164,8 +165,22 @@ func (s *Set) checkOwner(ctx context.Context, o *object) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.key, err)
 	}
-	if owner := now.GetLabels()[partOfLabel]; owner != "" && owner != setID {
+	owner := now.GetLabels()[partOfLabel]
+	if owner == "" || owner == s.id {
+		return nil
+	}
+	file, ours := now.GetAnnotations()[fileAnnotation]
+	if !ours {
 		return fmt.Errorf("%s: it belongs to the apply set %s", o.key, owner)
+	}
+	nodes, err := s.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.key, err)
+	}
+	for k := range nodes.Items {
+		if node := nodes.Items[k].Name; idOf(parentOf(node)) == owner {
+			return fmt.Errorf("%s: node %s has it in its %s", o.key, node, file)
+		}
 	}
 	return nil
 }

@@ -29,14 +29,15 @@ const (
 	tooling = "coracle/v1"
 )
 
-// parentName is the ConfigMap in kube-system that is the parent of the set.
-const parentName = "coracle-manifests"
+// parentOf is the ConfigMap in kube-system that is the parent of a node's set. Each control-plane
+// node has a directory, and a set, of its own.
+func parentOf(node string) string { return "coracle-manifests-" + node }
 
-// setID is the set's, as the KEP computes it from the parent.
-var setID = func() string {
-	sum := sha256.Sum256([]byte(strings.Join([]string{parentName, metav1.NamespaceSystem, "ConfigMap", ""}, ".")))
+// idOf is the id of a set, as the KEP computes it from the parent.
+func idOf(parent string) string {
+	sum := sha256.Sum256([]byte(strings.Join([]string{parent, metav1.NamespaceSystem, "ConfigMap", ""}, ".")))
 	return "applyset-" + base64.RawURLEncoding.EncodeToString(sum[:]) + "-v1"
-}()
+}
 
 // openParent reads the parent, and makes it if it does not exist and needed says so.
 func (s *Set) openParent(ctx context.Context, needed bool) error {
@@ -44,19 +45,19 @@ func (s *Set) openParent(ctx context.Context, needed bool) error {
 		return nil
 	}
 	maps := s.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	parent, err := maps.Get(ctx, parentName, metav1.GetOptions{})
+	parent, err := maps.Get(ctx, s.parentName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		if !needed {
 			return nil
 		}
 		parent, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-			Name: parentName, Namespace: metav1.NamespaceSystem,
-			Labels:      map[string]string{idLabel: setID},
+			Name: s.parentName, Namespace: metav1.NamespaceSystem,
+			Labels:      map[string]string{idLabel: s.id},
 			Annotations: map[string]string{toolingAnnotation: tooling, kindsAnnotation: s.names},
 		}}, metav1.CreateOptions{FieldManager: fieldManager})
 	}
 	if err != nil {
-		return fmt.Errorf("ConfigMap %s: %w", parentName, err)
+		return fmt.Errorf("ConfigMap %s: %w", s.parentName, err)
 	}
 	parent.Kind, parent.APIVersion = "ConfigMap", "v1" // events refer to it
 	s.parent = parent
@@ -85,7 +86,7 @@ func (s *Set) listKinds(ctx context.Context, kinds map[objectKind]bool, only boo
 	if !only {
 		maps.Copy(after, before)
 	}
-	if maps.Equal(before, after) && s.parent.Labels[idLabel] == setID {
+	if maps.Equal(before, after) && s.parent.Labels[idLabel] == s.id {
 		return nil
 	}
 	var names []string
@@ -95,13 +96,13 @@ func (s *Set) listKinds(ctx context.Context, kinds map[objectKind]bool, only boo
 	slices.Sort(names)
 	list := strings.Join(names, ",")
 	next := s.parent.DeepCopy()
-	set(next.GetLabels, next.SetLabels, idLabel, setID)
+	set(next.GetLabels, next.SetLabels, idLabel, s.id)
 	set(next.GetAnnotations, next.SetAnnotations, toolingAnnotation, tooling)
 	set(next.GetAnnotations, next.SetAnnotations, kindsAnnotation, list)
 	next, err := s.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		s.parent = nil // it has changed, or is gone: the next try reads it again
-		return fmt.Errorf("ConfigMap %s: %w", parentName, err)
+		return fmt.Errorf("ConfigMap %s: %w", s.parentName, err)
 	}
 	next.Kind, next.APIVersion = "ConfigMap", "v1"
 	s.parent, s.names = next, list
@@ -120,7 +121,7 @@ func (s *Set) prune(ctx context.Context, keys map[objectKey]bool) error {
 			return err
 		}
 		resource := s.Metadata.Resource(mapping.Resource)
-		all, err := resource.List(ctx, metav1.ListOptions{LabelSelector: partOfLabel + "=" + setID})
+		all, err := resource.List(ctx, metav1.ListOptions{LabelSelector: partOfLabel + "=" + s.id})
 		if apierrors.IsNotFound(err) {
 			s.Mapper.Reset() // its definition has gone since the mapper looked
 			continue

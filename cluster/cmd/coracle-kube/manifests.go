@@ -63,7 +63,7 @@ func withManifests(server *apiserver.Server, dir manifestsDir, node string, boar
 	}
 	events, stop := set.Recorder("coracle-manifests", node)
 	kept := manifests.New(manifests.Options{
-		Dir: string(dir), Kube: set.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(set.Kube.Discovery()),
+		Dir: string(dir), Node: node, Kube: set.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(set.Kube.Discovery()),
 		Events: events, Health: board.Add("manifests"),
 	})
 	return append(parts, func(ctx context.Context) error {
