@@ -165,12 +165,12 @@ func (s *Set) sync(ctx context.Context, _ string) error {
 	files, err := read(s.Dir)
 	if err != nil {
 		failed := map[string]error{s.Dir: err}
-		s.tell(failed)
+		s.tell(ctx, failed)
 		s.tryAgain(failed)
 		return nil
 	}
 	if files == nil {
-		s.tell(nil)
+		s.tell(ctx, nil)
 		s.Health.Works("no directory " + s.Dir)
 		return nil
 	}
@@ -182,7 +182,7 @@ func (s *Set) sync(ctx context.Context, _ string) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	s.tell(failed)
+	s.tell(ctx, failed)
 	s.tryAgain(failed)
 	if len(failed) == 0 {
 		s.Health.Works(fmt.Sprintf("%d objects of %d files in %s are applied", len(objects), len(files), s.Dir))
@@ -329,7 +329,9 @@ func inOrder(objects map[objectKey]*object) []*object {
 
 // tell writes an event and a line of the log for each file whose error is another than last time,
 // and has status show the first of them.
-func (s *Set) tell(failed map[string]error) {
+func (s *Set) tell(ctx context.Context, failed map[string]error) {
+	// Events are of the parent. Without it the errors are told again.
+	known := len(failed) == 0 || s.openParent(ctx, true) == nil
 	now := map[string]string{}
 	var first error
 	for _, name := range slices.Sorted(maps.Keys(failed)) {
@@ -341,11 +343,13 @@ func (s *Set) tell(failed map[string]error) {
 			continue
 		}
 		slog.Warn("a manifest is not applied", "file", name, "err", now[name])
-		if s.parent != nil {
+		if known {
 			s.Events.Eventf(s.parent, corev1.EventTypeWarning, eventReason, "%s: %s", name, now[name])
 		}
 	}
-	s.told = now
+	if s.told = now; !known {
+		s.told = nil
+	}
 	switch {
 	case first == nil:
 	case len(failed) > 1:

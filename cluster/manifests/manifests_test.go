@@ -311,6 +311,17 @@ func TestEmptyDirectory(t *testing.T) {
 	stop()
 }
 
+// Events tell of errors from the beginning: also if the directory was never read.
+func TestDirectoryIsRefusedAtStart(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	if err := os.Chmod(d.dir, 0o775); err != nil {
+		t.Fatal(err)
+	}
+	stop := d.run()
+	d.event("others may write it: ")
+	stop()
+}
+
 // Control-plane nodes have different directories: none deletes or changes another's objects.
 func TestManifestsOfTwoNodes(t *testing.T) {
 	admin := serve(t)
