@@ -1,6 +1,7 @@
 package image
 
 import (
+	"archive/tar"
 	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -176,6 +177,38 @@ func TestLayersOfAnotherRepository(t *testing.T) {
 	must(t, err)
 	if n := r.asked("/v2/secret/blobs/" + string(p.layers[0])); n != 1 {
 		t.Errorf("the layer was asked for %d times", n)
+	}
+}
+
+// A node that sends other bytes than it should cannot fail a pull with an error of this machine:
+// the registry shows whether there is one. ext4 answers with ENOSPC to an extended attribute that
+// is larger than a block.
+func TestNodeCausesLocalError(t *testing.T) {
+	for _, kept := range []bool{true, false} {
+		t.Run(fmt.Sprint("blobs kept ", kept), func(t *testing.T) {
+			r, wants := newFake(t), openStore(t, func(c *Config) { c.KeepBlobs = kept })
+			has := openStore(t, func(c *Config) { c.KeepBlobs = true })
+			peers(t, has, wants)
+			p := r.image("app:1", []testLayer{plainLayer(tarOf("file", strings.Repeat("x", 32<<20)))}, nil)
+			_, err := has.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			var b bytes.Buffer
+			tw := tar.NewWriter(&b)
+			must(t, tw.WriteHeader(&tar.Header{
+				Typeflag: tar.TypeReg, Name: "file", Mode: 0o644, Format: tar.FormatPAX,
+				PAXRecords: map[string]string{"SCHILY.xattr.user.x": strings.Repeat("x", 60_000)},
+			}))
+			f, err := os.OpenFile(has.blobs.blob(p.layers[0]), os.O_WRONLY, 0)
+			must(t, err)
+			_, err = f.Write(b.Bytes())
+			must(t, err)
+			must(t, f.Close())
+			_, err = wants.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+			must(t, err)
+			if n := r.asked(string(p.layers[0])); n != 2 {
+				t.Errorf("the layer was asked for %d times", n)
+			}
+		})
 	}
 }
 

@@ -150,15 +150,24 @@ func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor,
 	}
 }
 
-// fromNode unpacks what another node has. Kinds: peer.ErrPeer, and those of an image that is
-// invalid from any source.
+// fromNode unpacks what another node has. Until a digest says that these are the right bytes, each
+// failure is a peer.ErrPeer: with other bytes a node could cause an error of this machine, such as
+// a full disk. If it is really one of this machine, the attempt at the registry shows it.
+// Kinds: peer.ErrPeer, and those of an image that is invalid from any source.
 func (u *unpacker) fromNode(ctx context.Context, node *peer.Source, d ocispec.Descriptor, diffID digest.Digest,
 	hasLayer bool, m part,
 ) error {
 	if !node.Unpacked {
-		return u.unpackArriving(ctx, d, diffID, hasLayer, m, true, func(ctx context.Context, s *spool, got func(int64)) error {
-			return node.Blob(ctx, d, s, got)
+		verified := false
+		err := u.unpackArriving(ctx, d, diffID, hasLayer, m, true, func(ctx context.Context, s *spool, got func(int64)) error {
+			err := node.Blob(ctx, d, s, got)
+			verified = err == nil
+			return err
 		})
+		if err != nil && !verified && ctx.Err() == nil && !errors.Is(err, peer.ErrPeer) {
+			return node.GiveUp(err)
+		}
+		return err
 	}
 	lim := u.limits.WithDefaults()
 	body, err := node.Layer(ctx, min(lim.MaxBytes, d.Size*lim.MaxRatio)+ratioFree)
@@ -173,6 +182,9 @@ func (u *unpacker) fromNode(ctx context.Context, node *peer.Source, d ocispec.De
 	}
 	if errors.Is(err, ErrInvalidImage) && !errors.Is(err, peer.ErrPeer) {
 		return node.Reject(err)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, peer.ErrPeer) {
+		return node.GiveUp(err)
 	}
 	if err != nil {
 		return err

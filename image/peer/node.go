@@ -155,6 +155,15 @@ func (s *Source) Reject(err error) error {
 	return s.judge(context.Background(), fmt.Errorf("%w: %w", errUnfit, err))
 }
 
+// GiveUp says that what came could not be used, by whose fault is not known. The pull fetches the
+// blob from the registry then, and from no other node. It returns an ErrPeer.
+func (s *Source) GiveUp(err error) error {
+	s.p.s.mu.Lock()
+	defer s.p.s.mu.Unlock()
+	s.p.wants[s.blob].givenUp = true
+	return fmt.Errorf("%w: %s: %w", ErrPeer, s.n.Name, err)
+}
+
 // get asks for a blob or layer. size is what it must have, unless -1.
 func (s *Source) get(ctx context.Context, path string, size int64) (*body, error) {
 	select {

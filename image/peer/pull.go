@@ -29,6 +29,7 @@ type Pull struct {
 type want struct {
 	claimed bool // the registry is being asked
 	done    bool
+	givenUp bool      // no node is asked for it any more
 	since   time.Time // when it began to wait for a node; zero unless it waits
 	turns   int       // how often it waited in vain; at maxTurns it waits for no one any more
 	answers map[*node]State
@@ -192,6 +193,9 @@ func (p *Pull) choose(blob digest.Digest, unpacked bool) (src *Source, winner st
 // fetch it from the registry. It is "" if nodes that have it are busy.
 func (p *Pull) chooseLocked(blob digest.Digest, unpacked bool) (src *Source, winner string) {
 	w := p.wants[blob]
+	if w.givenUp {
+		return nil, p.self
+	}
 	n, busy := p.holderLocked(blob, w, unpacked)
 	switch {
 	case n != nil:
