@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -29,11 +28,10 @@ const peersAgain = 10 * time.Second
 func (n *node) startPeers() error {
 	dir := filepath.Join(n.config.State, peersDir)
 	if !n.config.Image.ShareBetweenNodes {
-		if err := os.Remove(filepath.Join(dir, peersFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		// The agent does not write the file where there is no directory. A killed agent may have
+		// left other files. What stays is not read, and is no reason not to start.
+		if err := os.RemoveAll(dir); err != nil {
+			n.log.Warn("directory for the file of other nodes cannot be removed", "err", err)
 		}
 		return nil
 	}
