@@ -167,12 +167,16 @@ func (a *arrivals) add(blob digest.Digest, s *spool) (end func()) {
 	}
 }
 
-// of is a blob that is arriving; nil if it is not. It may arrive from several registries.
+// of is a blob that is arriving; nil if it is not. It may arrive from several registries. One
+// without a first byte does not count: it may wait for a node that is busy, or for one that in turn
+// waits for this node. To another node such a wait looks like a stall.
 func (a *arrivals) of(blob digest.Digest) *spool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if all := a.all[blob]; len(all) > 0 {
-		return all[0]
+	for _, s := range a.all[blob] {
+		if s.begun() {
+			return s
+		}
 	}
 	return nil
 }

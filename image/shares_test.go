@@ -212,6 +212,23 @@ func TestNodeCausesLocalError(t *testing.T) {
 	}
 }
 
+// A blob counts as arriving from its first byte on: a node that follows it waits only for so long.
+func TestBlobWithoutFirstByteIsNotArriving(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "blob"))
+	must(t, err)
+	defer f.Close()
+	var a arrivals
+	blob, s := digest.FromString("x"), newSpool(f)
+	defer a.add(blob, s)()
+	if a.of(blob) != nil {
+		t.Error("a blob without a byte is arriving")
+	}
+	s.Arrived(1)
+	if a.of(blob) != s {
+		t.Error("a blob with its first byte is not arriving")
+	}
+}
+
 // A damaged blob of another node is fetched from the registry instead.
 func TestDamagedBlobOfAnotherNode(t *testing.T) {
 	r, has, wants := newFake(t), openStore(t, nil), openStore(t, nil)

@@ -41,6 +41,13 @@ func (s *spool) Arrived(n int64) {
 	s.more.Broadcast()
 }
 
+// begun says whether the first byte is there.
+func (s *spool) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.size > 0
+}
+
 // finish ends the file: readers get io.EOF after the last byte, or err at once.
 func (s *spool) finish(err error) {
 	s.mu.Lock()
