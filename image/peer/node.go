@@ -171,6 +171,10 @@ func (s *Source) get(ctx context.Context, path string, size int64) (*body, error
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	if err := s.checkLeftAlone(); err != nil {
+		<-s.p.s.downloads
+		return nil, err
+	}
 	b := &body{release: func() { <-s.p.s.downloads }, left: size}
 	ctx, b.cancel = context.WithCancelCause(ctx)
 	b.ctx = ctx
@@ -182,6 +186,17 @@ func (s *Source) get(ctx context.Context, path string, size int64) (*body, error
 	}
 	b.timer.Stop()
 	return b, nil
+}
+
+// checkLeftAlone fails if the node is left alone by now. While this blob waited, another one may
+// have shown that the node stalls: without the check the blobs would find out one after the other.
+func (s *Source) checkLeftAlone() error {
+	s.p.s.mu.Lock()
+	defer s.p.s.mu.Unlock()
+	if time.Now().Before(s.n.avoid) {
+		return errLeftAlone
+	}
+	return nil
 }
 
 func (s *Source) open(ctx context.Context, b *body, path string, size int64) error {

@@ -92,6 +92,8 @@ var (
 	errUnfit = errors.New("unfit")
 	// errBusy is an ErrPeer of a node that has too much to do.
 	errBusy = errors.New("busy")
+	// errLeftAlone is an ErrPeer of a node that another blob was waiting for in vain.
+	errLeftAlone = errors.New("left alone")
 )
 
 // The bounds. Variables are shortened by tests.

@@ -565,6 +565,27 @@ func TestNodeThatRefusesForever(t *testing.T) {
 	}
 }
 
+// A blob that waited for its download does not ask a node that another one has found to stall.
+func TestNodeIsLeftAloneMeanwhile(t *testing.T) {
+	d := ocispec.Descriptor{Digest: digest.FromString("x"), Size: 1}
+	requests := make(chan bool, 1)
+	s, p := hostile(t, d, func(http.ResponseWriter, *http.Request) { requests <- true })
+	src, err := p.Next(t.Context(), d.Digest, false)
+	must(t, err)
+	until := time.Now().Add(time.Hour)
+	s.mu.Lock()
+	s.nodes[0].avoid = until
+	s.mu.Unlock()
+	if err := src.Blob(t.Context(), d, &file{}, ignore); !errors.Is(err, ErrPeer) || len(requests) > 0 {
+		t.Errorf("error %v, %d requests", err, len(requests))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.nodes[0].avoid.Equal(until) {
+		t.Error("the node is left alone for another time")
+	}
+}
+
 func TestSettings(t *testing.T) {
 	good := `{"version":1,"self":"a","listen":"10.0.0.1:10266","ca":"/ca","client":"/client","serving":"/serving",` +
 		`"peers":[{"name":"b","address":"10.0.0.2:10266"}]}`
