@@ -586,6 +586,42 @@ func TestNodeIsLeftAloneMeanwhile(t *testing.T) {
 	}
 }
 
+// The age of answers counts from when they are in: a node that takes its time would otherwise be
+// asked by each blob of a pull, one after the other.
+func TestAgeOfAnswers(t *testing.T) {
+	d := ocispec.Descriptor{Digest: digest.FromString("x"), Size: 1}
+	_, p := hostile(t, d, http.NotFound)
+	connects := make(chan time.Time, 1)
+	dial := p.asked[0].transport.DialTLSContext
+	p.asked[0].transport.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		connects <- time.Now()
+		return dial(ctx, network, address)
+	}
+	must(t, p.refresh(t.Context(), 0))
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	if connected := <-connects; !p.refreshed.After(connected) {
+		t.Errorf("refreshed at %s, connected at %s", p.refreshed, connected)
+	}
+}
+
+// A node that is slow to answer is asked less often, and what it has said still counts.
+func TestSlowNodeRests(t *testing.T) {
+	d := ocispec.Descriptor{Digest: digest.FromString("x"), Size: 1}
+	_, p := hostile(t, d, http.NotFound)
+	q, nodes := p.question(0)
+	if len(nodes) != 1 {
+		t.Fatalf("%d nodes are asked", len(nodes))
+	}
+	p.noteAnswer(nodes[0], q, answer{[]State{Whole}}, time.Hour, nil)
+	if _, nodes := p.question(0); len(nodes) != 0 {
+		t.Errorf("%d nodes are asked again", len(nodes))
+	}
+	if src, _ := p.choose(d.Digest, false); src == nil {
+		t.Error("what the node has is forgotten")
+	}
+}
+
 func TestSettings(t *testing.T) {
 	good := `{"version":1,"self":"a","listen":"10.0.0.1:10266","ca":"/ca","client":"/client","serving":"/serving",` +
 		`"peers":[{"name":"b","address":"10.0.0.2:10266"}]}`

@@ -22,7 +22,8 @@ type Pull struct {
 	asking     chan struct{} // holds one element while nodes are asked
 
 	wants     map[digest.Digest]*want // what they point to is guarded by s.mu, as the next
-	refreshed time.Time
+	refreshed time.Time               // when the last answers were in
+	rest      map[*node]time.Time     // until when a node is not asked again
 }
 
 // want is a blob that a pull has to fetch. All of it is guarded by Swarm.mu.
@@ -59,7 +60,10 @@ func (s *Swarm) Pull(repository string, blobs []digest.Digest) *Pull {
 	if len(s.nodes) == 0 || len(blobs) == 0 {
 		return nil
 	}
-	p := &Pull{s: s, repository: repository, self: s.settings.Self, asking: make(chan struct{}, 1), wants: map[digest.Digest]*want{}}
+	p := &Pull{
+		s: s, repository: repository, self: s.settings.Self, asking: make(chan struct{}, 1),
+		wants: map[digest.Digest]*want{}, rest: map[*node]time.Time{},
+	}
 	for _, b := range blobs {
 		p.wants[b] = &want{
 			answers: map[*node]State{}, busy: map[*node]refusal{}, failed: map[*node]bool{},
@@ -268,13 +272,18 @@ func (p *Pull) refresh(ctx context.Context, age time.Duration) error {
 	var all sync.WaitGroup
 	for _, n := range nodes {
 		all.Go(func() {
+			began := time.Now()
 			a, err := n.ask(limited, q)
 			if ctx.Err() == nil {
-				p.noteAnswer(n, q, a, err)
+				p.noteAnswer(n, q, a, time.Since(began), err)
 			}
 		})
 	}
 	all.Wait()
+	// From here on, or the calls that wait for p.asking would ask again, one after the other.
+	p.s.mu.Lock()
+	p.refreshed = time.Now()
+	p.s.mu.Unlock()
 	return ctx.Err()
 }
 
@@ -299,17 +308,24 @@ func (p *Pull) question(age time.Duration) (q question, nodes []*node) {
 	if len(q.Wanted) == 0 {
 		return q, nil
 	}
-	p.refreshed = now
 	for _, n := range p.asked {
-		if now.After(n.avoid) {
+		if now.After(n.avoid) && !now.Before(p.rest[n]) {
 			nodes = append(nodes, n)
 		}
 	}
 	return q, nodes
 }
 
+// A node is not asked again for restFactor times as long as its answer took, so that a slow node
+// does not hold up each step of a pull. longestRest is less than rivalFor: what a node fetches has
+// to be known before it counts as a rival no more.
+const (
+	restFactor  = 4
+	longestRest = rivalFor / 2
+)
+
 // noteAnswer keeps what a node has said, or leaves it alone for a while.
-func (p *Pull) noteAnswer(n *node, q question, a answer, err error) {
+func (p *Pull) noteAnswer(n *node, q question, a answer, took time.Duration, err error) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	if err != nil {
@@ -319,6 +335,7 @@ func (p *Pull) noteAnswer(n *node, q question, a answer, err error) {
 		n.avoid = time.Now().Add(awayFor)
 		return
 	}
+	p.rest[n] = time.Now().Add(min(restFactor*took, longestRest))
 	for i, b := range q.Blobs {
 		p.wants[b].answers[n] = a.States[i]
 	}
