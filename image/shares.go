@@ -2,8 +2,10 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"sync"
@@ -116,11 +118,13 @@ func (h *shares) OpenBlob(ctx context.Context, repository string, blob digest.Di
 		}
 	}
 	f, err := os.Open(h.blobs.blob(blob))
-	if err != nil || !h.blobs.has(d) {
-		if err == nil {
-			err = f.Close()
-		}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, 0, fmt.Errorf("%w: %w", peer.ErrNone, err)
+	case err != nil:
+		return nil, 0, err
+	case !h.blobs.has(d):
+		return nil, 0, errors.Join(fmt.Errorf("%w: blob %s has not %d bytes", errRotten, blob, d.Size), f.Close())
 	}
 	return f, d.Size, nil
 }

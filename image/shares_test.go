@@ -26,6 +26,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/image/peer"
+	"github.com/coracle-project/coracle/image/reference"
 )
 
 // peers makes stores know each other as nodes of a cluster.
@@ -226,6 +227,31 @@ func TestBlobWithoutFirstByteIsNotArriving(t *testing.T) {
 	s.Arrived(1)
 	if a.of(blob) != s {
 		t.Error("a blob with its first byte is not arriving")
+	}
+}
+
+// OpenBlob says that a blob is not here only if it may still come: clients ask for that again.
+func TestUnreadableBlobIsNotMissing(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	p := r.image("app:1", []testLayer{bigLayer()}, nil)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	name, err := reference.Parse(r.ref("app:1"))
+	must(t, err)
+	path := s.blobs.blob(p.layers[0])
+	for what, damage := range map[string]func() error{
+		"is cut short":     func() error { return os.Truncate(path, 1) },
+		"cannot be opened": func() error { return errors.Join(os.RemoveAll(path), os.Symlink(path, path)) },
+	} {
+		must(t, damage())
+		if _, _, err := s.shares.OpenBlob(t.Context(), name.Repo, p.layers[0]); err == nil || errors.Is(err, peer.ErrNone) {
+			t.Errorf("a blob that %s: error %v", what, err)
+		}
+		must(t, errors.Join(os.RemoveAll(path), os.WriteFile(path, nil, 0o600)))
+	}
+	must(t, os.Remove(path))
+	if _, _, err := s.shares.OpenBlob(t.Context(), name.Repo, p.layers[0]); !errors.Is(err, peer.ErrNone) {
+		t.Errorf("a blob that is not there: error %v", err)
 	}
 }
 

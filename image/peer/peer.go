@@ -75,7 +75,8 @@ type Stock interface {
 	// State is one of None, Arriving, Unpacked and Whole.
 	State(repository string, blob digest.Digest) State
 	// OpenBlob reads a blob that is Whole or Arriving, in the second case as it arrives. Reading
-	// fails if ctx ends or the rest never comes. Kind: ErrNone.
+	// fails if ctx ends or the rest never comes. Kind: ErrNone, which may pass: the blob is about to
+	// arrive, or has just come.
 	OpenBlob(ctx context.Context, repository string, blob digest.Digest) (r io.ReadCloser, size int64, err error)
 	// WriteLayer writes the archive, not compressed, of the layer that a blob unpacks to.
 	// Kind: ErrNone, and then nothing was written.

@@ -100,6 +100,7 @@ type stock struct {
 	mu     sync.Mutex
 	blobs  map[digest.Digest][]byte
 	layers map[digest.Digest][]byte
+	broken error // of reading any of them
 }
 
 func newStock() *stock {
@@ -131,6 +132,9 @@ func (s *stock) State(repo string, blob digest.Digest) State {
 func (s *stock) OpenBlob(_ context.Context, repo string, blob digest.Digest) (io.ReadCloser, int64, error) {
 	if s.State(repo, blob) != Whole {
 		return nil, 0, ErrNone
+	}
+	if s.broken != nil {
+		return nil, 0, s.broken
 	}
 	data := s.blobs[blob]
 	return io.NopCloser(bytes.NewReader(data)), int64(len(data)), nil
@@ -619,6 +623,23 @@ func TestSlowNodeRests(t *testing.T) {
 	}
 	if src, _ := p.choose(d.Digest, false); src == nil {
 		t.Error("what the node has is forgotten")
+	}
+}
+
+// A node that cannot read a blob says so, and is not asked for it again.
+func TestNodeWithBrokenBlob(t *testing.T) {
+	swarms, stocks := cluster(t, newAuthority(t), 2)
+	d := stocks[1].has([]byte("a blob"))
+	stocks[1].broken = errors.New("input/output error")
+	p := swarms[0].Pull(repository, []digest.Digest{d.Digest})
+	defer p.End()
+	src, err := p.Next(t.Context(), d.Digest, false)
+	must(t, err)
+	if err := src.Blob(t.Context(), d, &file{}, ignore); !errors.Is(err, ErrPeer) || errors.Is(err, errBusy) {
+		t.Errorf("error %v", err)
+	}
+	if src, err := p.Next(t.Context(), d.Digest, false); src != nil || err != nil {
+		t.Errorf("the blob comes from %v again, error %v", src, err)
 	}
 }
 

@@ -128,8 +128,11 @@ func (v *server) upload(w http.ResponseWriter, r *http.Request, send func(contex
 	err = send(r.Context(), out, repository, blob)
 	switch {
 	case err == nil:
-	case !out.began:
+	case !out.began && errors.Is(err, ErrNone):
 		http.Error(w, ErrNone.Error(), http.StatusNotFound)
+	case !out.began: // asking again soon is of no use
+		v.swarm.log.Warn("layer cannot be sent to another node", "blob", blob.String(), "err", err)
+		http.Error(w, "blob cannot be read", http.StatusInternalServerError)
 	default:
 		v.swarm.log.Info("layer was not sent whole to another node", "blob", blob.String(), "err", err)
 		panic(http.ErrAbortHandler) // so that it is not taken for whole
