@@ -124,7 +124,7 @@ func (h *shares) OpenBlob(ctx context.Context, repository string, blob digest.Di
 	case err != nil:
 		return nil, 0, err
 	case !h.blobs.has(d):
-		return nil, 0, errors.Join(fmt.Errorf("%w: blob %s has not %d bytes", errRotten, blob, d.Size), f.Close())
+		return nil, 0, errors.Join(fmt.Errorf("%w: blob %s does not have %d bytes", errRotten, blob, d.Size), f.Close())
 	}
 	return f, d.Size, nil
 }

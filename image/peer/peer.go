@@ -18,7 +18,8 @@
 //
 // # What is trusted
 //
-// Both sides show certificates of the cluster's authority, which name nodes. What comes is compared
+// Both sides show certificates of the cluster's authority, which name nodes, and each accepts only
+// the nodes that it has been told of. What comes is compared
 // with the blob's digest, or with the layer's (diff id), before it counts. A node serves a blob
 // only for the repository that it has it of: that a node may read a repository is what the registry
 // said when the node fetched the manifest there.

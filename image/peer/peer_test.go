@@ -480,6 +480,10 @@ func TestWhoIsServed(t *testing.T) {
 			t.Errorf("a client with %s certificate gets status %d", name, status)
 		}
 	}
+	deleted := a.pair(t, subject("deleted"), x509.ExtKeyUsageClientAuth)
+	if status, err := get(deleted, blob); err != nil || status != http.StatusForbidden {
+		t.Errorf("a node that is none of the others gets status %d, error %v", status, err)
+	}
 	for path, want := range map[string]int{
 		blob:                   200,
 		blob + "&blob=x":       400,

@@ -83,6 +83,10 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusForbidden)
 		return
 	}
+	if !v.swarm.knows(name) { // a node that was deleted has its certificate still
+		http.Error(w, "no node of this cluster", http.StatusForbidden)
+		return
+	}
 	switch {
 	case r.Method == http.MethodPost && r.URL.Path == askPath:
 		v.ask(w, r, name)

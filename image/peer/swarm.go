@@ -20,6 +20,7 @@ type Swarm struct {
 	mu       sync.Mutex
 	settings Settings
 	nodes    []*node
+	byName   map[string]*node // the same
 	pulls    map[*Pull]bool
 }
 
@@ -69,7 +70,7 @@ func (s *Swarm) take(f Settings) {
 		}
 	}
 	gone := s.nodes
-	s.nodes, s.settings = nil, f
+	s.nodes, s.byName, s.settings = nil, map[string]*node{}, f
 	id := newIdentity(f)
 	for _, n := range f.Peers {
 		known := before[n]
@@ -77,11 +78,19 @@ func (s *Swarm) take(f Settings) {
 			known = newNode(n, id)
 		}
 		s.nodes = append(s.nodes, known)
+		s.byName[n.Name] = known
 	}
 	s.mu.Unlock()
 	for _, n := range gone {
 		n.transport.CloseIdleConnections()
 	}
+}
+
+// knows says whether a node is one of the others.
+func (s *Swarm) knows(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byName[name] != nil
 }
 
 // Close ends serving and waits for that. Pulls under way go on at the registry.
