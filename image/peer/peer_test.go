@@ -647,6 +647,33 @@ func TestNodeWithBrokenBlob(t *testing.T) {
 	}
 }
 
+// A node that is left alone does not get a turn either, also if it asks for the blob itself.
+func TestNodeLeftAloneGetsNoTurn(t *testing.T) {
+	swarms, _ := cluster(t, newAuthority(t), 2)
+	blob := digest.FromString("x")
+	for i := 0; weight(blob.String(), "node-1") < weight(blob.String(), "node-0"); i++ {
+		blob = digest.FromString(fmt.Sprint(i))
+	}
+	p := swarms[0].Pull(repository, []digest.Digest{blob})
+	defer p.End()
+	s := swarms[0]
+	s.answerTo("node-1", question{Repository: repository, Blobs: []digest.Digest{blob}, Wanted: []int{0}}, time.Now())
+	turn := func() string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return p.turnLocked(blob, p.wants[blob])
+	}
+	if got := turn(); got != "node-1" {
+		t.Errorf("it is the turn of %s", got)
+	}
+	s.mu.Lock()
+	s.nodes[0].avoid = time.Now().Add(time.Hour)
+	s.mu.Unlock()
+	if got := turn(); got != "node-0" {
+		t.Errorf("it is the turn of %s, though node-1 is left alone", got)
+	}
+}
+
 func TestSettings(t *testing.T) {
 	good := `{"version":1,"self":"a","listen":"10.0.0.1:10266","ca":"/ca","client":"/client","serving":"/serving",` +
 		`"peers":[{"name":"b","address":"10.0.0.2:10266"}]}`

@@ -238,12 +238,16 @@ func (p *Pull) holderLocked(blob digest.Digest, w *want, unpacked bool) (best *n
 func (p *Pull) turnLocked(blob digest.Digest, w *want) string {
 	winner, now := p.self, time.Now()
 	consider := func(name string) {
+		n := p.s.byName[name]
+		if n == nil || w.failed[n] || now.Before(n.avoid) {
+			return // it would be waited for in vain: nothing is fetched from it
+		}
 		if !w.passed[name] && weight(blob.String(), name) > weight(blob.String(), winner) {
 			winner = name
 		}
 	}
 	for _, n := range p.asked {
-		if w.answers[n] == Wanted && !w.failed[n] && !now.Before(n.avoid) {
+		if w.answers[n] == Wanted {
 			consider(n.Name)
 		}
 	}
