@@ -234,17 +234,18 @@ func (s *Source) judge(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	w := s.p.s
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case errors.Is(err, errBusy):
-		s.p.wants[s.blob].refused(s.n, time.Now())
-	case errors.Is(err, errUnfit):
+	s.p.s.mu.Lock()
+	defer s.p.s.mu.Unlock()
+	w := s.p.wants[s.blob]
+	if errors.Is(err, errBusy) {
+		w.refused(s.n, time.Now())
+	} else {
+		// Each node is tried once. The time that this took was not spent waiting for a turn.
+		w.failed[s.n], w.since = true, time.Time{}
+	}
+	if errors.Is(err, errUnfit) {
 		s.n.avoid = time.Now().Add(avoidFor)
-		w.log.Warn("other node is left alone", "peer", s.n.Name, "blob", s.blob.String(), "err", err)
-	default:
-		s.p.wants[s.blob].failed[s.n] = true
+		s.p.s.log.Warn("other node is left alone", "peer", s.n.Name, "blob", s.blob.String(), "err", err)
 	}
 	return fmt.Errorf("%w: %s: %w", ErrPeer, s.n.Name, err)
 }

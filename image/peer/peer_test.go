@@ -216,12 +216,14 @@ func TestLayerOfAnotherNode(t *testing.T) {
 	swarms, stocks := cluster(t, newAuthority(t), 2)
 	blob := digest.FromString("compressed")
 	stocks[1].layers[blob] = []byte("an archive")
-	p := swarms[0].Pull(repository, []digest.Digest{blob})
-	defer p.End()
-	if src, err := p.Next(t.Context(), blob, false); src != nil || err != nil {
+	first := swarms[0].Pull(repository, []digest.Digest{blob})
+	defer first.End()
+	if src, err := first.Next(t.Context(), blob, false); src != nil || err != nil {
 		t.Fatalf("a layer in the place of a blob comes from %v, error %v", src, err)
 	}
 	for limit, ok := range map[int64]bool{10: true, 9: false} {
+		p := swarms[0].Pull(repository, []digest.Digest{blob})
+		defer p.End()
 		src, err := p.Next(t.Context(), blob, true)
 		must(t, err)
 		if src == nil || !src.Unpacked {
@@ -671,6 +673,31 @@ func TestNodeLeftAloneGetsNoTurn(t *testing.T) {
 	s.mu.Unlock()
 	if got := turn(); got != "node-0" {
 		t.Errorf("it is the turn of %s, though node-1 is left alone", got)
+	}
+}
+
+// What a blob waits for after a failed attempt gets its whole time again, and a node is not tried
+// again after the minute that it is left alone.
+func TestAfterAFailedAttempt(t *testing.T) {
+	d := ocispec.Descriptor{Digest: digest.FromString("x"), Size: 1}
+	s, p := hostile(t, d, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("wrong")) })
+	src, err := p.Next(t.Context(), d.Digest, false)
+	must(t, err)
+	s.mu.Lock()
+	w := p.wants[d.Digest]
+	w.since = time.Now().Add(-time.Hour)
+	s.mu.Unlock()
+	if err := src.Blob(t.Context(), d, &file{}, ignore); !errors.Is(err, ErrPeer) {
+		t.Errorf("error %v", err)
+	}
+	s.mu.Lock()
+	if !w.since.IsZero() {
+		t.Error("the attempt counts as waiting")
+	}
+	s.nodes[0].avoid = time.Time{}
+	s.mu.Unlock()
+	if src, err := p.Next(t.Context(), d.Digest, false); src != nil || err != nil {
+		t.Errorf("the blob comes from %v again, error %v", src, err)
 	}
 }
 
