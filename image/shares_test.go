@@ -3,6 +3,7 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -24,6 +25,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
@@ -252,6 +254,39 @@ func TestUnreadableBlobIsNotMissing(t *testing.T) {
 	must(t, os.Remove(path))
 	if _, _, err := s.shares.OpenBlob(t.Context(), name.Repo, p.layers[0]); !errors.Is(err, peer.ErrNone) {
 		t.Errorf("a blob that is not there: error %v", err)
+	}
+}
+
+// A layer that turns out to be in the store, or that another pull fetches, is not wanted any more:
+// other nodes must not wait until this node fetches it.
+func TestLayerInTheStoreIsNotWanted(t *testing.T) {
+	r, has, other := newFake(t), openStore(t, nil), openStore(t, nil)
+	peers(t, has, other)
+	var layers []testLayer
+	for i := range 8 { // of which about every second one is the first node's turn
+		layers = append(layers, plainLayer(tarOf("file", fmt.Sprint(i))))
+	}
+	p := r.image("app:1", layers, nil)
+	_, err := has.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	name, err := reference.Parse(r.ref("other:1"))
+	must(t, err)
+	src, err := has.registries.Load().Repository(name.Domain, name.Path, Auth{})
+	must(t, err)
+	from := origin{src, has.peers.Pull(name.Repo, p.layers)}
+	defer from.peers.End()
+	wants := other.peers.Pull(name.Repo, p.layers)
+	defer wants.End()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for i, l := range p.layers {
+		d := ocispec.Descriptor{MediaType: layers[i].mediaType, Digest: l, Size: int64(len(layers[i].data))}
+		must(t, has.unpacker.ensureLayer(ctx, from, d, p.diffIDs[i], part{&meter{}, &LayerProgress{}}))
+	}
+	for i, l := range p.layers {
+		if node, err := wants.Next(ctx, l, true); node != nil || err != nil {
+			t.Errorf("layer %d is waited for: node %v, error %v", i, node, err)
+		}
 	}
 }
 

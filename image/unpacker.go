@@ -63,8 +63,10 @@ func newUnpacker(c *Config, b *blobs, l *ledger.Ledger) *unpacker {
 }
 
 // ensureLayer makes sure that a layer's blob and its unpacked directory are in the
-// store. Pulls that need the same layer of a registry at the same time share one download.
-func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, m part) error {
+// store. Pulls that need the same layer of a registry at the same time share one download. Each of
+// them tells other nodes that it wants the layer, and ends that here.
+func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, m part) (err error) {
+	defer func() { src.peers.Release(d.Digest, err == nil) }()
 	key := layerKey{src.Domain(), d.Digest, diffID}
 	for {
 		_, joined, err := u.flight.do(ctx, key, func(ctx context.Context) (struct{}, error) {
@@ -113,13 +115,7 @@ func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descrip
 }
 
 // arrive fetches and unpacks a blob: from another node if one has it, or else from the registry.
-func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) (err error) {
-	defer func() {
-		if err == nil {
-			u.ledger.Learn(d.Digest, diffID) // before others ask for it
-		}
-		src.peers.Release(d.Digest, err == nil)
-	}()
+func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
 	_, encrypted := crypt.Encrypted(d.MediaType)
 	unpacked := !u.blobs.kept && !encrypted
 	for {
