@@ -701,6 +701,23 @@ func TestAfterAFailedAttempt(t *testing.T) {
 	}
 }
 
+// A server whose listener fails is started again by Set with the same nodes.
+func TestServerThatFailed(t *testing.T) {
+	swarms, stocks := cluster(t, newAuthority(t), 2)
+	d := stocks[1].has([]byte("a blob"))
+	must(t, swarms[1].server.l.Close())
+	swarms[1].server.work.Wait()
+	swarms[1].mu.Lock()
+	f := swarms[1].settings
+	swarms[1].mu.Unlock()
+	must(t, swarms[1].Set(f))
+	p := swarms[0].Pull(repository, []digest.Digest{d.Digest})
+	defer p.End()
+	if src, err := p.Next(t.Context(), d.Digest, false); src == nil || err != nil {
+		t.Errorf("source %v, error %v", src, err)
+	}
+}
+
 func TestSettings(t *testing.T) {
 	good := `{"version":1,"self":"a","listen":"10.0.0.1:10266","ca":"/ca","client":"/client","serving":"/serving",` +
 		`"peers":[{"name":"b","address":"10.0.0.2:10266"}]}`

@@ -22,12 +22,14 @@ import (
 // server is what other nodes connect to.
 type server struct {
 	swarm *Swarm
+	l     net.Listener
 	http  *http.Server
 	end   context.CancelFunc
 	work  sync.WaitGroup // serving, and requests
 
 	mu      sync.Mutex
 	closing bool
+	failed  bool // nothing listens any more
 }
 
 func (s *Swarm) listen(f Settings) (*server, error) {
@@ -35,7 +37,7 @@ func (s *Swarm) listen(f Settings) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for other nodes: %w", err)
 	}
-	v := &server{swarm: s}
+	v := &server{swarm: s, l: l}
 	ctx, end := context.WithCancel(context.Background())
 	v.end = end
 	v.http = &http.Server{
@@ -47,9 +49,19 @@ func (s *Swarm) listen(f Settings) (*server, error) {
 	v.work.Go(func() {
 		if err := v.http.ServeTLS(netutil.LimitListener(l, maxConns), "", ""); !errors.Is(err, http.ErrServerClosed) {
 			s.log.Error("layers are not served to other nodes any more", "err", err)
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.failed = true
 		}
 	})
 	return v, nil
+}
+
+// hasFailed says whether the server has ended without close.
+func (v *server) hasFailed() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.failed
 }
 
 // close ends all connections, and waits until nothing uses the stock any more.

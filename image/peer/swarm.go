@@ -33,7 +33,8 @@ func New(stock Stock, log *slog.Logger) *Swarm {
 }
 
 // Set says which nodes there are. While there are others, this one listens for them. On error it
-// does not, and asks no other; Set may be called again.
+// does not, and asks no other; Set may be called again. With the same nodes it only listens again
+// if that has ended with an error.
 func (s *Swarm) Set(f Settings) error {
 	s.setting.Lock()
 	defer s.setting.Unlock()
@@ -43,10 +44,11 @@ func (s *Swarm) Set(f Settings) error {
 	s.mu.Lock()
 	same, old := f.equal(&s.settings), s.settings
 	s.mu.Unlock()
-	if same {
+	failed := s.server != nil && s.server.hasFailed()
+	if same && !failed {
 		return nil
 	}
-	if s.server != nil && (len(f.Peers) == 0 || f.Listen != old.Listen || f.CA != old.CA || f.Serving != old.Serving) {
+	if s.server != nil && (failed || len(f.Peers) == 0 || f.Listen != old.Listen || f.CA != old.CA || f.Serving != old.Serving) {
 		s.stopServer()
 	}
 	if len(f.Peers) > 0 && s.server == nil {
