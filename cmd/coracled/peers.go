@@ -24,6 +24,9 @@ const (
 // address yet.
 const peersAgain = 10 * time.Second
 
+// peersCheck is when the nodes are taken over without a change, to listen again where that ended.
+const peersCheck = time.Minute
+
 // startPeers follows which other nodes layers are passed on to, unless they are not to be.
 func (n *node) startPeers() error {
 	dir := filepath.Join(n.config.State, peersDir)
@@ -63,7 +66,7 @@ func (n *node) startPeers() error {
 func (n *node) followPeers(w *fsnotify.Watcher, path string) {
 	again := time.NewTimer(0)
 	defer again.Stop()
-	had := 0
+	had, failure := 0, ""
 	for {
 		select {
 		case _, ok := <-w.Events:
@@ -77,14 +80,23 @@ func (n *node) followPeers(w *fsnotify.Watcher, path string) {
 		case <-again.C:
 		}
 		nodes, err := peer.Read(path)
+		event := "file of other nodes cannot be read: those known so far stay"
 		if err == nil {
-			err = n.images.SetPeers(nodes)
+			event = "layers are not shared with other nodes"
+			if err = n.images.SetPeers(nodes); err != nil {
+				had = 0
+			}
 		}
 		if err != nil {
-			n.log.Warn("layers are not shared with other nodes", "file", path, "err", err)
+			if text := err.Error(); text != failure {
+				n.log.Warn(event, "file", path, "err", err)
+				failure = text
+			}
 			again.Reset(peersAgain)
 			continue
 		}
+		failure = ""
+		again.Reset(peersCheck)
 		if now := len(nodes.Peers); now != had {
 			n.log.Info("layers are shared with other nodes", "nodes", now)
 			had = now
