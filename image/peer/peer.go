@@ -21,8 +21,10 @@
 // Both sides show certificates of the cluster's authority, which name nodes, and each accepts only
 // the nodes that it has been told of. What comes is compared
 // with the blob's digest, or with the layer's (diff id), before it counts. A node serves a blob
-// only for the repository that it has it of: that a node may read a repository is what the registry
-// said when the node fetched the manifest there.
+// only for a repository of which it has, or is pulling, an image that lists the blob. That the
+// asking node may read the repository is what the registry said when that node fetched the manifest
+// there. The node that serves does not check that the blob came from the repository: an image can
+// list a blob that the node has from another one.
 //
 // # Bounds
 //
