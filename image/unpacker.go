@@ -128,7 +128,7 @@ func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor,
 			if !errors.Is(err, peer.ErrPeer) {
 				return err
 			}
-			u.log.Debug("layer comes from elsewhere", "blob", d.Digest.String(), "cause", err)
+			u.log.Debug("layer comes from elsewhere", "blob", d.Digest.String(), "peer", node.String(), "err", err)
 			continue
 		}
 		release, err := src.Slot(ctx)

@@ -161,7 +161,7 @@ func (s *Source) GiveUp(err error) error {
 	s.p.s.mu.Lock()
 	defer s.p.s.mu.Unlock()
 	s.p.wants[s.blob].givenUp = true
-	return fmt.Errorf("%w: %s: %w", ErrPeer, s.n.Name, err)
+	return fmt.Errorf("%w: %s: %w", ErrPeer, s, err)
 }
 
 // get asks for a blob or layer. size is what it must have, unless -1.
