@@ -104,6 +104,7 @@ var (
 const (
 	maxAsked     = 32 // nodes that one pull asks
 	maxUploads   = 8  // blobs and layers that are sent at the same time
+	minShare     = 2  // of them that each node may have, however many nodes ask
 	maxDownloads = 8  // that are fetched from other nodes at the same time
 	maxConns     = 256
 	// slowest is the bytes per second, on average, below which another node is not worth waiting

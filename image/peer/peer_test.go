@@ -533,7 +533,7 @@ func TestTooManyUploads(t *testing.T) {
 	swarms, stocks := cluster(t, newAuthority(t), 2)
 	d := stocks[1].has([]byte("a blob"))
 	for range maxUploads {
-		swarms[1].uploads <- struct{}{}
+		swarms[1].uploads.take("node-0", time.Now())
 	}
 	p := swarms[0].Pull(repository, []digest.Digest{d.Digest})
 	defer p.End()
@@ -715,6 +715,37 @@ func TestServerThatFailed(t *testing.T) {
 	defer p.End()
 	if src, err := p.Next(t.Context(), d.Digest, false); src == nil || err != nil {
 		t.Errorf("source %v, error %v", src, err)
+	}
+}
+
+// One node gets all uploads only while no other node asks.
+func TestUploadsAreShared(t *testing.T) {
+	u, now := newUploads(), time.Now()
+	take := func(name string) (n int) {
+		for u.take(name, now) {
+			n++
+		}
+		return n
+	}
+	if n := take("a"); n != maxUploads {
+		t.Errorf("alone, a node gets %d uploads", n)
+	}
+	if n := take("b"); n != 0 {
+		t.Errorf("another one gets %d on top of all", n)
+	}
+	for range 3 {
+		u.done("a")
+	}
+	if n := take("a"); n != 0 {
+		t.Errorf("the first gets %d more than its share", n)
+	}
+	if n := take("b"); n != 3 {
+		t.Errorf("the second gets %d of 3", n)
+	}
+	u.done("a")
+	now = now.Add(askedFor + 1)
+	if n := take("a"); n != 1 {
+		t.Errorf("the first gets %d after the second has gone", n)
 	}
 }
 

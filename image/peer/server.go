@@ -103,9 +103,9 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && r.URL.Path == askPath:
 		v.ask(w, r, name)
 	case r.Method == http.MethodGet && r.URL.Path == blobPath:
-		v.upload(w, r, v.blob)
+		v.upload(w, r, name, v.blob)
 	case r.Method == http.MethodGet && r.URL.Path == layerPath:
-		v.upload(w, r, v.layer)
+		v.upload(w, r, name, v.layer)
 	default:
 		http.NotFound(w, r)
 	}
@@ -127,19 +127,19 @@ func (v *server) ask(w http.ResponseWriter, r *http.Request, name string) {
 }
 
 // upload sends something, unless too much is being sent already.
-func (v *server) upload(w http.ResponseWriter, r *http.Request, send func(context.Context, *sending, string, digest.Digest) error) {
+func (v *server) upload(w http.ResponseWriter, r *http.Request, name string,
+	send func(context.Context, *sending, string, digest.Digest) error,
+) {
 	repository, blob, err := parseTarget(r.URL.RawQuery)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	select {
-	case v.swarm.uploads <- struct{}{}:
-		defer func() { <-v.swarm.uploads }()
-	default:
+	if !v.swarm.uploads.take(name, time.Now()) {
 		http.Error(w, errBusy.Error(), http.StatusServiceUnavailable)
 		return
 	}
+	defer v.swarm.uploads.done(name)
 	out := &sending{w: w, control: http.NewResponseController(w)}
 	err = send(r.Context(), out, repository, blob)
 	switch {

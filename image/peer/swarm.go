@@ -11,7 +11,7 @@ type Swarm struct {
 	stock     Stock
 	log       *slog.Logger
 	downloads chan struct{} // holds one element for each that is under way
-	uploads   chan struct{}
+	uploads   *uploads
 
 	setting sync.Mutex // held by Set and Close
 	server  *server    // nil while there is no other node; guarded by setting
@@ -28,7 +28,7 @@ type Swarm struct {
 func New(stock Stock, log *slog.Logger) *Swarm {
 	return &Swarm{
 		stock: stock, log: log, pulls: map[*Pull]bool{},
-		downloads: make(chan struct{}, maxDownloads), uploads: make(chan struct{}, maxUploads),
+		downloads: make(chan struct{}, maxDownloads), uploads: newUploads(),
 	}
 }
 
