@@ -259,7 +259,8 @@ func TestForceThatFails(t *testing.T) {
 		t.Errorf("%v, %s", err, said)
 	}
 	all, err := os.ReadFile(asked(p))
-	if lines := strings.Split(strings.TrimSpace(string(all)), "\n"); err != nil || len(lines) != 2 || !strings.Contains(lines[1], "force --undo") {
+	lines := strings.Split(strings.TrimSpace(string(all)), "\n")
+	if err != nil || len(lines) != 2 || !strings.Contains(lines[1], "force --undo") {
 		t.Errorf("coracle-kube was asked %s, %v", all, err)
 	}
 }
