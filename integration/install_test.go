@@ -154,7 +154,7 @@ esac
 		t.Errorf("after a removal: %q", got)
 	}
 	const asks = "systemctl disable --now coracle.service\ncoracle down\n" +
-		"systemctl disable --now coracled.service\ncoracled purge\nsystemctl daemon-reload\n"
+		"systemctl disable --now coracled.service\ncoracled purge --stopped\nsystemctl daemon-reload\n"
 	if said, err := os.ReadFile(asked); err != nil || string(said) != asks {
 		t.Errorf("programs were asked %q, want %q; %v", said, asks, err)
 	}

@@ -58,7 +58,7 @@ if [ "$uninstall" ]; then
     *) die "$unit runs another coracled: stop it first, or remove that installation instead" ;;
     esac
   fi
-  if [ "$unit" ]; then systemctl disable --now coracle.service; fi
+  if [ "$unit" ] && [ -e "${unit%/*}/coracle.service" ]; then systemctl disable --now coracle.service; fi # older ones have none
   "$prefix/bin/coracle" down
   if [ "$unit" ]; then systemctl disable --now coracled.service; fi
   "$prefix/bin/coracled" purge --stopped # one that still runs is not of this installation, or was started by hand
