@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +117,14 @@ func imagesOfFile(path string) (all []string, err error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	for documents := yaml.NewDecoder(io.LimitReader(f, longestManifest)); ; {
+	data, err := io.ReadAll(io.LimitReader(f, longestManifest+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > longestManifest {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, longestManifest)
+	}
+	for documents := yaml.NewDecoder(bytes.NewReader(data)); ; {
 		var content any
 		err := documents.Decode(&content)
 		if errors.Is(err, io.EOF) {

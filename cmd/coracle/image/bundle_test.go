@@ -1,11 +1,36 @@
 package image
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
 )
+
+// Half a manifest may be valid: images of the other half would be missing on a machine that cannot
+// pull them.
+func TestImagesOfALongManifest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pod.yaml")
+	pod := "spec: {containers: [{image: a}]}\n---\n"
+	write := func(length int) {
+		t.Helper()
+		text := pod + strings.Repeat("\n", length-len(pod))
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(longestManifest)
+	if got, err := imagesOf(path); err != nil || !slices.Equal(got, []string{"a"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	write(longestManifest + 1)
+	if got, err := imagesOf(path); err == nil || !strings.Contains(err.Error(), "is larger than") {
+		t.Errorf("%q, %v", got, err)
+	}
+}
 
 func TestImagesOfManifests(t *testing.T) {
 	for name, test := range map[string]struct {
