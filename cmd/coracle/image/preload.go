@@ -30,16 +30,9 @@ type Archive struct {
 // unchanged, and whose images the daemon still has. It returns what last has to be the next time.
 // An archive that cannot be loaded does not keep the others back. dir may be missing.
 func Preload(ctx context.Context, socket, dir string, last map[string]Archive, tell func(string)) (map[string]Archive, error) {
-	entries, err := os.ReadDir(dir)
-	if os.IsNotExist(err) {
-		return nil, nil
-	}
-	if err != nil {
+	names, err := archives(dir)
+	if err != nil || len(names) == 0 {
 		return nil, err
-	}
-	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), ".") })
-	if len(entries) == 0 {
-		return nil, nil
 	}
 	next := map[string]Archive{}
 	d := daemon.New(func() string { return socket })
@@ -53,14 +46,14 @@ func Preload(ctx context.Context, socket, dir string, last map[string]Archive, t
 		for _, image := range all.GetImages() {
 			have[image.GetId()] = true
 		}
-		for _, e := range entries {
-			path := filepath.Join(dir, e.Name())
+		for _, name := range names {
+			path := filepath.Join(dir, name)
 			a, err := archiveAt(path)
-			was, known := last[e.Name()]
+			was, known := last[name]
 			lacks := func(id string) bool { return !have[id] }
 			if err == nil && known && was.Error == "" && was.Size == a.Size && was.Changed.Equal(a.Changed) &&
 				!slices.ContainsFunc(was.Images, lacks) {
-				next[e.Name()] = was
+				next[name] = was
 				continue
 			}
 			if err == nil {
@@ -75,17 +68,51 @@ func Preload(ctx context.Context, socket, dir string, last map[string]Archive, t
 			} else {
 				tell(path + ": its images are loaded")
 			}
-			next[e.Name()] = a
+			next[name] = a
 		}
 		return nil
 	})
 	return next, err
 }
 
+// archives are the names of what may be archives in dir, which may be missing: regular files, and
+// directories with the index of an OCI image layout. A FIFO would be waited for, and the root of a
+// file system has a directory lost+found.
+func archives(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		st, err := os.Stat(path)
+		switch {
+		case err != nil: // such as a link to nothing: loading it says why
+		case st.IsDir():
+			if _, err := os.Lstat(filepath.Join(path, layoutIndex)); err != nil {
+				continue
+			}
+		case !st.Mode().IsRegular():
+			continue
+		}
+		names = append(names, e.Name())
+	}
+	return names, nil
+}
+
+// layoutIndex is the index of an OCI image layout.
+const layoutIndex = "index.json"
+
 func archiveAt(path string) (Archive, error) {
 	st, err := os.Stat(path)
 	if err == nil && st.IsDir() {
-		st, err = os.Stat(filepath.Join(path, "index.json"))
+		st, err = os.Stat(filepath.Join(path, layoutIndex))
 	}
 	if err != nil {
 		return Archive{}, err
