@@ -2,11 +2,14 @@ package image
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -57,6 +60,9 @@ func Preload(ctx context.Context, socket, dir string, last map[string]Archive, t
 				continue
 			}
 			if err == nil {
+				err = checkArchive(dir, path)
+			}
+			if err == nil {
 				a.Images, err = loadArchive(ctx, c, path)
 			}
 			if ctx.Err() != nil {
@@ -104,6 +110,44 @@ func archives(dir string) (names []string, err error) {
 		names = append(names, e.Name())
 	}
 	return names, nil
+}
+
+// checkArchive refuses an archive in dir that other users than root and this process's may write,
+// or replace: its images may have any names.
+func checkArchive(dir, path string) error {
+	target, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	for _, above := range []string{dir, filepath.Dir(target)} {
+		info, err := os.Stat(above)
+		if err != nil {
+			return err
+		}
+		if err := checkWriters(above, info); err != nil {
+			return err
+		}
+	}
+	return filepath.WalkDir(target, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.Type() == fs.ModeSymlink { // links are left out of a layout
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		return checkWriters(path, info)
+	})
+}
+
+func checkWriters(path string, info fs.FileInfo) error {
+	if info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("others may write it: chmod go-w %s", path)
+	}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && s.Uid != 0 && int(s.Uid) != os.Geteuid() {
+		return fmt.Errorf("it belongs to user %d: chown root %s", s.Uid, path)
+	}
+	return nil
 }
 
 // layoutIndex is the index of an OCI image layout.
