@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -54,8 +55,16 @@ func (u *upping) preload(ctx context.Context, steps *steps) error {
 	}
 	now, err := image.Preload(ctx, u.socket(), u.o.Images, last.Archives, steps.done)
 	if err != nil {
-		return fmt.Errorf("up: --images %s: %w", u.o.Images, err)
+		err = fmt.Errorf("up: --images %s: %w", u.o.Images, err)
 	}
+	if now == nil && err != nil {
+		return err
+	}
+	// What was loaded before an error is not loaded again.
+	return errors.Join(err, u.rememberPreloaded(now))
+}
+
+func (u *upping) rememberPreloaded(now map[string]image.Archive) error {
 	data, err := json.MarshalIndent(preloaded{u.o.Images, now}, "", "  ")
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,7 +32,8 @@ type Archive struct {
 
 // Preload loads the archives of dir into the coracled at socket, except those that are in last,
 // unchanged, and whose images the daemon still has. It returns what last has to be the next time.
-// An archive that cannot be loaded does not keep the others back. dir may be missing.
+// An archive that cannot be loaded does not keep the others back. dir may be missing. When ctx
+// ends, what was loaded until then is returned, with the error.
 func Preload(ctx context.Context, socket, dir string, last map[string]Archive, tell func(string)) (map[string]Archive, error) {
 	names, err := archives(dir)
 	if err != nil || len(names) == 0 {
@@ -78,6 +80,12 @@ func Preload(ctx context.Context, socket, dir string, last map[string]Archive, t
 		}
 		return nil
 	})
+	if err != nil { // what was not looked at is what it was
+		kept := map[string]Archive{}
+		maps.Copy(kept, last)
+		maps.Copy(kept, next)
+		next = kept
+	}
 	return next, err
 }
 
@@ -164,8 +172,13 @@ func archiveAt(path string) (Archive, error) {
 	return Archive{Size: st.Size(), Changed: st.ModTime().UTC()}, nil
 }
 
+// longestLoad is how long loading one archive may take.
+const longestLoad = 30 * time.Minute
+
 // loadArchive loads an archive, and returns the ids of its images.
 func loadArchive(ctx context.Context, c imagesv1.ImagesClient, path string) (ids []string, err error) {
+	ctx, stop := context.WithTimeout(ctx, longestLoad)
+	defer stop()
 	err = openArchive(path, func(r io.Reader, _ int64) error {
 		s, err := c.Load(ctx)
 		if err != nil {
