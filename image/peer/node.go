@@ -178,7 +178,8 @@ func (s *Source) get(ctx context.Context, path string, size int64) (*body, error
 	b := &body{release: func() { <-s.p.s.downloads }, left: size}
 	ctx, b.cancel = context.WithCancelCause(ctx)
 	b.ctx = ctx
-	b.timer = time.AfterFunc(stall, func() { b.cancel(fmt.Errorf("%w: nothing came for %s", errUnfit, stall)) })
+	limit := stall // tests change it, also when this timer has just gone off
+	b.timer = time.AfterFunc(limit, func() { b.cancel(fmt.Errorf("%w: nothing came for %s", errUnfit, limit)) })
 	if err := s.open(ctx, b, path, size); err != nil {
 		err = b.because(err)
 		b.end()
