@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
@@ -104,12 +103,7 @@ func controlPlaneRemoveCommand() *cobra.Command {
 		Use: "remove NODE", Short: "take a node, and its member of etcd if it has one, out of the cluster", Args: cobra.ExactArgs(1),
 		Example: "  coracle-kube controlplane remove two --kubeconfig admin.kubeconfig",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-			if err != nil {
-				return err
-			}
-			config.Timeout = removalLimit
-			kube, err := kubernetes.NewForConfig(config)
+			config, kube, err := clientOf(kubeconfig, removalLimit)
 			if err != nil {
 				return err
 			}
@@ -186,12 +180,7 @@ func controlPlaneDrainCommand() *cobra.Command {
 		Use: "drain NODE", Short: "let no more pods come to a node, and evict those that it has", Args: cobra.ExactArgs(1),
 		Example: "  coracle-kube controlplane drain two --kubeconfig admin.kubeconfig",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-			if err != nil {
-				return err
-			}
-			config.Timeout = callLimit
-			kube, err := kubernetes.NewForConfig(config)
+			config, kube, err := clientOf(kubeconfig, callLimit)
 			if err != nil {
 				return err
 			}

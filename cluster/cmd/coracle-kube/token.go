@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
@@ -28,6 +29,17 @@ type invitation struct {
 	CertificateKey string `json:"certificateKey,omitempty"`
 }
 
+// clientOf returns how to reach the API server of a kubeconfig, with a limit for each request.
+func clientOf(kubeconfig string, limit time.Duration) (*rest.Config, *kubernetes.Clientset, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	config.Timeout = limit
+	kube, err := kubernetes.NewForConfig(config)
+	return config, kube, err
+}
+
 // tokenCommand is what `coracle token` runs.
 func tokenCommand() *cobra.Command {
 	var kubeconfig string
@@ -42,12 +54,7 @@ func tokenCommand() *cobra.Command {
 		return &cobra.Command{
 			Use: use, Short: short, Example: example, Args: args,
 			RunE: func(cmd *cobra.Command, args []string) error {
-				config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-				if err != nil {
-					return err
-				}
-				config.Timeout = callLimit
-				kube, err := kubernetes.NewForConfig(config)
+				_, kube, err := clientOf(kubeconfig, callLimit)
 				if err != nil {
 					return err
 				}
