@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -46,19 +45,14 @@ number of a pod's containers that run.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			lines := []podLine{}
-			missing := w.lookAtAll(cmd, func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, all inventory) error {
+			list := func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, all inventory) ([]podLine, error) {
 				there, err := podLines(ctx, c, all, &chosen)
 				for i := range there {
 					there[i].Node = node
 				}
-				lines = append(lines, there...)
-				return err
-			})
-			if missing != nil && len(lines) == 0 {
-				return missing
+				return there, err
 			}
-			return errors.Join(missing, format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { podRows(out, lines) }))
+			return listAll(w, cmd, &format, list, podRows)
 		},
 	}
 	format.Define(cmd)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -54,21 +53,16 @@ RESTARTS is the number of earlier attempts.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			lines := []containerLine{}
-			missing := w.lookAtAll(cmd, func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, v inventory) error {
+			list := func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, v inventory) ([]containerLine, error) {
 				there, err := containerLines(ctx, c, v, func(ctr *runtimeapi.Container) bool {
 					return (all || ctr.GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING) && chosen.matches(v.podOf(ctr))
 				})
 				for i := range there {
 					there[i].Node = node
 				}
-				lines = append(lines, there...)
-				return err
-			})
-			if missing != nil && len(lines) == 0 {
-				return missing
+				return there, err
 			}
-			return errors.Join(missing, format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { containerRows(out, lines) }))
+			return listAll(w, cmd, &format, list, containerRows)
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also containers that do not run")

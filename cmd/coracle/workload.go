@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
 // workload is what the commands for pods and containers share: where the daemon is. They
@@ -71,6 +73,23 @@ func (w *workload) lookAtAll(cmd *cobra.Command,
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// listAll prints what list finds on each node that this machine has, and returns which could not be
+// asked.
+func listAll[T any](w *workload, cmd *cobra.Command, format *output.Format,
+	list func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, all inventory) ([]T, error), rows func(io.Writer, []T),
+) error {
+	lines := []T{}
+	missing := w.lookAtAll(cmd, func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, all inventory) error {
+		there, err := list(ctx, node, c, all)
+		lines = append(lines, there...)
+		return err
+	})
+	if missing != nil && len(lines) == 0 {
+		return missing
+	}
+	return errors.Join(missing, format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { rows(out, lines) }))
 }
 
 // complete offers what offers finds in the inventory, for the first argument or, with many, for
