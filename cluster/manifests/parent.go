@@ -23,8 +23,6 @@ const (
 	partOfLabel       = "applyset.kubernetes.io/part-of"
 	toolingAnnotation = "applyset.kubernetes.io/tooling"
 	kindsAnnotation   = "applyset.kubernetes.io/contains-group-kinds"
-	// Objects may be in any namespace.
-	namespacesAnnotation = "applyset.kubernetes.io/additional-namespaces"
 
 	tooling = "coracle/v1"
 )

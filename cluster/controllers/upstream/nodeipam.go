@@ -146,7 +146,7 @@ func (s sparingEvents) CreateWithEventNamespace(e *corev1.Event) (*corev1.Event,
 		e.Message = fmt.Sprintf("All networks that %v has for nodes are taken: the node has none, and runs no pods, until another node is deleted. "+
 			"--pod-cidr sets a larger one for a new cluster.", s.ranges.Pods)
 	}
-	return s.EventInterface.CreateWithEventNamespace(e)
+	return s.EventInterface.CreateWithEventNamespaceWithContext(context.Background(), e)
 }
 
 // PatchWithEventNamespace implements typedcorev1.EventExpansion: an event has happened again. Some
@@ -159,7 +159,8 @@ func (s sparingEvents) PatchWithEventNamespace(e *corev1.Event, _ []byte) (*core
 	if err != nil {
 		return nil, err
 	}
-	return s.EventInterface.PatchWithEventNamespace(e, fmt.Appendf(nil, `{"count":%d,"lastTimestamp":%s}`, e.Count, at))
+	return s.EventInterface.PatchWithEventNamespaceWithContext(context.Background(), e,
+		fmt.Appendf(nil, `{"count":%d,"lastTimestamp":%s}`, e.Count, at))
 }
 
 // nodeSize is the prefix length of a node's network out of p.

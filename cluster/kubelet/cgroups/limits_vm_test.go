@@ -100,7 +100,7 @@ func TestLimitsHoldBelowACgroupRoot(t *testing.T) {
 	if hog(t, root, 2*nodeLimit) {
 		t.Fatal("killed without a limit: this machine has too little memory for the test")
 	}
-	m, err := New(root, Limits{MilliCPU: 1000, MemoryBytes: nodeLimit})
+	m, err := New(root, Limits{MilliCPU: 1000, MemoryBytes: nodeLimit}, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestARootWithProcessesIsRefused(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_, err = New(root, Limits{MilliCPU: 1000, MemoryBytes: nodeLimit})
+	_, err = New(root, Limits{MilliCPU: 1000, MemoryBytes: nodeLimit}, discard)
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "give --cgroup-root another one") {
 		t.Errorf("error %v", err)
 	}
@@ -174,7 +174,7 @@ func TestARootWithProcessesIsRefused(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	m, err := New(root, Limits{MilliCPU: 1000, MemoryBytes: nodeLimit})
+	m, err := New(root, Limits{MilliCPU: 1000, MemoryBytes: nodeLimit}, discard)
 	if err != nil || m.off {
 		t.Errorf("after its end: %v", err)
 	}
