@@ -42,6 +42,7 @@ export GOFLAGS="-trimpath -buildvcs=false -tags=$tags" CGO_ENABLED=0
 (cd image/build && "$go" tool -modfile=../../packaging/tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
 (cd cluster && "$go" vet ./...) || bad=1
 (cd cluster && "$go" vet -tags "$tags,nodes" ./integration/nodes) || bad=1
+(cd cluster && "$go" vet -tags "$tags,ha" ./integration/controlplanes) || bad=1
 (cd cluster && "$go" vet -tags "$tags,vm" ./controllers/localpath ./kubelet/cgroups ./kubelet/volume) || bad=1
 (cd cluster && "$go" tool -modfile=../packaging/tools/go.mod staticcheck -tags "$tags" ./...) || bad=1
 

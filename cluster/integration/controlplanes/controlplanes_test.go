@@ -117,7 +117,7 @@ func (m *machine) kill() (ended int) {
 // kube is a client that does not wait for long.
 func (m *machine) kube(t *testing.T) kubernetes.Interface {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(m.root(), "kubeconfig"))
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(m.Root, "kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,22 +161,22 @@ func TestThreeControlPlanes(t *testing.T) {
 	all = all[:3]
 	t.Cleanup(func() {
 		for _, m := range []*machine{agent, three, two, one} {
-			if _, said, err := m.run("down"); err != nil {
-				t.Errorf("%s: down: %v\n%s", m.name, err, said)
+			if _, said, err := m.Run("down"); err != nil {
+				t.Errorf("%s: down: %v\n%s", m.Name, err, said)
 			}
 		}
 	})
-	one.must(t, append([]string{"up", "--bind-address", one.ip}, one.flags()...)...)
+	one.Must(t, append([]string{"up", "--bind-address", one.ip}, one.flags()...)...)
 	before := one.kube(t)
 	if err := (&writer{kube: map[string]kubernetes.Interface{"one": before}}).write(ctx, "one"); err != nil {
 		t.Fatal(err)
 	}
-	agents := invite(t, one)
-	two.refused(t, "--certificate-key is missing", "up", "--join", agents.Server, "--token", agents.Token, "--ca-hash", agents.CAHash)
-	two.refused(t, "--token goes with --join", "up", "--token", agents.Token)
+	agents := one.Invite(t)
+	two.Refused(t, "--certificate-key is missing", "up", "--join", agents.Server, "--token", agents.Token, "--ca-hash", agents.CAHash)
+	two.Refused(t, "--token goes with --join", "up", "--token", agents.Token)
 
 	joins := func(m *machine) []string {
-		i := invite(t, one, "--control-plane")
+		i := one.Invite(t, "--control-plane")
 		words := strings.Fields(i.Join)
 		if !slices.Contains(words, "--certificate-key") || strings.Join(words[:3], " ") != "coracle up --join" {
 			t.Fatalf("token create prints %q", i.Join)
@@ -186,12 +186,12 @@ func TestThreeControlPlanes(t *testing.T) {
 	command := joins(two)
 	wrong := slices.Clone(command)
 	wrong[slices.Index(wrong, "--certificate-key")+1] = strings.Repeat("0", 64)
-	two.refused(t, "the certificate key is not the one of token", wrong...)
-	two.refused(t, "its control-plane nodes have to agree", append(slices.Clone(command), "--service-cidr", "10.97.0.0/16")...)
-	two.refused(t, "the cluster has a node one", append(slices.Clone(command), "--node-name", "one")...)
-	two.must(t, command...)
-	two.refused(t, "this machine is a control-plane node of a cluster already", command...)
-	three.must(t, joins(three)...)
+	two.Refused(t, "the certificate key is not the one of token", wrong...)
+	two.Refused(t, "its control-plane nodes have to agree", append(slices.Clone(command), "--service-cidr", "10.97.0.0/16")...)
+	two.Refused(t, "the cluster has a node one", append(slices.Clone(command), "--node-name", "one")...)
+	two.Must(t, command...)
+	two.Refused(t, "this machine is a control-plane node of a cluster already", command...)
+	three.Must(t, joins(three)...)
 	for _, m := range all {
 		awaitMembers(t, m, "one", "two", "three")
 	}
@@ -202,11 +202,11 @@ func TestThreeControlPlanes(t *testing.T) {
 			t.Errorf("lease %s: %+v, %v", name, lease, err)
 		}
 	}
-	one.refused(t, "'coracle leave", "down", "--purge")
+	one.Refused(t, "'coracle leave", "down", "--purge")
 
-	agent.must(t, append([]string{"join", agents.Server, "--token", agents.Token, "--ca-hash", agents.CAHash}, agent.flags()...)...)
+	agent.Must(t, append([]string{"join", agents.Server, "--token", agents.Token, "--ca-hash", agents.CAHash}, agent.flags()...)...)
 	testkit.Eventually(ctx, t, "the node knows all API servers", func() (bool, error) {
-		file := filepath.Join(agent.root(), "kube", "agent", "servers.json")
+		file := filepath.Join(agent.Root, "kube", "agent", "servers.json")
 		data, err := os.ReadFile(file)
 		return strings.Count(string(data), ":6443") == 3, err
 	})
@@ -215,18 +215,18 @@ func TestThreeControlPlanes(t *testing.T) {
 	cutOneOff(ctx, t, all, agent)
 
 	// One leaves, and comes again.
-	three.must(t, "leave")
+	three.Must(t, "leave")
 	awaitMembers(t, one, "one", "two")
-	if _, err := os.Stat(filepath.Join(three.root(), "kube")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(three.Root, "kube")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("leave has left the cluster's keys: %v", err)
 	}
-	three.must(t, joins(three)...)
+	three.Must(t, joins(three)...)
 
 	// One is gone for good, and another takes its place.
 	three.kill()
-	one.must(t, "node", "remove", "three")
+	one.Must(t, "node", "remove", "three")
 	awaitMembers(t, one, "one", "two")
-	one.refused(t, "the cluster has no node three", "node", "remove", "three")
+	one.Refused(t, "the cluster has no node three", "node", "remove", "three")
 	if _, err := two.kube(t).CoreV1().Nodes().Get(ctx, "three", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the node that was removed: %v", err)
 	}
@@ -234,15 +234,15 @@ func TestThreeControlPlanes(t *testing.T) {
 	// Of two, one is no quorum: status says what to do, and one can go on alone.
 	two.kill()
 	testkit.Eventually(ctx, t, "status tells that there is no quorum", func() (bool, error) {
-		out, _, err := one.run("status")
+		out, _, err := one.Run("status")
 		return strings.Contains(out, "no quorum: 1 of 2") && strings.Contains(out, "two at https://"+two.ip+":2380") &&
 			strings.Contains(out, "--force-new-cluster"), fmt.Errorf("%w: %s", err, out)
 	})
-	one.refused(t, "'coracle status' says what to do", "node", "remove", "two")
-	one.must(t, "down")
-	one.must(t, "up", "--force-new-cluster", "--timeout", patience.String())
+	one.Refused(t, "'coracle status' says what to do", "node", "remove", "two")
+	one.Must(t, "down")
+	one.Must(t, "up", "--force-new-cluster", "--timeout", patience.String())
 	awaitMembers(t, one, "one")
-	if _, err := os.Stat(filepath.Join(one.root(), "kube", "etcd", "peers.json")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(one.Root, "kube", "etcd", "peers.json")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the next start would not be that of a lone member: %v", err)
 	}
 	if _, err := one.kube(t).CoreV1().ConfigMaps("default").Get(ctx, "write-0", metav1.GetOptions{}); err != nil {
@@ -257,7 +257,7 @@ func TestThreeControlPlanes(t *testing.T) {
 func killOneByOne(ctx context.Context, t *testing.T, all []*machine, agent *machine) {
 	w := &writer{kube: map[string]kubernetes.Interface{}, next: 1}
 	for _, m := range all {
-		w.kube[m.name] = m.kube(t)
+		w.kube[m.Name] = m.kube(t)
 	}
 	var away []time.Duration
 	for trial := range *trials {
@@ -265,7 +265,7 @@ func killOneByOne(ctx context.Context, t *testing.T, all []*machine, agent *mach
 		var rest []string
 		for _, m := range all {
 			if m != victim {
-				rest = append(rest, m.name)
+				rest = append(rest, m.Name)
 			}
 		}
 		busy, calm := context.WithCancel(ctx)
@@ -273,12 +273,12 @@ func killOneByOne(ctx context.Context, t *testing.T, all []*machine, agent *mach
 		for _, m := range all {
 			writing.Go(func() {
 				for busy.Err() == nil {
-					_ = w.write(busy, m.name)
+					_ = w.write(busy, m.Name)
 				}
 			})
 		}
 		for range 5 {
-			_ = w.write(ctx, victim.name)
+			_ = w.write(ctx, victim.Name)
 		}
 		ended := victim.kill()
 		died := time.Now()
@@ -288,15 +288,15 @@ func killOneByOne(ctx context.Context, t *testing.T, all []*machine, agent *mach
 				break
 			}
 			if time.Since(died) > patience {
-				t.Fatalf("trial %d: the API is away: %v\n%s", trial, last, all[(trial+1)%len(all)].logs())
+				t.Fatalf("trial %d: the API is away: %v\n%s", trial, last, all[(trial+1)%len(all)].Logs())
 			}
 		}
 		away = append(away, time.Since(died))
 		calm()
 		writing.Wait()
-		awaitLease(ctx, t, w.kube[rest[0]], agent.name)
-		t.Logf("trial %d: %s died with %d processes, the API answered after %v", trial, victim.name, ended, away[trial].Round(time.Millisecond))
-		victim.must(t, "up", "--timeout", patience.String())
+		awaitLease(ctx, t, w.kube[rest[0]], agent.Name)
+		t.Logf("trial %d: %s died with %d processes, the API answered after %v", trial, victim.Name, ended, away[trial].Round(time.Millisecond))
+		victim.Must(t, "up", "--timeout", patience.String())
 		for _, m := range all {
 			awaitMembers(t, m, "one", "two", "three")
 		}
@@ -322,7 +322,7 @@ func cutOneOff(ctx context.Context, t *testing.T, all []*machine, agent *machine
 		cut = agent.serverOf(t, all)
 		return cut != nil, nil
 	})
-	t.Logf("the node uses %s, which is cut off", cut.name)
+	t.Logf("the node uses %s, which is cut off", cut.Name)
 	var rest []*machine
 	routes := func(change func(*netlink.Handle, *netlink.Route) error) {
 		rest = nil
@@ -345,9 +345,9 @@ func cutOneOff(ctx context.Context, t *testing.T, all []*machine, agent *machine
 		now := agent.serverOf(t, all)
 		return now != nil && now != cut, nil
 	})
-	awaitLease(ctx, t, rest[0].kube(t), agent.name)
+	awaitLease(ctx, t, rest[0].kube(t), agent.Name)
 	testkit.Eventually(ctx, t, "status tells that there is no quorum", func() (bool, error) {
-		out, _, err := cut.run("status")
+		out, _, err := cut.Run("status")
 		return strings.Contains(out, "no quorum: 1 of 3"), fmt.Errorf("%w: %s", err, out)
 	})
 	routes((*netlink.Handle).RouteDel)
@@ -404,8 +404,8 @@ func awaitLease(ctx context.Context, t *testing.T, kube kubernetes.Interface, no
 func (w *writer) complete(ctx context.Context, t *testing.T, m *machine) {
 	t.Helper()
 	there := map[string]bool{}
-	testkit.Eventually(ctx, t, "list through "+m.name, func() (bool, error) {
-		config := must(clientcmd.BuildConfigFromFlags("", filepath.Join(m.root(), "kubeconfig")))
+	testkit.Eventually(ctx, t, "list through "+m.Name, func() (bool, error) {
+		config := must(clientcmd.BuildConfigFromFlags("", filepath.Join(m.Root, "kubeconfig")))
 		list, err := must(kubernetes.NewForConfig(config)).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
@@ -417,7 +417,7 @@ func (w *writer) complete(ctx context.Context, t *testing.T, m *machine) {
 	})
 	for _, name := range w.acked {
 		if !there[name] {
-			t.Errorf("%s was acknowledged, and %s does not have it", name, m.name)
+			t.Errorf("%s was acknowledged, and %s does not have it", name, m.Name)
 		}
 	}
 }
@@ -425,8 +425,8 @@ func (w *writer) complete(ctx context.Context, t *testing.T, m *machine) {
 // awaitMembers waits until the machine's etcd has these members, all voters, and a leader.
 func awaitMembers(t *testing.T, m *machine, names ...string) {
 	t.Helper()
-	testkit.Eventually(t.Context(), t, m.name+" has the members "+strings.Join(names, ", "), func() (bool, error) {
-		out, said, err := m.run("status")
+	testkit.Eventually(t.Context(), t, m.Name+" has the members "+strings.Join(names, ", "), func() (bool, error) {
+		out, said, err := m.Run("status")
 		for line := range strings.Lines(out) {
 			rest, ours := strings.CutPrefix(strings.TrimSpace(line), "etcd members")
 			if !ours {

@@ -35,7 +35,7 @@ func TestAcrossNodes(t *testing.T) {
 	startRegistry(t)
 	x := across{all: all, kube: client(t, all[0])}
 	for _, m := range all {
-		p := labelled(t.Context(), t, x.kube, "web-"+m.name, m.name)
+		p := labelled(t.Context(), t, x.kube, "web-"+m.Name, m.Name)
 		x.pods = append(x.pods, awaitPod(t.Context(), t, x.kube, p.Name))
 	}
 	t.Run("direct routes", x.reachEachOther)
@@ -115,14 +115,14 @@ func (x *across) throughVXLAN(t *testing.T) {
 		t.Helper()
 		for _, m := range x.all {
 			if err := m.readdress(two, alone); err != nil {
-				t.Fatalf("%s: %v", m.name, err)
+				t.Fatalf("%s: %v", m.Name, err)
 			}
 		}
 	}
 	paths := func(want string) {
 		t.Helper()
 		testkit.Eventually(t.Context(), t, "paths are "+want, func() (bool, error) {
-			out, said, err := two.run("status")
+			out, said, err := two.Run("status")
 			return strings.Contains(out, want), fmt.Errorf("status: %s%s %w", out, said, err)
 		})
 	}
@@ -274,7 +274,7 @@ func (x *across) services(t *testing.T) {
 				}
 			}
 			reached(fmt.Sprintf("node port at %s", node), true, at(30080))
-			reached(fmt.Sprintf("local node port at %s", node), m.name == endpoint.Spec.NodeName, at(30081))
+			reached(fmt.Sprintf("local node port at %s", node), m.Name == endpoint.Spec.NodeName, at(30081))
 		}
 	}
 	x.sees(ctx, t, endpoint, "10.84.0.1") // by the local node port: the client's own
@@ -325,7 +325,7 @@ func (x *across) delay(t *testing.T) {
 	if took := time.Since(began); took < 600*time.Millisecond { // a handshake, and a request
 		t.Errorf("with delay, a request takes %v", took)
 	}
-	x.all[2].must(t, "status")
+	x.all[2].Must(t, "status")
 	heal()
 	x.reachEachOther(t)
 }
@@ -356,7 +356,7 @@ func (x *across) cutOff(t *testing.T) {
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
 				Weight: 100,
 				Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{away.name}},
+					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{away.Name}},
 				}},
 			}},
 		}},
@@ -394,7 +394,7 @@ func (x *across) cutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := awaitPod(ctx, t, x.kube, "state-0")
-	if before.Spec.NodeName != away.name {
+	if before.Spec.NodeName != away.Name {
 		t.Fatalf("state-0 is on node %s", before.Spec.NodeName)
 	}
 	watcher, err := x.kube.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{
@@ -411,12 +411,12 @@ func (x *across) cutOff(t *testing.T) {
 	if took := time.Since(began); took < 30*time.Second {
 		t.Errorf("the node is unreachable after %v: its lease is good for longer", took)
 	}
-	x.runs(ctx, t, "stateless", func(node string) bool { return node != away.name })
+	x.runs(ctx, t, "stateless", func(node string) bool { return node != away.Name })
 	testkit.Eventually(ctx, t, "state-0 is to end", func() (bool, error) {
 		p, err := x.kube.CoreV1().Pods("default").Get(ctx, "state-0", metav1.GetOptions{})
 		return err == nil && p.UID == before.UID && p.DeletionTimestamp != nil, fmt.Errorf("%v, %w", p, err)
 	})
-	if on := x.running(t, "state-0"); !slices.Equal(on, []string{away.name}) {
+	if on := x.running(t, "state-0"); !slices.Equal(on, []string{away.Name}) {
 		t.Errorf("while its node is cut off, state-0 runs on %v", on)
 	}
 	timer := time.NewTimer(time.Until(began.Add(time.Minute)))
@@ -464,8 +464,8 @@ func (x *across) cutOff(t *testing.T) {
 // lease is renewed or not.
 func (x *across) tainted(ctx context.Context, t *testing.T, m *machine, want bool) {
 	t.Helper()
-	testkit.Eventually(ctx, t, fmt.Sprintf("node %s is unreachable: %t", m.name, want), func() (bool, error) {
-		n, err := x.kube.CoreV1().Nodes().Get(ctx, m.name, metav1.GetOptions{})
+	testkit.Eventually(ctx, t, fmt.Sprintf("node %s is unreachable: %t", m.Name, want), func() (bool, error) {
+		n, err := x.kube.CoreV1().Nodes().Get(ctx, m.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -475,7 +475,7 @@ func (x *across) tainted(ctx context.Context, t *testing.T, m *machine, want boo
 				effects[taint.Effect] = true
 			}
 		}
-		lease, err := x.kube.CoordinationV1().Leases("kube-node-lease").Get(ctx, m.name, metav1.GetOptions{})
+		lease, err := x.kube.CoordinationV1().Leases("kube-node-lease").Get(ctx, m.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -509,7 +509,7 @@ func (x *across) runs(ctx context.Context, t *testing.T, set string, good func(n
 // running are the nodes on which a container of a pod runs, as their coracleds say.
 func (x *across) running(t *testing.T, pod string, uid ...string) []string {
 	t.Helper()
-	out, said, err := x.all[0].run("ps", "-o", "json")
+	out, said, err := x.all[0].Run("ps", "-o", "json")
 	var shown []struct{ Node, Pod, LogPath string }
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &shown)

@@ -22,14 +22,14 @@ func TestKilledUpAndDown(t *testing.T) {
 	for after := 20 * time.Millisecond; ; after = after * 3 / 2 {
 		t.Run(fmt.Sprint("killed after ", after), func(t *testing.T) {
 			if one.killed(t, after, upArgs...) {
-				one.must(t, upArgs...)
+				one.Must(t, upArgs...)
 			}
 			// Nothing is awaited: up returns when all is well.
-			if status := one.must(t, "status"); !strings.Contains(status, "node one-2") {
+			if status := one.Must(t, "status"); !strings.Contains(status, "node one-2") {
 				t.Errorf("status does not show both nodes: %s", status)
 			}
 			if one.killed(t, min(after, time.Second)/4, "down") {
-				one.must(t, "down")
+				one.Must(t, "down")
 			}
 			one.gone(t)
 		})
@@ -37,7 +37,7 @@ func TestKilledUpAndDown(t *testing.T) {
 			break
 		}
 	}
-	one.must(t, "down", "--purge")
+	one.Must(t, "down", "--purge")
 	if left, err := os.ReadDir(filepath.Join(one.dir, "root")); err == nil {
 		t.Errorf("down --purge has left %v", left)
 	}

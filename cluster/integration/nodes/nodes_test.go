@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/coracle-project/coracle/cluster/integration/coraclecmd"
 	"github.com/coracle-project/coracle/cluster/integration/isolate"
 	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
@@ -56,9 +57,9 @@ func bin(elem ...string) string {
 
 // machine is one of the nodes of a cluster: number n, as `coracle up --nodes` counts them.
 type machine struct {
-	n    int
-	name string
-	dir  string // the cluster's
+	coraclecmd.Node
+	n   int
+	dir string // the cluster's
 }
 
 // cluster returns the first nodes of a cluster that is yet to be started.
@@ -73,76 +74,33 @@ func cluster(t *testing.T, count int) []*machine {
 	if err := os.WriteFile(filepath.Join(dir, "coracled.toml"), []byte(settings), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	all := []*machine{{1, "one", dir}}
+	all := []*machine{newMachine(1, "one", dir)}
 	for n := 2; n <= count; n++ {
-		all = append(all, &machine{n, fmt.Sprintf("one-%d", n), dir})
+		all = append(all, newMachine(n, fmt.Sprintf("one-%d", n), dir))
 	}
 	t.Cleanup(func() {
-		if _, said, err := all[0].run("down"); err != nil {
+		if _, said, err := all[0].Run("down"); err != nil {
 			t.Errorf("down: %v\n%s", err, said)
 		}
 	})
 	return all
 }
 
-// root is the node's directory of what it keeps.
-func (m *machine) root() string {
-	if m.n == 1 {
-		return filepath.Join(m.dir, "root")
+func newMachine(n int, name, dir string) *machine {
+	root := filepath.Join(dir, "root")
+	argv := []string{bin("coracle"), "--root", root, "--state", filepath.Join(dir, "state")}
+	if n > 1 {
+		argv, root = append(argv, "--node", name), filepath.Join(root, "nodes", strconv.Itoa(n))
 	}
-	return filepath.Join(m.dir, "root", "nodes", strconv.Itoa(m.n))
-}
-
-// run runs coracle on the machine, and returns what it said on stdout and stderr.
-func (m *machine) run(args ...string) (string, string, error) {
-	where := []string{"--root", filepath.Join(m.dir, "root"), "--state", filepath.Join(m.dir, "state")}
-	if m.n > 1 {
-		where = append(where, "--node", m.name)
-	}
-	cmd := exec.Command(bin("coracle"), append(where, args...)...)
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
-	err := cmd.Run()
-	return out.String(), said.String(), err
-}
-
-func (m *machine) must(t *testing.T, args ...string) string {
-	t.Helper()
-	out, said, err := m.run(args...)
-	if err != nil {
-		t.Fatalf("%s: coracle %s: %v\n%s%s\n%s", m.name, args[0], err, out, said, m.logs())
-	}
-	t.Logf("%s: coracle %s\n%s", m.name, args[0], out)
-	return out
-}
-
-// refused expects one line of error with some words, and no other.
-func (m *machine) refused(t *testing.T, want string, args ...string) {
-	t.Helper()
-	out, said, err := m.run(args...)
-	said = strings.TrimSpace(said)
-	if err == nil || !strings.Contains(said, want) || strings.Contains(said, "\n") {
-		t.Errorf("%s: coracle %s: %v\n%s%s\nwant one line with %q", m.name, strings.Join(args, " "), err, out, said, want)
-	}
-}
-
-func (m *machine) logs() string {
-	var all strings.Builder
-	for _, name := range []string{"kube.log", "coracled.log"} {
-		data, err := os.ReadFile(filepath.Join(m.root(), "logs", name))
-		if err == nil {
-			fmt.Fprintf(&all, "--- %s of %s\n%s\n", name, m.name, data[max(0, len(data)-6000):])
-		}
-	}
-	return all.String()
+	return &machine{coraclecmd.Node{Name: name, Root: root, Argv: func() []string { return argv }}, n, dir}
 }
 
 // flags are those of up and join that keep nodes of one machine apart.
 func (m *machine) flags() []string {
 	return []string{
-		"--config", "", "--node-name", m.name, "--node-ip", fmt.Sprintf("10.84.0.%d,fd84:c0ac:1e00::%[1]d", m.n),
+		"--config", "", "--node-name", m.Name, "--node-ip", fmt.Sprintf("10.84.0.%d,fd84:c0ac:1e00::%[1]d", m.n),
 		"--runtime-config", filepath.Join(m.dir, "coracled.toml"), "--cgroup-root", m.cgroup(),
-		"--pod-log-dir", filepath.Join(m.root(), "pods"), "--timeout", patience.String(), "--eviction-hard", "memory.available<0%",
+		"--pod-log-dir", filepath.Join(m.Root, "pods"), "--timeout", patience.String(), "--eviction-hard", "memory.available<0%",
 	}
 }
 
@@ -159,7 +117,7 @@ func (m *machine) cgroup() string {
 func up(t *testing.T, all []*machine, more ...string) {
 	t.Helper()
 	args := append([]string{"up", "--nodes", strconv.Itoa(len(all))}, all[0].flags()...)
-	all[0].must(t, append(args, more...)...)
+	all[0].Must(t, append(args, more...)...)
 }
 
 // startRegistry returns the directory of the registry's data.
@@ -190,7 +148,7 @@ func startRegistry(t *testing.T) (dir string) {
 
 func client(t *testing.T, m *machine) kubernetes.Interface {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(m.root(), "kubeconfig"))
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(m.Root, "kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,58 +159,40 @@ func client(t *testing.T, m *machine) kubernetes.Interface {
 	return kube
 }
 
-// invitation is what `coracle token create -o json` says.
-type invitation struct {
-	Token, Server, CAHash, Join string
-}
-
-func invite(t *testing.T, m *machine, args ...string) invitation {
-	t.Helper()
-	var i invitation
-	out, said, err := m.run(append([]string{"token", "create", "-o", "json"}, args...)...)
-	if err == nil {
-		err = json.Unmarshal([]byte(out), &i)
-	}
-	if err != nil {
-		t.Fatalf("token create: %v\n%s%s", err, out, said)
-	}
-	return i
-}
-
 func TestTwoNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	all := cluster(t, 2)
 	one, two := all[0], all[1]
-	one.refused(t, "--nodes 0 is not between 1 and 16", "up", "--nodes", "0")
-	one.refused(t, "--nodes 100 is not between 1 and 16", "up", "--nodes", "100")
-	one.refused(t, "no cluster of this machine", "token", "list")
+	one.Refused(t, "--nodes 0 is not between 1 and 16", "up", "--nodes", "0")
+	one.Refused(t, "--nodes 100 is not between 1 and 16", "up", "--nodes", "100")
+	one.Refused(t, "no cluster of this machine", "token", "list")
 	up(t, all)
 	data := startRegistry(t)
 	kube := client(t, one)
-	one.refused(t, "the cluster runs with --nodes 2", "up", "--nodes", "3")
-	one.refused(t, "'coracle up --nodes' has made no node of this name", "ps", "--node", "two")
-	one.must(t, "up") // it finds everything
-	two.refused(t, "this machine is node one-2 of the cluster at https://"+firstIP+":6443", "join", "https://"+firstIP+":6443",
+	one.Refused(t, "the cluster runs with --nodes 2", "up", "--nodes", "3")
+	one.Refused(t, "'coracle up --nodes' has made no node of this name", "ps", "--node", "two")
+	one.Must(t, "up") // it finds everything
+	two.Refused(t, "this machine is node one-2 of the cluster at https://"+firstIP+":6443", "join", "https://"+firstIP+":6443",
 		"--token", "abcdef.0123456789abcdef", "--ca-hash", "sha256:"+strings.Repeat("0", 64))
-	if list := one.must(t, "token", "list"); strings.Contains(list, "--nodes") {
+	if list := one.Must(t, "token", "list"); strings.Contains(list, "--nodes") {
 		t.Errorf("the token of up --nodes is still there: %s", list)
 	}
-	if said := one.must(t, "status"); strings.Count(said, "coracled ") != 2 || !strings.Contains(said, "one-2") {
+	if said := one.Must(t, "status"); strings.Count(said, "coracled ") != 2 || !strings.Contains(said, "one-2") {
 		t.Errorf("status does not show both nodes: %s", said)
 	}
 	nodes := map[string]*corev1.Node{}
 	seen := map[string]bool{}
 	for _, m := range []*machine{one, two} {
-		n, err := kube.CoreV1().Nodes().Get(ctx, m.name, metav1.GetOptions{})
+		n, err := kube.CoreV1().Nodes().Get(ctx, m.Name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(n.Spec.PodCIDRs) != 2 || seen[n.Spec.PodCIDRs[0]] || seen[n.Spec.PodCIDRs[1]] {
-			t.Errorf("node %s has networks %v", m.name, n.Spec.PodCIDRs)
+			t.Errorf("node %s has networks %v", m.Name, n.Spec.PodCIDRs)
 		}
 		seen[n.Spec.PodCIDRs[0]], seen[n.Spec.PodCIDRs[1]] = true, true
-		nodes[m.name] = n
+		nodes[m.Name] = n
 	}
 
 	// A pod on each, and each reaches the other, which sees the pod's own address. The API server
@@ -261,11 +201,11 @@ func TestTwoNodes(t *testing.T) {
 	addresses := map[string]string{}
 	restore := func() {}
 	for _, m := range []*machine{one, two} {
-		p := pod(ctx, t, kube, "web-"+m.name, m.name)
-		addresses[m.name] = awaitPod(ctx, t, kube, p.Name).Status.PodIP
-		_, network, _ := net.ParseCIDR(nodes[m.name].Spec.PodCIDRs[0])
-		if !network.Contains(net.ParseIP(addresses[m.name])) {
-			t.Errorf("the pod on node %s has %s, which is not of %s", m.name, addresses[m.name], network)
+		p := pod(ctx, t, kube, "web-"+m.Name, m.Name)
+		addresses[m.Name] = awaitPod(ctx, t, kube, p.Name).Status.PodIP
+		_, network, _ := net.ParseCIDR(nodes[m.Name].Spec.PodCIDRs[0])
+		if !network.Contains(net.ParseIP(addresses[m.Name])) {
+			t.Errorf("the pod on node %s has %s, which is not of %s", m.Name, addresses[m.Name], network)
 		}
 		if m == one {
 			restore = loseLayers(t, data)
@@ -284,7 +224,7 @@ func TestTwoNodes(t *testing.T) {
 	}
 
 	var shown []struct{ Node, Pod string }
-	if err := json.Unmarshal([]byte(one.must(t, "ps", "-o", "json")), &shown); err != nil {
+	if err := json.Unmarshal([]byte(one.Must(t, "ps", "-o", "json")), &shown); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range shown {
@@ -296,43 +236,43 @@ func TestTwoNodes(t *testing.T) {
 		t.Errorf("ps shows %v", shown)
 	}
 
-	two.refused(t, "'coracle leave", "down", "--purge")
-	out := two.must(t, "leave")
+	two.Refused(t, "'coracle leave", "down", "--purge")
+	out := two.Must(t, "leave")
 	if !strings.Contains(out, "node one-2 is deleted from the cluster") {
 		t.Errorf("leave says\n%s", out)
 	}
 	if _, err := kube.CoreV1().Nodes().Get(ctx, "one-2", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the node after leave: %v", err)
 	}
-	if _, err := os.Stat(filepath.Join(two.root(), "kube")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(two.Root, "kube")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("leave has left the agent's directory: %v", err)
 	}
 
 	// It joins again, by hand, and then the cluster is gone.
-	i := invite(t, one, "--description", "rack 7")
+	i := one.Invite(t, "--description", "rack 7")
 	if want := "coracle join https://" + firstIP + ":6443 --token " + i.Token + " --ca-hash " + i.CAHash; i.Join != want {
 		t.Errorf("token create prints %q, want %q", i.Join, want)
 	}
-	if list := one.must(t, "token", "list"); !strings.Contains(list, "DESCRIPTION") || !strings.Contains(list, "rack 7") {
+	if list := one.Must(t, "token", "list"); !strings.Contains(list, "DESCRIPTION") || !strings.Contains(list, "rack 7") {
 		t.Errorf("token list: %s", list)
 	}
 	join := func(token, hash string, more ...string) []string {
 		return append(append([]string{"join", i.Server, "--token", token, "--ca-hash", hash}, two.flags()...), more...)
 	}
 	id, _, _ := strings.Cut(i.Token, ".")
-	two.refused(t, "has joined no cluster", "leave")
-	two.refused(t, "does not know token zzzzzz: it was deleted or has expired", join("zzzzzz.0123456789abcdef", i.CAHash)...)
-	two.refused(t, "the secret of token "+id+" is not the one", join(id+".0123456789abcdef", i.CAHash)...)
-	two.refused(t, "is another cluster: its authority has the hash "+i.CAHash, join(i.Token, "sha256:"+strings.Repeat("0", 64))...)
-	two.refused(t, "the cluster has a node one: choose another --node-name", join(i.Token, i.CAHash, "--node-name", "one")...)
-	one.refused(t, "this machine has a cluster of its own", join(i.Token, i.CAHash)...)
+	two.Refused(t, "has joined no cluster", "leave")
+	two.Refused(t, "does not know token zzzzzz: it was deleted or has expired", join("zzzzzz.0123456789abcdef", i.CAHash)...)
+	two.Refused(t, "the secret of token "+id+" is not the one", join(id+".0123456789abcdef", i.CAHash)...)
+	two.Refused(t, "is another cluster: its authority has the hash "+i.CAHash, join(i.Token, "sha256:"+strings.Repeat("0", 64))...)
+	two.Refused(t, "the cluster has a node one: choose another --node-name", join(i.Token, i.CAHash, "--node-name", "one")...)
+	one.Refused(t, "this machine has a cluster of its own", join(i.Token, i.CAHash)...)
 	early := pod(ctx, t, kube, "early", "one-2") // its node has no range of addresses when it is registered
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(i.Token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	two.must(t, append([]string{"join", i.Server, "--token-file", file, "--ca-hash", i.CAHash}, two.flags()...)...)
-	two.must(t, "status")
+	two.Must(t, append([]string{"join", i.Server, "--token-file", file, "--ca-hash", i.CAHash}, two.flags()...)...)
+	two.Must(t, "status")
 	again, err := kube.CoreV1().Nodes().Get(ctx, "one-2", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -341,11 +281,11 @@ func TestTwoNodes(t *testing.T) {
 	if ip := awaitPod(ctx, t, kube, early.Name).Status.PodIP; !range4.Contains(net.ParseIP(ip)) {
 		t.Errorf("the pod that was bound before its node joined has %s, which is not of %s", ip, range4)
 	}
-	one.must(t, "token", "delete", i.Token)
-	one.refused(t, "no token has the ID "+id, "token", "delete", i.Token)
+	one.Must(t, "token", "delete", i.Token)
+	one.Refused(t, "no token has the ID "+id, "token", "delete", i.Token)
 	end(t, one)
-	two.refused(t, "the cluster at "+i.Server+" cannot be reached", "leave", "--timeout", "5s")
-	two.must(t, "leave", "--force", "--timeout", "5s")
+	two.Refused(t, "the cluster at "+i.Server+" cannot be reached", "leave", "--timeout", "5s")
+	two.Must(t, "leave", "--force", "--timeout", "5s")
 }
 
 // end ends the cluster process of a node, and its supervisor.
@@ -384,7 +324,7 @@ func kubectl(t *testing.T, m *machine, args ...string) string {
 
 // kubectl returns what it prints, and what it complains of.
 func (m *machine) kubectl(args ...string) (string, string, error) {
-	cmd := exec.Command(bin("tools", "kubectl"), append([]string{"--kubeconfig", filepath.Join(m.root(), "kubeconfig")}, args...)...)
+	cmd := exec.Command(bin("tools", "kubectl"), append([]string{"--kubeconfig", filepath.Join(m.Root, "kubeconfig")}, args...)...)
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := cmd.Run()

@@ -21,22 +21,22 @@ func (x *across) rotate(t *testing.T) {
 	ctx, one, two := t.Context(), x.all[0], x.all[1]
 	before := x.token(ctx, t)
 	for range 2 {
-		if said := one.must(t, "certificate", "rotate"); !strings.Contains(said, "all certificates are replaced\n") {
+		if said := one.Must(t, "certificate", "rotate"); !strings.Contains(said, "all certificates are replaced\n") {
 			t.Errorf("rotate: %s", said)
 		}
-		one.must(t, "certificate", "rotate", "--service-account-key")
+		one.Must(t, "certificate", "rotate", "--service-account-key")
 		isDefault(ctx, t, one, before)
 		isDefault(ctx, t, one, x.token(ctx, t))
 		x.reachEachOther(t) // for exec and logs, the API server calls all kubelets with its new certificate
 	}
-	if list := one.must(t, "certificate", "check"); !strings.Contains(list, "apiserver.pem") {
+	if list := one.Must(t, "certificate", "check"); !strings.Contains(list, "apiserver.pem") {
 		t.Errorf("certificate check: %s", list)
 	}
-	if list := two.must(t, "certificate", "check"); !strings.Contains(list, "system:node:"+two.name) {
+	if list := two.Must(t, "certificate", "check"); !strings.Contains(list, "system:node:"+two.Name) {
 		t.Errorf("certificate check on a node that has joined: %s", list)
 	}
-	two.refused(t, "which signs its certificates", "certificate", "rotate")
-	if status := one.must(t, "status"); !strings.Contains(status, "expires first") {
+	two.Refused(t, "which signs its certificates", "certificate", "rotate")
+	if status := one.Must(t, "status"); !strings.Contains(status, "expires first") {
 		t.Errorf("status: %s", status)
 	}
 }
@@ -55,7 +55,7 @@ func (x *across) token(ctx context.Context, t *testing.T) string {
 // isDefault has a machine's API server say that a token is the default service account's.
 func isDefault(ctx context.Context, t *testing.T, m *machine, token string) {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(m.root(), "kubeconfig"))
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(m.Root, "kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
 	}
