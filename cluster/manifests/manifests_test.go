@@ -20,48 +20,21 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/apiserver/servertest"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 	"github.com/coracle-project/coracle/cluster/health"
-	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // serve runs an API server until the test ends, and returns a Set of an administrator.
 func serve(t *testing.T) *client.Set {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "manifests") // t.TempDir's name is too long for a socket's
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := servertest.New(t, servertest.Options(t))
 	admin, err := client.New(server.ClientConfig("test", "system:masters"), server.Informers())
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	select {
-	case <-server.Ready():
-	case err := <-ended:
-		ended <- nil
-		t.Fatal(err)
-	}
+	servertest.Run(t, server)
 	return admin
 }
 

@@ -19,10 +19,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/apiserver/servertest"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
-	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // whoami returns the name that the API knows the identity in config by.
@@ -43,38 +42,15 @@ func whoami(t *testing.T, config *rest.Config) string {
 // The controllers of `coracle-kube controllers` act as their service accounts, whatever the
 // kubeconfig's credentials are.
 func TestControllersAloneActAsTheirAccounts(t *testing.T) {
-	dir, err := os.MkdirTemp("", "alone") // t.TempDir's name is too long for a socket's
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	bundle, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := servertest.Options(t)
+	dir, bundle := o.Root, o.PKI
 	users := filepath.Join(dir, "users.csv")
 	if err := os.WriteFile(users, []byte("secret,bearer,1,system:masters\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server, err := apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: bundle, TokenFile: users})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	defer func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	select {
-	case <-server.Ready():
-	case err := <-ended:
-		ended <- nil
-		t.Fatal(err)
-	}
+	o.TokenFile = users
+	server := servertest.New(t, o)
+	servertest.Run(t, server)
 	admin := filepath.Join(dir, "admin.kubeconfig")
 	if err := bundle.Kubeconfig(admin, "certificate", "system:masters"); err != nil {
 		t.Fatal(err)

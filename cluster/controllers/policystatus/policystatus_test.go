@@ -1,9 +1,6 @@
 package policystatus
 
 import (
-	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,9 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/apiserver/servertest"
 	"github.com/coracle-project/coracle/cluster/client"
-	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // serve runs an API server and the controller, as its service account, until the test ends, and
@@ -22,19 +18,7 @@ import (
 // with.
 func serve(t *testing.T) *client.Set {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "policy") // t.TempDir's name is too long for a socket's
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := servertest.New(t, servertest.Options(t))
 	const account = "validatingadmissionpolicy-status-controller"
 	own, err := client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, account),
 		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers())
@@ -46,22 +30,8 @@ func serve(t *testing.T) *client.Set {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	select {
-	case <-server.Ready():
-	case err := <-ended:
-		ended <- nil
-		t.Fatal(err)
-	}
-	go controller.Run(ctx)
+	servertest.Run(t, server)
+	go controller.Run(t.Context())
 	return admin
 }
 

@@ -30,6 +30,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/apiserver/servertest"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 	"github.com/coracle-project/coracle/cluster/internal/testkit"
@@ -69,43 +70,27 @@ func freeURL(t *testing.T) string {
 func startFirst(t *testing.T, change func(*apiserver.Options)) *first {
 	t.Helper()
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	dir, err := os.MkdirTemp("", "join") // short: sockets' paths are limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	f := &first{keys: filepath.Join(dir, "pki")}
-	bundle := must(pki.Ensure(f.keys, "https://127.0.0.1:1", []string{"127.0.0.1"}))(t)
+	o := servertest.Options(t)
+	o.Several = true
+	bundle, f := o.PKI, &first{keys: o.PKI.Dir}
 	must(bundle.EtcdPeer([]string{"127.0.0.1"}))(t)
-	if err := (etcd.Peers{Name: "one", URL: freeURL(t)}).Write(dir); err != nil {
+	if err := (etcd.Peers{Name: "one", URL: freeURL(t)}).Write(o.Root); err != nil {
 		t.Fatal(err)
 	}
-	o := apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: bundle, Several: true}
 	if change != nil {
 		change(&o)
 	}
-	server := must(apiserver.New(o))(t)
+	server := servertest.New(t, o)
 	set := must(client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, "bootstrap-signer"),
 		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers()))(t)
 	signer := upstream.NewBootstrapSigner(set)
+	servertest.Run(t, server)
 	ctx, stop := context.WithCancel(context.Background())
-	serving, end := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- server.Run(serving) }()
 	var working sync.WaitGroup
 	t.Cleanup(func() {
 		stop()
 		working.Wait()
-		end()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
 	})
-	select {
-	case <-server.Ready():
-	case err := <-served:
-		t.Fatal(err)
-	}
 	working.Go(func() { signer.Run(ctx) })
 	f.kube = must(kubernetes.NewForConfig(server.ClientConfig("test", user.SystemPrivilegedGroup)))(t)
 	_, port, _ := net.SplitHostPort(server.Address().String())

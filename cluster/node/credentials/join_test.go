@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
 
-	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/apiserver/servertest"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/certificates"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
@@ -33,7 +33,6 @@ import (
 	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
 	"github.com/coracle-project/coracle/cluster/node/discovery"
 	"github.com/coracle-project/coracle/cluster/node/token"
-	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // patience bounds what a test waits for, on however slow a machine.
@@ -48,13 +47,8 @@ type first struct {
 func startFirst(t *testing.T) *first {
 	t.Helper()
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	dir, err := os.MkdirTemp("", "join") // short: sockets' paths are limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	bundle := must(pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"}))(t)
-	server := must(apiserver.New(apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: bundle}))(t)
+	o := servertest.Options(t)
+	bundle, server := o.PKI, servertest.New(t, o)
 	account := func(name string) *client.Set {
 		return must(client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, name),
 			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers()))(t)
@@ -66,24 +60,13 @@ func startFirst(t *testing.T) *first {
 		certificates.NewApprover(account("certificate-controller"), manager, certificates.Reserved{Hosts: []string{"192.0.2.1"}}),
 		certificates.NewSigner(account("certificate-controller"), signing, 0),
 	}
+	servertest.Run(t, server)
 	ctx, stop := context.WithCancel(context.Background())
-	serving, end := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- server.Run(serving) }()
 	var working sync.WaitGroup
 	t.Cleanup(func() {
 		stop()
 		working.Wait()
-		end()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
 	})
-	select {
-	case <-server.Ready():
-	case err := <-served:
-		t.Fatal(err)
-	}
 	for _, r := range runners {
 		working.Go(func() { r.Run(ctx) })
 	}
