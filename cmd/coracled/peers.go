@@ -96,8 +96,11 @@ func (n *node) followPeers(w *fsnotify.Watcher, path string) {
 			continue
 		}
 		failure = ""
-		again.Reset(peersCheck)
-		if now := len(nodes.Peers); now != had {
+		now := len(nodes.Peers)
+		if now > 0 { // a node without others does not wake for them
+			again.Reset(peersCheck)
+		}
+		if now != had {
 			n.log.Info("layers are shared with other nodes", "nodes", now)
 			had = now
 		}
