@@ -70,39 +70,42 @@ func openAPI(kubeconfig string) (*api, error) {
 
 // open asks for path; the caller closes what it gets.
 func (a *api) open(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path+"?"+query.Encode(), nil)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Accept", "application/json")
-	resp, err := a.http.Do(req)
+	resp, err := a.send(ctx, http.MethodGet, path+"?"+query.Encode())
 	if err != nil {
 		return nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
-		defer func() { _ = resp.Body.Close() }()
-		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1024))
-		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, said)
+		return nil, fmt.Errorf("%s: %w", path, refusal(resp))
 	}
 	return resp.Body, nil
 }
 
+func (a *api) send(ctx context.Context, method, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, a.server+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "application/json")
+	return a.http.Do(req)
+}
+
+// refusal is the error that an answer tells, which it closes.
+func refusal(resp *http.Response) error {
+	defer func() { _ = resp.Body.Close() }()
+	said, _ := io.ReadAll(io.LimitReader(resp.Body, 1024))
+	return fmt.Errorf("%s: %s", resp.Status, said)
+}
+
 // deleteNode deletes a Node, if there is one.
 func (a *api) deleteNode(ctx context.Context, name string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, a.server+"/api/v1/nodes/"+url.PathEscape(name), nil)
+	resp, err := a.send(ctx, http.MethodDelete, "/api/v1/nodes/"+url.PathEscape(name))
 	if err != nil {
 		return err
 	}
-	resp, err := a.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNotFound {
-		said, _ := io.ReadAll(io.LimitReader(resp.Body, 1024))
-		return fmt.Errorf("delete node %s: %s: %s", name, resp.Status, said)
+		return fmt.Errorf("delete node %s: %w", name, refusal(resp))
 	}
-	return nil
+	return resp.Body.Close()
 }
 
 // ready asks whether the API server is.

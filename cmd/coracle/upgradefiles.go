@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
 // upgradable are the programs that an upgrade replaces, if the new version has them.
@@ -150,7 +150,7 @@ func (s swap) keep() error {
 			return err
 		}
 	}
-	return syncDir(filepath.Join(s.Stage, "old"))
+	return atomicfile.Sync(filepath.Join(s.Stage, "old"))
 }
 
 // forward puts the new programs in place.
@@ -160,7 +160,7 @@ func (s swap) forward() error {
 			return err
 		}
 	}
-	return syncDir(s.Bin)
+	return atomicfile.Sync(s.Bin)
 }
 
 // back puts the old programs in place again.
@@ -189,15 +189,7 @@ func (s swap) back() error {
 			return err
 		}
 	}
-	return syncDir(s.Bin)
+	return atomicfile.Sync(s.Bin)
 }
 
 func (s swap) clean() error { return os.RemoveAll(s.Stage) }
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(unix.Fsync(int(f.Fd())), f.Close())
-}

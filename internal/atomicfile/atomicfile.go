@@ -66,7 +66,7 @@ func write(path string, data []byte, perm os.FileMode, d durability) error {
 	}
 	err := error(nil)
 	if d == syncAll {
-		err = syncFile(tmp)
+		err = Sync(tmp)
 	}
 	if err == nil {
 		err = unix.Rename(tmp, path)
@@ -76,13 +76,13 @@ func write(path string, data []byte, perm os.FileMode, d durability) error {
 		return err
 	}
 	if d == syncAll {
-		return syncFile(dir)
+		return Sync(dir)
 	}
 	return nil
 }
 
-// syncFile writes a file or directory to disk.
-func syncFile(path string) error {
+// Sync writes a file, or the names in a directory, to disk.
+func Sync(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
