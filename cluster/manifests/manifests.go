@@ -93,9 +93,8 @@ type version struct {
 	uid             string
 	generation      int64
 	resourceVersion string
-	// The generation does not count changes of labels and annotations: these are those that the file
-	// has.
-	labels, annotations map[string]string
+	// The generation does not count changes of these: they are those that the file has.
+	labels, annotations, finalizers, owners map[string]string
 }
 
 // versionOf returns the version of an object that the API server has answered with.
@@ -103,7 +102,26 @@ func versionOf(o *object, now metav1.Object) version {
 	return version{
 		digest: o.digest, uid: string(now.GetUID()), generation: now.GetGeneration(), resourceVersion: now.GetResourceVersion(),
 		labels: those(o.content.GetLabels(), now.GetLabels()), annotations: those(o.content.GetAnnotations(), now.GetAnnotations()),
+		finalizers: those(finalizersOf(o.content), finalizersOf(now)), owners: those(ownersOf(o.content), ownersOf(now)),
 	}
+}
+
+// finalizersOf has a key for each finalizer.
+func finalizersOf(o metav1.Object) map[string]string {
+	all := map[string]string{}
+	for _, name := range o.GetFinalizers() {
+		all[name] = ""
+	}
+	return all
+}
+
+// ownersOf are the references to owners by UID, which is their key for the API server.
+func ownersOf(o metav1.Object) map[string]string {
+	all := map[string]string{}
+	for _, r := range o.GetOwnerReferences() {
+		all[string(r.UID)] = r.String()
+	}
+	return all
 }
 
 // those returns what all has of the keys of some.
@@ -126,7 +144,8 @@ func (v version) same(now metav1.Object) bool {
 		return now.GetResourceVersion() == v.resourceVersion
 	}
 	return now.GetGeneration() == v.generation && maps.Equal(those(v.labels, now.GetLabels()), v.labels) &&
-		maps.Equal(those(v.annotations, now.GetAnnotations()), v.annotations)
+		maps.Equal(those(v.annotations, now.GetAnnotations()), v.annotations) &&
+		maps.Equal(those(v.finalizers, finalizersOf(now)), v.finalizers) && maps.Equal(those(v.owners, ownersOf(now)), v.owners)
 }
 
 const (

@@ -578,3 +578,88 @@ func TestKindDeletedByOthers(t *testing.T) {
 	}
 	d.kinds("")
 }
+
+// A kind whose API server does not answer stays in the set, until nothing is registered for it.
+func TestKindWithoutServer(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	objects, err := dynamic.NewForConfig(d.admin.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	away, err := parse([]byte("apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.boat.example}\n" +
+		"spec: {group: boat.example, version: v1, groupPriorityMinimum: 1, versionPriority: 1, insecureSkipTLSVerify: true,\n" +
+		"  service: {name: away, namespace: default}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	services := objects.Resource(serviceResource)
+	if _, err := services.Create(t.Context(), away[0], metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// An earlier run has applied an object of it, and another one whose file is gone since.
+	namespaces := d.admin.Kube.CoreV1()
+	for namespace, m := range map[string]*corev1.ConfigMap{
+		metav1.NamespaceSystem: {ObjectMeta: metav1.ObjectMeta{
+			Name: parentName, Labels: map[string]string{idLabel: setID},
+			Annotations: map[string]string{kindsAnnotation: "ConfigMap,Oar.boat.example"},
+		}},
+		"default": {ObjectMeta: metav1.ObjectMeta{Name: "left", Labels: map[string]string{partOfLabel: setID}}},
+	} {
+		if _, err := namespaces.ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.write("a.yaml", configMap("one", "1"))
+	stop := d.run()
+	defer func() { stop() }()
+	d.event("Oar.boat.example: its API server does not answer (APIService v1.boat.example)")
+	d.until("one=1") // objects of other kinds are deleted meanwhile
+	d.kinds("ConfigMap,Oar.boat.example")
+	if err := services.Delete(t.Context(), "v1.boat.example", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.kinds("ConfigMap")
+}
+
+// Finalizers and owners of a file are put back, which an object's generation does not count.
+func TestFinalizersAndOwnersAreKept(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
+	owner := "{apiVersion: v1, kind: ConfigMap, name: one, uid: u1, blockOwnerDeletion: true}"
+	d.write("oars.yaml", oarDefinition+"---\n"+strings.Replace(oar, "name: left,",
+		"name: left, finalizers: [boat.example/log], ownerReferences: ["+owner+"],", 1))
+	stop := d.run()
+	defer func() { stop() }()
+	d.kinds("CustomResourceDefinition.apiextensions.k8s.io,Oar.boat.example")
+	objects, err := dynamic.NewForConfig(d.admin.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	oars := objects.Resource(oarResource).Namespace("default")
+	w, err := oars.Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	whole := func(o metav1.Object) bool {
+		owners := o.GetOwnerReferences()
+		return len(o.GetFinalizers()) == 1 && len(owners) == 1 && owners[0].BlockOwnerDeletion != nil
+	}
+	changes := []string{
+		`{"finalizers":null}`, `{"ownerReferences":null}`,
+		`{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"one","uid":"u1"}]}`,
+	}
+	for e := range w.ResultChan() {
+		o, err := meta.Accessor(e.Object)
+		if err != nil || !whole(o) {
+			continue
+		}
+		if len(changes) == 0 {
+			return
+		}
+		if _, err := oars.Patch(t.Context(), "left", types.MergePatchType, []byte(`{"metadata":`+changes[0]+`}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		changes = changes[1:]
+	}
+	t.Fatal("the watch ended")
+}

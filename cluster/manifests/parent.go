@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -107,13 +108,46 @@ func (s *Set) listKinds(ctx context.Context, kinds map[objectKind]bool, only boo
 	return nil
 }
 
+var serviceResource = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
+
+// served is an error if an API server that the cluster passes requests on to is registered for a
+// kind's group, and does not answer: nothing is known of the kind then.
+func (s *Set) served(ctx context.Context, kind objectKind) error {
+	all, err := s.Dynamic.Resource(serviceResource).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("%s: %w", kind, err)
+	}
+	for k := range all.Items {
+		o := &all.Items[k]
+		group, _, _ := unstructured.NestedString(o.Object, "spec", "group")
+		_, elsewhere, _ := unstructured.NestedMap(o.Object, "spec", "service")
+		if group == kind.Group && elsewhere && !available(o) {
+			return fmt.Errorf("%s: its API server does not answer (APIService %s): objects without a manifest are deleted when it does, or "+
+				"forgotten when the APIService is deleted", kind, o.GetName())
+		}
+	}
+	return nil
+}
+
+func available(service *unstructured.Unstructured) bool {
+	conditions, _, _ := unstructured.NestedSlice(service.Object, "status", "conditions")
+	return slices.ContainsFunc(conditions, func(c any) bool {
+		fields, _ := c.(map[string]any)
+		return fields["type"] == "Available" && fields["status"] == "True"
+	})
+}
+
 // prune deletes the objects of the set that are none of keys.
 func (s *Set) prune(ctx context.Context, keys map[objectKey]bool) error {
 	var errs []error
 	for kind := range s.listed() {
 		mapping, err := s.Mapper.RESTMapping(kind)
 		if meta.IsNoMatchError(err) {
-			continue // its definition is gone, and its objects with it
+			// Its definition is gone, and its objects with it, or its API server is away.
+			if err := s.served(ctx, kind); err != nil {
+				errs = append(errs, err)
+			}
+			continue
 		}
 		if err != nil {
 			return err
