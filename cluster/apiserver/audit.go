@@ -132,8 +132,8 @@ func (b *build) audit() error {
 		if err != nil {
 			return fmt.Errorf("--audit-log-path %s cannot be written: %w", o.LogPath, err)
 		}
-		backends = append(backends, auditlog.NewBackend(&eventLog{path: o.LogPath, out: file, health: o.Health}, auditlog.FormatJson,
-			auditv1.SchemeGroupVersion))
+		backends = append(backends, auditlog.NewBackend(&eventLog{path: o.LogPath, out: file, health: o.Health, log: b.options.Log},
+			auditlog.FormatJson, auditv1.SchemeGroupVersion))
 	}
 	sent, err := o.webhook()
 	if err != nil {
@@ -178,6 +178,7 @@ type eventLog struct {
 	path   string
 	out    io.Writer
 	health *health.Part
+	log    *slog.Logger
 
 	mu   sync.Mutex // held while writing: events are whole lines
 	lost int        // since the log could be written
@@ -195,7 +196,7 @@ func (l *eventLog) Write(event []byte) (int, error) {
 	if err != nil {
 		l.cut = l.cut || n > 0
 		if l.lost++; l.lost == 1 {
-			slog.Error("audit events are lost", "err", err)
+			l.log.Error("audit events are lost", "err", err)
 			remedy := "see why " + l.path + " cannot be written"
 			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 				remedy = "make room on the disk of " + l.path
@@ -206,7 +207,7 @@ func (l *eventLog) Write(event []byte) (int, error) {
 	}
 	l.cut = false
 	if l.lost > 0 {
-		slog.Warn("audit events are written again", "path", l.path, "lost", l.lost)
+		l.log.Warn("audit events are written again", "path", l.path, "lost", l.lost)
 		l.health.Works(fmt.Sprintf("events are written to %s again, %d were lost", l.path, l.lost))
 		l.lost = 0
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -208,7 +209,7 @@ func (l *limited) Write(p []byte) (int, error) {
 func TestEventLogGoesOn(t *testing.T) {
 	var board health.Board
 	out := &limited{room: 12}
-	l := &eventLog{path: "log", out: out, health: board.Add("audit log")}
+	l := &eventLog{path: "log", out: out, health: board.Add("audit log"), log: slog.New(slog.DiscardHandler)}
 	for _, event := range []string{"first\n", "second\n", "third\n", "fourth\n"} {
 		if n, err := l.Write([]byte(event)); err != nil || n != len(event) {
 			t.Errorf("%q: %d, %v", event, n, err)

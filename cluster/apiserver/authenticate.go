@@ -73,7 +73,7 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 	if o.Authentication.Config != "" {
 		// After service accounts: an issuer may be asked for its keys about each token that is not
 		// its own.
-		fromIssuers, config, err := newIssuers(ctx, &o.Authentication, serverID)
+		fromIssuers, config, err := newIssuers(ctx, &o.Authentication, serverID, o.Log)
 		if err != nil {
 			return nil, err
 		}
@@ -103,11 +103,11 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 
 // quietly knows whom a request is from if who does. Why credentials are no good is told to those
 // who debug only: anybody can send such requests, and upstream's server would log each.
-func quietly(who authenticator.Request) authenticator.Request {
+func quietly(who authenticator.Request, log *slog.Logger) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := who.AuthenticateRequest(r)
 		if err != nil {
-			slog.Debug("request not authenticated", "from", r.RemoteAddr, "err", err)
+			log.Debug("request not authenticated", "from", r.RemoteAddr, "err", err)
 			return nil, false, nil
 		}
 		return response, ok, nil

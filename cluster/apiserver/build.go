@@ -80,7 +80,7 @@ func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer,
 	}
 	b.others, err = aggregate.New(aggregate.Options{
 		Loopback: b.loopback, Informers: b.informers, Resolver: resolver,
-		ClientPair: b.options.PKI.FrontProxyClient, Discovery: b.config.AggregatedDiscoveryGroupManager,
+		ClientPair: b.options.PKI.FrontProxyClient, Discovery: b.config.AggregatedDiscoveryGroupManager, Log: b.options.Log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("APIs of other servers: %w", err)
@@ -116,7 +116,7 @@ func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer,
 	if err := b.hooks(server); err != nil {
 		return nil, err
 	}
-	if err := openapi.Install(server.Handler.NonGoRestfulMux, crds.Lister(), b.others); err != nil {
+	if err := openapi.Install(server.Handler.NonGoRestfulMux, crds.Lister(), b.others, b.options.Log); err != nil {
 		return nil, err
 	}
 	b.containers = []*restful.Container{server.Handler.GoRestfulContainer, custom.GenericAPIServer.Handler.GoRestfulContainer}
@@ -142,10 +142,11 @@ func (b *build) configure(ctx context.Context) error {
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
-		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator)
+		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator, b.options.Log)
 		handler = reportConcurrency(withPlainDiscovery(handler, b.others.HasGroup), b.options.Concurrent, c.LongRunningFunc)
-		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler)), &quiet)
-		return withBodyDeadline(recordingAborts(chain, c.RequestInfoResolver), b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
+		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler), b.options.Log), &quiet)
+		chain = recordingAborts(chain, c.RequestInfoResolver, b.options.Log)
+		return withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))

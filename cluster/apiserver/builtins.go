@@ -53,7 +53,7 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 				what(ctx, work)
 				err := work.Wait()
 				if err != nil {
-					slog.Warn("built-in objects", "hook", name, "err", err)
+					o.Log.Warn("built-in objects", "hook", name, "err", err)
 				}
 				return err == nil, nil
 			}
@@ -64,7 +64,7 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 			return nil
 		})
 	}
-	roles := &awaited{stores: map[string]cache.Store{}}
+	roles := &awaited{stores: map[string]cache.Store{}, log: o.Log}
 	for kind, informer := range map[string]cache.SharedIndexInformer{
 		kindOf(&rbacv1.ClusterRole{}):        informers.ClusterRoles().Informer(),
 		kindOf(&rbacv1.ClusterRoleBinding{}): informers.ClusterRoleBindings().Informer(),
@@ -81,6 +81,7 @@ func builtins(server *genericapiserver.GenericAPIServer, client kubernetes.Inter
 // ready would be refused what it may do.
 type awaited struct {
 	stores map[string]cache.Store // of informers, by kind
+	log    *slog.Logger
 
 	mu      sync.Mutex
 	objects map[runtime.Object]bool
@@ -113,7 +114,7 @@ func (a *awaited) wait(ctx context.Context) {
 		return true, nil
 	})
 	if err != nil && ctx.Err() == nil {
-		slog.Warn("the authorizer does not know all built-in roles yet", "missing", len(a.objects))
+		a.log.Warn("the authorizer does not know all built-in roles yet", "missing", len(a.objects))
 	}
 }
 

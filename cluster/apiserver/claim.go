@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -25,7 +24,7 @@ func (s *store) claim(ctx context.Context, own dataversion.Versions) error {
 	defer cancel()
 	found, err := s.probe.Get(ctx, dataversion.Key)
 	if errors.Is(err, rpctypes.ErrPermissionDenied) { // an etcd of others may give us no more than our objects
-		slog.Warn("etcd does not let us read which version wrote it", "key", dataversion.Key, "err", err)
+		s.log.Warn("etcd does not let us read which version wrote it", "key", dataversion.Key, "err", err)
 		return nil
 	}
 	if err != nil {
@@ -36,7 +35,7 @@ func (s *store) claim(ctx context.Context, own dataversion.Versions) error {
 	if len(found.Kvs) > 0 {
 		var wrote dataversion.Versions
 		if err := json.Unmarshal(found.Kvs[0].Value, &wrote); err != nil {
-			slog.Warn("etcd does not say which version wrote it", "key", dataversion.Key, "err", err)
+			s.log.Warn("etcd does not say which version wrote it", "key", dataversion.Key, "err", err)
 		}
 		if err := own.CanRead(wrote); err != nil {
 			return fmt.Errorf("%w; install that version again, or go back to a snapshot of before the upgrade: 'coracle snapshot restore FILE'", err)
@@ -53,7 +52,7 @@ func (s *store) claim(ctx context.Context, own dataversion.Versions) error {
 	_, err = s.probe.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(dataversion.Key), "=", revision)).Then(clientv3.OpPut(dataversion.Key,
 		string(text))).Commit()
 	if errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrPermissionDenied) {
-		slog.Warn("which version writes etcd is not noted", "key", dataversion.Key, "err", err)
+		s.log.Warn("which version writes etcd is not noted", "key", dataversion.Key, "err", err)
 		return nil
 	}
 	if err != nil {

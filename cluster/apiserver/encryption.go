@@ -52,7 +52,7 @@ type encryption struct {
 	running sync.WaitGroup
 }
 
-func openEncryption(ctx context.Context, path string, part *health.Part) (*encryption, error) {
+func openEncryption(ctx context.Context, path string, part *health.Part, log *slog.Logger) (*encryption, error) {
 	e := &encryption{}
 	ctx, e.stop = context.WithCancel(context.WithoutCancel(ctx)) // requests that are answered last still need it
 	first, closeFirst := context.WithCancel(ctx)
@@ -67,14 +67,14 @@ func openEncryption(ctx context.Context, path string, part *health.Part) (*encry
 	reloader := encryptionreload.NewDynamicEncryptionConfiguration("encryption-provider-config", path, e.DynamicTransformers,
 		config.EncryptionFileContentHash, "")
 	e.running.Go(func() { reloader.Run(ctx) })
-	e.running.Go(func() { tellChanges(ctx, path, config.EncryptionFileContentHash, part) })
+	e.running.Go(func() { tellChanges(ctx, path, config.EncryptionFileContentHash, part, log) })
 	return e, nil
 }
 
 // tellChanges tells of changes of the file until ctx ends. Objects that are stored stay as they
 // are: only an operator knows when all API servers of an etcd have read the file, and each object
 // can be written again.
-func tellChanges(ctx context.Context, path, seen string, part *health.Part) {
+func tellChanges(ctx context.Context, path, seen string, part *health.Part, log *slog.Logger) {
 	said := "objects are encrypted as " + path + " says"
 	part.Works(said)
 	look := time.NewTicker(encryptionreload.EncryptionConfigFileChangePollDuration)
@@ -97,7 +97,7 @@ func tellChanges(ctx context.Context, path, seen string, part *health.Part) {
 			part.Works(said, fmt.Sprintf("%v: what was read before stays in force", err))
 			continue
 		}
-		slog.Info("how objects are encrypted was changed", "file", path)
+		log.Info("how objects are encrypted was changed", "file", path)
 		part.Works(said, fmt.Sprintf("%s was changed at %s: what was stored before is encrypted as it said then. After a minute, write it again "+
 			"('kubectl get secrets -A -o json | kubectl replace -f -'); docs/kubernetes.md says how old values leave the disk. "+
 			"This stays until the cluster process is started again", path, time.Now().Format(time.DateTime)))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
@@ -56,7 +55,7 @@ func (h *heldAddress) start(ctx context.Context) (stop func()) {
 	release, err := h.hold(ctx)
 	var trying sync.WaitGroup
 	if err != nil {
-		slog.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", holdAgain)
+		h.server.options.Log.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", holdAgain)
 		h.server.options.PodsHealth.Fails(fmt.Errorf("pods do not reach the API server: %w", err))
 		trying.Go(func() { release = h.keepTrying(ctx, err) })
 	}
@@ -79,11 +78,11 @@ func (h *heldAddress) keepTrying(ctx context.Context, said error) (release func(
 		}
 		release, err := h.hold(ctx)
 		if err == nil {
-			slog.Info("pods reach the API server", "address", h.at)
+			h.server.options.Log.Info("pods reach the API server", "address", h.at)
 			return release
 		}
 		if err.Error() != said.Error() && ctx.Err() == nil {
-			slog.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", holdAgain)
+			h.server.options.Log.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", holdAgain)
 			h.server.options.PodsHealth.Fails(fmt.Errorf("pods do not reach the API server: %w", err))
 			said = err
 		}
@@ -110,14 +109,14 @@ func (h *heldAddress) hold(ctx context.Context) (release func(), err error) {
 		if err != nil {
 			return nothing, errors.Join(listenError(h.at.String(), err), letGo())
 		}
-		h.listeners.add(limitPerSource(l, podConnections))
+		h.listeners.add(limitPerSource(l, podConnections, h.server.options.Log))
 	}
 	h.server.held.Store(true)
 	h.server.options.PodsHealth.Works(fmt.Sprintf("pods reach the API server at %s", netip.AddrPortFrom(addr, servicePort)))
 	return func() {
 		h.server.held.Store(false)
 		if err := letGo(); err != nil {
-			slog.Warn("the API server's address for pods is left", "address", h.at, "err", err)
+			h.server.options.Log.Warn("the API server's address for pods is left", "address", h.at, "err", err)
 		}
 	}, nil
 }

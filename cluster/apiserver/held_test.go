@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -52,7 +53,7 @@ func TestTheServicesAddressIsTriedAgain(t *testing.T) {
 		}
 		all := merge(first)
 		at := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.1"), uint16(first.Addr().(*net.TCPAddr).Port))
-		s := &Server{options: Options{BindAddress: "127.0.0.1"}}
+		s := &Server{options: Options{BindAddress: "127.0.0.1", Log: slog.New(slog.DiscardHandler)}}
 		h := &heldAddress{server: s, at: at, listeners: all}
 		counted := &asked{}
 		endpoints := heldEndpoints{counted, &s.held}

@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"log/slog"
 	"net"
 	"time"
 
@@ -86,7 +85,7 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 		front.AddListener(controller)
 		if runner, ok := b.ca.(dynamiccertificates.ControllerRunner); ok {
 			if err := runner.RunOnce(ctx); err != nil {
-				slog.Warn("the certificate authority's file cannot be read", "err", err)
+				b.options.Log.Warn("the certificate authority's file cannot be read", "err", err)
 			}
 		}
 		go front.Run(ctx, 1) // the server of TLS does this for the other one

@@ -167,6 +167,7 @@ type issuers struct {
 	options  *AuthenticationOptions
 	serverID string
 	running  context.Context // ends what asks issuers for their keys
+	log      *slog.Logger
 	current  atomic.Pointer[verifiers]
 }
 
@@ -179,13 +180,13 @@ type verifiers struct {
 
 // newIssuers follows the file until ctx ends, and returns the configuration as it is now.
 func newIssuers(ctx context.Context, o *AuthenticationOptions,
-	serverID string,
+	serverID string, log *slog.Logger,
 ) (*issuers, *apiserverapi.AuthenticationConfiguration, error) {
 	config, data, err := o.load()
 	if err != nil {
 		return nil, nil, err
 	}
-	i := &issuers{options: o, serverID: serverID, running: ctx}
+	i := &issuers{options: o, serverID: serverID, running: ctx, log: log}
 	first, err := i.verifiers(config)
 	if err != nil {
 		return nil, nil, inFile(authenticationFlag, o.Config, data, err)
@@ -260,14 +261,14 @@ func (i *issuers) follow(ctx context.Context, first *apiserverapi.Authentication
 			known = data // it is no good, and will not get better by itself
 		}
 		if err != nil {
-			slog.Error("authentication configuration is not used; the last one stays in force", "err", err)
+			i.log.Error("authentication configuration is not used; the last one stays in force", "err", err)
 			if i.options.refused != nil {
 				i.options.refused(err)
 			}
 			continue
 		}
 		known = data
-		slog.Info("authentication configuration was read again", "file", i.options.Config)
+		i.log.Info("authentication configuration was read again", "file", i.options.Config)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -189,7 +190,7 @@ func TestNewerData(t *testing.T) {
 	})
 	t.Run("of others, who forbid it", func(t *testing.T) {
 		for _, denied := range []denying{{get: true}, {put: true}} {
-			s := &store{probe: clientv3.NewCtxClient(t.Context())}
+			s := &store{probe: clientv3.NewCtxClient(t.Context()), log: slog.New(slog.DiscardHandler)}
 			s.probe.KV = denied
 			if err := s.claim(t.Context(), dataversion.Own("v1.2.9")); err != nil {
 				t.Errorf("%+v: %v", denied, err)
@@ -246,7 +247,8 @@ func TestRestoredClusterKnowsItsClients(t *testing.T) {
 	}
 	certificate := overTLSOf(t, s)
 	file := filepath.Join(t.TempDir(), "snapshot")
-	if _, err := snapshot.Save(t.Context(), o.Root, o.State, file, snapshot.Facts{}, func(int64, int64) {}); err != nil {
+	silent := slog.New(slog.DiscardHandler)
+	if _, err := snapshot.Save(t.Context(), o.Root, o.State, file, snapshot.Facts{}, func(int64, int64) {}, silent); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -273,7 +275,7 @@ func TestRestoredClusterKnowsItsClients(t *testing.T) {
 	}
 
 	restored := broken(t, func(*Options) {}) // with an authority of its own
-	if _, err := snapshot.Restore(t.Context(), restored.Root, file, dataversion.Own(""), func(int64, int64) {}); err != nil {
+	if _, err := snapshot.Restore(t.Context(), restored.Root, file, dataversion.Own(""), func(int64, int64) {}, silent); err != nil {
 		t.Fatal(err)
 	}
 	if restored, err = testOptions(restored.Root); err != nil { // as each start

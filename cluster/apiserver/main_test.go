@@ -116,7 +116,7 @@ func (noMetrics) PodMetrics(context.Context) ([]metrics.PodMetrics, error)   { r
 // testOptions are for a server in dir on any free port.
 func testOptions(dir string) (Options, error) {
 	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1", "localhost"})
-	return Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials}, err
+	return Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials, Log: slog.Default()}, err
 }
 
 // overTLS returns the administrator's configuration for clients that dial.

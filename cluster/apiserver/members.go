@@ -51,7 +51,7 @@ func (b *build) installMembers(server *genericapiserver.GenericAPIServer) {
 	if b.store.members == nil {
 		return
 	}
-	m := members{b.store.members, b.options.PKI.ServiceAccountKey, b.options.TakePeers, b.options.LeavePeers}
+	m := members{b.store.members, b.options.PKI.ServiceAccountKey, b.options.TakePeers, b.options.LeavePeers, b.options.Log}
 	server.Handler.NonGoRestfulMux.Handle(MembersPath, m)
 	server.Handler.NonGoRestfulMux.HandlePrefix(MembersPath+"/", m)
 }
@@ -61,6 +61,7 @@ type members struct {
 	// tokenKey is the file with the key of service account tokens.
 	tokenKey              string
 	takePeers, leavePeers func() error
+	log                   *slog.Logger
 }
 
 // ServeHTTP implements http.Handler.
@@ -100,7 +101,7 @@ func (m members) remove(ctx context.Context, name string) (any, error) {
 	left := m.etcd.Members()
 	if m.etcd.Last() && m.leavePeers != nil {
 		if err := m.leavePeers(); err != nil {
-			slog.Warn("etcd keeps its port for other members", "err", err)
+			m.log.Warn("etcd keeps its port for other members", "err", err)
 		}
 	}
 	return left, nil

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -88,6 +89,8 @@ type Options struct {
 	Concurrent func()
 	// Version is this release of Coracle, such as v1.2.3, for a later start of another.
 	Version string
+	// Log gets errors and warnings; nil discards them.
+	Log *slog.Logger
 
 	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a
 	// request's body may take to arrive. For tests, as the next.
@@ -112,6 +115,9 @@ const (
 func (o *Options) complete() (addresses, error) {
 	if o.Root == "" || o.State == "" || o.PKI == nil {
 		return addresses{}, errors.New("apiserver: Root, State and PKI must be given")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.EventTTL == 0 {
 		o.EventTTL = time.Hour

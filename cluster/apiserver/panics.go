@@ -28,7 +28,7 @@ var SurvivePanics = sync.OnceFunc(func() {
 })
 
 // abortingOnPanic ends the connection, or the stream, of a request whose handler panics.
-func abortingOnPanic(next http.Handler) http.Handler {
+func abortingOnPanic(next http.Handler, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			p := recover()
@@ -36,7 +36,7 @@ func abortingOnPanic(next http.Handler) http.Handler {
 				return
 			}
 			if p != http.ErrAbortHandler { //nolint:errorlint // see above
-				slog.Error("handler panicked", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+				log.Error("handler panicked", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
 			}
 			panic(http.ErrAbortHandler)
 		}()
@@ -46,7 +46,7 @@ func abortingOnPanic(next http.Handler) http.Handler {
 
 // recordingAborts counts and logs aborted requests: upstream's recovery, which is further inside,
 // does not get to it once SurvivePanics was called.
-func recordingAborts(next http.Handler, resolve request.RequestInfoResolver) http.Handler {
+func recordingAborts(next http.Handler, resolve request.RequestInfoResolver, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			p := recover()
@@ -55,7 +55,7 @@ func recordingAborts(next http.Handler, resolve request.RequestInfoResolver) htt
 			}
 			info, _ := resolve.NewRequestInfo(r) // nil is allowed
 			metrics.RecordRequestAbort(r, info)
-			slog.Warn("request aborted", "method", r.Method, "path", r.URL.Path)
+			log.Warn("request aborted", "method", r.Method, "path", r.URL.Path)
 			panic(p)
 		}()
 		next.ServeHTTP(w, r)

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -14,6 +15,7 @@ import (
 // A response that a panic cuts short does not look whole to the client.
 func TestPanicsAbortResponses(t *testing.T) {
 	SurvivePanics()
+	log := slog.New(slog.DiscardHandler)
 	for name, p := range map[string]any{"an abort": http.ErrAbortHandler, "a panic": "odd object"} {
 		t.Run(name, func(t *testing.T) {
 			handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -22,8 +24,8 @@ func TestPanicsAbortResponses(t *testing.T) {
 				panic(p)
 			})
 			resolve := &request.RequestInfoFactory{}
-			chain := genericfilters.WithPanicRecovery(abortingOnPanic(handler), resolve)
-			server := httptest.NewServer(recordingAborts(chain, resolve))
+			chain := genericfilters.WithPanicRecovery(abortingOnPanic(handler, log), resolve)
+			server := httptest.NewServer(recordingAborts(chain, resolve, log))
 			defer server.Close()
 			resp, err := http.Get(server.URL)
 			if err != nil {

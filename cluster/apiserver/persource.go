@@ -18,6 +18,7 @@ const podConnections = 1000
 type perSource struct {
 	net.Listener
 	most int
+	log  *slog.Logger
 
 	mu   sync.Mutex
 	open map[netip.Addr]*source
@@ -29,8 +30,8 @@ type source struct {
 	warned      bool // since it had none
 }
 
-func limitPerSource(l net.Listener, most int) net.Listener {
-	return &perSource{Listener: l, most: most, open: map[netip.Addr]*source{}}
+func limitPerSource(l net.Listener, most int, log *slog.Logger) net.Listener {
+	return &perSource{Listener: l, most: most, log: log, open: map[netip.Addr]*source{}}
 }
 
 // Accept implements net.Listener.
@@ -61,7 +62,7 @@ func (l *perSource) take(from netip.Addr) bool {
 		return true
 	}
 	if !s.warned {
-		slog.Warn("the API server takes no more connections of a pod until some end", "address", from, "connections", l.most)
+		l.log.Warn("the API server takes no more connections of a pod until some end", "address", from, "connections", l.most)
 	}
 	s.warned = true
 	return false

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ func TestAttackOfConnections(t *testing.T) {
 			}
 			l := plain
 			if limited {
-				l = limitPerSource(plain, most)
+				l = limitPerSource(plain, most, slog.New(slog.DiscardHandler))
 			}
 			defer l.Close()
 			accepted := make(chan net.Conn, 2*asked)

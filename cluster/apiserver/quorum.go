@@ -20,13 +20,14 @@ const (
 // other servers have a quorum. Who connects again asks /readyz.
 type cutOff struct {
 	net.Listener
+	log *slog.Logger
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
 }
 
-func newCutOff(l net.Listener) *cutOff {
-	return &cutOff{Listener: l, conns: map[net.Conn]bool{}}
+func newCutOff(l net.Listener, log *slog.Logger) *cutOff {
+	return &cutOff{Listener: l, log: log, conns: map[net.Conn]bool{}}
 }
 
 // Accept implements net.Listener.
@@ -70,7 +71,7 @@ func (c *cutOff) run(ctx context.Context, leads func() bool) {
 			last, cut = time.Now(), false
 		case !cut && time.Since(last) >= leaderless:
 			cut = true
-			slog.Warn("etcd has no leader: clients have to go to other API servers", "connections", c.end())
+			c.log.Warn("etcd has no leader: clients have to go to other API servers", "connections", c.end())
 		}
 	}
 }

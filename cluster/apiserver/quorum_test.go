@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -21,7 +22,7 @@ func (p pipeListener) Accept() (net.Conn, error) { return <-p.conns, nil }
 func TestClientsAreCutOffWithoutAQuorum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pipes := pipeListener{conns: make(chan net.Conn, 1)}
-		c := newCutOff(pipes)
+		c := newCutOff(pipes, slog.New(slog.DiscardHandler))
 		connect := func() (client net.Conn, ended <-chan error) {
 			client, server := net.Pipe()
 			pipes.conns <- server

@@ -81,6 +81,7 @@ func New(options Options) (*Server, error) {
 		options: options, addresses: addresses, inside: newIdentities(),
 		listening: make(chan struct{}), serving: make(chan struct{}), ready: make(chan struct{}),
 	}
+	s.caches.log = options.Log
 	s.ended, s.end = context.WithCancel(context.Background())
 	s.transport = inproc.Transport(http.HandlerFunc(s.serveInside))
 	kube, err := kubernetes.NewForConfig(protobuf(s.loopback()))
@@ -161,7 +162,7 @@ func (s *Server) run(ctx context.Context) error {
 	defer listener.Close()
 	var cut *cutOff
 	if s.options.Several {
-		cut = newCutOff(listener)
+		cut = newCutOff(listener, s.options.Log)
 		listener = cut
 	}
 	s.address = listener.Addr()

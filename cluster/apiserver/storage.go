@@ -73,8 +73,10 @@ type store struct {
 	// compact has the compactor not wait for its interval to end; nil for another etcd.
 	compact func()
 	caches  *caches
-	// history is how many changes a watch cache keeps at most.
-	history int
+	// history is how many changes a watch cache keeps at most. That it cannot be bounded is logged
+	// once.
+	history   int
+	unbounded sync.Once
 	// encryption is nil if objects are stored as they are.
 	encryption *encryption
 	// members is the etcd in this process; nil for another.
@@ -83,11 +85,12 @@ type store struct {
 	close func()
 	// stopped is closed when the etcd in this process has stopped; nil for another.
 	stopped <-chan struct{}
+	log     *slog.Logger
 }
 
 // openStore starts etcd, or dials another.
 func openStore(ctx context.Context, o *Options, served *serverstorage.ResourceConfig) (*store, error) {
-	s := &store{config: *storagebackend.NewDefaultConfig(keyPrefix, nil), history: o.history}
+	s := &store{config: *storagebackend.NewDefaultConfig(keyPrefix, nil), history: o.history, log: o.Log}
 	s.config.DBMetricPollInterval = 0
 	open := s.embedded
 	if len(o.EtcdServers) > 0 {
@@ -95,7 +98,7 @@ func openStore(ctx context.Context, o *Options, served *serverstorage.ResourceCo
 	}
 	if o.EncryptionConfig != "" {
 		var err error
-		if s.encryption, err = openEncryption(ctx, o.EncryptionConfig, o.EncryptionHealth); err != nil {
+		if s.encryption, err = openEncryption(ctx, o.EncryptionConfig, o.EncryptionHealth, o.Log); err != nil {
 			return nil, err
 		}
 	}
@@ -130,7 +133,7 @@ func (s *store) embedded(ctx context.Context, o *Options) error {
 	peer := o.PKI.EtcdFiles()
 	server, err := etcd.Start(ctx, etcd.Options{
 		Dir: o.Root, State: o.State, Quota: o.EtcdQuota, Health: o.StoreHealth,
-		PeerCA: peer.CACert, PeerPair: peer.Pair, MembersHealth: o.MembersHealth,
+		PeerCA: peer.CACert, PeerPair: peer.Pair, MembersHealth: o.MembersHealth, Log: o.Log,
 	})
 	if err != nil {
 		return err
@@ -242,7 +245,7 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 				return nil, err
 			}
 			if !boundHistory(watched, s.history) {
-				unbounded()
+				s.unbounded.Do(func() { s.log.Warn(unboundedHistory) })
 			}
 			return &generation{CacheDelegator: cacher.NewCacheDelegator(watched, raw), cache: watched, closeRaw: closeRaw}, nil
 		})
@@ -253,10 +256,7 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 	}
 }
 
-// unbounded says once that the memory of watch caches is what upstream makes it.
-var unbounded = sync.OnceFunc(func() {
-	slog.Warn("watch caches keep up to 75 seconds of changes: their history cannot be bounded in this version of k8s.io/apiserver")
-})
+const unboundedHistory = "watch caches keep up to 75 seconds of changes: their history cannot be bounded in this version of k8s.io/apiserver"
 
 // open opens a resource's storage, without a watch cache.
 func (s *store) open(config *storagebackend.ConfigForResource, newObject, newList func() runtime.Object, prefix string,

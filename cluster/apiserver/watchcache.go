@@ -132,6 +132,7 @@ type caches struct {
 	compact func()
 	// free gives memory back to the kernel.
 	free func()
+	log  *slog.Logger
 
 	mu   sync.Mutex
 	all  map[*cached]struct{}
@@ -179,7 +180,7 @@ func (s *caches) endPeriod(ctx context.Context) {
 	for _, c := range all {
 		replaced, err := c.endPeriod(ctx)
 		if err != nil && ctx.Err() == nil {
-			slog.Warn("cannot replace watch cache after a burst; it keeps its memory until the next try", "resource", c.resource, "err", err)
+			s.log.Warn("cannot replace watch cache after a burst; it keeps its memory until the next try", "resource", c.resource, "err", err)
 		}
 		any = any || replaced
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // logged are the trees whose parts are given their loggers.
-var logged = []string{"cluster/kubelet", "cluster/scheduler"}
+var logged = []string{"cluster/apiserver", "cluster/kubelet", "cluster/scheduler"}
 
 // ofDefault are the functions of log/slog that use or replace the default logger.
 var ofDefault = []string{

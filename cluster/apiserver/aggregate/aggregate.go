@@ -13,6 +13,7 @@ package aggregate
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"net/http"
 	"slices"
@@ -67,6 +68,8 @@ type Options struct {
 	ClientPair string
 	// Discovery is what the API server says it serves.
 	Discovery aggregated.ResourceManager
+	// Log gets why other servers cannot be reached, for debugging.
+	Log *slog.Logger
 }
 
 // Aggregator passes requests for APIs of other servers on to them.

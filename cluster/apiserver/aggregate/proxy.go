@@ -36,7 +36,7 @@ func (a *Aggregator) pass(w http.ResponseWriter, req *http.Request, r *route) {
 	}
 	location, err := a.locate(r, req.URL.Path, req.URL.Query().Encode())
 	if err != nil {
-		slog.Debug("cannot reach the server of an API", "group", r.spec.Group, "version", r.spec.Version, "err", err)
+		a.options.Log.Debug("cannot reach the server of an API", "group", r.spec.Group, "version", r.spec.Version, "err", err)
 		refuse(w, req, unavailable(r, "cannot be reached: "+err.Error()))
 		return
 	}
@@ -50,20 +50,23 @@ func (a *Aggregator) pass(w http.ResponseWriter, req *http.Request, r *route) {
 		return
 	}
 	as := transport.NewAuthProxyRoundTripper(asked.GetName(), asked.GetUID(), asked.GetGroups(), asked.GetExtra(), r.transport)
-	handler := proxy.NewUpgradeAwareHandler(location, as, true, false, failing{r})
+	handler := proxy.NewUpgradeAwareHandler(location, as, true, false, failing{r, a.options.Log})
 	handler.RejectForwardingRedirects = true // the client's next request would go where the server likes
 	handler.ServeHTTP(w, passed)
 }
 
 // failing answers a request that its server did not.
-type failing struct{ *route }
+type failing struct {
+	*route
+	log *slog.Logger
+}
 
 // Error implements proxy.ErrorResponder.
 func (f failing) Error(w http.ResponseWriter, req *http.Request, err error) {
 	if cause := context.Cause(req.Context()); cause != nil {
 		err = cause
 	}
-	slog.Debug("the server of an API does not answer", "group", f.spec.Group, "version", f.spec.Version, "err", err)
+	f.log.Debug("the server of an API does not answer", "group", f.spec.Group, "version", f.spec.Version, "err", err)
 	refuse(w, req, unavailable(f.route, "does not answer: "+err.Error()))
 }
 

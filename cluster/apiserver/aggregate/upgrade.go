@@ -28,7 +28,7 @@ func (a *Aggregator) upgrade(w http.ResponseWriter, req *http.Request, location 
 	waiting := &upgrading{ResponseWriter: w, ctx: ctx, dial: r.transport.DialContext}
 	defer waiting.answered()
 	dialing := &http.Transport{TLSClientConfig: r.transport.TLSClientConfig, DialContext: waiting.connect} // the handler takes no more of it
-	proxy.NewUpgradeAwareHandler(location, dialing, false, true, failing{r}).ServeHTTP(waiting, req.WithContext(ctx))
+	proxy.NewUpgradeAwareHandler(location, dialing, false, true, failing{r, a.options.Log}).ServeHTTP(waiting, req.WithContext(ctx))
 }
 
 // upgrading is a request for an upgraded connection. The connection to the server is closed when

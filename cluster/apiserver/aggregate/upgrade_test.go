@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -52,7 +53,7 @@ func startUpgrade(t *testing.T, limit time.Duration) *upgrades {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &Aggregator{upgradeLimit: limit}
+	a := &Aggregator{options: Options{Log: slog.New(slog.DiscardHandler)}, upgradeLimit: limit}
 	r := &route{
 		spec: apiregistrationv1.APIServiceSpec{
 			Group: "g", Version: "v1",

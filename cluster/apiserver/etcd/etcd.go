@@ -21,6 +21,7 @@ import (
 	"errors"
 	"expvar"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -77,6 +78,8 @@ type Options struct {
 	PeerCA, PeerPair string
 	// MembersHealth is told how the other members are; it may be nil.
 	MembersHealth *health.Part
+	// Log gets warnings and errors, also those of etcd itself; nil discards them.
+	Log *slog.Logger
 
 	// pause is between tries to make room, roomEvery if 0; for tests.
 	pause time.Duration
@@ -114,6 +117,9 @@ func Socket(state string) string { return filepath.Join(state, "etcd.sock") }
 
 // Start starts etcd and waits until it serves. The caller closes it.
 func Start(ctx context.Context, o Options) (*Server, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	dir, state := filepath.Join(o.Dir, "etcd"), o.State
 	socket := Socket(state)
 	if len(socket) > maxSocketPath {
@@ -132,7 +138,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	_ = os.Remove(socket) // left by a process that was killed; the lock says that none lives
-	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(), behind: make(chan error, 1), dir: o.Dir}
+	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(o.Log), behind: make(chan error, 1), dir: o.Dir}
 	c := config(dir, socket, o.quota())
 	if s.peers, err = ReadPeers(o.Dir); err == nil && s.peers != nil {
 		err = s.peers.configure(c, o)

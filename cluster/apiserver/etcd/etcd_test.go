@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -191,7 +192,8 @@ func TestBadStarts(t *testing.T) {
 // The disk may be full when etcd's database is written for the first time, which is after its start
 // and before it serves, in a goroutine that holds what Close waits for.
 func TestGoroutineEndsBeforeItServes(t *testing.T) {
-	s := &Server{etcd: &embed.Etcd{Server: &etcdserver.EtcdServer{}}, journal: newJournal()} // never ready, cannot be closed
+	silent := newJournal(slog.New(slog.DiscardHandler))
+	s := &Server{etcd: &embed.Etcd{Server: &etcdserver.EtcdServer{}}, journal: silent} // never ready, cannot be closed
 	go s.journal.logger().Fatal("failed to commit tx", zap.Error(&os.PathError{Op: "write", Path: "db", Err: unix.ENOSPC}))
 	err := s.serves(t.Context(), "/data")
 	if want := "etcd cannot use /data: failed to commit tx: write db: no space left on device"; err == nil || err.Error() != want {

@@ -13,10 +13,11 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// journal is what one server logs to: slog, warnings and worse, while it runs. What it says while
+// journal passes on what one server logs: warnings and worse, while it runs. What it says while
 // it starts and stops is either no news (it warns of its defaults, and of its listeners when they
 // are closed) or ends the start, and is then the start's error.
 type journal struct {
+	log *slog.Logger
 	// started says that the server has served, running that it has not been told to stop since.
 	started, running atomic.Bool
 	// died gets the error of an entry that would have ended the process, or panicked, before the
@@ -24,7 +25,7 @@ type journal struct {
 	died chan error
 }
 
-func newJournal() *journal { return &journal{died: make(chan error, 1)} }
+func newJournal(log *slog.Logger) *journal { return &journal{log: log, died: make(chan error, 1)} }
 
 func (j *journal) logger() *zap.Logger {
 	return zap.New(slogCore{journal: j}, zap.WithFatalHook(j), zap.WithPanicHook(j))
@@ -57,7 +58,7 @@ func withCause(message string, fields []zapcore.Field) error {
 	return errors.New(message)
 }
 
-// slogCore is a zapcore.Core over slog's default logger.
+// slogCore is a zapcore.Core over the journal's logger.
 type slogCore struct {
 	*journal
 	with []zapcore.Field
@@ -98,7 +99,7 @@ func (c slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	if entry.Level >= zapcore.ErrorLevel {
 		level = slog.LevelError
 	}
-	slog.LogAttrs(context.Background(), level, "etcd: "+entry.Message, attributes...)
+	c.log.LogAttrs(context.Background(), level, "etcd: "+entry.Message, attributes...)
 	return nil
 }
 

@@ -55,6 +55,7 @@ type space struct {
 	dir    string
 	quota  int64
 	health *health.Part
+	log    *slog.Logger
 	every  time.Duration // between tries to make room
 	// full gets a value when a write was refused for lack of space.
 	full chan struct{}
@@ -69,7 +70,7 @@ type space struct {
 // returns: who opens the database has something to write.
 func keepSpace(ctx context.Context, server *etcdserver.EtcdServer, dir string, snapshots *sync.RWMutex, o Options) *space {
 	s := &space{
-		server: server, dir: dir, quota: o.quota(), health: o.Health, every: cmp.Or(o.pause, roomEvery),
+		server: server, dir: dir, quota: o.quota(), health: o.Health, log: o.Log, every: cmp.Or(o.pause, roomEvery),
 		full: make(chan struct{}, 1), snapshots: snapshots, ended: make(chan struct{}),
 	}
 	s.health.Works(s.fine())
@@ -100,7 +101,7 @@ func (s *space) run(ctx context.Context) {
 		case <-look.C:
 			if s.wasteful() && (s.large() || s.awaitQuiet(ctx)) {
 				if err := s.defragment(); err != nil && !errors.Is(err, errBusy) {
-					slog.Warn("etcd cannot be defragmented", "err", err)
+					s.log.Warn("etcd cannot be defragmented", "err", err)
 					s.health.Notes(err.Error())
 				}
 			}
@@ -134,7 +135,7 @@ func (s *space) untilRoom(ctx context.Context) {
 		}
 		s.health.Fails(err)
 		if err.Error() != said {
-			slog.Error("writes are refused", "err", err)
+			s.log.Error("writes are refused", "err", err)
 			said = err.Error()
 		}
 		select {
@@ -179,7 +180,7 @@ func (s *space) makeRoom(ctx context.Context) error {
 	}
 	s.health.Works(s.fine())
 	s.health.Notes(fmt.Sprintf("the store was full; room was made in %v", time.Since(began).Round(time.Millisecond)))
-	slog.Warn("the store was full; room was made", "took", time.Since(began), "size", s.server.Backend().Size(), "quota", s.quota)
+	s.log.Warn("the store was full; room was made", "took", time.Since(began), "size", s.server.Backend().Size(), "quota", s.quota)
 	return nil
 }
 
@@ -204,7 +205,7 @@ func (s *space) defragment() error {
 	if err := s.server.Defragment(); err != nil {
 		return fmt.Errorf("defragment %s: %w", filepath.Join(s.dir, "member"), err)
 	}
-	slog.Info("etcd defragmented", "before", before, "after", backend.Size(), "blocked", time.Since(began))
+	s.log.Info("etcd defragmented", "before", before, "after", backend.Size(), "blocked", time.Since(began))
 	return nil
 }
 

@@ -88,7 +88,8 @@ func TestFullOfOldVersions(t *testing.T) {
 		t.Errorf("reading from a full store: %v, %v", got, err)
 	}
 	var again health.Board
-	s.space = keepSpace(t.Context(), s.etcd.Server, s.space.dir, s.space.snapshots, Options{Quota: tinyQuota, Health: again.Add("store")})
+	s.space = keepSpace(t.Context(), s.etcd.Server, s.space.dir, s.space.snapshots,
+		Options{Quota: tinyQuota, Health: again.Add("store"), Log: s.space.log})
 	if err := put(t, client); err != nil || s.space.alarmed() {
 		t.Errorf("after room was made: %v", err)
 	}

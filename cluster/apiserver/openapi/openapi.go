@@ -81,11 +81,12 @@ type handler struct {
 	hashes map[string]string // of the built-in documents' JSON, by name
 	custom *custom
 	others Others
+	log    *slog.Logger
 }
 
 // Install adds the paths of the documents to m. Custom resources are those in crds.
-func Install(m *mux.PathRecorderMux, crds apiextensionslisters.CustomResourceDefinitionLister, others Others) error {
-	h := &handler{custom: &custom{crds: crds}, others: others}
+func Install(m *mux.PathRecorderMux, crds apiextensionslisters.CustomResourceDefinitionLister, others Others, log *slog.Logger) error {
+	h := &handler{custom: &custom{crds: crds}, others: others, log: log}
 	index, err := documents.ReadFile("documents/index.json")
 	if err == nil {
 		err = json.Unmarshal(index, &h.hashes)
@@ -131,7 +132,7 @@ func (h *handler) serveIndex(w http.ResponseWriter, r *http.Request) {
 	}
 	data, err := json.Marshal(all)
 	if err != nil {
-		fail(w, err)
+		h.fail(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -160,7 +161,7 @@ func (h *handler) serveV3(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		var err error
 		if d, ok, err = h.custom.v3(name, format); err != nil {
-			fail(w, err)
+			h.fail(w, err)
 			return
 		}
 	}
@@ -176,7 +177,7 @@ func (h *handler) serveV3(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "public, immutable")
 		w.Header().Set("Expires", time.Now().AddDate(1, 0, 0).Format(time.RFC1123))
 	}
-	d.serve(w, r, contentType)
+	h.send(d, w, r, contentType)
 }
 
 // serveV2 answers the v2 document.
@@ -193,14 +194,14 @@ func (h *handler) serveV2(w http.ResponseWriter, r *http.Request) {
 	}
 	whole, err := h.custom.v2(h, d, format)
 	if err != nil {
-		fail(w, err)
+		h.fail(w, err)
 		return
 	}
-	whole.serve(w, r, contentType)
+	h.send(whole, w, r, contentType)
 }
 
-// serve sends the document, gzip'ed if the client takes that.
-func (d document) serve(w http.ResponseWriter, r *http.Request, contentType string) {
+// send sends a document, gzip'ed if the client takes that.
+func (h *handler) send(d document, w http.ResponseWriter, r *http.Request, contentType string) {
 	header := w.Header()
 	header.Set("Content-Type", contentType)
 	header.Set("Etag", strconv.Quote(d.hash))
@@ -217,13 +218,13 @@ func (d document) serve(w http.ResponseWriter, r *http.Request, contentType stri
 	}
 	unpacked, err := gzip.NewReader(bytes.NewReader(d.packed))
 	if err != nil {
-		fail(w, err)
+		h.fail(w, err)
 		return
 	}
 	_, _ = io.Copy(w, unpacked) // the client may have gone
 }
 
-func fail(w http.ResponseWriter, err error) {
-	slog.Error("OpenAPI document", "err", err)
+func (h *handler) fail(w http.ResponseWriter, err error) {
+	h.log.Error("OpenAPI document", "err", err)
 	http.Error(w, "the OpenAPI document cannot be made", http.StatusInternalServerError)
 }

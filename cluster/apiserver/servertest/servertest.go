@@ -3,6 +3,7 @@ package servertest
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -23,7 +24,9 @@ func Options(t *testing.T) apiserver.Options {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return apiserver.Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials}
+	return apiserver.Options{
+		Root: dir, State: filepath.Join(dir, "run"), PKI: credentials, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
 }
 
 // New returns a server that does not run yet.

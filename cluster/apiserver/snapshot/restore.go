@@ -86,7 +86,7 @@ func open(path, dir string, check func(Facts) error, progress Progress) (Facts, 
 
 // Restore replaces the data of the cluster in root, if there are any, by those of the snapshot at
 // path. own are the versions of the program that is to use them. The cluster must not run.
-func Restore(ctx context.Context, root, path string, own dataversion.Versions, progress Progress) (Result, error) {
+func Restore(ctx context.Context, root, path string, own dataversion.Versions, progress Progress, log *slog.Logger) (Result, error) {
 	lock, err := etcd.Lock(root)
 	if err != nil {
 		return Result{}, fmt.Errorf("nothing was changed: %w", err)
@@ -100,7 +100,7 @@ func Restore(ctx context.Context, root, path string, own dataversion.Versions, p
 		return Result{}, fmt.Errorf("nothing was changed: %w", err)
 	}
 	step("staging made")
-	facts, err := stage(ctx, root, path, own, progress)
+	facts, err := stage(ctx, root, path, own, progress, log)
 	keep := "before-restore-" + time.Now().UTC().Format("20060102T150405.000Z")
 	if err == nil {
 		err = decide(root, intent{Keep: keep, Facts: facts})
@@ -120,7 +120,7 @@ func Restore(ctx context.Context, root, path string, own dataversion.Versions, p
 }
 
 // stage checks a snapshot and makes of it what is put in place.
-func stage(ctx context.Context, root, path string, own dataversion.Versions, progress Progress) (Facts, error) {
+func stage(ctx context.Context, root, path string, own dataversion.Versions, progress Progress, log *slog.Logger) (Facts, error) {
 	staging := filepath.Join(root, stagingName)
 	facts, err := open(path, staging, func(f Facts) error {
 		return own.CanRead(dataversion.Versions{Coracle: f.Coracle, Kubernetes: f.Kubernetes})
@@ -144,7 +144,7 @@ func stage(ctx context.Context, root, path string, own dataversion.Versions, pro
 	if err := ctx.Err(); err != nil {
 		return facts, err
 	}
-	if err := restoreEtcd(db, filepath.Join(staging, "etcd"), database(root)); err != nil {
+	if err := restoreEtcd(db, filepath.Join(staging, "etcd"), database(root), log); err != nil {
 		return facts, fmt.Errorf("%s: %w", path, err)
 	}
 	step("etcd restored")
@@ -153,7 +153,7 @@ func stage(ctx context.Context, root, path string, own dataversion.Versions, pro
 
 // restoreEtcd makes etcd's directory of its snapshot, whose checksum it compares. Its revisions are
 // later than those in the database that it is to replace.
-func restoreEtcd(db, dir, replaced string) error {
+func restoreEtcd(db, dir, replaced string, log *slog.Logger) error {
 	saved, _, err := etcd.Revisions(db)
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func restoreEtcd(db, dir, replaced string) error {
 	if exists(replaced) {
 		_, seen, err := etcd.Revisions(replaced)
 		if err != nil { // it may be why there is a restore
-			slog.Warn("the last revision of the data that are replaced is not known", "err", err)
+			log.Warn("the last revision of the data that are replaced is not known", "err", err)
 		}
 		bump += max(0, seen-saved)
 	}

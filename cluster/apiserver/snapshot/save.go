@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -28,14 +29,14 @@ const dialTimeout = 5 * time.Second
 
 // Save writes a snapshot of the cluster in root into a new file at path. The cluster may run, with
 // its socket in state; if it does not, etcd is started for as long as it takes.
-func Save(ctx context.Context, root, state, path string, f Facts, progress Progress) (Facts, error) {
+func Save(ctx context.Context, root, state, path string, f Facts, progress Progress, log *slog.Logger) (Facts, error) {
 	if _, err := os.Lstat(path); err == nil {
 		return f, fmt.Errorf("%s exists: choose another name, or remove it", path)
 	}
 	if _, err := os.Stat(database(root)); err != nil {
 		return f, fmt.Errorf("there is no cluster's data in %s: %w", root, err)
 	}
-	endpoint, stop, err := endpointOf(ctx, root, state)
+	endpoint, stop, err := endpointOf(ctx, root, state, log)
 	if err != nil {
 		return f, err
 	}
@@ -76,7 +77,7 @@ func database(root string) string { return filepath.Join(root, "etcd", "member",
 // endpointOf returns where the cluster's etcd is reached, and starts it if it does not run. The
 // socket in state may be another cluster's, whose objects must not be saved with our keys: the
 // process that listens there has to be the one that has locked root.
-func endpointOf(ctx context.Context, root, state string) (endpoint string, stop func(), err error) {
+func endpointOf(ctx context.Context, root, state string, log *slog.Logger) (endpoint string, stop func(), err error) {
 	lock, err := etcd.Lock(root)
 	if held := (*etcd.HeldError)(nil); errors.As(err, &held) {
 		socket := etcd.Socket(state)
@@ -108,7 +109,7 @@ func endpointOf(ctx context.Context, root, state string) (endpoint string, stop 
 		return "", nil, err
 	}
 	remove := func() { _ = os.RemoveAll(short) }
-	server, err := etcd.Start(ctx, etcd.Options{Dir: root, State: short})
+	server, err := etcd.Start(ctx, etcd.Options{Dir: root, State: short, Log: log})
 	if err != nil {
 		remove()
 		return "", nil, err

@@ -25,7 +25,8 @@ func TestSaveRefuses(t *testing.T) {
 		if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Save(t.Context(), root, root, file, Facts{}, nothing); err == nil || !strings.Contains(err.Error(), "choose another name") ||
+		_, err := Save(t.Context(), root, root, file, Facts{}, nothing, silent)
+		if err == nil || !strings.Contains(err.Error(), "choose another name") ||
 			readFile(t, file) != "mine" {
 			t.Errorf("error %v, content %s", err, readFile(t, file))
 		}
@@ -43,7 +44,7 @@ func TestSaveRefuses(t *testing.T) {
 	})
 	t.Run("no cluster", func(t *testing.T) {
 		dir := t.TempDir()
-		if _, err := Save(t.Context(), filepath.Join(dir, "root"), dir, filepath.Join(dir, "file"), Facts{}, nothing); err == nil ||
+		if _, err := Save(t.Context(), filepath.Join(dir, "root"), dir, filepath.Join(dir, "file"), Facts{}, nothing, silent); err == nil ||
 			!strings.Contains(err.Error(), "no cluster's data") {
 			t.Errorf("error %v", err)
 		}
@@ -57,7 +58,7 @@ func TestSaveRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		file := filepath.Join(t.TempDir(), "file")
-		_, err := Save(t.Context(), member, filepath.Join(member, "run"), file, Facts{}, nothing)
+		_, err := Save(t.Context(), member, filepath.Join(member, "run"), file, Facts{}, nothing, silent)
 		if err == nil || !strings.Contains(err.Error(), "save on a control-plane node that runs") ||
 			!strings.Contains(err.Error(), "copy "+filepath.Join(member, "etcd")) {
 			t.Error(err)
@@ -79,7 +80,7 @@ func TestSaveRefuses(t *testing.T) {
 				t.Errorf("what is written has these names: %v", written)
 			}
 			cancel()
-		})
+		}, silent)
 		if left, _ := os.ReadDir(dir); err == nil || len(left) != 0 {
 			t.Errorf("error %v, and it has left %v", err, left)
 		}
@@ -96,7 +97,7 @@ func TestSaveOfAnotherCluster(t *testing.T) {
 	saved := func(what, state string) {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "file")
-		if _, err := Save(t.Context(), ours, state, file, Facts{}, nothing); err != nil {
+		if _, err := Save(t.Context(), ours, state, file, Facts{}, nothing, silent); err != nil {
 			t.Errorf("%s: %v", what, err)
 			return
 		}
@@ -131,7 +132,7 @@ func TestSaveOfAnotherCluster(t *testing.T) {
 	refused := func(state, want string) {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "file")
-		_, err := Save(t.Context(), ours, state, file, Facts{}, nothing)
+		_, err := Save(t.Context(), ours, state, file, Facts{}, nothing, silent)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "give its --state") || exists(file) {
 			t.Errorf("error %v, want %s", err, want)
 		}
@@ -156,7 +157,7 @@ func TestVersionsOfTheData(t *testing.T) {
 			}
 		})
 		file := filepath.Join(t.TempDir(), "file")
-		if _, err := Save(t.Context(), root, root, file, Facts{Coracle: "v1.0.0"}, nothing); err != nil {
+		if _, err := Save(t.Context(), root, root, file, Facts{Coracle: "v1.0.0"}, nothing, silent); err != nil {
 			t.Fatal(err)
 		}
 		with(t, root, func(c *clientv3.Client) { _, _ = c.Delete(t.Context(), dataversion.Key) })

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -63,7 +64,7 @@ func TestMain(m *testing.M) {
 		}
 		var err error
 		if file := os.Getenv(restoreFile); file != "" {
-			_, err = Restore(context.Background(), root, file, dataversion.Own(""), nothing)
+			_, err = Restore(context.Background(), root, file, dataversion.Own(""), nothing, silent)
 		} else {
 			err = Recover(root)
 		}
@@ -77,6 +78,8 @@ func TestMain(m *testing.M) {
 }
 
 func nothing(int64, int64) {}
+
+var silent = slog.New(slog.DiscardHandler)
 
 // shortDir returns a directory whose name leaves room for a socket's.
 func shortDir(t *testing.T) string {
@@ -159,7 +162,7 @@ func save(t *testing.T, root string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "snapshot")
 	if _, err := Save(t.Context(), root, filepath.Join(root, "run"), file,
-		Facts{Settings: map[string]string{"service-cidr": "10.0.0.0/24"}}, nothing); err != nil {
+		Facts{Settings: map[string]string{"service-cidr": "10.0.0.0/24"}}, nothing, silent); err != nil {
 		t.Fatal(err)
 	}
 	return file
@@ -167,7 +170,7 @@ func save(t *testing.T, root string) string {
 
 func restore(t *testing.T, root, file string) (Result, error) {
 	t.Helper()
-	return Restore(t.Context(), root, file, dataversion.Own(""), nothing)
+	return Restore(t.Context(), root, file, dataversion.Own(""), nothing, silent)
 }
 
 func TestSaveAndRestore(t *testing.T) {

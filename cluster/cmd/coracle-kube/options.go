@@ -179,7 +179,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
 		Unserved: o.unserved, Several: o.several, TakePeers: o.takePeers, LeavePeers: o.leavePeers, MembersHealth: o.membersHealth,
 		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
-		Concurrent: o.processors.useAll,
+		Concurrent: o.processors.useAll, Log: slog.Default(),
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"log/slog"
 	"path/filepath"
 	"time"
 
@@ -38,7 +39,8 @@ func snapshotCommand() *cobra.Command {
 		Example: "  coracle-kube snapshot save backup.snapshot --setting service-cidr=10.96.0.0/16",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			facts := snapshot.Facts{Coracle: version, Settings: settings}
-			facts, err := snapshot.Save(cmd.Context(), root, filepath.Join(state, "kube"), args[0], facts, progressTo(cmd.OutOrStdout()))
+			facts, err := snapshot.Save(cmd.Context(), root, filepath.Join(state, "kube"), args[0], facts, progressTo(cmd.OutOrStdout()),
+				slog.Default())
 			return done(cmd, snapshot.Result{Facts: facts}, err)
 		},
 	}
@@ -55,7 +57,8 @@ func snapshotCommand() *cobra.Command {
 		Use: "restore FILE", Args: cobra.ExactArgs(1), Short: "replace the cluster's data by those of a snapshot",
 		Example: "  coracle-kube snapshot restore backup.snapshot",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			result, err := snapshot.Restore(cmd.Context(), root, args[0], dataversion.Own(version), progressTo(cmd.OutOrStdout()))
+			result, err := snapshot.Restore(cmd.Context(), root, args[0], dataversion.Own(version), progressTo(cmd.OutOrStdout()),
+				slog.Default())
 			return done(cmd, result, err)
 		},
 	}

@@ -117,7 +117,7 @@ func start(dir string, control bool) (*cluster, error) {
 	scheme := runtime.NewScheme()
 	metricsinstall.Install(scheme)
 	c.server, err = apiserver.New(apiserver.Options{
-		Root: dir, State: filepath.Join(dir, "run"), PKI: credentials, ExtraSchemes: []*runtime.Scheme{scheme},
+		Root: dir, State: filepath.Join(dir, "run"), PKI: credentials, ExtraSchemes: []*runtime.Scheme{scheme}, Log: slog.Default(),
 		ExtraAPIGroups: []func(*genericapiserver.GenericAPIServer) error{func(g *genericapiserver.GenericAPIServer) error {
 			return metricsapi.Install(g, &c.usage)
 		}},
