@@ -93,7 +93,7 @@ PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libconta
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-database test-helm test-ha test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-rolling test-database test-helm test-ha test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -240,6 +240,11 @@ test-nodes: $(call needs,build testbins tools) ## three nodes on this machine: p
 
 test-upgrade: $(call needs,build-faults testbins tools) ## coracle upgrade under requests: from the previous release's shim, killed, to programs that do not work (needs root)
 	$(GO) test -vet=off -count=1 -v -timeout 20m -tags $(TAGS),upgrade ./integration/kube -run TestUpgrade
+
+test-rolling: build testbins ## coracle upgrade of three control-plane nodes and one without, from an earlier commit, one after the other under requests (needs root)
+	@GO="$(GO)" hack/tools.sh cni crictl kubectl registry
+	@GO="$(GO)" hack/previous.sh cluster
+	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 30m -tags $(OTHERTAGS),ha,skew ./integration/controlplanes -run TestRollingUpgrade
 
 test-database: build testbins ## kill PostgreSQL, its pod and all programs below it at random for DURATION (2m): no committed row is lost (needs root)
 	@hack/database/deps.sh
