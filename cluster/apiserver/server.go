@@ -209,7 +209,7 @@ func (s *Server) run(ctx context.Context) error {
 	go func() {
 		select {
 		case <-store.stopped:
-			stop(errors.New("etcd has stopped"))
+			stop(store.members.End())
 		case <-ctx.Done():
 		}
 	}()

@@ -94,7 +94,8 @@ events and image need only coracled.`,
 		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p), certificateCommand(&p), joinCommand(&p), leaveCommand(&p),
 		upgradeCommand(&p), nodeCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
-		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran; doctor with 1 if it found an error.",
+		ExitStatus: "0 if all went well, 1 if not. exec ends with the exit code of what it ran, doctor with 1 if it found an error, and up with 78 " +
+			"if the machine was removed from the cluster, so that it is not tried again.",
 		Files: `/run/coracle/coracle.sock: where coracled is reached, unless --address or $CORACLE_ADDRESS says otherwise.
 /var/lib/coracle/kubeconfig: the administrator's, after coracle up.`,
 		SeeAlso: "coracled(8), coracle-oci(8)",

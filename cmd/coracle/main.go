@@ -29,6 +29,9 @@ func run() int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "coracle:", err)
+		if again := (forGood{}); errors.As(err, &again) {
+			return exitForGood
+		}
 		return 1
 	}
 	return 0

@@ -102,6 +102,10 @@ func supervise(ctx context.Context, args []string, log io.Writer) error {
 		if ctx.Err() != nil {
 			return err
 		}
+		if code(err) == exitForGood {
+			slog.Error("the cluster process ended and is not started again", "err", err)
+			return forGood{fmt.Errorf("the cluster process ended and would end again: %w", err)}
+		}
 		lived := time.Since(began)
 		worked = worked || lived >= settled
 		failures++
@@ -170,7 +174,23 @@ func shallowProfiles(env []string) []string {
 
 // refused says whether the program ended by itself with the status of an error that it has
 // reported: no signal, no panic.
-func refused(err error) bool {
+func refused(err error) bool { return code(err) == 1 }
+
+// exitForGood is the exit code of a program that would end in the same way if it was started again:
+// of the cluster process, then of its supervisor, and of an up that has started that. systemd does
+// not start it again, either (RestartPreventExitStatus).
+const exitForGood = 78
+
+// forGood is an error that another try would repeat.
+type forGood struct{ error }
+
+func (f forGood) Unwrap() error { return f.error }
+
+// code is the exit code that err is about, -1 if it is about none.
+func code(err error) int {
 	var exit *exec.ExitError
-	return errors.As(err, &exit) && exit.ExitCode() == 1
+	if errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	return -1
 }

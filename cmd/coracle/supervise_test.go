@@ -59,6 +59,21 @@ func TestSupervisorRestarts(t *testing.T) {
 	}
 }
 
+// Regression: a control-plane node that had been removed from its cluster started again for ever.
+func TestSupervisorEndsForGood(t *testing.T) {
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	cmd := exec.Command("/proc/self/exe", "--log", log, "sh", "-c", `echo once; [ -e "$0" ] && exit 1; : >"$0"; exit 78`, filepath.Join(dir, "lived"))
+	cmd.Env = append(os.Environ(), asSupervisor+"="+dir)
+	said, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != exitForGood || !strings.Contains(string(said), "would end again") {
+		t.Errorf("it ended with %v, and said: %s", err, said)
+	}
+	if content, err := os.ReadFile(log); strings.Count(string(content), "once") != 1 {
+		t.Errorf("the log is %s (%v), want one life", content, err)
+	}
+}
+
 // A second supervisor of the same cluster is refused.
 func TestOneSupervisor(t *testing.T) {
 	dir := t.TempDir()

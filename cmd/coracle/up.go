@@ -600,8 +600,9 @@ const longestTry = 2 * time.Second
 // says so and quotes the end of the log.
 func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(context.Context) error) error {
 	var ended <-chan struct{}
+	var end func() error
 	if cmd != nil {
-		ended, _ = exit(cmd)
+		ended, end = exit(cmd)
 	}
 	for {
 		try, cancel := context.WithTimeout(ctx, longestTry)
@@ -612,7 +613,11 @@ func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(co
 		}
 		select {
 		case <-ended:
-			return fmt.Errorf("%s ended as soon as it had been started: %s; see %s", what, reason(log), log)
+			err := fmt.Errorf("%s ended as soon as it had been started: %s; see %s", what, reason(log), log)
+			if code(end()) == exitForGood {
+				return forGood{err}
+			}
+			return err
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not answer: %w; see %s, which ends with: %s", what, err, log, reason(log))
 		case <-time.After(20 * time.Millisecond):

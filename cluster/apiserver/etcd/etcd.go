@@ -189,6 +189,11 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 func (s *Server) serves(ctx context.Context, dir string) error {
 	var err error
 	late := time.After(startLimit)
+	if s.removed() { // it would wait for the others for ever
+		s.journal.started.Store(true)
+		s.Close()
+		return ErrRemoved
+	}
 	if s.peers != nil {
 		late = nil // it waits for the other members
 	}
@@ -213,6 +218,9 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 	}
 	s.journal.started.Store(true) // from here on no one asks why a goroutine ended
 	s.Close()
+	if s.removed() {
+		return ErrRemoved
+	}
 	return fmt.Errorf("etcd in %s did not start: %w", dir, err)
 }
 

@@ -20,6 +20,8 @@ type journal struct {
 	log *slog.Logger
 	// started says that the server has served, running that it has not been told to stop since.
 	started, running atomic.Bool
+	// removed says that another member has told that this one was removed.
+	removed atomic.Bool
 	// died gets the error of an entry that would have ended the process, or panicked, before the
 	// server served.
 	died chan error
@@ -66,7 +68,7 @@ type slogCore struct {
 
 func (c slogCore) Enabled(level zapcore.Level) bool {
 	// Entries that end the process need a core that takes them, for the hook to be called.
-	return level > zapcore.ErrorLevel || level >= zapcore.WarnLevel && c.running.Load()
+	return level >= zapcore.WarnLevel
 }
 
 func (c slogCore) With(fields []zapcore.Field) zapcore.Core {
@@ -83,6 +85,12 @@ func (c slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zap
 func (c slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	if entry.Level > zapcore.ErrorLevel {
 		return nil // the hook reports it
+	}
+	if entry.Message == toldRemoved {
+		c.removed.Store(true)
+	}
+	if !c.running.Load() {
+		return nil
 	}
 	if errors.Is(withCause("", fields), etcderrors.ErrNoSpace) {
 		return nil // each write that is refused; that the store is full is told once

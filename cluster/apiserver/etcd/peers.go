@@ -157,20 +157,27 @@ func (s *Server) takePart(ctx context.Context) error {
 			return fmt.Errorf("tell etcd's members the URL %s: %w", s.peers.URL, err)
 		}
 	}
-	for server.IsLearner() {
+	for {
+		// Not by IsLearner, which panics in a member that has applied its own removal.
+		self := server.Cluster().Member(server.MemberID())
+		if self != nil && !self.IsLearner {
+			return nil
+		}
+		if self == nil && s.removed() {
+			return ErrRemoved
+		}
 		_, err := server.PromoteMember(ctx, uint64(server.MemberID()))
 		if errors.Is(err, membership.ErrIDNotFound) {
-			return fmt.Errorf("member %s was removed from the cluster: 'coracle leave' removes what this machine has kept of it", s.peers.Name)
+			return ErrRemoved
 		}
 		select { // it has not caught up, or has not seen its vote yet, or there is no quorum: the watch of the members tells
 		case <-time.After(promoteEvery):
 		case <-server.StopNotify():
-			return errors.New("etcd stopped before it became a full member")
+			return s.End()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
-	return nil
 }
 
 // Member is one of the servers that keep the cluster's data.

@@ -163,6 +163,11 @@ func TestThreeMembers(t *testing.T) {
 	if err := rest[0].Remove(ctx, gone.name); err != nil {
 		t.Errorf("removing a member that is gone: %v", err)
 	}
+	for range 2 { // at first it does not know, and the others tell it
+		if err := gone.start(ctx); !errors.Is(err, ErrRemoved) {
+			t.Fatalf("a member that was removed while it was away starts again: %v", err)
+		}
+	}
 
 	// Of two, one is no quorum. It says what to do, and can go on alone.
 	last := rest[0]
@@ -197,6 +202,35 @@ func TestThreeMembers(t *testing.T) {
 	}
 	if err := last.Remove(ctx, last.name); !errors.Is(err, ErrLastMember) {
 		t.Errorf("removing the last member: %v", err)
+	}
+}
+
+// Regression: a member that was removed while it ran ended with "etcd has stopped", and its next
+// start waited for ever; a learner that had applied its own removal panicked.
+func TestRemovedWhileItRuns(t *testing.T) {
+	b := testBundle(t)
+	one, two := newTestMember(t, "one", b), newTestMember(t, "two", b)
+	if err := (Peers{Name: "one", URL: one.url}).Write(one.dir); err != nil {
+		t.Fatal(err)
+	}
+	one.mustStart(t)
+	defer one.Close()
+	two.joinTo(t, one)
+	if err := one.Remove(t.Context(), "two"); err != nil {
+		t.Fatal(err)
+	}
+	<-two.Stopped()
+	if err := two.End(); !errors.Is(err, ErrRemoved) {
+		t.Errorf("it ended because of %v", err)
+	}
+	if err := two.takePart(t.Context()); !errors.Is(err, ErrRemoved) {
+		t.Errorf("a member that is becoming a voter when it is removed: %v", err)
+	}
+	two.Close()
+	for range 2 {
+		if err := two.start(t.Context()); !errors.Is(err, ErrRemoved) {
+			t.Fatalf("its next start: %v", err)
+		}
 	}
 }
 

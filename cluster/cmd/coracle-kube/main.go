@@ -14,8 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
 	_ "github.com/coracle-project/coracle/cluster/internal/queues" // no metrics of work queues
 )
+
+// exitForGood is the exit code of a process that would end in the same way if it was started again:
+// its supervisor ends with it. It is sysexits.h's EX_CONFIG, as coracled's.
+const exitForGood = 78
 
 func main() { os.Exit(run()) }
 
@@ -31,6 +36,9 @@ func run() int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "coracle-kube:", err)
+		if errors.Is(err, etcd.ErrRemoved) {
+			return exitForGood
+		}
 		return 1
 	}
 	return 0
