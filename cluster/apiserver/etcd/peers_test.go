@@ -160,6 +160,7 @@ func TestThreeMembers(t *testing.T) {
 	if err := rest[0].Remove(ctx, "four"); !errors.Is(err, ErrNoMember) {
 		t.Errorf("removing a member that is not there: %v", err)
 	}
+	gone.refusesForce(t, "2 of 3 control-plane nodes answer, and are a quorum without this one: ")
 	if err := rest[0].Remove(ctx, gone.name); err != nil {
 		t.Errorf("removing a member that is gone: %v", err)
 	}
@@ -171,6 +172,9 @@ func TestThreeMembers(t *testing.T) {
 
 	// Of two, one is no quorum. It says what to do, and can go on alone.
 	last := rest[0]
+	last.Close()
+	last.refusesForce(t, rest[1].name+" at "+rest[1].url+" of the other control-plane nodes answers, and is a quorum together with this one")
+	last.mustStart(t)
 	rest[1].Close()
 	all = rest[:1]
 	refused, cancel := context.WithTimeout(ctx, time.Second)
@@ -184,6 +188,9 @@ func TestThreeMembers(t *testing.T) {
 			strings.Contains(s.Message, "--force-new-cluster")
 	})
 	last.Close()
+	if err := CheckForce(ctx, last.dir, last.files); err != nil {
+		t.Errorf("the last member must not go on alone: %v", err)
+	}
 	p, err := ReadPeers(last.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -202,6 +209,14 @@ func TestThreeMembers(t *testing.T) {
 	}
 	if err := last.Remove(ctx, last.name); !errors.Is(err, ErrLastMember) {
 		t.Errorf("removing the last member: %v", err)
+	}
+}
+
+// refusesForce expects that the member must not go on without the others.
+func (m *testMember) refusesForce(t *testing.T, want string) {
+	t.Helper()
+	if err := CheckForce(t.Context(), m.dir, m.files); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%s goes on without the others: %v, want %q", m.name, err, want)
 	}
 }
 

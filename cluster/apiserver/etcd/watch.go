@@ -27,7 +27,7 @@ const (
 type watch struct {
 	server *Server
 	health *health.Part
-	client *http.Client
+	others caller
 	stop   context.CancelFunc
 	ended  chan struct{}
 }
@@ -35,14 +35,23 @@ type watch struct {
 func watchMembers(s *Server, o Options) *watch {
 	o.MembersHealth.Works("waits for the other members")
 	ctx, stop := context.WithCancel(context.Background())
-	w := &watch{server: s, health: o.MembersHealth, stop: stop, ended: make(chan struct{})}
-	info := transport.TLSInfo{CertFile: o.PeerPair, KeyFile: o.PeerPair, TrustedCAFile: o.PeerCA}
-	if t, err := transport.NewTransport(info, answerLimit); err == nil {
-		t.DisableKeepAlives = true
-		w.client = &http.Client{Transport: t, Timeout: answerLimit}
-	}
+	w := &watch{server: s, health: o.MembersHealth, others: newCaller(o.PeerCA, o.PeerPair), stop: stop, ended: make(chan struct{})}
 	go w.run(ctx)
 	return w
+}
+
+// caller asks members whether they run.
+type caller struct{ client *http.Client }
+
+// newCaller needs the files of the members' authority, and of this member's certificate and key.
+// Without good ones no member answers.
+func newCaller(ca, pair string) (c caller) {
+	t, err := transport.NewTransport(transport.TLSInfo{CertFile: pair, KeyFile: pair, TrustedCAFile: ca}, answerLimit)
+	if err == nil {
+		t.DisableKeepAlives = true
+		c.client = &http.Client{Transport: t, Timeout: answerLimit}
+	}
+	return c
 }
 
 func (w *watch) close() {
@@ -75,7 +84,7 @@ func (w *watch) look(ctx context.Context) {
 			answers[i] = true
 			continue
 		}
-		asked.Go(func() { answers[i] = w.asks(ctx, m.URL) })
+		asked.Go(func() { answers[i] = w.others.asks(ctx, m.URL) })
 	}
 	asked.Wait()
 	if ctx.Err() != nil {
@@ -89,12 +98,12 @@ func (w *watch) look(ctx context.Context) {
 	}
 }
 
-func (w *watch) asks(ctx context.Context, url string) bool {
+func (c caller) asks(ctx context.Context, url string) bool {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/version", nil)
-	if err != nil || w.client == nil {
+	if err != nil || c.client == nil {
 		return false
 	}
-	answer, err := w.client.Do(r)
+	answer, err := c.client.Do(r)
 	if err != nil {
 		return false
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/node/controlplane"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
 	"github.com/coracle-project/coracle/cluster/node/servers"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // controlPlaneCommand is what `coracle up --join`, `coracle leave` and `coracle node remove` run.
@@ -262,7 +264,7 @@ func controlPlaneForceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "force", Short: "have the next start go on without the other members of etcd, which are gone for good", Args: noArguments,
 		Example: "  coracle-kube controlplane force",
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			lock, err := etcd.Lock(root)
 			if err != nil {
 				return err
@@ -275,7 +277,12 @@ func controlPlaneForceCommand() *cobra.Command {
 			if peers == nil {
 				return errors.New("this machine's cluster has no other control-plane nodes")
 			}
-			peers.Force = !undo
+			if peers.Force = !undo; peers.Force {
+				files := (&pki.Bundle{Dir: filepath.Join(root, "pki")}).EtcdFiles()
+				if err := etcd.CheckForce(cmd.Context(), root, files); err != nil {
+					return err
+				}
+			}
 			return peers.Write(root)
 		},
 	}
