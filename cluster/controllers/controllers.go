@@ -66,9 +66,9 @@ type Identities struct {
 type Options struct {
 	// Metadata reads objects of any kind; nil means a client of each controller's own identity.
 	Metadata metadata.Interface
-	// RootCA is the PEM of what verifies the API server, published in every namespace; if it is
-	// empty nothing is published.
-	RootCA []byte
+	// RootCA is what verifies the API server, published in every namespace; if it is nil nothing is
+	// published.
+	RootCA rootca.Authority
 	// TokenGenerator signs tokens that do not expire, for Secrets of the type
 	// kubernetes.io/service-account-token; if it is nil these stay empty.
 	TokenGenerator tokens.TokenGenerator
@@ -189,7 +189,7 @@ func (o *Options) always(manager, finished *client.Set, observer *notactedon.Con
 
 // configured are the controllers that some options ask for.
 func (o *Options) configured(manager *client.Set) (all []entry) {
-	if len(o.RootCA) > 0 {
+	if o.RootCA != nil {
 		all = append(all, entry{"root-ca-cert-publisher", func(set *client.Set) (Runner, error) {
 			return rootca.New(set, manager.Kube, o.RootCA), nil
 		}})

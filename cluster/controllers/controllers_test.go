@@ -18,6 +18,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/metatest"
+	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 )
 
 // TestMain keeps logs out of the tests'.
@@ -38,7 +39,7 @@ func TestTogether(t *testing.T) {
 	apitest.Controllers{func(set *client.Set) interface{ Run(context.Context) } {
 		api = metatest.Of(set)
 		all, err := New(Identities{Manager: api.Set, Account: func(string) (*client.Set, error) { return api.Set, nil }}, Options{
-			Metadata: api.Metadata, RootCA: []byte("CA"),
+			Metadata: api.Metadata, RootCA: rootca.Fixed("CA"),
 			SigningCA: func() (tls.Certificate, error) { return tls.Certificate{}, nil },
 		})
 		if err != nil {

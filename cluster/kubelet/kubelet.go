@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -348,14 +347,9 @@ func (k *Kubelet) server() (*server.Server, error) {
 	o := server.Options{
 		Log:      k.opts.Log,
 		NodeName: k.opts.NodeName, Kube: k.set.Kube, RootDir: k.opts.RootDir, Listener: k.listener,
-		Volumes: k.volumes.Usage, Claims: k.volumes.ClaimUsage,
+		Volumes: k.volumes.Usage, Claims: k.volumes.ClaimUsage, ClientCAFile: k.opts.ClientCAFile,
 	}
 	var err error
-	if k.opts.ClientCAFile != "" {
-		if o.ClientCA, err = os.ReadFile(k.opts.ClientCAFile); err != nil {
-			return nil, fmt.Errorf("kubelet: client CA: %w", err)
-		}
-	}
 	switch {
 	case k.opts.Serving != nil:
 		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

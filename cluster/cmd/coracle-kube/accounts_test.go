@@ -22,6 +22,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver/servertest"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
+	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 )
 
 // whoami returns the name that the API knows the identity in config by.
@@ -89,7 +90,7 @@ func TestControllersAloneActAsTheirAccounts(t *testing.T) {
 				set, err := account(name)
 				made[name] = set
 				return set, err
-			}}, controllers.Options{RootCA: []byte("CA")})
+			}}, controllers.Options{RootCA: rootca.Fixed("CA")})
 			if err != nil || len(made) < 15 {
 				t.Fatalf("%d accounts, %v", len(made), err)
 			}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers"
+	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 	"github.com/coracle-project/coracle/cluster/kubelet"
 	"github.com/coracle-project/coracle/cluster/pki"
 	"github.com/coracle-project/coracle/cluster/scheduler"
@@ -74,13 +74,18 @@ func schedulerCommand() *cobra.Command {
 func controllersCommand() *cobra.Command {
 	var ca, key string
 	cmd := alone("controllers", "run the controllers alone", func(ctx context.Context, set *client.Set) (func() error, error) {
-		o := controllers.Options{RootCA: set.Config.CAData}
-		var err error
+		var o controllers.Options
+		var followed []controllers.Runner
 		if file := set.Config.CAFile; file != "" {
-			if o.RootCA, err = os.ReadFile(file); err != nil {
+			ca, err := followAuthority(file)
+			if err != nil {
 				return nil, err
 			}
+			o.RootCA, followed = ca, append(followed, ca)
+		} else if len(set.Config.CAData) > 0 {
+			o.RootCA = rootca.Fixed(set.Config.CAData)
 		}
+		var err error
 		if ca != "" {
 			o.SigningCA = func() (tls.Certificate, error) { return tls.LoadX509KeyPair(ca, ca) }
 			if _, err := o.SigningCA(); err != nil {
@@ -101,7 +106,7 @@ func controllersCommand() *cobra.Command {
 		}
 		all, err := controllers.New(controllers.Identities{Manager: set, Account: account}, o)
 		return func() error {
-			controllers.Run(ctx, all)
+			controllers.Run(ctx, append(all, followed...))
 			return nil
 		}, err
 	})

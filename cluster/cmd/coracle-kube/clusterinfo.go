@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"net/netip"
-	"os"
+	"sync"
 
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 
 	"github.com/coracle-project/coracle/cluster/apiserver"
+	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
@@ -25,18 +27,54 @@ func withClusterInfo(server *apiserver.Server, bundle *pki.Bundle, api apiOption
 	if err != nil {
 		return nil, err
 	}
-	ca, err := os.ReadFile(bundle.CACert)
+	ca, err := followAuthority(bundle.CACert)
 	if err != nil {
 		return nil, err
 	}
+	changed := make(chan struct{}, 1)
+	ca.AddListener(rootca.Changed(func() {
+		select {
+		case changed <- struct{}{}:
+		default: // it is noted
+		}
+	}))
 	settings, err := agentSettings(api, n, d)
 	if err != nil {
 		return nil, err
 	}
-	return append(parts, untilDone("what other machines need to join is not published", func(ctx context.Context) error {
-		return clusterinfo.Publish(ctx, set.Kube, url, ca, settings)
-	})), nil
+	publish := untilDone("what other machines need to join is not published", func(ctx context.Context) error {
+		return clusterinfo.Publish(ctx, set.Kube, url, ca.CurrentCABundleContent(), settings)
+	})
+	return append(parts, func(ctx context.Context) error {
+		var following sync.WaitGroup
+		defer following.Wait()
+		following.Go(func() { ca.Run(ctx) })
+		for {
+			if err := publish(ctx); err != nil {
+				return err
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}), nil
 }
+
+// authorityFile is a file with the cluster's authority. Its listeners are told of changes while it
+// runs.
+type authorityFile struct {
+	*dynamiccertificates.DynamicFileCAContent
+}
+
+func followAuthority(path string) (authorityFile, error) {
+	f, err := dynamiccertificates.NewDynamicCAContentFromFile("cluster-authority", path)
+	return authorityFile{f}, err
+}
+
+// Run follows the file until ctx ends.
+func (f authorityFile) Run(ctx context.Context) { f.DynamicFileCAContent.Run(ctx, 1) }
 
 // agentSettings are the flags of the cluster that each of its nodes follows.
 func agentSettings(api apiOptions, n nodeOptions, d dnsOptions) (clusterinfo.Settings, error) {

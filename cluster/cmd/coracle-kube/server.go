@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -348,7 +347,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	account := func(name string) (*client.Set, error) {
 		return in(server, serviceaccount.MakeUsername(metav1.NamespaceSystem, name), serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
 	}
-	ca, err := os.ReadFile(bundle.CACert)
+	ca, err := followAuthority(bundle.CACert)
 	if err != nil {
 		return nil, err
 	}
@@ -368,7 +367,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	if err != nil {
 		return nil, err
 	}
-	return controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
+	all, err := controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		LocalPath:     api.localPathIfAlone(n.name),
@@ -376,6 +375,7 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 		Joinable:      api.settings().URL() != "", PodRanges: ranges, NamespaceSettle: api.namespaceSettle(),
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
 	})
+	return append(all, ca), err
 }
 
 // serverNode is the node that the cluster's process runs itself.

@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -24,17 +26,39 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
 )
 
+// Authority is what verifies the API server, PEM. It changes while the cluster's authority is
+// replaced.
+type Authority interface {
+	dynamiccertificates.Notifier
+	CurrentCABundleContent() []byte
+}
+
+// Fixed is an Authority that never changes.
+type Fixed []byte
+
+// CurrentCABundleContent implements Authority.
+func (f Fixed) CurrentCABundleContent() []byte { return f }
+
+// AddListener implements Authority.
+func (Fixed) AddListener(dynamiccertificates.Listener) {}
+
+// Changed is a listener of an Authority.
+type Changed func()
+
+// Enqueue implements dynamiccertificates.Listener.
+func (f Changed) Enqueue() { f() }
+
 type publisher struct {
 	set        *client.Set
-	data       map[string]string
+	ca         Authority
 	namespaces corelisters.NamespaceLister
 	informer   cache.SharedIndexInformer
 	published  corelisters.ConfigMapLister
 }
 
-// New returns the controller that publishes rootCA (PEM); its keys are namespaces. What is
-// published it reads with reader, since its own role only writes.
-func New(set *client.Set, reader kubernetes.Interface, rootCA []byte) *frame.Controller {
+// New returns the controller that publishes ca; its keys are namespaces. What is published it reads
+// with reader, since its own role only writes.
+func New(set *client.Set, reader kubernetes.Interface, ca Authority) *frame.Controller {
 	namespaces := set.Informers.Core().V1().Namespaces()
 	published := coreinformers.NewFilteredConfigMapInformer(reader, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
@@ -42,11 +66,17 @@ func New(set *client.Set, reader kubernetes.Interface, rootCA []byte) *frame.Con
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, upstream.RootCACertConfigMapName).String()
 		})
 	c := &publisher{
-		set: set, data: map[string]string{"ca.crt": string(rootCA)},
+		set: set, ca: ca,
 		namespaces: namespaces.Lister(), informer: published, published: corelisters.NewConfigMapLister(published.GetIndexer()),
 	}
 	f := frame.New("root-ca-certificate-publisher", 1, c.sync)
 	f.Watch(namespaces.Informer(), frame.Self)
+	ca.AddListener(Changed(func() {
+		all, _ := c.namespaces.List(labels.Everything()) // a lister has no errors
+		for _, namespace := range all {
+			f.Add(namespace.Name)
+		}
+	}))
 	feed.Own(f, published, func(obj any) []string {
 		if m, ok := obj.(*corev1.ConfigMap); ok && m.Name == upstream.RootCACertConfigMapName {
 			return []string{m.Namespace}
@@ -67,6 +97,7 @@ func (c *publisher) sync(ctx context.Context, namespace string) error {
 	if !feed.Synced(ctx, c.informer.HasSynced) {
 		return ctx.Err()
 	}
+	data := map[string]string{"ca.crt": string(c.ca.CurrentCABundleContent())}
 	there, err := c.published.ConfigMaps(namespace).Get(upstream.RootCACertConfigMapName)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -75,11 +106,11 @@ func (c *publisher) sync(ctx context.Context, namespace string) error {
 				Namespace: namespace, Name: upstream.RootCACertConfigMapName,
 				Annotations: map[string]string{upstream.DescriptionAnnotation: upstream.Description},
 			},
-			Data: c.data,
+			Data: data,
 		}, metav1.CreateOptions{})
-	case err == nil && (!maps.Equal(there.Data, c.data) || there.Annotations[upstream.DescriptionAnnotation] == ""):
+	case err == nil && (!maps.Equal(there.Data, data) || there.Annotations[upstream.DescriptionAnnotation] == ""):
 		there = there.DeepCopy()
-		there.Data = c.data
+		there.Data = data
 		metav1.SetMetaDataAnnotation(&there.ObjectMeta, upstream.DescriptionAnnotation, upstream.Description)
 		_, err = c.set.Kube.CoreV1().ConfigMaps(namespace).Update(ctx, there, metav1.UpdateOptions{})
 	}

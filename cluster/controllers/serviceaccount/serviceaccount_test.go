@@ -14,6 +14,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 )
 
 const ns = apitest.Namespace
@@ -73,7 +74,7 @@ func (signer) GenerateToken(_ context.Context, claims *jwt.Claims, _ interface{}
 	return "token of " + claims.Subject, nil
 }
 
-func ofTokens(set *client.Set) *frame.Controller { return NewTokens(set, signer{}, []byte("CA")) }
+func ofTokens(set *client.Set) *frame.Controller { return NewTokens(set, signer{}, rootca.Fixed("CA")) }
 
 func account(s *apitest.Server, name string, secrets ...string) *corev1.ServiceAccount {
 	a := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}

@@ -21,19 +21,20 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
+	"github.com/coracle-project/coracle/cluster/controllers/rootca"
 )
 
 type tokens struct {
 	set      *client.Set
 	sign     upstream.TokenGenerator
-	rootCA   []byte
+	ca       rootca.Authority // may be nil
 	accounts corelisters.ServiceAccountLister
 	lister   corelisters.SecretLister
 }
 
 // NewTokens returns the controller of token Secrets; its keys are Secrets. Tokens are signed by
-// sign, and rootCA (PEM) is put alongside them. It watches Secrets of that type only.
-func NewTokens(set *client.Set, sign upstream.TokenGenerator, rootCA []byte) *frame.Controller {
+// sign, and ca, which may be nil, is put alongside them. It watches Secrets of that type only.
+func NewTokens(set *client.Set, sign upstream.TokenGenerator, ca rootca.Authority) *frame.Controller {
 	accounts := set.Informers.Core().V1().ServiceAccounts()
 	secrets := coreinformers.NewFilteredSecretInformer(set.Kube, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
@@ -41,12 +42,19 @@ func NewTokens(set *client.Set, sign upstream.TokenGenerator, rootCA []byte) *fr
 			options.FieldSelector = fields.OneTermEqualSelector("type", string(corev1.SecretTypeServiceAccountToken)).String()
 		})
 	c := &tokens{
-		set: set, sign: sign, rootCA: rootCA,
+		set: set, sign: sign, ca: ca,
 		accounts: accounts.Lister(), lister: corelisters.NewSecretLister(secrets.GetIndexer()),
 	}
 	f := frame.New("serviceaccount-token", 5, c.sync)
 	f.Watch(accounts.Informer(), c.secretsOf)
 	feed.Own(f, secrets, frame.Self)
+	if ca != nil {
+		ca.AddListener(rootca.Changed(func() {
+			for _, key := range secrets.GetIndexer().ListKeys() {
+				f.Add(key)
+			}
+		}))
+	}
 	return f
 }
 
@@ -119,7 +127,11 @@ func (c *tokens) account(ctx context.Context, namespace, name string, uid types.
 
 // fill puts what is missing into a token Secret.
 func (c *tokens) fill(ctx context.Context, account *corev1.ServiceAccount, secret *corev1.Secret) error {
-	needsCA := len(c.rootCA) > 0 && !bytes.Equal(secret.Data[corev1.ServiceAccountRootCAKey], c.rootCA)
+	var ca []byte
+	if c.ca != nil {
+		ca = c.ca.CurrentCABundleContent()
+	}
+	needsCA := len(ca) > 0 && !bytes.Equal(secret.Data[corev1.ServiceAccountRootCAKey], ca)
 	needsNamespace := len(secret.Data[corev1.ServiceAccountNamespaceKey]) == 0
 	needsToken := len(secret.Data[corev1.ServiceAccountTokenKey]) == 0
 	if !needsCA && !needsNamespace && !needsToken {
@@ -130,7 +142,7 @@ func (c *tokens) fill(ctx context.Context, account *corev1.ServiceAccount, secre
 		secret.Data = map[string][]byte{}
 	}
 	if needsCA {
-		secret.Data[corev1.ServiceAccountRootCAKey] = c.rootCA
+		secret.Data[corev1.ServiceAccountRootCAKey] = ca
 	}
 	if needsNamespace {
 		secret.Data[corev1.ServiceAccountNamespaceKey] = []byte(secret.Namespace)

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,24 +27,22 @@ const (
 
 // auth decides who may ask what.
 type auth struct {
-	nodeName  string
-	who       authenticator.Request
-	may       authorizer.Authorizer
-	clientCAs *x509.CertPool
-	log       *slog.Logger
+	nodeName string
+	who      authenticator.Request
+	may      authorizer.Authorizer
+	clientCA *dynamiccertificates.DynamicFileCAContent // nil for none
+	log      *slog.Logger
 }
 
 func newAuth(opts Options) (*auth, error) {
 	a := &auth{log: opts.Log, nodeName: opts.NodeName, who: opts.Authenticator, may: opts.Authorizer}
 	var ca dynamiccertificates.CAContentProvider
-	if len(opts.ClientCA) > 0 {
-		static, err := dynamiccertificates.NewStaticCAContent("client-ca", opts.ClientCA)
-		if err != nil {
+	if opts.ClientCAFile != "" {
+		var err error
+		if a.clientCA, err = dynamiccertificates.NewDynamicCAContentFromFile("client-ca", opts.ClientCAFile); err != nil {
 			return nil, fmt.Errorf("client CA of the kubelet's API: %w", err)
 		}
-		ca = static
-		a.clientCAs = x509.NewCertPool()
-		a.clientCAs.AppendCertsFromPEM(opts.ClientCA)
+		ca = a.clientCA
 	}
 	if (a.who == nil || a.may == nil) && opts.Kube == nil {
 		return nil, errors.New("the kubelet's API needs a client of the API server to ask who may use it")

@@ -2,11 +2,15 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +21,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 func TestSubresources(t *testing.T) {
@@ -135,11 +142,73 @@ func TestDelegatedAuth(t *testing.T) {
 	}
 }
 
+// The API server's certificate may be of another authority than when the kubelet started.
+func TestAnotherClientAuthority(t *testing.T) {
+	ensure := func() *pki.Bundle {
+		t.Helper()
+		b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	first, second := ensure(), ensure()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _, _ := newServer(t, func(o *Options) {
+		o.Listener, o.Authenticator, o.Kube, o.ClientCAFile = listener, nil, fake.NewClientset(), first.CACert
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	code := func(pair string) (int, error) {
+		cert, err := tls.LoadX509KeyPair(pair, pair)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{cert}}
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
+		answer, err := client.Get("https://" + listener.Addr().String() + "/metrics/resource")
+		if err != nil {
+			return 0, err
+		}
+		return answer.StatusCode, answer.Body.Close()
+	}
+	for pair, want := range map[string]int{first.KubeletClient: 200, second.KubeletClient: 401} {
+		if got, err := code(pair); got != want || err != nil {
+			t.Errorf("%s: %d, %v, want %d", pair, got, err, want)
+		}
+	}
+	both := slices.Concat(contents(t, first.CACert), contents(t, second.CACert))
+	if err := pki.Replace(first.CACert, both, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t.Context(), t, "the other authority is followed", func() (bool, error) {
+		got, err := code(second.KubeletClient)
+		return got == 200, err
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func contents(t *testing.T, file string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
 func TestNewNeedsSomeoneToAsk(t *testing.T) {
 	if _, err := New(newFakeHost(), nil, Options{}); err == nil {
 		t.Error("a server that cannot ask who may use it was made")
 	}
-	if _, err := New(newFakeHost(), nil, Options{ClientCA: []byte("garbage"), Kube: fake.NewClientset()}); err == nil {
+	if _, err := New(newFakeHost(), nil, Options{ClientCAFile: "auth_test.go", Kube: fake.NewClientset()}); err == nil {
 		t.Error("took a client CA that is none")
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -69,9 +70,9 @@ type Options struct {
 	Listener net.Listener
 	// TLS has the server's certificate. Without one the server makes one that no one vouches for.
 	TLS *tls.Config
-	// ClientCA are the PEM certificates of those who issue client certificates; without it only
-	// tokens are accepted.
-	ClientCA []byte
+	// ClientCAFile has the PEM certificates of those who issue client certificates, and is followed;
+	// without it only tokens are accepted.
+	ClientCAFile string
 	// Kube is asked to review tokens and access.
 	Kube kubernetes.Interface
 	// Authenticator and Authorizer, if given, are used instead of asking Kube.
@@ -182,6 +183,11 @@ func (s *Server) Run(ctx context.Context) error {
 		ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, MaxHeaderBytes: 1 << 20,
 		ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug), // clients that hang up
 	}
+	if s.auth.clientCA != nil {
+		var following sync.WaitGroup
+		defer following.Wait()
+		following.Go(func() { s.auth.clientCA.Run(ctx, 1) })
+	}
 	stop := context.AfterFunc(ctx, func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
@@ -215,9 +221,10 @@ func (s *Server) tls() (*tls.Config, error) {
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
-	if s.auth.clientCAs != nil {
-		// Asked for and not demanded: who has a token needs no certificate.
-		config.ClientAuth, config.ClientCAs = tls.RequestClientCert, s.auth.clientCAs
+	if s.auth.clientCA != nil {
+		// Asked for and not demanded: who has a token needs no certificate. Authorities are not named,
+		// because they change.
+		config.ClientAuth = tls.RequestClientCert
 	}
 	return config, nil
 }
