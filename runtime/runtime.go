@@ -100,11 +100,32 @@ type Stdio struct {
 	Files []*os.File
 }
 
-// Container is one container. Its methods may be called concurrently.
+// Container is one container. Its methods may be called concurrently. Functions that need a part of
+// it only take that part.
 type Container interface {
+	Observable
+	Runnable
+	Adjustable
+	// Delete frees everything the container holds (cgroup, state directory,
+	// leftover processes if force). ErrRunning if it runs and force is false.
+	// Deleting what is already gone succeeds.
+	Delete(ctx context.Context, opts DeleteOptions) error
+}
+
+// Observable is what can be read of a container.
+type Observable interface {
 	ID() string
 	// Pid is init's pid in the caller's pid namespace, 0 once it is known to be gone.
 	Pid() int
+	// State is the OCI state (creating, created, running, stopped, or paused).
+	State(ctx context.Context) (State, error)
+	Stats(ctx context.Context) (Stats, error)
+	// Pids lists all processes in the container's cgroup, in the caller's pid namespace.
+	Pids(ctx context.Context) ([]int, error)
+}
+
+// Runnable starts processes of a container and sends them signals.
+type Runnable interface {
 	// Start lets init execute the user's program. ErrNotRunning if init died
 	// before, ErrRunning if it has been started already.
 	Start(ctx context.Context) error
@@ -115,20 +136,15 @@ type Container interface {
 	Signal(ctx context.Context, sig syscall.Signal) error
 	// SignalAll sends sig to every process in the container's cgroup.
 	SignalAll(ctx context.Context, sig syscall.Signal) error
-	// State is the OCI state (creating, created, running, stopped, or paused).
-	State(ctx context.Context) (State, error)
+}
+
+// Adjustable changes what a running container may use.
+type Adjustable interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 	// Update changes the resource limits; nil fields stay as they are, device
 	// rules always.
 	Update(ctx context.Context, r *specs.LinuxResources) error
-	Stats(ctx context.Context) (Stats, error)
-	// Pids lists all processes in the container's cgroup, in the caller's pid namespace.
-	Pids(ctx context.Context) ([]int, error)
-	// Delete frees everything the container holds (cgroup, state directory,
-	// leftover processes if force). ErrRunning if it runs and force is false.
-	// Deleting what is already gone succeeds.
-	Delete(ctx context.Context, opts DeleteOptions) error
 }
 
 // ExecOptions is what Exec needs beyond the process.

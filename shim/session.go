@@ -81,7 +81,7 @@ func (p *process) before(pid int, s pidfd.Stat) bool {
 type whom func(pid int, s pidfd.Stat) bool
 
 // killAll kills whom it finds but one, and waits until all are gone.
-func killAll(ctx context.Context, engine runtime.Container, but int, kill whom) error {
+func killAll(ctx context.Context, engine runtime.Observable, but int, kill whom) error {
 	for range rounds {
 		killed, err := killOnce(ctx, engine, but, kill)
 		if killed == 0 || err != nil {
@@ -92,7 +92,7 @@ func killAll(ctx context.Context, engine runtime.Container, but int, kill whom) 
 }
 
 // killOnce kills whom it finds, and waits for them; more may have been forked meanwhile.
-func killOnce(ctx context.Context, engine runtime.Container, but int, kill whom) (killed int, err error) {
+func killOnce(ctx context.Context, engine runtime.Observable, but int, kill whom) (killed int, err error) {
 	pids, err := engine.Pids(ctx)
 	if err != nil {
 		return 0, err

@@ -207,7 +207,7 @@ func initOf(c runtime.Container) (pid int, start uint64) {
 }
 
 // runs reports whether a container's program runs. If init is unknown, every process counts.
-func runs(ctx context.Context, c runtime.Container, init int) bool {
+func runs(ctx context.Context, c runtime.Observable, init int) bool {
 	if init == 0 {
 		pids, err := c.Pids(ctx)
 		return err != nil || len(pids) > 0

@@ -103,7 +103,7 @@ func sendSignal(ctx context.Context, c runtime.Container, sig unix.Signal) error
 }
 
 // hasPidNamespace is true if the bundle, which tells, is gone.
-func hasPidNamespace(ctx context.Context, c runtime.Container) bool {
+func hasPidNamespace(ctx context.Context, c runtime.Observable) bool {
 	state, err := c.State(ctx)
 	if err != nil {
 		return true
@@ -214,7 +214,7 @@ func (a *app) resumeCommand() *cobra.Command {
 }
 
 // wantStatus refuses a container in another status, in the words that runc's callers look for.
-func wantStatus(ctx context.Context, c runtime.Container, otherwise string, want specs.ContainerState) error {
+func wantStatus(ctx context.Context, c runtime.Observable, otherwise string, want specs.ContainerState) error {
 	s, err := c.State(ctx)
 	if err == nil && s.Status != want {
 		err = fmt.Errorf("%s: container %s is %s", otherwise, c.ID(), s.Status)

@@ -129,7 +129,7 @@ func startExec(ctx context.Context, c runtime.Container, p *specs.Process, opts 
 }
 
 // sayExecRefused says in runc's words that the container's status is why.
-func sayExecRefused(ctx context.Context, c runtime.Container, err error) error {
+func sayExecRefused(ctx context.Context, c runtime.Observable, err error) error {
 	if !errors.Is(err, runtime.ErrNotRunning) {
 		return err
 	}

@@ -38,7 +38,7 @@ type shown struct {
 	Owner       string               `json:"owner"`
 }
 
-func show(ctx context.Context, c runtime.Container) (shown, error) {
+func show(ctx context.Context, c runtime.Observable) (shown, error) {
 	s, err := c.State(ctx)
 	if err != nil {
 		return shown{}, err
