@@ -49,6 +49,23 @@ func TestCommandsInDocs(t *testing.T) {
 	}
 }
 
+// make test-cluster-page types the examples of docs/cluster.md: each one names the machine.
+func TestClusterPageNamesMachines(t *testing.T) {
+	text, err := os.ReadFile("../../docs/cluster.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := regexp.MustCompile(`(?m)\n(?:|[^ \n].*)\n {4}(.*)$`).FindAllStringSubmatch(string(text), -1)
+	if len(first) < 10 {
+		t.Errorf("%d examples are found: are they written in another way?", len(first))
+	}
+	for _, match := range first {
+		if !strings.HasPrefix(match[1], "# on ") {
+			t.Errorf("docs/cluster.md: the example that starts with %q has no line '# on MACHINE'", match[1])
+		}
+	}
+}
+
 // commands are all, with that which is added when one of them is run.
 func commands() *cobra.Command {
 	root := command()

@@ -36,8 +36,8 @@ var trials = flag.Int("trials", 6, "how often a control-plane node is killed")
 const answersWithin = 2 * time.Second
 
 // switched makes machines with namespaces of their own, on one link with each other and with the
-// test.
-func switched(t *testing.T, names ...string) (all []*machine) {
+// test. Their addresses are those of network, which ends with a dot, from 1 on; the test has 254.
+func switched(t *testing.T, network string, names ...string) (all []*machine) {
 	t.Helper()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "switch"}}
 	err := netlink.LinkAdd(bridge)
@@ -45,14 +45,14 @@ func switched(t *testing.T, names ...string) (all []*machine) {
 		err = netlink.LinkSetUp(bridge)
 	}
 	if err == nil {
-		err = netlink.AddrAdd(bridge, &netlink.Addr{IPNet: must(netlink.ParseIPNet("198.51.100.254/24"))})
+		err = netlink.AddrAdd(bridge, &netlink.Addr{IPNet: must(netlink.ParseIPNet(network + "254/24"))})
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, name := range names {
-		m := newMachine(t, name, fmt.Sprintf("198.51.100.%d", i+1))
-		hold := exec.Command("unshare", "--net", "--mount", "sh", "-c", "echo ready; exec sleep infinity")
+		m := newMachine(t, name, network+strconv.Itoa(i+1))
+		hold := exec.Command("unshare", "--net", "--mount", "--uts", "sh", "-c", `hostname "$0" && echo ready && exec sleep infinity`, name)
 		hold.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 		ready, err := hold.StdoutPipe()
 		if err == nil {
@@ -156,7 +156,7 @@ func (w *writer) write(ctx context.Context, through string) error {
 func TestThreeControlPlanes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	all := switched(t, "one", "two", "three", "agent")
+	all := switched(t, "198.51.100.", "one", "two", "three", "agent")
 	one, two, three, agent := all[0], all[1], all[2], all[3]
 	all = all[:3]
 	t.Cleanup(func() {
