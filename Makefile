@@ -93,7 +93,7 @@ PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libconta
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-rolling test-database test-helm test-ha test-cluster-page test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-rolling test-upstream test-database test-helm test-ha test-cluster-page test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -245,6 +245,15 @@ test-rolling: build testbins ## coracle upgrade of three control-plane nodes and
 	@GO="$(GO)" hack/tools.sh cni crictl kubectl registry
 	@GO="$(GO)" hack/previous.sh cluster
 	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 30m -tags $(OTHERTAGS),ha,skew ./integration/controlplanes -run TestRollingUpgrade
+
+# KUBELET_VERSIONS are the releases of upstream's kubelet besides that of cluster/.
+test-upstream: KUBELET_VERSIONS := v1.35.8 v1.34.10 v1.33.13
+test-upstream: build testbins ## upstream's kubelets of four minor versions and its kube-proxy join our cluster (needs root; builds long)
+	@GO="$(GO)" hack/tools.sh cni crictl kubectl registry
+	@GO="$(GO)" hack/peers/kube.sh
+	@GO="$(GO)" hack/peers/kubeproxy.sh
+	@for v in $(KUBELET_VERSIONS); do GO="$(GO)" hack/peers/kubelet.sh $$v; done
+	cd cluster && KUBELET_VERSIONS="$(KUBELET_VERSIONS)" $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 30m -tags $(OTHERTAGS),ha,skew ./integration/controlplanes -run TestUpstream
 
 test-database: build testbins ## kill PostgreSQL, its pod and all programs below it at random for DURATION (2m): no committed row is lost (needs root)
 	@hack/database/deps.sh

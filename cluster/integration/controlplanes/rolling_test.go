@@ -52,10 +52,7 @@ func TestRollingUpgrade(t *testing.T) {
 	startRegistry(t)
 	for _, m := range all {
 		m.install(t, bin("previous-cluster"))
-		settings := fmt.Sprintf("[image.registry.%q]\nplain_http = true\n[network]\ncni_conf_dir = %q\n", registry, filepath.Join(m.dir, "cni"))
-		if err := os.WriteFile(filepath.Join(m.dir, "coracled.toml"), []byte(settings), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		m.useRegistry(t)
 	}
 	t.Cleanup(func() {
 		for i := range all {
