@@ -48,7 +48,7 @@ const (
 func TestRollingUpgrade(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
-	all := switched(t, "one", "two", "three", "agent")
+	all := switched(t, "198.51.100.", "one", "two", "three", "agent")
 	startRegistry(t)
 	for _, m := range all {
 		m.install(t, bin("previous-cluster"))
