@@ -13,7 +13,6 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/storage/schema"
 	"go.etcd.io/raft/v3"
 	"golang.org/x/sys/unix"
@@ -146,9 +145,9 @@ func committed() (index uint64, all bool) {
 
 // startGuarded starts etcd and turns what would end the process into errors. After such an error
 // goroutines of etcd's remain that wait for the one that ended; the process is expected to end too.
-func startGuarded(c *embed.Config, j *journal) (*embed.Etcd, error) {
+func startGuarded(c *settings, j *journal) (*member, error) {
 	type outcome struct {
-		etcd *embed.Etcd
+		etcd *member
 		err  error
 	}
 	done := make(chan outcome, 1)
@@ -162,7 +161,7 @@ func startGuarded(c *embed.Config, j *journal) (*embed.Etcd, error) {
 				done <- outcome{err: err}
 			}
 		}()
-		e, err := embed.StartEtcd(c)
+		e, err := startMember(c)
 		done <- outcome{e, err}
 	}()
 	select {

@@ -22,14 +22,12 @@ import (
 	"expvar"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy/adapter"
@@ -97,7 +95,7 @@ type Server struct {
 	// Endpoint is where other processes, and upstream's code, can dial it.
 	Endpoint string
 
-	etcd    *embed.Etcd
+	etcd    *member
 	space   *space
 	lock    *os.File
 	journal *journal
@@ -139,8 +137,11 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	_ = os.Remove(socket) // left by a process that was killed; the lock says that none lives
 	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(o.Log), behind: make(chan error, 1), dir: o.Dir}
-	c := config(dir, socket, o.quota())
-	if s.peers, err = ReadPeers(o.Dir); err == nil && s.peers != nil {
+	c, err := configured(dir, socket, o.quota())
+	if err == nil {
+		s.peers, err = ReadPeers(o.Dir)
+	}
+	if err == nil && s.peers != nil {
 		err = s.peers.configure(c, o)
 	}
 	if err != nil {
@@ -148,8 +149,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	var snapshots sync.RWMutex
-	c.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainStreamInterceptor(sending(&snapshots))}
-	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(s.journal.logger())
+	c.grpc = []grpc.ServerOption{grpc.ChainStreamInterceptor(sending(&snapshots))}
+	c.Logger = s.journal.logger()
 	if err = whole(dir); err == nil {
 		s.etcd, err = startGuarded(c, s.journal)
 	}
@@ -208,7 +209,7 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 		return damaged(dir, err)
 	case err = <-s.behind:
 		return damaged(dir, err)
-	case err = <-s.etcd.Err():
+	case err = <-s.etcd.failed:
 	case <-s.etcd.Server.StopNotify():
 		err = errors.New("it stopped")
 	case <-late:
@@ -261,26 +262,22 @@ func raftStatus() (status raft.Status, ok bool) {
 	return status, ok
 }
 
-// config returns the configuration of an etcd with its data in dir that listens on socket.
-func config(dir, socket string, quota int64) *embed.Config {
-	c := embed.NewConfig()
-	c.Dir = dir
-	// It has no peers, and what it advertises (localhost, etcd's default) is never dialled: etcd
-	// insists that advertised URLs have ports.
-	c.ListenPeerUrls = nil
-	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	c.InitialCluster = c.InitialClusterFromName(c.Name)
+// configured returns the settings of an etcd with its data in dir that listens on socket.
+func configured(dir, socket string, quota int64) (*settings, error) {
+	c, err := newSettings()
+	if err != nil {
+		return nil, err
+	}
+	c.DataDir, c.socket = dir, socket
 	c.QuotaBackendBytes = quota
 	c.SnapshotCount = snapshotEvery
 	c.SnapshotCatchUpEntries = catchUp
-	c.TickMs, c.ElectionMs = uint(tick.Milliseconds()), uint((electionTicks * tick).Milliseconds())
+	c.TickMs, c.ElectionTicks = uint(tick.Milliseconds()), electionTicks
 	c.BackendBatchInterval, c.BackendBatchLimit = commitEvery, commitLimit
-	c.EnableGRPCGateway = false
-	c.StrictReconfigCheck = true
 	// Requests that take longer than this are logged; a busy disk of a small machine is no news.
 	c.WarningApplyDuration = time.Second
 	c.WarningUnaryRequestDuration = 2 * time.Second
-	return c
+	return c, nil
 }
 
 // Client returns a client that calls the server directly. Each one has a watch stream of its own;

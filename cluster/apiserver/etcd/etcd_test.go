@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -193,7 +192,7 @@ func TestBadStarts(t *testing.T) {
 // and before it serves, in a goroutine that holds what Close waits for.
 func TestGoroutineEndsBeforeItServes(t *testing.T) {
 	silent := newJournal(slog.New(slog.DiscardHandler))
-	s := &Server{etcd: &embed.Etcd{Server: &etcdserver.EtcdServer{}}, journal: silent} // never ready, cannot be closed
+	s := &Server{etcd: &member{Server: &etcdserver.EtcdServer{}}, journal: silent} // never ready, cannot be closed
 	go s.journal.logger().Fatal("failed to commit tx", zap.Error(&os.PathError{Op: "write", Path: "db", Err: unix.ENOSPC}))
 	err := s.serves(t.Context(), "/data")
 	if want := "etcd cannot use /data: failed to commit tx: write db: no space left on device"; err == nil || err.Error() != want {

@@ -2,11 +2,11 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"net/url"
 	"os"
@@ -17,7 +17,6 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
@@ -89,7 +88,7 @@ func (p Peers) Write(dir string) error {
 
 // configure makes a member of c. Members show each other certificates of an authority that signs
 // nothing else.
-func (p *Peers) configure(c *embed.Config, o Options) error {
+func (p *Peers) configure(c *settings, o Options) error {
 	own, err := url.Parse(p.URL)
 	if err != nil || own.Scheme != "https" || own.Port() == "" {
 		return fmt.Errorf("etcd's URL for peers %q is not https://ADDRESS:PORT", p.URL)
@@ -98,23 +97,24 @@ func (p *Peers) configure(c *embed.Config, o Options) error {
 		return errors.New("etcd has peers, and no certificate to show them")
 	}
 	c.Name = p.Name
-	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{*own}, []url.URL{*own}
+	c.PeerURLs = types.URLs{*own}
 	c.PeerTLSInfo = transport.TLSInfo{
 		CertFile: o.PeerPair, KeyFile: o.PeerPair, TrustedCAFile: o.PeerCA, ClientCertAuth: true,
+		MinVersion:          tls.VersionTLS13,
 		SkipClientSANVerify: true, // the authority signs members only, and they may have several addresses
 	}
 	c.ForceNewCluster = p.Force
-	c.InitialCluster = p.Name + "=" + p.URL
+	c.InitialPeerURLsMap = types.URLsMap{p.Name: c.PeerURLs}
 	if p.Cluster != nil {
-		c.ClusterState = embed.ClusterStateFlagExisting
-		var all []string
-		for _, name := range slices.Sorted(maps.Keys(p.Cluster)) {
-			all = append(all, name+"="+p.Cluster[name])
+		c.NewCluster = false
+		for name, at := range p.Cluster {
+			if c.InitialPeerURLsMap[name], err = types.NewURLs([]string{at}); err != nil {
+				return fmt.Errorf("the URL of etcd's member %s: %w", name, err)
+			}
 		}
-		c.InitialCluster = strings.Join(all, ",")
 	}
 	c.SnapshotCount, c.SnapshotCatchUpEntries = peerSnapshots, peerCatchUp
-	c.TickMs, c.ElectionMs = uint(peerTick.Milliseconds()), uint(peerElection.Milliseconds())
+	c.TickMs, c.ElectionTicks = uint(peerTick.Milliseconds()), int(peerElection/peerTick)
 	return nil
 }
 

@@ -112,7 +112,7 @@ func TestThreeMembers(t *testing.T) {
 	if _, err := one.Add(ctx, "two", two.url); !errors.Is(err, ErrAlone) {
 		t.Errorf("a member without a port takes another one: %v", err)
 	}
-	if ticks := one.etcd.Config().TickMs; ticks != 1000 {
+	if ticks := one.etcd.config.TickMs; ticks != 1000 {
 		t.Errorf("a lone member has a clock of %d ms", ticks)
 	}
 	one.Close()
@@ -120,8 +120,8 @@ func TestThreeMembers(t *testing.T) {
 		t.Fatal(err)
 	}
 	one.mustStart(t)
-	if c := one.etcd.Config(); c.TickMs != 100 || c.ElectionMs != 500 {
-		t.Errorf("a member with peers has a clock of %d ms, and elects after %d", c.TickMs, c.ElectionMs)
+	if c := one.etcd.config; c.TickMs != 100 || c.ElectionTicks != 5 {
+		t.Errorf("a member with peers has a clock of %d ms, and elects after %d ticks", c.TickMs, c.ElectionTicks)
 	}
 	if _, err := one.Add(ctx, "one", two.url); !errors.Is(err, ErrMemberTaken) {
 		t.Errorf("a second member of the name is added: %v", err)

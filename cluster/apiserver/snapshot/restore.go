@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"k8s.io/client-go/util/keyutil"
 
@@ -166,13 +165,9 @@ func restoreEtcd(db, dir, replaced string, log *slog.Logger) error {
 		}
 		bump += max(0, seen-saved)
 	}
-	c := embed.NewConfig()
-	var peers []string
-	for _, u := range c.AdvertisePeerUrls {
-		peers = append(peers, u.String())
-	}
 	return snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
-		SnapshotPath: db, Name: c.Name, OutputDataDir: dir, PeerURLs: peers, InitialCluster: c.InitialClusterFromName(c.Name),
+		SnapshotPath: db, Name: etcd.LoneName, OutputDataDir: dir, PeerURLs: []string{etcd.LoneURL},
+		InitialCluster: etcd.LoneName + "=" + etcd.LoneURL,
 		// The IDs of the cluster and of its member are made from this. With those of before, members
 		// of the cluster that is replaced would send this one their log: they have its authority.
 		InitialClusterToken: "restored-" + rand.Text(), RevisionBump: uint64(bump), MarkCompacted: true,
