@@ -199,7 +199,7 @@ unit-race: $(call needs,build-faults tools) ## unit tests under the race detecto
 	CGO_ENABLED=1 $(GOTEST) -race -short -tags $(FAULTTAGS) $(RACE)
 
 cluster-unit: $(call needs,build) ## unit tests of the cluster, except those of cluster-race
-	cd cluster && $(OTHER) $(GOTEST) $$($(GO) list ./... | grep -v /integration | grep -vxF -f <($(GO) list $(KUBERACE)))
+	cd cluster && $(OTHER) $(GOTEST) github.com/google/go-cmp/cmp $$($(GO) list ./... | grep -v /integration | grep -vxF -f <($(GO) list $(KUBERACE)))
 
 cluster-race: $(call needs,build) ## unit tests of the cluster under the race detector
 	cd cluster && $(OTHER) CGO_ENABLED=1 $(GOTEST) -race $(KUBERACE)

@@ -214,6 +214,8 @@ require (
 
 replace github.com/coracle-project/coracle/internal/programpages => ../internal/programpages
 
+replace github.com/google/go-cmp => ./replaced/go-cmp
+
 replace (
 	k8s.io/api => k8s.io/api v0.36.3
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.36.3

@@ -19,6 +19,7 @@ var version, commit string
 
 func command() *cobra.Command {
 	var level string
+	var version bool
 	root := &cobra.Command{
 		Use:   "coracle-kube",
 		Short: "run a Kubernetes in one process",
@@ -26,7 +27,7 @@ func command() *cobra.Command {
 Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 		Example: `  coracle-kube server --cri unix:///run/coracle/coracle.sock
   coracle-kube scheduler --kubeconfig admin.kubeconfig`,
-		Version:       versions(),
+		Args:          cobra.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
@@ -34,9 +35,17 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 			apiserver.SurvivePanics()
 			return startLog(level)
 		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !version {
+				return cmd.Help()
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "coracle-kube "+versions())
+			return err
+		},
 	}
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "debug, info, warn or error")
-	root.SetVersionTemplate("coracle-kube {{.Version}}\n")
+	// cobra's own flag needs a template, and then no method can be left out by the linker.
+	root.Flags().BoolVarP(&version, "version", "v", false, "print the version")
 	root.AddCommand(serverCommand(), apiserverCommand(), schedulerCommand(), controllersCommand(), kubeletCommand(),
 		proxyCommand(), policyCommand(), dnsCommand(), balancersCommand(), overlayCommand(), snapshotCommand(), tokenCommand(),
 		certificateCommand(), agentCommand(), controlPlaneCommand())

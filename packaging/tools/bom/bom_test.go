@@ -120,6 +120,25 @@ func TestOtherModules(t *testing.T) {
 	}
 }
 
+// What replaces a module from a directory of the repository is under the project's own licence.
+func TestOwn(t *testing.T) {
+	for _, c := range []struct {
+		module, replacement string
+		want                bool
+	}{
+		{ours, "", true},
+		{ours + "/internal/programpages", "../internal/programpages", true},
+		{ours + "x", "", false},
+		{"example.org/a", "", false},
+		{"example.org/a", "example.org/fork", false},
+		{"example.org/a", "./replaced/a", true},
+	} {
+		if own(c.module, c.replacement) != c.want {
+			t.Errorf("%s, replaced by %q: not %t", c.module, c.replacement, c.want)
+		}
+	}
+}
+
 func TestLicences(t *testing.T) {
 	gpl, err := os.ReadFile("/usr/share/common-licenses/GPL-3")
 	if err != nil {

@@ -44,14 +44,22 @@ func readProgram(path string) (linked, error) {
 		}
 	}
 	for _, d := range info.Deps {
-		if !own(d.Path) {
+		replacement := ""
+		if d.Replace != nil {
+			replacement = d.Replace.Path
+		}
+		if !own(d.Path, replacement) {
 			l.deps[d.Path] = *d
 		}
 	}
 	return l, nil
 }
 
-func own(module string) bool { return module == ours || strings.HasPrefix(module, ours+"/") }
+// own says whether a module is ours, by its path or because a directory of this repository
+// replaces it.
+func own(module, replacement string) bool {
+	return module == ours || strings.HasPrefix(module, ours+"/") || strings.HasPrefix(replacement, ".")
+}
 
 // goPackage is what we need of `go list -json`.
 type goPackage struct {
@@ -66,6 +74,14 @@ type goModule struct {
 	Replace            *goModule
 }
 
+// replacement is the path of the module or directory that replaces m, if there is one.
+func (m *goModule) replacement() string {
+	if m.Replace == nil {
+		return ""
+	}
+	return m.Replace.Path
+}
+
 // modules are the parts that l links: the standard library, and modules by the code that is
 // compiled, which is a replacement's if there is one.
 func (l linked) modules(sources []string) ([]part, error) {
@@ -76,7 +92,7 @@ func (l linked) modules(sources []string) ([]part, error) {
 	seen := map[string]goModule{}
 	dirs := map[string][]string{} // of a module's packages
 	for _, p := range packages {
-		if p.Standard || p.Module == nil || own(p.Module.Path) {
+		if p.Standard || p.Module == nil || own(p.Module.Path, p.Module.replacement()) {
 			continue
 		}
 		seen[p.Module.Path] = *p.Module
