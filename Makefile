@@ -235,7 +235,8 @@ test-chaos: $(call needs,build-faults testbins tools) ## kill the cluster proces
 	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 24h ./integration -run TestChaos -args -chaos 30m $(CHAOS_FLAGS)
 
 # NODES_RUN, a regular expression, chooses tests.
-test-nodes: $(call needs,build testbins tools) ## three nodes on this machine: paths, Services and policies between them, links that delay, lose or are cut; kills of up and down (needs root; long)
+test-nodes: $(call needs,build testbins tools) ## three nodes on this machine: paths, Services and policies between them, links that delay, lose or are cut; kills of up and down; a network plugin (needs root; long)
+	@GO="$(GO)" hack/tools.sh cni flannel
 	cd cluster && $(OTHER) $(GO) test -tags $(OTHERTAGS),nodes -vet=off -count=1 -timeout 30m ./integration/nodes -run '$(or $(NODES_RUN),.)'
 
 test-upgrade: $(call needs,build-faults testbins tools) ## coracle upgrade under requests: from the previous release's shim, killed, to programs that do not work (needs root)

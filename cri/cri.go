@@ -88,6 +88,9 @@ type Deps struct {
 	// RuntimeReady returns why containers cannot be started now; nil if they can. It must not
 	// block. May be nil.
 	RuntimeReady func() error
+	// BuiltInNetwork returns why the built-in network connects the next pod, "" if CNI plugins do.
+	// It must not block. May be nil.
+	BuiltInNetwork func() string
 	// Spec reads a container's OCI spec for a verbose ContainerStatus. May be nil.
 	Spec func(c pod.Container) (json.RawMessage, error)
 	// EngineSteps tells, for a verbose ContainerStatus, where the engine's part of making a

@@ -27,6 +27,9 @@ const (
 	// networkAnswer is how long a CNI plugin may think about its status, which the
 	// kubelet asks for every few seconds.
 	networkAnswer = 2 * time.Second
+	// builtInNetwork is NetworkReady's reason while the built-in network connects pods: a kubelet
+	// whose cluster leaves that to a plugin waits.
+	builtInNetwork = "BuiltInNetwork"
 )
 
 // Version says who we are.
@@ -50,6 +53,10 @@ func (s *service) Status(ctx context.Context, r *runtimeapi.StatusRequest) (*run
 		network.Status = false
 		network.Reason = "NetworkNotReady"
 		network.Message = err.Error()
+	} else if s.deps.BuiltInNetwork != nil {
+		if why := s.deps.BuiltInNetwork(); why != "" {
+			network.Reason, network.Message = builtInNetwork, why
+		}
 	}
 	ready := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
 	if s.deps.RuntimeReady != nil {

@@ -70,6 +70,23 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+func TestBuiltInNetwork(t *testing.T) {
+	why := "no CNI configuration in /x"
+	e := serve(t, &double{fail: map[string]error{}}, func(_ *Config, d *Deps) { d.BuiltInNetwork = func() string { return why } })
+	for _, want := range []*runtimeapi.RuntimeCondition{
+		{Type: "NetworkReady", Status: true, Reason: "BuiltInNetwork", Message: why}, {Type: "NetworkReady", Status: true},
+	} {
+		resp, err := e.runtime.Status(t.Context(), &runtimeapi.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, resp.Status.Conditions[1], protocmp.Transform()); diff != "" {
+			t.Error(diff)
+		}
+		why = ""
+	}
+}
+
 func TestRuntimeNotReady(t *testing.T) {
 	var err error
 	e := serve(t, &double{fail: map[string]error{}}, func(_ *Config, d *Deps) { d.RuntimeReady = func() error { return err } })

@@ -4,6 +4,7 @@
 #   kubectl          at the version of Kubernetes that cluster/ is made of
 #   registry         the CNCF distribution registry
 #   cni              reference CNI plugins, into bin/tools/cni
+#   flannel          flanneld, which connects nodes
 #   runc-shim        containerd's shim for runc, containerd-shim-runc-v2
 #   helm             helm.sh/helm/v4
 #   busybox          from the distribution's source (see below)
@@ -16,6 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CRITOOLS=v1.36.0
 DISTRIBUTION=v3.1.2
 CNI=v1.9.1
+FLANNEL=v0.28.10
 CONTAINERD=v2.4.2
 HELM=v4.3.1
 RECIPE=1 # raise it when a recipe below changes
@@ -111,6 +113,15 @@ cni() {
   built cni "$CNI"
 }
 
+flannel() {
+  wanted flannel "$FLANNEL" || return 0
+  fetch github.com/flannel-io/flannel "$FLANNEL"
+  # Without that of a cloud whose SDK is not in every module proxy, and one that needs C.
+  sed -i '/backend\/tencentvpc"/d; /backend\/udp"/d' "$src/main.go"
+  compile "$out/flanneld" . "-X github.com/flannel-io/flannel/pkg/version.Version=$FLANNEL"
+  built flannel "$FLANNEL"
+}
+
 helm() {
   wanted helm "$HELM" || return 0
   fetch helm.sh/helm/v4 "$HELM"
@@ -154,7 +165,7 @@ busybox() {
 
 for name in "$@"; do
   case $name in
-    crictl | critest | kubectl | registry | cni | runc-shim | helm | busybox) "$name" ;;
+    crictl | critest | kubectl | registry | cni | flannel | runc-shim | helm | busybox) "$name" ;;
     *)
       echo "tools: $name: no such tool" >&2
       exit 2

@@ -259,6 +259,13 @@ func TestCNIConfigIsTheFirstByName(t *testing.T) {
 		t.Error("another file was used")
 	}
 	must(t, m.Ready(t.Context()))
+	if why := m.BuiltIn(); why != "" {
+		t.Errorf("with a configuration, the built-in network is in force: %s", why)
+	}
+	m.SetCNI(t.TempDir(), c.CNIBinDirs)
+	if why := m.BuiltIn(); !strings.Contains(why, "no CNI configuration in /") {
+		t.Errorf("without a configuration, why the built-in network is in force: %q", why)
+	}
 }
 
 func TestCNIPluginsFromFilesBesideTheList(t *testing.T) {

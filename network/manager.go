@@ -198,6 +198,15 @@ func (m *Manager) Ready(ctx context.Context) error {
 	return m.builtin.Ready(ctx)
 }
 
+// BuiltIn says why the next pod is connected by the built-in network, "" if it is not.
+func (m *Manager) BuiltIn() string {
+	dir := m.cni.at.Load().ConfDir
+	if list, err := m.cni.follow.Current(dir); list != nil || err != nil {
+		return ""
+	}
+	return "no CNI configuration in " + dir
+}
+
 // Recover takes down what was set up for pods that are not claimed, and puts the host's side in
 // order for those that are. A start waits for it: what a CNI plugin does not take down within some
 // seconds stays in Leases, for Teardown to be called again.

@@ -20,6 +20,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -68,6 +69,7 @@ type Kubelet struct {
 	sysctls  *sysctls.Allowed
 	evictor  *eviction.Manager
 	ranges   *podRanges
+	refused  atomic.Bool // whether pods wait for a network plugin
 	handlers func(class *string) (string, error)
 	listener net.Listener // of the HTTPS API; nil for none
 
@@ -120,15 +122,11 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	if k.ranges, err = newPodRanges(o.RootDir, tellRuntime(runtime), k.addressable, o.Log); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	var unready func(*v1.Node) error
-	if o.AwaitPodRanges {
-		unready = func(n *v1.Node) error { return k.ranges.errOf(n.UID) }
-	}
 	k.reporter, err = node.New(node.Config{
 		Log: o.Log, Name: o.NodeName, Labels: o.Labels, Taints: o.Taints, Addresses: o.NodeIPs, Port: o.Port,
 		MaxPods: o.MaxPods, RootDir: o.RootDir,
-		Pressure:     func() []v1.NodeConditionType { return k.evictor.Conditions() },
-		Unready:      unready,
+		Pressure: func() []v1.NodeConditionType { return k.evictor.Conditions() },
+		Unready:  k.unready, PluginNetwork: o.PluginNetwork,
 		Registered:   k.ranges.nodeChanged,
 		VolumesInUse: func(known []v1.UniqueVolumeName) []v1.UniqueVolumeName { return k.csi.VolumesInUse(known) },
 		Reported:     func(inUse []v1.UniqueVolumeName) { k.csi.Reported(inUse) },
@@ -313,6 +311,10 @@ func (k *Kubelet) awaitRuntime(ctx context.Context) error {
 // addressable is called when pods can have addresses that could not before.
 func (k *Kubelet) addressable() {
 	k.reporter.Look()
+	k.retryAll()
+}
+
+func (k *Kubelet) retryAll() {
 	select {
 	case <-k.began:
 		k.runner.RetryAll()
@@ -320,12 +322,32 @@ func (k *Kubelet) addressable() {
 	}
 }
 
-// noAddresses says why a pod cannot have an address yet, nil if it can.
-func (k *Kubelet) noAddresses() error {
+// unready says why a Node cannot run pods although its runtime is ready.
+func (k *Kubelet) unready(n *v1.Node) error {
+	if k.refused.Swap(false) { // what pods waited for is there
+		k.retryAll()
+	}
 	if !k.opts.AwaitPodRanges {
 		return nil
 	}
-	return k.ranges.err()
+	return k.ranges.errOf(n.UID)
+}
+
+// noAddresses says why a pod cannot have an address yet, nil if it can.
+func (k *Kubelet) noAddresses() error {
+	if k.opts.AwaitPodRanges {
+		if err := k.ranges.err(); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	err := k.reporter.NetworkErr(ctx)
+	if err != nil {
+		k.refused.Store(true)
+		k.reporter.Look()
+	}
+	return err
 }
 
 // makeCgroups decides who makes pods' cgroups.

@@ -37,6 +37,10 @@ type Options struct {
 	// AwaitPodRanges is set where a controller gives each node networks for its pods: the node is
 	// not ready, and runs no pod with an address of its own, before the runtime was told of them.
 	AwaitPodRanges bool
+	// PluginNetwork is set where a network plugin connects pods, and the runtime's own network does
+	// not: the node is not ready, and runs no pod with an address of its own, before there is a CNI
+	// configuration.
+	PluginNetwork bool
 
 	// Endpoint is the runtime's CRI socket; required ("unix:///run/coracle/coracle.sock").
 	Endpoint string

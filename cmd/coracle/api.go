@@ -140,15 +140,19 @@ type node struct {
 	} `json:"status"`
 }
 
-// ready says whether the node is, by what its kubelet has said since a time, and if not, why.
-func (n *node) ready(since time.Time) (bool, string) {
+// ready is whether the node is Ready, by what its kubelet has said since a time.
+func (n *node) ready(since time.Time) condition {
 	for _, c := range n.Status.Conditions {
 		if c.Type == "Ready" && !c.Heartbeat.Before(since.Truncate(time.Second)) {
-			return c.Status == "True", c.Message
+			return c
 		}
 	}
-	return false, "its kubelet has not said anything yet"
+	return condition{Status: "False", Message: "its kubelet has not said anything yet"}
 }
+
+// noPlugin is the reason of a node's condition Ready where the cluster leaves pods to a network
+// plugin, and that is missing: cluster/kubelet/node.
+const noPlugin = "NetworkPluginNotReady"
 
 // kubelet is where the node's kubelet is called, HOST:PORT, "" if that is not known.
 func (n *node) kubelet() string {
@@ -171,26 +175,29 @@ func (a *api) nodes(ctx context.Context) ([]node, error) {
 }
 
 // awaitNode returns when the kubelet of the node called name has said since a time that it is
-// Ready: what an earlier one said is in etcd still. When ctx ends before, the error says what was
-// missing.
-func (a *api) awaitNode(ctx context.Context, name string, since time.Time) error {
-	missing := "it has not registered"
+// Ready: what an earlier one said is in etcd still. A node that waits for a network plugin only is
+// as good: the plugin may be applied next. waits says why it does. When ctx ends before, the error
+// says what was missing.
+func (a *api) awaitNode(ctx context.Context, name string, since time.Time) (waits string, err error) {
+	last := condition{Message: "it has not registered"}
 	for {
-		err := a.watchNode(ctx, name, since, &missing)
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("node %s is not Ready: %s", name, missing)
+		err := a.watchNode(ctx, name, since, &last)
+		switch {
+		case err == nil && last.Reason == noPlugin:
+			return last.Message, nil
+		case err == nil:
+			return "", nil
+		case ctx.Err() != nil:
+			return "", fmt.Errorf("node %s is not Ready: %s", name, last.Message)
 		}
 		// A watch ends now and then, tidily or not; anything else is an answer.
 		if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			return fmt.Errorf("node %s: %w", name, err)
+			return "", fmt.Errorf("node %s: %w", name, err)
 		}
 	}
 }
 
-func (a *api) watchNode(ctx context.Context, name string, since time.Time, missing *string) error {
+func (a *api) watchNode(ctx context.Context, name string, since time.Time, last *condition) error {
 	body, err := a.open(ctx, "/api/v1/nodes", url.Values{"watch": {"1"}, "fieldSelector": {"metadata.name=" + name}})
 	if err != nil {
 		return err
@@ -208,10 +215,8 @@ func (a *api) watchNode(ctx context.Context, name string, since time.Time, missi
 		if event.Type == "ERROR" {
 			return io.EOF
 		}
-		ok, why := event.Object.ready(since)
-		if ok {
+		if *last = event.Object.ready(since); last.Status == "True" || last.Reason == noPlugin {
 			return nil
 		}
-		*missing = why
 	}
 }

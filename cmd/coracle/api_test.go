@@ -45,6 +45,23 @@ func eventAt(at time.Time, status, message string) string {
 		status, message, at.Format(time.RFC3339))
 }
 
+// A node that lacks only a network plugin is not waited for: the plugin may be applied next.
+func TestAwaitNodeWithoutPlugin(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprint(w, event("False", "no range yet"), strings.Replace(event("False", "no CNI configuration"), `"type": "Ready"`,
+			`"type": "Ready", "reason": "NetworkPluginNotReady"`, 1))
+	}))
+	defer s.Close()
+	client, err := openAPI(kubeconfigFor(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.http.CloseIdleConnections()
+	if waits, err := client.awaitNode(t.Context(), "one", lately); err != nil || waits != "no CNI configuration" {
+		t.Errorf("%q, %v", waits, err)
+	}
+}
+
 // A watch that ends before the node is Ready is begun again.
 func TestAwaitNode(t *testing.T) {
 	watches := 0
@@ -66,8 +83,8 @@ func TestAwaitNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.http.CloseIdleConnections()
-	if err := client.awaitNode(t.Context(), "one", lately); err != nil {
-		t.Error(err)
+	if waits, err := client.awaitNode(t.Context(), "one", lately); err != nil || waits != "" {
+		t.Errorf("%q, %v", waits, err)
 	}
 	if watches != 2 {
 		t.Errorf("there were %d watches, want 2", watches)
@@ -88,7 +105,7 @@ func TestAwaitNodeGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.http.CloseIdleConnections()
-	if err := client.awaitNode(ctx, "one", lately); err == nil || !strings.HasPrefix(err.Error(), "node one is not Ready: ") {
+	if _, err := client.awaitNode(ctx, "one", lately); err == nil || !strings.HasPrefix(err.Error(), "node one is not Ready: ") {
 		t.Errorf("the error is %v", err)
 	}
 }

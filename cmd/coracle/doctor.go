@@ -89,7 +89,7 @@ func peers(ctx context.Context, p place, own string) (all []doctor.Peer) {
 		return nil
 	}
 	for _, n := range nodes {
-		if ready, _ := n.ready(time.Time{}); ready && n.Metadata.Name != own {
+		if n.ready(time.Time{}).Status == "True" && n.Metadata.Name != own {
 			if kubelet := n.kubelet(); kubelet != "" {
 				all = append(all, doctor.Peer{Name: n.Metadata.Name, Kubelet: kubelet})
 			}

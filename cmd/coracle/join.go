@@ -268,8 +268,9 @@ func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, step
 		return u.fail(ctx, err)
 	}
 	var said error
+	var waits string
 	err := await(ctx, "the node", u.kubeLog(), u.cluster, func(try context.Context) error {
-		if err := kubeTool(try, nil, "agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()); err != nil {
+		if err := kubeTool(try, &waits, "agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()); err != nil {
 			if try.Err() == nil {
 				said = err
 			}
@@ -280,7 +281,7 @@ func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, step
 	if err != nil {
 		return u.fail(ctx, err)
 	}
-	steps.done("node " + u.o.Node + " is Ready in the cluster at " + u.o.Server)
+	steps.node(u.o.Node, "Ready in the cluster at "+u.o.Server, waits)
 	tellParts(ctx, u.place, steps)
 	return nil
 }

@@ -119,7 +119,11 @@ func lookAtPrograms(ctx context.Context, p place) []health {
 
 // lookAtMember asks the cluster elsewhere how this machine's node is.
 func lookAtMember(ctx context.Context, p place, o upOptions) health {
-	err := kubeTool(ctx, nil, "agent", "await", "--root", p.kubeRoot(), "--timeout", longestTry.String())
+	var waits string
+	err := kubeTool(ctx, &waits, "agent", "await", "--root", p.kubeRoot(), "--timeout", longestTry.String())
+	if err == nil && waits != "" {
+		err = errors.New(waits)
+	}
 	return line("node "+o.Node, "", "is Ready in the cluster at "+o.Server, err)
 }
 
@@ -138,7 +142,8 @@ func lookAtAPI(ctx context.Context, p place) []health {
 		return append(all, line("nodes", "", "", err))
 	}
 	for _, n := range nodes {
-		ok, message := n.ready(time.Time{})
+		ready := n.ready(time.Time{})
+		ok, message := ready.Status == "True", ready.Message
 		if troubles := n.troubles(p); ok && len(troubles) > 0 {
 			ok, message = false, strings.Join(troubles, "; ")
 		}

@@ -126,7 +126,8 @@ func upCommand(p *place) *cobra.Command {
 		Short: "start Kubernetes on this machine and wait until its node is Ready",
 		Long: `up starts coracled, unless one already serves the socket in --state, and the cluster process. It creates
 certificates and the administrator's kubeconfig, and waits until the node is Ready. Run it again to
-start what does not run, and to renew certificates that expire within 30 days.
+start what does not run, and to renew certificates that expire within 30 days. With --pod-network cni it does
+not wait for the network plugin, which may be what --apply names.
 
 With --nodes, this machine gets further nodes for trying things that need several: each has network and
 mount namespaces, coracled, agent, cgroups and directories of its own, and joins as another machine
@@ -194,8 +195,8 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		"`NETWORKS` of pods' addresses, one of each family at most, of which each node gets a part if other machines can join, for as "+
 			"long as the cluster exists (default: 10.85.0.0/16,fd85:c0ac:1e00::/48); none leaves the addresses to the nodes")
 	f.StringVar(&o.PodNetwork, "pod-network", "",
-		"how pods of other nodes are reached: auto (direct routes on a shared link, VXLAN elsewhere), or none, if a network plugin connects "+
-			"them (default: auto)")
+		"how pods of other nodes are reached: auto (direct routes on a shared link, VXLAN elsewhere), or none, if routes of others lead to "+
+			"them; cni leaves all pods to a network plugin, without which the nodes are not Ready (default: auto)")
 	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil,
 		"addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
 			"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to "+
@@ -418,10 +419,11 @@ func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
 			return u.failLate(ctx, err)
 		}
 	}
-	if err := client.awaitNode(ctx, u.o.Node, u.since); err != nil {
+	waits, err := client.awaitNode(ctx, u.o.Node, u.since)
+	if err != nil {
 		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
-	steps.done("node " + u.o.Node + " is Ready")
+	steps.node(u.o.Node, "Ready", waits)
 	if err := u.upNodes(ctx, client, steps); err != nil {
 		return fmt.Errorf("up: %w\nthe cluster runs: 'coracle up%s' tries again, and 'coracle down%[2]s' ends them", err, p.flags())
 	}

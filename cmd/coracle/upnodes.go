@@ -308,9 +308,15 @@ func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
 			if errs[n] = u.upNode(ctx, client, n, invited); errs[n] != nil {
 				return nil
 			}
+			var waits string
+			if u.o.PodNetwork == "cni" {
+				if waits, errs[n] = client.awaitNode(ctx, u.o.nodeName(n), time.Time{}); errs[n] != nil {
+					return nil
+				}
+			}
 			mu.Lock()
 			defer mu.Unlock()
-			steps.done("node " + u.o.nodeName(n) + " is Ready")
+			steps.node(u.o.nodeName(n), "Ready", waits)
 			return nil
 		})
 	}

@@ -89,8 +89,8 @@ func makeDirs(c config.Config) error {
 // serve answers CRI calls until ctx ends, and reloads s at each hangup.
 func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup <-chan os.Signal, s source) error {
 	deps := cri.Deps{
-		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, Unpack: n.unpackFor, Spec: n.spec, EngineSteps: n.engineSteps,
-		Worked: worked, Log: n.log, Services: n.services,
+		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, BuiltInNetwork: n.network.BuiltIn, Unpack: n.unpackFor,
+		Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Services: n.services,
 	}
 	if err := n.observe(ctx, &deps, began); err != nil {
 		return err

@@ -198,8 +198,8 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 			n.dns = append(n.dns, addr.String())
 		}
 	}
-	if s.PodNetwork == noPodNetwork { // what this version does not know is the default
-		n.podNetwork = noPodNetwork
+	if s.PodNetwork == noPodNetwork || s.PodNetwork == cniPodNetwork { // what this version does not know is the default
+		n.podNetwork = s.PodNetwork
 	}
 	p := &nodeProcess{
 		nodeOptions: n, names: dnsOptions{stubs: s.StubDomains}, root: a.root, port: port, services: s.ServiceCIDRs,

@@ -3,9 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
 	"github.com/coracle-project/coracle/cluster/node/discovery"
 	"github.com/coracle-project/coracle/cluster/node/token"
@@ -65,7 +68,14 @@ func memberCommands(root *string) []*cobra.Command {
 		return cmd
 	}
 	return []*cobra.Command{
-		verb("await", "wait until this node is Ready", member.await),
+		verb("await", "wait until this node is Ready, or needs only a network plugin, and print why it waits for one",
+			func(m member, ctx context.Context) error {
+				waits, err := m.await(ctx)
+				if err != nil {
+					return err
+				}
+				return json.NewEncoder(os.Stdout).Encode(waits)
+			}),
 		verb("check", "say whether this node may leave, and change nothing", member.check),
 		verb("drain", "let no more pods come to this node, and evict those that it has", member.drain),
 		verb("unregister", "delete this node from the cluster", member.unregister),
@@ -118,9 +128,9 @@ func until(ctx context.Context, ask func() (waits error, err error)) error {
 	}
 }
 
-// await returns when the node is Ready.
-func (m member) await(ctx context.Context) error {
-	return until(ctx, func() (error, error) {
+// await returns when the node is Ready, or waits for a network plugin only: then it returns why.
+func (m member) await(ctx context.Context) (waits string, err error) {
+	err = until(ctx, func() (error, error) {
 		n, err := m.kube.CoreV1().Nodes().Get(ctx, m.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -132,12 +142,17 @@ func (m member) await(ctx context.Context) error {
 			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
 				return nil, nil
 			}
+			if c.Type == corev1.NodeReady && c.Reason == node.NoPlugin {
+				waits = c.Message
+				return nil, nil
+			}
 			if c.Type == corev1.NodeReady {
 				return fmt.Errorf("node %s is not Ready: %s", m.Name, c.Message), nil
 			}
 		}
 		return fmt.Errorf("node %s is not Ready: its kubelet has not said anything yet", m.Name), nil
 	})
+	return waits, err
 }
 
 // drain cordons the node, and evicts its pods but for those of DaemonSets and of static manifests,

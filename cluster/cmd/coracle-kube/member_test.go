@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
 )
@@ -129,7 +130,10 @@ func TestAwaitNode(t *testing.T) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			err := m.await(ctx)
+			waits, err := m.await(ctx)
+			if err == nil && waits != "" {
+				err = errors.New("it waits for a plugin: " + waits)
+			}
 			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %q", err, want)
 			}
@@ -141,10 +145,16 @@ func TestAwaitNode(t *testing.T) {
 			t.Fatal(err)
 		}
 		expect("node two is not Ready: no range yet")
-		n.Status.Conditions[0].Status = corev1.ConditionTrue
-		if _, err := kube.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
+		update := func(c corev1.NodeCondition) {
+			t.Helper()
+			n.Status.Conditions[0] = c
+			if _, err := kube.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
 		}
+		update(corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: node.NoPlugin, Message: "no CNI"})
+		expect("it waits for a plugin: no CNI")
+		update(corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue})
 		expect("")
 		kube.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("connection refused")
@@ -249,7 +259,12 @@ func TestRangesThatOverlap(t *testing.T) {
 // A node follows how its cluster connects pods, unless its own flag leaves that to others.
 func TestPodNetworkOfTheCluster(t *testing.T) {
 	for _, c := range []struct{ cluster, own, want string }{
-		{"auto", "auto", "auto"}, {"none", "auto", "none"}, {"", "auto", "auto"}, {"auto", "none", "none"}, {"later", "auto", "auto"},
+		{"auto", "auto", "auto"},
+		{"none", "auto", "none"},
+		{"", "auto", "auto"},
+		{"auto", "none", "none"},
+		{"later", "auto", "auto"},
+		{"cni", "auto", "cni"},
 	} {
 		settings, err := agentSettings(apiOptions{bind: "192.0.2.1", port: 6443, serviceCIDR: "10.96.0.0/16"}, nodeOptions{podNetwork: c.cluster},
 			dnsOptions{})

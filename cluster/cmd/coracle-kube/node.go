@@ -130,6 +130,7 @@ func newKubelet(p *nodeProcess, policies *policy.Policy) (*kubelet.Kubelet, erro
 	}
 	o := p.kubelet(p.root, p.serviceCIDR)
 	o.LocalPathDir, o.ReservedPorts, o.Alone, o.AwaitPodRanges = p.localPath, p.reserved, p.alone, p.awaitRanges
+	o.PluginNetwork = p.podNetwork == cniPodNetwork
 	if policies != nil {
 		o.Networks, o.RuntimeStarted = append(o.Networks, policies), policies.RuntimeStarted
 	}

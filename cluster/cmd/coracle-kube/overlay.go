@@ -15,7 +15,7 @@ import (
 // connections where the cluster gives nodes no networks: a network plugin connects pods there, or
 // there is no other node.
 func newOverlay(p *nodeProcess, part func() *health.Part) (func(context.Context) error, error) {
-	if !p.awaitRanges || p.podNetwork == noPodNetwork {
+	if !p.awaitRanges || p.podNetwork != autoPodNetwork {
 		return cleaning("paths to other nodes", func() error { return paths.Remove(p.port) }), nil
 	}
 	set, err := p.as(user.KubeProxy)
@@ -30,6 +30,7 @@ func newOverlay(p *nodeProcess, part func() *health.Part) (func(context.Context)
 const (
 	autoPodNetwork = "auto"
 	noPodNetwork   = "none"
+	cniPodNetwork  = "cni"
 )
 
 // overlayCommand removes what the overlay leaves in the kernel.

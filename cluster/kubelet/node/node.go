@@ -11,6 +11,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -37,6 +38,7 @@ const (
 	checkEvery    = 10 * time.Second
 	reportEvery   = 5 * time.Minute
 	unreadyEvery  = 100 * time.Millisecond
+	pluginEvery   = time.Second // an administrator may take long to install one
 	registerFirst = 20 * time.Millisecond
 	registerMost  = time.Second
 	leaseSeconds  = 40
@@ -61,6 +63,8 @@ type Config struct {
 	// Unready, if given, returns why a node cannot run pods although its runtime could; Look is
 	// called when that changes. The node has no UID before it is registered.
 	Unready func(*v1.Node) error
+	// PluginNetwork is whether only a network plugin may connect pods.
+	PluginNetwork bool
 	// Registered, if given, is told of each Node that is made.
 	Registered func(*v1.Node)
 	// VolumesInUse, if given, returns what must not be detached from the node, sorted; Look is
@@ -147,9 +151,13 @@ func (r *Reporter) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		if ready {
+		_, noPlugin := errors.AsType[*noPluginError](r.Err())
+		switch {
+		case ready:
 			timer.Reset(checkEvery)
-		} else {
+		case noPlugin:
+			timer.Reset(pluginEvery)
+		default:
 			timer.Reset(unreadyEvery)
 		}
 		select {

@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -23,6 +24,10 @@ const (
 	mostImages = 50
 	mostNames  = 5
 )
+
+// NoPlugin is the reason of a node's condition Ready while a network plugin is awaited. "coracle
+// up" and join do not wait longer: the plugin may be a DaemonSet that is yet to be applied.
+const NoPlugin = "NetworkPluginNotReady"
 
 // askTimeout bounds the calls to the runtime that a status is made of.
 const askTimeout = 5 * time.Second
@@ -130,11 +135,35 @@ func (r *Reporter) fillRuntime(ctx context.Context, n *v1.Node) error {
 	case ctx.Err() == nil:
 		r.config.Log.Warn("list images for the node's status", "err", err)
 	}
-	return notReady(status.GetStatus().GetConditions())
+	return r.notReady(status.GetStatus().GetConditions())
+}
+
+// builtInNetwork is the reason of coracled's condition NetworkReady while no CNI configuration is
+// there, and its own network connects pods.
+const builtInNetwork = "BuiltInNetwork"
+
+// noPluginError says why pods wait for a network plugin.
+type noPluginError struct{ why string }
+
+func (e *noPluginError) Error() string {
+	return "container runtime network not ready: the cluster leaves pods to a network plugin: " + e.why
+}
+
+// NetworkErr asks the runtime why a network plugin cannot connect pods. It is nil where no plugin
+// has to.
+func (r *Reporter) NetworkErr(ctx context.Context) error {
+	if !r.config.PluginNetwork {
+		return nil
+	}
+	status, err := r.runtime.Runtime.Status(ctx, &runtimeapi.StatusRequest{})
+	if err != nil {
+		return fmt.Errorf("container runtime is down: %w", err)
+	}
+	return r.notReady(status.GetStatus().GetConditions())
 }
 
 // notReady reads the runtime's conditions.
-func notReady(all []*runtimeapi.RuntimeCondition) error {
+func (r *Reporter) notReady(all []*runtimeapi.RuntimeCondition) error {
 	for _, want := range []struct{ name, text string }{
 		{runtimeapi.RuntimeReady, "container runtime not ready"},
 		{runtimeapi.NetworkReady, "container runtime network not ready"},
@@ -143,6 +172,8 @@ func notReady(all []*runtimeapi.RuntimeCondition) error {
 		switch {
 		case i < 0:
 			return fmt.Errorf("%s: the runtime does not say whether it is", want.text)
+		case r.config.PluginNetwork && want.name == runtimeapi.NetworkReady && (!all[i].Status || all[i].Reason == builtInNetwork):
+			return &noPluginError{all[i].Message}
 		case !all[i].Status:
 			return fmt.Errorf("%s: %s=%t reason:%s message:%s", want.text, all[i].Type, all[i].Status, all[i].Reason, all[i].Message)
 		}
@@ -200,6 +231,9 @@ func (r *Reporter) conditions(n *v1.Node, notReady error, now metav1.Time) {
 	c := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
 	if notReady != nil {
 		c.Status, c.Reason, c.Message = v1.ConditionFalse, "KubeletNotReady", notReady.Error()
+		if _, ok := errors.AsType[*noPluginError](notReady); ok {
+			c.Reason = NoPlugin
+		}
 	}
 	_, was := nodeutil.GetNodeCondition(&n.Status, v1.NodeReady)
 	if r.condition(n, c, now) && was != nil {

@@ -55,14 +55,48 @@ func TestNotReady(t *testing.T) {
 			[]*runtimeapi.RuntimeCondition{condition("RuntimeReady", false), condition("NetworkReady", false)},
 			"container runtime not ready: RuntimeReady=false reason:R message:M",
 		},
+		"the runtime's own network": {
+			[]*runtimeapi.RuntimeCondition{
+				condition("RuntimeReady", true), {Type: "NetworkReady", Status: true, Reason: "BuiltInNetwork", Message: "no CNI configuration"},
+			}, "",
+		},
 		"silence": {nil, "container runtime not ready: the runtime does not say whether it is"},
 	} {
 		got := ""
-		if err := notReady(tc.conditions); err != nil {
+		if err := new(Reporter).notReady(tc.conditions); err != nil {
 			got = err.Error()
 		}
 		if got != tc.want {
 			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+// Where only a network plugin may connect pods, the runtime's own network makes no node Ready.
+func TestANetworkPluginIsAwaited(t *testing.T) {
+	kube, f := fake.NewClientset(), critest.New()
+	r := reporter(t, kube, f)
+	r.config.PluginNetwork = true
+	for _, c := range []struct {
+		network *runtimeapi.RuntimeCondition
+		reason  string
+		message string
+	}{
+		{&runtimeapi.RuntimeCondition{Status: true, Reason: "BuiltInNetwork", Message: "no CNI in /x"}, NoPlugin, "no CNI in /x"},
+		{&runtimeapi.RuntimeCondition{Reason: "NetworkNotReady", Message: "the plugin is missing"}, NoPlugin, "the plugin is missing"},
+		{&runtimeapi.RuntimeCondition{Status: true}, "KubeletReady", ""},
+	} {
+		f.SetNetwork(c.network)
+		n := r.initial()
+		if ready := r.fill(t.Context(), n); ready != (c.message == "") {
+			t.Errorf("%s: ready is %t", c.network.Message, ready)
+		}
+		_, got := nodeutil.GetNodeCondition(&n.Status, v1.NodeReady)
+		if got.Reason != c.reason || !strings.Contains(got.Message, c.message) {
+			t.Errorf("%+v: %+v", c.network, got)
+		}
+		if err := r.NetworkErr(t.Context()); (err == nil) != (c.message == "") {
+			t.Errorf("%s: a pod is refused with %v", c.network.Message, err)
 		}
 	}
 }

@@ -47,7 +47,7 @@ type Settings struct {
 	// PodCIDRs are the networks of pods, of which the cluster gives each node a part; empty leaves
 	// the addresses to nodes.
 	PodCIDRs []netip.Prefix `json:"podCIDRs,omitempty"`
-	// PodNetwork is how nodes reach the pods of others: auto, or none. Empty is auto.
+	// PodNetwork is how pods are connected: auto, none, or cni. Empty is auto.
 	PodNetwork string `json:"podNetwork,omitempty"`
 	// ClusterDNS are the addresses of the cluster's DNS, and ClusterDomain the domain it answers
 	// for. NodeDNS is whether each node answers there itself.

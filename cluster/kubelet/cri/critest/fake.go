@@ -39,7 +39,7 @@ type Fake struct {
 	uses       map[string]*runtimeapi.ContainerStats // by container name
 	calls      []string
 	removals   map[string]*Removal
-	unready    string
+	network    *runtimeapi.RuntimeCondition
 	silent     bool
 	info       map[string]string
 }
@@ -55,6 +55,7 @@ func New(images ...string) *Fake {
 		sandboxes: map[string]*runtimeapi.PodSandboxStatus{}, containers: map[string]*container{},
 		images: map[string]*runtimeapi.Image{}, fail: map[string]error{}, block: map[string]chan struct{}{},
 		uses: map[string]*runtimeapi.ContainerStats{}, removals: map[string]*Removal{},
+		network: &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: true},
 	}
 	for _, name := range images {
 		f.images[name] = &runtimeapi.Image{Id: name, RepoTags: []string{name}, Size: 1 << 20}
@@ -168,7 +169,15 @@ func (f *Fake) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi
 func (f *Fake) SetReady(why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.unready = why
+	f.network = &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: why == "", Message: why}
+}
+
+// SetNetwork sets the condition of the network.
+func (f *Fake) SetNetwork(c *runtimeapi.RuntimeCondition) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c.Type = runtimeapi.NetworkReady
+	f.network = c
 }
 
 // SetInfo sets what a verbose Status tells.
@@ -195,7 +204,7 @@ func (f *Fake) Status(_ context.Context, r *runtimeapi.StatusRequest) (*runtimea
 	}
 	return &runtimeapi.StatusResponse{Info: info, Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true},
-		{Type: runtimeapi.NetworkReady, Status: f.unready == "", Message: f.unready},
+		f.network,
 	}}}, nil
 }
 
