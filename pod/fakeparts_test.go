@@ -152,14 +152,10 @@ func (s fakeNetwork) SetPodCIDR(ctx context.Context, ranges []netip.Prefix) erro
 
 type fakeMeter struct{ *hands }
 
-func (s fakeMeter) Cgroup(ctx context.Context, path string) (cgstat.Usage, error) {
-	s.mu.Lock()
-	u, ok := s.cgroups[path]
-	s.mu.Unlock()
-	if !ok {
-		u = cgstat.Usage{CPU: cgstat.CPU{Total: 7}, Memory: cgstat.Memory{WorkingSet: 10, Limit: 100}, Tasks: 2}
+func (s fakeMeter) Cgroup(ctx context.Context, _ string) (cgstat.Usage, error) {
+	u := cgstat.Usage{
+		Time: time.Now(), CPU: cgstat.CPU{Total: 7}, Memory: cgstat.Memory{WorkingSet: 10, Limit: 100}, Tasks: 2,
 	}
-	u.Time = time.Now()
 	return u, s.do(ctx, "meter.Cgroup", func() error { return nil })
 }
 

@@ -6,8 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/coracle-project/coracle/pod/life"
 )
 
 // caught is a pod that a daemon is killed at, while it saves the pod's running containers into dir.
@@ -154,14 +152,14 @@ func TestCrashBeforeAllForgetASavedPod(t *testing.T) {
 // occupyCleaner has all of a manager's background deletions wait until goOn is called.
 func occupyCleaner(m *Manager) (goOn func()) {
 	begun, over := make(chan struct{}), make(chan struct{})
-	for range life.Cleaners {
+	for range cleaners {
 		m.clean.Queue("job that waits", "id", func(context.Context) error {
 			begun <- struct{}{}
 			<-over
 			return nil
 		})
 	}
-	for range life.Cleaners {
+	for range cleaners {
 		<-begun
 	}
 	return func() { close(over) }

@@ -28,6 +28,10 @@ import (
 	"github.com/coracle-project/coracle/pod/watch"
 )
 
+// cleaners is how many background deletions run at a time, for the first time or again: they mostly
+// wait for the kernel's RCU, but each that runs competes with pods being started.
+const cleaners = 8
+
 // closeLimit bounds clean-up under way when the Manager is closed.
 const closeLimit = 5 * time.Second
 
@@ -98,7 +102,7 @@ func New(o Options, d Deps) *Manager {
 		Pods: m.pods, Containers: m.containers, Cgroups: m.opts.cgroups(), Meter: d.Meter, Snapshots: d.Snapshots,
 		Life: m.life, Log: m.log, UsageAge: m.opts.UsageAge, DiskUsageAge: m.opts.DiskUsageAge,
 	}
-	m.clean = life.NewCleaner(m.life, m.log)
+	m.clean = life.NewCleaner(m.life, cleaners, m.log)
 	m.exits = exits.New(d.Shim, m.life)
 	m.checkpoints = checkpoint.New(checkpoint.Config{
 		Pods: m.pods, Containers: m.containers, Dirs: m.dirs, Shim: d.Shim, Images: d.Images, Snapshots: d.Snapshots,

@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image"
-	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
@@ -55,7 +54,6 @@ type world struct {
 	hostnames map[string]string // set again, by pin
 	images    map[string]image.Image
 	ranges    []netip.Prefix
-	cgroups   map[string]cgstat.Usage // by path; others have a reading of their own
 	nextPid   int
 	live      *hands
 	calls     []string
@@ -94,8 +92,7 @@ func newWorld() *world {
 		procs: map[string]*proc{}, snapshots: map[string]string{}, users: map[string]podconfig.IDMaps{}, labels: map[string]string{},
 		layers: map[string][]digest.Digest{}, contents: map[string]fs.FS{}, networks: map[string]network.Pod{},
 		pins: map[string]bool{}, hostnames: map[string]string{}, images: map[string]image.Image{}, nextPid: 100,
-		cgroups: map[string]cgstat.Usage{},
-		before:  map[string]func(context.Context) error{},
+		before: map[string]func(context.Context) error{},
 	}
 	w.images["busybox"] = image.Image{
 		ID: digest.FromString("busybox"), RepoDigests: []string{"busybox@sha256:1"},

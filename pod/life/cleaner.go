@@ -21,19 +21,16 @@ type Cleaner struct {
 	idle   chan struct{} // closed while active is 0
 }
 
-// Cleaners is how many background deletions run at a time, for the first time or again: they mostly
-// wait for the kernel's RCU, but each that runs competes with pods being started.
-const Cleaners = 8
-
 // A failed deletion is tried again after firstRetry, then twice as late each time.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = time.Minute
 )
 
-// NewCleaner returns a cleaner whose jobs run within the life.
-func NewCleaner(l *Life, log *slog.Logger) *Cleaner {
-	c := &Cleaner{life: l, log: log, first: make(chan struct{}, Cleaners), again: make(chan struct{}, Cleaners), idle: make(chan struct{})}
+// NewCleaner returns a cleaner whose jobs run within the life. So many run at a time for the first
+// time, and as many that are tried again.
+func NewCleaner(l *Life, atATime int, log *slog.Logger) *Cleaner {
+	c := &Cleaner{life: l, log: log, first: make(chan struct{}, atATime), again: make(chan struct{}, atATime), idle: make(chan struct{})}
 	close(c.idle)
 	return c
 }

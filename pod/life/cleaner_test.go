@@ -11,9 +11,10 @@ import (
 func TestCleaningThatHangsHoldsUpNoOther(t *testing.T) {
 	l := New()
 	defer l.End()
-	c := NewCleaner(l, slog.New(slog.DiscardHandler))
+	const atATime = 8
+	c := NewCleaner(l, atATime, slog.New(slog.DiscardHandler))
 	again, goOn := make(chan struct{}), make(chan struct{})
-	for range Cleaners {
+	for range atATime {
 		tries := 0
 		c.Queue("job that hangs", "id", func(context.Context) error {
 			if tries++; tries == 1 {
@@ -24,7 +25,7 @@ func TestCleaningThatHangsHoldsUpNoOther(t *testing.T) {
 			return nil
 		})
 	}
-	for range Cleaners {
+	for range atATime {
 		<-again
 	}
 	done := make(chan struct{})

@@ -74,12 +74,6 @@ func (x *Reader) ForgetContainer(id string) {
 	x.processes.Forget(id)
 }
 
-// Known reports whether a reading of a container is kept.
-func (x *Reader) Known(id string) bool {
-	_, known := x.usage.Peek(id)
-	return known
-}
-
 // ForgetPod drops the readings of a removed pod.
 func (x *Reader) ForgetPod(id string) {
 	x.podUsage.Forget(id)
