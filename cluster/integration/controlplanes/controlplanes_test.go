@@ -50,6 +50,7 @@ func switched(t *testing.T, network string, names ...string) (all []*machine) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = netlink.LinkDel(bridge) })
 	for i, name := range names {
 		m := newMachine(t, name, network+strconv.Itoa(i+1))
 		hold := exec.Command("unshare", "--net", "--mount", "--uts", "sh", "-c", `hostname "$0" && echo ready && exec sleep infinity`, name)

@@ -51,7 +51,7 @@ func TestRollingUpgrade(t *testing.T) {
 	all := switched(t, "198.51.100.", "one", "two", "three", "agent")
 	startRegistry(t)
 	for _, m := range all {
-		m.install(t, bin("previous-cluster"))
+		m.installPrograms(t, bin("previous-cluster"))
 		m.useRegistry(t)
 	}
 	t.Cleanup(func() {
@@ -111,8 +111,8 @@ var programs = []string{
 	"coracle", "coracled", "containerd-shim-coracle-v1", "coracle-lazy", "coracle-oci", "coracle-oci-libcontainer", "coracle-kube",
 }
 
-// install gives the machine programs of its own, which an upgrade replaces.
-func (m *machine) install(t *testing.T, from string) {
+// installPrograms gives the machine programs of its own, which an upgrade replaces.
+func (m *machine) installPrograms(t *testing.T, from string) {
 	t.Helper()
 	own := filepath.Join(m.dir, "bin")
 	if err := os.Mkdir(own, 0o755); err != nil {

@@ -40,7 +40,7 @@ func kubeletVersions() []string { return strings.Fields(os.Getenv("KUBELET_VERSI
 func TestUpstreamKubelet(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	all := switched(t, "one", "two")
+	all := switched(t, "198.51.100.", "one", "two")
 	one, two := all[0], all[1]
 	startRegistry(t)
 	for _, m := range all {
