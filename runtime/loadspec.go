@@ -84,8 +84,8 @@ func loadJSON(f *os.File, into any) error {
 	return nil
 }
 
-// decodeSpec's errors begin with ":line:column: " or ": " so that a path can
-// stand before them.
+// decodeSpec's errors begin with ":line:column: " or ": ", so that a caller can put the
+// path in front.
 func decodeSpec(data []byte, into any) error {
 	if len(data) > MaxSpecSize {
 		return fmt.Errorf(": larger than %d bytes: %w", MaxSpecSize, ErrInvalidSpec)

@@ -64,7 +64,7 @@ func TestEndLostSparesForks(t *testing.T) {
 	}
 	file := os.NewFile(uintptr(end), "sync")
 	defer file.Close()
-	// It stands for the fork: when told, it closes what exec closes.
+	// The shell plays the forked process: when told, it closes what exec closes.
 	forked := exec.CommandContext(t.Context(), "sh", "-c", "read told; exec 3>&-; echo closed; read end")
 	forked.ExtraFiles = []*os.File{file}
 	stdin, err := forked.StdinPipe()

@@ -13,7 +13,7 @@ import (
 
 // rootless says whether this process is an ordinary user's, or in a user namespace: it may not
 // copy the host's mounts, whatever its user id. Containers that it makes take what they need of
-// the host by themselves (plan.Options.Gather), in a user namespace of theirs or in this one.
+// the host by themselves (plan.Options.Gather), in their own user namespace or in this one.
 func rootless() bool { return os.Geteuid() != 0 || userns.RunningInUserNS() }
 
 // needsUserNamespace refuses what an ordinary user cannot have.

@@ -44,7 +44,7 @@ func TestCRIULog(t *testing.T) {
 	}
 }
 
-// What stands in the log's place, or is an earlier one, is not taken for it.
+// Neither another kind of file under the log's name nor the log of an earlier run is read.
 func TestCRIULogOfAnother(t *testing.T) {
 	const text = "(0) Error (a.c:1): b\n"
 	for name, put := range map[string]func(path string) error{

@@ -420,8 +420,8 @@ func (b *builder) bind(i int, m specs.Mount, o options, target string) error {
 	return nil
 }
 
-// destination is where a mount goes to. As with runc, the path of the root file system may stand
-// before it.
+// destination is where a mount goes to. As with runc, it may begin with the path of the root file
+// system.
 func (b *builder) destination(m specs.Mount) string {
 	at := path.Clean("/" + m.Destination)
 	if inside, ok := strings.CutPrefix(at, filepath.Clean(b.opts.Rootfs)+"/"); ok {

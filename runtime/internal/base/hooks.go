@@ -52,8 +52,8 @@ func (c *Container) RunPoststart(ctx context.Context) error {
 	return err
 }
 
-// runPoststop runs the hooks that come last. One that fails is only worth a warning, and
-// the others run all the same (step 13).
+// runPoststop runs the hooks that come last. If one fails, a warning is logged and the others
+// still run (step 13).
 func (c *Container) runPoststop(ctx context.Context) {
 	for i := range c.Rec.Poststop {
 		if err := c.RunHooks(ctx, "poststop", c.Rec.Poststop[i:i+1], specs.StateStopped); err != nil {

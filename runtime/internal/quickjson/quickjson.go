@@ -220,7 +220,7 @@ func (d *decoder) list(open, end byte, item func() bool) bool {
 	}
 }
 
-// members reads an object, whose keys may stand there once.
+// members reads an object. A duplicate key is an error.
 func (d *decoder) members(member func(key string) bool) bool {
 	seen := make(map[string]struct{}, 8)
 	return d.list('{', '}', func() bool {
