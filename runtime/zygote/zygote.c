@@ -1,16 +1,15 @@
 //go:build ignore
 // (not a part of the Go package; see package program)
 
-// The zygote: a process of one thread, some hundred lines and a few pages, which starts
-// containers. It takes plans (see zygote.h) from a socket, descriptor 3, clones a child for
-// each and goes on; the child runs the plan, whose last operation executes the container's
-// program. It knows nothing of containers: which system calls to make, in which order, is
-// decided in Go.
+// The zygote is a small process of one thread that starts containers. It reads plans (see
+// zygote.h) from a socket, descriptor 3, and clones a child for each. The child runs the plan,
+// whose last operation executes the container's program. The zygote knows nothing of containers:
+// Go code decides which system calls to make, and in which order.
 //
-// The code is freestanding: no libc, no data, no relocations. All of it lies in the section
+// The code is freestanding: no libc, no data, no relocations. All of it is in the section
 // coracle_zygote, which package zygote wraps in an ELF header and runs from a memfd. So it
 // must not use anything that a compiler puts elsewhere: no global variables, no string
-// literals, no tables. What a container must not see is not in its memory: there is nothing.
+// literals, no tables. Its memory holds nothing that a container must not see.
 #include "zygote.h"
 
 #pragma GCC optimize("O2", "no-jump-tables", "no-tree-vectorize", "no-tree-loop-distribute-patterns", "no-stack-protector")
@@ -23,13 +22,13 @@ static long call(long nr, u64 a, u64 b, u64 c, u64 d, u64 e, u64 f);
 #endif
 
 // A signal's handler, if a plan asks for one: it ends the process with 128 and the signal's number.
-// Where it lies is a constant of package plan.
+// Its address is a constant of package plan.
 #define HANDLER ".balign 16\n coracle_zygote_signal: .globl coracle_zygote_signal\n"
 
 #if defined(__x86_64__)
 enum { SYS_close = 3, SYS_mmap = 9, SYS_munmap = 11, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_recvmsg = 47, SYS_sendto = 44, SYS_exit = 60, SYS_exit_group = 231, SYS_clone3 = 435, SYS_openat2 = 437, SYS_read = 0, SYS_write = 1 };
 #ifndef ZYGOTE_TEST
-// Where the kernel starts the program. Must be first in the section: see entry in elf.go.
+// Where the kernel starts the program. Must be first in the section: see mkprogram.
 __asm__(".pushsection coracle_zygote,\"ax\",@progbits\n"
 	"coracle_zygote_start: .globl coracle_zygote_start\n"
 	"xor %ebp,%ebp\n and $-16,%rsp\n call coracle_zygote_main\n"
@@ -133,7 +132,7 @@ CODE static long run(const struct request *q, u64 *at)
 			r = forgiven;
 			break;
 		default: {
-			// openat2(2): a lookup below a root gives up when a rename goes on beside it.
+			// openat2(2): a lookup below a root fails while another process renames.
 			int tries = o->nr == SYS_openat2 ? 256 : 1;
 			do
 				r = call(o->nr, a[0], a[1], a[2], a[3], a[4], a[5]);
@@ -158,8 +157,8 @@ CODE static long run(const struct request *q, u64 *at)
 	return 0;
 }
 
-// ignored is the set of signals that this process ignores. Nothing in it changes that, so it asks
-// once, beside what its maker does, and a child need not reset 64 signals (11 us).
+// ignored is the set of signals that this process ignores. It never changes, so the process asks
+// once, while its parent does other work, and a child need not reset 64 signals (11 us).
 CODE static u64 ignored(void)
 {
 	u64 now[4], set = 0; // struct sigaction
@@ -169,9 +168,9 @@ CODE static u64 ignored(void)
 	return set;
 }
 
-// freshSignals gives these signals their default actions and unblocks all. What is ignored and what
-// is blocked outlives execve(2), so a container would have what nohup(1), a shell or a service
-// manager has left to the maker. CLONE_CLEAR_SIGHAND keeps what is ignored.
+// freshSignals gives these signals their default actions and unblocks all. Ignored and blocked
+// signals survive execve(2), so a container would inherit what nohup(1), a shell or a service
+// manager left to our parent. CLONE_CLEAR_SIGHAND keeps ignored signals.
 CODE static void freshSignals(u64 set)
 {
 	u64 nothing[4]; // struct sigaction with SIG_DFL, or an empty mask
@@ -183,7 +182,7 @@ CODE static void freshSignals(u64 set)
 	call(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, (u64)nothing, 0, 8, 0, 0);
 }
 
-// child runs the plan and never returns: a plan that came to its end has nothing more to do.
+// child runs the plan and never returns: after the end of a plan it exits.
 CODE __attribute__((noreturn)) static void child(const struct request *q, u64 deaf)
 {
 	u64 at = 0;
@@ -195,7 +194,7 @@ CODE __attribute__((noreturn)) static void child(const struct request *q, u64 de
 	r.kind = REPORT_ERROR, r.a = (unsigned int)at, r.b = (unsigned int)-err, r.spare = 0;
 	if (q->sync_slot < PLAN_SLOTS)
 		call(SYS_write, ((u64 *)PLAN_BASE)[q->sync_slot], (u64)&r, sizeof r, 0, 0, 0);
-	// As shells have it: 127 for a program that is not there, 126 for one that cannot be run.
+	// As in shells: 127 for a program that is not there, 126 for one that cannot be run.
 	quit(err == -2 ? 127 : 126);
 }
 
@@ -219,7 +218,7 @@ CODE static long start(const struct request *q, u64 deaf)
 }
 
 // receive fills a buffer and takes descriptors that come with it. It ends the process when
-// the other side is gone, for then nobody needs it.
+// the other side is gone: no one needs it then.
 CODE static u64 receive(void *buf, u64 size, u64 nfds)
 {
 	struct { u64 len; int level, type, fd[PLAN_FDS_MESSAGE]; } c;

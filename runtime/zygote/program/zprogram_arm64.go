@@ -3,7 +3,7 @@
 package program
 
 // sources is the SHA-256 of zygote.c and zygote.h.
-const sources = "a22d4e5ed2c6662fef8250d33cb258b04a55826ede6f2a410fc05b7bcff08376"
+const sources = "f13c026d111178638b94fe79bd0e82e7101eb57b8df4e05fa59eeceb8826bda6"
 
 // handler is the address of its signal handler.
 const handler = 0x4000c0
