@@ -93,7 +93,7 @@ type PrepareOptions struct {
 	// at; it is created if missing.
 	Target string
 	// Users are the ids that the root shows in place of those on disk; nothing maps
-	// none. Layers are shared all the same: nothing is copied or chowned.
+	// none. Layers are still shared: nothing is copied or chowned.
 	Users Users
 	// Access is ReadWrite if empty.
 	Access Access
