@@ -198,7 +198,7 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 		}
 		err = errors.Join(fmt.Errorf("network of pod %s: %w", p.ID, err), b.undo(ctx, l))
 		// Once more if someone has flushed all rules or addresses.
-		if attempt > 0 || !b.mendHost(h) {
+		if attempt > 0 || !b.repairHost(h) {
 			return Result{}, err
 		}
 	}

@@ -29,8 +29,8 @@ var (
 	realGateway6 = real6.Addr().Next()
 )
 
-// realPlugins is a Manager with a configuration of real plugins; in the plugins' JSON IPAM stands
-// for host-local with both families. leased returns the addresses that are given out.
+// realPlugins is a Manager with a configuration of real plugins. In the plugins' JSON, IPAM is
+// replaced by host-local with both families. leased returns the addresses that are given out.
 func realPlugins(t *testing.T, bin, version, plugins string) (c Config, leased func() []string) {
 	t.Helper()
 	if testing.Short() {

@@ -50,9 +50,9 @@ func (b *builtin) ensureHost() (*host, error) {
 	return h, nil
 }
 
-// mendHost makes the host's side again if something of it has gone since it was made
-// as h, and reports whether it did.
-func (b *builtin) mendHost(h *host) bool {
+// repairHost makes the host's side again if a part of it has gone since h was made, and reports
+// whether it did.
+func (b *builtin) repairHost(h *host) bool {
 	b.hostMu.Lock()
 	defer b.hostMu.Unlock()
 	if b.host != h {
