@@ -76,7 +76,7 @@ func (c *Contents) read(ctx context.Context, r io.Reader, lim unpack.Limits) err
 	for {
 		h, err := in.tr.Next()
 		if errors.Is(err, io.EOF) {
-			// What follows the end has to be read all the same: a pipe's writer
+			// What follows the end has to be read, too: otherwise a pipe's writer
 			// would be killed, and the checksum of a packed archive comes last.
 			_, err := io.Copy(io.Discard, z)
 			return damaged(err)

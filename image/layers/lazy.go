@@ -103,8 +103,8 @@ func (k keeping) run(ctx context.Context) error {
 	if errors.Is(err, lazy.ErrGone) {
 		return nil
 	}
-	// One that does not answer, since it is stopped or the machine has much to do, may have layers
-	// of containers: it is kept alive all the same.
+	// A process that does not answer (it is stopped, or the machine is busy) may have layers of
+	// containers: it is kept alive.
 	telling, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	err = errors.Join(err, k.keep(telling))

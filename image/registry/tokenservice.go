@@ -83,7 +83,7 @@ func (t *tokenService) remember(realm *url.URL) string {
 	return tokenPath + strconv.Itoa(i)
 }
 
-// realmAt returns the realm that a path stands for, or nil.
+// realmAt returns the realm behind a path of the token service, or nil.
 func (t *tokenService) realmAt(path string) *url.URL {
 	n, ok := strings.CutPrefix(path, tokenPath)
 	if !ok {
