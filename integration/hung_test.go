@@ -101,8 +101,8 @@ func TestHungMount(t *testing.T) {
 	case err := <-ended:
 		t.Fatalf("the volume was not looked at: %v", err)
 	}
-	beside := victim.run(shell("beside", forever))
-	if out, _ := beside.exec("echo", "fine"); out != "fine\n" {
+	other := victim.run(shell("other", forever))
+	if out, _ := other.exec("echo", "fine"); out != "fine\n" {
 		t.Errorf("exec in the same pod: %q", out)
 	}
 	takeALook(t, n)

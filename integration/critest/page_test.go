@@ -37,7 +37,7 @@ func TestPart(t *testing.T) {
 	}
 }
 
-// A peer's part stands next to ours.
+// The page shows another runtime's part next to ours.
 func TestPeersPart(t *testing.T) {
 	ours, theirs := machine{kernel: "6.1"}, machine{kernel: "6.1", runtime: "containerd 2.4.2 with runc 1.5.2", peer: true}
 	good := []result{{"good", passed, ""}}
