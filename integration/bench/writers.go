@@ -12,15 +12,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A container that writes empty lines makes a record of 40 bytes from each byte. So with little CPU
-// it can keep the process that writes its log busy. benchmarkWriters measures the effect on other
+// A container that writes empty lines causes a record of 40 bytes for each byte, so with little CPU
+// it keeps the process that writes its log busy. benchmarkWriters measures the effect on other
 // pods.
 
 // execsPerPod are timed in each pod that is started.
 const execsPerPod = 5
 
-// beside has the durations of other pods' calls in one round, in milliseconds.
-type beside struct{ starts, execs []float64 }
+// durations are those of other pods' calls in one round, in milliseconds.
+type durations struct{ starts, execs []float64 }
 
 // benchmarkWriters alternates rounds without writers and rounds with them, for each runtime alone.
 func benchmarkWriters(ctx context.Context, o options) error {
@@ -43,13 +43,13 @@ func measureWriters(ctx context.Context, t *target, o options) (err error) {
 	if err := c.warm(ctx, o.warm); err != nil {
 		return err
 	}
-	var quiet, loud beside
+	var quiet, loud durations
 	for round := range o.runs {
 		q, err := c.others(ctx, o.n)
 		if err != nil {
 			return err
 		}
-		l, note, err := besideWriters(ctx, c, o)
+		l, note, err := withWriters(ctx, c, o)
 		if err != nil {
 			return err
 		}
@@ -62,17 +62,17 @@ func measureWriters(ctx context.Context, t *target, o options) (err error) {
 	return nil
 }
 
-func (b beside) String() string {
+func (b durations) String() string {
 	return fmt.Sprintf("pod start %.1f ms, ExecSync %.1f ms", quantile(b.starts, .5), quantile(b.execs, .5))
 }
 
-func (b beside) and(more beside) beside {
-	return beside{append(b.starts, more.starts...), append(b.execs, more.execs...)}
+func (b durations) and(more durations) durations {
+	return durations{append(b.starts, more.starts...), append(b.execs, more.execs...)}
 }
 
 // others times n pods one after the other. It removes them when all have been started, so that
 // teardowns do not affect the times.
-func (c *client) others(ctx context.Context, n int) (b beside, err error) {
+func (c *client) others(ctx context.Context, n int) (b durations, err error) {
 	var pods []*pod
 	defer func() { err = errors.Join(err, removeAll(ctx, c, pods), rest(ctx)) }()
 	for range n {
@@ -91,9 +91,9 @@ func (c *client) others(ctx context.Context, n int) (b beside, err error) {
 	return b, nil
 }
 
-// besideWriters calls others while writers write. note says what they wrote, and what that cost the
-// shims, if there are any.
-func besideWriters(ctx context.Context, c *client, o options) (b beside, note string, err error) {
+// withWriters times other pods while writers write. note says how much they wrote, and how much CPU
+// time the shims took for it.
+func withWriters(ctx context.Context, c *client, o options) (b durations, note string, err error) {
 	var writers []*pod
 	defer func() {
 		for _, p := range writers {
