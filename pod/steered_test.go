@@ -53,9 +53,9 @@ var untrusted = map[string]string{
 	"io.kubernetes.cri-o.seccompNotifierAction/all-labels": "stop",
 }
 
-// TestStrangersLabelsSteerNothing: whatever labels and annotations pods, containers and images
-// carry, the container is made the same.
-func TestStrangersLabelsSteerNothing(t *testing.T) {
+// TestLabelsOfOthersSteerNothing: labels and annotations that other runtimes obey do not change how
+// a container is made, whether its pod, the container or its image has them.
+func TestLabelsOfOthersSteerNothing(t *testing.T) {
 	made := func(set map[string]string) string {
 		b := newBench(t)
 		m, _ := b.manager()

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 // does other things, too, everything takes as long as it takes.
 const patience = 2 * time.Minute
 
-// world stands for everything below pod: processes, roots, namespaces and networks. It
+// world is a double of everything below pod: processes, roots, namespaces and networks. It
 // outlives the managers of a test as the kernel outlives a daemon.
 type world struct {
 	mu        sync.Mutex
@@ -48,7 +48,7 @@ type world struct {
 	users     map[string]podconfig.IDMaps // of snapshots
 	labels    map[string]string           // of snapshots
 	layers    map[string][]digest.Digest
-	contents  map[string]fs.FS // of roots, by layersKey; others are all the same
+	contents  map[string]fs.FS // of roots, by layersKey; others have the same files
 	networks  map[string]network.Pod
 	pins      map[string]bool
 	hostnames map[string]string // set again, by pin

@@ -72,8 +72,8 @@ func (cs *Containers) dropContainer(ctx context.Context, e *state.ContainerEntry
 	}
 	rec := e.Get()
 	// Only a container that was to be started can be known to the shim (StartedAt is
-	// set with the intent). One whose start failed may run all the same, if killing
-	// it failed too; one whose start was cut off may have become known late.
+	// set with the intent). One whose start failed may run if killing it failed,
+	// too; one whose start was cut off may have become known late.
 	if !rec.StartedAt.IsZero() {
 		if err := cs.Exits.End(ctx, rec.PodID, e.ID); err != nil {
 			return err

@@ -186,7 +186,7 @@ func TestDefaultSeccompKeepsFamilies(t *testing.T) {
 }
 
 // A filter sees nothing of the family in socketcall(2). The rule comes before those for socket,
-// which stand for a call within socketcall, too: later it would contradict them.
+// which apply to a call within socketcall, too: after them it would contradict them.
 func TestDefaultSeccompDeniesSocketcall(t *testing.T) {
 	p, err := defaultProfile(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: known}}})
 	if err != nil {

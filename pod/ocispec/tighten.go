@@ -28,8 +28,8 @@ func tighten(p *specs.LinuxSeccomp) {
 			rules = append(rules, r)
 		}
 	}
-	// The rules for socket stand for a call within i386's socketcall(2) as well, where they hold
-	// for any family. A rule for the whole call comes before them, or it contradicts them; its
+	// The rules for socket also apply to a call within i386's socketcall(2), there for any family. A
+	// rule for the whole call comes before them, or it contradicts them; its
 	// error is not the default one, or it is no rule to libseccomp's callers. Programs that know
 	// socket(2) try that next.
 	p.Syscalls = append([]specs.LinuxSyscall{{
