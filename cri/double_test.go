@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // does other things, too, everything takes as long as it takes.
 const patience = 2 * time.Minute
 
-// double stands for pods and images. It answers from its fields, fails where fail
+// double is a test double of pods and images. It answers from its fields, fails where fail
 // says so, and notes what it was asked.
 type double struct {
 	mu    sync.Mutex

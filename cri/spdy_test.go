@@ -111,9 +111,9 @@ func TestStatusOverOldSPDY(t *testing.T) {
 	}
 }
 
-// TestStreamsThatNobodyAskedFor are refused, and so are second ones; the command runs with those
-// that it should have.
-func TestStreamsThatNobodyAskedFor(t *testing.T) {
+// TestUnexpectedStreams: streams that were not asked for are refused, and so are duplicates. The
+// command runs with those that it should have.
+func TestUnexpectedStreams(t *testing.T) {
 	e := serve(t, &double{exec: func(_ context.Context, r pod.ExecRequest) (int32, error) {
 		_, err := io.Copy(r.Streams.Stdout, r.Streams.Stdin)
 		return 0, err
