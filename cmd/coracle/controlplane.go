@@ -269,7 +269,7 @@ func leaveControlPlane(ctx context.Context, p place, o upOptions, l leaving, out
 	case l.force:
 		steps.waits("the pods were not evicted: " + err.Error())
 	default:
-		return fmt.Errorf("leave: nothing was removed: %w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+		return fmt.Errorf("leave: nothing was removed: %w; 'coracle leave --force%s' removes this machine's part anyway", err, p.flags())
 	}
 	// While this machine's etcd runs: of two members both have to agree.
 	switch err := p.removeNode(ctx, steps, "leave", o.Node, "--self"); {
@@ -277,7 +277,7 @@ func leaveControlPlane(ctx context.Context, p place, o upOptions, l leaving, out
 	case l.force:
 		steps.waits(err.Error() + "; 'coracle node remove " + o.Node + "' on another control-plane node removes it there")
 	default:
-		return fmt.Errorf("%w; 'coracle leave --force%s' removes this machine's part all the same", err, p.flags())
+		return fmt.Errorf("%w; 'coracle leave --force%s' removes this machine's part anyway", err, p.flags())
 	}
 	return down(ctx, p, true, l.volumes, out)
 }

@@ -96,7 +96,7 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) erro
 	d.purge = purge && kept == nil // the rest is done as without it
 	d.last = remembered(p)
 	left := d.removeKernelState(ctx)
-	return errors.Join(d.remove(ctx, left != nil), left, kept) // pods and coracled end all the same
+	return errors.Join(d.remove(ctx, left != nil), left, kept) // pods and coracled end in any case
 }
 
 // checkBefore refuses a purge that must not delete data, before anything ends.
@@ -238,7 +238,7 @@ func (p place) endSupervisor(ctx context.Context, steps *steps) error {
 }
 
 // ours says whether down may end coracled: up has started the one that runs. If none runs, what the
-// last one has left is up's all the same, and purge removes it.
+// last one has left counts as started by up, and purge removes it.
 func (o upOptions) ours(p place, purge bool) (bool, error) {
 	if !o.Coracled {
 		return false, nil

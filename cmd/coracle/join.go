@@ -344,7 +344,7 @@ func leave(ctx context.Context, p place, l leaving, out io.Writer) error {
 	tool := func(verb string) error {
 		return kubeTool(ctx, nil, "agent", verb, "--root", p.kubeRoot(), "--timeout", l.limit.String())
 	}
-	whatever := fmt.Sprintf("'coracle leave --force%s' removes this machine's part all the same", p.flags())
+	whatever := fmt.Sprintf("'coracle leave --force%s' removes this machine's part anyway", p.flags())
 	if !l.force { // a node that must not be deleted goes on
 		if err := tool("check"); err != nil {
 			return fmt.Errorf("leave: nothing was changed: %w; %s", err, whatever)

@@ -86,7 +86,7 @@ func (p place) checkPurge(ctx context.Context, agreed bool) (volumeData, error) 
 		return data, nil // what cannot be measured can be deleted
 	}
 	if err != nil {
-		return data, fmt.Errorf("down --purge: volumes of claims: %w; 'coracle down --purge --delete-volumes' deletes them all the same", err)
+		return data, fmt.Errorf("down --purge: volumes of claims: %w; 'coracle down --purge --delete-volumes' deletes them anyway", err)
 	}
 	if data.volumes > 0 {
 		return data,
@@ -106,7 +106,7 @@ func (p place) checkLeave(ctx context.Context, agreed bool) error {
 	case agreed:
 		return nil
 	case err != nil:
-		return fmt.Errorf("leave: volumes of claims: %w; 'coracle leave --delete-volumes%s' deletes them all the same", err, p.flags())
+		return fmt.Errorf("leave: volumes of claims: %w; 'coracle leave --delete-volumes%s' deletes them anyway", err, p.flags())
 	case data.volumes > 0:
 		return fmt.Errorf("leave: it would delete %s: nothing was done; 'coracle leave --delete-volumes%s' deletes it", data, p.flags())
 	}

@@ -301,8 +301,8 @@ func TestReadFirewallsOfTheNode(t *testing.T) {
 	}
 }
 
-// Without what is known of pods, a chain that drops whatever they may be is found all the same, and
-// one that may let them through is not. What pods have is not guessed.
+// Without facts about pods, a chain that drops all of them is still found, and one that may let
+// some through is not. Facts about pods are not guessed.
 func TestReadFirewallsOfOtherPlugins(t *testing.T) {
 	for rules, families := range map[string][]string{
 		inputChain("drop", "iif lo accept", "ct state established accept"):                 {""},
