@@ -64,7 +64,7 @@ func TestCompanionIsMissing(t *testing.T) {
 }
 
 // TestCompanionTakesOver makes a container that only libcontainer can make, and drives it through
-// the small program all the same.
+// the small program.
 func TestCompanionTakesOver(t *testing.T) {
 	program := install(t, "coracle-oci", companion)
 	state := filepath.Join(t.TempDir(), "state")

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal joins a container's terminal with the one this program runs in. When
-// it runs in none, bytes are copied all the same.
+// terminal joins a container's terminal with the one this program runs in. If
+// it runs in none, bytes are still copied.
 type terminal struct {
 	master *os.File
 	own    console.Console // nil: none
