@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestHostileStreams: what stands in the place of the streams' names is neither waited for nor
-// followed, nor read to its end.
+// TestHostileStreams: a FIFO, a link or a huge file in place of the list of streams is neither
+// waited for, nor followed, nor read to its end.
 func TestHostileStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		put  func(path string) error

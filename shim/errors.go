@@ -19,8 +19,8 @@ var (
 	errExhausted     = errors.New("too many execs are running; end some")
 )
 
-// toStatus gives an error the code that travels over ttrpc. The codes are those that
-// containerd's errdefs stand for, so that containerd understands them too.
+// toStatus gives an error the code that travels over ttrpc. The codes are those of containerd's
+// errdefs, so that containerd understands them, too.
 func toStatus(err error) error {
 	if err == nil {
 		return nil

@@ -126,9 +126,8 @@ func TestStartOutlivesDaemon(t *testing.T) {
 	}
 }
 
-// A container that ends when there is neither a shim nor a keeper: no one can know how,
-// and that is what is told.
-func TestExitThatNobodySees(t *testing.T) {
+// A container that ends while neither a shim nor a keeper runs is reported as unknown.
+func TestUnseenExit(t *testing.T) {
 	r := newRig(t)
 	req := r.request("sleep 1000")
 	pid, err := r.c.Create(r.ctx(), req)
