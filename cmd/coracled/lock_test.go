@@ -155,7 +155,7 @@ func TestPurgeOfStoppedLeavesADaemonAlone(t *testing.T) {
 	}
 }
 
-func TestEndDaemonSparesStrangers(t *testing.T) {
+func TestEndDaemonSparesOtherProcesses(t *testing.T) {
 	dir := t.TempDir()
 	// The file says process 1, which does not have it open.
 	if err := os.WriteFile(filepath.Join(dir, "lock"), []byte("1\n"), 0o600); err != nil {
