@@ -162,9 +162,9 @@ func statsV2(dir string, what *cgroups.StatsOptions) (*cgroups.Stats, error) {
 	return s, gone(err)
 }
 
-// readV1 reads the hierarchies that dirs names, and of the unified one alongside them the
-// pressure, which v1 does not count.
-func readV1(dirs map[string]string, beside string) (Usage, error) {
+// readV1 reads the hierarchies in dirs. v1 does not count pressure: that is read from unified, the
+// directory in the unified hierarchy.
+func readV1(dirs map[string]string, unified string) (Usage, error) {
 	if len(dirs) == 0 {
 		return Usage{}, ErrNone
 	}
@@ -192,8 +192,8 @@ func readV1(dirs map[string]string, beside string) (Usage, error) {
 	u.Memory.PageFaults, u.Memory.MajorPageFaults = stat["total_pgfault"], stat["total_pgmajfault"]
 	u.Memory.Failures = s.MemoryStats.Usage.Failcnt
 	u.Memory.OOMKills = event(filepath.Join(dirs["memory"], "memory.oom_control"), "oom_kill")
-	if isDir(beside) {
-		if s, err := statsV2(beside, withPressure); err == nil {
+	if isDir(unified) {
+		if s, err := statsV2(unified, withPressure); err == nil {
 			u.setPressure(s)
 		}
 	}

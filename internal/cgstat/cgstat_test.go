@@ -102,10 +102,10 @@ func TestReadV1WithTheUnifiedHierarchyBeside(t *testing.T) {
 		"memory.use_hierarchy":      "1\n",
 		"memory.oom_control":        "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
 	})
-	beside := group(t, map[string]string{
+	unified := group(t, map[string]string{
 		"cpu.stat": "usage_usec 1\n", "cpu.pressure": psi, "memory.pressure": psi, "io.pressure": psi,
 	})
-	u, err := readV1(map[string]string{"cpu": cpu, "cpuacct": cpu, "memory": memory}, beside)
+	u, err := readV1(map[string]string{"cpu": cpu, "cpuacct": cpu, "memory": memory}, unified)
 	if err != nil {
 		t.Fatal(err)
 	}
