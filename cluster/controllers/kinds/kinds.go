@@ -5,7 +5,7 @@
 // A Table is one answer of discovery and never changes; CustomResourceDefinitions come and go, so
 // that its users take a new one when they have reason to. A group that could not be asked (its
 // server is away) is missing from the table and named in Failed: what is not in the table may
-// exist all the same.
+// still exist.
 package kinds
 
 import (

@@ -212,7 +212,7 @@ func TestAsUpstream(t *testing.T) {
 	}
 }
 
-func TestPodsGoFirstAndNobodyWaitsLongerThanThey(t *testing.T) {
+func TestPodsGoFirstAndNothingWaitsLongerThanThey(t *testing.T) {
 	run(t, ours, func(w world) {
 		w.deleteNamespace()
 		if s := w.state(); !strings.Contains(s, "pods default/web deleted=true") ||

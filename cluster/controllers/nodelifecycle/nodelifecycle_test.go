@@ -311,7 +311,7 @@ var scenarios = map[string]func(w world, note func(string)){
 
 // byChance are the taints that upstream sets or not in a step: it taints nodes in one goroutine
 // and takes the taints back in another when it sees that no node is left, and whichever comes last
-// wins. That we set none then is TestNobodyIsEvictedWhenAllNodesFallSilent's.
+// wins. That we set none then is TestNoPodIsEvictedWhenAllNodesFallSilent's.
 var byChance = map[string]string{
 	"all silent":  " " + corev1.TaintNodeUnreachable + ":NoExecute",
 	"one is back": " " + corev1.TaintNodeUnreachable + ":NoExecute",
@@ -386,7 +386,7 @@ func TestConflictsTakeNoTime(t *testing.T) {
 	})
 }
 
-func TestNobodyIsEvictedWhenAllNodesFallSilent(t *testing.T) {
+func TestNoPodIsEvictedWhenAllNodesFallSilent(t *testing.T) {
 	own.Run(t, func(t *testing.T, s *apitest.Server) {
 		w := world{s, t}
 		for i := range 10 {
