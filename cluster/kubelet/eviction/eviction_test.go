@@ -124,7 +124,7 @@ func (m *machine) wantEvent(want string) {
 	}
 }
 
-func TestANodeWithEnoughEvictsNobody(t *testing.T) {
+func TestNodeWithEnoughEvictsNothing(t *testing.T) {
 	m := newMachine(t)
 	m.pod("a", 1, 1, nil)
 	m.watchNode(t.Context())
@@ -197,7 +197,7 @@ func TestAConditionOutlivesItsCause(t *testing.T) {
 	})
 }
 
-func TestFiguresThatCannotBeReadEvictNobody(t *testing.T) {
+func TestUnreadableFiguresEvictNothing(t *testing.T) {
 	m := newMachine(t)
 	m.pod("a", 1, 1, nil)
 	m.memory = func() (figure, error) { return figure{}, errors.New("no memory") }

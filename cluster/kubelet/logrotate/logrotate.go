@@ -117,7 +117,7 @@ func (r *Rotator) look(ctx context.Context, l Log) error {
 	return r.rotate(ctx, l)
 }
 
-// reopen is not given up when the kubelet ends: the runtime may do it all the same.
+// reopen goes on when the kubelet ends: the runtime may have received the call.
 func (r *Rotator) reopen(ctx context.Context, container string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reopenWithin)
 	defer cancel()

@@ -44,7 +44,7 @@ func TestAnEvictedPodEndsAndStaysEnded(t *testing.T) {
 	}
 }
 
-func TestNobodyToEvict(t *testing.T) {
+func TestNothingToEvict(t *testing.T) {
 	onBench(t, func(b *bench) {
 		if b.runner.Evict("nobody", status.Eviction{}) {
 			t.Error("an unknown pod was evicted")

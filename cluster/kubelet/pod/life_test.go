@@ -69,7 +69,7 @@ func TestACallThatHangsIsGivenUp(t *testing.T) {
 	})
 }
 
-func TestInitContainersThatEndAtOnceNeedNobodyToWakeThem(t *testing.T) {
+func TestInitContainersThatEndAtOnceNeedNoWakeUp(t *testing.T) {
 	onBench(t, func(b *bench) {
 		p := podtest.Pod(v1.RestartPolicyAlways, "i j", "a")
 		p = b.run(p)

@@ -196,7 +196,7 @@ func (s *stuck) Admit(ctx context.Context, _ *v1.Pod, _ []netip.Addr) error {
 
 func (*stuck) Gone(types.UID) {}
 
-// A pod that cannot be admitted and is deleted gets its signals in time all the same.
+// A pod that cannot be admitted and is deleted still gets its signals in time.
 func TestEndOfPodThatCannotBeAdmitted(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		onBench(t, func(b *bench) {

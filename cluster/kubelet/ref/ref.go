@@ -11,7 +11,7 @@ import (
 // Container returns the reference for events about a container.
 func Container(pod *v1.Pod, c *v1.Container) *v1.ObjectReference {
 	r, err := kubecontainer.GenerateContainerRef(pod, c)
-	if err != nil { // a pod that no reference can be made of: it is named all the same
+	if err != nil { // the event still names the pod
 		return &v1.ObjectReference{
 			Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
 		}

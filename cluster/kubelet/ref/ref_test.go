@@ -14,7 +14,7 @@ func TestContainer(t *testing.T) {
 	for c, want := range map[*v1.Container]string{
 		&p.Spec.Containers[0]:     "spec.containers{a}",
 		&p.Spec.InitContainers[0]: "spec.initContainers{i}",
-		{Name: "other"}:           "implicitly required container other", // upstream's words for a stranger
+		{Name: "other"}:           "implicitly required container other", // upstream's words for an unknown one
 	} {
 		r := Container(p, c)
 		if r.FieldPath != want || r.Kind != "Pod" || r.Name != "p" || r.UID != "u" {

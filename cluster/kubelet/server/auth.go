@@ -110,8 +110,8 @@ func (a *auth) wrap(next http.Handler) http.Handler {
 	})
 }
 
-// attributes are the accesses that each allow the request: the finest subresource of the node that
-// the path stands for, and proxy, which stands for everything, where upstream takes that as well.
+// attributes are the accesses that each allow the request: that to the finest subresource of the
+// node for the path, and, where upstream takes that as well, that to proxy, which covers all paths.
 func (a *auth) attributes(u user.Info, r *http.Request) []authorizer.AttributesRecord {
 	verbs := map[string]string{"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 	var list []authorizer.AttributesRecord

@@ -48,9 +48,9 @@ func (d decider) Authorize(_ context.Context, a authorizer.Attributes) (authoriz
 	return decision, "", err
 }
 
-type stranger struct{ err error }
+type unknown struct{ err error }
 
-func (s stranger) AuthenticateRequest(*http.Request) (*authenticator.Response, bool, error) {
+func (s unknown) AuthenticateRequest(*http.Request) (*authenticator.Response, bool, error) {
 	return nil, false, s.err
 }
 
@@ -69,8 +69,8 @@ func TestWhoMayNot(t *testing.T) {
 		body   string
 		asked  []string
 	}{
-		{"unknown", func(o *Options) { o.Authenticator = stranger{} }, "GET", "/pods", 401, "Unauthorized", nil},
-		{"bad certificate", func(o *Options) { o.Authenticator = stranger{errors.New("expired")} }, "GET", "/pods", 401, "Unauthorized", nil},
+		{"unknown", func(o *Options) { o.Authenticator = unknown{} }, "GET", "/pods", 401, "Unauthorized", nil},
+		{"bad certificate", func(o *Options) { o.Authenticator = unknown{errors.New("expired")} }, "GET", "/pods", 401, "Unauthorized", nil},
 		{
 			"forbidden", func(o *Options) { o.Authorizer = deny }, "POST", "/exec/ns/p/c?command=sh&output=1", 403,
 			"Forbidden (user=tester, verb=create, resource=nodes, subresource(s)=[proxy])\n",

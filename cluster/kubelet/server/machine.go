@@ -111,8 +111,8 @@ func pairs(path string, unit uint64) (map[string]uint64, error) {
 	return values, nil
 }
 
-// interfaces are the figures of the machine's network devices; the one that the default route
-// leads over stands for the node.
+// interfaces are the figures of the machine's network devices. The node's own figures are those of
+// the device with the default route.
 func interfaces(clock metav1.Time) (*statsapi.NetworkStats, error) {
 	data, err := os.ReadFile("/proc/self/net/dev")
 	if err != nil {

@@ -40,7 +40,7 @@ func newNode(t *testing.T, objects ...runtime.Object) *node {
 	return n
 }
 
-// restart begins anew with what is on disk.
+// restart starts again with what is on disk.
 func (n *node) restart(dir string) {
 	n.Manager = New(&client.Set{Kube: n.kube}, Options{
 		RootDir: dir, NodeName: "n1",

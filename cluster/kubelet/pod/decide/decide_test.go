@@ -221,7 +221,7 @@ func TestDecide(t *testing.T) {
 			results: results{"id-s/Startup": probe.Failure}, want: "stop s (Init container s failed startup probe); start s",
 		},
 		{
-			name: "an ended sidecar is started beside what runs", policy: always, inits: "s* i", run: "a", sandbox: readySand,
+			name: "an ended sidecar is started again next to what runs", policy: always, inits: "s* i", run: "a", sandbox: readySand,
 			state: []string{"s exited:1", "i exited:0", "a running"}, want: "start s",
 		},
 		{

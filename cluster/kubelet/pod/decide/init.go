@@ -15,8 +15,8 @@ import (
 // initWalk finds how far a pod's init containers are, and which are next.
 //
 // It looks at them from the last to the first, since the runtime may have forgotten those that are
-// done: the last one that it knows tells where the pod stands. Those before it are done, and of
-// them only sidecars are of interest still: they are kept running.
+// done: the last one that it knows tells how far the pod is. Those before it are done; of them only
+// sidecars matter, which are kept running.
 type initWalk struct {
 	*Facts
 	list []v1.Container
