@@ -156,7 +156,7 @@ func TestPassThatIsNotWantedAnyMore(t *testing.T) {
 	}
 }
 
-// A pass that fails is tried again, and health says so meanwhile. Rules are in force all the same.
+// A pass that fails is tried again, and health says so meanwhile. The rules stay in force.
 func TestPassThatFails(t *testing.T) {
 	t.Parallel()
 	n := unstarted(t, pod("a", "10.0.0.1"))

@@ -14,8 +14,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
-// listed is what the kernel has of the table, in lines that do not depend on the numbers of classes
-// and identities: they stand for what a class allows and for the addresses of an identity.
+// listed is what the kernel has of the table. The lines do not depend on the numbers of classes and
+// identities: they have what a class allows, and the addresses of an identity, instead.
 func listed(t *testing.T, s *testnet.Space) []string {
 	t.Helper()
 	l := lister{t: t, table: &nftables.Table{Name: testTable, Family: nftables.TableFamilyINet}, sets: map[string][]nftables.SetElement{}}

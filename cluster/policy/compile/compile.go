@@ -63,7 +63,7 @@ type ID struct {
 	UID             types.UID
 }
 
-// IDOf returns a pod's ID. A static pod and the object that stands for it in the API have the same.
+// IDOf returns a pod's ID. A static pod and its mirror pod in the API have the same.
 func IDOf(p *corev1.Pod) ID {
 	id := ID{p.Namespace, p.Name, p.UID}
 	if mirrored := p.Annotations[kubetypes.ConfigMirrorAnnotationKey]; mirrored != "" {

@@ -345,7 +345,7 @@ func TestNamedPortsOfSeveralPods(t *testing.T) {
 	allowed("x/a z/far:80", true)
 }
 
-// A static pod and the object that stands for it are one.
+// A static pod and its mirror pod are one.
 func TestStaticPod(t *testing.T) {
 	t.Parallel()
 	static := newPod("x", "s", 1, func(p *corev1.Pod) { p.UID = "hash" })

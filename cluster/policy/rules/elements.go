@@ -111,8 +111,8 @@ func (i *interval) elements(d Direction, f *family, key string, protocol byte, y
 // OtherRanges is how many ranges of protocols Others are.
 const OtherRanges = 4
 
-// protocolRanges are the ranges of protocols that one stands for, inclusive. What a protocol has
-// where others have a port is any number.
+// protocolRanges are the ranges of protocols, inclusive, that protocol means: itself, or, for
+// Others, all without ports. Their packets have any number where others have a port.
 func protocolRanges(protocol byte) [][2]byte {
 	if protocol != Others {
 		return [][2]byte{{protocol, protocol}}
