@@ -7,8 +7,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
-// nodeUnschedulable keeps pods off cordoned nodes, but for those that tolerate the taint which
-// stands for that.
+// nodeUnschedulable keeps pods off cordoned nodes, but for those that tolerate the taint of such a
+// node.
 type nodeUnschedulable struct{}
 
 var (

@@ -166,7 +166,7 @@ func TestRejectedPodWaitsForAnEventThatHelps(t *testing.T) {
 		f.expect(t, 0, 0, 1)
 		f.Move(nodeAdd, nil, nodeWith("disk"), nil)
 		f.expect(t, 0, 1, 0)
-		// Nothing else is active, so the back-off is nobody's gain.
+		// Nothing else is active, so waiting would help no other pod.
 		if name, _ := f.pop(); name != "p" {
 			t.Errorf("popped %q", name)
 		}
