@@ -10,7 +10,7 @@
 //	kubelet-client.pem     what the API server shows to kubelets
 //	service-account.pem    the key that signs service account tokens
 //	front-proxy-ca.pem     another authority, for the certificate below only; front-proxy-ca.crt is its certificate
-//	front-proxy-client.pem what the API server shows to API servers that it stands in front of
+//	front-proxy-client.pem what the API server shows to API servers that it passes requests on to
 //	etcd-ca.pem            the authority of the members of etcd, if there are several; etcd-ca.crt is its certificate
 //	etcd-peer.pem          what this machine's member shows to the others
 //	admin.kubeconfig       a cluster administrator, with certificate and key inside
@@ -45,8 +45,8 @@ const (
 	backdate = 24 * time.Hour
 )
 
-// Bundle names the files of a cluster's credentials. Where a path stands for a pair, it is both the
-// certificate's and the key's.
+// Bundle names the files of a cluster's credentials. The file of a pair has both the certificate
+// and the key.
 type Bundle struct {
 	Dir string
 	// CACert is the authority's certificate, which clients trust; CA is its certificate and key.
