@@ -71,7 +71,7 @@ func (s *Server) watchService() error {
 }
 
 // follow returns errReplaced when the Service has become another's, and makes it again when it was
-// deleted. While that fails, the DNS works all the same, and it is tried again.
+// deleted. If that fails, it is tried again; the DNS goes on working.
 func (s *Server) follow(ctx context.Context) error {
 	var again <-chan time.Time
 	for {

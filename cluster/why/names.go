@@ -16,7 +16,7 @@ type resolver struct {
 	servers  []string
 	searches []string
 	ndots    int  // from how many dots on a name is tried as it is first
-	cluster  bool // the first server, which the others stand in for, is the cluster's DNS
+	cluster  bool // the first server, which the others replace if it fails, is the cluster's DNS
 }
 
 // The resolver's limits and default of resolv.conf(5).
