@@ -60,7 +60,7 @@ func TestFullStore(t *testing.T) {
 	made, size := 0, large
 	eventually(t, "it is full", func() (bool, error) {
 		_, err := maps.Create(t.Context(), configMap(filler(made), map[string]string{"k": strings.Repeat("x", size)}), metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // a write that was refused was done all the same
+		if apierrors.IsAlreadyExists(err) { // a write was done although it was refused
 			made++
 			return false, nil
 		}

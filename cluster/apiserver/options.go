@@ -21,7 +21,7 @@ import (
 )
 
 // Options say where an API server keeps its data, how it is reached and whom it trusts. The zero
-// value of a field stands for its default, where it has one.
+// value of a field means its default, if it has one.
 type Options struct {
 	// Root is where what outlives a reboot is kept, State where what does not. Required.
 	Root, State string

@@ -92,7 +92,7 @@ func TestARestartedServerGoesOnWhereItWas(t *testing.T) {
 
 // Who comes before the server knows the roles waits, and is not refused what he may do: kubelets,
 // operators and drivers of volumes take that for final, or stay away for a minute.
-func TestNobodyIsRefusedWhileRolesAreRead(t *testing.T) {
+func TestNoClientIsRefusedWhileRolesAreRead(t *testing.T) {
 	o := broken(t, func(*Options) {})
 	s, stop := serve(t, o)
 	client := clientOf(t, s.ClientConfig("admin", "system:masters"))

@@ -145,7 +145,7 @@ func TestFullOfObjects(t *testing.T) {
 	eventually(t, "the store says so", func() bool { return board.States()[0].Healthy })
 	if got, err := client.Get(t.Context(), "/registry/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil ||
 		got.Count < int64(written-written/4) || got.Count > int64(written-written/4)+1 {
-		// The last write that was refused may have been done all the same.
+		// The last write may have been done although it was refused.
 		t.Errorf("%d objects of %d are left, %v", got.Count, written-written/4, err)
 	}
 }

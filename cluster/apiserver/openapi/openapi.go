@@ -72,7 +72,7 @@ type document struct {
 type Others interface {
 	// Documents returns the names of the v3 documents that they serve.
 	Documents() []string
-	// Document returns what answers a request for a v3 document, if it is one of theirs.
+	// Document returns what answers a request for a v3 document, if they serve it.
 	Document(name string) (http.Handler, bool)
 }
 

@@ -174,8 +174,8 @@ func restoreEtcd(db, dir, replaced string, log *slog.Logger) error {
 	})
 }
 
-// decide writes the intent and makes it count. The rename is its last act: an error after it would
-// be one of a restore that happens all the same.
+// decide writes the intent and makes it count. The rename comes last: after an error from decide,
+// no restore happens.
 func decide(root string, i intent) error {
 	staging := filepath.Join(root, stagingName)
 	data, err := json.Marshal(i)
