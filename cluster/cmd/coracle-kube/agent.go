@@ -139,7 +139,7 @@ func (a *agent) serve(ctx context.Context) error {
 }
 
 // connect returns the cluster's settings, and how the node acts on its API. A cluster that has
-// settings is one of ours, whose API servers can stand in for each other.
+// settings is one of ours, whose API servers can replace each other.
 func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set, error) {
 	config := a.member.Config()
 	kube, err := kubernetes.NewForConfig(config)

@@ -99,7 +99,7 @@ func (o *balancerOptions) controller(port, kubelet int) *control.Options {
 
 // newSpeaker returns what announces the pool's addresses, or what removes announcements without a
 // pool, and for one that takes something from this machine, which it tells a health part that it
-// asks for. A node has pods all the same.
+// asks for. If that fails, the node still runs pods.
 func newSpeaker(n *nodeProcess, part func() *health.Part) (func(context.Context) error, error) {
 	p, err := n.balancers.pool()
 	if err != nil {
@@ -126,7 +126,7 @@ func newSpeaker(n *nodeProcess, part func() *health.Part) (func(context.Context)
 		Node: n.name, Pool: p, Sink: balancerSink(n.port), Interface: n.balancers.link,
 	})
 	return func(ctx context.Context) error {
-		if err := s.Run(ctx); err != nil { // a node has pods all the same
+		if err := s.Run(ctx); err != nil { // the node still runs pods
 			slog.Error("addresses of load balancers are not announced", "err", err)
 		}
 		return nil

@@ -41,7 +41,7 @@ func newProxy(n *nodeProcess, part *health.Part) (*proxy.Proxy, func(context.Con
 	}
 	return p, func(ctx context.Context) error {
 		const pause = 30 * time.Second
-		for { // a kernel without nftables has pods all the same
+		for { // without nftables in the kernel, the node still runs pods
 			err := p.Run(ctx)
 			if ctx.Err() != nil {
 				return nil
