@@ -119,7 +119,7 @@ func Find(ctx context.Context, g Given) (ca []byte, err error) {
 		return nil, g.unreachable(err)
 	}
 	if again.Data[bootstrapapi.KubeConfigKey] != signed {
-		return nil, fmt.Errorf("%s answered differently when it was verified: another machine may stand between", g.Server)
+		return nil, fmt.Errorf("%s answered differently when it was verified: another machine may have answered in its place", g.Server)
 	}
 	return ca, nil
 }
