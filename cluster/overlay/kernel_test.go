@@ -103,19 +103,19 @@ func fragments(snmp string) string {
 func TestOnlyNodesUseTheTunnel(t *testing.T) {
 	w := newWorld(t)
 	w.connect()
-	stranger := testnet.NewSpace(t, "stranger")
-	testnet.Wire(w.router, "stranger", stranger, "eth0")
-	w.router.Run("ip link set stranger master lan")
-	stranger.Run("ip addr add 10.0.0.66/24 dev eth0")
-	stranger.Run(fmt.Sprintf("ip link add tunnel type vxlan id %d dstport %d nolearning", testVNI, testPort))
-	stranger.Run("ip link set tunnel up")
-	stranger.Run("ip addr add " + w.c.pod.IPv4.String() + "/32 dev lo")
+	intruder := testnet.NewSpace(t, "intruder")
+	testnet.Wire(w.router, "intruder", intruder, "eth0")
+	w.router.Run("ip link set intruder master lan")
+	intruder.Run("ip addr add 10.0.0.66/24 dev eth0")
+	intruder.Run(fmt.Sprintf("ip link add tunnel type vxlan id %d dstport %d nolearning", testVNI, testPort))
+	intruder.Run("ip link set tunnel up")
+	intruder.Run("ip addr add " + w.c.pod.IPv4.String() + "/32 dev lo")
 	mac := paths.MACOf("a")
 	address := fmt.Sprintf("%x:%x:%x:%x:%x:%x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5])
-	stranger.Run("ip route add " + w.a.pod.IPv4.String() + " dev tunnel src " + w.c.pod.IPv4.String())
-	stranger.Run("ip neigh add " + w.a.pod.IPv4.String() + " lladdr " + address + " dev tunnel")
-	stranger.Run("bridge fdb add " + address + " dev tunnel dst 10.0.0.1")
-	heard, out := w.a.pod.ListenIP("ip4:253"), stranger.ListenIP("ip4:253")
+	intruder.Run("ip route add " + w.a.pod.IPv4.String() + " dev tunnel src " + w.c.pod.IPv4.String())
+	intruder.Run("ip neigh add " + w.a.pod.IPv4.String() + " lladdr " + address + " dev tunnel")
+	intruder.Run("bridge fdb add " + address + " dev tunnel dst 10.0.0.1")
+	heard, out := w.a.pod.ListenIP("ip4:253"), intruder.ListenIP("ip4:253")
 	arrives := func(patience time.Duration) bool {
 		if _, err := out.WriteTo([]byte("x"), &net.IPAddr{IP: w.a.pod.IPv4.AsSlice()}); err != nil {
 			t.Fatal(err)
@@ -125,7 +125,7 @@ func TestOnlyNodesUseTheTunnel(t *testing.T) {
 		return err == nil
 	}
 	if arrives(testnet.Silence) {
-		t.Error("a packet of a stranger reached a pod through the tunnel")
+		t.Error("a packet of another machine reached a pod through the tunnel")
 	}
 	w.a.Run("nft delete table inet coracle-overlay-6443")
 	if !arrives(testnet.Patience) {
