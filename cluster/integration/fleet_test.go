@@ -157,7 +157,7 @@ func sail(ctx context.Context, t *testing.T, c client.WithWatch, ns string, work
 		t.Errorf("the finalizer's note says %v, %v", note.Data, err)
 	}
 	awaitEnd(ctx, t, c, &appsv1.DeploymentList{}, d)
-	eventually(ctx, t, "the operator's event is told", func() (bool, error) { // it is sent beside its work
+	eventually(ctx, t, "the operator's event is told", func() (bool, error) { // it is sent in the background
 		told, err := boat.kube.EventsV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Sailing,regarding.name=herring"})
 		return err == nil && len(told.Items) > 0 && told.Items[0].Note == "the fleet's boats were created", err
 	})

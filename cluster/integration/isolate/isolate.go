@@ -17,9 +17,9 @@ import (
 const stageVar = "CORACLE_CLUSTER_STAGE"
 
 // Run runs f in namespaces of its own and returns the code to exit with. It executes the program
-// again for that, twice, so it comes first in main. Between us and the process that calls f stands
-// the new process namespace's init: it reaps what daemons leave behind, and all processes end with
-// it.
+// again for that, twice, so it comes first in main. Our child, the parent of the process that calls
+// f, is the new process namespace's init: it reaps what daemons leave behind, and all processes end
+// with it.
 func Run(f func() int) int {
 	var err error
 	switch stage := os.Getenv(stageVar); stage {
