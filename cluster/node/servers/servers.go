@@ -52,6 +52,9 @@ const (
 // Servers are the API servers of a cluster.
 type Servers struct {
 	file string
+	// given is the server that the node was told of. It may be the name of several, or an address of
+	// a balancer, which no EndpointSlice has.
+	given string
 	// verify returns how to verify a server; the authority may change.
 	verify func() (*tls.Config, error)
 
@@ -63,7 +66,7 @@ type Servers struct {
 // Open returns the servers in a file, and given, the one that the node was told of. What
 // verify returns is used when there are several.
 func Open(file, given string, verify func() (*tls.Config, error)) (*Servers, error) {
-	s := &Servers{file: file, verify: verify}
+	s := &Servers{file: file, given: given, verify: verify}
 	data, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -90,13 +93,17 @@ func (s *Servers) All() []string {
 	return slices.Clone(s.all)
 }
 
-// set replaces the addresses. None is no answer: a cluster has an API server.
+// set replaces the addresses, but that of the server that was given: if no other can be reached,
+// it is tried. None is no answer: a cluster has an API server.
 func (s *Servers) set(all []string) {
 	if len(all) == 0 || len(all) > mostServers {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !slices.Contains(all, s.given) {
+		all = append(slices.Clone(all), s.given)
+	}
 	if first := s.all[0]; slices.Contains(all, first) { // it has answered
 		all = append([]string{first}, slices.DeleteFunc(slices.Clone(all), func(a string) bool { return a == first })...)
 	}

@@ -79,13 +79,25 @@ func TestDialFailsOver(t *testing.T) {
 	if got := reached(t, again); got != second {
 		t.Errorf("after a start: reached %s, want %s", got, second)
 	}
-	again.set([]string{starting})
-	if _, err := again.Dial(t.Context(), "tcp", ""); err != nil {
+	only := open(t, filepath.Join(t.TempDir(), "servers.json"), starting, one)
+	if _, err := only.Dial(t.Context(), "tcp", ""); err != nil {
 		t.Errorf("the only server is not asked whether it is ready: %v", err)
 	}
 	again.set([]string{starting, first})
 	if _, err := again.Dial(t.Context(), "tcp", ""); err == nil || !strings.Contains(err.Error(), "no API server of the cluster answers") {
 		t.Errorf("where none is ready: %v", err)
+	}
+}
+
+// Regression: a node that had joined through a balancer, or by an address that is translated, had
+// no server any more when it could not reach the published ones.
+func TestTheGivenServerStays(t *testing.T) {
+	one, given := server(t, http.StatusOK)
+	s := open(t, filepath.Join(t.TempDir(), "servers.json"), given, one)
+	s.set([]string{"127.0.0.1:1"})
+	s.set([]string{"127.0.0.1:1", "127.0.0.1:2"})
+	if got := reached(t, s); got != given {
+		t.Errorf("reached %s, want the server that was given, %s", got, given)
 	}
 }
 
