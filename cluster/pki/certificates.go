@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"path/filepath"
 	"slices"
 	"time"
 )
@@ -60,6 +61,12 @@ func ensureAuthority(name, path, certPath string, now time.Time, r Rotation) (au
 }
 
 func ensureAuthorityPair(name, path string, now time.Time, r Rotation) (authority, error) {
+	// Of two processes that find none, the second has to take over what the first makes.
+	unlock, err := lock(filepath.Dir(path))
+	if err != nil {
+		return authority{}, err
+	}
+	defer unlock()
 	data, err := read(path)
 	if err != nil {
 		return authority{}, err

@@ -34,6 +34,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -192,4 +194,21 @@ func Replace(path string, data []byte, mode fs.FileMode) error {
 		return fmt.Errorf("pki: cannot write %s: %w", path, err)
 	}
 	return nil
+}
+
+// lock keeps other processes, and other calls in this one, from changing the authorities in dir.
+// It is held for the time of a few writes.
+func lock(dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("pki: cannot lock %s: %w", dir, err)
+	}
+	return func() { _ = f.Close() }, nil
 }

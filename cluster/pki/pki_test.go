@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -281,6 +283,27 @@ func TestEtcdHasAnAuthorityOfItsOwn(t *testing.T) {
 		if _, err := pair.Leaf.Verify(o); err == nil {
 			t.Error("the cluster's authority has signed it")
 		}
+	}
+}
+
+// Regression: two first tokens for control-plane nodes that were made at once had different
+// authorities of etcd's members, so the machines that joined with them did not trust each other.
+func TestOneAuthorityForAllThatAskAtOnce(t *testing.T) {
+	dir := ensure(t, t.TempDir()).Dir
+	var asked sync.WaitGroup
+	found := make([]string, 8)
+	for i := range found {
+		asked.Go(func() {
+			files, err := Shared(dir)
+			if err != nil {
+				t.Error(err)
+			}
+			found[i] = string(files[etcdAuthority])
+		})
+	}
+	asked.Wait()
+	if all := slices.Compact(found); len(all) != 1 {
+		t.Errorf("%d calls got %d authorities", len(found), len(all))
 	}
 }
 
