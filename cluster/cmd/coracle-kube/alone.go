@@ -36,7 +36,7 @@ func apiserverCommand() *cobra.Command {
 			if err := o.check(); err != nil {
 				return err
 			}
-			if err := o.finishRestore(); err != nil {
+			if err := o.finishInterrupted(); err != nil {
 				return err
 			}
 			bundle, err := o.credentials(hostname(), nil)

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -101,5 +103,24 @@ func TestForceIsTakenBack(t *testing.T) {
 		if peers, err := etcd.ReadPeers(root); err != nil || peers.Force != c.force {
 			t.Errorf("%v: %+v, %v", c.args, peers, err)
 		}
+	}
+}
+
+// Keys that a join as a control-plane node has left go with the next use of the machine.
+func TestAgentForgetsAnInterruptedJoin(t *testing.T) {
+	root := t.TempDir()
+	staging := filepath.Join(root, "pki.joining")
+	if err := os.Mkdir(staging, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	input := strings.NewReader("abcdef.0123456789abcdef\n")
+	cmd := command()
+	cmd.SetIn(input)
+	cmd.SetArgs([]string{"agent", "join", "https://127.0.0.1:1", "--root", root, "--ca-hash", "sha256:" + strings.Repeat("0", 64)})
+	if err := cmd.ExecuteContext(t.Context()); err == nil {
+		t.Error("it joins a cluster that is not there")
+	}
+	if _, err := os.Stat(staging); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the keys stay: %v", err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
+	"github.com/coracle-project/coracle/cluster/node/controlplane"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
 	"github.com/coracle-project/coracle/cluster/node/discovery"
 	"github.com/coracle-project/coracle/cluster/node/token"
@@ -37,6 +38,9 @@ func joinCommand(root *string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			g.Server = args[0]
 			if g.Token, err = token.Read(cmd.InOrStdin()); err != nil {
+				return err
+			}
+			if err := controlplane.Forget(*root); err != nil {
 				return err
 			}
 			_, err = credentials.Join(cmd.Context(), credentialsDir(*root), g, name)

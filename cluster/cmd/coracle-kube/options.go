@@ -30,6 +30,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/logrotate"
 	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 	"github.com/coracle-project/coracle/cluster/metricsapi"
+	"github.com/coracle-project/coracle/cluster/node/controlplane"
 	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
 	"github.com/coracle-project/coracle/cluster/unserved"
@@ -101,9 +102,12 @@ func (o *apiOptions) url() string {
 	return "https://" + net.JoinHostPort(host, strconv.Itoa(o.port))
 }
 
-// finishRestore finishes or takes back a restore of a snapshot that was cut off, before anything
-// reads what it replaces.
-func (o *apiOptions) finishRestore() error {
+// finishInterrupted takes back a join that was cut off, and finishes or takes back a restore of a
+// snapshot that was, before anything reads what it replaces.
+func (o *apiOptions) finishInterrupted() error {
+	if err := controlplane.Forget(o.root); err != nil {
+		return err
+	}
 	if len(o.etcdServers) > 0 {
 		return nil
 	}

@@ -117,7 +117,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 		return err
 	}
 	defer func() { _ = release() }() // it goes with the process
-	if err := api.finishRestore(); err != nil {
+	if err := api.finishInterrupted(); err != nil {
 		return err
 	}
 	var board health.Board

@@ -167,15 +167,24 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 	if _, err := os.Stat(own); err == nil {
 		return nil, fmt.Errorf("this machine has keys of a cluster in %s", own)
 	}
-	staging := own + ".joining"
-	if err := errors.Join(os.MkdirAll(m.Root, 0o700), os.RemoveAll(staging)); err != nil {
+	staging := stagingOf(m.Root)
+	if err := errors.Join(os.MkdirAll(m.Root, 0o700), Forget(m.Root)); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(staging, 0o700); err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(staging)
-	if err := pki.Adopt(staging, b.Files, ca); err != nil {
+	lock, err := lockStaging(staging)
+	if err != nil {
 		return nil, err
 	}
-	credentials, err := pki.Ensure(staging, g.Server, []string{"localhost"}) // the server's names come with its first start
+	defer lock.Close()
+	keys := filepath.Join(staging, "pki")
+	if err := pki.Adopt(keys, b.Files, ca); err != nil {
+		return nil, err
+	}
+	credentials, err := pki.Ensure(keys, g.Server, []string{"localhost"}) // the server's names come with its first start
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +212,7 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 			return nil, err
 		}
 	}
-	if err := os.Rename(staging, own); err != nil { // last: its presence says that the rest is there
+	if err := os.Rename(keys, own); err != nil { // last: its presence says that the rest is there
 		return nil, err
 	}
 	// From here on no error may say that the machine has not joined.
