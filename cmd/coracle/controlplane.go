@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -32,40 +33,102 @@ const defaultPeerPort = 2380
 // ofCluster are the flags of up that all control-plane nodes of a cluster must agree on.
 var ofCluster = []string{
 	"service-cidr", "pod-cidr", "pod-network", "cluster-domain", "cluster-dns", "dns-stub-domain", "load-balancer-cidr", "network-policies",
-	"etcd-servers", "pod-security", encryptionFlag,
+	"etcd-servers", "pod-security", "authentication-token-webhook-version",
 }
 
-// encryptionFlag names a file, which each machine has to have.
-const encryptionFlag = "encryption-provider-config"
+// filesOfCluster are the flags of up that name files whose content all control-plane nodes must
+// agree on. Each machine has its own copy.
+var filesOfCluster = []string{
+	"encryption-provider-config", "audit-policy-file", "audit-webhook-config-file", "scheduler-config", "authentication-config",
+	"authentication-token-webhook-config-file",
+}
+
+// clusterSettings are what another control-plane node follows.
+type clusterSettings struct {
+	upOptions
+	// Digests are the SHA-256 of the files of filesOfCluster, hexadecimal, by flag. An earlier release
+	// has none.
+	Digests map[string]string `json:"digests"`
+}
 
 // forControlPlane returns the settings that another control-plane node follows.
-func (o upOptions) forControlPlane() upOptions {
-	var shared upOptions
+func (o upOptions) forControlPlane() (clusterSettings, error) {
+	shared := clusterSettings{Digests: map[string]string{}}
 	from, to := o.settings(), shared.settings()
-	for _, flag := range ofCluster {
+	for _, flag := range slices.Concat(ofCluster, filesOfCluster) {
 		reflect.ValueOf(to[flag]).Elem().Set(reflect.ValueOf(from[flag]).Elem())
 	}
-	return shared
+	for _, flag := range filesOfCluster {
+		file, _ := from[flag].(*string)
+		if *file == "" {
+			continue
+		}
+		var err error
+		if shared.Digests[flag], err = digestOf(*file); err != nil {
+			return clusterSettings{}, fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	return shared, nil
+}
+
+// longestConfig bounds a file of filesOfCluster, in bytes.
+const longestConfig = 4 << 20
+
+func digestOf(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, longestConfig+1))
+	if err == nil && len(data) > longestConfig {
+		err = fmt.Errorf("%s is longer than %d bytes", file, longestConfig)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(data)), err
 }
 
 // followCluster takes over the settings of the cluster that this machine joins. One that was given
 // must not differ.
-func (o *upOptions) followCluster(cluster upOptions, given func(flag string) bool) error {
+func (o *upOptions) followCluster(cluster clusterSettings, given func(flag string) bool) error {
 	theirs := cluster.settings()
 	own := o.settings()
-	if cluster.EncryptionConfig != "" && o.EncryptionConfig == "" {
-		return fmt.Errorf("the cluster encrypts what it stores: copy its %s to this machine, and give it as --%s", cluster.EncryptionConfig,
-			encryptionFlag)
+	for _, flag := range filesOfCluster {
+		mine, _ := own[flag].(*string)
+		want, _ := theirs[flag].(*string)
+		if err := sameFile(flag, *mine, *want, cluster.Digests); err != nil {
+			return err
+		}
 	}
 	for _, flag := range ofCluster {
-		if flag == encryptionFlag {
-			continue
-		}
 		mine, want := reflect.ValueOf(own[flag]).Elem(), reflect.ValueOf(theirs[flag]).Elem()
 		if given(flag) && !equal(mine, want) {
 			return fmt.Errorf("--%s%s: the cluster has --%[1]s%[3]s, and its control-plane nodes have to agree", flag, shown(own[flag]), shown(theirs[flag]))
 		}
 		mine.Set(want)
+	}
+	return nil
+}
+
+// sameFile refuses the file of a flag on this machine unless its content is that of the cluster's,
+// or neither has one.
+func sameFile(flag, mine, cluster string, digests map[string]string) error {
+	switch {
+	case mine == "" && cluster == "":
+		return nil
+	case mine == "":
+		return fmt.Errorf("the cluster has --%s %s: copy that file to this machine, and give it as --%[1]s", flag, cluster)
+	case digests == nil: // of a release that compares nothing but encryption, by presence
+		return nil
+	case cluster == "":
+		return fmt.Errorf("--%s %s: the cluster has none, and its control-plane nodes have to agree", flag, mine)
+	}
+	digest, err := digestOf(mine)
+	if err != nil {
+		return fmt.Errorf("--%s: %w", flag, err)
+	}
+	if digest != digests[flag] {
+		return fmt.Errorf("--%s: %s differs from the cluster's %s: copy that file to this machine, because control-plane nodes have to agree", flag, mine,
+			cluster)
 	}
 	return nil
 }
@@ -161,7 +224,7 @@ func (o *upOptions) enterControlPlane(ctx context.Context, p place, given func(f
 		"--bind-address", o.Bind, "--etcd-peer-port", strconv.Itoa(port),
 	}
 	secrets := o.joins.token + " " + o.certificateKey
-	var cluster upOptions
+	var cluster clusterSettings
 	if err := kubeToolReading(ctx, secrets, &cluster, append(args, "--only-settings")...); err != nil {
 		return err
 	}

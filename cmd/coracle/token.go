@@ -126,11 +126,15 @@ func tokenCreateCommand(p *place) *cobra.Command {
 				args = append(args, "--token-stdin")
 			}
 			if controlPlane {
-				shared, err := json.Marshal(remembered(*p).forControlPlane())
+				shared, err := remembered(*p).forControlPlane()
+				if err != nil {
+					return fmt.Errorf("token: %w", err)
+				}
+				text, err := json.Marshal(shared)
 				if err != nil {
 					return err
 				}
-				args = append(args, "--control-plane-keys", filepath.Join(p.kubeRoot(), "pki"), "--settings", string(shared))
+				args = append(args, "--control-plane-keys", filepath.Join(p.kubeRoot(), "pki"), "--settings", string(text))
 			}
 			var made newToken
 			if err := p.tokens(cmd, given, &made, args...); err != nil {
