@@ -125,7 +125,7 @@ func (a *agent) serve(ctx context.Context) error {
 	work, ctx := errgroup.WithContext(ctx)
 	if listener != nil {
 		work.Go(func() error {
-			return serveProfiles(ctx, listener, map[string]http.Handler{healthPath: showHealth(&board)})
+			return serveProfiles(ctx, listener, map[string]http.Handler{health.Path: health.Handler(&board)})
 		})
 	}
 	for _, run := range append(parts.run, keeper.Run, certificates) {

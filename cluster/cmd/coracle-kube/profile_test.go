@@ -2,35 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/coracle-project/coracle/cluster/health"
 )
-
-// Regression: one part that says nothing kept from up what the others have said.
-func TestHealthWithASilentPart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var board health.Board
-		board.Add("DNS").Fails(errors.New("address in use"))
-		board.Add("service proxy")
-		asked, began := httptest.NewRecorder(), time.Now()
-		showHealth(&board).ServeHTTP(asked, httptest.NewRequest(http.MethodGet, healthPath+"?wait", nil))
-		if said := asked.Body.String(); !strings.Contains(said, "address in use") || time.Since(began) != healthPatience {
-			t.Errorf("after %v: %s", time.Since(began), said)
-		}
-	})
-}
 
 func TestProfilesAreServedToRootOnly(t *testing.T) {
 	dir := t.TempDir()

@@ -172,7 +172,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 	if parts, err = withClusterInfo(server, bundle, api, n, d, parts); err != nil {
 		return err
 	}
-	more := map[string]http.Handler{healthPath: showHealth(&board), whyPath: answerWhy(asker)}
+	more := map[string]http.Handler{health.Path: health.Handler(&board), whyPath: answerWhy(asker)}
 	err = together(ctx, server, began, &api, more, newRenewer(server, &api, &n, &board), parts...)
 	if cause := context.Cause(ctx); errors.Is(cause, errAgain) {
 		return errors.Join(err, cause)
