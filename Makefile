@@ -1,6 +1,7 @@
 # Coracle. `make help` lists the targets.
 #
-# bin/        what we ship: coracled, containerd-shim-coracle-v1, coracle-lazy, coracle-oci (and its companion), coracle, coracle-kube
+# bin/        what we ship: coracled, containerd-shim-coracle-v1, coracle-lazy, coracle-oci (and its companion), coracle, coracle-kube,
+#             coracle-bgp
 # bin/tools/  third-party tools at pinned versions (hack/tools.sh)
 # bin/test/   payloads and drivers of tests, demo and benchmarks
 # bin/peers/  the runtimes that `make bench` compares with (hack/peers/)
@@ -89,7 +90,7 @@ export CORACLE_BIN := $(BINDIR)
 export CORACLE_UNTESTED := $(CURDIR)/out/untested
 
 # What we ship.
-PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libcontainer coracle coracle-lazy coracle-kube
+PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libcontainer coracle coracle-lazy coracle-kube coracle-bgp
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
@@ -123,6 +124,10 @@ binary-containerd-shim-coracle-v1 binary-coracle-oci-libcontainer: binary-%:
 binary-coracle-kube:
 	@mkdir -p $(OUT)
 	cd cluster && $(OTHER) $(GOBUILD) $(KUBEGCFLAGS) -ldflags "$(KUBELDFLAGS)" -o $(abspath $(OUT))/coracle-kube ./cmd/coracle-kube
+
+binary-coracle-bgp:
+	@mkdir -p $(OUT)
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags "-s -w -funcalign=1 -X main.version=$(VERSION) -X main.commit=$(COMMIT)" -o $(abspath $(OUT))/coracle-bgp ./cmd/coracle-bgp
 
 builder: ## build coracle-build and buildkitd into bin/, for `coracle image build`
 	@mkdir -p bin
@@ -380,7 +385,7 @@ test-policy: build testbins ## other people's tests of network policies; writes 
 
 install: build ## install the binaries (of builder, too, if it was built) and the systemd units (PREFIX, DESTDIR)
 	install -d "$(DESTDIR)$(PREFIX)/bin"
-	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci bin/coracle-oci-libcontainer bin/coracle-lazy bin/coracle bin/coracle-kube \
+	install -m 0755 bin/coracled bin/containerd-shim-coracle-v1 bin/coracle-oci bin/coracle-oci-libcontainer bin/coracle-lazy bin/coracle bin/coracle-kube bin/coracle-bgp \
 	  $(wildcard bin/coracle-build bin/coracle-buildkitd) "$(DESTDIR)$(PREFIX)/bin/"
 	install -d "$(DESTDIR)$(PREFIX)/lib/systemd/system"
 	for unit in coracled.service coracle.service; do sed 's|/usr/local|$(PREFIX)|' packaging/$$unit > "$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit"; done

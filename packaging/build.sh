@@ -40,7 +40,7 @@ put() { install -D -m "$1" "$2" "$root$3"; }
 # packed DESTINATION < TEXT, as the policy wants manual pages and changelogs
 packed() { install -d "$(dirname "$root$1")" && gzip -9n >"$root$1.gz" && chmod 0644 "$root$1.gz"; }
 
-for b in coracled containerd-shim-coracle-v1 coracle-lazy coracle-oci coracle-oci-libcontainer coracle coracle-kube; do
+for b in coracled containerd-shim-coracle-v1 coracle-lazy coracle-oci coracle-oci-libcontainer coracle coracle-kube coracle-bgp; do
   put 0755 "$bin/$b" "/usr/bin/$b"
 done
 for unit in coracled.service coracle.service; do
@@ -86,7 +86,7 @@ bom() {
 }
 node=("$bin"/{coracled,containerd-shim-coracle-v1,coracle-lazy,coracle-oci,coracle-oci-libcontainer,coracle})
 bom coracle "${node[@]}"
-bom coracle-kube "$bin/coracle-kube"
+bom coracle-kube "$bin"/{coracle-kube,coracle-bgp}
 for p in coracle coracle-kube; do
   packed "/usr/share/doc/$p/NOTICES" <"$stage/$p.notices"
   put 0644 "$stage/$p.cdx.json" "/usr/share/doc/$p/sbom.cdx.json"

@@ -153,7 +153,7 @@ chmod 0755 "$out/install.sh"
 if [[ " ${archs[*]} " == *" $host "* ]]; then
   root=$work/installed
   "$out/install.sh" --prefix "$root" >/dev/null
-  for b in coracled coracle coracle-oci coracle-kube; do
+  for b in coracled coracle coracle-oci coracle-kube coracle-bgp; do
     "$root/bin/$b" --version | grep -qwF "$version" || {
       echo "release: $b --version does not name $version" >&2
       exit 1

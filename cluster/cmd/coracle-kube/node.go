@@ -120,6 +120,13 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 		return parts, err
 	}
 	add(speak)
+	if p.bgpDir != "" {
+		announce, err := newBGP(p, board.Add("BGP routes"))
+		if err != nil {
+			return parts, err
+		}
+		add(announce)
+	}
 	return parts, nil
 }
 

@@ -227,6 +227,8 @@ type nodeOptions struct {
 	domain     string
 	resolvConf string
 	podNetwork string
+	// bgpDir is where coracle-bgp reads what to announce, "" if it does not run.
+	bgpDir string
 	// pods are told of the addresses of this node's pods; nil for no one.
 	pods *nodeaddr.Pods
 }
@@ -247,6 +249,7 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.podNetwork, "pod-network", autoPodNetwork,
 		"how pods of other nodes are reached, where the cluster gives nodes networks for pods: auto (direct routes on a shared link, VXLAN "+
 			"elsewhere), none, if routes of others lead to them, or cni, if a network plugin connects all pods")
+	f.StringVar(&o.bgpDir, "bgp-dir", "", "`DIRECTORY` for the routes of this node that coracle-bgp announces (default: none)")
 	o.defineDNS(f)
 	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
 	o.logs.MaxSize = 10 << 20
@@ -329,6 +332,9 @@ func (o *nodeOptions) check() error {
 	}
 	if err := o.logs.Check(); err != nil {
 		return fmt.Errorf("--container-log-max-files: %w", err)
+	}
+	if o.bgpDir != "" && !filepath.IsAbs(o.bgpDir) {
+		return fmt.Errorf("--bgp-dir %q is no absolute path", o.bgpDir)
 	}
 	if o.staticPods == "" {
 		return nil
