@@ -171,7 +171,7 @@ func (d *downing) remove(ctx context.Context, left bool) error {
 			return err
 		}
 	}
-	for _, path := range []string{d.kubeState(), d.supervisor()} {
+	for _, path := range []string{d.kubeState(), d.supervisor(), d.bgp()} {
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
@@ -281,7 +281,7 @@ func removeCluster(p place, o upOptions) (emptied []string, err error) {
 	if emptied, err = removeTree(p.kubeRoot()); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(logfile.Remove(p.kubeLog()), logfile.Remove(p.coracledLog())); err != nil {
+	if err := errors.Join(logfile.Remove(p.kubeLog()), logfile.Remove(p.coracledLog()), logfile.Remove(p.bgpLog())); err != nil {
 		return nil, err
 	}
 	// A coracled that stays is no node of the cluster any more.

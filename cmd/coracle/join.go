@@ -32,7 +32,7 @@ type joining struct {
 // agentFlags are the flags of up that join has, too: those of a node.
 var agentFlags = []string{
 	"runtime-config", "short-name-registry", "node-name", "node-ip", "kubelet-port", "pod-log-dir", "cgroup-root", "eviction-hard",
-	"allowed-unsafe-sysctls", "resolv-conf", "images",
+	"allowed-unsafe-sysctls", "resolv-conf", "images", "bgp-as", "bgp-peer",
 }
 
 func joinCommand(p *place) *cobra.Command {
@@ -52,7 +52,8 @@ it runs: --token-file reads it from a file or, with -, from standard input.
 The file of --config has flags by their names, server, token and ca-hash among them. Flags override it.`,
 		Example: `  coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:…
   coracle join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash sha256:… --node-name two --node-ip 10.0.0.2
-  coracle join https://10.0.0.1:6443 --token-file - --ca-hash sha256:… < token`,
+  coracle join https://10.0.0.1:6443 --token-file - --ca-hash sha256:… < token
+  coracle join https://10.0.0.1:6443 --token-file - --ca-hash sha256:… --bgp-as 64512 --bgp-peer '10.0.0.254 as=64500' < token`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
@@ -138,7 +139,7 @@ func agentArgs(p place, o upOptions) []string {
 			args = append(args, further[0], further[1])
 		}
 	}
-	return args
+	return append(args, bgpRoutesArgs(p, o)...)
 }
 
 // checkAgent refuses what an up on a node of another cluster was given and cannot follow.

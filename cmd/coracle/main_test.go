@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	}
 	if lock := os.Getenv(asSupervisor); lock != "" {
 		flags := []string{"coracle", "supervise", "--state", lock}
-		if len(os.Args) > 2 && os.Args[1] == "--log" {
+		for len(os.Args) > 2 && os.Args[1] == "--log" {
 			flags, os.Args = append(flags, os.Args[1:3]...), os.Args[2:]
 		}
 		os.Args = append(append(flags, "--"), os.Args[1:]...)

@@ -15,7 +15,12 @@ func (p place) kubeSocket() string { return filepath.Join(p.kubeState(), "kube",
 
 // partsHealth asks the cluster process how its parts are.
 func partsHealth(ctx context.Context, p place) ([]health, error) {
-	parts, err := kubesocket.Parts(ctx, p.kubeSocket())
+	return healthAt(ctx, p.kubeSocket())
+}
+
+// healthAt asks a program of the cluster at its socket how its parts are.
+func healthAt(ctx context.Context, socket string) ([]health, error) {
+	parts, err := kubesocket.Parts(ctx, socket)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func (o *upOptions) settings() map[string]any {
 		"scheduler-config":      &o.SchedulerConfig,
 		"authentication-config": &o.AuthenticationConfig, "authentication-token-webhook-config-file": &o.TokenWebhook,
 		"authentication-token-webhook-version": &o.TokenWebhookVersion, "pod-security": &o.PodSecurity,
-		"manifests": &o.Manifests, "images": &o.Images,
+		"manifests": &o.Manifests, "images": &o.Images, "bgp-as": &o.BGPAS, "bgp-peer": &o.BGPPeers,
 	}
 }
 
@@ -147,7 +147,7 @@ func shown(setting any) string {
 
 // check refuses what can be seen to be wrong before anything is started.
 func (o *upOptions) check() error {
-	if err := cmp.Or(o.checkPorts(), o.checkNodes()); err != nil {
+	if err := cmp.Or(o.checkPorts(), o.checkNodes(), o.checkBGP()); err != nil {
 		return err
 	}
 	for _, ip := range append([]string{o.Bind}, o.NodeIPs...) {

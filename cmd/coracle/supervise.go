@@ -9,10 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -41,11 +43,12 @@ const (
 	calm = 5 * time.Second
 )
 
-// superviseCommand is what up leaves running: the parent of the cluster process.
+// superviseCommand is what up leaves running: the parent of the cluster process, and of coracle-bgp
+// if there is one.
 func superviseCommand(p *place) *cobra.Command {
-	var log string
+	var logs []string
 	cmd := &cobra.Command{
-		Use:    "supervise -- PROGRAM [ARGS]",
+		Use:    "supervise -- PROGRAM [ARGS] [-- PROGRAM [ARGS]]",
 		Short:  "keep the cluster process running",
 		Hidden: true, // up starts it
 		Args:   cobra.MinimumNArgs(1),
@@ -59,20 +62,59 @@ func superviseCommand(p *place) *cobra.Command {
 			defer stop()
 			// For months it does next to nothing.
 			defer time.AfterFunc(calm, slim).Stop()
-			if log == "" {
-				return supervise(ctx, args, nil)
+			programs := supervised(args)
+			for k, path := range logs[:min(len(logs), len(programs))] {
+				file, err := logfile.Open(path)
+				if err != nil {
+					return err
+				}
+				defer func() { _ = file.Close() }()
+				programs[k].log = file
+				if k == 0 {
+					slog.SetDefault(slog.New(slog.NewTextHandler(file, nil)))
+				}
 			}
-			file, err := logfile.Open(log)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = file.Close() }()
-			slog.SetDefault(slog.New(slog.NewTextHandler(file, nil)))
-			return supervise(ctx, args, file)
+			return superviseAll(ctx, programs)
 		},
 	}
-	cmd.Flags().StringVar(&log, "log", "", "file for what both say, kept within bounds")
+	cmd.Flags().StringArrayVar(&logs, "log", nil,
+		"file for what the first program and the supervisor say, kept within bounds; again for the second program")
 	return cmd
+}
+
+// program is what a supervisor runs.
+type program struct {
+	args []string
+	// log is where its output goes; nil is where our own goes.
+	log io.Writer
+	// optional is for a program whose failure does not end the supervisor.
+	optional bool
+}
+
+// supervised are the programs in the arguments of supervise. All but the first are optional.
+func supervised(args []string) []program {
+	programs := []program{{}}
+	for _, arg := range args {
+		if arg == "--" {
+			programs = append(programs, program{optional: true})
+			continue
+		}
+		last := &programs[len(programs)-1]
+		last.args = append(last.args, arg)
+	}
+	return slices.DeleteFunc(programs, func(p program) bool { return len(p.args) == 0 })
+}
+
+// superviseAll runs programs until ctx ends, or the first cannot be started.
+func superviseAll(ctx context.Context, programs []program) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer cancel()
+	for _, p := range programs[1:] {
+		others.Go(func() { _ = p.supervise(ctx) }) // it returns when ctx has ended, and has logged all before
+	}
+	return programs[0].supervise(ctx)
 }
 
 // slim returns to the kernel what a start has needed: all of the program was linked in for other
@@ -84,21 +126,24 @@ func slim() {
 	}
 }
 
-// supervise runs a program again and again until ctx ends, and then ends it. What the program says
-// goes to log, or if that is nil to where our own output goes.
+// supervise runs a program again and again until ctx ends, and then ends it.
 //
-// It comes through a pipe, whose other end is ours: so no one has to look at how large the log is,
-// and it is set aside between two lines. A program whose supervisor is killed is ended, and what it
-// still wants to say then is lost.
-func supervise(ctx context.Context, args []string, log io.Writer) error {
+// What it says comes through a pipe, whose other end is ours: so no one has to look at how large
+// the log is, and it is set aside between two lines. A program whose supervisor is killed is ended,
+// and what it still wants to say then is lost.
+func (p program) supervise(ctx context.Context) error {
 	// The kernel sends the death signal when the thread that has forked ends: keep this one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	name := "the cluster process"
+	if p.optional {
+		name = filepath.Base(p.args[0])
+	}
 	next := backoff(firstPause)
-	failures, worked := 0, false
+	failures, worked := 0, p.optional
 	for {
 		began := time.Now()
-		err := once(ctx, args, log)
+		err := p.once(ctx)
 		if ctx.Err() != nil {
 			return err
 		}
@@ -116,7 +161,7 @@ func supervise(ctx context.Context, args []string, log io.Writer) error {
 			return fmt.Errorf("the cluster process cannot be started: %w", err)
 		}
 		pause := next.after(lived, refused(err))
-		slog.Error("the cluster process ended and is started again", "err", err, "lived", lived, "pause", pause)
+		slog.Error(name+" ended and is started again", "err", err, "lived", lived, "pause", pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -142,11 +187,11 @@ func (b *backoff) after(lived time.Duration, refused bool) time.Duration {
 }
 
 // once runs a program until it ends, or ctx does. The program does not outlive us, however we end.
-func once(ctx context.Context, args []string, log io.Writer) error {
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+func (p program) once(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, p.args[0], p.args[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if log != nil {
-		cmd.Stdout, cmd.Stderr = log, log
+	if p.log != nil {
+		cmd.Stdout, cmd.Stderr = p.log, p.log
 	}
 	cmd.Env = shallowProfiles(os.Environ())
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}

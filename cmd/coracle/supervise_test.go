@@ -111,6 +111,34 @@ func TestSupervisorLogs(t *testing.T) {
 	}
 }
 
+// A second program is started again, too, has a log of its own, and does not end the first by its
+// failures.
+func TestSupervisorOfTwo(t *testing.T) {
+	dir := t.TempDir()
+	logs := []string{filepath.Join(dir, "first"), filepath.Join(dir, "second")}
+	ready := filepath.Join(dir, "ready")
+	if err := unix.Mkfifo(ready, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The second refuses to work twice, and then has the first end the supervisor.
+	cmd := exec.Command("/proc/self/exe", "--log", logs[0], "--log", logs[1],
+		"sh", "-c", `read line <"$0"; echo "$line"; kill -TERM $PPID; exec sleep 1000`, ready,
+		"--", "sh", "-c", `echo life >>"$0.lives"; echo second; [ $(wc -l <"$0.lives") = 3 ] || exit 1; echo heard >"$0"; exec sleep 1000`, ready)
+	cmd.Env = append(os.Environ(), asSupervisor+"="+dir)
+	if said, err := cmd.CombinedOutput(); err != nil || len(said) != 0 {
+		t.Errorf("it ended with %v, and said: %s", err, said)
+	}
+	for k, want := range []string{
+		`^(time=\S+ level=ERROR msg="sh ended and is started again" .*\n){2}heard\n$`,
+		`^second\nsecond\nsecond\n$`,
+	} {
+		content, err := os.ReadFile(logs[k])
+		if err != nil || !regexp.MustCompile(want).Match(content) {
+			t.Errorf("the log is %q, %v", content, err)
+		}
+	}
+}
+
 // Restarts wait longer and longer, but not those of a process that is killed while it serves.
 func TestPauses(t *testing.T) {
 	type life struct {
@@ -169,7 +197,7 @@ func TestSupervisorGivesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "lives")
 			synctest.Test(t, func(t *testing.T) {
-				err := supervise(t.Context(), []string{"sh", "-c", test.script, file}, nil)
+				err := program{args: []string{"sh", "-c", test.script, file}}.supervise(t.Context())
 				if err == nil || err.Error() != "the cluster process cannot be started: exit status 1" {
 					t.Errorf("the supervisor ended with %v", err)
 				}
@@ -196,7 +224,7 @@ func TestSupervisedProgramsEnvironment(t *testing.T) {
 		}
 	}
 	var log strings.Builder
-	if err := once(t.Context(), []string{"/usr/bin/env"}, &log); err == nil {
+	if err := (program{args: []string{"/usr/bin/env"}, log: &log}).once(t.Context()); err == nil {
 		t.Error("a supervised program that ends with 0 is no error")
 	}
 	if os.Getenv("GODEBUG") == "" && !strings.Contains(log.String(), "GODEBUG=profstackdepth=32\n") {

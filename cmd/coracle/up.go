@@ -83,6 +83,10 @@ type upOptions struct {
 	// reached; empty are the cluster process's defaults.
 	PodCIDR    []string `json:"podCIDR,omitempty"`
 	PodNetwork string   `json:"podNetwork,omitempty"`
+	// BGPAS is the AS of this node, and BGPPeers are the routers that its routes are announced to, in
+	// the words of coracle-bgp; none without peers.
+	BGPAS    string   `json:"bgpAS,omitempty"`
+	BGPPeers []string `json:"bgpPeers,omitempty"`
 	// PoliciesOff leaves NetworkPolicies to a network plugin.
 	PoliciesOff offFlag `json:"networkPoliciesOff,omitempty"`
 	// EncryptionConfig, AuditPolicy, AuditLog, AuditWebhook and EtcdQuota are the cluster process's
@@ -149,7 +153,8 @@ does.`,
   coracle up --bind-address 10.0.0.1      # so that other machines can join
   coracle up --join https://10.0.0.1:6443 --token … --ca-hash sha256:… --certificate-key …
   coracle up --join https://10.0.0.1:6443 --token-file token --ca-hash sha256:… --certificate-key-file - < key
-  coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network`,
+  coracle up --load-balancer-cidr 192.168.1.240-192.168.1.250   # addresses of this machine's network
+  coracle up --bgp-as 64512 --bgp-peer '10.0.0.254 as=64500 password-file=/etc/coracle/bgp-password'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
@@ -203,6 +208,10 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 			"others")
 	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "",
 		"`INTERFACE` to answer on for --load-balancer-cidr (default: the one whose network has the address)")
+	f.StringVar(&o.BGPAS, "bgp-as", "", "`AS` of this node, for --bgp-peer")
+	f.StringSliceVar(&o.BGPPeers, "bgp-peer", nil,
+		"routers that this node's pods and load balancers' addresses are announced to by BGP: `PEER` such as '10.0.0.254 as=64500', with "+
+			"port=PORT and password-file=FILE if needed; again for further ones (default: none)")
 	f.Var(&o.Further, "nodes", fmt.Sprintf("how many nodes of the cluster run on this machine, up to %d", nodes.Most))
 	f.StringSliceVar(&o.NodeCIDRs, "nodes-cidr", nil,
 		"networks of their addresses, one of each family (default: "+strings.Join(defaultNodeNetworks, ",")+")")
@@ -521,7 +530,7 @@ func kubeArgs(p place, o upOptions) []string {
 	if o.PoliciesOff {
 		args = append(args, "--network-policies=false")
 	}
-	return args
+	return append(args, bgpRoutesArgs(p, o)...)
 }
 
 // orOther is for a program of ours that ended with err because another process holds lock, and does
@@ -585,8 +594,19 @@ func (u *upping) launchCluster() error {
 	if err != nil {
 		return err
 	}
-	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", p.kubeLog(), "--", program}
-	cmd, err := launch(p.kubeLog(), self, append(args, kubeArgs(p, *u.o)...)...)
+	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", p.kubeLog(), "--log", p.bgpLog(), "--", program}
+	args = append(args, kubeArgs(p, *u.o)...)
+	if len(u.o.BGPPeers) > 0 {
+		if err := os.MkdirAll(p.bgp(), 0o755); err != nil { // the cluster process may be quicker than coracle-bgp
+			return err
+		}
+		speaker, err := sibling(bgpProgram)
+		if err != nil {
+			return err
+		}
+		args = append(append(args, "--", speaker), bgpArgs(p, *u.o)...)
+	}
+	cmd, err := launch(p.kubeLog(), self, args...)
 	if err != nil {
 		return err
 	}

@@ -225,6 +225,9 @@ func (u *upgrade) restart(ctx context.Context) error {
 
 // endAll ends the cluster process and coracled. Pods go on without them.
 func (u *upgrade) endAll(ctx context.Context) error {
+	if err := u.keepRoutes(); err != nil {
+		return err
+	}
 	for _, one := range []struct{ what, lock string }{{"the cluster's supervisor", u.supervisor()}, {"coracled", u.runtime()}} {
 		pid, err := holder(one.lock)
 		if err == nil && pid != 0 {

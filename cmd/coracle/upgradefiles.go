@@ -20,7 +20,7 @@ import (
 func upgradable() []string {
 	return []string{
 		"containerd-shim-coracle-v1", "coracle-lazy", "coracle-oci", "coracle-oci-libcontainer", "coracle-build", "coracle-buildkitd",
-		"coracled", "coracle-kube", "coracle",
+		"coracled", "coracle-kube", "coracle-bgp", "coracle",
 	}
 }
 

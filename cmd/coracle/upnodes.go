@@ -386,7 +386,7 @@ func (o *upOptions) ofNode(p place, n int, limit time.Duration) []string {
 		"--cgroup-root", o.CgroupRoot + "-" + strconv.Itoa(n), "--pod-log-dir", filepath.Join(p.logs(), "pods"),
 		"--config", "", "--runtime-config", o.Config, "--short-name-registry", o.ShortNames, "--kubelet-port", strconv.Itoa(o.KubeletPort),
 		"--eviction-hard", o.EvictionHard, "--allowed-unsafe-sysctls", strings.Join(o.UnsafeSysctls, ","), "--resolv-conf", o.ResolvConf,
-		"--images", o.Images, "--timeout", limit.String(),
+		"--images", o.Images, "--bgp-as", o.BGPAS, "--bgp-peer", strings.Join(o.BGPPeers, ","), "--timeout", limit.String(),
 	}
 }
 

@@ -126,11 +126,15 @@ func TestDownEndsJoins(t *testing.T) {
 // Further nodes have the cluster's flags that are about nodes. Regression: they loaded images from
 // the default directory.
 func TestFlagsOfFurtherNodes(t *testing.T) {
-	o := upOptions{Node: "one", Images: "/srv/images", EvictionHard: "memory.available<1Mi", KubeletPort: 10350, CgroupRoot: "/c"}
+	o := upOptions{
+		Node: "one", Images: "/srv/images", EvictionHard: "memory.available<1Mi", KubeletPort: 10350, CgroupRoot: "/c",
+		BGPAS: "64512", BGPPeers: []string{"10.0.0.254 as=64500", "fd00::fe as=64500"},
+	}
 	flags := o.ofNode(place{root: "/r"}.of(2, "one-2"), 2, time.Minute)
 	for flag, want := range map[string]string{
 		"--images": "/srv/images", "--eviction-hard": "memory.available<1Mi", "--kubelet-port": "10350", "--cgroup-root": "/c-2",
 		"--pod-log-dir": "/r/nodes/2/logs/pods", "--node-name": "one-2", "--timeout": "1m0s",
+		"--bgp-as": "64512", "--bgp-peer": "10.0.0.254 as=64500,fd00::fe as=64500",
 	} {
 		if got := flagOf(flags, flag); got != want {
 			t.Errorf("%s is %q, want %q", flag, got, want)

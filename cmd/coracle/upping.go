@@ -103,15 +103,18 @@ func (u *upping) checkPrograms(ctx context.Context, given func(flag string) bool
 		return fmt.Errorf("up: %s, which checks flags: %w", name, err)
 	}
 	var both sync.WaitGroup
-	var runtime, cluster error
+	var runtime, cluster, bgp error
 	if !u.runtime && u.o.Config != "" {
 		both.Go(func() { runtime = check("coracled", "config", "check", u.o.Config) })
 	}
 	if u.supervisor == 0 && slices.ContainsFunc(slices.Collect(maps.Keys(u.o.settings())), given) {
 		both.Go(func() { cluster = check("coracle-kube", append(kubeArgs(u.place, *u.o), "--check")...) })
 	}
+	if u.supervisor == 0 && len(u.o.BGPPeers) > 0 { // also of before: the files of passwords may have changed
+		both.Go(func() { bgp = check(bgpProgram, append(bgpArgs(u.place, *u.o), "--check")...) })
+	}
 	both.Wait()
-	return cmp.Or(runtime, cluster)
+	return cmp.Or(runtime, cluster, bgp)
 }
 
 // undoing is how long taking back a failed up may take.
