@@ -94,7 +94,7 @@ PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libconta
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
         tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
-        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-rolling test-upstream test-database test-helm test-ha test-cluster-page test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
+        fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-rolling test-upstream test-database test-helm test-bgp test-ha test-cluster-page test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -271,6 +271,9 @@ test-ha: build testbins ## three control-plane nodes, TRIALS (6) times all proce
 
 test-cluster-page: build testbins ## the commands of docs/cluster.md, typed on three machines that are namespaces of this one (needs root)
 	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 30m -tags $(OTHERTAGS),ha ./integration/controlplanes -run TestClusterPage
+
+test-bgp: build ## coracle-bgp and a router (BIRD) in network namespaces: routes of both families, withdrawal, kills, refused sessions (needs root)
+	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -timeout 5m -tags $(OTHERTAGS),bgp ./integration/bgp
 
 test-helm: build testbins ## Helm 4 installs, upgrades, rolls back and removes a chart with one of each kind (needs root)
 	@GO="$(GO)" hack/tools.sh cni crictl helm kubectl registry
