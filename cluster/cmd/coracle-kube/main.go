@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
-	_ "github.com/coracle-project/coracle/cluster/internal/queues" // no metrics of work queues
+	_ "github.com/coracle-project/coracle/cluster/internal/queues"    // no metrics of work queues
+	_ "github.com/coracle-project/coracle/cluster/internal/summaries" // no quantiles of admission
 )
 
 // exitForGood is the exit code of a process that would end in the same way if it was started again:
