@@ -26,12 +26,9 @@ DATE     := $(shell git log -1 --format=%cI 2>/dev/null || true)
 # Functions at multiples of 16 bytes instead of 32: coracled has 0.2 MB less.
 LDFLAGS  := -s -w -funcalign=16 -X $(PKG)/internal/version.Version=$(VERSION) \
             -X $(PKG)/internal/version.Commit=$(COMMIT) -X $(PKG)/internal/version.Date=$(DATE)
-# The cluster says which Kubernetes it speaks, to kubectl above all. Functions at any byte instead of multiples of 32:
-# 1.9 MB less.
-KUBELDFLAGS := -s -w -funcalign=1 -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
+# The cluster says which Kubernetes it speaks, to kubectl above all.
+KUBELDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) \
             -X k8s.io/component-base/version.gitVersion=$(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' cluster/go.mod | head -1)
-# Validation, conversion and schemas of the API's kinds are large and seldom run: without inlining they have 1 MB less.
-KUBEGCFLAGS := -gcflags=k8s.io/kubernetes/pkg/generated/openapi=-l -gcflags=k8s.io/kubernetes/pkg/apis/...=-l
 # RELINK=DIRECTORY keeps what the programs with C libraries are linked from. Without a build id, what is linked from it is
 # the program again.
 STATIC   := -linkmode external -extldflags -static$(if $(RELINK), -extld=$(CURDIR)/packaging/extld.sh -buildid=)
@@ -123,7 +120,7 @@ binary-containerd-shim-coracle-v1 binary-coracle-oci-libcontainer: binary-%:
 
 binary-coracle-kube:
 	@mkdir -p $(OUT)
-	cd cluster && $(OTHER) $(GOBUILD) $(KUBEGCFLAGS) -ldflags "$(KUBELDFLAGS)" -o $(abspath $(OUT))/coracle-kube ./cmd/coracle-kube
+	cd cluster && $(OTHER) $(GOBUILD) -ldflags "$(KUBELDFLAGS)" -o $(abspath $(OUT))/coracle-kube ./cmd/coracle-kube
 
 binary-coracle-bgp:
 	@mkdir -p $(OUT)
