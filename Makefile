@@ -251,7 +251,7 @@ test-rolling: build testbins ## coracle upgrade of three control-plane nodes and
 
 # KUBELET_VERSIONS are the releases of upstream's kubelet besides that of cluster/.
 test-upstream: KUBELET_VERSIONS := v1.35.8 v1.34.10 v1.33.13
-test-upstream: build testbins ## upstream's kubelets of four minor versions and its kube-proxy join our cluster (needs root; builds long)
+test-upstream: build testbins ## upstream's kubelets of four minor versions and its kube-proxy join our cluster, and our node joins upstream's control plane (needs root; builds long)
 	@GO="$(GO)" hack/tools.sh cni crictl kubectl registry
 	@GO="$(GO)" hack/peers/kube.sh
 	@GO="$(GO)" hack/peers/kubeproxy.sh

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
@@ -109,7 +111,11 @@ func (a *agent) serve(ctx context.Context) error {
 	var keeper *credentials.Keeper
 	p := a.node(settings, port)
 	p.as = func(string, ...string) (*client.Set, error) { return set, nil }
-	p.serving = func() *tls.Certificate { return keeper.Serving() }
+	spare, err := spareServing(settings, a.name)
+	if err != nil {
+		return err
+	}
+	p.serving = func() *tls.Certificate { return cmp.Or(keeper.Serving(), spare) }
 	parts, err := p.parts(&board)
 	if err != nil {
 		return err
@@ -136,6 +142,21 @@ func (a *agent) serve(ctx context.Context) error {
 	defer set.Informers.Shutdown()
 	slog.Info("agent starts", "node", a.name, "server", a.member.Server, "version", versions())
 	return work.Wait()
+}
+
+// spareServing is what the kubelet of a control plane of upstream serves with until someone
+// approves its request for a serving certificate, which upstream leaves to people: one that no one
+// vouches for, as upstream's kubelets have. API servers of ours believe no such certificate.
+func spareServing(s clusterinfo.Settings, name string) (*tls.Certificate, error) {
+	if s.Version != 0 {
+		return nil, nil
+	}
+	cert, key, err := certutil.GenerateSelfSignedCertKey(name, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	return &pair, err
 }
 
 // connect returns the cluster's settings, and how the node acts on its API. A cluster that has
@@ -205,7 +226,8 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 		nodeOptions: n, names: dnsOptions{stubs: s.StubDomains}, root: a.root, port: port, services: s.ServiceCIDRs,
 		balancers: balancerOptions{ranges: s.LoadBalancerCIDRs}, proxy: s.ServiceProxy, externalIPs: s.ExternalIPs, policies: s.NetworkPolicies,
 		clientCA: a.member.CAFile(), awaitRanges: len(s.PodCIDRs) > 0, pods: s.PodCIDRs,
-		alone: true, // nodes may not follow claims and volumes
+		alone:        true, // nodes may not follow claims and volumes
+		dnsElsewhere: s.Version == 0,
 	}
 	client, serving := a.member.Pairs()
 	p.layers = imagepeers.Options{CA: a.member.CAFile(), Client: client, Serving: serving}
@@ -219,12 +241,45 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 // not loaded its roles yet and refuses to show them.
 const settingsLimit = time.Minute
 
+// foreignAfter is how long a machine that joins is refused the cluster's settings until the control
+// plane counts as one of upstream, whose nodes may not read such a ConfigMap. One of ours lets
+// nodes read it as soon as it has made its roles, without which it signs no certificate of a node.
+const foreignAfter = 5 * time.Second
+
+// firstSettings returns what saves the settings of the cluster that a machine joins. The agent
+// tells by them afterwards which kind of control plane refuses to show it settings.
+func firstSettings(root string) func(context.Context, kubernetes.Interface) error {
+	return func(ctx context.Context, kube kubernetes.Interface) error {
+		waiting, cancel := context.WithTimeout(ctx, foreignAfter)
+		defer cancel()
+		var s clusterinfo.Settings
+		var published bool
+		err := until(waiting, func() (waits, err error) {
+			if s, published, err = clusterinfo.ReadSettings(ctx, kube); apierrors.IsForbidden(err) {
+				return err, nil
+			}
+			return nil, err
+		})
+		if err != nil && !apierrors.IsForbidden(err) {
+			return err
+		}
+		if !published {
+			if s, err = clusterinfo.ReadKubelets(ctx, kube); err != nil {
+				return err
+			}
+		}
+		return saveSettings(settingsFile(root), s)
+	}
+}
+
+func settingsFile(root string) string { return filepath.Join(credentialsDir(root), "settings.json") }
+
 // settings returns the cluster's settings. If it does not answer, refuses to show them or has none
 // any more, the node keeps those that it had: without settings it would stop its Service proxy and
 // enforce no NetworkPolicies. Only a cluster that never had settings leaves a node with the
 // defaults.
 func (a *agent) settings(ctx context.Context, kube kubernetes.Interface) (clusterinfo.Settings, error) {
-	file := filepath.Join(credentialsDir(a.root), "settings.json")
+	file := settingsFile(a.root)
 	last, known, ferr := lastSettings(file)
 	waiting, cancel := context.WithTimeout(ctx, settingsLimit)
 	defer cancel()
@@ -240,8 +295,15 @@ func (a *agent) settings(ctx context.Context, kube kubernetes.Interface) (cluste
 		return nil, err
 	})
 	had := last.Version != 0
+	if foreign := !had && ferr == nil && (err == nil || known && apierrors.IsForbidden(err)); foreign && !published {
+		asking, cancel := context.WithTimeout(waiting, callLimit)
+		defer cancel()
+		if s, err = clusterinfo.ReadKubelets(asking, kube); err == nil {
+			published = true
+		}
+	}
 	switch {
-	case published, err == nil && !had && ferr == nil:
+	case published:
 		return s, saveSettings(file, s)
 	case ferr != nil:
 		return s, errors.Join(ferr, err)

@@ -43,7 +43,7 @@ func joinCommand(root *string) *cobra.Command {
 			if err := controlplane.Forget(*root); err != nil {
 				return err
 			}
-			_, err = credentials.Join(cmd.Context(), credentialsDir(*root), g, name)
+			_, err = credentials.Join(cmd.Context(), credentialsDir(*root), g, name, firstSettings(*root))
 			return err
 		},
 	}

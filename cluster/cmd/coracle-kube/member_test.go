@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -183,6 +184,7 @@ func TestSettingsOfAnAgent(t *testing.T) {
 		"away, of a later release":   {always: away, file: later, want: "have version 2"},
 		"forbidden, none saved":      {always: forbidden, want: "no role"},
 		"forbidden, saved":           {always: forbidden, file: good, policies: true},
+		"forbidden, no settings":     {always: forbidden, file: none},
 		"no roles yet":               {answers: []error{forbidden, forbidden}, policies: true},
 		"no settings":                {always: gone},
 		"no roles yet, no settings":  {answers: []error{forbidden}, always: gone},
@@ -228,6 +230,76 @@ func TestSettingsOfAnAgent(t *testing.T) {
 				expect(t) // the first answer has not spoilt what was saved
 			})
 		})
+	}
+}
+
+// A machine that joins saves what kind of control plane it has. Regression: an agent gave up on a
+// control plane of upstream after a minute, whose nodes may not read settings of ours.
+func TestSettingsOfAMachineThatJoins(t *testing.T) {
+	forbidden := apierrors.NewForbidden(corev1.Resource("configmaps"), clusterinfo.AgentConfigMap, errors.New("no role"))
+	for name, c := range map[string]struct {
+		refusals int   // how often the settings are refused
+		fails    error // the answer instead, if any
+		version  int
+		domain   string
+	}{
+		"ours":               {version: 1, domain: "ours.test"},
+		"ours, no roles yet": {refusals: 2, version: 1, domain: "ours.test"},
+		"upstream's":         {refusals: 1000, domain: "upstream.test"},
+		"away":               {fails: apierrors.NewServiceUnavailable("away")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			if err := os.Mkdir(credentialsDir(root), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			kube := fake.NewClientset(&corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "kubelet-config"},
+				Data:       map[string]string{"kubelet": "clusterDNS: [10.96.0.10]\nclusterDomain: upstream.test\n"},
+			})
+			ours := clusterinfo.Settings{ClusterDomain: "ours.test"}
+			if err := clusterinfo.Publish(t.Context(), kube, "https://192.0.2.1:6443", nil, ours); err != nil {
+				t.Fatal(err)
+			}
+			left := c.refusals
+			kube.PrependReactor("get", "configmaps", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				if c.fails != nil {
+					return true, nil, c.fails
+				}
+				if left == 0 || a.(clienttesting.GetAction).GetName() != clusterinfo.AgentConfigMap {
+					return false, nil, nil
+				}
+				left--
+				return true, nil, forbidden
+			})
+			synctest.Test(t, func(t *testing.T) {
+				if err := firstSettings(root)(t.Context(), kube); !errors.Is(err, c.fails) {
+					t.Fatalf("%v, want %v", err, c.fails)
+				}
+			})
+			s, known, err := lastSettings(settingsFile(root))
+			if err != nil || known != (c.fails == nil) || s.Version != c.version || s.ClusterDomain != c.domain {
+				t.Errorf("%+v, %t, %v", s, known, err)
+			}
+		})
+	}
+}
+
+// A node of a control plane of upstream gives pods the cluster's DNS, and is none itself. Its
+// kubelet can be reached before someone approves its serving certificate, but no API server of ours
+// gets one that it does not know.
+func TestNodeOfUpstream(t *testing.T) {
+	a := agent{nodeOptions: nodeOptions{name: "two"}}
+	for version, foreign := range map[int]bool{0: true, 1: false} {
+		s := clusterinfo.Settings{Version: version, ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ClusterDomain: "upstream.test"}
+		p := a.node(s, 6443)
+		if p.dnsElsewhere != foreign || !slices.Equal(p.dns, []string{"10.96.0.10"}) || p.domain != "upstream.test" {
+			t.Errorf("version %d: %t, %v, %s", version, p.dnsElsewhere, p.dns, p.domain)
+		}
+		spare, err := spareServing(s, "two")
+		if err != nil || (spare != nil) != foreign {
+			t.Errorf("version %d: a certificate of its own %v, %v", version, spare, err)
+		}
 	}
 }
 

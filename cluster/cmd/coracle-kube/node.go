@@ -54,6 +54,8 @@ type nodeProcess struct {
 	reserved  map[int]string
 	// awaitRanges is whether the cluster gives nodes networks for their pods.
 	awaitRanges bool
+	// dnsElsewhere is whether the cluster's DNS is not in nodes' processes.
+	dnsElsewhere bool
 	// alone is whether nothing else in the process follows all pods and nodes.
 	alone bool
 }
@@ -88,9 +90,11 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 	if err != nil {
 		return parts, err
 	}
-	parts.names, err = newDNS(set, p.serviceCIDR, p.nodeOptions, p.names, func() *health.Part { return board.Add("DNS") })
-	if err != nil {
-		return parts, err
+	if !p.dnsElsewhere {
+		parts.names, err = newDNS(set, p.serviceCIDR, p.nodeOptions, p.names, func() *health.Part { return board.Add("DNS") })
+		if err != nil {
+			return parts, err
+		}
 	}
 	if parts.names != nil {
 		add(parts.names.Run)

@@ -20,12 +20,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/retry"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
+	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -37,6 +39,8 @@ const (
 	settingsVersion = 1
 	// longestSettings bounds what is read.
 	longestSettings = 64 << 10
+	// mostServers bounds the addresses of a DNS; a pod's resolv.conf has three.
+	mostServers = 16
 )
 
 // Settings are those of the cluster that each node follows.
@@ -181,6 +185,46 @@ func ReadSettings(ctx context.Context, kube kubernetes.Interface) (Settings, boo
 		return Settings{}, false, fmt.Errorf("%s: %w", at, err)
 	}
 	return s, true, nil
+}
+
+const (
+	// kubeletConfigMap is where kubeadm keeps the configuration of kubelets, in kube-system.
+	kubeletConfigMap = "kubelet-config"
+	kubeletConfigKey = "kubelet"
+)
+
+// ReadKubelets returns what a control plane of upstream tells all kubelets, by kubeadm's
+// convention, as far as nodes of ours follow it: the cluster's DNS. Its Settings have no version. A
+// control plane that does not tell has no DNS for pods of these nodes.
+func ReadKubelets(ctx context.Context, kube kubernetes.Interface) (Settings, error) {
+	at := "ConfigMap " + metav1.NamespaceSystem + "/" + kubeletConfigMap
+	have, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, kubeletConfigMap, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return Settings{}, nil
+	}
+	if err != nil {
+		return Settings{}, fmt.Errorf("read %s: %w", at, err)
+	}
+	text := have.Data[kubeletConfigKey]
+	if len(text) > longestSettings {
+		return Settings{}, fmt.Errorf("%s: %s has %d bytes, and may have %d", at, kubeletConfigKey, len(text), longestSettings)
+	}
+	var s struct {
+		ClusterDNS    []netip.Addr `json:"clusterDNS"`
+		ClusterDomain string       `json:"clusterDomain"`
+	}
+	if err := yaml.Unmarshal([]byte(text), &s); err != nil {
+		return Settings{}, fmt.Errorf("%s: %s cannot be read: %w", at, kubeletConfigKey, err)
+	}
+	if len(s.ClusterDNS) > mostServers {
+		return Settings{}, fmt.Errorf("%s: clusterDNS has %d addresses, and may have %d", at, len(s.ClusterDNS), mostServers)
+	}
+	if s.ClusterDomain != "" {
+		if wrong := validation.IsDNS1123Subdomain(s.ClusterDomain); len(wrong) > 0 {
+			return Settings{}, fmt.Errorf("%s: clusterDomain %q is no domain: %s", at, s.ClusterDomain, wrong[0])
+		}
+	}
+	return Settings{ClusterDNS: s.ClusterDNS, ClusterDomain: s.ClusterDomain}, nil
 }
 
 // CheckVersion returns an error if this release does not read settings of this version.

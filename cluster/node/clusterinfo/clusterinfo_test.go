@@ -77,6 +77,47 @@ func TestSettingsThatAreRefused(t *testing.T) {
 	}
 }
 
+func TestReadKubelets(t *testing.T) {
+	const head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfailSwapOn: false\n"
+	for name, c := range map[string]struct {
+		text    string
+		want    Settings
+		refused string
+	}{
+		"of kubeadm": {
+			text: head + "clusterDNS:\n- 10.96.0.10\n- fd00::a\nclusterDomain: upstream.test\n",
+			want: Settings{
+				ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00::a")}, ClusterDomain: "upstream.test",
+			},
+		},
+		"without a DNS":  {text: head},
+		"empty":          {},
+		"no address":     {text: head + "clusterDNS: [dns.example]\n", refused: "cannot be read"},
+		"no domain":      {text: head + "clusterDomain: ../x\n", refused: `clusterDomain "../x" is no domain`},
+		"no YAML":        {text: "\t{", refused: "cannot be read"},
+		"too long":       {text: head + "#" + strings.Repeat("x", longestSettings), refused: "bytes, and may have"},
+		"too many":       {text: head + "clusterDNS: [" + strings.Repeat("10.0.0.1, ", 17) + "10.0.0.1]\n", refused: "has 18 addresses"},
+		"another object": {text: "[]", refused: "cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kube := fake.NewClientset()
+			if err := publish(t.Context(), kube, "kube-system", kubeletConfigMap, kubeletConfigKey, c.text); err != nil {
+				t.Fatal(err)
+			}
+			got, err := ReadKubelets(t.Context(), kube)
+			if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+				t.Errorf("%v, want %q", err, c.refused)
+			}
+			if err == nil && !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%+v, want %+v", got, c.want)
+			}
+		})
+	}
+	if got, err := ReadKubelets(t.Context(), fake.NewClientset()); err != nil || !reflect.DeepEqual(got, Settings{}) {
+		t.Errorf("of a control plane without any: %+v, %v", got, err)
+	}
+}
+
 // Regression: where the controllers had just moved to another node, a new token was not known to
 // the machine that used it at once.
 func TestATokenIsSignedBeforeItIsUsed(t *testing.T) {

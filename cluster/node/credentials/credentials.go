@@ -165,8 +165,11 @@ func (n Node) Check(now time.Time) error {
 }
 
 // Join makes the machine the node called name of the cluster that was given, and keeps its
-// credentials in dir. It does not register the node, which its kubelet does.
-func Join(ctx context.Context, dir string, g discovery.Given, name string) (Node, error) {
+// credentials in dir. It does not register the node, which its kubelet does. Once dir exists, and
+// before the machine counts as joined, it calls look with what reads the cluster as the node.
+func Join(ctx context.Context, dir string, g discovery.Given, name string,
+	look func(context.Context, kubernetes.Interface) error,
+) (Node, error) {
 	if n, err := Read(dir); !errors.Is(err, ErrNone) {
 		if err == nil {
 			err = fmt.Errorf("this machine is node %s of the cluster at %s already", n.Name, n.Server)
@@ -192,16 +195,19 @@ func Join(ctx context.Context, dir string, g discovery.Given, name string) (Node
 	if err != nil {
 		return Node{}, err
 	}
-	for _, file := range []struct {
-		path string
-		data []byte
-		mode fs.FileMode
-	}{{n.CAFile(), ca, 0o644}, {n.clientFile(), pair, 0o600}, {filepath.Join(dir, "cluster.json"), append(data, '\n'), 0o600}} {
-		if err := pki.Replace(file.path, file.data, file.mode); err != nil {
-			return Node{}, err
-		}
+	if err := errors.Join(pki.Replace(n.CAFile(), ca, 0o644), pki.Replace(n.clientFile(), pair, 0o600)); err != nil {
+		return Node{}, err
 	}
-	return n, nil
+	config := n.config()
+	config.Timeout = call
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return Node{}, err
+	}
+	if err := look(ctx, kube); err != nil {
+		return Node{}, err
+	}
+	return n, pki.Replace(filepath.Join(dir, "cluster.json"), append(data, '\n'), 0o600)
 }
 
 // request returns the first client certificate and key of a node, PEM.

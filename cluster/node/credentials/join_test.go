@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -92,6 +93,8 @@ func must[T any](v T, err error) func(*testing.T) T {
 	}
 }
 
+func nothing(context.Context, kubernetes.Interface) error { return nil }
+
 func TestJoin(t *testing.T) {
 	f := startFirst(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -102,9 +105,20 @@ func TestJoin(t *testing.T) {
 	}
 	given := discovery.Given{Server: f.url, Token: text, Hashes: []string{f.hash}}
 	dir := filepath.Join(t.TempDir(), "agent")
-	node, err := Join(ctx, dir, given, "two")
-	if err != nil {
-		t.Fatal(err)
+	looked := false
+	node, err := Join(ctx, dir, given, "two", func(ctx context.Context, kube kubernetes.Interface) error {
+		looked = true
+		if _, err := Read(dir); !errors.Is(err, ErrNone) {
+			t.Errorf("the machine counts as joined before anyone has looked: %v", err)
+		}
+		_, published, err := clusterinfo.ReadSettings(ctx, kube)
+		if !published {
+			t.Error("the node finds no settings of the cluster")
+		}
+		return err
+	})
+	if err != nil || !looked {
+		t.Fatalf("looked %t, %v", looked, err)
 	}
 	for _, file := range []string{node.clientFile(), filepath.Join(dir, "cluster.json")} {
 		if info := must(os.Stat(file))(t); info.Mode().Perm() != 0o600 {
@@ -147,7 +161,7 @@ func TestJoin(t *testing.T) {
 	if err != nil || again != node {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if _, err = Join(ctx, dir, given, "two"); err == nil || !strings.Contains(err.Error(), "already") {
+	if _, err = Join(ctx, dir, given, "two", nothing); err == nil || !strings.Contains(err.Error(), "already") {
 		t.Errorf("joined twice: %v", err)
 	}
 
@@ -190,7 +204,7 @@ func TestJoin(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			to := filepath.Join(t.TempDir(), "agent")
-			_, err := Join(ctx, to, c.given, c.node)
+			_, err := Join(ctx, to, c.given, c.node, nothing)
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v\nwant %s", err, c.want)
 			}
