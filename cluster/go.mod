@@ -3,6 +3,7 @@ module github.com/coracle-project/coracle/cluster
 go 1.26.8
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/container-storage-interface/spec v1.12.0
 	github.com/coracle-project/coracle/internal/programpages v0.0.0
 	github.com/dustin/go-humanize v1.0.1
