@@ -263,7 +263,7 @@ test-database: build testbins ## kill PostgreSQL, its pod and all programs below
 	@GO="$(GO)" hack/tools.sh cni crictl kubectl registry
 	$(GO) test -vet=off -count=1 -v -timeout 24h -tags $(TAGS),database ./integration/kube -run TestDatabase -args -database $(or $(DURATION),2m) $(DATABASE_FLAGS)
 
-test-ha: build testbins ## three control-plane nodes, TRIALS (6) times all processes of one killed under writes: the API answers within 2 s, nothing is lost (needs root)
+test-ha: build testbins ## three control-plane nodes, TRIALS (6) times all processes of one, then each kind of process of each, killed under load: the API answers within 2 s, what clients saw is linearizable (needs root)
 	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 2h -tags netgo,osusergo,grpcnotrace,ha ./integration/controlplanes -skip TestClusterPage -args -trials $(or $(TRIALS),6)
 
 test-cluster-page: build testbins ## the commands of docs/cluster.md, typed on three machines that are namespaces of this one (needs root)

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -88,7 +87,10 @@ func must[T any](v T, err error) T {
 }
 
 // kill ends all processes of the machine with SIGKILL, but the one that holds its namespaces.
-func (m *machine) kill() (ended int) {
+func (m *machine) kill() (ended int) { return m.killIf(func(int) bool { return true }) }
+
+// killIf ends those of the machine's processes that which chooses by their IDs.
+func (m *machine) killIf(which func(pid int) bool) (ended int) {
 	own := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", m.holder)))
 	network := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", m.holder)))
 	dead := map[int]bool{}
@@ -101,7 +103,7 @@ func (m *machine) kill() (ended int) {
 			}
 			mnt, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 			n, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
-			if mnt != own && n != network {
+			if mnt != own && n != network || !which(pid) {
 				continue
 			}
 			if unix.Kill(pid, unix.SIGKILL) == nil {
@@ -128,30 +130,6 @@ func (m *machine) kube(t *testing.T) kubernetes.Interface {
 		t.Fatal(err)
 	}
 	return kube
-}
-
-// writer creates ConfigMaps through whichever machine answers, and knows which were acknowledged.
-type writer struct {
-	mu    sync.Mutex
-	kube  map[string]kubernetes.Interface
-	next  int
-	acked []string
-}
-
-// write tries once, through the machine with a name.
-func (w *writer) write(ctx context.Context, through string) error {
-	w.mu.Lock()
-	kube, name := w.kube[through], fmt.Sprintf("write-%d", w.next)
-	w.next++
-	w.mu.Unlock()
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	_, err := kube.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{})
-	if err == nil {
-		w.mu.Lock()
-		w.acked = append(w.acked, name)
-		w.mu.Unlock()
-	}
-	return err
 }
 
 func TestThreeControlPlanes(t *testing.T) {
@@ -211,9 +189,13 @@ func TestThreeControlPlanes(t *testing.T) {
 		data, err := os.ReadFile(file)
 		return strings.Count(string(data), ":6443") == 3, err
 	})
-	killOneByOne(ctx, t, all, agent)
-
+	loads := newClients(t, all)
+	killOneByOne(ctx, t, all, agent, loads)
+	killEachKind(ctx, t, all, agent, loads)
+	calm := loads.load()
 	cutOneOff(ctx, t, all, agent)
+	calm()
+	loads.check(t)
 
 	// One leaves, and comes again.
 	three.Must(t, "leave")
@@ -248,69 +230,6 @@ func TestThreeControlPlanes(t *testing.T) {
 	}
 	if _, err := one.kube(t).CoreV1().ConfigMaps("default").Get(ctx, "write-0", metav1.GetOptions{}); err != nil {
 		t.Errorf("what was written first: %v", err)
-	}
-}
-
-// killOneByOne kills the machines in turn under writes. The others answer soon, and no write that
-// was acknowledged is lost.
-//
-// The node without a control plane renews its lease through another server.
-func killOneByOne(ctx context.Context, t *testing.T, all []*machine, agent *machine) {
-	w := &writer{kube: map[string]kubernetes.Interface{}, next: 1}
-	for _, m := range all {
-		w.kube[m.Name] = m.kube(t)
-	}
-	var away []time.Duration
-	for trial := range *trials {
-		victim := all[trial%len(all)]
-		var rest []string
-		for _, m := range all {
-			if m != victim {
-				rest = append(rest, m.Name)
-			}
-		}
-		busy, calm := context.WithCancel(ctx)
-		var writing sync.WaitGroup
-		for _, m := range all {
-			writing.Go(func() {
-				for busy.Err() == nil {
-					_ = w.write(busy, m.Name)
-				}
-			})
-		}
-		for range 5 {
-			_ = w.write(ctx, victim.Name)
-		}
-		ended := victim.kill()
-		died := time.Now()
-		var last error
-		for i := 0; ; i++ {
-			if last = w.write(ctx, rest[i%len(rest)]); last == nil {
-				break
-			}
-			if time.Since(died) > patience {
-				t.Fatalf("trial %d: the API is away: %v\n%s", trial, last, all[(trial+1)%len(all)].Logs())
-			}
-		}
-		away = append(away, time.Since(died))
-		calm()
-		writing.Wait()
-		awaitLease(ctx, t, w.kube[rest[0]], agent.Name)
-		t.Logf("trial %d: %s died with %d processes, the API answered after %v", trial, victim.Name, ended, away[trial].Round(time.Millisecond))
-		victim.Must(t, "up", "--timeout", patience.String())
-		for _, m := range all {
-			awaitMembers(t, m, "one", "two", "three")
-		}
-		for _, m := range all {
-			w.complete(ctx, t, m)
-		}
-	}
-	slices.Sort(away)
-	median, slowest := away[len(away)/2], away[len(away)-1]
-	t.Logf("%d kills: the API answered again after %v (median), %v (slowest); %d acknowledged writes", len(away), median.Round(time.Millisecond),
-		slowest.Round(time.Millisecond), len(w.acked))
-	if slowest > answersWithin {
-		t.Errorf("the API was away for %v, more than %v", slowest, answersWithin)
 	}
 }
 
@@ -397,28 +316,6 @@ func awaitLease(ctx context.Context, t *testing.T, kube kubernetes.Interface, no
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
 			t.Errorf("node %s is not Ready: %s", node, c.Message)
-		}
-	}
-}
-
-// complete looks for all acknowledged writes through a machine.
-func (w *writer) complete(ctx context.Context, t *testing.T, m *machine) {
-	t.Helper()
-	there := map[string]bool{}
-	testkit.Eventually(ctx, t, "list through "+m.Name, func() (bool, error) {
-		config := must(clientcmd.BuildConfigFromFlags("", filepath.Join(m.Root, "kubeconfig")))
-		list, err := must(kubernetes.NewForConfig(config)).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, err
-		}
-		for i := range list.Items {
-			there[list.Items[i].Name] = true
-		}
-		return true, nil
-	})
-	for _, name := range w.acked {
-		if !there[name] {
-			t.Errorf("%s was acknowledged, and %s does not have it", name, m.Name)
 		}
 	}
 }
