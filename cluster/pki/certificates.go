@@ -27,19 +27,19 @@ const (
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// former is the authority before this one while it is trusted, nil if there is none.
-	former *former
+	// former is the authority before this one while it is trusted, nil if there is none. replaced is
+	// when this one replaced it.
+	former   *x509.Certificate
+	replaced time.Time
+	// cross are certificates by which each authority before certifies the key of the next, the newest
+	// first. They are shown with this one's certificates, so that clients that know only an authority
+	// before trust them, too. They are also kept when that is not trusted any more, for clients that
+	// read the authority once, when they start.
+	cross []*x509.Certificate
 }
 
-// former is an authority that was replaced.
-type former struct {
-	cert *x509.Certificate
-	// cross says in its name that the key of the authority that replaced it is to be trusted.
-	// Certificates of that one are shown with it, so that those who know only the former one trust
-	// them, too.
-	cross *x509.Certificate
-	until time.Time
-}
+// mostCross bounds how many rotations such clients outlive.
+const mostCross = 4
 
 // subject is what a certificate says. With hosts it is one for servers, else one for clients; a
 // peer is both.
@@ -74,7 +74,7 @@ func ensureAuthorityPair(name, path string, now time.Time, r Rotation) (authorit
 	a := decodeAuthority(data)
 	good := a.whole()
 	old := good && madeAt(a.cert).Before(r.Authority)
-	over := a.former != nil && !now.Before(a.former.until)
+	over := a.former != nil && a.replaced.Before(r.DropFormer)
 	if good && current(a.cert, now) && !old && !over {
 		return a, nil
 	}
@@ -83,10 +83,10 @@ func ensureAuthorityPair(name, path string, now time.Time, r Rotation) (authorit
 	}
 	switch {
 	case old:
-		if a, err = a.successor(name, now, r.TrustFormer); err != nil {
+		if a, err = a.successor(name, now); err != nil {
 			return authority{}, err
 		}
-		slog.Info("a certificate authority of the cluster is replaced", "file", path, "former trusted until", a.former.until)
+		slog.Info("a certificate authority of the cluster is replaced; the former one is trusted, too", "file", path)
 		return a, a.write(path)
 	case over:
 		slog.Info("a former certificate authority of the cluster is not trusted any more", "file", path)
@@ -129,7 +129,7 @@ func selfSigned(name string, key crypto.Signer, now time.Time) (*x509.Certificat
 
 // successor returns an authority with a key of its own that replaces a. Its name differs, because
 // some programs look for an issuer by its name alone.
-func (a authority) successor(name string, now time.Time, trustFormer time.Duration) (authority, error) {
+func (a authority) successor(name string, now time.Time) (authority, error) {
 	key, err := newKey()
 	if err != nil {
 		return authority{}, err
@@ -145,57 +145,50 @@ func (a authority) successor(name string, now time.Time, trustFormer time.Durati
 	if err != nil {
 		return authority{}, err
 	}
-	return authority{cert, key, &former{a.cert, certified, now.Add(trustFormer).Truncate(time.Second)}}, nil
+	return authority{
+		cert: cert, key: key, former: a.cert, replaced: now.Truncate(time.Second),
+		cross: append([]*x509.Certificate{certified}, a.cross[:min(len(a.cross), mostCross-1)]...),
+	}, nil
 }
 
 // trusted are the certificates that clients are to trust, PEM.
 func (a authority) trusted() []byte {
 	all := encodeCertificate(a.cert.Raw)
 	if a.former != nil {
-		all = append(all, encodeCertificate(a.former.cert.Raw)...)
+		all = append(all, encodeCertificate(a.former.Raw)...)
 	}
 	return all
 }
 
-// trustEnds is when the former authority is not trusted any more, the zero time without one.
-func (a authority) trustEnds() time.Time {
-	if a.former == nil {
-		return time.Time{}
-	}
-	return a.former.until
-}
-
 // chain is what is shown with certificates of a, PEM.
-func (a authority) chain() []byte {
-	if a.former == nil {
-		return nil
+func (a authority) chain() (all []byte) {
+	for _, cross := range a.cross {
+		all = append(all, encodeCertificate(cross.Raw)...)
 	}
-	return encodeCertificate(a.former.cross.Raw)
+	return all
 }
 
-// Headers in a PEM file: until when a former authority is trusted, a former key verifies, and when
-// a key was made (RFC 3339).
+// Headers in a PEM file: when a former authority was replaced, until when a former key verifies,
+// and when a key was made (RFC 3339).
 const (
-	headerTrusted  = "Trusted-Until"
+	headerReplaced = "Replaced"
 	headerVerifies = "Verifies-Until"
 	headerMade     = "Made"
 )
 
-// write replaces the authority's file, in one step. Of a former one it has the certificate, with a
-// header, and the one by which that certifies its successor.
+// write replaces the authority's file, in one step. A former one's certificate has a header.
 func (a authority) write(path string) error {
-	if a.former == nil {
-		return writePair(path, a.cert, a.key, nil)
+	more := a.chain()
+	if a.former != nil {
+		more = append(more, pem.EncodeToMemory(&pem.Block{Type: typeCertificate, Bytes: a.former.Raw, Headers: map[string]string{
+			headerReplaced: a.replaced.UTC().Format(time.RFC3339),
+		}})...)
 	}
-	block := &pem.Block{Type: typeCertificate, Bytes: a.former.cert.Raw, Headers: map[string]string{
-		headerTrusted: a.former.until.UTC().Format(time.RFC3339),
-	}}
-	return writePair(path, a.cert, a.key, append(a.chain(), pem.EncodeToMemory(block)...))
+	return writePair(path, a.cert, a.key, more)
 }
 
 func decodeAuthority(data []byte) (a authority) {
 	a.cert, a.key = decodePair(data)
-	var f former
 	for block := range blocks(data) {
 		if block.Type != typeCertificate {
 			continue
@@ -204,14 +197,11 @@ func decodeAuthority(data []byte) (a authority) {
 		if err != nil {
 			continue
 		}
-		if until, err := time.Parse(time.RFC3339, block.Headers[headerTrusted]); err == nil {
-			f.cert, f.until = cert, until
+		if replaced, err := time.Parse(time.RFC3339, block.Headers[headerReplaced]); err == nil {
+			a.former, a.replaced = cert, replaced
 		} else if a.cert != nil && !cert.Equal(a.cert) {
-			f.cross = cert
+			a.cross = append(a.cross, cert)
 		}
-	}
-	if f.cert != nil && f.cross != nil {
-		a.former = &f
 	}
 	return a
 }
@@ -315,6 +305,9 @@ func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypt
 func marshalKey(key crypto.Signer) ([]byte, error) {
 	return x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey))
 }
+
+// Encode returns a certificate as PEM.
+func Encode(cert *x509.Certificate) []byte { return encodeCertificate(cert.Raw) }
 
 func encodeCertificate(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: typeCertificate, Bytes: der})

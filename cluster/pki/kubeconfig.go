@@ -41,7 +41,7 @@ func (b *Bundle) Kubeconfig(path, user string, groups ...string) error {
 	config := api.NewConfig()
 	config.Clusters[contextName] = &api.Cluster{Server: b.server, CertificateAuthorityData: ca}
 	config.AuthInfos[user] = &api.AuthInfo{
-		ClientCertificateData: encodeCertificate(cert.Raw),
+		ClientCertificateData: append(encodeCertificate(cert.Raw), b.issuer.chain()...),
 		ClientKeyData:         pem.EncodeToMemory(&pem.Block{Type: typeKey, Bytes: der}),
 	}
 	config.Contexts[contextName] = &api.Context{Cluster: contextName, AuthInfo: user}

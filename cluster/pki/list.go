@@ -20,8 +20,8 @@ type Certificate struct {
 	Issuer  string    `json:"issuer"`
 	Made    time.Time `json:"made"`
 	Expires time.Time `json:"expires"`
-	// TrustedUntil is set for a former authority.
-	TrustedUntil time.Time `json:"trustedUntil,omitzero"`
+	// Replaced is set for a former authority that is trusted.
+	Replaced time.Time `json:"replaced,omitzero"`
 	// Warning says what is wrong, "" for nothing.
 	Warning string `json:"warning,omitempty"`
 }
@@ -70,8 +70,8 @@ func listed(file string, data []byte, now time.Time) []Certificate {
 	}
 	all := []Certificate{described(file, a.cert, now)}
 	if a.former != nil {
-		c := described(file, a.former.cert, now)
-		c.TrustedUntil, c.Warning = a.former.until, ""
+		c := described(file, a.former, now)
+		c.Replaced, c.Warning = a.replaced, ""
 		all = append(all, c)
 	}
 	return all

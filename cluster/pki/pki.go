@@ -2,10 +2,11 @@
 //
 // All of them live in one directory. A certificate and its key are one PEM file, so that a pair is
 // replaced by one rename and is never half new: tls.LoadX509KeyPair and its like take the same
-// path for both. What a client must trust is ca.crt, a copy of the authority's certificate alone.
+// path for both. What a client must trust is ca.crt.
 //
-//	ca.pem                 the authority: signs everything below, and CSRs
-//	ca.crt                 its certificate, readable by all
+//	ca.pem                 the authority: signs everything below, and CSRs. After a rotation it has the
+//	                       former one's certificate, and what that one certifies, too
+//	ca.crt                 the certificates to trust, the newest first, readable by all
 //	apiserver.pem          what the API server shows to clients
 //	kubelet-client.pem     what the API server shows to kubelets
 //	service-account.pem    the key that signs service account tokens
@@ -26,8 +27,6 @@
 package pki
 
 import (
-	"crypto"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -75,6 +74,8 @@ type Bundle struct {
 	made, again time.Time
 }
 
+const authorityFile = "ca.pem"
+
 // FrontProxyName is the name in the certificate FrontProxyClient.
 const FrontProxyName = "front-proxy-client"
 
@@ -96,7 +97,7 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 	}
 	in := func(name string) string { return filepath.Join(dir, name) }
 	b := &Bundle{
-		Dir: dir, CACert: in("ca.crt"), CA: in("ca.pem"), Serving: in("apiserver.pem"), KubeletClient: in("kubelet-client.pem"),
+		Dir: dir, CACert: in("ca.crt"), CA: in(authorityFile), Serving: in("apiserver.pem"), KubeletClient: in("kubelet-client.pem"),
 		ServiceAccountKey: in("service-account.pem"), AdminKubeconfig: in("admin.kubeconfig"), server: server,
 		FrontProxyClient: in("front-proxy-client.pem"), FrontProxyCACert: in("front-proxy-ca.crt"),
 	}
@@ -127,12 +128,17 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 			return nil, err
 		}
 	}
-	keysEnd, err := ensureKey(b.ServiceAccountKey, b.made, rotation.ServiceAccountKey)
-	if err != nil {
+	if b.Next, err = ensureKey(b.ServiceAccountKey, b.made, rotation.ServiceAccountKey); err != nil {
 		return nil, err
 	}
-	b.Next = earliest(b.issuer.trustEnds(), front.trustEnds(), keysEnd)
 	return b, b.Kubeconfig(b.AdminKubeconfig, "kubernetes-admin", "system:masters")
+}
+
+// HasNode says whether a directory has the credentials of the node called name.
+func HasNode(dir, name string) bool {
+	path := filepath.Join(dir, "node-"+name+".pem")
+	_, err := os.Stat(path)
+	return err == nil && filepath.Dir(path) == filepath.Clean(dir)
 }
 
 // Node makes the credentials of the node called name, whose kubelet is reached under hosts.
@@ -158,9 +164,6 @@ func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
 func (b *Bundle) pair(a authority, path string, s subject) error {
 	return a.ensurePair(path, s, b.made, b.again)
 }
-
-// Authority returns the authority's certificate and key, for signers of CSRs.
-func (b *Bundle) Authority() (*x509.Certificate, crypto.Signer) { return b.issuer.cert, b.issuer.key }
 
 // read returns the content of the file at path, nil if there is none.
 func read(path string) ([]byte, error) {

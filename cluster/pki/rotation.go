@@ -1,7 +1,9 @@
 package pki
 
 import (
+	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -14,10 +16,10 @@ type Rotation struct {
 	Version int `json:"version"`
 	// Certificates that were made before this time are made again.
 	Certificates time.Time `json:"certificates,omitzero"`
-	// Authority is the same for the authorities, which get other keys. The former ones are trusted
-	// for as long as TrustFormer says.
-	Authority   time.Time     `json:"authority,omitzero"`
-	TrustFormer time.Duration `json:"trustFormerNanoseconds,omitempty"`
+	// Authority is the same for the authorities, which get other keys. Former ones that were replaced
+	// before DropFormer are not trusted any more.
+	Authority  time.Time `json:"authority,omitzero"`
+	DropFormer time.Time `json:"dropFormer,omitzero"`
 	// ServiceAccountKey is the same for the key that signs service account tokens.
 	ServiceAccountKey time.Time `json:"serviceAccountKey,omitzero"`
 }
@@ -32,9 +34,8 @@ const (
 type What struct {
 	// Certificates are all but the authorities', which have a flag of their own.
 	Certificates, Authority, ServiceAccountKey bool
-	// TrustFormer is how long the former authorities are trusted. Nodes and pods have to learn of
-	// the new one in that time.
-	TrustFormer time.Duration
+	// DropFormer ends the trust in the former authorities.
+	DropFormer bool
 }
 
 // Rotate notes that credentials in dir are to be made again. The next Ensure does it.
@@ -49,19 +50,19 @@ func Rotate(dir string, w What) error {
 	if last := r.latest(now); !last.Before(at) {
 		at = last.UTC().Add(time.Second)
 	}
-	if w.Authority {
-		if w.TrustFormer < 0 {
-			return fmt.Errorf("an authority cannot be trusted for %s: choose a time from 0 on", w.TrustFormer)
-		}
-		data, err := read(filepath.Join(dir, "ca.pem"))
+	if w.Authority || w.DropFormer {
+		s, err := ReadSuccession(dir)
 		if err != nil {
 			return err
 		}
-		if a := decodeAuthority(data); a.former != nil && now.Before(a.former.until) {
-			return fmt.Errorf("the authority was replaced on %s, and the one before is trusted until %s: only then it can be replaced again",
-				madeAt(a.cert).Local().Format(time.DateTime), a.former.until.Local().Format(time.DateTime))
+		if w.DropFormer && !s.Unfinished {
+			return errors.New("no authority is being replaced: 'coracle certificate rotate --authority' starts it")
 		}
-		r.Authority, r.TrustFormer = at, w.TrustFormer
+		if w.DropFormer {
+			r.DropFormer = at
+		} else if !s.Unfinished { // else it was noted before
+			r.Authority = at
+		}
 	}
 	if w.ServiceAccountKey {
 		data, err := read(filepath.Join(dir, "service-account.pem"))
@@ -85,6 +86,30 @@ func Rotate(dir string, w What) error {
 	return Replace(rotationFile(dir), append(data, '\n'), 0o600)
 }
 
+// Succession is the cluster's authority in a directory, and the one that it replaced.
+type Succession struct {
+	// PEM has the authorities to trust, the newest first, and what the former one certifies.
+	PEM []byte
+	// Newest is the first of them.
+	Newest *x509.Certificate
+	// Unfinished is whether a former one is trusted, too.
+	Unfinished bool
+}
+
+// ReadSuccession returns what the directory has.
+func ReadSuccession(dir string) (s Succession, err error) {
+	path := filepath.Join(dir, authorityFile)
+	data, err := read(path)
+	if err != nil {
+		return s, err
+	}
+	a := decodeAuthority(data)
+	if !a.whole() {
+		return s, fmt.Errorf("pki: %s has no authority", path)
+	}
+	return Succession{append(a.trusted(), a.chain()...), a.cert, a.former != nil}, nil
+}
+
 func rotationFile(dir string) string { return filepath.Join(dir, "rotation.json") }
 
 func readRotation(dir string, now time.Time) (r Rotation, err error) {
@@ -98,7 +123,7 @@ func readRotation(dir string, now time.Time) (r Rotation, err error) {
 	if r.Version != rotationVersion {
 		return Rotation{}, fmt.Errorf("pki: %s has format %d, and this version knows %d", rotationFile(dir), r.Version, rotationVersion)
 	}
-	for _, at := range []*time.Time{&r.Certificates, &r.Authority, &r.ServiceAccountKey} {
+	for _, at := range []*time.Time{&r.Certificates, &r.Authority, &r.DropFormer, &r.ServiceAccountKey} {
 		if at.After(now.Add(soon)) { // all would be older, again and again
 			*at = time.Time{}
 		}
@@ -112,7 +137,7 @@ const soon = time.Minute
 
 // latest is the time of what is made now: a rotation is noted for a moment later.
 func (r Rotation) latest(now time.Time) time.Time {
-	for _, at := range []time.Time{r.Certificates, r.Authority, r.ServiceAccountKey} {
+	for _, at := range []time.Time{r.Certificates, r.Authority, r.DropFormer, r.ServiceAccountKey} {
 		if at.After(now) {
 			now = at
 		}

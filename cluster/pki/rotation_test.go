@@ -48,15 +48,18 @@ func TestRotateCertificates(t *testing.T) {
 	})
 }
 
-// During the overlap, those who trust only the former authority, only the new one, or both, believe
-// certificates of the new one; and those who trust both believe certificates of the former.
+// Until the rotation is finished, those who trust only the former authority, only the new one, or
+// both, believe certificates of the new one; and those who trust both believe certificates of the
+// former. After it, those who trust only the former still believe the new one's.
 func TestRotateAuthority(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		b := ensure(t, dir)
 		oldRoots, oldPair := pool(t, b.CACert), load(t, b.KubeletClient)
-		const overlap = 7 * 24 * time.Hour
-		rotate(t, dir, What{Authority: true, TrustFormer: overlap})
+		if err := Rotate(dir, What{DropFormer: true}); err == nil || !strings.Contains(err.Error(), "no authority is being replaced") {
+			t.Errorf("finished before it starts: %v", err)
+		}
+		rotate(t, dir, What{Authority: true})
 		b = ensure(t, dir)
 		both := pool(t, b.CACert)
 		newRoots := x509.NewCertPool()
@@ -78,31 +81,113 @@ func TestRotateAuthority(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if err := Rotate(dir, What{Authority: true}); err == nil || !strings.Contains(err.Error(), "is trusted until") {
-			t.Errorf("another rotation meanwhile: %v", err)
-		}
-		if ends := time.Until(b.Next); ends < overlap-time.Minute || ends > overlap+time.Minute {
-			t.Errorf("something is due in %s", ends)
-		}
 		during := contents(t, b)
+		rotate(t, dir, What{Authority: true}) // again, since it may have been cut off
+		time.Sleep(40 * 24 * time.Hour)
 		if got := changed(during, contents(t, ensure(t, dir))); got != "" {
-			t.Errorf("replaced %q during the overlap", got)
+			t.Errorf("replaced %q before the rotation is finished", got)
 		}
-		time.Sleep(overlap + time.Minute)
+		if _, err := Shared(dir); err == nil || !strings.Contains(err.Error(), "is being replaced") {
+			t.Errorf("another control-plane node gets both: %v", err)
+		}
+		rotate(t, dir, What{DropFormer: true})
 		b = ensure(t, dir)
 		if err := verify(t, oldPair, pool(t, b.CACert)); err == nil {
-			t.Error("a certificate of the former authority is believed after the overlap")
+			t.Error("a certificate of the former authority is believed after the rotation")
 		}
-		if err := verify(t, load(t, b.KubeletClient), newRoots); err != nil {
-			t.Error(err)
+		for name, roots := range map[string]*x509.CertPool{"new": newRoots, "former": oldRoots} {
+			if err := verify(t, load(t, b.Serving), roots, x509.ExtKeyUsageServerAuth); err != nil {
+				t.Errorf("a client that knows the %s authority only: %v", name, err)
+			}
 		}
-		if !b.Next.IsZero() {
-			t.Errorf("something is due on %s", b.Next)
+		for range 2 * mostCross {
+			before := pool(t, b.CACert)
+			rotate(t, dir, What{Authority: true})
+			ensure(t, dir)
+			rotate(t, dir, What{DropFormer: true})
+			b = ensure(t, dir)
+			if err := verify(t, load(t, b.Serving), before, x509.ExtKeyUsageServerAuth); err != nil {
+				t.Errorf("a client that knows the authority before only: %v", err)
+			}
 		}
-		rotate(t, dir, What{Authority: true, TrustFormer: time.Hour})
+		if all := len(b.issuer.cross); all != mostCross {
+			t.Errorf("%d certificates are shown, want %d", all, mostCross)
+		}
+		after := contents(t, b)
+		if got := changed(after, contents(t, ensure(t, dir))); got != "" {
+			t.Errorf("replaced %q after the rotation", got)
+		}
+		rotate(t, dir, What{Authority: true})
 		time.Sleep(time.Second)
 		if got := ensure(t, dir).issuer.cert; got.Equal(b.issuer.cert) || got.Subject.CommonName == b.issuer.cert.Subject.CommonName {
 			t.Errorf("the authority is not replaced again, or has the same name: %s", got.Subject)
+		}
+	})
+}
+
+// A rotation that was cut off between two files is completed by the next Ensure.
+func TestRotateAuthorityCutOff(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		files := func() map[string]string {
+			t.Helper()
+			b := ensure(t, dir)
+			all := contents(t, b)
+			for _, name := range []string{"front-proxy-ca.pem", "front-proxy-ca.crt"} {
+				data, err := os.ReadFile(filepath.Join(dir, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				all[name] = string(data)
+			}
+			return all
+		}
+		first := files()
+		rotate(t, dir, What{Authority: true})
+		whole := files()
+		for _, name := range []string{"ca.crt", "front-proxy-ca.pem", "front-proxy-ca.crt", "apiserver.pem", "admin.kubeconfig"} {
+			if first[name] == whole[name] {
+				t.Errorf("%s is not replaced", name)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(first[name]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, b := files(), ensure(t, dir)
+		if got["ca.pem"] != whole["ca.pem"] || got["ca.crt"] != whole["ca.crt"] {
+			t.Error("the authority is replaced once more")
+		}
+		if err := verify(t, load(t, b.Serving), pool(t, b.CACert), x509.ExtKeyUsageServerAuth); err != nil {
+			t.Error(err)
+		}
+		if got["front-proxy-ca.pem"] == first["front-proxy-ca.pem"] {
+			t.Error("the front proxy's authority is not replaced")
+		}
+	})
+}
+
+// The authority of etcd's members is another one for the next member.
+func TestEtcdAuthorityIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		ensure(t, dir)
+		etcd := func() string {
+			t.Helper()
+			files, err := Shared(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(files[etcdAuthority])
+		}
+		first := etcd()
+		rotate(t, dir, What{Authority: true})
+		ensure(t, dir)
+		time.Sleep(time.Minute)
+		rotate(t, dir, What{DropFormer: true})
+		ensure(t, dir)
+		second := etcd()
+		if first == second || second != etcd() {
+			t.Error("it is the same after the rotation, or another one each time")
 		}
 	})
 }
@@ -223,9 +308,12 @@ func load(t *testing.T, file string) tls.Certificate {
 	return pair
 }
 
-// verify verifies a client's certificate with what it is shown with.
-func verify(t *testing.T, pair tls.Certificate, roots *x509.CertPool) error {
+// verify verifies a certificate, of a client if no usages are given, with what it is shown with.
+func verify(t *testing.T, pair tls.Certificate, roots *x509.CertPool, usages ...x509.ExtKeyUsage) error {
 	t.Helper()
+	if usages == nil {
+		usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	}
 	between := x509.NewCertPool()
 	for _, der := range pair.Certificate[1:] {
 		cert, err := x509.ParseCertificate(der)
@@ -235,7 +323,7 @@ func verify(t *testing.T, pair tls.Certificate, roots *x509.CertPool) error {
 		between.AddCert(cert)
 	}
 	_, err := pair.Leaf.Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: roots, Intermediates: between, KeyUsages: usages,
 	})
 	return err
 }

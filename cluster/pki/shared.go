@@ -15,11 +15,22 @@ import (
 
 // shared are the files that all control-plane nodes of a cluster have in common. Each makes the
 // others of them.
-var shared = []string{"ca.pem", "front-proxy-ca.pem", "service-account.pem", etcdAuthority}
+var shared = []string{authorityFile, "front-proxy-ca.pem", "service-account.pem", etcdAuthority}
 
 // Shared returns what another control-plane node of the cluster with its credentials in dir has to
 // have, by file name.
 func Shared(dir string) (map[string][]byte, error) {
+	s, err := ReadSuccession(dir)
+	if err != nil {
+		return nil, err
+	}
+	if s.Unfinished {
+		return nil, errors.New("the cluster's authority is being replaced: 'coracle certificate rotate --authority --finish' ends that, " +
+			"and then control-plane nodes can join")
+	}
+	if err := dropEtcdAuthority(dir); err != nil {
+		return nil, err
+	}
 	if _, err := ensureAuthorityPair("coracle-etcd-ca", filepath.Join(dir, etcdAuthority), time.Now(), Rotation{}); err != nil {
 		return nil, err
 	}
@@ -34,6 +45,24 @@ func Shared(dir string) (map[string][]byte, error) {
 	return all, nil
 }
 
+// dropEtcdAuthority removes the authority of etcd's members if it is older than the last rotation
+// of the authorities. That is for clusters with one member, which has no use for it.
+func dropEtcdAuthority(dir string) error {
+	r, err := readRotation(dir, time.Now())
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, etcdAuthority)
+	data, err := read(path)
+	if err != nil {
+		return err
+	}
+	if a := decodeAuthority(data); a.cert == nil || !madeAt(a.cert).Before(r.Authority) {
+		return nil
+	}
+	return os.Remove(path)
+}
+
 // Adopt puts what Shared has returned into dir, which must not exist, for Ensure to make the rest.
 // ca is the authority that the cluster is known by, PEM.
 func Adopt(dir string, files map[string][]byte, ca []byte) error {
@@ -42,7 +71,7 @@ func Adopt(dir string, files map[string][]byte, ca []byte) error {
 		if key == nil {
 			return fmt.Errorf("pki: %s of the cluster has no key", name)
 		}
-		if name == "ca.pem" && (cert == nil || !contains(ca, cert)) {
+		if name == authorityFile && (cert == nil || !contains(ca, cert)) {
 			return errors.New("pki: the authority of the cluster's keys is not the one that the cluster is known by")
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"log/slog"
 	"math/big"
 	"os"
@@ -28,6 +29,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 var ctx = context.Background()
@@ -212,6 +214,37 @@ func TestSigning(t *testing.T) {
 		}
 		if life := cert.NotAfter.Sub(cert.NotBefore); life != DefaultLifetime {
 			t.Errorf("it lives for %s", life)
+		}
+	})
+}
+
+// A certificate is shown with what the authority before says of its signer, and with nothing else.
+func TestSigningWithACrossCertificate(t *testing.T) {
+	dir := t.TempDir()
+	ensure := func() *pki.Bundle {
+		return must(pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}))
+	}
+	block, _ := pem.Decode(must(os.ReadFile(ensure().CACert)))
+	before := must(x509.ParseCertificate(block.Bytes))
+	if err := pki.Rotate(dir, pki.What{Authority: true}); err != nil {
+		t.Fatal(err)
+	}
+	b := ensure()
+	authority := func() (tls.Certificate, error) { return tls.LoadX509KeyPair(b.CA, b.CA) }
+	run(t, func(set *client.Set) *frame.Controller { return NewSigner(set, authority, 0) }, func() *certificatesv1.CertificateSigningRequest {
+		csr := request(nil)
+		approve(csr)
+		return csr
+	}, func(_ *apitest.Server, get func() (*certificatesv1.CertificateSigningRequest, error)) {
+		leaf, rest := pem.Decode(must(get()).Status.Certificate)
+		cross, rest := pem.Decode(rest)
+		if leaf == nil || cross == nil || len(rest) != 0 {
+			t.Fatalf("want two certificates, and %q follows", rest)
+		}
+		between := must(x509.ParseCertificate(cross.Bytes))
+		made := must(x509.ParseCertificate(leaf.Bytes))
+		if err := errors.Join(made.CheckSignatureFrom(between), between.CheckSignatureFrom(before)); err != nil {
+			t.Errorf("by the authority before: %v", err)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package certificates
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/tls"
@@ -145,5 +146,21 @@ func (s *signer) sign(request *x509.CertificateRequest, usages []certificatesv1.
 	if err != nil {
 		return nil, err
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+	return append(encode(der), crossed(pair)...), nil
+}
+
+// crossed are the certificates by which authorities before certify the next one, PEM: clients that
+// know only one of these trust what the newest signs. Former authorities themselves are left out.
+func crossed(pair tls.Certificate) (all []byte) {
+	for _, der := range pair.Certificate[1:] {
+		cert, err := x509.ParseCertificate(der)
+		if err == nil && !bytes.Equal(cert.RawSubject, cert.RawIssuer) {
+			all = append(all, encode(der)...)
+		}
+	}
+	return all
+}
+
+func encode(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
