@@ -94,19 +94,19 @@ func joinBindings(o Options) []rbacv1.ClusterRoleBinding {
 
 // joinReaders let anyone read cluster-info, and tokens and nodes the settings of agents.
 func joinReaders() (roles []rbacv1.Role, bindings []rbacv1.RoleBinding) {
-	add := func(namespace, name, configMap string, to ...rbacv1.Subject) {
+	add := func(namespace, name, configMap string, verbs []string, to ...rbacv1.Subject) {
 		meta := builtinMeta(name)
 		meta.Namespace = namespace
 		roles = append(roles, rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{
-			APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{configMap}, Verbs: []string{"get"},
+			APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{configMap}, Verbs: verbs,
 		}}})
 		bindings = append(bindings, rbacv1.RoleBinding{
 			ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}, Subjects: to,
 		})
 	}
-	add(metav1.NamespacePublic, clusterInfoRole, bootstrapapi.ConfigMapClusterInfo,
+	add(metav1.NamespacePublic, clusterInfoRole, bootstrapapi.ConfigMapClusterInfo, []string{"get"},
 		rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user.Anonymous})
-	add(metav1.NamespaceSystem, agentRole, clusterinfo.AgentConfigMap,
+	add(metav1.NamespaceSystem, agentRole, clusterinfo.AgentConfigMap, follow,
 		rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: token.JoinersGroup},
 		rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: user.NodesGroup})
 	return roles, bindings

@@ -134,6 +134,9 @@ func (a *agent) serve(ctx context.Context) error {
 			return serveProfiles(ctx, listener, map[string]http.Handler{health.Path: health.Handler(&board)})
 		})
 	}
+	if settings.Version != 0 {
+		parts.run = append(parts.run, a.member.Follow(set, keeper).Run)
+	}
 	for _, run := range append(parts.run, keeper.Run, certificates) {
 		work.Go(func() error { return run(ctx) })
 	}

@@ -43,7 +43,11 @@ func withClusterInfo(server *apiserver.Server, bundle *pki.Bundle, api apiOption
 		return nil, err
 	}
 	publish := untilDone("what other machines need to join is not published", func(ctx context.Context) error {
-		return clusterinfo.Publish(ctx, set.Kube, url, ca.CurrentCABundleContent(), settings)
+		succession, err := pki.ReadSuccession(bundle.Dir)
+		if err != nil {
+			return err
+		}
+		return clusterinfo.Publish(ctx, set.Kube, url, ca.CurrentCABundleContent(), succession.PEM, settings)
 	})
 	return append(parts, func(ctx context.Context) error {
 		var following sync.WaitGroup

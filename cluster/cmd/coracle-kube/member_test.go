@@ -206,7 +206,7 @@ func TestSettingsOfAnAgent(t *testing.T) {
 			}
 			kube := fake.NewClientset()
 			published := clusterinfo.Settings{NetworkPolicies: true}
-			if err := clusterinfo.Publish(t.Context(), kube, a.member.Server, nil, published); err != nil {
+			if err := clusterinfo.Publish(t.Context(), kube, a.member.Server, nil, nil, published); err != nil {
 				t.Fatal(err)
 			}
 			answers := c.answers
@@ -258,7 +258,7 @@ func TestSettingsOfAMachineThatJoins(t *testing.T) {
 				Data:       map[string]string{"kubelet": "clusterDNS: [10.96.0.10]\nclusterDomain: upstream.test\n"},
 			})
 			ours := clusterinfo.Settings{ClusterDomain: "ours.test"}
-			if err := clusterinfo.Publish(t.Context(), kube, "https://192.0.2.1:6443", nil, ours); err != nil {
+			if err := clusterinfo.Publish(t.Context(), kube, "https://192.0.2.1:6443", nil, nil, ours); err != nil {
 				t.Fatal(err)
 			}
 			left := c.refusals

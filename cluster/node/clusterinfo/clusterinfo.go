@@ -34,11 +34,13 @@ const (
 	// AgentConfigMap is the name of the ConfigMap in kube-system with Settings.
 	AgentConfigMap = "coracle-agent"
 	settingsKey    = "settings.json"
+	authorityKey   = "authority.pem"
 	// settingsVersion is that of the format. A field that older agents may ignore does not change
 	// it.
 	settingsVersion = 1
-	// longestSettings bounds what is read.
-	longestSettings = 64 << 10
+	// longestSettings and longestAuthority bound what is read.
+	longestSettings  = 64 << 10
+	longestAuthority = 64 << 10
 	// mostServers bounds the addresses of a DNS; a pod's resolv.conf has three.
 	mostServers = 16
 )
@@ -69,8 +71,10 @@ type Settings struct {
 	LoadBalancerCIDRs []string `json:"loadBalancerCIDRs,omitempty"`
 }
 
-// Publish writes both ConfigMaps. It leaves signatures and keys of others alone.
-func Publish(ctx context.Context, kube kubernetes.Interface, server string, ca []byte, s Settings) error {
+// Publish writes both ConfigMaps. ca is the authority, PEM, and followed the same with what the
+// authority before certifies, for agents that trust that one. It leaves signatures and keys of
+// others alone.
+func Publish(ctx context.Context, kube kubernetes.Interface, server string, ca, followed []byte, s Settings) error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[""] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca}
 	text, err := clientcmd.Write(*config)
@@ -79,6 +83,10 @@ func Publish(ctx context.Context, kube kubernetes.Interface, server string, ca [
 	}
 	err = publish(ctx, kube, metav1.NamespacePublic, bootstrapapi.ConfigMapClusterInfo, bootstrapapi.KubeConfigKey, string(text))
 	if err != nil {
+		return err
+	}
+	// Before the settings: an agent that reads these follows it.
+	if err := publish(ctx, kube, metav1.NamespaceSystem, AgentConfigMap, authorityKey, string(followed)); err != nil {
 		return err
 	}
 	s.Version = settingsVersion
@@ -225,6 +233,16 @@ func ReadKubelets(ctx context.Context, kube kubernetes.Interface) (Settings, err
 		}
 	}
 	return Settings{ClusterDNS: s.ClusterDNS, ClusterDomain: s.ClusterDomain}, nil
+}
+
+// Authority returns the followed authority in the ConfigMap of agents, nil if there is none.
+func Authority(have *corev1.ConfigMap) ([]byte, error) {
+	text := have.Data[authorityKey]
+	if len(text) > longestAuthority {
+		return nil, fmt.Errorf("ConfigMap %s/%s: %s has %d bytes, and may have %d", have.Namespace, have.Name, authorityKey, len(text),
+			longestAuthority)
+	}
+	return []byte(text), nil
 }
 
 // CheckVersion returns an error if this release does not read settings of this version.

@@ -28,7 +28,7 @@ func TestPublish(t *testing.T) {
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		ClusterDomain: "cluster.local", NodeDNS: true, ServiceProxy: true,
 	}
-	if err := Publish(ctx, kube, "https://192.0.2.1:6443", []byte("ca"), s); err != nil {
+	if err := Publish(ctx, kube, "https://192.0.2.1:6443", []byte("ca"), []byte("ca and more"), s); err != nil {
 		t.Fatal(err)
 	}
 	if server, ca, err := Published(ctx, kube); server != "https://192.0.2.1:6443" || string(ca) != "ca" || err != nil {
@@ -48,12 +48,24 @@ func TestPublish(t *testing.T) {
 		t.Errorf("%+v, %t, %v", got, there, err)
 	}
 
+	agents, err := kube.CoreV1().ConfigMaps("kube-system").Get(ctx, AgentConfigMap, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Authority(agents); err != nil || string(got) != "ca and more" {
+		t.Errorf("agents follow %q, %v", got, err)
+	}
+	agents.Data[authorityKey] = strings.Repeat("x", longestAuthority+1)
+	if _, err := Authority(agents); err == nil {
+		t.Error("an authority that is too long is read")
+	}
+
 	// Signatures stay when the server moves: the signer replaces them.
 	info.Data["jws-kubeconfig-abcdef"] = "signature"
 	if _, err := public.Update(ctx, info, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := Publish(ctx, kube, "https://192.0.2.2:6443", []byte("ca"), s); err != nil {
+	if err := Publish(ctx, kube, "https://192.0.2.2:6443", []byte("ca"), []byte("ca and more"), s); err != nil {
 		t.Fatal(err)
 	}
 	info, err = public.Get(ctx, "cluster-info", metav1.GetOptions{})

@@ -98,7 +98,7 @@ func startFirst(t *testing.T, change func(*apiserver.Options)) *first {
 	f.ca = must(os.ReadFile(bundle.CACert))(t)
 	f.hash = must(discovery.Hash(f.ca))(t)
 	testkit.Eventually(t.Context(), t, "publish cluster-info", func() (bool, error) { // its namespace is made a moment after the start
-		err := clusterinfo.Publish(ctx, f.kube, f.url, f.ca, clusterinfo.Settings{})
+		err := clusterinfo.Publish(ctx, f.kube, f.url, f.ca, nil, clusterinfo.Settings{})
 		return err == nil, err
 	})
 	return f

@@ -3,14 +3,15 @@
 //
 //	cluster.json  where the API server is, and the node's name; written last, so that its presence
 //	              says that the rest is there
-//	ca.crt        the cluster's authority
+//	ca.crt        the cluster's authority, while it is replaced also the former one
 //	client.pem    the node's client certificate and key
 //	serving.pem   its kubelet's serving certificate and key
 //	servers.json  the addresses of API servers, when there were several
 //
 // [Join] asks for the client certificate with a bootstrap token, by a CertificateSigningRequest as
-// upstream's kubelets do. [Node.Keep] replaces both certificates before they end. Certificate and
-// key are one file, so a pair is never half new.
+// upstream's kubelets do. [Node.Keep] replaces both certificates before they end, and [Node.Follow]
+// all three files when the cluster's authority is replaced. Certificate and key are one file, so a
+// pair is never half new.
 package credentials
 
 import (

@@ -77,7 +77,7 @@ func startFirst(t *testing.T) *first {
 	ca := must(os.ReadFile(bundle.CACert))(t)
 	f.hash = must(discovery.Hash(ca))(t)
 	testkit.Eventually(t.Context(), t, "publish cluster-info", func() (bool, error) { // its namespace is made a moment after the start
-		err := clusterinfo.Publish(ctx, f.kube, f.url, ca, clusterinfo.Settings{})
+		err := clusterinfo.Publish(ctx, f.kube, f.url, ca, nil, clusterinfo.Settings{})
 		return err == nil, err
 	})
 	return f

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,41 +23,94 @@ import (
 )
 
 // Keeper renews a node's certificates.
-type Keeper struct{ client, serving certificate.Manager }
+type Keeper struct {
+	node      Node
+	kube      kubernetes.Interface
+	addresses func() []corev1.NodeAddress
+
+	mu              sync.Mutex
+	client, serving certificate.Manager
+	running         bool
+	// last is what the kubelet serves with while it has no certificate of the newest authority.
+	last *tls.Certificate
+}
 
 // Keep returns what renews the certificates before they end, and asks for the serving certificate.
 // addresses returns those that the API has of the node, none while it has no node: a certificate
 // for others would not be approved.
 func (n Node) Keep(kube kubernetes.Interface, addresses func() []corev1.NodeAddress) (*Keeper, error) {
-	clients := func(*tls.Certificate) (kubernetes.Interface, error) { return kube, nil }
+	k := &Keeper{node: n, kube: kube, addresses: addresses}
+	return k, k.manageLocked(pair(n.clientFile()), pair(n.servingFile()))
+}
+
+// manageLocked makes the managers. They renew what the stores have.
+func (k *Keeper) manageLocked(ofClient, ofServing certificate.Store) error {
+	clients := func(*tls.Certificate) (kubernetes.Interface, error) { return k.kube, nil }
+	name := k.node.Name
 	client, err := certificate.NewManager(&certificate.Config{
-		ClientsetFn: clients, Template: clientTemplate(n.Name), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-		Usages: clientUsages, CertificateStore: pair(n.clientFile()),
+		ClientsetFn: clients, Template: clientTemplate(name), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+		Usages: clientUsages, CertificateStore: ofClient,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("the node's certificate: %w", err)
+		return fmt.Errorf("the node's certificate: %w", err)
 	}
 	serving, err := certificate.NewManager(&certificate.Config{
-		ClientsetFn: clients, GetTemplate: func() *x509.CertificateRequest { return servingTemplate(n.Name, addresses()) },
+		ClientsetFn: clients, GetTemplate: func() *x509.CertificateRequest { return servingTemplate(name, k.addresses()) },
 		SignerName:       certificatesv1.KubeletServingSignerName,
 		Usages:           []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
-		CertificateStore: pair(n.servingFile()),
+		CertificateStore: ofServing,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("the kubelet's serving certificate: %w", err)
+		return fmt.Errorf("the kubelet's serving certificate: %w", err)
 	}
-	return &Keeper{client, serving}, nil
+	k.client, k.serving = client, serving
+	return nil
+}
+
+// replace asks for certificates of issuer where others have signed those that the node has. Both
+// stay in use until then. written is called after each.
+func (k *Keeper) replace(issuer *x509.Certificate, written func()) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	client, serving := k.client, k.serving
+	if err := k.manageLocked(issued{pair(k.node.clientFile()), issuer, written},
+		issued{pair(k.node.servingFile()), issuer, written}); err != nil {
+		return err
+	}
+	if c := serving.Current(); c != nil {
+		k.last = c
+	}
+	if k.running {
+		client.Stop()
+		serving.Stop()
+		k.client.Start()
+		k.serving.Start()
+	}
+	return nil
 }
 
 // Serving returns the kubelet's serving certificate, nil while there is none.
-func (k *Keeper) Serving() *tls.Certificate { return k.serving.Current() }
+func (k *Keeper) Serving() *tls.Certificate {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.serving.Current(); c != nil {
+		return c
+	}
+	return k.last
+}
 
 // Run works until ctx ends. It does not wait for upstream's managers: they look at their end only
 // when a renewal is due, and ask for nothing then.
 func (k *Keeper) Run(ctx context.Context) error {
+	k.mu.Lock()
+	k.running = true
 	k.client.Start()
 	k.serving.Start()
+	k.mu.Unlock()
 	<-ctx.Done()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.running = false
 	k.client.Stop()
 	k.serving.Stop()
 	return nil
@@ -106,4 +160,30 @@ func (p pair) Update(cert, key []byte) (*tls.Certificate, error) {
 		return nil, err
 	}
 	return &c, pki.Replace(string(p), data, 0o600)
+}
+
+// issued is a pair that counts only if an authority has signed it.
+type issued struct {
+	pair
+	by      *x509.Certificate
+	written func()
+}
+
+// Current implements certificate.Store.
+func (i issued) Current() (*tls.Certificate, error) {
+	c, err := i.pair.Current()
+	if err == nil && c.Leaf.CheckSignatureFrom(i.by) != nil {
+		none := certificate.NoCertKeyError("another authority has signed " + string(i.pair))
+		return nil, &none
+	}
+	return c, err
+}
+
+// Update implements certificate.Store.
+func (i issued) Update(cert, key []byte) (*tls.Certificate, error) {
+	c, err := i.pair.Update(cert, key)
+	if err == nil {
+		i.written()
+	}
+	return c, err
 }

@@ -91,8 +91,14 @@ func TestADamagedServingCertificate(t *testing.T) {
 
 const lifetime = 20 * time.Minute
 
-// signAll has a fake API sign all requests, and select them by name.
+// signAll has a fake API sign all requests.
 func signAll(t *testing.T, kube *fake.Clientset) {
+	signBy(t, kube, func(r *x509.CertificateRequest) []byte { return sign(t, r, r.PublicKey) })
+}
+
+// signBy has a fake API give all requests the certificates that sign makes, and select requests by
+// name.
+func signBy(t *testing.T, kube *fake.Clientset, sign func(*x509.CertificateRequest) []byte) {
 	var mu sync.Mutex
 	made := map[string]certificatesv1.CertificateSigningRequest{}
 	kube.PrependReactor("create", "certificatesigningrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -102,7 +108,7 @@ func signAll(t *testing.T, kube *fake.Clientset) {
 		csr.Name = fmt.Sprint(csr.GenerateName, len(made))
 		block, _ := pem.Decode(csr.Spec.Request)
 		request := must(x509.ParseCertificateRequest(block.Bytes))(t)
-		csr.Status.Certificate = sign(t, request, request.PublicKey)
+		csr.Status.Certificate = sign(request)
 		csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
 			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue,
 		}}
