@@ -57,9 +57,29 @@ func TestCertificateCommands(t *testing.T) {
 	if out, err := run("rotate", "--service-account-key"); err == nil || !strings.Contains(err.Error(), "other control-plane nodes") {
 		t.Errorf("with an etcd elsewhere: %s, %v", out, err)
 	}
+	if out, err := run("rotate", "--authority"); err == nil || !strings.Contains(err.Error(), "other control-plane nodes") {
+		t.Errorf("another authority with an etcd elsewhere: %s, %v", out, err)
+	}
+	remember(t, p, upOptions{})
+	if out, err := run("rotate", "--authority", "--timeout", "7s"); err != nil || !strings.Contains(out, "--finish' ends the trust") {
+		t.Errorf("%s, %v", out, err)
+	}
+	if out, err := run("rotate", "--authority", "--finish"); err != nil || out != "the former authority is not trusted any more\n" {
+		t.Errorf("%s, %v", out, err)
+	}
+	if _, err := run("rotate", "--finish"); err == nil || !strings.Contains(err.Error(), "--finish is for --authority") {
+		t.Error(err)
+	}
+	const lagging = `{"running":true,"lagging":["two: it has not taken the new authority"]}`
+	if err := os.WriteFile(filepath.Join(dir, "answer"), []byte(lagging), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run("rotate", "--authority", "--finish"); err == nil || !strings.Contains(err.Error(), "two: it has not taken") {
+		t.Errorf("with a node that does not follow: %v", err)
+	}
 	asked, err := os.ReadFile(filepath.Join(dir, "asked"))
 	if err != nil || !strings.Contains(string(asked), "rotate --certificates") ||
-		!strings.Contains(string(asked), "rotate --service-account-key") {
+		!strings.Contains(string(asked), "rotate --service-account-key") || !strings.Contains(string(asked), "rotate --authority --timeout 7s") {
 		t.Errorf("%s, %v", asked, err)
 	}
 }

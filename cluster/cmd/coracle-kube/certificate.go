@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -13,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -27,6 +27,8 @@ const renewPath = "/certificates/renew"
 type rotated struct {
 	// Running is whether the cluster process has done it; otherwise its next start does.
 	Running bool `json:"running"`
+	// Lagging are nodes that do not follow a new authority yet, and why.
+	Lagging []string `json:"lagging,omitempty"`
 }
 
 // certificateCommand is what `coracle certificate` runs.
@@ -53,6 +55,7 @@ func certificateCommand() *cobra.Command {
 		},
 	}
 	var what pki.What
+	var wait time.Duration
 	rotate := &cobra.Command{
 		Use: "rotate", Short: "replace credentials", Example: "  coracle-kube certificate rotate --certificates", Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -70,19 +73,33 @@ func certificateCommand() *cobra.Command {
 			if peers != nil && what.ServiceAccountKey {
 				return errors.New("several control-plane nodes have the key of service account tokens: it can be replaced only while there is one")
 			}
-			if err := pki.Rotate(dir, what); err != nil {
+			if peers != nil && (what.Authority || what.DropFormer) {
+				return errors.New("several control-plane nodes have the key of the authority: run 'coracle leave' on all others, and join them again " +
+					"when the authority is replaced")
+			}
+			r := rotation{dir: dir, socket: filepath.Join(state, "kube", profileSocket)}
+			var answer rotated
+			switch {
+			case what.DropFormer:
+				answer, err = r.finish(cmd.Context())
+			case what.Authority:
+				answer, err = r.replaceAuthority(cmd.Context(), wait)
+			default:
+				answer, err = r.rotate(cmd.Context(), what)
+			}
+			if err != nil {
 				return err
 			}
-			running, err := renewNow(cmd.Context(), filepath.Join(state, "kube", profileSocket))
-			if err != nil {
-				return fmt.Errorf("the rotation is noted, and not finished: %w; the cluster tries again within a day, and when it is started", err)
-			}
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(rotated{running})
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(answer)
 		},
 	}
 	rotate.Flags().BoolVar(&what.Certificates, "certificates", false, "replace all certificates but the authorities'")
 	rotate.Flags().BoolVar(&what.ServiceAccountKey, "service-account-key", false, "replace the key that signs service account tokens")
-	rotate.MarkFlagsOneRequired("certificates", "service-account-key")
+	rotate.Flags().BoolVar(&what.Authority, "authority", false, "replace the authorities, and wait until all nodes follow")
+	rotate.Flags().BoolVar(&what.DropFormer, "finish", false, "end the trust in the authorities that were replaced")
+	rotate.Flags().DurationVar(&wait, "timeout", time.Minute, "how long nodes are waited for")
+	rotate.MarkFlagsOneRequired("certificates", "service-account-key", "authority", "finish")
+	rotate.MarkFlagsMutuallyExclusive("certificates", "service-account-key", "authority", "finish")
 	cmd.AddCommand(list, rotate)
 	return cmd
 }

@@ -99,8 +99,22 @@ func TestRotateCertificates(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "only while there is one") {
 		t.Errorf("with several control-plane nodes: %v", err)
 	}
+	for _, flag := range []string{"--authority", "--finish"} {
+		_, err = try(t, append([]string{"certificate", "rotate", flag}, place...)...)
+		if err == nil || !strings.Contains(err.Error(), "run 'coracle leave' on all others") {
+			t.Errorf("%s with several control-plane nodes: %v", flag, err)
+		}
+	}
 	if err := os.Remove(etcd.PeersFile(root)); err != nil {
 		t.Fatal(err)
+	}
+	_, err = try(t, append([]string{"certificate", "rotate", "--authority"}, place...)...)
+	if err == nil || !strings.Contains(err.Error(), "the cluster has to run") {
+		t.Errorf("an authority of a cluster that does not run: %v", err)
+	}
+	_, err = try(t, append([]string{"certificate", "rotate", "--finish"}, place...)...)
+	if err == nil || !strings.Contains(err.Error(), "no authority is being replaced") {
+		t.Errorf("finished before it starts: %v", err)
 	}
 	key, err := os.ReadFile(bundle.ServiceAccountKey)
 	if err != nil {

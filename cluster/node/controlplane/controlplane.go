@@ -19,6 +19,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,6 +65,16 @@ type bundle struct {
 	Files   map[string][]byte `json:"files"`
 	// Settings are the cluster's, in the words of the program that calls.
 	Settings json.RawMessage `json:"settings,omitempty"`
+}
+
+// Invited says whether there are keys that another machine may still become a control-plane node
+// with.
+func Invited(ctx context.Context, kube kubernetes.Interface) (bool, error) {
+	all, err := kube.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(all.Items, func(s corev1.Secret) bool { return strings.HasPrefix(s.Name, secretPrefix) }), nil
 }
 
 // Upload encrypts the keys in the directory of credentials for the machine that has a token, and

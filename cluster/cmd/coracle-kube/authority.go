@@ -1,0 +1,199 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/coracle-project/coracle/cluster/node/controlplane"
+	"github.com/coracle-project/coracle/cluster/node/credentials"
+	"github.com/coracle-project/coracle/cluster/node/discovery"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+const (
+	// lagEvery is the time between two looks at the nodes, lagLimit bounds a connection to one, and
+	// lagAtOnce is how many are made at once.
+	lagEvery  = time.Second
+	lagLimit  = 5 * time.Second
+	lagAtOnce = 16
+	// mostNamed bounds how many nodes an answer names.
+	mostNamed = 20
+)
+
+// rotation replaces credentials of the cluster in a directory.
+type rotation struct {
+	dir string
+	// socket is where the cluster process is asked to do it.
+	socket string
+}
+
+// rotate notes what is to be made again, and has the cluster process do it.
+func (r rotation) rotate(ctx context.Context, what pki.What) (rotated, error) {
+	if err := pki.Rotate(r.dir, what); err != nil {
+		return rotated{}, err
+	}
+	running, err := renewNow(ctx, r.socket)
+	if err != nil {
+		return rotated{}, fmt.Errorf("the rotation is noted, and not finished: %w; the cluster tries again within a day, and when it is started", err)
+	}
+	return rotated{Running: running}, nil
+}
+
+// replaceAuthority makes another authority, which signs at once, and waits until the nodes follow.
+// If one was made before, it only waits.
+func (r rotation) replaceAuthority(ctx context.Context, wait time.Duration) (rotated, error) {
+	kube, err := r.client()
+	if err != nil {
+		return rotated{}, err
+	}
+	invited, err := controlplane.Invited(ctx, kube)
+	if err != nil {
+		return rotated{}, fmt.Errorf("the cluster has to run while its authority is replaced: %w", err)
+	}
+	if invited {
+		return rotated{}, errors.New("a token for another control-plane node has the key of the authority: delete it with 'coracle token delete'")
+	}
+	answer, err := r.rotate(ctx, pki.What{Authority: true})
+	if err != nil || !answer.Running {
+		return answer, err
+	}
+	late := time.NewTimer(wait)
+	defer late.Stop()
+	for {
+		answer.Lagging, err = r.lagging(ctx)
+		if err != nil || len(answer.Lagging) == 0 {
+			return answer, err
+		}
+		select {
+		case <-time.After(lagEvery):
+		case <-late.C:
+			return answer, nil
+		case <-ctx.Done():
+			return answer, nil // what was found is the answer to an operator who stops waiting
+		}
+	}
+}
+
+// finish ends the trust in the former authority, if all nodes follow the newest.
+func (r rotation) finish(ctx context.Context) (rotated, error) {
+	s, err := pki.ReadSuccession(r.dir)
+	if err != nil {
+		return rotated{}, err
+	}
+	if s.Unfinished {
+		lagging, err := r.lagging(ctx)
+		if err != nil {
+			return rotated{}, fmt.Errorf("whether all nodes follow the new authority cannot be seen: %w", err)
+		}
+		if len(lagging) > 0 {
+			return rotated{Running: true, Lagging: lagging}, nil
+		}
+	}
+	return r.rotate(ctx, pki.What{DropFormer: true})
+}
+
+// client is an administrator's, of the kubeconfig as it is now.
+func (r rotation) client() (*kubernetes.Clientset, error) {
+	_, kube, err := clientOf(filepath.Join(r.dir, "admin.kubeconfig"), callLimit)
+	return kube, err
+}
+
+func (r rotation) lagging(ctx context.Context) ([]string, error) {
+	s, err := pki.ReadSuccession(r.dir)
+	if err != nil {
+		return nil, err
+	}
+	kube, err := r.client()
+	if err != nil {
+		return nil, err
+	}
+	return lagging(ctx, kube, s.Newest, func(node string) bool { return pki.HasNode(r.dir, node) })
+}
+
+// lagging returns the nodes that do not follow the authority newest, and why. Nodes whose
+// credentials are the cluster process's own follow with it.
+func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certificate, own func(node string) bool) ([]string, error) {
+	hash, err := discovery.Hash(pki.Encode(newest))
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	why := make([]string, len(nodes.Items))
+	var work errgroup.Group
+	work.SetLimit(lagAtOnce)
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		switch {
+		case own(n.Name):
+		case n.Annotations[credentials.AuthorityAnnotation] != hash:
+			why[i] = n.Name + ": it has not taken the new authority" + notReady(n)
+		default: // it says so
+			work.Go(func() error {
+				if err := serves(ctx, n, newest); err != nil {
+					why[i] = fmt.Sprintf("%s: its kubelet shows no certificate of the new authority: %v", n.Name, err)
+				}
+				return nil
+			})
+		}
+	}
+	_ = work.Wait() // errors are in why
+	why = slices.DeleteFunc(why, func(s string) bool { return s == "" })
+	slices.SortFunc(why, cmp.Compare[string])
+	if more := len(why) - mostNamed; more > 0 {
+		why = append(why[:mostNamed], fmt.Sprintf("and %d more", more))
+	}
+	return why, nil
+}
+
+func notReady(n *corev1.Node) string {
+	ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	if ready {
+		return ""
+	}
+	return ", and is not ready"
+}
+
+// serves returns an error unless a node's kubelet shows a certificate that newest itself has
+// signed.
+func serves(ctx context.Context, n *corev1.Node, newest *x509.Certificate) error {
+	i := slices.IndexFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP })
+	if i < 0 {
+		return errors.New("it has no address")
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(newest)
+	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: lagLimit}, Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	ctx, cancel := context.WithTimeout(ctx, lagLimit)
+	defer cancel()
+	port := strconv.Itoa(int(n.Status.DaemonEndpoints.KubeletEndpoint.Port))
+	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(n.Status.Addresses[i].Address, port))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	shown := conn.(*tls.Conn).ConnectionState().PeerCertificates[0]
+	if name := "system:node:" + n.Name; shown.Subject.CommonName != name {
+		return fmt.Errorf("it is %s's, not %s's", strings.ToValidUTF8(shown.Subject.CommonName, "?"), name)
+	}
+	return shown.CheckSignatureFrom(newest)
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/coracle-project/coracle/cluster/node/credentials"
+	"github.com/coracle-project/coracle/cluster/node/discovery"
+	"github.com/coracle-project/coracle/cluster/pki"
+)
+
+// A rotation is finished only if each node has shown that it follows: claims do not count.
+func TestNodesThatLag(t *testing.T) {
+	dir := t.TempDir()
+	ensure := func() *pki.Bundle {
+		t.Helper()
+		b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	serving := func(b *pki.Bundle, name string) tls.Certificate {
+		t.Helper()
+		files, err := b.Node(name, []string{name, "127.0.0.1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := tls.LoadX509KeyPair(files.Serving, files.Serving)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair
+	}
+	former := serving(ensure(), "liar")
+	if err := pki.Rotate(dir, pki.What{Authority: true}); err != nil {
+		t.Fatal(err)
+	}
+	b := ensure()
+	s, err := pki.ReadSuccession(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := discovery.Hash(pki.Encode(s.Newest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube := fake.NewClientset()
+	add := func(name, annotation string, pair *tls.Certificate) {
+		t.Helper()
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{credentials.AuthorityAnnotation: annotation}}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		if pair != nil {
+			kubelet := httptest.NewUnstartedServer(http.NotFoundHandler())
+			kubelet.TLS = &tls.Config{Certificates: []tls.Certificate{*pair}}
+			kubelet.StartTLS()
+			t.Cleanup(kubelet.Close)
+			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+			n.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(kubelet.Listener.Addr().(*net.TCPAddr).Port)
+		}
+		if _, err := kube.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good := serving(b, "good")
+	own := func(name string) bool { return name == "own" }
+	add("own", "", nil)
+	add("good", hash, &good)
+	if got, err := lagging(t.Context(), kube, s.Newest, own); err != nil || len(got) != 0 {
+		t.Errorf("all nodes follow: %q, %v", got, err)
+	}
+	add("former", "sha256:00", &former)
+	add("liar", hash, &former)
+	add("mask", hash, &good)
+	add("nowhere", hash, nil)
+	got, err := lagging(t.Context(), kube, s.Newest, own)
+	if err != nil || len(got) != 4 {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for i, want := range []string{
+		"former: it has not taken the new authority", "liar: its kubelet shows no certificate of the new authority",
+		"mask: its kubelet shows no certificate of the new authority: it is system:node:good's", "nowhere: its kubelet shows no certificate",
+	} {
+		if !strings.HasPrefix(got[i], want) {
+			t.Errorf("%q, want %q", got[i], want)
+		}
+	}
+	for range mostNamed {
+		add("n"+strings.Repeat("x", len(kube.Actions())), "", nil)
+	}
+	if got, err := lagging(t.Context(), kube, s.Newest, own); err != nil || len(got) != mostNamed+1 || got[mostNamed] != "and 4 more" {
+		t.Errorf("many: %q, %v", got, err)
+	}
+}
