@@ -15,6 +15,9 @@ import (
 // the cluster process, which tells it by a file what to announce.
 const bgpProgram = "coracle-bgp"
 
+// bgpPeer is how the component of each router begins in what coracle-bgp says of itself.
+const bgpPeer = "BGP peer "
+
 // bgp is the directory of the routes that are announced, and of coracle-bgp's socket.
 func (p place) bgp() string    { return filepath.Join(p.state, "bgp") }
 func (p place) bgpLog() string { return filepath.Join(p.logs(), "bgp.log") }
