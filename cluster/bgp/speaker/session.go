@@ -29,9 +29,7 @@ type session struct {
 }
 
 func newSession(p Peer, o Options) *session {
-	s := &session{Peer: p, as: o.AS, log: o.Log.With("peer", p.Address), part: o.Board.Add("BGP peer " + p.Address.String())}
-	s.part.Fails(errors.New("no connection yet"))
-	return s
+	return &session{Peer: p, as: o.AS, log: o.Log.With("peer", p.Address), part: o.Board.Add("BGP peer " + p.Address.String())}
 }
 
 func (s *session) up() {

@@ -4,11 +4,9 @@
 package bgp
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -17,12 +15,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/bgp/routes"
 	"github.com/coracle-project/coracle/cluster/integration/isolate"
+	"github.com/coracle-project/coracle/cluster/integration/router"
 	"github.com/coracle-project/coracle/cluster/pki"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
@@ -31,7 +29,7 @@ func TestMain(m *testing.M) { os.Exit(isolate.Run(m.Run)) }
 
 const (
 	nodeAS, routerAS = 64512, 64500
-	router           = "as=64500"
+	routerPeer       = "as=64500"
 	pods4, pods6     = "10.85.1.0/24", "fd85:0:0:1::/64"
 	balancer4        = "203.0.113.1/32"
 	balancer6        = "2001:db8:99::1/128"
@@ -46,67 +44,8 @@ type world struct {
 	dir string // of the node's program, and of the test's files
 	// kernel says what the router's kernel does with routes, bird what the router does, node what
 	// coracle-bgp logs.
-	kernel, bird, node *lines
+	kernel, bird, node *router.Lines
 	supervisor         *exec.Cmd
-}
-
-// lines are what a program says.
-type lines struct {
-	name string
-	next chan string
-	had  []string
-}
-
-func listen(name string, from io.Reader) *lines {
-	l := &lines{name: name, next: make(chan string, 10_000)}
-	go func() {
-		defer close(l.next)
-		for s := bufio.NewScanner(from); s.Scan(); {
-			l.next <- s.Text()
-		}
-	}()
-	return l
-}
-
-// await returns the next line that has all of words.
-func (l *lines) await(t *testing.T, words ...string) string {
-	t.Helper()
-	limit := time.After(testnet.Patience)
-	for {
-		select {
-		case line, ok := <-l.next:
-			if !ok {
-				t.Fatalf("%s ended without %q; it said:\n%s", l.name, words, strings.Join(l.had, "\n"))
-			}
-			l.had = append(l.had, line)
-			if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
-				return line
-			}
-		case <-limit:
-			t.Fatalf("%s does not say %q; it said:\n%s", l.name, words, strings.Join(l.had, "\n"))
-		}
-	}
-}
-
-// start runs a program in a space until the test ends, and returns it with what it says.
-func start(t *testing.T, in *testnet.Space, args ...string) (*exec.Cmd, *lines) {
-	t.Helper()
-	cmd := exec.Command(args[0], args[1:]...)
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Stdout, cmd.Stderr = write, write
-	if err := in.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	_ = write.Close()
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(unix.SIGTERM)
-		_ = cmd.Wait()
-		_ = read.Close()
-	})
-	return cmd, listen(filepath.Base(args[0]), read)
 }
 
 func bin(name string) string {
@@ -125,7 +64,7 @@ func bin(name string) string {
 func newWorld(t *testing.T, as int, password string) *world {
 	t.Helper()
 	w := &world{t: t, Node: testnet.New(t), dir: t.TempDir()}
-	_, w.kernel = start(t, w.Outside, "ip", "monitor", "route")
+	_, w.kernel = router.Start(t, w.Outside, "ip", "monitor", "route")
 	secret := ""
 	if password != "" {
 		secret = fmt.Sprintf("password %q;", password)
@@ -146,7 +85,7 @@ protocol bgp node {
   ipv4 { import all; export where source = RTS_STATIC; };
   ipv6 { import all; export none; };
 }`, testnet.Outside4, fromRouter, routerAS, testnet.Node4, as, secret))
-	_, w.bird = start(t, w.Outside, "bird", "-f", "-c", config, "-s", filepath.Join(w.dir, "bird.ctl"))
+	_, w.bird = router.Start(t, w.Outside, "bird", "-f", "-c", config, "-s", filepath.Join(w.dir, "bird.ctl"))
 	return w
 }
 
@@ -187,7 +126,8 @@ func (w *world) up(peer, password string) {
 		w.write(file, password+"\n")
 		peer += " password-file=" + file
 	}
-	w.supervisor, w.node = start(w.t, &w.Node.Space, bin("coracle"), "supervise", "--root", w.dir, "--state", w.dir, "--", "sleep", "infinity",
+	w.supervisor, w.node = router.Start(w.t, &w.Node.Space, bin("coracle"),
+		"supervise", "--root", w.dir, "--state", w.dir, "--", "sleep", "infinity",
 		"--", bin("coracle-bgp"), "--dir", w.bgp(), "--as", strconv.Itoa(nodeAS), "--peer", peer)
 }
 
@@ -228,7 +168,7 @@ func (w *world) nextHop(prefix string) string {
 func (w *world) come(prefixes ...string) {
 	w.t.Helper()
 	for len(prefixes) > 0 {
-		line := w.kernel.await(w.t, "proto bird")
+		line := w.kernel.Await(w.t, "proto bird")
 		if strings.HasPrefix(line, "Deleted ") {
 			w.t.Fatalf("a route is withdrawn: %s", line)
 		}
@@ -242,7 +182,7 @@ func (w *world) come(prefixes ...string) {
 func (w *world) leave(prefixes ...string) {
 	w.t.Helper()
 	for len(prefixes) > 0 {
-		line := w.kernel.await(w.t, "Deleted ", "proto bird")
+		line := w.kernel.Await(w.t, "Deleted ", "proto bird")
 		prefixes = slices.DeleteFunc(prefixes, func(p string) bool { return strings.HasPrefix(line, "Deleted "+shown(p)+" ") })
 	}
 }
@@ -269,9 +209,9 @@ func (w *world) end() {
 
 func TestRoutes(t *testing.T) {
 	w := newWorld(t, nodeAS, "secret")
-	w.up(router, "secret") // it waits for the cluster's process
+	w.up(routerPeer, "secret") // it waits for the cluster's process
 	w.announce(pods4, pods6)
-	w.node.await(t, "the session is established")
+	w.node.Await(t, "the session is established")
 	w.come(pods4, pods6)
 
 	// A Service whose endpoint comes to the node, and leaves it.
@@ -305,19 +245,19 @@ func TestRoutes(t *testing.T) {
 		if err := unix.Kill(w.pid(), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		w.bird.await(t, "Neighbor graceful restart detected")
-		w.bird.await(t, "Neighbor graceful restart done")
+		w.bird.Await(t, "Neighbor graceful restart detected")
+		w.bird.Await(t, "Neighbor graceful restart done")
 		w.announce(pods4, pods6, balancer4, balancer6)
 		w.come(balancer6) // the first change that the router's kernel sees
 	})
 	t.Run("upgraded", func(t *testing.T) {
 		w.write(filepath.Join(w.bgp(), "keep"), "")
 		w.end()
-		w.bird.await(t, "Neighbor graceful restart detected")
-		w.up(router, "secret")
-		w.bird.await(t, "Neighbor graceful restart done")
+		w.bird.Await(t, "Neighbor graceful restart detected")
+		w.up(routerPeer, "secret")
+		w.bird.Await(t, "Neighbor graceful restart done")
 		w.announce(pods4, pods6, balancer4)
-		if line := w.kernel.await(t, "proto bird"); !strings.HasPrefix(line, "Deleted 2001:db8:99::1 ") {
+		if line := w.kernel.Await(t, "proto bird"); !strings.HasPrefix(line, "Deleted 2001:db8:99::1 ") {
 			t.Errorf("the first change that the router's kernel sees is %q", line)
 		}
 	})
@@ -334,18 +274,18 @@ func TestRefusedSessions(t *testing.T) {
 		theirs, ours string // passwords
 		peer, reason string
 	}{
-		"the node's AS":   {nodeAS + 1, "", "", router, "it refuses the session: it may expect another AS of this node than 64512"},
+		"the node's AS":   {nodeAS + 1, "", "", routerPeer, "it refuses the session: it may expect another AS of this node than 64512"},
 		"the router's AS": {nodeAS, "", "", "as=64501", "its AS is not 64501"},
-		"password":        {nodeAS, "secret", "other", router, "its password for this node is not that of"},
-		"no password":     {nodeAS, "secret", "", router, "or expects a password"},
-		"port":            {nodeAS, "", "", router + " port=1179", "nothing listens at 192.0.2.9:1179"},
+		"password":        {nodeAS, "secret", "other", routerPeer, "its password for this node is not that of"},
+		"no password":     {nodeAS, "secret", "", routerPeer, "or expects a password"},
+		"port":            {nodeAS, "", "", routerPeer + " port=1179", "nothing listens at 192.0.2.9:1179"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, c.as, c.theirs)
 			w.announce(pods4)
 			w.up(c.peer, c.ours)
-			w.node.await(t, "no session with the peer", c.reason)
+			w.node.Await(t, "no session with the peer", c.reason)
 			w.status(c.reason)
 		})
 	}
