@@ -213,6 +213,12 @@ func TestThreeControlPlanes(t *testing.T) {
 	if _, err := two.kube(t).CoreV1().Nodes().Get(ctx, "three", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the node that was removed: %v", err)
 	}
+	three.Refused(t, "member of etcd was removed from the cluster", "up", "--timeout", patience.String())
+	three.Must(t, "leave", "--force")
+
+	// Of two, none goes on alone while the other one answers.
+	two.Must(t, "down")
+	two.Refused(t, "and is a quorum together with this one", "up", "--force-new-cluster")
 
 	// Of two, one is no quorum: status says what to do, and one can go on alone.
 	two.kill()
