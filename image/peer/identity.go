@@ -17,7 +17,7 @@ const (
 	group      = "system:nodes"
 )
 
-// identity is by which certificates nodes know each other.
+// identity has the certificates by which nodes recognize each other.
 type identity struct {
 	ca, client, serving string
 
@@ -25,7 +25,7 @@ type identity struct {
 	cache map[string]cached
 }
 
-// cached is what a file was when it was read last.
+// cached is the content of a file when it was last read.
 type cached struct {
 	changed time.Time
 	size    int64
@@ -37,7 +37,7 @@ func newIdentity(f Settings) *identity {
 	return &identity{ca: f.CA, client: f.Client, serving: f.Serving, cache: map[string]cached{}}
 }
 
-// load reads a file unless it is as it was.
+// load reads a file unless it is unchanged.
 func (i *identity) load(path string, read func(data []byte, c *cached) error) (cached, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -79,7 +79,8 @@ func (i *identity) pool() (*x509.CertPool, error) {
 	return c.pool, err
 }
 
-// server is the TLS of what other nodes connect to. Both certificates may be replaced meanwhile.
+// server is the TLS configuration for connections of other nodes. Both certificates may be
+// replaced while it is in use.
 func (i *identity) server() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		pool, err := i.pool()
@@ -103,8 +104,8 @@ func (i *identity) server() *tls.Config {
 	}}
 }
 
-// clientOf is the TLS of a connection to the node called name. Its certificate has to name it:
-// which address it has is what the cluster says.
+// clientOf is the TLS configuration for a connection to the node called name. The certificate has
+// to name the node, and not its address: that comes from the cluster.
 func (i *identity) clientOf(name string) (*tls.Config, error) {
 	pool, err := i.pool()
 	if err != nil {

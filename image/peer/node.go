@@ -150,13 +150,13 @@ func (s *Source) Layer(ctx context.Context, limit int64) (io.ReadCloser, error) 
 	return body, nil
 }
 
-// Reject leaves a node alone that sent another layer than it said. It returns an ErrPeer.
+// Reject has a node avoided because it sent another layer than it said. It returns an ErrPeer.
 func (s *Source) Reject(err error) error {
 	return s.judge(context.Background(), fmt.Errorf("%w: %w", errUnfit, err))
 }
 
-// GiveUp says that what came could not be used, by whose fault is not known. The pull fetches the
-// blob from the registry then, and from no other node. It returns an ErrPeer.
+// GiveUp says that the blob could not be used, and that the reason is not known. The pull then
+// fetches it from the registry, and from no other node. It returns an ErrPeer.
 func (s *Source) GiveUp(err error) error {
 	s.p.s.mu.Lock()
 	defer s.p.s.mu.Unlock()
@@ -164,7 +164,7 @@ func (s *Source) GiveUp(err error) error {
 	return fmt.Errorf("%w: %s: %w", ErrPeer, s, err)
 }
 
-// get asks for a blob or layer. size is what it must have, unless -1.
+// get asks for a blob or layer. size is the length that it must have, -1 if that is not known.
 func (s *Source) get(ctx context.Context, path string, size int64) (*body, error) {
 	select {
 	case s.p.s.downloads <- struct{}{}:
@@ -189,8 +189,8 @@ func (s *Source) get(ctx context.Context, path string, size int64) (*body, error
 	return b, nil
 }
 
-// checkLeftAlone fails if the node is left alone by now. While this blob waited, another one may
-// have shown that the node stalls: without the check the blobs would find out one after the other.
+// checkLeftAlone fails if the node is avoided by now. While this blob waited, another one may have
+// found that the node stalls: without the check, each blob would find out by itself.
 func (s *Source) checkLeftAlone() error {
 	s.p.s.mu.Lock()
 	defer s.p.s.mu.Unlock()

@@ -41,7 +41,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// State is what a node can say of a blob. What is larger is better to fetch from.
+// State is how far a node is with a blob. A node with a larger one is a better source.
 type State int
 
 // The states.
@@ -90,13 +90,13 @@ type Stock interface {
 var (
 	// ErrNone says that a blob is not here, or not for this repository.
 	ErrNone = errors.New("no such blob here")
-	// ErrPeer is any failure of another node. Others may still have the blob, and the registry has.
+	// ErrPeer is any failure of another node. The blob can still come from others or the registry.
 	ErrPeer = errors.New("other node failed")
 	// errUnfit is an ErrPeer of a node that is not worth asking again soon.
 	errUnfit = errors.New("unfit")
 	// errBusy is an ErrPeer of a node that has too much to do.
 	errBusy = errors.New("busy")
-	// errLeftAlone is an ErrPeer of a node that another blob was waiting for in vain.
+	// errLeftAlone is an ErrPeer of a node that is avoided: another blob waited for it in vain.
 	errLeftAlone = errors.New("left alone")
 )
 
@@ -104,15 +104,15 @@ var (
 const (
 	maxAsked     = 32 // nodes that one pull asks
 	maxUploads   = 8  // blobs and layers that are sent at the same time
-	minShare     = 2  // of them that each node may have, however many nodes ask
+	minShare     = 2  // of maxUploads, for each node, however many nodes ask
 	maxDownloads = 8  // that are fetched from other nodes at the same time
 	maxConns     = 256
 	// slowest is the bytes per second, on average, below which another node is not worth waiting
 	// for. It is low: a node that passes on what it is receiving is as slow as the registry, which
 	// is no faster if it is asked twice.
 	slowest = 64 << 10
-	// avoidFor is how long a node is left alone that stalled or sent wrong bytes, awayFor one
-	// that did not answer.
+	// avoidFor is how long a node is not asked after it stalled or sent wrong bytes, awayFor after
+	// it did not answer.
 	avoidFor = time.Minute
 	awayFor  = 30 * time.Second
 )
@@ -123,5 +123,6 @@ var (
 	patience = 10 * time.Second // for a node to begin with a blob that is its turn
 )
 
-// maxTurns is for how many nodes, one after the other, a blob waits that none of them fetches.
+// maxTurns is how many nodes a blob waits for in vain, one after the other, before it waits for
+// none.
 const maxTurns = 3

@@ -46,8 +46,8 @@ type refusal struct {
 	until time.Time // when it may be asked for the blob again
 }
 
-// rivalFor is how long a node counts that has said what it wants. While it waits it says so again;
-// and this node asks it before each claim.
+// rivalFor is how long a node counts as a rival after it has said that it wants a blob. While it
+// waits it repeats that, and this node asks it before each claim.
 const rivalFor = 5 * time.Second
 
 // Pull begins to pull an image; nil if there is no other node. End ends it.
@@ -70,8 +70,8 @@ func (s *Swarm) Pull(repository string, blobs []digest.Digest) *Pull {
 			rivals: map[string]time.Time{}, passed: map[string]bool{},
 		}
 	}
-	// All nodes that pull an image ask the same ones, but for themselves: where one pulls, they
-	// know each other, however many nodes there are.
+	// All nodes that pull an image ask the same nodes, except themselves. So nodes that pull it at
+	// the same time learn of each other, however many nodes there are.
 	p.asked = slices.Clone(s.nodes)
 	slices.SortFunc(p.asked, func(a, b *node) int { return cmp.Compare(weight(repository, b.Name), weight(repository, a.Name)) })
 	p.asked = p.asked[:min(len(p.asked), maxAsked)]
@@ -89,7 +89,7 @@ func (p *Pull) End() {
 	delete(p.s.pulls, p)
 }
 
-// weight orders nodes in rendezvous hashing: the one with the largest has what key names.
+// weight orders nodes in rendezvous hashing: the node with the largest weight gets the key.
 func weight(key, node string) uint64 {
 	sum := sha256.Sum256([]byte(key + "\n" + node))
 	return binary.BigEndian.Uint64(sum[:])
@@ -157,8 +157,8 @@ func (p *Pull) Release(blob digest.Digest, here bool) {
 	}
 }
 
-// waitFor notes that a blob waits for a node, and takes the turn of one away that it has waited for
-// long enough.
+// waitFor notes that a blob waits for a node. A node that it has waited for long enough loses its
+// turn.
 func (p *Pull) waitFor(blob digest.Digest, winner string) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
@@ -212,8 +212,8 @@ func (p *Pull) chooseLocked(blob digest.Digest, unpacked bool) (src *Source, win
 	return nil, p.turnLocked(blob, w)
 }
 
-// holderLocked returns the best node that has a blob; busy says that there are others. At maxTurns
-// a node that has refused it counts no more.
+// holderLocked returns the best node that has a blob; busy says that others have it which are busy.
+// After maxTurns, a node that has refused it does not count.
 func (p *Pull) holderLocked(blob digest.Digest, w *want, unpacked bool) (best *node, busy bool) {
 	now := time.Now()
 	for _, n := range p.asked {
@@ -321,8 +321,8 @@ func (p *Pull) question(age time.Duration) (q question, nodes []*node) {
 }
 
 // A node is not asked again for restFactor times as long as its answer took, so that a slow node
-// does not hold up each step of a pull. longestRest is less than rivalFor: what a node fetches has
-// to be known before it counts as a rival no more.
+// does not hold up each step of a pull. longestRest is less than rivalFor, so that a node is
+// asked what it fetches before it stops counting as a rival.
 const (
 	restFactor  = 4
 	longestRest = rivalFor / 2

@@ -93,7 +93,7 @@ func target(repository string, blob digest.Digest) string {
 	return url.Values{"repository": {repository}, "blob": {blob.String()}}.Encode()
 }
 
-// checkRepository refuses what is no name of a repository as images have it.
+// checkRepository refuses what is not the full name of a repository.
 func checkRepository(name string) error {
 	n, err := reference.Parse(name)
 	if err != nil {

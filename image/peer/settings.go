@@ -13,7 +13,7 @@ import (
 )
 
 // Settings say which nodes pass layers on to each other, and by which certificates they know each
-// other. The cluster's agent writes it, as JSON, and replaces it when something of it changes.
+// other. The cluster's agent writes them as JSON, and replaces the file when they change.
 type Settings struct {
 	Version int `json:"version"` // settingsVersion
 	// Self is this node's name, Listen the address and port that other nodes reach it at.

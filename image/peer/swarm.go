@@ -115,8 +115,7 @@ func (s *Swarm) stopServer() {
 }
 
 // answerTo says what this node has of what another one asks for, and notes what that one wants. It
-// is one step with respect to Claim, so that of two nodes that want a blob at least one knows of
-// the other.
+// is atomic with respect to Claim: of two nodes that want a blob, at least one learns of the other.
 func (s *Swarm) answerTo(name string, q question, now time.Time) answer {
 	a := answer{States: make([]State, len(q.Blobs))}
 	for i, b := range q.Blobs {
