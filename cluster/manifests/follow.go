@@ -35,9 +35,9 @@ func (s *Set) follow(ctx context.Context) {
 }
 
 // followDir follows the directory, or, while it does not exist, the nearest one above it. It
-// returns nil if it is another one by now.
+// returns nil when another directory has to be followed.
 //
-// A file that is being written is not read (see lease). It is when its writer closes it.
+// A file is read when its writer closes it, and not before (see lease).
 func (s *Set) followDir(ctx context.Context) error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -99,7 +99,7 @@ type kindWatch struct {
 	done chan struct{}
 }
 
-// watch has changes of the set's objects seen, of the kinds that it has now.
+// watch follows the set's objects, of the kinds that it has now.
 func (s *Set) watch(ctx context.Context, objects map[objectKey]*object) error {
 	wanted := map[objectKind]*object{}
 	for _, o := range objects {

@@ -59,7 +59,8 @@ type Set struct {
 	// told is what was logged and recorded last, by file. Only the worker uses it, and what follows
 	// down to kinds.
 	told map[string]string
-	// pause is until the next try after a failure, writing the same while a file is being written.
+	// pause is the time until the next try after a failure, writing that while a file is being
+	// written.
 	pause, writing time.Duration
 	// known are the objects when others were deleted last: while they are the same, nothing is to be
 	// deleted.
@@ -124,7 +125,7 @@ func ownersOf(o metav1.Object) map[string]string {
 	return all
 }
 
-// those returns what all has of the keys of some.
+// those returns the entries of all whose keys some has.
 func those(some, all map[string]string) map[string]string {
 	of := map[string]string{}
 	for key := range some {
@@ -176,7 +177,7 @@ func (s *Set) Run(ctx context.Context) error {
 	return nil
 }
 
-// again has the directory compared with the cluster.
+// again queues a comparison of the directory with the cluster.
 func (s *Set) again() { s.frame.Add(everything) }
 
 // sync makes the cluster have what the directory says.

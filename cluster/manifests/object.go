@@ -128,7 +128,7 @@ func (s *Set) applyOne(ctx context.Context, o *object) error {
 	if err != nil {
 		return err
 	}
-	force := true // what a file says holds
+	force := true // the file wins over other managers of a field
 	now, err := s.Dynamic.Resource(o.resource).Namespace(o.key.namespace).Patch(ctx, o.key.name, types.ApplyPatchType, raw,
 		metav1.PatchOptions{FieldManager: fieldManager, Force: &force, FieldValidation: metav1.FieldValidationStrict})
 	if err != nil {
@@ -149,7 +149,7 @@ func (s *Set) applyOne(ctx context.Context, o *object) error {
 // its new version is known here.
 func (s *Set) overtakenLocked(applied string) bool {
 	if s.deleted || s.seen == "" {
-		return s.deleted // maybe before it was applied, which is applied again then
+		return s.deleted // perhaps before it was applied: then it is applied again
 	}
 	order, err := resourceversion.CompareResourceVersion(s.seen, applied)
 	return err != nil || order > 0
