@@ -23,8 +23,8 @@ type Node struct {
 // Choice is how each node is reached.
 type Choice struct {
 	Peers []paths.Peer
-	// Accepted are the nodes as they are in force, by name. One that is refused as it is now is here
-	// as it was before, if it was accepted then.
+	// Accepted are the nodes in force, by name. A node that is refused as it is now is here as it
+	// was last accepted.
 	Accepted map[string]Node
 	// Problems say why a node, or one of its ranges, is refused. They have one for a node.
 	Problems map[string]error
@@ -33,11 +33,12 @@ type Choice struct {
 // defaultMTU is Ethernet's, for a node that there is no route to yet.
 const defaultMTU = 1500
 
-// Choose decides how each of the other nodes is reached. It depends on nothing else than its
-// arguments; before is Accepted of the last time.
+// Choose decides how each of the other nodes is reached. It depends on its arguments only;
+// before is Accepted of the last time.
 //
 // A node that says something hostile or wrong changes nothing: not for others, and not for itself.
-// Of two nodes that claim the same, the one keeps it that has it, then the one that is older.
+// If two nodes claim the same, the one that has it keeps it. If neither has it, the older one gets
+// it.
 func Choose(self Node, others []Node, before map[string]Node, host paths.Host) Choice {
 	c := Choice{Accepted: map[string]Node{}, Problems: map[string]error{}}
 	if len(self.Ranges) == 0 {
@@ -125,7 +126,7 @@ func overlapping(list []claim, p netip.Prefix) (claim, bool) {
 	return claim{}, false
 }
 
-// check says what is wrong with a node, next to those that were accepted before it.
+// check says what is wrong with a node, given those that were accepted before it.
 func check(n Node, accepted *claims, host paths.Host) error {
 	// The address is a part of a hash, so who chooses a name can find one with another node's.
 	if other, ok := accepted.ends[paths.MACOf(n.Name)]; ok {
@@ -234,8 +235,8 @@ func reach(self, n Node, host paths.Host) (paths.Peer, error) {
 	return p, errors.Join(errs...)
 }
 
-// addressOf returns the node's first address of a family, one that there is a way to if there is
-// such.
+// addressOf returns the node's first address of a family that there is a route to, or its first one
+// if there is a route to none.
 func addressOf(n Node, family paths.Underlay, ways map[netip.Addr]paths.Way) (first netip.Addr, ok bool) {
 	for _, a := range n.Addresses {
 		if paths.UnderlayOf(a) != family {

@@ -71,8 +71,8 @@ func (k *kernel) list() (Plan, error) {
 	return have, nil
 }
 
-// settled is the error of a listing. One that changed meanwhile will be read again, because of the
-// notification.
+// settled returns the error of a listing. That a list changed while it was read is no error: the
+// notification causes another listing.
 func settled(err error) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil
@@ -208,8 +208,8 @@ func difference[K, V comparable](have, want map[K]V) (put, gone map[K]V) {
 	return put, gone
 }
 
-// make adds and changes what is wanted. A packet finds one way or the other: what it refers to is
-// there before a route leads to it, and one message replaces a route.
+// make adds and changes what is wanted. Packets always find the old path or the new one: what a
+// route refers to is made before the route, and one message replaces a route.
 func (k *kernel) make(ctx context.Context, have, want Plan) error {
 	var errs []error
 	note := func(what string, key any, err error) {
@@ -374,7 +374,7 @@ func (k *kernel) putDevice(u Underlay, have, want Device) error {
 	if have.Up {
 		return nil
 	}
-	// Packets of a peer that uses another way than this node are no spoofed ones.
+	// A peer may use another path than this node: its packets are not spoofed.
 	if err := os.WriteFile(filepath.Join("/proc/sys/net/ipv4/conf", name, "rp_filter"), []byte("2"), 0); err != nil {
 		return err
 	}
