@@ -99,8 +99,8 @@ func (k *Keeper) Serving() *tls.Certificate {
 	return k.last
 }
 
-// Run works until ctx ends. It does not wait for upstream's managers: they look at their end only
-// when a renewal is due, and ask for nothing then.
+// Run works until ctx ends. It does not wait for upstream's managers: they notice that they are
+// stopped only when a renewal is due, and request nothing then.
 func (k *Keeper) Run(ctx context.Context) error {
 	k.mu.Lock()
 	k.running = true

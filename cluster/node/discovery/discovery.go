@@ -100,7 +100,8 @@ func isServer(u *url.URL) bool {
 		u.User == nil && u.RawQuery == "" && !u.ForceQuery && u.Fragment == ""
 }
 
-// Find returns the authority of the cluster, PEM, when the server at the address is one of it.
+// Find verifies that the server at the address belongs to the cluster, and returns the cluster's
+// authority, PEM.
 func Find(ctx context.Context, g Given) (ca []byte, err error) {
 	if err := g.Check(); err != nil {
 		return nil, err
@@ -235,7 +236,7 @@ func read(ctx context.Context, config *rest.Config) (*corev1.ConfigMap, error) {
 	return kube.CoreV1().ConfigMaps(metav1.NamespacePublic).Get(ctx, bootstrapapi.ConfigMapClusterInfo, metav1.GetOptions{})
 }
 
-// unreachable says what an error of read means to the one who types the address.
+// unreachable says what an error of read means to the user who typed the address.
 func (g Given) unreachable(err error) error {
 	var host x509.HostnameError
 	var verify *tls.CertificateVerificationError

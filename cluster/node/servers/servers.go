@@ -93,8 +93,8 @@ func (s *Servers) All() []string {
 	return slices.Clone(s.all)
 }
 
-// set replaces the addresses, but that of the server that was given: if no other can be reached,
-// it is tried. None is no answer: a cluster has an API server.
+// set replaces the addresses, and keeps the one that the node was told of: it is tried if no other
+// can be reached. An empty list is ignored: a cluster has an API server.
 func (s *Servers) set(all []string) {
 	if len(all) == 0 || len(all) > mostServers {
 		return
@@ -206,7 +206,7 @@ func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return d.DialContext(ctx, network, address)
 }
 
-// ready asks a server whether it is ready. One that does not tell anyone lets clients try.
+// ready asks a server whether it is ready. One that does not tell unknown clients counts as ready.
 func (s *Servers) ready(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyLimit)
 	defer cancel()
