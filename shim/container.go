@@ -491,15 +491,3 @@ func (c *container) openLog() (*logFile, error) {
 	}
 	return openLog(place, c.rec.logLimit())
 }
-
-func (c *container) exitEvent(execID string, p *process) *api.Event {
-	e := p.exitState()
-	at := e.At.UnixNano()
-	if e.Unknown {
-		at = 0
-	}
-	return &api.Event{
-		Kind: api.Event_EXIT, Id: c.id, PodId: c.record().PodID, ExecId: execID, Pid: uint32(p.pid),
-		ExitStatus: uint32(e.Code), ExitedAtNs: at, OomKilled: e.OOMKilled,
-	}
-}

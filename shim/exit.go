@@ -1,0 +1,81 @@
+package shim
+
+import (
+	"context"
+	"time"
+
+	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/pidfd"
+)
+
+// wait returns when the process has ended, with its code. Only one caller may wait;
+// it calls ended when others may know. ok is false if the process was let go of.
+func (p *process) wait() (e exitState, ok bool) {
+	if p.remote != nil {
+		return p.remote.wait(p.pid)
+	}
+	code, err := int32(pidfd.Unknown), error(nil)
+	if p.pidfd != nil {
+		if code, err = pidfd.Wait(p.pidfd); err != nil {
+			return exitState{}, false
+		}
+	}
+	if code == pidfd.Unknown && p.left != nil {
+		if told, ok := p.left(p.pid, p.startTime); ok {
+			code = told
+		}
+	}
+	return endOf(code), true
+}
+
+// reap waits for the end of a killed process and releases it. If the kernel does not end the
+// process before ctx ends, it is reaped in the background.
+func (p *process) reap(ctx context.Context) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = p.wait()
+		p.close()
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+}
+
+// endOf is the state of a process that has just been found to have ended.
+func endOf(code int32) exitState {
+	if code == pidfd.Unknown {
+		return exitState{Code: unknownExit, Unknown: true, At: time.Now()}
+	}
+	return exitState{Code: code, At: time.Now()}
+}
+
+// unknownExit is the exit code that is told when it cannot be known, as containerd has it.
+const unknownExit = 255
+
+func (p *process) ended(e exitState) {
+	p.mu.Lock()
+	p.exit = &e
+	p.mu.Unlock()
+	close(p.exited)
+}
+
+// exitState is nil while the process runs.
+func (p *process) exitState() *exitState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.exit
+}
+
+func (c *container) exitEvent(execID string, p *process) *api.Event {
+	e := p.exitState()
+	at := e.At.UnixNano()
+	if e.Unknown {
+		at = 0
+	}
+	return &api.Event{
+		Kind: api.Event_EXIT, Id: c.id, PodId: c.record().PodID, ExecId: execID, Pid: uint32(p.pid),
+		ExitStatus: uint32(e.Code), ExitedAtNs: at, OomKilled: e.OOMKilled,
+	}
+}
