@@ -1,11 +1,45 @@
 package ocispec
 
 import (
+	"fmt"
 	"slices"
+	"strings"
+	"sync"
 
+	"github.com/moby/profiles/seccomp"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
+
+// profiles keeps the default profile for the last few sets of capabilities: nearly
+// all containers of a node have the same one or two. The values are shared and must
+// not be changed.
+var profiles struct {
+	mu     sync.Mutex
+	byCaps map[string]*specs.LinuxSeccomp
+}
+
+// maxProfiles bounds the cache (about 60 KB each).
+const maxProfiles = 4
+
+func defaultProfile(s *specs.Spec) (*specs.LinuxSeccomp, error) {
+	key := strings.Join(s.Process.Capabilities.Bounding, ",")
+	profiles.mu.Lock()
+	defer profiles.mu.Unlock()
+	if p, ok := profiles.byCaps[key]; ok {
+		return p, nil
+	}
+	p, err := seccomp.GetDefaultProfile(s)
+	if err != nil {
+		return nil, fmt.Errorf("default seccomp profile: %w", err)
+	}
+	tighten(p)
+	if profiles.byCaps == nil || len(profiles.byCaps) >= maxProfiles {
+		profiles.byCaps = map[string]*specs.LinuxSeccomp{}
+	}
+	profiles.byCaps[key] = p
+	return p, nil
+}
 
 // looser are system calls that moby's profile allows and containerd's does not: those of
 // security modules for CAP_SYS_ADMIN, and one that only riscv64 has.
