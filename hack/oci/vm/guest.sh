@@ -58,6 +58,7 @@ case $1 in
   snapshot) suite snapshot -test.run 'TestQuotas$|TestDriver|TestPrepare|TestManyLayers' -test.skip '/erofs|//erofs' ;;
   storage) exec sh /b/storage.sh ;;
   cgroups) suite cgroups ;;
+  wireguard) modprobe wireguard && suite wireguard ;;
   kubelet)
     cp -r /b/bin /var/tmp/bin || exit
     export CORACLE_BIN=/var/tmp/bin KUBELET_E2E_GUEST=/b/guest
