@@ -182,10 +182,10 @@ func (m *machine) shell(line string) (printed, said string, err error) {
 	return out.String(), errs.String(), err
 }
 
-// install makes the machine one where Coracle is installed and was never used: its directories are
+// separate makes the machine one where Coracle is installed and was never used: its directories are
 // its own, and its programs are found. Its configuration file has what machines that share a kernel
 // need.
-func (m *machine) install(t *testing.T) {
+func (m *machine) separate(t *testing.T) {
 	t.Helper()
 	programs := filepath.Join(m.dir, "bin")
 	for _, dir := range []string{programs, m.Root} {
@@ -242,7 +242,7 @@ func TestClusterPage(t *testing.T) {
 	}
 	r := &reader{machines: map[string]*machine{}, words: map[string]string{}}
 	for _, m := range switched(t, "10.0.0.", "boat", "barge", "skiff") {
-		m.install(t)
+		m.separate(t)
 		r.machines[m.Name] = m
 		t.Cleanup(func() {
 			if _, said, err := m.shell("coracle down"); err != nil {
