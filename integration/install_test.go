@@ -163,6 +163,23 @@ esac
 	}
 }
 
+// Removing the package ends no coracled but that of its unit.
+func TestPackageRemoval(t *testing.T) {
+	bin := t.TempDir()
+	asked := filepath.Join(bin, "asked")
+	if err := os.WriteFile(filepath.Join(bin, "coracled"), []byte("#!/bin/sh\necho coracled \"$@\" >>"+asked+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", "mount -t tmpfs none /run && exec sh ../packaging/prerm remove")
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "DPKG_ROOT=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("prerm: %v\n%s", err, out)
+	}
+	if said, err := os.ReadFile(asked); err != nil || string(said) != "coracled purge --stopped\n" {
+		t.Errorf("programs were asked %q; %v", said, err)
+	}
+}
+
 // release.sh resolves its directory where it is called, and refuses one with files that are not a
 // release's. It runs on a copy of itself, so that an error cannot delete this repository.
 func TestReleaseDirectory(t *testing.T) {
