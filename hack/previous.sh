@@ -26,7 +26,7 @@ rm -rf "$out"
 mkdir -p "$out"
 cd "$tmp"
 if [[ ${1:-} == cluster ]]; then
-  MAKEFLAGS= make --no-print-directory GO="$go" OUT="$out" VERSION="${PREVIOUS:0:8}" COMMIT="$PREVIOUS" binaries
+  MAKEFLAGS='' make --no-print-directory GO="$go" OUT="$out" VERSION="${PREVIOUS:0:8}" COMMIT="$PREVIOUS" binaries
   touch "$out/.stamp-$PREVIOUS"
   exit 0
 fi
