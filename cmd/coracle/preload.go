@@ -44,7 +44,7 @@ func (u *upping) archives() bool {
 
 // preload loads the archives of images that are new or changed. One that cannot be loaded is told,
 // also by status, and does not keep the node from starting: its pods may find their images
-// elsewhere.
+// elsewhere. Loading has limits of its own, so its time does not count for that of --timeout.
 func (u *upping) preload(ctx context.Context, steps *steps) error {
 	if !u.archives() {
 		return nil
@@ -53,7 +53,8 @@ func (u *upping) preload(ctx context.Context, steps *steps) error {
 	if last.Dir != u.o.Images {
 		last.Archives = nil
 	}
-	now, err := image.Preload(ctx, u.socket(), u.o.Images, last.Archives, steps.done)
+	defer u.limit.pause()()
+	now, err := image.Preload(ctx, u.socket(), u.o.Images, last.Archives, steps.out, steps.done)
 	if err != nil {
 		err = fmt.Errorf("up: --images %s: %w", u.o.Images, err)
 	}

@@ -321,8 +321,9 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if os.Geteuid() != 0 {
 		return errors.New("up: only root may make namespaces, mounts and networks: use sudo")
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	limit, cancel := withTimeLimit(ctx, o.timeout)
 	defer cancel()
+	ctx = limit
 	if err := o.absolutePaths(); err != nil {
 		return err
 	}
@@ -344,7 +345,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	defer release()
 	last = remembered(p) // of an up that was quicker
-	u := upping{place: p, o: &o, last: last}
+	u := upping{place: p, o: &o, last: last, limit: limit}
 	differ := o.follow(last, given)
 	if o.Server != "" {
 		if !p.joined() {

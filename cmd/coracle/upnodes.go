@@ -343,10 +343,7 @@ func (u *upping) invite(ctx context.Context) (made newToken, err error) {
 
 // upNode starts a further node, or has it join.
 func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() (newToken, error)) error {
-	name, limit := u.o.nodeName(n), u.o.timeout
-	if deadline, ok := ctx.Deadline(); ok {
-		limit = time.Until(deadline).Truncate(time.Millisecond)
-	}
+	name, limit := u.o.nodeName(n), u.limit.remaining().Truncate(time.Millisecond)
 	if limit <= 0 { // which the node's up would refuse as a flag
 		return fmt.Errorf("node %s: %w", name, context.DeadlineExceeded)
 	}
@@ -356,6 +353,7 @@ func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() 
 	_, err := os.Stat(u.joinedFile(n))
 	joined := err == nil && last.Server != ""
 	if joined && last.Node == name {
+		defer u.pauseForImages()()
 		return u.onNode(ctx, name, append([]string{"up"}, flags...)...)
 	}
 	if joined { // with another --node-name
@@ -372,10 +370,21 @@ func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() 
 		return err
 	}
 	args := append([]string{"join", token.Server, "--token-file", "-", "--ca-hash", token.CAHash}, flags...)
-	if err := u.tellNode(ctx, name, token.Token, args...); err != nil {
+	resume := u.pauseForImages()
+	err = u.tellNode(ctx, name, token.Token, args...)
+	if resume(); err != nil {
 		return err
 	}
 	return atomicfile.Write(u.joinedFile(n), nil, 0o600)
+}
+
+// pauseForImages stops the clock of --timeout while a node's up or join, which has the limit, too,
+// may load images.
+func (u *upping) pauseForImages() (resume func()) {
+	if !u.archives() {
+		return func() {}
+	}
+	return u.limit.pause()
 }
 
 // ofNode are the flags of join and up for a further node: the cluster's, and what it has of its

@@ -175,7 +175,9 @@ func joinedNodes(t *testing.T, further furtherNodes, script string) *upping {
 	}
 	t.Setenv(asCoracle, program)
 	p := place{root: t.TempDir(), state: t.TempDir()}
-	u := &upping{place: p, o: &upOptions{Node: "one", Port: 6443, Further: further, timeout: time.Minute}}
+	limit, stop := withTimeLimit(t.Context(), time.Minute)
+	t.Cleanup(stop)
+	u := &upping{place: p, o: &upOptions{Node: "one", Port: 6443, Further: further}, limit: limit}
 	for i, of := range p.further(*u.o) {
 		if err := os.MkdirAll(of.root, 0o700); err != nil {
 			t.Fatal(err)
@@ -255,16 +257,14 @@ func TestSurplusNodeWithVolumes(t *testing.T) {
 	}
 }
 
-// near is a context that is about to end.
-type near struct{ context.Context }
-
-func (near) Deadline() (time.Time, bool) { return time.Now(), true }
-
 // Regression: when almost no time was left, the error was about --timeout 0s, which no one had
 // given.
 func TestNodeWithoutTimeLeft(t *testing.T) {
 	u := joinedNodes(t, 1, "echo coracle: it was started >&2; exit 1")
-	if err := u.upNode(near{t.Context()}, nil, 2, nil); !errors.Is(err, context.DeadlineExceeded) {
+	limit, stop := withTimeLimit(t.Context(), 0)
+	defer stop()
+	u.limit = limit
+	if err := u.upNode(t.Context(), nil, 2, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the error is %v", err)
 	}
 }
@@ -306,6 +306,22 @@ func TestNodesAreRenamed(t *testing.T) {
 
 // If up turns forwarding on, coracled is told: it keeps this machine's networks apart then, also
 // those that come later. Regression: coracled took it for the operator's choice.
+// What a node's up takes to load images does not count for --timeout, as on the first node.
+func TestNodesLoadImagesWithoutHurry(t *testing.T) {
+	u := joinedNodes(t, 1, `exec sleep 0.2`)
+	u.o.Images = t.TempDir()
+	if err := os.WriteFile(filepath.Join(u.o.Images, "all.tar"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	limit, stop := withTimeLimit(t.Context(), 100*time.Millisecond)
+	defer stop()
+	u.limit = limit
+	var out strings.Builder
+	if err := u.upNodes(limit, nil, newSteps(&out)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestForwardingIsRecorded(t *testing.T) {
 	if !onMachine(t) {
 		return

@@ -20,6 +20,8 @@ type upping struct {
 	place
 	o    *upOptions
 	last upOptions
+	// limit is of --timeout.
+	limit *timeLimit
 	// runtime is whether coracled ran before: it held its lock, or answered. supervisor
 	// is the pid of the cluster's supervisor, 0 if none ran.
 	runtime    bool

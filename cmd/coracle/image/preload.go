@@ -33,8 +33,11 @@ type Archive struct {
 // Preload loads the archives of dir into the coracled at socket, except those that are in last,
 // unchanged, and whose images the daemon still has. It returns what last has to be the next time.
 // An archive that cannot be loaded does not keep the others back. dir may be missing. When ctx
-// ends, what was loaded until then is returned, with the error.
-func Preload(ctx context.Context, socket, dir string, last map[string]Archive, tell func(string)) (map[string]Archive, error) {
+// ends, what was loaded until then is returned, with the error. Each archive is told of when it is
+// done, and progress is shown on out.
+func Preload(ctx context.Context, socket, dir string, last map[string]Archive, out io.Writer,
+	tell func(string),
+) (map[string]Archive, error) {
 	names, err := archives(dir)
 	if err != nil || len(names) == 0 {
 		return nil, err
@@ -65,7 +68,7 @@ func Preload(ctx context.Context, socket, dir string, last map[string]Archive, t
 				err = checkArchive(dir, path)
 			}
 			if err == nil {
-				a.Images, err = loadArchive(ctx, c, path)
+				a.Images, err = loadArchive(ctx, c, path, out)
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -161,11 +164,16 @@ func checkWriters(path string, info fs.FileInfo) error {
 // layoutIndex is the index of an OCI image layout.
 const layoutIndex = "index.json"
 
-func archiveAt(path string) (Archive, error) {
-	st, err := os.Stat(path)
-	if err == nil && st.IsDir() {
-		st, err = os.Stat(filepath.Join(path, layoutIndex))
+// archiveFile is the file of an archive that changes with it.
+func archiveFile(path string) string {
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		return filepath.Join(path, layoutIndex)
 	}
+	return path
+}
+
+func archiveAt(path string) (Archive, error) {
+	st, err := os.Stat(archiveFile(path))
 	if err != nil {
 		return Archive{}, err
 	}
@@ -176,16 +184,19 @@ func archiveAt(path string) (Archive, error) {
 const longestLoad = 30 * time.Minute
 
 // loadArchive loads an archive, and returns the ids of its images.
-func loadArchive(ctx context.Context, c imagesv1.ImagesClient, path string) (ids []string, err error) {
+func loadArchive(ctx context.Context, c imagesv1.ImagesClient, path string, out io.Writer) (ids []string, err error) {
 	ctx, stop := context.WithTimeout(ctx, longestLoad)
 	defer stop()
-	err = openArchive(path, func(r io.Reader, _ int64) error {
+	err = openArchive(path, func(r io.Reader, size int64) error {
 		s, err := c.Load(ctx)
 		if err != nil {
 			return err
 		}
 		send := func(_ bool, data []byte) error { return s.Send(&imagesv1.LoadRequest{Data: data}) }
-		if err := transmit(r, bar.New(io.Discard, ""), send); err != nil {
+		p := bar.New(out, "load "+path)
+		p.Total(size)
+		defer p.Abort()
+		if err := transmit(r, p, send); err != nil {
 			return err
 		}
 		answer, err := s.CloseAndRecv()
