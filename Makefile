@@ -51,7 +51,7 @@ OTHERTAGS := netgo,osusergo,grpcnotrace
 export GOFLAGS := -trimpath -buildvcs=false -tags=$(TAGS) $(TESTFLAGS)
 export CGO_ENABLED := 0
 OTHER    := GOFLAGS='-trimpath -buildvcs=false -tags=$(OTHERTAGS) $(TESTFLAGS)'
-GOBUILD  := $(GO) build
+GOBUILD  := $(GO) build $(BUILDFLAGS)
 # lint runs vet. Without it, `go test` and `go test -c` share their compiled packages.
 GOTEST   := $(GO) test -vet=off -timeout 20m
 
@@ -90,7 +90,7 @@ export CORACLE_UNTESTED := $(CURDIR)/out/untested
 PROGRAMS := coracled containerd-shim-coracle-v1 coracle-oci coracle-oci-libcontainer coracle coracle-lazy coracle-kube coracle-bgp
 
 .PHONY: help deps generate build builder build-faults tools testbins up down test unit lint integration critest \
-        tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
+        stale-coracle-kube tools shards parts unit-cgo unit-race cluster-unit cluster-race cluster-integration check-all crash-matrix \
         fuzz test-scale test-oci test-image test-vm bench bench-image bench-oci bench-peers bench-cluster bench-scale bench-proxy oracle test-kubelet kubelet-containerd test-conformance test-policy test-chaos test-nodes test-upgrade test-rolling test-upstream test-database test-helm test-bgp test-ha test-cluster-page test-csi test-csi-mock install deb binaries $(PROGRAMS:%=binary-%) demo-images dist release reproduce status lint-arm64 test-bats test-deb-vm clean
 
 help: ## list the targets
@@ -125,6 +125,10 @@ binary-coracle-kube:
 binary-coracle-bgp:
 	@mkdir -p $(OUT)
 	cd cluster && $(OTHER) $(GOBUILD) -ldflags "-s -w -funcalign=1 -X main.version=$(VERSION) -X main.commit=$(COMMIT)" -o $(abspath $(OUT))/coracle-bgp ./cmd/coracle-bgp
+
+# How many packages binary-coracle-kube would compile.
+stale-coracle-kube:
+	@cd cluster && $(OTHER) $(GO) list -deps -f '{{if .Stale}}stale{{end}}' ./cmd/coracle-kube | grep -c stale || true
 
 builder: ## build coracle-build and buildkitd into bin/, for `coracle image build`
 	@mkdir -p bin
