@@ -28,6 +28,9 @@ const (
 	socketFile = "health.sock"
 	// calm is how long after the start memory is given back.
 	calm = 10 * time.Second
+	// reopen is the pause before the next try to open a file that could not be opened: nothing tells
+	// when it can.
+	reopen = 10 * time.Second
 )
 
 // announcing is one run of the program.
@@ -39,13 +42,19 @@ type announcing struct {
 	file     *health.Part
 	options  speaker.Options
 	speaker  *speaker.Speaker // nil until there is something to announce
+	said     string           // what was logged last of the file
+}
+
+func newAnnouncing(o speaker.Options) *announcing {
+	a := &announcing{options: o}
+	a.file = a.board.Add("BGP")
+	a.options.Board = &a.board
+	return a
 }
 
 // announce announces what the file in dir says until ctx ends.
 func announce(ctx context.Context, dir string, o speaker.Options) error {
-	a := &announcing{options: o}
-	a.file = a.board.Add("BGP")
-	a.options.Board = &a.board
+	a := newAnnouncing(o)
 	if err := a.open(ctx, dir); err != nil {
 		return err
 	}
@@ -53,13 +62,22 @@ func announce(ctx context.Context, dir string, o speaker.Options) error {
 	if err := giveUpRoot(); err != nil {
 		return fmt.Errorf("give up root's rights: %w", err)
 	}
+	defer time.AfterFunc(calm, slim).Stop()
+	return a.run(ctx)
+}
+
+// run announces until ctx ends, or announcing fails. The supervisor starts the program again then,
+// so peers keep the routes.
+func (a *announcing) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	mux := http.NewServeMux()
 	mux.Handle(health.Path, health.Handler(&a.board))
 	serving := make(chan error, 1)
 	go func() { serving <- health.Serve(ctx, a.listener, mux) }()
-	defer time.AfterFunc(calm, slim).Stop()
 	err := a.follow(ctx)
-	return errors.Join(err, a.end(), <-serving)
+	cancel() // the socket has nothing more to tell
+	return errors.Join(err, a.end(err != nil), <-serving)
 }
 
 // open opens all that only root can.
@@ -108,7 +126,8 @@ func (a *announcing) close() {
 // follow announces what the file says each time that it changes, until ctx ends.
 func (a *announcing) follow(ctx context.Context) error {
 	for {
-		if err := a.read(ctx); err != nil {
+		later, err := a.read(ctx)
+		if err != nil {
 			return err
 		}
 		for changed := false; !changed; {
@@ -117,6 +136,8 @@ func (a *announcing) follow(ctx context.Context) error {
 				return nil
 			case e := <-a.changes.Events:
 				changed = filepath.Base(e.Name) == routes.File
+			case <-later:
+				changed = true
 			case err := <-a.changes.Errors: // events may be lost
 				a.options.Log.Warn("watch the routes", "err", err)
 				changed = true
@@ -125,40 +146,49 @@ func (a *announcing) follow(ctx context.Context) error {
 	}
 }
 
-// read announces what the file says now. What was announced before stays if the file is missing or
-// damaged.
-func (a *announcing) read(ctx context.Context) error {
+// read announces what the file says now. What was announced before stays if the file is missing,
+// damaged or cannot be opened; later tells when to open it again, nil if a change of it tells.
+func (a *announcing) read(ctx context.Context) (later <-chan time.Time, err error) {
 	f, err := a.dir.Open(routes.File)
 	if errors.Is(err, fs.ErrNotExist) {
 		a.wait("the cluster's process has not written the routes of this node yet")
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		a.fails(err)
+		return time.After(reopen), nil
 	}
 	defer func() { _ = f.Close() }()
 	r, err := routes.Decode(f)
 	if err != nil {
-		err = fmt.Errorf("%s is damaged: %w", routes.File, err)
-		a.options.Log.Error("routes are not announced", "err", err)
-		a.file.Fails(err)
-		return nil
+		a.fails(fmt.Errorf("%s is damaged: %w", routes.File, err))
+		return nil, nil
 	}
 	switch {
 	case a.speaker != nil:
 		err = a.speaker.Set(r)
 	case len(r.NextHops) == 0:
 		a.wait("the node is not registered yet")
-		return nil
+		return nil, nil
 	default:
 		a.speaker = speaker.New(a.options)
 		err = a.speaker.Start(ctx, r)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
+	a.said = ""
 	a.file.Works(fmt.Sprintf("AS %d announces %d routes", a.options.AS, len(r.Prefixes)))
-	return nil
+	return nil, nil
+}
+
+// fails is for a file that does not say what to announce. That is logged once until it does.
+func (a *announcing) fails(err error) {
+	a.file.Fails(err)
+	if a.said != err.Error() {
+		a.said = err.Error()
+		a.options.Log.Error("routes are not announced", "err", err)
+	}
 }
 
 func (a *announcing) wait(why string) {
@@ -167,13 +197,14 @@ func (a *announcing) wait(why string) {
 	}
 }
 
-// end ends the sessions.
-func (a *announcing) end() error {
+// end ends the sessions. Peers keep the routes if another process follows: if restart says so, or
+// the file for it is there.
+func (a *announcing) end(restart bool) error {
 	if a.speaker == nil {
 		return nil
 	}
 	how := speaker.Withdraw
-	if _, err := a.dir.Stat(keepFile); err == nil {
+	if _, err := a.dir.Stat(keepFile); err == nil || restart {
 		how = speaker.Keep
 	}
 	a.options.Log.Info("sessions end", "peersKeepRoutes", how == speaker.Keep)
