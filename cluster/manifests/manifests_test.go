@@ -5,6 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,6 +51,21 @@ type directory struct {
 	// settle is how long an object has to be missing before it is deleted.
 	settle time.Duration
 	node   string // the default is testNode
+	// unknown are kinds that the mapper does not find.
+	unknown map[objectKind]bool
+}
+
+// forgetful is a mapper that has looked too early, or does not know what another API server says.
+type forgetful struct {
+	meta.ResettableRESTMapper
+	unknown map[objectKind]bool
+}
+
+func (f forgetful) RESTMapping(kind schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
+	if f.unknown[kind] {
+		return nil, &meta.NoKindMatchError{GroupKind: kind, SearchedVersions: versions}
+	}
+	return f.ResettableRESTMapper.RESTMapping(kind, versions...)
 }
 
 const testNode = "here"
@@ -74,7 +93,8 @@ func (d *directory) run() (stop func()) {
 	d.board = &health.Board{}
 	set := New(Options{
 		Dir: d.dir, Node: d.name(),
-		Kube: d.admin.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(d.admin.Kube.Discovery()),
+		Kube: d.admin.Kube, Dynamic: objects, Metadata: facts,
+		Mapper: forgetful{upstream.NewMapper(d.admin.Kube.Discovery()), d.unknown},
 		Events: events, Health: d.board.Add("manifests"),
 	})
 	set.settle = d.settle
@@ -579,35 +599,50 @@ func TestKindDeletedByOthers(t *testing.T) {
 	d.kinds("")
 }
 
+// oarService registers an API server for the group of oars, which is at a port of this machine.
+func (d *directory) oarService(port string) {
+	d.t.Helper()
+	objects, err := dynamic.NewForConfig(d.admin.Config)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	_, err = d.admin.Kube.CoreV1().Services("default").Create(d.t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "boats"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	service, err := parse([]byte("apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.boat.example}\n" +
+		"spec: {group: boat.example, version: v1, groupPriorityMinimum: 1, versionPriority: 1, insecureSkipTLSVerify: true,\n" +
+		"  service: {name: boats, namespace: default, port: " + port + "}}\n"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if _, err := objects.Resource(serviceResource).Create(d.t.Context(), service[0], metav1.CreateOptions{}); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// leaveKinds has an earlier run of the set list kinds.
+func (d *directory) leaveKinds(kinds string) {
+	d.t.Helper()
+	_, err := d.admin.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Create(d.t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: parentName, Labels: map[string]string{idLabel: setID}, Annotations: map[string]string{kindsAnnotation: kinds},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
 // A kind whose API server does not answer stays in the set, until nothing is registered for it.
 func TestKindWithoutServer(t *testing.T) {
 	d := &directory{t: t, dir: t.TempDir(), admin: serve(t)}
-	objects, err := dynamic.NewForConfig(d.admin.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	away, err := parse([]byte("apiVersion: apiregistration.k8s.io/v1\nkind: APIService\nmetadata: {name: v1.boat.example}\n" +
-		"spec: {group: boat.example, version: v1, groupPriorityMinimum: 1, versionPriority: 1, insecureSkipTLSVerify: true,\n" +
-		"  service: {name: away, namespace: default}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	services := objects.Resource(serviceResource)
-	if _, err := services.Create(t.Context(), away[0], metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	d.oarService("9") // nothing listens there
 	// An earlier run has applied an object of it, and another one whose file is gone since.
-	namespaces := d.admin.Kube.CoreV1()
-	for namespace, m := range map[string]*corev1.ConfigMap{
-		metav1.NamespaceSystem: {ObjectMeta: metav1.ObjectMeta{
-			Name: parentName, Labels: map[string]string{idLabel: setID},
-			Annotations: map[string]string{kindsAnnotation: "ConfigMap,Oar.boat.example"},
-		}},
-		"default": {ObjectMeta: metav1.ObjectMeta{Name: "left", Labels: map[string]string{partOfLabel: setID}}},
-	} {
-		if _, err := namespaces.ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	d.leaveKinds("ConfigMap,Oar.boat.example")
+	left := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "left", Labels: map[string]string{partOfLabel: setID}}}
+	if _, err := d.admin.Kube.CoreV1().ConfigMaps("default").Create(t.Context(), left, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
 	}
 	d.write("a.yaml", configMap("one", "1"))
 	stop := d.run()
@@ -615,10 +650,55 @@ func TestKindWithoutServer(t *testing.T) {
 	d.event("Oar.boat.example: its API server does not answer (APIService v1.boat.example)")
 	d.until("one=1") // objects of other kinds are deleted meanwhile
 	d.kinds("ConfigMap,Oar.boat.example")
-	if err := services.Delete(t.Context(), "v1.boat.example", metav1.DeleteOptions{}); err != nil {
+	objects, err := dynamic.NewForConfig(d.admin.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := objects.Resource(serviceResource).Delete(t.Context(), "v1.boat.example", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	d.kinds("ConfigMap")
+}
+
+// Objects of a kind are deleted when its API server is back, though the mapper has not found out.
+func TestKindWhoseServerIsBack(t *testing.T) {
+	d := &directory{t: t, dir: t.TempDir(), admin: serve(t), unknown: map[objectKind]bool{{Group: "boat.example", Kind: "Oar"}: true}}
+	const oars = "/apis/boat.example/v1/namespaces/default/oars/left"
+	deleted := make(chan string, 1)
+	boats := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"boat.example/v1","resources":[
+			{"name":"oars","namespaced":true,"kind":"Oar","verbs":["list","delete"]},
+			{"name":"oars/status","namespaced":true,"kind":"Oar","verbs":["get"]}]}`
+		switch {
+		case r.Method == http.MethodDelete:
+			deleted <- r.URL.Path
+			answer = `{"kind":"Status","apiVersion":"v1","status":"Success"}`
+		case r.URL.Path == "/apis/boat.example/v1/oars":
+			answer = `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[
+				{"metadata":{"name":"left","namespace":"default","uid":"1"}}]}`
+		}
+		_, _ = io.WriteString(w, answer)
+	}))
+	defer boats.Close()
+	_, port, err := net.SplitHostPort(boats.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.oarService(port)
+	d.leaveKinds("ConfigMap,Oar.boat.example")
+	d.write("a.yaml", configMap("one", "1"))
+	stop := d.run()
+	defer func() { stop() }()
+	d.kinds("ConfigMap")
+	select {
+	case path := <-deleted:
+		if path != oars {
+			t.Errorf("%s is deleted", path)
+		}
+	default:
+		t.Error("the set forgets a kind that has an object")
+	}
 }
 
 // Finalizers and owners of a file are put back, which an object's generation does not count.

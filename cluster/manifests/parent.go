@@ -110,56 +110,71 @@ func (s *Set) listKinds(ctx context.Context, kinds map[objectKind]bool, only boo
 
 var serviceResource = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
-// served is an error if an API server that the cluster passes requests on to is registered for a
-// kind's group, and does not answer: nothing is known of the kind then.
-func (s *Set) served(ctx context.Context, kind objectKind) error {
+// resourceOf returns the resource of a kind that the parent lists, false if nothing serves it: its
+// definition is gone then, and its objects with it. The mapper does not decide that. It remembers
+// for a while what it has not found, and knows of other API servers what they last said.
+func (s *Set) resourceOf(ctx context.Context, kind objectKind) (schema.GroupVersionResource, bool, error) {
+	mapping, err := s.Mapper.RESTMapping(kind)
+	if meta.IsNoMatchError(err) {
+		s.Mapper.Reset()
+		mapping, err = s.Mapper.RESTMapping(kind)
+	}
+	if meta.IsNoMatchError(err) {
+		return s.elsewhere(ctx, kind)
+	}
+	if err != nil {
+		return schema.GroupVersionResource{}, false, err
+	}
+	return mapping.Resource, true, nil
+}
+
+// elsewhere asks the API servers for a kind that the cluster passes requests for its group on to.
+// It is an error if one does not answer, since nothing is known of the kind then. So it is if one
+// answers that it is not there: the API server may not know yet whom to ask.
+func (s *Set) elsewhere(ctx context.Context, kind objectKind) (found schema.GroupVersionResource, ok bool, err error) {
 	all, err := s.Dynamic.Resource(serviceResource).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("%s: %w", kind, err)
+		return found, false, fmt.Errorf("%s: %w", kind, err)
 	}
 	for k := range all.Items {
 		o := &all.Items[k]
 		group, _, _ := unstructured.NestedString(o.Object, "spec", "group")
-		_, elsewhere, _ := unstructured.NestedMap(o.Object, "spec", "service")
-		if group == kind.Group && elsewhere && !available(o) {
-			return fmt.Errorf("%s: its API server does not answer (APIService %s): objects without a manifest are deleted when it does, or "+
-				"forgotten when the APIService is deleted", kind, o.GetName())
+		version, _, _ := unstructured.NestedString(o.Object, "spec", "version")
+		if _, elsewhere, _ := unstructured.NestedMap(o.Object, "spec", "service"); group != kind.Group || !elsewhere {
+			continue
+		}
+		at := schema.GroupVersion{Group: group, Version: version}
+		list, err := s.Kube.Discovery().ServerResourcesForGroupVersion(at.String())
+		if err != nil {
+			return found, false, fmt.Errorf("%s: its API server does not answer (APIService %s): objects without a manifest are deleted when it "+
+				"does, or forgotten when the APIService is deleted: %w", kind, o.GetName(), err)
+		}
+		for _, r := range list.APIResources {
+			if r.Kind == kind.Kind && !strings.Contains(r.Name, "/") { // no subresource
+				found, ok = at.WithResource(r.Name), true
+			}
 		}
 	}
-	return nil
-}
-
-func available(service *unstructured.Unstructured) bool {
-	conditions, _, _ := unstructured.NestedSlice(service.Object, "status", "conditions")
-	return slices.ContainsFunc(conditions, func(c any) bool {
-		fields, _ := c.(map[string]any)
-		return fields["type"] == "Available" && fields["status"] == "True"
-	})
+	return found, ok, nil
 }
 
 // prune deletes the objects of the set that are none of keys.
 func (s *Set) prune(ctx context.Context, keys map[objectKey]bool) error {
 	var errs []error
 	for kind := range s.listed() {
-		mapping, err := s.Mapper.RESTMapping(kind)
-		if meta.IsNoMatchError(err) {
-			// Its definition is gone, and its objects with it, or its API server is away.
-			if err := s.served(ctx, kind); err != nil {
-				errs = append(errs, err)
-			}
+		of, known, err := s.resourceOf(ctx, kind)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if !known {
 			continue
 		}
-		if err != nil {
-			return err
-		}
-		resource := s.Metadata.Resource(mapping.Resource)
+		resource := s.Metadata.Resource(of)
 		all, err := resource.List(ctx, metav1.ListOptions{LabelSelector: partOfLabel + "=" + s.id})
-		if apierrors.IsNotFound(err) {
-			s.Mapper.Reset() // its definition has gone since the mapper looked
-			continue
-		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", kind.Kind, err)
+			s.Mapper.Reset() // if its definition has gone since the mapper looked, the next try finds that
+			errs = append(errs, fmt.Errorf("%s: %w", kind, err))
+			continue
 		}
 		for k := range all.Items {
 			o := &all.Items[k]
