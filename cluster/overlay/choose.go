@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/cluster/overlay/paths"
+	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
 // Node is what a Node object says that matters here.
@@ -18,6 +19,9 @@ type Node struct {
 	// Addresses are the node's InternalIPs, Ranges those of its pods.
 	Addresses []netip.Addr
 	Ranges    []netip.Prefix
+	// Key is the node's public key of WireGuard; zero without one, and on all nodes if this one does
+	// not encrypt.
+	Key wireguard.Key
 }
 
 // Choice is how each node is reached.
@@ -45,6 +49,9 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 		return c
 	}
 	accepted := claims{ends: map[paths.MAC]string{}}
+	if self.encrypts() {
+		accepted.keys = map[wireguard.Key]string{}
+	}
 	accepted.add(self)
 	others = slices.Clone(others)
 	slices.SortFunc(others, func(a, b Node) int {
@@ -91,7 +98,8 @@ func Choose(self Node, others []Node, before map[string]Node, host paths.Host) C
 // beginnings. None overlaps another of its list.
 type claims struct {
 	ranges, addresses []claim
-	ends              map[paths.MAC]string // nodes by the addresses of their tunnel ends
+	ends              map[paths.MAC]string     // nodes by the addresses of their tunnel ends
+	keys              map[wireguard.Key]string // nodes by their keys, nil without encryption
 }
 
 type claim struct {
@@ -101,6 +109,9 @@ type claim struct {
 
 func (c *claims) add(n Node) {
 	c.ends[paths.MACOf(n.Name)] = n.Name
+	if c.keys != nil {
+		c.keys[n.Key] = n.Name
+	}
 	put := func(list []claim, p netip.Prefix) []claim {
 		i, _ := slices.BinarySearchFunc(list, p.Addr(), beginning)
 		return slices.Insert(list, i, claim{p, n.Name})
@@ -131,6 +142,9 @@ func check(n Node, accepted *claims, host paths.Host) error {
 	// The address is a part of a hash, so who chooses a name can find one with another node's.
 	if other, ok := accepted.ends[paths.MACOf(n.Name)]; ok {
 		return fmt.Errorf("its tunnels would have the addresses of node %s: it needs another name", other)
+	}
+	if err := accepted.checkKey(n); err != nil {
+		return err
 	}
 	for i, r := range n.Ranges {
 		if slices.ContainsFunc(n.Ranges[:i], r.Overlaps) {
@@ -196,6 +210,9 @@ func checkRange(r netip.Prefix, accepted *claims, host paths.Host) error {
 // reach chooses the paths to a node. The error is about a range that cannot be reached; others can.
 func reach(self, n Node, host paths.Host) (paths.Peer, error) {
 	p := paths.Peer{Name: n.Name, Addresses: n.Addresses}
+	if self.encrypts() {
+		p.Key = n.Key
+	}
 	for _, u := range []paths.Underlay{paths.IPv4, paths.IPv6} {
 		if _, ok := addressOf(self, u, nil); !ok {
 			continue
@@ -205,7 +222,7 @@ func reach(self, n Node, host paths.Host) (paths.Peer, error) {
 			if way, ok := host.Ways[far]; ok {
 				p.MTU = way.MTU
 			}
-			p.MTU -= u.Overhead()
+			p.MTU -= overhead(self, far)
 			break
 		}
 	}
@@ -219,7 +236,7 @@ func reach(self, n Node, host paths.Host) (paths.Peer, error) {
 		via, ok := addressOf(n, family, host.Ways)
 		way := host.Ways[via]
 		switch {
-		case ok && way.Direct:
+		case ok && way.Direct && !self.encrypts():
 			path.Via, path.Link = via, way.Link
 		case !p.Tunnel.IsValid():
 			errs = append(errs, fmt.Errorf("its pod range %s cannot be reached: this node has no address of a family that it has one of", r))
@@ -227,12 +244,20 @@ func reach(self, n Node, host paths.Host) (paths.Peer, error) {
 		case family == paths.IPv6 && p.MTU < paths.MinIPv6MTU:
 			errs = append(errs, fmt.Errorf("its pod range %s cannot be reached: the link to %s takes packets of %d bytes, "+
 				"which leaves %d in a tunnel, and IPv6 needs %d",
-				r, p.Tunnel, p.MTU+paths.UnderlayOf(p.Tunnel).Overhead(), p.MTU, paths.MinIPv6MTU))
+				r, p.Tunnel, p.MTU+overhead(self, p.Tunnel), p.MTU, paths.MinIPv6MTU))
 			continue
 		}
 		p.Paths = append(p.Paths, path)
 	}
 	return p, errors.Join(errs...)
+}
+
+// overhead is what a tunnel to an address takes of each packet.
+func overhead(self Node, far netip.Addr) int {
+	if self.encrypts() {
+		return wireguard.Overhead(far)
+	}
+	return paths.UnderlayOf(far).Overhead()
 }
 
 // addressOf returns the node's first address of a family that there is a route to, or its first one

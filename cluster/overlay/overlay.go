@@ -6,6 +6,9 @@
 // nodes decides for itself, by its own routes, and decides again when a node's address, or the
 // machine's own network, changes. New ways are there before old ones are taken out.
 //
+// With Options.Encryption, all packets between nodes' pods go through WireGuard instead, and
+// nothing is sent to, or taken from, a node that has published no key.
+//
 // With one node, nothing is made, and nothing is followed.
 package overlay
 
@@ -46,6 +49,8 @@ type Options struct {
 	Pods []netip.Prefix
 	// Services are the networks of Services, which no node's pods may have.
 	Services []netip.Prefix
+	// Encryption is nil for packets as they are.
+	Encryption *Encryption
 	// Health is told whether pods of other nodes are reached; nil for no one.
 	Health *health.Part
 }
@@ -141,11 +146,15 @@ func (v *Overlay) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := v.publish(ctx, objects); err != nil {
+		return err
+	}
 	self, others, problems, err := v.parse(objects)
 	if err != nil {
 		return err
 	}
-	if len(others) > 0 && len(self.Ranges) > 0 {
+	// With encryption, packets to nodes that are not known yet stay here.
+	if (len(others) > 0 || v.Encryption != nil) && len(self.Ranges) > 0 {
 		return v.connect(ctx, objects, self, others, problems)
 	}
 	v.seen = nil
@@ -159,6 +168,9 @@ func (v *Overlay) parse(objects []*corev1.Node) (self Node, others []Node, probl
 	problems = map[string]error{}
 	for _, object := range objects {
 		n, err := nodeOf(object)
+		if err == nil {
+			n.Key, err = v.keyOf(object)
+		}
 		if count := len(n.Addresses); err == nil && object.Name != v.NodeName && count > mostAddresses {
 			err = fmt.Errorf("it has %d InternalIPs, and %d are taken of a node at most", count, mostAddresses)
 		}
@@ -206,12 +218,16 @@ func (v *Overlay) connect(ctx context.Context, objects []*corev1.Node, self Node
 		v.AddAfter(key, again)
 	}
 	self.Addresses = slices.DeleteFunc(slices.Clone(self.Addresses), func(a netip.Addr) bool { return !host.Addresses[a] || a.IsLoopback() })
-	err = v.network.Apply(ctx, paths.New(paths.Node{Name: self.Name, Addresses: self.Addresses, Ranges: self.Ranges}, c.Peers))
+	me := paths.Node{Name: self.Name, Addresses: self.Addresses, Ranges: self.Ranges}
+	if v.Encryption != nil {
+		me.Closed = v.Pods
+	}
+	err = v.network.Apply(ctx, paths.New(me, c.Peers))
 	v.tell(objects, problems)
 	if err != nil {
 		return err
 	}
-	v.Health.Works(summary(c.Peers), warnings(problems)...)
+	v.Health.Works(v.summary(c.Peers), warnings(problems)...)
 	v.seen = seen
 	return nil
 }
@@ -225,7 +241,10 @@ func warnings(problems map[string]error) (all []string) {
 }
 
 // summary is what status says.
-func summary(peers []paths.Peer) string {
+func (v *Overlay) summary(peers []paths.Peer) string {
+	if v.Encryption != nil {
+		return fmt.Sprintf("pods of %d other nodes: encrypted by WireGuard", len(peers))
+	}
 	direct := 0
 	for _, p := range peers {
 		if !slices.ContainsFunc(p.Paths, func(path paths.Path) bool { return path.Link == 0 }) {
@@ -241,7 +260,7 @@ func (v *Overlay) alone(self Node, others int, refused []string) error {
 	case self.Name == "":
 		v.Health.Works("waits: this node is not registered yet", refused...)
 		return nil
-	case others > 0:
+	case others > 0 || v.Encryption != nil:
 		v.Health.Works("waits: this node has no range of pods yet", refused...)
 		return nil
 	}
@@ -268,7 +287,7 @@ func (v *Overlay) open(self Node) error {
 		return nil
 	}
 	v.close()
-	n, err := paths.Open(paths.Config{Cluster: v.Cluster, Node: me, VNI: VNI, Port: Port, Log: v.log})
+	n, err := paths.Open(paths.Config{Cluster: v.Cluster, Node: me, VNI: VNI, Port: Port, Encryption: v.Encryption.kernel(), Log: v.log})
 	if err != nil {
 		return err
 	}
@@ -318,7 +337,7 @@ func (v *Overlay) tell(objects []*corev1.Node, problems map[string]error) {
 // equal reports whether two nodes say the same.
 func (n Node) equal(other Node) bool {
 	return n.Name == other.Name && n.Created.Equal(other.Created) && slices.Equal(n.Addresses, other.Addresses) &&
-		slices.Equal(n.Ranges, other.Ranges)
+		slices.Equal(n.Ranges, other.Ranges) && n.Key == other.Key
 }
 
 // nodeOf is what a Node object says.

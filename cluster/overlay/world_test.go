@@ -30,6 +30,9 @@ type machine struct {
 	pod     *testnet.Space
 	network *paths.Network
 	before  map[string]Node
+	// encryption and closed are nil without encryption.
+	encryption *paths.Encryption
+	closed     []netip.Prefix
 }
 
 // world is two nodes on a network, a and b, and a node c behind a router.
@@ -135,6 +138,7 @@ func (m *machine) open() {
 		var err error
 		m.network, err = paths.Open(paths.Config{
 			Cluster: testCluster, Node: m.self(), VNI: testVNI, Port: testPort, Log: slog.New(slog.NewTextHandler(m.t.Output(), nil)),
+			Encryption: m.encryption,
 		})
 		if err != nil {
 			m.t.Fatal(err)
@@ -145,7 +149,7 @@ func (m *machine) open() {
 }
 
 func (m *machine) self() paths.Node {
-	return paths.Node{Name: m.node.Name, Addresses: m.node.Addresses, Ranges: m.node.Ranges}
+	return paths.Node{Name: m.node.Name, Addresses: m.node.Addresses, Ranges: m.node.Ranges, Closed: m.closed}
 }
 
 // choose chooses the paths to others.

@@ -4,7 +4,7 @@
 #   snapshot      quotas, and an older kernel's overlayfs
 #   storage       project quotas of ext4 and xfs for volumes and snapshots, and NFS volumes of the kernel's server
 #   cgroups       pods' limits in the kubelet's cgroups
-#   wireguard     encrypted packets between two nodes, which are namespaces
+#   wireguard     encrypted packets between nodes, which are namespaces
 #   cli           the command line where it needs systemd, AppArmor and CRIU
 #   cri           coracled with systemd's cgroups: socket families, CRIU and out of memory, by crictl
 #   critest       coracled with systemd's cgroups: the CRI validation suite
@@ -41,6 +41,7 @@ CGO_ENABLED=0 "$go" test -c -tags vm -o "$out/snapshot.test" ./snapshot
 CGO_ENABLED=0 "$go" -C cluster test -c -tags vm,netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/cgroups.test" ./kubelet/cgroups
 CGO_ENABLED=0 "$go" -C cluster test -c -tags netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/kubelet.test" ./kubelet/e2e
 CGO_ENABLED=0 "$go" -C cluster test -c -tags netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/wireguard.test" ./overlay/wireguard
+CGO_ENABLED=0 "$go" -C cluster test -c -tags netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/overlay.test" ./overlay
 CGO_ENABLED=0 "$go" -C cluster build -ldflags '-s -w' -o "$PWD/$out/guest" ./kubelet/e2e/guest
 cp "$(command -v busybox)" "$out/busybox"
 cp hack/oci/vm/*.sh "$out/"

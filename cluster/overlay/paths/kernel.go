@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -15,16 +16,31 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/internal/ipnet"
+	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
 // routeProtocol marks our routes (rtm_protocol, rtnetlink(7)). The metric, which is the cluster's
 // number, tells those of two clusters apart.
 const routeProtocol = 86
 
-// DeviceOf is the name of a tunnel's device. A machine may have several clusters.
-func DeviceOf(cluster int, u Underlay) string { return fmt.Sprintf("coracle%d-%d", u, cluster) }
+// closedProtocol marks those that lead nowhere: coracled lets in packets of networks with the other
+// one.
+const closedProtocol = 87
 
-var underlays = []Underlay{IPv4, IPv6}
+// marked reports whether a route is ours.
+func marked(r netlink.Route, cluster int) bool {
+	return (r.Protocol == routeProtocol || r.Protocol == closedProtocol) && r.Priority == cluster
+}
+
+// DeviceOf is the name of a tunnel's device. A machine may have several clusters.
+func DeviceOf(cluster int, u Underlay) string {
+	if u == Encrypted {
+		return fmt.Sprintf("coraclewg-%d", cluster)
+	}
+	return fmt.Sprintf("coracle%d-%d", u, cluster)
+}
+
+var underlays = []Underlay{IPv4, IPv6, Encrypted}
 
 // kernel lists and changes what a Plan is about, but for the rules.
 type kernel struct {
@@ -32,6 +48,7 @@ type kernel struct {
 	*netlink.Handle
 	index   map[Underlay]int         // of the devices that exist
 	sockets map[int]*nl.SocketHandle // for what Handle has no call for
+	wires   *wireguard.Kernel        // nil without encryption
 }
 
 func openKernel(c Config) (*kernel, error) {
@@ -44,15 +61,25 @@ func openKernel(c Config) (*kernel, error) {
 		h.Close()
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
-	return &kernel{
+	k := &kernel{
 		Config: c, Handle: h, index: map[Underlay]int{}, sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}},
-	}, nil
+	}
+	if c.Encryption != nil {
+		if k.wires, err = wireguard.Open(); err != nil {
+			k.close()
+			return nil, err
+		}
+	}
+	return k, nil
 }
 
 func (k *kernel) close() {
 	k.Close()
 	for _, s := range k.sockets {
 		s.Close()
+	}
+	if k.wires != nil {
+		k.wires.Close()
 	}
 }
 
@@ -125,6 +152,12 @@ func (k *kernel) listDevice(u Underlay, have *Plan) error {
 
 // deviceOf is the device as it is, the zero Device if it is none that could be ours.
 func (k *kernel) deviceOf(u Underlay, l netlink.Link) Device {
+	if u == Encrypted {
+		if l.Type() != "wireguard" {
+			return Device{}
+		}
+		return Device{MTU: l.Attrs().MTU, Up: l.Attrs().Flags&net.FlagUp != 0}
+	}
 	v, ok := l.(*netlink.Vxlan)
 	if !ok || v.VxlanId != k.VNI || v.Port != k.Port || v.Learning || v.HardwareAddr.String() != MACOf(k.Node.Name).hardware().String() {
 		return Device{}
@@ -158,13 +191,15 @@ func farOf(u Underlay, n netlink.Neigh) (key Far, far netip.Addr, ok bool) {
 }
 
 func (k *kernel) listRoutes(have *Plan) error {
-	routes, err := k.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
-	if settled(err) != nil {
-		return err
-	}
-	for _, r := range routes {
-		if to, route, ok := k.routeOf(r); ok {
-			have.Routes[to] = route
+	for _, protocol := range []netlink.RouteProtocol{routeProtocol, closedProtocol} {
+		routes, err := k.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
+		if settled(err) != nil {
+			return err
+		}
+		for _, r := range routes {
+			if to, route, ok := k.routeOf(r); ok {
+				have.Routes[to] = route
+			}
 		}
 	}
 	return nil
@@ -173,8 +208,11 @@ func (k *kernel) listRoutes(have *Plan) error {
 // routeOf is a route of ours.
 func (k *kernel) routeOf(r netlink.Route) (to netip.Prefix, route Route, ok bool) {
 	to, ok = ipnet.Prefix(r.Dst)
-	if !ok || r.Protocol != routeProtocol || r.Priority != k.Cluster {
+	if !ok || !marked(r, k.Cluster) {
 		return to, route, false
+	}
+	if r.Protocol == closedProtocol {
+		return to, Route{Closed: r.Type == unix.RTN_UNREACHABLE}, true
 	}
 	route.MTU = r.MTU
 	if via, ok := netip.AddrFromSlice(r.Gw); ok {
@@ -227,6 +265,9 @@ func (k *kernel) make(ctx context.Context, have, want Plan) error {
 			return errors.Join(append(errs, err)...)
 		}
 		have = again
+	}
+	if !slices.EqualFunc(have.Encrypted, want.Encrypted, wireguard.Peer.Equal) {
+		note("device", DeviceOf(k.Cluster, Encrypted), k.on(Encrypted, func(index int) error { return k.encrypt(index, want.Encrypted) }))
 	}
 	addresses, _ := difference(have.Addresses, want.Addresses)
 	for a := range addresses {
@@ -303,6 +344,10 @@ func (k *kernel) on(u Underlay, f func(index int) error) error {
 
 // route calls f with a route.
 func (k *kernel) route(to netip.Prefix, r Route, f func(*netlink.Route) error) error {
+	dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
+	if r.Closed {
+		return f(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE, Protocol: closedProtocol, Priority: k.Cluster})
+	}
 	link := r.Link
 	if r.Device != None {
 		index, ok := k.index[r.Device]
@@ -312,14 +357,16 @@ func (k *kernel) route(to netip.Prefix, r Route, f func(*netlink.Route) error) e
 		link = index
 	}
 	route := &netlink.Route{
-		Dst:       &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())},
-		LinkIndex: link, Gw: r.Via.AsSlice(), Src: r.Source.AsSlice(), MTU: r.MTU,
+		Dst: dst, LinkIndex: link, Gw: r.Via.AsSlice(), Src: r.Source.AsSlice(), MTU: r.MTU,
 		// Forwarding heeds the MTU of a route of IPv6 only if it is locked.
 		MTULock:  r.MTU != 0 && to.Addr().Is6(),
 		Protocol: routeProtocol, Priority: k.Cluster,
 	}
-	if to.Addr().Is4() { // no address of the link leads to the hop
+	switch {
+	case to.Addr().Is4() && r.Via.IsValid(): // no address of the link leads to the hop
 		route.Flags = int(netlink.FLAG_ONLINK)
+	case to.Addr().Is4():
+		route.Scope = netlink.SCOPE_LINK
 	}
 	return f(route)
 }
@@ -385,7 +432,37 @@ func (k *kernel) putDevice(u Underlay, have, want Device) error {
 	return err
 }
 
+// encrypt gives the device its peers.
+func (k *kernel) encrypt(index int, peers []wireguard.Peer) error {
+	if k.wires == nil {
+		return errors.New("there is no key to encrypt with")
+	}
+	d := wireguard.Device{Private: k.Encryption.Private, Port: k.Encryption.Port, Peers: slices.Clone(peers)}
+	for i, p := range d.Peers {
+		d.Peers[i].Endpoint = netip.AddrPortFrom(p.Endpoint.Addr(), uint16(d.Port))
+	}
+	err := k.wires.Set(index, d)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("UDP port %d is taken by another program of this machine: %w", d.Port, err)
+	}
+	return err
+}
+
+func (k *kernel) addEncrypted(want Device) (err error) {
+	if k.wires == nil {
+		return errors.New("there is no key to encrypt with")
+	}
+	k.index[Encrypted], err = k.wires.Add(DeviceOf(k.Cluster, Encrypted), want.MTU)
+	if err != nil {
+		delete(k.index, Encrypted)
+	}
+	return err
+}
+
 func (k *kernel) addDevice(u Underlay, want Device) error {
+	if u == Encrypted {
+		return k.addEncrypted(want)
+	}
 	l := &netlink.Vxlan{
 		LinkAttrs: netlink.LinkAttrs{Name: DeviceOf(k.Cluster, u), MTU: want.MTU, HardwareAddr: MACOf(k.Node.Name).hardware()},
 		VxlanId:   k.VNI, Port: k.Port, NoAge: true,

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 
 	"github.com/coracle-project/coracle/cluster/nftable"
+	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
 // Config is what the paths of a node depend on besides its peers.
@@ -16,7 +18,15 @@ type Config struct {
 	Node    Node
 	// VNI is the tunnels' network, Port their UDP port: the same on all nodes.
 	VNI, Port int
-	Log       *slog.Logger
+	// Encryption is for peers with keys; nil for peers without.
+	Encryption *Encryption
+	Log        *slog.Logger
+}
+
+// Encryption is this node's end of WireGuard.
+type Encryption struct {
+	Private wireguard.Key
+	Port    int // UDP, the same on all nodes
 }
 
 // TableOf is the name of the nftables table.
@@ -90,6 +100,23 @@ func (n *Network) Apply(ctx context.Context, want Plan) (err error) {
 	n.watch.devices(n.kernel.index)
 	errs = append(errs, n.kernel.remove(n.have, want), n.rules.apply(ctx, want.Filter))
 	n.known, n.have = true, want
+	return errors.Join(errs...)
+}
+
+// Seal closes networks of the cluster's pods before there is a Network: what is sent there leaves
+// the machine only once there are paths.
+func Seal(cluster int, networks []netip.Prefix) error {
+	k, err := openKernel(Config{Cluster: cluster})
+	if err != nil {
+		return err
+	}
+	defer k.close()
+	var errs []error
+	for _, p := range networks {
+		if err := k.route(p, Route{Closed: true}, k.RouteReplace); err != nil {
+			errs = append(errs, fmt.Errorf("close %s for unencrypted packets: %w", p, err))
+		}
+	}
 	return errors.Join(errs...)
 }
 

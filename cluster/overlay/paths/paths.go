@@ -1,5 +1,5 @@
 // Package paths has the kernel send packets between the pods of different nodes: by direct routes
-// to nodes on a shared link, and by VXLAN (RFC 7348) to others.
+// to nodes on a shared link, and by VXLAN (RFC 7348) to others; or to all of them by WireGuard.
 //
 // What the kernel is to have is a Plan: routes, neighbours, forwarding entries and rules as data.
 // New computes it from the nodes and touches nothing. A Network lists the kernel when it starts,
@@ -15,6 +15,8 @@ package paths
 import (
 	"crypto/sha256"
 	"net/netip"
+
+	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
 // Node is this node, as its peers see it.
@@ -24,6 +26,9 @@ type Node struct {
 	// the one that its tunnelled packets come from.
 	Addresses []netip.Addr
 	Ranges    []netip.Prefix // of its pods
+	// Closed are the networks of the cluster's pods if packets are encrypted. Packets to what no
+	// path leads to would otherwise leave unencrypted, by the default route.
+	Closed []netip.Prefix
 }
 
 // Peer is another node.
@@ -33,6 +38,8 @@ type Peer struct {
 	Addresses []netip.Addr
 	// Tunnel is the address of the tunnel's far end, the zero Addr without a tunnel.
 	Tunnel netip.Addr
+	// Key encrypts what is sent to the node: its public key of WireGuard, zero without encryption.
+	Key wireguard.Key
 	// MTU is that of packets in the tunnel.
 	MTU   int
 	Paths []Path
@@ -55,6 +62,8 @@ const (
 	None Underlay = 0
 	IPv4 Underlay = 4
 	IPv6 Underlay = 6
+	// Encrypted is WireGuard, by either family.
+	Encrypted Underlay = 1
 )
 
 // UnderlayOf returns the underlay that an address belongs to, None for the zero Addr.
@@ -87,6 +96,14 @@ type MAC [6]byte
 func MACOf(node string) MAC {
 	sum := sha256.Sum256([]byte("coracle overlay " + node))
 	return MAC{0x0e, sum[0], sum[1], sum[2], sum[3], sum[4]}
+}
+
+// device is the tunnel's device for a peer.
+func (p *Peer) device() Underlay {
+	if p.Key != (wireguard.Key{}) && p.Tunnel.IsValid() {
+		return Encrypted
+	}
+	return UnderlayOf(p.Tunnel)
 }
 
 // End is the address of a tunnel end for a family, by the node's range of that family. No pod gets

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
 // Plan is what the kernel is to have. The keys say what an entry is about, the values how it is.
@@ -15,7 +17,9 @@ type Plan struct {
 	Neighbours map[Address]MAC
 	// Forward says to which address in the underlay frames for a tunnel end go.
 	Forward map[Far]netip.Addr
-	Filter  Filter
+	// Encrypted are the peers of the device that encrypts, without the port of their endpoints.
+	Encrypted []wireguard.Peer
+	Filter    Filter
 }
 
 // Device is a tunnel's device.
@@ -41,6 +45,8 @@ type Far struct {
 
 // Route leads to a range of a peer's pods.
 type Route struct {
+	// Closed is for a route that leads nowhere; then there is nothing else.
+	Closed bool
 	Device Underlay // None for Link
 	Link   int
 	Via    netip.Addr
@@ -68,6 +74,9 @@ func New(self Node, peers []Peer) Plan {
 		Forward: map[Far]netip.Addr{},
 		Filter:  Filter{Nodes: map[netip.Addr]struct{}{}, Peers: map[netip.Prefix]struct{}{}},
 	}
+	for _, c := range self.Closed {
+		p.Routes[c] = Route{Closed: true}
+	}
 	if len(peers) == 0 {
 		return p
 	}
@@ -76,7 +85,7 @@ func New(self Node, peers []Peer) Plan {
 		own[UnderlayOf(r.Addr())] = r
 	}
 	for _, peer := range peers {
-		device := UnderlayOf(peer.Tunnel)
+		device := peer.device()
 		if device == None {
 			continue
 		}
@@ -98,10 +107,16 @@ func New(self Node, peers []Peer) Plan {
 }
 
 func (p *Plan) add(peer Peer, own map[Underlay]netip.Prefix) {
+	device, mac := peer.device(), MACOf(peer.Name)
+	if peer.Key != (wireguard.Key{}) {
+		if device == Encrypted {
+			p.encrypt(peer, own)
+		}
+		return
+	}
 	for _, a := range peer.Addresses {
 		p.Filter.Nodes[a] = struct{}{}
 	}
-	device, mac := UnderlayOf(peer.Tunnel), MACOf(peer.Name)
 	if device != None {
 		p.Forward[Far{device, mac}] = peer.Tunnel
 	}
@@ -125,6 +140,26 @@ func (p *Plan) add(peer Peer, own map[Underlay]netip.Prefix) {
 			p.Routes[path.Range] = r
 		}
 	}
+}
+
+// encrypt adds a peer that everything is encrypted for. The device knows by the target which peer
+// gets a packet, and takes from a peer only what its ranges have sent, so that no node may send
+// packets in another way.
+func (p *Plan) encrypt(peer Peer, own map[Underlay]netip.Prefix) {
+	wire := wireguard.Peer{Key: peer.Key, Endpoint: netip.AddrPortFrom(peer.Tunnel, 0)}
+	for _, path := range peer.Paths {
+		p.Filter.Peers[path.Range] = struct{}{}
+		r := Route{Device: Encrypted}
+		if mine, ok := own[UnderlayOf(path.Range.Addr())]; ok {
+			r.Source = End(mine)
+		}
+		if peer.MTU < p.Devices[Encrypted].MTU {
+			r.MTU = peer.MTU
+		}
+		p.Routes[path.Range] = r
+		wire.Ranges = append(wire.Ranges, path.Range)
+	}
+	p.Encrypted = append(p.Encrypted, wire)
 }
 
 // hopTo is the next hop to a range in a tunnel, which needs no more than to be a neighbour. For

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"reflect"
 	"testing"
+
+	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
 var (
@@ -53,6 +55,44 @@ func TestPlan(t *testing.T) {
 				prefix("10.244.2.0/24"): {}, prefix("fd00:244:2::/64"): {}, prefix("10.244.3.0/24"): {}, prefix("10.244.4.0/24"): {},
 			},
 		},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestEncryptedPlan(t *testing.T) {
+	node := self
+	node.Closed = []netip.Prefix{prefix("10.244.0.0/16")}
+	got := New(node, []Peer{
+		{
+			Name: "b", Addresses: []netip.Addr{addr("10.0.0.2")}, Tunnel: addr("10.0.0.2"), Key: wireguard.Key{2}, MTU: 1440,
+			Paths: []Path{{Range: prefix("10.244.2.0/24")}, {Range: prefix("fd00:244:2::/64")}},
+		},
+		{
+			Name: "c", Addresses: []netip.Addr{addr("2001:db8::3")}, Tunnel: addr("2001:db8::3"), Key: wireguard.Key{3}, MTU: 1420,
+			Paths: []Path{{Range: prefix("10.244.3.0/24")}},
+		},
+		{Name: "d", Addresses: []netip.Addr{addr("2001:db8::4")}, Key: wireguard.Key{4}}, // no address that is reached
+	})
+	want := New(Node{}, nil)
+	want.Devices = map[Underlay]Device{Encrypted: {MTU: 1440, Up: true}}
+	want.Addresses = map[Address]struct{}{{Encrypted, addr("10.244.1.0")}: {}, {Encrypted, addr("fd00:244:1::")}: {}}
+	want.Routes = map[netip.Prefix]Route{
+		prefix("10.244.0.0/16"):   {Closed: true},
+		prefix("10.244.2.0/24"):   {Device: Encrypted, Source: addr("10.244.1.0")},
+		prefix("fd00:244:2::/64"): {Device: Encrypted, Source: addr("fd00:244:1::")},
+		prefix("10.244.3.0/24"):   {Device: Encrypted, Source: addr("10.244.1.0"), MTU: 1420},
+	}
+	for _, p := range []string{"10.244.2.0/24", "fd00:244:2::/64", "10.244.3.0/24"} {
+		want.Filter.Peers[prefix(p)] = struct{}{}
+	}
+	want.Encrypted = []wireguard.Peer{
+		{
+			Key: wireguard.Key{2}, Endpoint: netip.AddrPortFrom(addr("10.0.0.2"), 0),
+			Ranges: []netip.Prefix{prefix("10.244.2.0/24"), prefix("fd00:244:2::/64")},
+		},
+		{Key: wireguard.Key{3}, Endpoint: netip.AddrPortFrom(addr("2001:db8::3"), 0), Ranges: []netip.Prefix{prefix("10.244.3.0/24")}},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)

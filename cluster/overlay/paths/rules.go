@@ -37,6 +37,13 @@ import (
 //	    oifname TUNNEL snat to END }                 # answers come back through the tunnel
 //	}
 //
+// With encryption, TUNNEL is the device that encrypts, and the chain prerouting goes on with
+//
+//	meta nfproto . ip saddr @peers4 drop
+//
+// so that unencrypted packets in the name of another node's pod reach nothing. nodes4 is empty
+// then.
+//
 // The chain postrouting precedes that of Services, which would give packets the node's address. In
 // a tunnel, the answer would go to that address by the underlay, with a pod's address as source,
 // which networks of clouds drop.
@@ -169,7 +176,7 @@ func (r *rules) Chains() []nftable.Chain {
 		}
 	}
 	tunnelled.Rules = append(tunnelled.Rules, nftable.Drop)
-	for _, u := range underlays {
+	for _, u := range r.tunnels() {
 		in, out := device(expr.MetaKeyIIFNAME, DeviceOf(r.Cluster, u)), device(expr.MetaKeyOIFNAME, DeviceOf(r.Cluster, u))
 		prerouting.Rules = append(prerouting.Rules, nftable.Rule(in, nftable.Goto(tunnelled.Name)))
 		forward.Rules = append(forward.Rules, nftable.Rule(in, clampSegments()), nftable.Rule(out, clampSegments()))
@@ -183,7 +190,21 @@ func (r *rules) Chains() []nftable.Chain {
 				}))
 		}
 	}
+	if r.Encryption != nil {
+		for _, f := range nftable.Families {
+			prerouting.Rules = append(prerouting.Rules, nftable.Rule(
+				f.Is(), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Source(1), nftable.Within(0, "peers"+f.Name), nftable.Drop))
+		}
+	}
 	return []nftable.Chain{tunnelled, input, prerouting, forward, postrouting}
+}
+
+// tunnels are the devices that packets of other nodes' pods may come from.
+func (r *rules) tunnels() []Underlay {
+	if r.Encryption != nil {
+		return []Underlay{Encrypted}
+	}
+	return []Underlay{IPv4, IPv6}
 }
 
 // isTunnelled matches packets of the cluster's VXLAN network (RFC 7348, 5). Others may use the port

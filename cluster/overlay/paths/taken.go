@@ -93,7 +93,7 @@ func (n *Network) takeRoute(h *Host, r netlink.Route, links map[int]netlink.Link
 	l := links[r.LinkIndex]
 	to, ok := ipnet.Prefix(r.Dst)
 	pod := uint32(l.Group)&groupMask == podGroups
-	if r.Protocol == routeProtocol && r.Priority == n.Cluster || n.ours(l) ||
+	if marked(r, n.Cluster) || n.ours(l) ||
 		pod && slices.ContainsFunc(n.Node.Ranges, func(own netip.Prefix) bool { return own.Contains(to.Addr()) }) {
 		return
 	}

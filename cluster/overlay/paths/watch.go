@@ -204,7 +204,7 @@ func (w *watch) address(update netlink.AddrUpdate) {
 func (w *watch) route(update netlink.RouteUpdate) {
 	switch {
 	case update.Protocol == podRoutes || update.Table == unix.RT_TABLE_LOCAL:
-	case update.Protocol != routeProtocol || update.Priority != w.cluster:
+	case !marked(update.Route, w.cluster):
 		w.tell(false)
 	default:
 		w.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -32,6 +33,11 @@ type Peer struct {
 	// Ranges are what is sent to the peer, and what its packets may have as source. A range belongs
 	// to the last peer that names it.
 	Ranges []netip.Prefix
+}
+
+// Equal reports whether two peers are the same.
+func (p Peer) Equal(other Peer) bool {
+	return p.Key == other.Key && p.Endpoint == other.Endpoint && slices.Equal(p.Ranges, other.Ranges)
 }
 
 // Overhead is how many bytes a tunnel adds to a packet: the outer header of IPv4 (20) or IPv6 (40),

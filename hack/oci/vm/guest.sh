@@ -58,7 +58,9 @@ case $1 in
   snapshot) suite snapshot -test.run 'TestQuotas$|TestDriver|TestPrepare|TestManyLayers' -test.skip '/erofs|//erofs' ;;
   storage) exec sh /b/storage.sh ;;
   cgroups) suite cgroups ;;
-  wireguard) modprobe wireguard && suite wireguard ;;
+  wireguard)
+    modprobe wireguard && (suite wireguard) && suite overlay -test.run 'TestPacketsBetweenPods|TestForgedPackets|TestNothingLeaves'
+    ;;
   kubelet)
     cp -r /b/bin /var/tmp/bin || exit
     export CORACLE_BIN=/var/tmp/bin KUBELET_E2E_GUEST=/b/guest
