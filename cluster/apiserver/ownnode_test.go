@@ -43,12 +43,19 @@ func TestWhatANodeMayNotDoWithItsNode(t *testing.T) {
 		_, err := nodes.Create(t.Context(), &n, metav1.CreateOptions{})
 		return err
 	}
+	const key = `{"metadata":{"annotations":{"coracle.dev/wireguard":"AAAA"}}}` // overlay.KeyAnnotation
+	other := clientOf(t, server.ClientConfig("system:node:another-"+name, "system:nodes")).CoreV1().Nodes()
 	const own = "does not choose its own podCIDRs"
 	refused("create with podCIDRs", own, register(corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: []string{"0.0.0.0/0"}, PodCIDR: "0.0.0.0/0"}}))
 	refused("create with podCIDR", own, register(corev1.Node{Spec: corev1.NodeSpec{PodCIDR: "10.85.0.0/16"}}))
 	if err := register(corev1.Node{}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := nodes.Patch(t.Context(), name, types.MergePatchType, []byte(key), metav1.PatchOptions{}); err != nil {
+		t.Errorf("publish its own key: %v", err)
+	}
+	_, err = other.Patch(t.Context(), name, types.MergePatchType, []byte(key), metav1.PatchOptions{})
+	refused("publish another node's key", "is not allowed to modify node", err)
 	_, err = nodes.Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec":{"podCIDR":"10.85.0.0/16","podCIDRs":["10.85.0.0/16"]}}`),
 		metav1.PatchOptions{})
 	refused("set podCIDRs", own, err)

@@ -168,7 +168,7 @@ func (n nodeNetwork) withoutPods() nodeNetwork {
 }
 
 // tunnelDevice matches the names of tunnels to other nodes: DeviceOf in cluster/overlay/paths.
-var tunnelDevice = regexp.MustCompile(`^coracle[46]-[0-9]+$`)
+var tunnelDevice = regexp.MustCompile(`^coracle([46]|wg)-[0-9]+$`)
 
 // overlaps names what of this machine overlaps a network of Services' addresses, "" for nothing.
 func (n nodeNetwork) overlaps(services netip.Prefix) string {

@@ -164,7 +164,8 @@ func TestPodRangesThatOverlap(t *testing.T) {
 			"addr add fd03::4/64 dev tun7", "route add 10.4.0.0/16 dev tun7", "route add 10.86.1.0/24 dev tun7 proto 86",
 			"route add unreachable 10.86.0.0/24 proto 85", "addr add 10.86.0.1/32 dev lo scope host",
 			"link add coracle4-6443 type vxlan id 7 dstport 8472", "addr add 10.86.0.0/32 dev coracle4-6443",
-			"addr add fd86:0:0:1::/128 dev coracle4-6443", "addr add 10.7.0.1/32 dev lo scope host",
+			"addr add fd86:0:0:1::/128 dev coracle4-6443", "link add coraclewg-6443 type veth peer name wgfar",
+			"addr add 10.86.0.0/32 dev coraclewg-6443", "route add unreachable 10.86.0.0/16 proto 87", "addr add 10.7.0.1/32 dev lo scope host",
 		} {
 			if said, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 				return fmt.Errorf("ip %s: %w: %s", args, err, said)

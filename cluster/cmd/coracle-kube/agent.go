@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -222,7 +223,8 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 			n.dns = append(n.dns, addr.String())
 		}
 	}
-	if s.PodNetwork == noPodNetwork || s.PodNetwork == cniPodNetwork { // what this version does not know is the default
+	// What this version does not know is the default.
+	if slices.Contains([]string{noPodNetwork, cniPodNetwork, encryptedPodNetwork}, s.PodNetwork) {
 		n.podNetwork = s.PodNetwork
 	}
 	p := &nodeProcess{
@@ -269,6 +271,11 @@ func firstSettings(root string) func(context.Context, kubernetes.Interface) erro
 		if !published {
 			if s, err = clusterinfo.ReadKubelets(ctx, kube); err != nil {
 				return err
+			}
+		}
+		if s.PodNetwork == encryptedPodNetwork {
+			if err := checkPodNetwork(s.PodNetwork); err != nil {
+				return fmt.Errorf("this machine cannot join the cluster: %w", err)
 			}
 		}
 		return saveSettings(settingsFile(root), s)

@@ -158,7 +158,11 @@ func TestWrongFlags(t *testing.T) {
 			"--load-balancer-interface eth0 is for addresses of --load-balancer-cidr",
 		},
 		{append([]string{"server", "--check", "--bgp-dir", "bgp"}, node...), `--bgp-dir "bgp" is no absolute path`},
-		{append([]string{"server", "--check", "--pod-network", "bgp"}, node...), `--pod-network "bgp" is unknown: give auto, none or cni`},
+		{
+			append([]string{"server", "--check", "--pod-network", "wireguard", "--pod-cidr", "none"}, node...),
+			"--pod-network wireguard needs networks of pods",
+		},
+		{append([]string{"server", "--check", "--pod-network", "bgp"}, node...), `--pod-network "bgp" is unknown: give auto, none, cni or wireguard`},
 		{append([]string{"server", "--check", "--encryption-provider-config", file}, node...), "--encryption-provider-config " + file},
 		{append([]string{"server", "--encryption-provider-config", "/nonexistent"}, node...), "--encryption-provider-config: open /nonexistent"},
 		{

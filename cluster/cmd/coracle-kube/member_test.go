@@ -171,7 +171,7 @@ func TestSettingsOfAnAgent(t *testing.T) {
 	away := apierrors.NewServiceUnavailable("away")
 	forbidden := apierrors.NewForbidden(corev1.Resource("configmaps"), clusterinfo.AgentConfigMap, errors.New("no role"))
 	gone := apierrors.NewNotFound(corev1.Resource("configmaps"), clusterinfo.AgentConfigMap)
-	const good, none, later = `{"version": 1, "networkPolicies": true}`, `{"version": 0}`, `{"version": 2}`
+	const good, none, later = `{"version": 1, "networkPolicies": true}`, `{"version": 0}`, `{"version": 3}`
 	for name, c := range map[string]struct {
 		file, want string  // what was saved, and a part of the error
 		answers    []error // the first ones, before the cluster's settings
@@ -181,7 +181,7 @@ func TestSettingsOfAnAgent(t *testing.T) {
 		"away, none saved":           {always: away, want: "does not show its settings: "},
 		"away, saved":                {always: away, file: good, policies: true},
 		"away, no settings saved":    {always: away, file: none},
-		"away, of a later release":   {always: away, file: later, want: "have version 2"},
+		"away, of a later release":   {always: away, file: later, want: "have version 3"},
 		"forbidden, none saved":      {always: forbidden, want: "no role"},
 		"forbidden, saved":           {always: forbidden, file: good, policies: true},
 		"forbidden, no settings":     {always: forbidden, file: none},
@@ -337,6 +337,8 @@ func TestPodNetworkOfTheCluster(t *testing.T) {
 		{"auto", "none", "none"},
 		{"later", "auto", "auto"},
 		{"cni", "auto", "cni"},
+		{"wireguard", "auto", "wireguard"},
+		{"wireguard", "none", "wireguard"},
 	} {
 		settings, err := agentSettings(apiOptions{bind: "192.0.2.1", port: 6443, serviceCIDR: "10.96.0.0/16"}, nodeOptions{podNetwork: c.cluster},
 			dnsOptions{})

@@ -248,7 +248,8 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
 	f.StringVar(&o.podNetwork, "pod-network", autoPodNetwork,
 		"how pods of other nodes are reached, where the cluster gives nodes networks for pods: auto (direct routes on a shared link, VXLAN "+
-			"elsewhere), none, if routes of others lead to them, or cni, if a network plugin connects all pods")
+			"elsewhere), wireguard, which encrypts all of it, none, if routes of others lead to them, or cni, if a network plugin connects all "+
+			"pods")
 	f.StringVar(&o.bgpDir, "bgp-dir", "", "`DIRECTORY` for the routes of this node that coracle-bgp announces (default: none)")
 	o.defineDNS(f)
 	f.IntVar(&o.logs.MaxFiles, "container-log-max-files", 5, "how many log files a container may have, at least 2")
@@ -324,8 +325,8 @@ func (o *nodeOptions) check() error {
 	if _, err := sysctls.New(o.sysctls); err != nil {
 		return fmt.Errorf("--allowed-unsafe-sysctls: %w", err)
 	}
-	if !slices.Contains([]string{autoPodNetwork, noPodNetwork, cniPodNetwork}, o.podNetwork) {
-		return fmt.Errorf("--pod-network %q is unknown: give %s, %s or %s", o.podNetwork, autoPodNetwork, noPodNetwork, cniPodNetwork)
+	if err := checkPodNetwork(o.podNetwork); err != nil {
+		return err
 	}
 	if err := o.checkDNS(); err != nil {
 		return err

@@ -2,28 +2,70 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
 	"github.com/coracle-project/coracle/cluster/overlay"
 	"github.com/coracle-project/coracle/cluster/overlay/paths"
+	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
 // newOverlay returns what connects this node's pods with those of other nodes, or what removes the
 // connections where the cluster gives nodes no networks: a network plugin connects pods there, or
 // there is no other node.
 func newOverlay(p *nodeProcess, part func() *health.Part) (func(context.Context) error, error) {
-	if !p.awaitRanges || p.podNetwork != autoPodNetwork {
+	encrypts := p.podNetwork == encryptedPodNetwork
+	if !p.awaitRanges || !encrypts && p.podNetwork != autoPodNetwork {
 		return cleaning("paths to other nodes", func() error { return paths.Remove(p.port) }), nil
 	}
 	set, err := p.as(user.KubeProxy)
 	if err != nil {
 		return nil, err
 	}
-	o := overlay.New(set, overlay.Options{NodeName: p.name, Cluster: p.port, Pods: p.pods, Services: p.services, Health: part()})
-	return o.Run, nil
+	o := overlay.Options{NodeName: p.name, Cluster: p.port, Pods: p.pods, Services: p.services}
+	if encrypts {
+		if o.Encryption, err = newEncryption(p); err != nil {
+			return nil, err
+		}
+	}
+	o.Health = part()
+	return overlay.New(set, o).Run, nil
+}
+
+// newEncryption is called before the kubelet runs: from here on no pod of this node sends anything
+// to those of others but encrypted.
+func newEncryption(p *nodeProcess) (*overlay.Encryption, error) {
+	set, err := p.as("system:node:"+p.name, user.NodesGroup)
+	if err != nil {
+		return nil, err
+	}
+	e, err := overlay.NewEncryption(filepath.Join(p.root, "wireguard.key"), set.Kube)
+	if err != nil {
+		return nil, fmt.Errorf("--pod-network %s: %w", encryptedPodNetwork, err)
+	}
+	return e, paths.Seal(p.port, p.pods)
+}
+
+// checkPodNetwork says what is wrong with a --pod-network, on this machine.
+func checkPodNetwork(podNetwork string) error {
+	switch podNetwork {
+	case autoPodNetwork, noPodNetwork, cniPodNetwork:
+		return nil
+	case encryptedPodNetwork:
+	default:
+		return fmt.Errorf("--pod-network %q is unknown: give auto, none, cni or wireguard", podNetwork)
+	}
+	k, err := wireguard.Open()
+	if err != nil {
+		return fmt.Errorf("--pod-network %s: %w", encryptedPodNetwork, err)
+	}
+	k.Close()
+	return nil
 }
 
 // The values of --pod-network.
@@ -31,6 +73,8 @@ const (
 	autoPodNetwork = "auto"
 	noPodNetwork   = "none"
 	cniPodNetwork  = "cni"
+
+	encryptedPodNetwork = clusterinfo.EncryptedPodNetwork
 )
 
 // overlayCommand removes what the overlay leaves in the kernel.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -90,6 +91,9 @@ func claimPort(port int) (release func() error, err error) {
 
 // checkAll says what is wrong with the flags, if anything.
 func checkAll(api apiOptions, n nodeOptions, d dnsOptions) error {
+	if n.podNetwork == encryptedPodNetwork && slices.Equal(api.podCIDR, []string{noPodCIDR}) {
+		return errors.New("--pod-network wireguard needs networks of pods, and --pod-cidr none leaves the cluster without")
+	}
 	err := errors.Join(api.check(), n.check())
 	if err == nil {
 		_, err = n.clusterDNS(api.serviceCIDR)

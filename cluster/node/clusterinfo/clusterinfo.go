@@ -38,12 +38,18 @@ const (
 	// settingsVersion is that of the format. A field that older agents may ignore does not change
 	// it.
 	settingsVersion = 1
+	// encryptedVersion is that of settings with EncryptedPodNetwork. An older agent would take a value
+	// of PodNetwork that it does not know for auto, and send packets unencrypted.
+	encryptedVersion = 2
 	// longestSettings and longestAuthority bound what is read.
 	longestSettings  = 64 << 10
 	longestAuthority = 64 << 10
 	// mostServers bounds the addresses of a DNS; a pod's resolv.conf has three.
 	mostServers = 16
 )
+
+// EncryptedPodNetwork is the PodNetwork with which packets between nodes' pods are encrypted.
+const EncryptedPodNetwork = "wireguard"
 
 // Settings are those of the cluster that each node follows.
 type Settings struct {
@@ -53,7 +59,7 @@ type Settings struct {
 	// PodCIDRs are the networks of pods, of which the cluster gives each node a part; empty leaves
 	// the addresses to nodes.
 	PodCIDRs []netip.Prefix `json:"podCIDRs,omitempty"`
-	// PodNetwork is how pods are connected: auto, none, or cni. Empty is auto.
+	// PodNetwork is how pods are connected: auto, none, cni, or wireguard. Empty is auto.
 	PodNetwork string `json:"podNetwork,omitempty"`
 	// ClusterDNS are the addresses of the cluster's DNS, and ClusterDomain the domain it answers
 	// for. NodeDNS is whether each node answers there itself.
@@ -90,6 +96,9 @@ func Publish(ctx context.Context, kube kubernetes.Interface, server string, ca, 
 		return err
 	}
 	s.Version = settingsVersion
+	if s.PodNetwork == EncryptedPodNetwork {
+		s.Version = encryptedVersion
+	}
 	settings, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return err
@@ -247,9 +256,9 @@ func Authority(have *corev1.ConfigMap) ([]byte, error) {
 
 // CheckVersion returns an error if this release does not read settings of this version.
 func (s Settings) CheckVersion() error {
-	if s.Version != settingsVersion {
-		return fmt.Errorf("settings have version %d, and this agent reads version %d: install the release of the control plane",
-			s.Version, settingsVersion)
+	if s.Version != settingsVersion && s.Version != encryptedVersion {
+		return fmt.Errorf("settings have version %d, and this agent reads versions %d and %d: install the release of the control plane",
+			s.Version, settingsVersion, encryptedVersion)
 	}
 	return nil
 }

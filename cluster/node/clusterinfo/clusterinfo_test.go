@@ -47,6 +47,15 @@ func TestPublish(t *testing.T) {
 	if got, there, err := ReadSettings(ctx, kube); err != nil || !there || !reflect.DeepEqual(got, s) {
 		t.Errorf("%+v, %t, %v", got, there, err)
 	}
+	encrypted := s
+	encrypted.PodNetwork = EncryptedPodNetwork
+	if err := Publish(ctx, kube, "https://192.0.2.1:6443", []byte("ca"), []byte("ca and more"), encrypted); err != nil {
+		t.Fatal(err)
+	}
+	encrypted.Version = 2 // which agents that cannot encrypt refuse
+	if got, _, err := ReadSettings(ctx, kube); err != nil || !reflect.DeepEqual(got, encrypted) {
+		t.Errorf("with encryption: %+v, %v", got, err)
+	}
 
 	agents, err := kube.CoreV1().ConfigMaps("kube-system").Get(ctx, AgentConfigMap, metav1.GetOptions{})
 	if err != nil {
@@ -76,7 +85,7 @@ func TestPublish(t *testing.T) {
 
 func TestSettingsThatAreRefused(t *testing.T) {
 	for name, text := range map[string]string{
-		"of a later format": `{"version": 2}`, "of none": `{}`, "damaged": `{"version": 1`, "two": `{"version": 1}{"version": 1}`,
+		"of a later format": `{"version": 3}`, "of none": `{}`, "damaged": `{"version": 1`, "two": `{"version": 1}{"version": 1}`,
 		"no networks": `{"version": 1, "serviceCIDRs": ["x"]}`, "too long": `{"version": 1, "clusterDomain": "` + strings.Repeat("x", 1<<17) + `"}`,
 	} {
 		kube := fake.NewClientset()
