@@ -57,10 +57,13 @@ func checkModules(f *Facts) []Finding {
 			"boot a kernel with CONFIG_SECCOMP_FILTER",
 		})
 	}
-	if len(all) == 0 {
-		return one("features", OK, "overlayfs, nftables and seccomp are there", "")
+	if len(all) > 0 {
+		return all
 	}
-	return all
+	if !f.Kernel.WireGuard {
+		return one("features", OK, "overlayfs, nftables and seccomp are there, WireGuard is not: no cluster with --pod-network wireguard", "")
+	}
+	return one("features", OK, "overlayfs, nftables, seccomp and WireGuard are there", "")
 }
 
 func checkNamespaces(f *Facts) []Finding {

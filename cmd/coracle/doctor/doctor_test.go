@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,19 @@ func TestHealthy(t *testing.T) {
 	}
 	if Sick(all) || len(all) < 10 {
 		t.Errorf("%d findings", len(all))
+	}
+}
+
+// Most clusters do without WireGuard.
+func TestWireGuardIsNoFault(t *testing.T) {
+	for there, want := range map[bool]string{true: "seccomp and WireGuard are there", false: "WireGuard is not"} {
+		f := healthy()
+		f.Kernel.WireGuard = there
+		all := Examine(f)
+		i := slices.IndexFunc(all, func(f Finding) bool { return f.Check == "features" })
+		if i < 0 || Sick(all) || !strings.Contains(all[i].Message, want) {
+			t.Errorf("%t: %+v", there, all)
+		}
 	}
 }
 

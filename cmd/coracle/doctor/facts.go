@@ -24,10 +24,11 @@ type Facts struct {
 // Kernel is what is running.
 type Kernel struct {
 	Release string // as uname says
-	// Overlay and NFTables say whether the kernel has them, as modules to be loaded too.
-	Overlay, NFTables bool
-	Seccomp           bool
-	Namespaces        []string // kinds that /proc/self/ns has
+	// These say whether the kernel has them, as modules to be loaded too.
+	Overlay, NFTables, WireGuard bool
+
+	Seccomp    bool
+	Namespaces []string // kinds that /proc/self/ns has
 }
 
 // Cgroups is what is mounted at /sys/fs/cgroup.

@@ -23,6 +23,7 @@ func readKernel() Kernel {
 	filesystems, _ := os.ReadFile("/proc/filesystems")
 	k.Overlay = slices.Contains(strings.Fields(string(filesystems)), "overlay") || hasModule(k.Release, "overlay")
 	k.NFTables = answersNetfilter() || hasModule(k.Release, "nf_tables")
+	k.WireGuard = exists("/sys/module/wireguard") || hasModule(k.Release, "wireguard")
 	kinds, _ := os.ReadDir("/proc/self/ns")
 	for _, e := range kinds {
 		k.Namespaces = append(k.Namespaces, e.Name())
