@@ -36,21 +36,30 @@ func (w *world) encrypt() {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		m.encryption, m.closed = &paths.Encryption{Private: private, Port: EncryptedPort}, allPods
+		m.encryption, m.closed = &Encryption{private: private, public: m.node.Key}, allPods
 	}
 }
 
-// encryptedWorld has connected nodes that encrypt, or is nil if this kernel cannot.
-func encryptedWorld(t *testing.T, what string) *world {
+// missing reports whether this kernel cannot encrypt.
+func missing(t *testing.T, what string) bool {
+	t.Helper()
 	k, err := wireguard.Open()
 	if errors.Is(err, wireguard.ErrMissing) {
 		testnet.Untested(t, what)
-		return nil
+		return true
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	k.Close()
+	return false
+}
+
+// encryptedWorld has connected nodes that encrypt, or is nil if this kernel cannot.
+func encryptedWorld(t *testing.T, what string) *world {
+	if missing(t, what) {
+		return nil
+	}
 	w := newWorld(t)
 	w.encrypt()
 	w.connect()
@@ -252,6 +261,36 @@ func TestNothingLeavesUnencrypted(t *testing.T) {
 		if !leaves(to) {
 			t.Errorf("without the route that closes the network, nothing leaves for %s either: the test shows nothing", to)
 		}
+	}
+}
+
+// Nodes learn of each other's keys by the API, and one that is alone stays closed.
+func TestNodesConnectByPublishedKeys(t *testing.T) {
+	if missing(t, "nodes that publish keys") {
+		return
+	}
+	c := newCluster(t)
+	c.encrypt()
+	for _, m := range c.machines() {
+		m.encryption.node = c.api
+		c.create(m.node)
+		c.run(m)
+	}
+	for _, m := range c.machines() {
+		for _, family := range []string{"-4", "-6"} {
+			m.await("ip "+family+" route show proto 86", func(out string) bool { return strings.Count(out, "dev coraclewg-6443") == 2 })
+		}
+	}
+	c.reaches()
+	c.remove("b")
+	c.remove("c")
+	c.a.await("ip route show proto 86", func(out string) bool { return out == "" })
+	c.a.await("ip link show type wireguard", func(out string) bool { return out == "" })
+	if routes := c.a.Run("ip route show proto 87"); !strings.Contains(routes, "unreachable 10.244.0.0/16") {
+		t.Errorf("a node that is alone lets packets for pods of others out: %q", routes)
+	}
+	if tables := c.a.Run("nft list tables"); !strings.Contains(tables, "coracle-overlay-6443") {
+		t.Errorf("no table, by which \"coracle down\" knows that there is something to remove: %q", tables)
 	}
 }
 

@@ -67,7 +67,7 @@ func (c *cluster) run(m *machine) (stop func()) {
 	informers := client.NewInformers(c.api)
 	v := New(&client.Set{Kube: c.api, Informers: informers}, Options{
 		NodeName: m.Name, Cluster: testCluster, Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-		Health: c.board.Add("pods of other nodes"),
+		Pods: m.closed, Encryption: m.encryption, Health: c.board.Add("pods of other nodes"),
 	})
 	v.within = func(f func() error) (err error) {
 		m.Within(func() { err = f() })

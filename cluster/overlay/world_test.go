@@ -31,7 +31,7 @@ type machine struct {
 	network *paths.Network
 	before  map[string]Node
 	// encryption and closed are nil without encryption.
-	encryption *paths.Encryption
+	encryption *Encryption
 	closed     []netip.Prefix
 }
 
@@ -138,7 +138,7 @@ func (m *machine) open() {
 		var err error
 		m.network, err = paths.Open(paths.Config{
 			Cluster: testCluster, Node: m.self(), VNI: testVNI, Port: testPort, Log: slog.New(slog.NewTextHandler(m.t.Output(), nil)),
-			Encryption: m.encryption,
+			Encryption: m.encryption.kernel(),
 		})
 		if err != nil {
 			m.t.Fatal(err)

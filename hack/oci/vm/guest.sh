@@ -59,7 +59,7 @@ case $1 in
   storage) exec sh /b/storage.sh ;;
   cgroups) suite cgroups ;;
   wireguard)
-    modprobe wireguard && (suite wireguard) && suite overlay -test.run 'TestPacketsBetweenPods|TestForgedPackets|TestNothingLeaves'
+    modprobe wireguard && (suite wireguard) && suite overlay -test.run 'TestPacketsBetweenPods|TestForgedPackets|TestNothingLeaves|TestNodesConnectBy'
     ;;
   kubelet)
     cp -r /b/bin /var/tmp/bin || exit
