@@ -147,9 +147,9 @@ func (p program) supervise(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		if code(err) == exitForGood {
-			slog.Error("the cluster process ended and is not started again", "err", err)
-			return forGood{fmt.Errorf("the cluster process ended and would end again: %w", err)}
+		if !p.optional && code(err) == exitForGood {
+			slog.Error(name+" ended and is not started again", "err", err)
+			return forGood{fmt.Errorf("%s ended and would end again: %w", name, err)}
 		}
 		lived := time.Since(began)
 		worked = worked || lived >= settled
@@ -158,7 +158,7 @@ func (p program) supervise(ctx context.Context) error {
 			failures = 0
 		}
 		if !worked && failures == mostTries {
-			return fmt.Errorf("the cluster process cannot be started: %w", err)
+			return fmt.Errorf("%s cannot be started: %w", name, err)
 		}
 		pause := next.after(lived, refused(err))
 		slog.Error(name+" ended and is started again", "err", err, "lived", lived, "pause", pause)

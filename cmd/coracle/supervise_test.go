@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -207,6 +208,23 @@ func TestSupervisorGivesUp(t *testing.T) {
 				t.Errorf("%d lives, %v, want %d", lives, err, test.lives)
 			}
 		})
+	}
+}
+
+// No exit code of an optional program ends its supervision.
+func TestSupervisorKeepsOptionalProgram(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "lives")
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		err := program{args: []string{"sh", "-c", `echo life >>"$0"; exit 78`, file}, optional: true}.supervise(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	lived, err := os.ReadFile(file)
+	if lives := strings.Count(string(lived), "life\n"); err != nil || lives < 3 {
+		t.Errorf("%d lives, %v", lives, err)
 	}
 }
 
