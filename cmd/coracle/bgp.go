@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/coracle-project/coracle/cmd/coracle/kubesocket"
 )
@@ -43,22 +44,22 @@ func bgpRoutesArgs(p place, o upOptions) []string {
 func (o *upOptions) checkBGP() error {
 	switch {
 	case o.BGPAS == "" && len(o.BGPPeers) > 0:
-		return fmt.Errorf("up: --bgp-peer %s without --bgp-as: name the AS of this node, such as 64512", o.BGPPeers[0])
+		return fmt.Errorf("--bgp-peer %s without --bgp-as: name the AS of this node, such as 64512", o.BGPPeers[0])
 	case o.BGPAS != "" && len(o.BGPPeers) == 0:
-		return fmt.Errorf("up: --bgp-as %s without --bgp-peer: name the routers, such as '10.0.0.254 as=64500'", o.BGPAS)
+		return fmt.Errorf("--bgp-as %s without --bgp-peer: name the routers, such as '10.0.0.254 as=64500'", o.BGPAS)
 	}
 	return nil
 }
 
 // bgpHealth has a line for each router that this node announces its routes to.
-func bgpHealth(p place) []health {
+func bgpHealth(ctx context.Context, p place) []health {
 	if len(remembered(p).BGPPeers) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), longestTry)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestTry) // others may have used up ctx
 	defer cancel()
 	all, err := healthAt(ctx, filepath.Join(p.bgp(), "health.sock"))
-	if errors.Is(err, kubesocket.ErrNone) {
+	if errors.Is(err, kubesocket.ErrNone) || errors.Is(err, syscall.ECONNREFUSED) {
 		err = errors.New("it does not run")
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -50,24 +51,40 @@ func TestBGPFlagsGoTogether(t *testing.T) {
 
 func TestBGPHealth(t *testing.T) {
 	p := place{root: t.TempDir(), state: t.TempDir()}
-	if got := bgpHealth(p); len(got) != 0 {
+	if got := bgpHealth(t.Context(), p); len(got) != 0 {
 		t.Errorf("a cluster without peers has %+v", got)
 	}
 	if err := withPeers.remember(p); err != nil {
 		t.Fatal(err)
 	}
-	if got := bgpHealth(p); len(got) != 1 || got[0].Healthy || !strings.Contains(got[0].Message, "it does not run; "+p.bgpLog()) {
+	if got := bgpHealth(t.Context(), p); len(got) != 1 || got[0].Healthy || !strings.Contains(got[0].Message, "it does not run; "+p.bgpLog()) {
 		t.Errorf("while it does not run: %+v", got)
 	}
 	if err := os.Mkdir(p.bgp(), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	kubesockettest.Serve(t, filepath.Join(p.bgp(), "health.sock"), map[string]http.HandlerFunc{
+	// One that was killed has left its socket.
+	socket := filepath.Join(p.bgp(), "health.sock")
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.SetUnlinkOnClose(false)
+	if err := left.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := bgpHealth(t.Context(), p); len(got) != 1 || got[0].Healthy || !strings.Contains(got[0].Message, "it does not run; "+p.bgpLog()) {
+		t.Errorf("when it was killed: %+v", got)
+	}
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	kubesockettest.Serve(t, socket, map[string]http.HandlerFunc{
 		"/healthz/parts": func(w http.ResponseWriter, _ *http.Request) {
 			_ = json.NewEncoder(w).Encode([]kubesocket.Part{{Component: bgpPeer + "10.0.0.254", Message: "nothing listens"}})
 		},
 	})
-	if got := bgpHealth(p); len(got) != 1 || got[0].Component != "BGP peer 10.0.0.254" || got[0].Message != "nothing listens" {
+	if got := bgpHealth(t.Context(), p); len(got) != 1 || got[0].Component != "BGP peer 10.0.0.254" || got[0].Message != "nothing listens" {
 		t.Errorf("%+v", got)
 	}
 }

@@ -75,7 +75,7 @@ func look(ctx context.Context, p place) []health {
 	if err != nil {
 		parts = []health{line("cluster process", "", "", err)}
 	}
-	all = slices.Concat(all, upgradeHealth(p), preloadHealth(p), lookAtAPI(ctx, p), parts, bgpHealth(p))
+	all = slices.Concat(all, upgradeHealth(p), preloadHealth(p), lookAtAPI(ctx, p), parts, bgpHealth(ctx, p))
 	o := remembered(p)
 	if !o.several() {
 		return all
@@ -99,7 +99,7 @@ func lookAtFurther(ctx context.Context, p place) []health {
 	if err != nil {
 		parts = []health{line("agent", "", "", err)}
 	}
-	all = slices.Concat(all, parts, bgpHealth(p))
+	all = slices.Concat(all, parts, bgpHealth(ctx, p))
 	for i := range all {
 		all[i].Node = p.node
 	}
