@@ -113,8 +113,11 @@ func (f *Follower) sync(ctx context.Context) error {
 	if f.replacing != nil && f.replacing.Equal(newest) {
 		return nil // the keeper tells when a certificate is written
 	}
+	if err := f.keeper.replace(newest, func() { f.Add(authorityKey) }); err != nil {
+		return err
+	}
 	f.replacing = newest
-	return f.keeper.replace(newest, func() { f.Add(authorityKey) })
+	return nil
 }
 
 // issuedBy says whether the node has both certificates of an authority.
@@ -143,8 +146,8 @@ func (f *Follower) annotate(ctx context.Context, newest *x509.Certificate) error
 	return err
 }
 
-// successors returns which of the published authorities a node trusts that trusts those in have:
-// those that it has, and those that one of these certifies. The newest has to be one of them.
+// successors returns the published authorities that a node with the authorities have accepts: those
+// in have, and those that one of them certifies. The newest has to be one of them.
 func successors(have, published []byte) ([]*x509.Certificate, error) {
 	trusted, err := cert.ParseCertsPEM(have)
 	if err != nil {

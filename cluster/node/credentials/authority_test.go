@@ -7,6 +7,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"math/big"
 	"os"
 	"sync"
@@ -14,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -147,8 +150,15 @@ func TestFollow(t *testing.T) {
 		_, foreign := published(t, t.TempDir(), pki.What{})
 		publish(foreign.PEM)
 		check(must(os.ReadFile(b.CACert))(t), s.Newest)
+		// A certificate that cannot be replaced yet is tried again.
+		release := fix(t, node.clientFile())
 		b, s = published(t, dir, pki.What{Authority: true})
 		publish(s.PEM)
+		if node.issuedBy(s.Newest) {
+			t.Error("the file was to be refused")
+		}
+		release()
+		time.Sleep(time.Hour)
 		check(must(os.ReadFile(b.CACert))(t), s.Newest)
 		stop()
 
@@ -165,6 +175,25 @@ func TestFollow(t *testing.T) {
 		check(must(os.ReadFile(b.CACert))(t), s.Newest)
 		stop()
 	})
+}
+
+// fix has a file whose mode cannot be changed at a path, until release is called.
+func fix(t *testing.T, path string) (release func()) {
+	t.Helper()
+	content := must(os.ReadFile(path))(t)
+	file := os.NewFile(uintptr(must(unix.MemfdCreate("fixed", unix.MFD_ALLOW_SEALING))(t)), "fixed")
+	if _, err := file.Write(content); err != nil {
+		t.Fatal(err)
+	}
+	must(unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_EXEC))(t)
+	if err := errors.Join(os.Remove(path), os.Symlink(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), path)); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := errors.Join(os.Remove(path), os.WriteFile(path, content, 0o600), file.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // signWith has a fake API sign all requests with the authority that is in a file by then.
