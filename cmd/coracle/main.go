@@ -29,7 +29,7 @@ func run() int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "coracle:", err)
-		if again := (forGood{}); errors.As(err, &again) {
+		if final := (forGood{}); errors.As(err, &final) {
 			return exitForGood
 		}
 		return 1

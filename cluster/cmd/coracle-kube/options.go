@@ -248,7 +248,7 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 	f.BoolVar(&o.seccomp, "seccomp-default", true, "whether containers that name no seccomp profile have the runtime's")
 	f.StringVar(&o.podNetwork, "pod-network", autoPodNetwork,
 		"how pods of other nodes are reached, where the cluster gives nodes networks for pods: auto (direct routes on a shared link, VXLAN "+
-			"elsewhere), wireguard, which encrypts all of it, none, if routes of others lead to them, or cni, if a network plugin connects all "+
+			"elsewhere), wireguard, which encrypts all of it, none, if other routes lead there, or cni, if a network plugin connects all "+
 			"pods")
 	f.StringVar(&o.bgpDir, "bgp-dir", "", "`DIRECTORY` for the routes of this node that coracle-bgp announces (default: none)")
 	o.defineDNS(f)

@@ -167,7 +167,7 @@ func (n Node) Check(now time.Time) error {
 
 // Join makes the machine the node called name of the cluster that was given, and keeps its
 // credentials in dir. It does not register the node, which its kubelet does. Once dir exists, and
-// before the machine counts as joined, it calls look with what reads the cluster as the node.
+// before the machine counts as joined, it calls look with a client that has the node's identity.
 func Join(ctx context.Context, dir string, g discovery.Given, name string,
 	look func(context.Context, kubernetes.Interface) error,
 ) (Node, error) {

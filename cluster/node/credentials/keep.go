@@ -67,7 +67,7 @@ func (k *Keeper) manageLocked(ofClient, ofServing certificate.Store) error {
 	return nil
 }
 
-// replace asks for certificates of issuer where others have signed those that the node has. Both
+// replace asks issuer for new certificates in place of those that another authority signed. Those
 // stay in use until then. written is called after each.
 func (k *Keeper) replace(issuer *x509.Certificate, written func()) error {
 	k.mu.Lock()
