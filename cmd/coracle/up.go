@@ -363,8 +363,8 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 		return u.upAgent(ctx, given, steps)
 	}
 	if o.force {
-		if err := kubeTool(ctx, nil, "controlplane", "force", "--root", p.kubeRoot()); err != nil {
-			return fmt.Errorf("up --force-new-cluster: %w", err)
+		if err := kubeTool(ctx, nil, "controlplane", "force", "--root", p.kubeRoot(), "--port", strconv.Itoa(o.Port)); err != nil {
+			return errors.Join(fmt.Errorf("up --force-new-cluster: %w", err), u.unforce(ctx))
 		}
 	}
 	if err := u.start(ctx, given, steps); err != nil {

@@ -74,6 +74,10 @@ type Options struct {
 	// PeerCA and PeerPair are the files of the authority of the members' certificates, and of this
 	// one's certificate and key. Only a member with peers needs them.
 	PeerCA, PeerPair string
+	// APICA is the file of the authority of the cluster's API servers, and APIPort where each of them
+	// listens. A member that is to go on without the others asks them; without a port it does not.
+	APICA   string
+	APIPort int
 	// MembersHealth is told how the other members are; it may be nil.
 	MembersHealth *health.Part
 	// Log gets warnings and errors, also those of etcd itself; nil discards them.
@@ -99,10 +103,11 @@ type Server struct {
 	space   *space
 	lock    *os.File
 	journal *journal
-	// peers is nil without peers, watch what looks at them.
-	peers *Peers
-	watch *watch
-	dir   string
+	// peers is nil without peers. watch looks at them, and members asks them.
+	peers   *Peers
+	watch   *watch
+	members caller
+	dir     string
 	// behind gets an error if the log ends before the database.
 	behind chan error
 
@@ -139,10 +144,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	s := &Server{Endpoint: "unix://" + socket, lock: lock, journal: newJournal(o.Log), behind: make(chan error, 1), dir: o.Dir}
 	c, err := configured(dir, socket, o.quota())
 	if err == nil {
-		s.peers, err = ReadPeers(o.Dir)
-	}
-	if err == nil && s.peers != nil {
-		err = s.peers.configure(c, o)
+		err = s.prepare(ctx, c, o)
 	}
 	if err != nil {
 		_ = lock.Close()
@@ -182,6 +184,23 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	s.space = keepSpace(ctx, s.etcd.Server, dir, &snapshots, o)
 	return s, nil
+}
+
+// prepare has c be what the server's Peers say, if it has some.
+func (s *Server) prepare(ctx context.Context, c *settings, o Options) (err error) {
+	if s.peers, err = ReadPeers(o.Dir); err != nil || s.peers == nil {
+		return err
+	}
+	if err := s.peers.configure(c, o); err != nil {
+		return err
+	}
+	if s.members, err = newCaller(o.PeerCA, o.PeerPair, answerLimit); err != nil {
+		return fmt.Errorf("etcd's certificate for its peers: %w", err)
+	}
+	if s.peers.Force {
+		return s.peers.mayForce(ctx, o)
+	}
+	return nil
 }
 
 // serves returns when the server in dir serves. If that fails, the server is closed, unless closing

@@ -39,10 +39,14 @@ func newTestMember(t *testing.T, name string, b *pki.Bundle) *testMember {
 
 func (m *testMember) start(ctx context.Context) (err error) {
 	m.board = &health.Board{}
-	m.Server, err = Start(ctx, Options{
-		Dir: m.dir, State: filepath.Join(m.dir, "run"), PeerCA: m.files.CACert, PeerPair: m.files.Pair, MembersHealth: m.board.Add("members"),
-	})
+	o := m.options()
+	o.MembersHealth = m.board.Add("members")
+	m.Server, err = Start(ctx, o)
 	return err
+}
+
+func (m *testMember) options() Options {
+	return Options{Dir: m.dir, State: filepath.Join(m.dir, "run"), PeerCA: m.files.CACert, PeerPair: m.files.Pair}
 }
 
 func (m *testMember) mustStart(t *testing.T) {
@@ -188,7 +192,7 @@ func TestThreeMembers(t *testing.T) {
 			strings.Contains(s.Message, "--force-new-cluster")
 	})
 	last.Close()
-	if err := CheckForce(ctx, last.dir, last.files); err != nil {
+	if err := CheckForce(ctx, last.options()); err != nil {
 		t.Errorf("the last member must not go on alone: %v", err)
 	}
 	p, err := ReadPeers(last.dir)
@@ -215,7 +219,7 @@ func TestThreeMembers(t *testing.T) {
 // refusesForce expects that the member must not go on without the others.
 func (m *testMember) refusesForce(t *testing.T, want string) {
 	t.Helper()
-	if err := CheckForce(t.Context(), m.dir, m.files); err == nil || !strings.Contains(err.Error(), want) {
+	if err := CheckForce(t.Context(), m.options()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%s goes on without the others: %v, want %q", m.name, err, want)
 	}
 }

@@ -35,7 +35,7 @@ type watch struct {
 func watchMembers(s *Server, o Options) *watch {
 	o.MembersHealth.Works("waits for the other members")
 	ctx, stop := context.WithCancel(context.Background())
-	w := &watch{server: s, health: o.MembersHealth, others: newCaller(o.PeerCA, o.PeerPair), stop: stop, ended: make(chan struct{})}
+	w := &watch{server: s, health: o.MembersHealth, others: s.members, stop: stop, ended: make(chan struct{})}
 	go w.run(ctx)
 	return w
 }
@@ -44,14 +44,15 @@ func watchMembers(s *Server, o Options) *watch {
 type caller struct{ client *http.Client }
 
 // newCaller needs the files of the members' authority, and of this member's certificate and key.
-// Without good ones no member answers.
-func newCaller(ca, pair string) (c caller) {
+// One call takes up to limit.
+func newCaller(ca, pair string, limit time.Duration) (caller, error) {
 	t, err := transport.NewTransport(transport.TLSInfo{CertFile: pair, KeyFile: pair, TrustedCAFile: ca}, answerLimit)
-	if err == nil {
-		t.DisableKeepAlives = true
-		c.client = &http.Client{Transport: t, Timeout: answerLimit}
+	if err != nil {
+		return caller{}, err
 	}
-	return c
+	t.DisableKeepAlives = true
+	t.Proxy = nil // a proxy would answer for members that are gone
+	return caller{&http.Client{Transport: t, Timeout: limit, CheckRedirect: here}}, nil
 }
 
 func (w *watch) close() {
@@ -99,16 +100,8 @@ func (w *watch) look(ctx context.Context) {
 }
 
 func (c caller) asks(ctx context.Context, url string) bool {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/version", nil)
-	if err != nil || c.client == nil {
-		return false
-	}
-	answer, err := c.client.Do(r)
-	if err != nil {
-		return false
-	}
-	_ = answer.Body.Close()
-	return answer.StatusCode == http.StatusOK
+	status, err := get(ctx, c.client, url+"/version")
+	return err == nil && status == http.StatusOK
 }
 
 // describe is what an operator reads of the members. The error says that there is no quorum, and

@@ -261,6 +261,7 @@ func inWords(server string, err error) error {
 func controlPlaneForceCommand() *cobra.Command {
 	var root string
 	var undo bool
+	var port int
 	cmd := &cobra.Command{
 		Use: "force", Short: "have the next start go on without the other members of etcd, which are gone for good", Args: noArguments,
 		Example: "  coracle-kube controlplane force",
@@ -278,8 +279,12 @@ func controlPlaneForceCommand() *cobra.Command {
 				return errors.New("this machine's cluster has no other control-plane nodes")
 			}
 			if peers.Force = !undo; peers.Force {
-				files := (&pki.Bundle{Dir: filepath.Join(root, "pki")}).EtcdFiles()
-				if err := etcd.CheckForce(cmd.Context(), root, files); err != nil {
+				keys := filepath.Join(root, "pki")
+				files := (&pki.Bundle{Dir: keys}).EtcdFiles()
+				others := etcd.Options{
+					Dir: root, PeerCA: files.CACert, PeerPair: files.Pair, APICA: filepath.Join(keys, "ca.crt"), APIPort: port,
+				}
+				if err := etcd.CheckForce(cmd.Context(), others); err != nil {
 					return err
 				}
 			}
@@ -287,6 +292,7 @@ func controlPlaneForceCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&undo, "undo", false, "take that back: the next start needs the other members")
+	cmd.Flags().IntVar(&port, "port", 6443, "port of the API servers on the other control-plane nodes, which are asked first")
 	cmd.Flags().StringVar(&root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
 	return cmd
 }

@@ -15,6 +15,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 // Regression: a server on all addresses was taken for another one, because its kubeconfig names
@@ -91,6 +92,16 @@ func TestForceIsTakenBack(t *testing.T) {
 		t.Error("a cluster of one is forced to be one")
 	}
 	if err := (etcd.Peers{Name: "one", URL: "https://127.0.0.1:2380"}).Write(root); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := try(t, "controlplane", "force", "--root", root); err == nil || !strings.Contains(err.Error(), "cannot be asked") {
+		t.Errorf("without credentials: %v", err)
+	}
+	bundle, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:6443", []string{"127.0.0.1"})
+	if err == nil {
+		_, err = bundle.EtcdPeer([]string{"127.0.0.1"})
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
