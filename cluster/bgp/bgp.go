@@ -120,7 +120,12 @@ func (r *Routes) sync() error {
 	if err := pki.Replace(filepath.Join(r.Dir, routes.File), data, 0o644); err != nil {
 		return r.fails(err)
 	}
-	r.Health.Works(fmt.Sprintf("%d routes of this node", len(now.Prefixes)))
+	var warnings []string
+	if now.LeftOut > 0 {
+		warnings = append(warnings, fmt.Sprintf("%d addresses of Services are not announced: a node announces %d routes at most",
+			now.LeftOut, len(now.Prefixes)))
+	}
+	r.Health.Works(fmt.Sprintf("%d routes of this node", len(now.Prefixes)), warnings...)
 	return nil
 }
 
@@ -133,16 +138,16 @@ func (r *Routes) fails(err error) error {
 func (r *Routes) routes() (routes.Routes, error) {
 	node, err := r.nodes.Get(r.NodeName)
 	if apierrors.IsNotFound(err) {
-		return routes.New(nil, nil), nil
+		return routes.New(nil, nil, nil), nil
 	}
 	if err != nil {
 		return routes.Routes{}, err
 	}
-	prefixes := podNetworks(node)
 	_, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]
 	if excluded || r.Pool.Empty() {
-		return routes.New(addresses(node), prefixes), nil
+		return routes.New(addresses(node), podNetworks(node), nil), nil
 	}
+	var services []netip.Prefix
 	for _, service := range loadbalancer.OfType(r.services, corev1.ServiceTypeLoadBalancer) {
 		if !loadbalancer.Concerns(service) {
 			continue
@@ -156,13 +161,22 @@ func (r *Routes) routes() (routes.Routes, error) {
 				continue
 			}
 		}
-		for _, address := range loadbalancer.Addresses(service) {
-			if address = address.Unmap(); r.Pool.Contains(address) {
-				prefixes = append(prefixes, netip.PrefixFrom(address, address.BitLen()))
-			}
+		services = append(services, r.of(service)...)
+	}
+	return routes.New(addresses(node), podNetworks(node), services), nil
+}
+
+// of returns what of a Service is announced: one address of each family, as the cluster gives it.
+// Users who may write its status could have many.
+func (r *Routes) of(service *corev1.Service) (all []netip.Prefix) {
+	families := map[bool]bool{}
+	for _, address := range loadbalancer.Addresses(service) {
+		if address = address.Unmap(); r.Pool.Contains(address) && !families[address.Is4()] {
+			families[address.Is4()] = true
+			all = append(all, netip.PrefixFrom(address, address.BitLen()))
 		}
 	}
-	return routes.New(addresses(node), prefixes), nil
+	return all
 }
 
 // endpointHere says whether a Service has a ready endpoint on this node.

@@ -5,6 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -142,7 +145,7 @@ func TestServices(t *testing.T) {
 	w := newWorld(t, pool...)
 	class := service("other", everywhere, "192.0.2.9")
 	class.Spec.LoadBalancerClass = new("example.com/other")
-	w.add(node("a"), node("b"), class, service("all", everywhere, "192.0.2.1", "fd99::1"),
+	w.add(node("a"), node("b"), class, service("all", everywhere, "192.0.2.1", "fd99::1", "192.0.2.3"), // one of each family
 		service("foreign", everywhere, "203.0.113.1"), // in no pool: another controller's, or forged
 		service("nodes", everywhere, "10.0.0.1"))
 	w.check(pods4, "192.0.2.1/32 10.0.0.1", pods6, "fd99::1/128 fd00::1")
@@ -175,6 +178,28 @@ func TestWhatDecides(t *testing.T) {
 	}
 	if w.decides(node("a")) || !isNode(node("a"), "a") || isNode(node("b"), "a") {
 		t.Error("a node is taken for something else")
+	}
+}
+
+// However many Services there are, the node's own networks are announced, and status says what is
+// not.
+func TestTooManyServices(t *testing.T) {
+	const many = 20_000
+	w := newWorld(t, "10.0.0.0/9") // before the pods'
+	w.add(node("a"))
+	for k := range many {
+		w.add(service(strconv.Itoa(k), everywhere, netip.AddrFrom4([4]byte{10, 1, byte(k / 200), byte(1 + k%200)}).String()))
+	}
+	now, err := w.routes()
+	if err != nil || len(now.Prefixes) != many || !slices.Contains(now.Prefixes, netip.MustParsePrefix("10.85.1.0/24")) ||
+		!slices.Contains(now.Prefixes, netip.MustParsePrefix("fd85:0:0:1::/64")) {
+		t.Errorf("%d routes, %v", len(now.Prefixes), err)
+	}
+	if err := w.sync(); err != nil {
+		t.Error(err)
+	}
+	if s := w.board.States()[0]; !s.Healthy || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "2 addresses of Services are not announced") {
+		t.Errorf("%+v", s)
 	}
 }
 

@@ -40,26 +40,40 @@ type Routes struct {
 	NextHops []netip.Addr `json:"nextHops"`
 	// Prefixes are sorted, each once.
 	Prefixes []netip.Prefix `json:"prefixes"`
+	// LeftOut is how many prefixes were too many.
+	LeftOut int `json:"-"`
 }
 
-// New returns routes in the order in which a file has them. Prefixes of a family without a next hop
-// are left out, and so are those beyond the limit.
-func New(nextHops []netip.Addr, prefixes []netip.Prefix) Routes {
+// New returns routes in the order in which a file has them: the networks of pods, and addresses of
+// Services as many as the limit leaves room for. Prefixes of a family without a next hop are left
+// out.
+func New(nextHops []netip.Addr, pods, services []netip.Prefix) Routes {
 	r := Routes{Version: version, NextHops: []netip.Addr{}, Prefixes: []netip.Prefix{}}
 	for _, a := range nextHops {
 		if a = a.Unmap(); !r.NextHop(a).IsValid() {
 			r.NextHops = append(r.NextHops, a)
 		}
 	}
-	for _, p := range prefixes {
-		if p.IsValid() && r.NextHop(p.Addr()).IsValid() {
-			r.Prefixes = append(r.Prefixes, p.Masked())
-		}
-	}
+	r.add(pods)
+	r.add(services)
 	slices.SortFunc(r.Prefixes, netip.Prefix.Compare)
 	r.Prefixes = slices.Compact(r.Prefixes)
-	r.Prefixes = r.Prefixes[:min(len(r.Prefixes), most)]
 	return r
+}
+
+// add adds prefixes up to the limit. Which are too many does not depend on their order.
+func (r *Routes) add(prefixes []netip.Prefix) {
+	var all []netip.Prefix
+	for _, p := range prefixes {
+		if p.IsValid() && r.NextHop(p.Addr()).IsValid() {
+			all = append(all, p.Masked())
+		}
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	all = slices.Compact(all)
+	fit := min(len(all), most-len(r.Prefixes))
+	r.Prefixes = append(r.Prefixes, all[:fit]...)
+	r.LeftOut += len(all) - fit
 }
 
 // NextHop returns the next hop of the family of a, the zero Addr if there is none.

@@ -23,8 +23,9 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 }
 
 func TestRoundTrip(t *testing.T) {
-	r := New(addrs("10.0.0.1", "::ffff:10.0.0.2", "fd00::1"), prefixes("fd85::/64", "192.0.2.1/32", "10.85.0.7/24", "192.0.2.1/32"))
-	want := Routes{1, addrs("10.0.0.1", "fd00::1"), prefixes("10.85.0.0/24", "192.0.2.1/32", "fd85::/64")}
+	r := New(addrs("10.0.0.1", "::ffff:10.0.0.2", "fd00::1"), prefixes("fd85::/64", "10.85.0.7/24"),
+		prefixes("192.0.2.1/32", "192.0.2.1/32"))
+	want := Routes{Version: 1, NextHops: addrs("10.0.0.1", "fd00::1"), Prefixes: prefixes("10.85.0.0/24", "192.0.2.1/32", "fd85::/64")}
 	if !reflect.DeepEqual(r, want) {
 		t.Fatalf("%+v instead of %+v", r, want)
 	}
@@ -40,10 +41,10 @@ func TestRoundTrip(t *testing.T) {
 
 // A node without IPv6 cannot be the next hop of its IPv6 networks.
 func TestFamilyWithoutNextHop(t *testing.T) {
-	if r := New(addrs("10.0.0.1"), prefixes("10.85.0.0/24", "fd85::/64")); !reflect.DeepEqual(r.Prefixes, prefixes("10.85.0.0/24")) {
+	if r := New(addrs("10.0.0.1"), prefixes("10.85.0.0/24", "fd85::/64"), nil); !reflect.DeepEqual(r.Prefixes, prefixes("10.85.0.0/24")) {
 		t.Errorf("%v", r.Prefixes)
 	}
-	if r := New(nil, prefixes("10.85.0.0/24")); len(r.Prefixes) != 0 {
+	if r := New(nil, prefixes("10.85.0.0/24"), nil); len(r.Prefixes) != 0 {
 		t.Errorf("%v", r.Prefixes)
 	}
 }
@@ -53,9 +54,10 @@ func TestTooManyPrefixes(t *testing.T) {
 	for k := range most + 1 {
 		all = append(all, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(k >> 16), byte(k >> 8), byte(k)}), 32))
 	}
-	r := New(addrs("10.0.0.1"), all)
-	if len(r.Prefixes) != most {
-		t.Errorf("%d prefixes", len(r.Prefixes))
+	pods := prefixes("192.0.2.0/24") // behind all others
+	r := New(addrs("10.0.0.1"), pods, all)
+	if len(r.Prefixes) != most || r.LeftOut != 2 || r.Prefixes[most-1] != pods[0] {
+		t.Errorf("%d prefixes, %d too many, the last is %s", len(r.Prefixes), r.LeftOut, r.Prefixes[len(r.Prefixes)-1])
 	}
 	if data, err := r.Encode(); err != nil || len(data) > longest {
 		t.Errorf("the longest file has %d bytes: %v", len(data), err)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Peer is a router that routes are announced to.
@@ -116,7 +117,7 @@ func Peers(texts []string) (all []Peer, err error) {
 
 // readPassword reads the first line of a file that only its owner may read.
 func readPassword(path string) (string, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO would have to be written to
 	if err != nil {
 		return "", err
 	}
@@ -127,6 +128,9 @@ func readPassword(path string) (string, error) {
 	}
 	if !info.Mode().IsRegular() {
 		return "", fmt.Errorf("%s is no regular file", path)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+		return "", fmt.Errorf("%s belongs to another user: chown %d %[1]s", path, os.Geteuid())
 	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return "", fmt.Errorf("%s may be read by others: chmod 600 %[1]s", path)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/osrg/gobgp/v4/api"
@@ -74,6 +75,17 @@ func TestPasswords(t *testing.T) {
 		}
 		return path
 	}
+	others := "/etc/hostname" // root's
+	if os.Geteuid() == 0 {
+		others = file("others", "secret", 0o600)
+		if err := os.Chown(others, 1, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	all, err := Peers([]string{"10.0.0.1 as=1 password-file=" + file("good", "secret word\n", 0o400), "10.0.0.2 as=1"})
 	if err != nil || all[0].password != "secret word" || all[1].password != "" {
 		t.Errorf("%+v, %v", all, err)
@@ -84,6 +96,8 @@ func TestPasswords(t *testing.T) {
 		file("long", strings.Repeat("x", longestPassword+1), 0o600): "has no password",
 		file("lines", "a\nb\n", 0o600):                              "has no password",
 		dir:                                                         "is no regular file",
+		others:                                                      "belongs to another user: chown",
+		fifo:                                                        "is no regular file",
 		filepath.Join(dir, "gone"):                                  "no such file",
 	} {
 		if _, err := Peers([]string{"10.0.0.1 as=1 password-file=" + path}); err == nil || !strings.Contains(err.Error(), want) {
@@ -130,11 +144,11 @@ func TestRouterID(t *testing.T) {
 		"10.0.0.1":     {netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.1")},
 		"10.104.70.95": {netip.MustParseAddr("fd00::1")},
 	} {
-		if id, err := routerID(routes.New(hops, nil)); err != nil || id.String() != want {
+		if id, err := routerID(routes.New(hops, nil, nil)); err != nil || id.String() != want {
 			t.Errorf("%v: %s, %v", hops, id, err)
 		}
 	}
-	if _, err := routerID(routes.New(nil, nil)); err == nil {
+	if _, err := routerID(routes.New(nil, nil, nil)); err == nil {
 		t.Error("a node without addresses has a router ID")
 	}
 }

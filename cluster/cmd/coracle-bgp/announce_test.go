@@ -32,7 +32,7 @@ func announcer(t *testing.T, peers ...string) (*announcing, string) {
 
 func writeRoutes(t *testing.T, path string) {
 	t.Helper()
-	r := routes.New([]netip.Addr{netip.MustParseAddr("127.0.0.1")}, []netip.Prefix{netip.MustParsePrefix("10.85.0.0/24")})
+	r := routes.New([]netip.Addr{netip.MustParseAddr("127.0.0.1")}, []netip.Prefix{netip.MustParsePrefix("10.85.0.0/24")}, nil)
 	data, err := r.Encode()
 	if err == nil {
 		err = os.WriteFile(path, data, 0o644)
