@@ -9,8 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nobody is the user that the program runs as while it talks to routers.
-const nobody = 65534
+// user is the user and the group that the program runs as while it talks to routers. No other
+// process may signal it, so it is not 65534, and of a range that neither distributions nor systemd
+// give to users.
+const user = 61079
 
 // giveUpRoot leaves the process without any of root's rights, and without a way to get them back:
 // what it reads comes from the network. Opened files stay open. Without root's rights it has
@@ -20,7 +22,7 @@ func giveUpRoot() error {
 		return nil
 	}
 	parent := os.Getppid()
-	err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(nobody, nobody, nobody), syscall.Setresuid(nobody, nobody, nobody))
+	err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(user, user, user), syscall.Setresuid(user, user, user))
 	if err != nil {
 		return err
 	}

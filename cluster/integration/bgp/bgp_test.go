@@ -60,8 +60,9 @@ func bin(name string) string {
 	return path
 }
 
-// newWorld has a router that expects a node with an AS and a password.
-func newWorld(t *testing.T, as int, password string) *world {
+// newWorld has a router that expects a node with an AS and a password, and announces more networks
+// to it.
+func newWorld(t *testing.T, as int, password string, more ...string) *world {
 	t.Helper()
 	w := &world{t: t, Node: testnet.New(t), dir: t.TempDir()}
 	_, w.kernel = router.Start(t, w.Outside, "ip", "monitor", "route")
@@ -75,7 +76,7 @@ router id %[1]s;
 log stderr all;
 debug protocols { states, events };
 protocol device {}
-protocol kernel { ipv4 { export all; }; }
+protocol kernel { ipv4 { export where source = RTS_BGP; }; }
 protocol kernel { ipv6 { export all; }; }
 protocol static { ipv4; route %[2]s blackhole; }
 protocol bgp node {
@@ -84,7 +85,7 @@ protocol bgp node {
   %[6]s
   ipv4 { import all; export where source = RTS_STATIC; };
   ipv6 { import all; export none; };
-}`, testnet.Outside4, fromRouter, routerAS, testnet.Node4, as, secret))
+}`, testnet.Outside4, strings.Join(append(more, fromRouter), " blackhole; route "), routerAS, testnet.Node4, as, secret))
 	_, w.bird = router.Start(t, w.Outside, "bird", "-f", "-c", config, "-s", filepath.Join(w.dir, "bird.ctl"))
 	return w
 }
@@ -105,7 +106,7 @@ func (w *world) announce(prefixes ...string) {
 	for _, p := range prefixes {
 		all = append(all, netip.MustParsePrefix(p))
 	}
-	data, err := routes.New([]netip.Addr{w.IPv4, w.IPv6}, all).Encode()
+	data, err := routes.New([]netip.Addr{w.IPv4, w.IPv6}, all, nil).Encode()
 	if err == nil {
 		err = os.MkdirAll(w.bgp(), 0o755)
 	}
@@ -230,7 +231,7 @@ func TestRoutes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"Uid:\t65534\t65534", "Groups:\t \n", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1"} {
+		for _, want := range []string{"Uid:\t61079\t61079", "Gid:\t61079\t61079", "Groups:\t \n", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1"} {
 			if !strings.Contains(string(status), want) {
 				t.Errorf("%q is not in %s", want, status)
 			}
@@ -289,6 +290,20 @@ func TestRefusedSessions(t *testing.T) {
 			w.status(c.reason)
 		})
 	}
+}
+
+// A peer that sends more routes than a node has memory for is left alone.
+func TestTooManyRoutes(t *testing.T) {
+	var many []string
+	for k := range 10_000 { // and fromRouter
+		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 99, byte(k >> 8), byte(k)}), 32).String())
+	}
+	w := newWorld(t, nodeAS, "", many...)
+	w.announce(pods4)
+	w.up(routerPeer, "")
+	const reason = "it sends more than 10000 routes of one family"
+	w.node.Await(t, "no session with the peer", reason)
+	w.status(reason)
 }
 
 // status compares what coracle-bgp tells coracle status about the router.
