@@ -24,8 +24,9 @@ type session struct {
 	log  *slog.Logger
 	part *health.Part
 
-	mu   sync.Mutex
-	said string // what was logged last
+	mu    sync.Mutex
+	said  string // what was logged last
+	later bool   // it will be enabled later
 }
 
 func newSession(p Peer, o Options) *session {
@@ -64,7 +65,7 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent) {
 		peer.up()
 	case state.AdminState == api.PeerState_ADMIN_STATE_PFX_CT:
 		peer.down(fmt.Sprintf("it sends more than %d routes of one family: filter them there; the next attempt is in %s", mostReceived, overflowPause))
-		s.enableLater(peer.Address)
+		s.enableLater(peer)
 	default:
 		if why := peer.reason(state.DisconnectReason, state.DisconnectMessage); why != "" {
 			peer.down(why)
@@ -72,14 +73,24 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent) {
 	}
 }
 
-// enableLater lets a peer that has sent too much try again.
-func (s *Speaker) enableLater(address netip.Addr) {
+// enableLater lets a peer that has sent too much try again. GoBGP tells more than once that it has.
+func (s *Speaker) enableLater(peer *session) {
+	peer.mu.Lock()
+	waits := peer.later
+	peer.later = true
+	peer.mu.Unlock()
+	if waits {
+		return
+	}
 	s.work.Go(func() {
 		select {
 		case <-time.After(overflowPause):
-			err := s.server.EnablePeer(context.Background(), &api.EnablePeerRequest{Address: address.String()})
+			peer.mu.Lock()
+			peer.later = false
+			peer.mu.Unlock()
+			err := s.server.EnablePeer(context.Background(), &api.EnablePeerRequest{Address: peer.Address.String()})
 			if err != nil {
-				s.Log.Error("the peer cannot be tried again", "peer", address, "err", err)
+				s.Log.Error("the peer cannot be tried again", "peer", peer.Address, "err", err)
 			}
 		case <-s.ending:
 		}

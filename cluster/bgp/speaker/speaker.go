@@ -59,8 +59,7 @@ type Speaker struct {
 	peers  map[netip.Addr]*session
 	ending chan struct{}
 	work   sync.WaitGroup
-
-	mu        sync.Mutex
+	// announced is what Set has announced last.
 	announced map[netip.Prefix]netip.Addr
 }
 
@@ -103,10 +102,8 @@ func (s *Speaker) Start(ctx context.Context, r routes.Routes) error {
 	return nil
 }
 
-// Set announces these routes instead of those before.
+// Set announces these routes instead of those before. It is not for concurrent use.
 func (s *Speaker) Set(r routes.Routes) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	next := map[netip.Prefix]netip.Addr{}
 	var add, gone []*apiutil.Path
 	for _, p := range r.Prefixes {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -101,8 +102,26 @@ func TestBGP(t *testing.T) {
 		t.Fatal(err)
 	}
 	kernel.Await(t, "Deleted 203.0.113.")
+	node, err := kube.CoreV1().Nodes().Get(t.Context(), one.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	one.Must(t, "down")
-	kernel.Await(t, "Deleted 10.85.")
+	ended := time.Now()
+	for _, network := range node.Spec.PodCIDRs {
+		want["Deleted "+network] = true
+	}
+	for len(want) > 0 {
+		line := kernel.Await(t, "Deleted ")
+		for gone := range want {
+			if strings.HasPrefix(line, gone+" ") {
+				delete(want, gone)
+			}
+		}
+	}
+	if late := time.Since(ended); late > 15*time.Second {
+		t.Errorf("the routes have left %s after down: when the router gave the node up after 30 s, and not by its own words", late)
+	}
 }
 
 func address4(m *machine) string { return fmt.Sprintf("10.84.0.%d", m.n) }
