@@ -83,7 +83,13 @@ func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) erro
 	if err := d.checkBefore(ctx); err != nil {
 		return err
 	}
-	switch ended, err := p.downNodes(ctx, remembered(p)); {
+	last := remembered(p)
+	if len(last.BGPPeers) > 0 { // routers are told through the further nodes' link, too, which goes with them
+		if err := p.endSupervisor(ctx, d.steps); err != nil {
+			return fmt.Errorf("down: %w", err)
+		}
+	}
+	switch ended, err := p.downNodes(ctx, last); {
 	case err != nil:
 		return fmt.Errorf("down: %w", err)
 	case ended:
