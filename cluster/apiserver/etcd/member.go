@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log"
@@ -20,13 +21,15 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/features"
 	"go.etcd.io/etcd/server/v3/storage/wal"
+	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 )
 
 const (
-	// LoneName and LoneURL are what a member without peers is called and says of itself. etcd wants a
-	// URL with a port; it is never dialled.
+	// LoneName and LoneURL are the name and peer URL of a member without peers. etcd wants a URL with
+	// a port; it is never dialled.
 	LoneName = "default"
 	LoneURL  = "http://localhost:2380"
 	// peerReadLimit bounds the reading of one request of another member, which may be a snapshot.
@@ -37,6 +40,8 @@ const (
 	peerCloseLimit = time.Second
 	// clientPingsEvery is how often a client may ask whether a connection is alive, at most.
 	clientPingsEvery = 5 * time.Second
+	// refusedEvery is how often connections to the port for peers that were refused are logged.
+	refusedEvery = 10 * time.Second
 )
 
 // member is an etcd server with its listeners. Package embed of etcd is not used: it links a web
@@ -122,6 +127,7 @@ func startMember(s *settings) (m *member, err error) {
 		}
 	}()
 	if !m.config.PeerTLSInfo.Empty() {
+		m.config.PeerTLSInfo.HandshakeFailure = logRefused(m.config.Logger)
 		peers, err = transport.NewListenerWithOpts(m.config.PeerURLs[0].Host, m.config.PeerURLs[0].Scheme,
 			transport.WithTLSInfo(&m.config.PeerTLSInfo), transport.WithTimeout(rafthttp.ConnReadTimeout, rafthttp.ConnWriteTimeout))
 		if err != nil {
@@ -147,7 +153,18 @@ func startMember(s *settings) (m *member, err error) {
 	return m, nil
 }
 
-// serveClients serves them from when the member can.
+// logRefused logs connections to the port for peers without a member's certificate, which is how an
+// operator sees that a certificate has expired. Anyone can open them, so not each is logged.
+func logRefused(log *zap.Logger) func(*tls.Conn, error) {
+	limit := rate.Sometimes{Interval: refusedEvery}
+	return func(conn *tls.Conn, err error) {
+		limit.Do(func() {
+			log.Warn("refused a connection to the port for members", zap.Stringer("remote", conn.RemoteAddr()), zap.Error(err))
+		})
+	}
+}
+
+// serveClients accepts clients once the member is ready.
 func (m *member) serveClients(l net.Listener) {
 	select {
 	case <-m.Server.ReadyNotify():
@@ -159,6 +176,7 @@ func (m *member) serveClients(l net.Listener) {
 
 func (m *member) serve(listener func() error) {
 	if err := listener(); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+		m.config.Logger.Error("a listener ended", zap.Error(err)) // later than the start no one reads failed
 		m.failed <- err
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +23,7 @@ type testMember struct {
 	name, dir, url string
 	files          pki.EtcdFiles
 	board          *health.Board
+	log            *slog.Logger
 }
 
 func newTestMember(t *testing.T, name string, b *pki.Bundle) *testMember {
@@ -46,7 +49,7 @@ func (m *testMember) start(ctx context.Context) (err error) {
 }
 
 func (m *testMember) options() Options {
-	return Options{Dir: m.dir, State: filepath.Join(m.dir, "run"), PeerCA: m.files.CACert, PeerPair: m.files.Pair}
+	return Options{Dir: m.dir, State: filepath.Join(m.dir, "run"), PeerCA: m.files.CACert, PeerPair: m.files.Pair, Log: m.log}
 }
 
 func (m *testMember) mustStart(t *testing.T) {
@@ -259,6 +262,13 @@ func TestMembersOfAnotherAuthority(t *testing.T) {
 	if err := (Peers{Name: "one", URL: one.url}).Write(one.dir); err != nil {
 		t.Fatal(err)
 	}
+	logged := filepath.Join(t.TempDir(), "log")
+	log, err := os.Create(logged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	one.log = slog.New(slog.NewTextHandler(log, nil))
 	one.mustStart(t)
 	defer one.Close()
 	p, err := one.Add(t.Context(), "two", other.url)
@@ -274,6 +284,11 @@ func TestMembersOfAnotherAuthority(t *testing.T) {
 	} else if want := "next to one at " + one.url; !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "damaged") {
 		t.Errorf("it says %v, want %q", err, want)
 	}
+	eventually(t, "the member logs whom it has refused", func() bool {
+		text, err := os.ReadFile(logged)
+		return err == nil && strings.Contains(string(text), "refused a connection to the port for members") &&
+			strings.Contains(string(text), "remote=127.0.0.1:")
+	})
 	if err := one.Remove(t.Context(), other.url); err != nil {
 		t.Error(err)
 	}

@@ -125,8 +125,8 @@ func (r rotation) lagging(ctx context.Context) ([]string, error) {
 	return lagging(ctx, kube, s.Newest, func(node string) bool { return pki.HasNode(r.dir, node) })
 }
 
-// lagging returns the nodes that do not follow the authority newest, and why. Nodes whose
-// credentials are the cluster process's own follow with it.
+// lagging returns the nodes that do not follow the authority newest, and why. Nodes that use
+// the cluster process's own credentials follow automatically.
 func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certificate, own func(node string) bool) ([]string, error) {
 	hash, err := discovery.Hash(pki.Encode(newest))
 	if err != nil {
