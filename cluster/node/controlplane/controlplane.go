@@ -225,6 +225,9 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 		}
 	}
 	if err := os.Rename(keys, own); err != nil { // last: its presence says that the rest is there
+		if peers != nil { // before the staging directory goes, without which Forget removes nothing
+			err = errors.Join(err, os.Remove(etcd.PeersFile(m.Root)))
+		}
 		return nil, err
 	}
 	// From here on no error may say that the machine has not joined.

@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -216,6 +217,19 @@ func TestJoin(t *testing.T) {
 		}
 	}
 	refused("a key that was used", g, "was used before, or has expired")
+
+	// Regression: when the keys could not be put in their place, the file that makes a member stayed.
+	half := m
+	half.Root = filepath.Join(t.TempDir(), "kube")
+	if err := errors.Join(os.Mkdir(half.Root, 0o700), os.Symlink("nowhere", filepath.Join(half.Root, "pki"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Join(ctx, f.invite(ctx, t), half); err == nil {
+		t.Error("a machine joins whose keys are not in their place")
+	}
+	if peers, err := etcd.ReadPeers(half.Root); err != nil || peers != nil {
+		t.Errorf("it is a member nevertheless: %+v, %v", peers, err)
+	}
 
 	// It never started, and is removed by its URL.
 	remove := func(name string) error {
