@@ -117,7 +117,7 @@ func sameFile(flag, mine, cluster string, digests map[string]string) error {
 		return nil
 	case mine == "":
 		return fmt.Errorf("the cluster has --%s %s: copy that file to this machine, and give it as --%[1]s", flag, cluster)
-	case digests == nil: // of a release that compares nothing but encryption, by presence
+	case digests == nil: // Earlier releases send no digests; they only check that an encryption config exists.
 		return nil
 	case cluster == "":
 		return fmt.Errorf("--%s %s: the cluster has none, and its control-plane nodes have to agree", flag, mine)
@@ -127,8 +127,8 @@ func sameFile(flag, mine, cluster string, digests map[string]string) error {
 		return fmt.Errorf("--%s: %w", flag, err)
 	}
 	if digest != digests[flag] {
-		return fmt.Errorf("--%s: %s differs from the cluster's %s: copy that file to this machine, because control-plane nodes have to agree", flag, mine,
-			cluster)
+		return fmt.Errorf("--%s: %s differs from the cluster's %s: copy that file to this machine, because control-plane nodes have to agree; if it has changed "+
+			"since the token was made, 'coracle token create --control-plane' there makes another", flag, mine, cluster)
 	}
 	return nil
 }
