@@ -1,16 +1,14 @@
 package apiserver
 
 import (
-	"bytes"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
-	"time"
 
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
+
+	"github.com/coracle-project/coracle/cluster/client"
 )
 
 // ReloadCredentials has the server use the credentials that are in their files now: the keys of
@@ -35,42 +33,9 @@ func reloadKubeletClient(config kubeletclient.KubeletClientConfig) error {
 		if err != nil {
 			return err
 		}
-		if err := reloadCertificate(used, want); err != nil {
+		if err := client.ReloadCertificate(used, want); err != nil {
 			return fmt.Errorf("certificate for kubelets: %w", err)
 		}
 	}
 	return nil
-}
-
-// reloadWithin is for client-go, which looks at a file once in a second, and reloadEvery is how
-// often it is asked.
-const (
-	reloadWithin = 5 * time.Second
-	reloadEvery  = 100 * time.Millisecond
-)
-
-// reloadCertificate returns when a transport uses the certificate that its file has.
-func reloadCertificate(transport http.RoundTripper, want tls.Certificate) error {
-	settings, err := utilnet.TLSClientConfig(transport)
-	if err != nil {
-		return err
-	}
-	again := time.NewTicker(reloadEvery)
-	defer again.Stop()
-	late := time.NewTimer(reloadWithin)
-	defer late.Stop()
-	for {
-		got, err := settings.GetClientCertificate(nil)
-		if err != nil {
-			return err
-		}
-		if slices.EqualFunc(got.Certificate, want.Certificate, bytes.Equal) {
-			return nil
-		}
-		select {
-		case <-again.C:
-		case <-late.C:
-			return errors.New("the former one is still in use")
-		}
-	}
 }

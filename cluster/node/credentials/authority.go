@@ -108,6 +108,11 @@ func (f *Follower) sync(ctx context.Context) error {
 		slog.Info("the node trusts the cluster's authorities", "newest", newest.Subject.CommonName, "count", len(all))
 	}
 	if f.node.issuedBy(newest) {
+		// Before the annotation, which lets the trust in the former authority end: connections that
+		// show a certificate of it would be refused from then on.
+		if err := f.node.reload(); err != nil {
+			return fmt.Errorf("the node's new certificate: %w", err)
+		}
 		return f.annotate(ctx, newest)
 	}
 	if f.replacing != nil && f.replacing.Equal(newest) {

@@ -69,6 +69,8 @@ type Node struct {
 	Name   string `json:"name"`
 
 	dir string
+	// used are the transports of what Config and Through return, nil if nothing reloads them.
+	used *transports
 }
 
 // ErrNone is the error of Read for a machine that has not joined.
@@ -84,7 +86,7 @@ func Read(dir string) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	n := Node{dir: dir}
+	n := Node{dir: dir, used: &transports{}}
 	if err := json.Unmarshal(data, &n); err != nil {
 		return Node{}, fmt.Errorf("%s cannot be read: %w", path, err)
 	}
@@ -123,7 +125,8 @@ func (n Node) Servers() (*servers.Servers, error) {
 func (n Node) serversFile() string { return filepath.Join(n.dir, "servers.json") }
 
 // Config is how the node reaches the API server: the one it was told of, or if it knows of others,
-// any. Its connections follow a new client certificate.
+// any. Its connections follow a new client certificate. Each client made of it counts for reload:
+// make no more than a few.
 func (n Node) Config() *rest.Config {
 	if _, err := os.Stat(n.serversFile()); err == nil {
 		if s, err := n.Servers(); err == nil {
@@ -142,10 +145,14 @@ func (n Node) Through(s *servers.Servers) *rest.Config {
 }
 
 func (n Node) config() *rest.Config {
-	return &rest.Config{
+	c := &rest.Config{
 		Host: n.Server, QPS: -1, // the API server's own fairness is the limit
 		TLSClientConfig: rest.TLSClientConfig{CAFile: n.CAFile(), CertFile: n.clientFile(), KeyFile: n.clientFile()},
 	}
+	if n.used != nil {
+		c.WrapTransport = n.used.note
+	}
+	return c
 }
 
 // Check says why the node's client certificate cannot be used, nil if it can.

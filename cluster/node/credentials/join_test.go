@@ -158,6 +158,7 @@ func TestJoin(t *testing.T) {
 	}
 
 	again, err := Read(dir)
+	again.used = node.used
 	if err != nil || again != node {
 		t.Errorf("%+v, %v", again, err)
 	}
