@@ -274,6 +274,7 @@ test-cluster-page: build testbins ## the commands of docs/cluster.md, typed on t
 	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -v -timeout 30m -tags $(OTHERTAGS),ha ./integration/controlplanes -run TestClusterPage
 
 test-bgp: build ## coracle-bgp and a router (BIRD) in network namespaces: routes of both families, withdrawal, kills, refused sessions (needs root)
+	@hack/bgp/deps.sh
 	cd cluster && $(OTHER) $(GO) test -vet=off -count=1 -timeout 5m -tags $(OTHERTAGS),bgp ./integration/bgp ./integration/nodes -run 'TestRoutes|TestRefusedSessions|TestTooManyRoutes|TestBGP'
 
 test-helm: build testbins ## Helm 4 installs, upgrades, rolls back and removes a chart with one of each kind (needs root)

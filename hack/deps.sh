@@ -11,11 +11,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # groff-base: packaging/release.sh checks manual pages.
 # curl: the demo reaches its Service by a node port.
 # isal: igzip, which inflates large layers. erofs-utils, skopeo, umoci, e2fsprogs: images and their layers in tests. uidmap: containers of ordinary users. runc, crun: what runtime handlers call in tests. jq: hack/tools.sh reads `go mod download -json`. bzip2: busybox' source.
-# bird2: the router of `make test-bgp`.
 # gcc-aarch64-linux-gnu (gcc-x86-64-linux-gnu on arm64): the starter's code of the other architecture is built again and compared.
 packages=(gcc libc6-dev pkg-config libseccomp-dev make git ca-certificates
   busybox-static iproute2 isal nftables groff-base jq shellcheck bzip2 uidmap runc crun
-  erofs-utils skopeo umoci e2fsprogs containernetworking-plugins iptables curl bird2)
+  erofs-utils skopeo umoci e2fsprogs containernetworking-plugins iptables curl)
 
 # install PACKAGE...: those that are missing.
 install() {
