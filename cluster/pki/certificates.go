@@ -67,6 +67,10 @@ func ensureAuthorityPair(name, path string, now time.Time, r Rotation) (authorit
 		return authority{}, err
 	}
 	defer unlock()
+	return ensureAuthorityLocked(name, path, now, r)
+}
+
+func ensureAuthorityLocked(name, path string, now time.Time, r Rotation) (authority, error) {
 	data, err := read(path)
 	if err != nil {
 		return authority{}, err

@@ -27,6 +27,7 @@
 package pki
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -134,12 +135,19 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 	return b, b.Kubeconfig(b.AdminKubeconfig, "kubernetes-admin", "system:masters")
 }
 
-// HasNode says whether a directory has the credentials of the node called name.
-func HasNode(dir, name string) bool {
+// HasNode says whether a directory has credentials of the node called name that newest has signed.
+// Those of a name that this machine had before are not made again, so that newest signs none.
+func HasNode(dir, name string, newest *x509.Certificate) bool {
 	path := filepath.Join(dir, "node-"+name+".pem")
-	_, err := os.Stat(path)
-	return err == nil && filepath.Dir(path) == filepath.Clean(dir)
+	data, err := read(path)
+	if err != nil || filepath.Dir(path) != filepath.Clean(dir) {
+		return false
+	}
+	cert, _ := decodePair(data)
+	return cert != nil && cert.Subject.CommonName == nodeUser+name && cert.CheckSignatureFrom(newest) == nil
 }
+
+const nodeUser = "system:node:"
 
 // Node makes the credentials of the node called name, whose kubelet is reached under hosts.
 func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
@@ -151,7 +159,7 @@ func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
 	if filepath.Dir(files.Client) != filepath.Clean(b.Dir) {
 		return NodeFiles{}, fmt.Errorf("pki: %q is no node name", name)
 	}
-	user, group := "system:node:"+name, "system:nodes"
+	user, group := nodeUser+name, "system:nodes"
 	if err := b.pair(b.issuer, files.Client, subject{name: user, groups: []string{group}}); err != nil {
 		return NodeFiles{}, err
 	}

@@ -290,20 +290,32 @@ func TestEtcdHasAnAuthorityOfItsOwn(t *testing.T) {
 // authorities of etcd's members, so the machines that joined with them did not trust each other.
 func TestOneAuthorityForAllThatAskAtOnce(t *testing.T) {
 	dir := ensure(t, t.TempDir()).Dir
-	var asked sync.WaitGroup
-	found := make([]string, 8)
-	for i := range found {
-		asked.Go(func() {
-			files, err := Shared(dir)
-			if err != nil {
-				t.Error(err)
-			}
-			found[i] = string(files[etcdAuthority])
-		})
+	oneForAll := func() string {
+		t.Helper()
+		var asked sync.WaitGroup
+		found := make([]string, 8)
+		for i := range found {
+			asked.Go(func() {
+				files, err := Shared(dir)
+				if err != nil {
+					t.Error(err)
+				}
+				found[i] = string(files[etcdAuthority])
+			})
+		}
+		asked.Wait()
+		if all := slices.Compact(found); len(all) != 1 {
+			t.Errorf("%d calls got %d authorities", len(found), len(all))
+		}
+		return found[0]
 	}
-	asked.Wait()
-	if all := slices.Compact(found); len(all) != 1 {
-		t.Errorf("%d calls got %d authorities", len(found), len(all))
+	first := oneForAll()
+	rotate(t, dir, What{Authority: true})
+	ensure(t, dir)
+	rotate(t, dir, What{DropFormer: true})
+	ensure(t, dir)
+	if oneForAll() == first {
+		t.Error("it is the same after the rotation")
 	}
 }
 

@@ -55,7 +55,8 @@ func Rotate(dir string, w What) error {
 		if err != nil {
 			return err
 		}
-		if w.DropFormer && !s.Unfinished {
+		// If it was dropped for the last rotation, what follows that may have failed.
+		if dropped := !r.DropFormer.IsZero() && !r.DropFormer.Before(r.Authority); w.DropFormer && !s.Unfinished && !dropped {
 			return errors.New("no authority is being replaced: 'coracle certificate rotate --authority' starts it")
 		}
 		if w.DropFormer {

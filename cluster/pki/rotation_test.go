@@ -92,6 +92,11 @@ func TestRotateAuthority(t *testing.T) {
 		}
 		rotate(t, dir, What{DropFormer: true})
 		b = ensure(t, dir)
+		finished := contents(t, b)
+		rotate(t, dir, What{DropFormer: true}) // again, since it may have been cut off
+		if got := changed(finished, contents(t, ensure(t, dir))); got != "" {
+			t.Errorf("replaced %q when it was finished again", got)
+		}
 		if err := verify(t, oldPair, pool(t, b.CACert)); err == nil {
 			t.Error("a certificate of the former authority is believed after the rotation")
 		}
@@ -121,6 +126,33 @@ func TestRotateAuthority(t *testing.T) {
 		time.Sleep(time.Second)
 		if got := ensure(t, dir).issuer.cert; got.Equal(b.issuer.cert) || got.Subject.CommonName == b.issuer.cert.Subject.CommonName {
 			t.Errorf("the authority is not replaced again, or has the same name: %s", got.Subject)
+		}
+	})
+}
+
+// The credentials of a name that the machine had before, and the serving certificate of one, are
+// none of a node.
+func TestHasNode(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		node := func(name string) {
+			t.Helper()
+			if _, err := ensure(t, dir).Node(name, []string{name}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		node("before")
+		node("now")
+		rotate(t, dir, What{Authority: true})
+		node("now")
+		s, err := ReadSuccession(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range map[string]bool{"now": true, "now-serving": false, "before": false, "other": false, "../x/now": false} {
+			if got := HasNode(dir, name, s.Newest); got != want {
+				t.Errorf("%s: %t", name, got)
+			}
 		}
 	})
 }

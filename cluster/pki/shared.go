@@ -28,10 +28,7 @@ func Shared(dir string) (map[string][]byte, error) {
 		return nil, errors.New("the cluster's authority is being replaced: 'coracle certificate rotate --authority --finish' ends that, " +
 			"and then control-plane nodes can join")
 	}
-	if err := dropEtcdAuthority(dir); err != nil {
-		return nil, err
-	}
-	if _, err := ensureAuthorityPair("coracle-etcd-ca", filepath.Join(dir, etcdAuthority), time.Now(), Rotation{}); err != nil {
+	if err := ensureEtcdAuthority(dir); err != nil {
 		return nil, err
 	}
 	all := map[string][]byte{}
@@ -45,10 +42,17 @@ func Shared(dir string) (map[string][]byte, error) {
 	return all, nil
 }
 
-// dropEtcdAuthority removes the authority of etcd's members if it is older than the last rotation
-// of the authorities. That is for clusters with one member, which has no use for it.
-func dropEtcdAuthority(dir string) error {
-	r, err := readRotation(dir, time.Now())
+// ensureEtcdAuthority makes the authority of etcd's members if there is none, or only one that is
+// older than the last rotation of the authorities. That is for clusters with one member, which has
+// no use for it, so nothing has to trust the former one.
+func ensureEtcdAuthority(dir string) error {
+	unlock, err := lock(dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now := time.Now()
+	r, err := readRotation(dir, now)
 	if err != nil {
 		return err
 	}
@@ -57,10 +61,13 @@ func dropEtcdAuthority(dir string) error {
 	if err != nil {
 		return err
 	}
-	if a := decodeAuthority(data); a.cert == nil || !madeAt(a.cert).Before(r.Authority) {
-		return nil
+	if a := decodeAuthority(data); a.cert != nil && madeAt(a.cert).Before(r.Authority) {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
 	}
-	return os.Remove(path)
+	_, err = ensureAuthorityLocked("coracle-etcd-ca", path, r.latest(now), Rotation{})
+	return err
 }
 
 // Adopt puts what Shared has returned into dir, which must not exist, for Ensure to make the rest.

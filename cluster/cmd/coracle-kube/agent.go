@@ -248,7 +248,7 @@ const settingsLimit = time.Minute
 
 // foreignAfter is how long a machine that joins is refused the cluster's settings until the control
 // plane counts as one of upstream, whose nodes may not read such a ConfigMap. One of ours lets
-// nodes read it as soon as it has made its roles, without which it signs no certificate of a node.
+// nodes read it as soon as it has made its roles. It signs no node's certificate before that.
 const foreignAfter = 5 * time.Second
 
 // firstSettings returns what saves the settings of the cluster that a machine joins. The agent

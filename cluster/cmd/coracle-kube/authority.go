@@ -122,7 +122,7 @@ func (r rotation) lagging(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return lagging(ctx, kube, s.Newest, func(node string) bool { return pki.HasNode(r.dir, node) })
+	return lagging(ctx, kube, s.Newest, func(node string) bool { return pki.HasNode(r.dir, node, s.Newest) })
 }
 
 // lagging returns the nodes that do not follow the authority newest, and why. Nodes that use

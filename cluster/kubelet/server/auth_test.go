@@ -212,3 +212,24 @@ func TestNewNeedsSomeoneToAsk(t *testing.T) {
 		t.Error("took a client CA that is none")
 	}
 }
+
+// Regression: it waited for what follows the authority of clients, which ends with the context.
+func TestRunReturnsItsError(t *testing.T) {
+	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _, _ := newServer(t, func(o *Options) {
+		o.Listener, o.Authenticator, o.Kube, o.ClientCAFile = listener, nil, fake.NewClientset(), b.CACert
+	})
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(t.Context()); err == nil {
+		t.Error("it has served without a listener")
+	}
+}

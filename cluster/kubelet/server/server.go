@@ -186,7 +186,9 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.auth.clientCA != nil {
 		var following sync.WaitGroup
 		defer following.Wait()
-		following.Go(func() { s.auth.clientCA.Run(ctx, 1) })
+		end, cancel := context.WithCancel(ctx)
+		defer cancel() // before the wait: the server may fail while ctx goes on
+		following.Go(func() { s.auth.clientCA.Run(end, 1) })
 	}
 	stop := context.AfterFunc(ctx, func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
