@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -33,6 +35,8 @@ const (
 	lagAtOnce = 16
 	// mostNamed bounds how many nodes an answer names.
 	mostNamed = 20
+	// mostSaid bounds what it says of one.
+	mostSaid = 500
 )
 
 // rotation replaces credentials of the cluster in a directory.
@@ -156,11 +160,28 @@ func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certif
 	}
 	_ = work.Wait() // errors are in why
 	why = slices.DeleteFunc(why, func(s string) bool { return s == "" })
+	for i := range why {
+		why[i] = printable(why[i])
+	}
 	slices.SortFunc(why, cmp.Compare[string])
 	if more := len(why) - mostNamed; more > 0 {
 		why = append(why[:mostNamed], fmt.Sprintf("and %d more", more))
 	}
 	return why, nil
+}
+
+// printable is text for a terminal: nodes choose what their certificates say.
+func printable(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
+	if runes := []rune(text); len(runes) > mostSaid {
+		return string(runes[:mostSaid]) + "..."
+	}
+	return text
 }
 
 func notReady(n *corev1.Node) string {
@@ -180,20 +201,24 @@ func serves(ctx context.Context, n *corev1.Node, newest *x509.Certificate) error
 	if i < 0 {
 		return errors.New("it has no address")
 	}
+	address, err := netip.ParseAddr(n.Status.Addresses[i].Address) // a name would be resolved here
+	if err != nil || address.Zone() != "" {
+		return errors.New("it has no address")
+	}
 	roots := x509.NewCertPool()
 	roots.AddCert(newest)
 	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: lagLimit}, Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
 	ctx, cancel := context.WithTimeout(ctx, lagLimit)
 	defer cancel()
 	port := strconv.Itoa(int(n.Status.DaemonEndpoints.KubeletEndpoint.Port))
-	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(n.Status.Addresses[i].Address, port))
+	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(address.String(), port))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
 	shown := conn.(*tls.Conn).ConnectionState().PeerCertificates[0]
 	if name := "system:node:" + n.Name; shown.Subject.CommonName != name {
-		return fmt.Errorf("it is %s's, not %s's", strings.ToValidUTF8(shown.Subject.CommonName, "?"), name)
+		return fmt.Errorf("it is %s's, not %s's", shown.Subject.CommonName, name)
 	}
 	return shown.CheckSignatureFrom(newest)
 }

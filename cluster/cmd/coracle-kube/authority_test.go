@@ -93,10 +93,34 @@ func TestNodesThatLag(t *testing.T) {
 			t.Errorf("%q, want %q", got[i], want)
 		}
 	}
+	files, err := b.Node("\x1b[2J", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	escapes, err := tls.LoadX509KeyPair(files.Serving, files.Serving)
+	if err != nil {
+		t.Fatal(err)
+	}
+	add("zz-escapes", hash, &escapes)
+	add("zz-name", hash, &good)
+	nodes := kube.CoreV1().Nodes()
+	n, err := nodes.Get(t.Context(), "zz-name", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Status.Addresses[0].Address = "localhost"
+	if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got, err = lagging(t.Context(), kube, s.Newest, own)
+	if err != nil || len(got) != 6 || strings.ContainsRune(got[4], 0x1b) || !strings.Contains(got[4], "?[2J") ||
+		!strings.Contains(got[5], "it has no address") {
+		t.Errorf("of a hostile node: %q, %v", got, err)
+	}
 	for range mostNamed {
 		add("n"+strings.Repeat("x", len(kube.Actions())), "", nil)
 	}
-	if got, err := lagging(t.Context(), kube, s.Newest, own); err != nil || len(got) != mostNamed+1 || got[mostNamed] != "and 4 more" {
+	if got, err := lagging(t.Context(), kube, s.Newest, own); err != nil || len(got) != mostNamed+1 || got[mostNamed] != "and 6 more" {
 		t.Errorf("many: %q, %v", got, err)
 	}
 }
