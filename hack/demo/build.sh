@@ -31,8 +31,7 @@ for i in "${!steps[@]}"; do
   case $step in
     binary-coracle-kube)
       total=$(make --no-print-directory --silent stale-coracle-kube)
-      make --no-print-directory --silent "$step" BUILDFLAGS=-v 2> >(follow "$total")
-      wait $! # for what it has still to say
+      make --no-print-directory --silent "$step" BUILDFLAGS=-v 2>&1 | follow "$total"
       ;;
     kubectl | crictl) GO=${GO:-go} hack/tools.sh "$step" ;;
     *) make --no-print-directory --silent "$step" ;;
