@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -143,8 +142,7 @@ func (r *Routes) routes() (routes.Routes, error) {
 	if err != nil {
 		return routes.Routes{}, err
 	}
-	_, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]
-	if excluded || r.Pool.Empty() {
+	if loadbalancer.LeftOut(node) || r.Pool.Empty() {
 		return routes.New(addresses(node), podNetworks(node), nil), nil
 	}
 	var services []netip.Prefix
@@ -186,11 +184,7 @@ func (r *Routes) endpointHere(service *corev1.Service) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return slices.ContainsFunc(all, func(slice *discoveryv1.EndpointSlice) bool {
-		return slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool {
-			return e.NodeName != nil && *e.NodeName == r.NodeName && (e.Conditions.Ready == nil || *e.Conditions.Ready)
-		})
-	}), nil
+	return loadbalancer.NodesOf(all)[r.NodeName], nil
 }
 
 // podNetworks are the networks that the cluster has given a node for its pods.

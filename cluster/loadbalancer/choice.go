@@ -27,7 +27,7 @@ const cleanup = "service.kubernetes.io/load-balancer-cleanup"
 // ready endpoint, too. A condition that no node meets counts for none: an address that nothing
 // answers for helps no one.
 func Candidates(service *corev1.Service, nodes []*corev1.Node, endpoints func() []*discoveryv1.EndpointSlice) []*corev1.Node {
-	all := slices.DeleteFunc(slices.Clone(nodes), leftOut)
+	all := slices.DeleteFunc(slices.Clone(nodes), LeftOut)
 	slices.SortFunc(all, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	narrow := func(meets func(*corev1.Node) bool) {
 		if some := slices.DeleteFunc(slices.Clone(all), func(n *corev1.Node) bool { return !meets(n) }); len(some) > 0 {
@@ -36,23 +36,30 @@ func Candidates(service *corev1.Service, nodes []*corev1.Node, endpoints func() 
 	}
 	narrow(ready)
 	if len(all) > 1 && service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
-		local := map[string]bool{}
-		for _, slice := range endpoints() {
-			for _, e := range slice.Endpoints {
-				if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
-					local[*e.NodeName] = true
-				}
-			}
-		}
+		local := NodesOf(endpoints())
 		narrow(func(n *corev1.Node) bool { return local[n.Name] })
 	}
 	return all
 }
 
-// SameCandidate says whether Candidates treats two states of a node alike.
-func SameCandidate(a, b *corev1.Node) bool { return leftOut(a) == leftOut(b) && ready(a) == ready(b) }
+// NodesOf returns the names of the nodes that have a ready endpoint.
+func NodesOf(all []*discoveryv1.EndpointSlice) map[string]bool {
+	names := map[string]bool{}
+	for _, slice := range all {
+		for _, e := range slice.Endpoints {
+			if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+				names[*e.NodeName] = true
+			}
+		}
+	}
+	return names
+}
 
-func leftOut(n *corev1.Node) bool {
+// SameCandidate says whether Candidates treats two states of a node alike.
+func SameCandidate(a, b *corev1.Node) bool { return LeftOut(a) == LeftOut(b) && ready(a) == ready(b) }
+
+// LeftOut says whether a node's label keeps load balancers from it.
+func LeftOut(n *corev1.Node) bool {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
 	return excluded
 }
