@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -136,7 +135,7 @@ func (n Node) issuedBy(newest *x509.Certificate) bool {
 }
 
 func (f *Follower) annotate(ctx context.Context, newest *x509.Certificate) error {
-	hash, err := discovery.Hash(encode([]*x509.Certificate{newest}))
+	hash, err := discovery.Hash(pki.Encode(newest))
 	if err != nil {
 		return err
 	}
@@ -194,7 +193,7 @@ func sameAuthority(a, b *x509.Certificate) bool {
 
 func encode(all []*x509.Certificate) (text []byte) {
 	for _, c := range all {
-		text = append(text, pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: c.Raw})...)
+		text = append(text, pki.Encode(c)...)
 	}
 	return text
 }
