@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
 )
 
 // Concerns says whether this cluster gives a Service its addresses: it is a load balancer without a
@@ -34,7 +35,7 @@ func Candidates(service *corev1.Service, nodes []*corev1.Node, endpoints func() 
 			all = some
 		}
 	}
-	narrow(ready)
+	narrow(nodeutil.IsNodeReady)
 	if len(all) > 1 && service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		local := NodesOf(endpoints())
 		narrow(func(n *corev1.Node) bool { return local[n.Name] })
@@ -56,18 +57,14 @@ func NodesOf(all []*discoveryv1.EndpointSlice) map[string]bool {
 }
 
 // SameCandidate says whether Candidates treats two states of a node alike.
-func SameCandidate(a, b *corev1.Node) bool { return LeftOut(a) == LeftOut(b) && ready(a) == ready(b) }
+func SameCandidate(a, b *corev1.Node) bool {
+	return LeftOut(a) == LeftOut(b) && nodeutil.IsNodeReady(a) == nodeutil.IsNodeReady(b)
+}
 
 // LeftOut says whether a node's label keeps load balancers from it.
 func LeftOut(n *corev1.Node) bool {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
 	return excluded
-}
-
-func ready(n *corev1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // Announcer returns the name of the one candidate that answers for an address, "" if there is none.

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
 
 	"github.com/coracle-project/coracle/cluster/node/controlplane"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
@@ -185,10 +186,7 @@ func printable(text string) string {
 }
 
 func notReady(n *corev1.Node) string {
-	ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
-	if ready {
+	if nodeutil.IsNodeReady(n) {
 		return ""
 	}
 	return ", and is not ready"

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/freshness"
 )
@@ -108,7 +109,7 @@ func (s *nodeSync) attachment(a *storagev1.VolumeAttachment) error {
 
 // mayLeave is the function of that name. It has the node looked at again if time decides.
 func (s *nodeSync) mayLeave(a *storagev1.VolumeAttachment, v volume) (forced, now bool) {
-	if s.node == nil || !ready(s.node) {
+	if s.node == nil || !nodeutil.IsNodeReady(s.node) {
 		s.late[a.Name] = s.overdueSince(s.name, a.Name, a.UID)
 	}
 	forced, now, again := mayLeave(s.node, a, v, s.late[a.Name].since)
@@ -133,7 +134,7 @@ func (c *controller) idle(node *corev1.Node, a *storagev1.VolumeAttachment, v vo
 // need: their attachments may have been removed by force. When their time is over, others may have
 // them.
 func (c *controller) unanswered(node *corev1.Node, late map[string]overdue) error {
-	if node == nil || ready(node) {
+	if node == nil || nodeutil.IsNodeReady(node) {
 		return nil
 	}
 	for _, v := range inUse(node) {
@@ -160,7 +161,7 @@ func (c *controller) unanswered(node *corev1.Node, late map[string]overdue) erro
 // forfeited reports whether what a node reports of a volume that it does not need does not count
 // any more: the node is out of service, or has not been ready for long.
 func (c *controller) forfeited(node *corev1.Node, v volume) bool {
-	return outOfService(node) || !ready(node) && time.Since(c.overdueSince(node.Name, v.attachment(node.Name), "").since) >= forceAfter
+	return outOfService(node) || !nodeutil.IsNodeReady(node) && time.Since(c.overdueSince(node.Name, v.attachment(node.Name), "").since) >= forceAfter
 }
 
 // apply first writes what is attached, then deletes.
@@ -202,7 +203,7 @@ func mayLeave(node *corev1.Node, a *storagev1.VolumeAttachment, v volume, overdu
 	if node != nil && outOfService(node) {
 		return true, true, 0
 	}
-	if node == nil || !ready(node) {
+	if node == nil || !nodeutil.IsNodeReady(node) {
 		left := forceAfter - time.Since(overdue)
 		if left <= 0 {
 			return true, true, 0

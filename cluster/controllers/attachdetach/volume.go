@@ -211,9 +211,3 @@ func (c *controller) attachable(driver string) (bool, error) {
 	}
 	return d.Spec.AttachRequired == nil || *d.Spec.AttachRequired, nil
 }
-
-func ready(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
-		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
-	})
-}

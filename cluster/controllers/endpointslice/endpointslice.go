@@ -30,6 +30,7 @@ import (
 	"k8s.io/endpointslice/topologycache"
 	endpointsliceutil "k8s.io/endpointslice/util"
 	"k8s.io/klog/v2"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
@@ -134,7 +135,7 @@ func (c *controller) later(slice *discoveryv1.EndpointSlice) {
 func (c *controller) nodeChanged(old, obj any) []string {
 	before, _ := old.(*corev1.Node)
 	node, _ := obj.(*corev1.Node)
-	if before != nil && node != nil && ready(before) == ready(node) &&
+	if before != nil && node != nil && nodeutil.IsNodeReady(before) == nodeutil.IsNodeReady(node) &&
 		before.Labels[corev1.LabelTopologyZone] == node.Labels[corev1.LabelTopologyZone] {
 		return nil
 	}
@@ -157,12 +158,6 @@ func (c *controller) learnZones() error {
 	}
 	c.topology.SetNodes(klog.Background(), nodes)
 	return nil
-}
-
-func ready(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
-		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
-	})
 }
 
 func (c *controller) sync(_ context.Context, key string) error {

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	upstream "k8s.io/kubernetes/pkg/controller"
+	nodeutil "k8s.io/kubernetes/pkg/util/node"
 	statuspatch "k8s.io/kubernetes/pkg/util/pod"
 
 	"github.com/coracle-project/coracle/cluster/client"
@@ -245,10 +246,7 @@ func evicted(pod *corev1.Pod) bool {
 
 // outOfService reports whether an administrator declared a node that is not ready to be off.
 func outOfService(node *corev1.Node) bool {
-	ready := slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
-		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
-	})
-	return !ready && slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+	return !nodeutil.IsNodeReady(node) && slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
 		return taint.Key == corev1.TaintNodeOutOfService
 	})
 }
