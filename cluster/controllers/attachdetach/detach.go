@@ -161,7 +161,8 @@ func (c *controller) unanswered(node *corev1.Node, late map[string]overdue) erro
 // forfeited reports whether what a node reports of a volume that it does not need does not count
 // any more: the node is out of service, or has not been ready for long.
 func (c *controller) forfeited(node *corev1.Node, v volume) bool {
-	return outOfService(node) || !nodeutil.IsNodeReady(node) && time.Since(c.overdueSince(node.Name, v.attachment(node.Name), "").since) >= forceAfter
+	return outOfService(node) || !nodeutil.IsNodeReady(node) &&
+		time.Since(c.overdueSince(node.Name, v.attachment(node.Name), "").since) >= forceAfter
 }
 
 // apply first writes what is attached, then deletes.
