@@ -41,11 +41,9 @@ message if it could not be run. The command ends when coracle exec does.
 		},
 		ValidArgsFunction: w.complete(false, func(all inventory) []string { return all.containerNames(true) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.look(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
-				ctr, err := all.container(args[0])
-				if err != nil {
-					return err
-				}
+			return w.lookForContainer(cmd, args[0], func(ctx context.Context, c runtimeapi.RuntimeServiceClient, _ inventory,
+				ctr *runtimeapi.Container,
+			) error {
 				r, err := c.Exec(ctx, &runtimeapi.ExecRequest{
 					ContainerId: ctr.GetId(), Cmd: commandOf(args), Stdin: stdin, Tty: tty, Stdout: true, Stderr: !tty,
 				})

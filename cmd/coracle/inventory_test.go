@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -132,4 +134,49 @@ func TestContainerWithoutPod(t *testing.T) {
 	if c, err := v.container("main"); err != nil || c.GetId() != "c1" {
 		t.Errorf("%v, %v", c, err)
 	}
+}
+
+// Regression: under up --nodes, what is on a further node was not found.
+func TestFindNode(t *testing.T) {
+	t.Setenv("CORACLE_ADDRESS", "")
+	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	further := p.of(2, "boat-2")
+	for _, dir := range []string{p.root, p.state, further.state} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := upOptions{Node: "boat", Port: 6443, Further: 1}
+	if err := o.remember(p); err != nil {
+		t.Fatal(err)
+	}
+	serveRuntime(t, p.state, runtimeDouble{pod: "first"})
+	stop := serveRuntime(t, further.state, runtimeDouble{pod: "second"})
+	run := func(args ...string) (string, error) {
+		cmd := command()
+		cmd.SetArgs(append([]string{"--root", p.root, "--state", p.state}, args...))
+		var out strings.Builder
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		err := cmd.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	refused := func(pod, want string) {
+		if _, err := run("trace", pod); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("trace of pod %s: %v, want %q", pod, err, want)
+		}
+	}
+	refused("first", "PodSandboxStatus") // the first node's coracled is asked
+	refused("second", "node boat-2 does not run")
+	refused("third", `no pod is called "third"`)
+	if offered, err := run("__complete", "trace", ""); err != nil || !strings.HasPrefix(offered, "first\nsecond\n") {
+		t.Errorf("completion offers %q, %v", offered, err)
+	}
+	stop()
+	refused("second", "node boat-2: ") // why it may not have been found
 }

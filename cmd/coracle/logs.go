@@ -42,11 +42,9 @@ end.
 			if err != nil {
 				return err
 			}
-			return w.look(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
-				ctr, err := all.container(args[0])
-				if err != nil {
-					return err
-				}
+			return w.lookForContainer(cmd, args[0], func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory,
+				ctr *runtimeapi.Container,
+			) error {
 				if f.previous {
 					if ctr, err = all.previous(ctr); err != nil {
 						return err

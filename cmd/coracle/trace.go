@@ -46,7 +46,11 @@ between the steps belongs to the kubelet, or to a pull.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: w.complete(false, inventory.podNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return w.look(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
+			find := func(all inventory) (string, error) {
+				p, err := all.pod(args[0])
+				return p.GetId(), err
+			}
+			return w.lookFor(cmd, find, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
 				p, err := all.pod(args[0])
 				if err != nil {
 					return err

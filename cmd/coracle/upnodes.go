@@ -252,7 +252,10 @@ func (p place) tellNode(ctx context.Context, name, input string, args ...string)
 }
 
 // enter makes this process one of the further node that --node names, and the place that node's.
-func (p *place) enter() error {
+func (p *place) enter() error { return p.enterWith(os.Args) }
+
+// enterWith is enter with the arguments that this program is executed with there.
+func (p *place) enterWith(args []string) error {
 	const inside = "CORACLE_INSIDE_NODE" // in the environment of a process that is
 	o := remembered(*p)
 	if p.node == o.Node {
@@ -270,7 +273,7 @@ func (p *place) enter() error {
 	if os.Getenv(inside) != name {
 		self, err := os.Executable()
 		if err == nil {
-			err = w.Exec(n, self, os.Args, append(os.Environ(), inside+"="+name))
+			err = w.Exec(n, self, args, append(os.Environ(), inside+"="+name))
 		}
 		if errors.Is(err, nodes.ErrNotMade) {
 			return fmt.Errorf("node %s does not run: 'coracle up%s' starts it", name, p.flags())

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -75,6 +77,62 @@ func (w *workload) lookAtAll(cmd *cobra.Command,
 	return errors.Join(errs...)
 }
 
+// lookFor calls work on the node of this machine that has what find finds by its name. find returns
+// an id. For a further node, this program is executed again there.
+func (w *workload) lookFor(cmd *cobra.Command, find func(all inventory) (id string, err error),
+	work func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error,
+) error {
+	o := remembered(*w.place)
+	if !o.several() || w.daemon.Socket() != w.place.socket() {
+		return w.look(cmd, work)
+	}
+	all, nodeOf, missing := w.inventoryOfAll(cmd)
+	id, err := find(all)
+	if err != nil {
+		return errors.Join(err, missing) // it may be on a node that did not answer
+	}
+	node := nodeOf[id]
+	if node == o.Node {
+		return w.look(cmd, work)
+	}
+	w.place.node = node
+	return w.place.enterWith(slices.Insert(slices.Clone(os.Args), 1, "--node", node))
+}
+
+// inventoryOfAll is the inventory of all nodes that this machine has, with the node of each pod and
+// container by its id. missing says which nodes did not answer.
+func (w *workload) inventoryOfAll(cmd *cobra.Command) (all inventory, nodeOf map[string]string, missing error) {
+	nodeOf = map[string]string{}
+	missing = w.lookAtAll(cmd, func(_ context.Context, node string, _ runtimeapi.RuntimeServiceClient, there inventory) error {
+		for _, p := range there.pods {
+			nodeOf[p.GetId()] = node
+		}
+		for _, c := range there.containers {
+			nodeOf[c.GetId()] = node
+		}
+		all.pods, all.containers = append(all.pods, there.pods...), append(all.containers, there.containers...)
+		return nil
+	})
+	return newInventory(all.pods, all.containers), nodeOf, missing
+}
+
+// lookForContainer is lookFor a container.
+func (w *workload) lookForContainer(cmd *cobra.Command, name string,
+	work func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory, ctr *runtimeapi.Container) error,
+) error {
+	find := func(all inventory) (string, error) {
+		ctr, err := all.container(name)
+		return ctr.GetId(), err
+	}
+	return w.lookFor(cmd, find, func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
+		ctr, err := all.container(name)
+		if err != nil {
+			return err
+		}
+		return work(ctx, c, all, ctr)
+	})
+}
+
 // listAll prints what list finds on each node that this machine has, and returns which could not be
 // asked.
 func listAll[T any](w *workload, cmd *cobra.Command, format *output.Format,
@@ -102,11 +160,7 @@ func (w *workload) complete(many bool, offers func(inventory) []string) cobra.Co
 		ctx, cancel := context.WithTimeout(cmd.Context(), daemon.CompletionLimit)
 		defer cancel()
 		cmd.SetContext(ctx)
-		var names []string
-		_ = w.look(cmd, func(_ context.Context, _ runtimeapi.RuntimeServiceClient, all inventory) error {
-			names = offers(all)
-			return nil
-		})
-		return names, cobra.ShellCompDirectiveNoFileComp
+		all, _, _ := w.inventoryOfAll(cmd)
+		return offers(all), cobra.ShellCompDirectiveNoFileComp
 	}
 }

@@ -236,6 +236,21 @@ func TestTwoNodes(t *testing.T) {
 		t.Errorf("ps shows %v", shown)
 	}
 
+	// What has a container finds its node.
+	for _, name := range []string{"one", "one-2"} {
+		if said := one.Must(t, "exec", "web-"+name, "--", "cat", "/etc/hostname"); said != "web-"+name+"\n" {
+			t.Errorf("exec in the pod on node %s: %q", name, said)
+		}
+		if log := one.Must(t, "logs", "web-"+name); !strings.Contains(log, "GET / from ") {
+			t.Errorf("the log of the pod on node %s: %q", name, log)
+		}
+		if steps := one.Must(t, "trace", "web-"+name); !strings.Contains(steps, "pod default/web-"+name) {
+			t.Errorf("how the pod on node %s was started: %q", name, steps)
+		}
+	}
+	one.Refused(t, `"c" could be each of default/web-one`, "exec", "c", "--", "true")
+	one.Refused(t, `no container is called "web-none"`, "logs", "web-none")
+
 	two.Refused(t, "'coracle leave", "down", "--purge")
 	out := two.Must(t, "leave")
 	if !strings.Contains(out, "node one-2 is deleted from the cluster") {
