@@ -1,16 +1,12 @@
 package pod
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,41 +17,27 @@ import (
 	"github.com/coracle-project/coracle/pod/streams"
 )
 
-func TestExec(t *testing.T) {
+// Commands run as the bundle of their container says, and end with the Manager.
+func TestExecInARunningContainer(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
 	ctx := t.Context()
 	podID := must[string](t)(m.Run(ctx, podConfig("p")))
 	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
-	if err := m.CheckExec(id); !errors.Is(err, errdefs.ErrPrecondition) {
-		t.Errorf("check before start: %v", err)
-	}
-	if _, err := m.ExecSync(ctx, streams.ExecRequest{Container: id, Command: []string{"x"}}, 0); !errors.Is(err, errdefs.ErrPrecondition) {
-		t.Errorf("exec before start: %v", err)
-	}
 	ok(t, m.StartContainer(ctx, id))
-	ok(t, m.CheckExec(id))
-	r := must[streams.ExecSyncResult](t)(m.ExecSync(ctx, streams.ExecRequest{Container: id[:8], Command: []string{"env"}}, 0))
-	if r.ExitCode != 3 || !strings.Contains(string(r.Stdout), "A=image") || strings.Contains(string(r.Stdout), "TERM=") {
+	r := must[streams.ExecSyncResult](t)(m.ExecSync(ctx, streams.ExecRequest{Container: id, Command: []string{"env"}}, 0))
+	if r.ExitCode != 3 || !strings.Contains(string(r.Stdout), "A=image") {
 		t.Errorf("got code %d, output %q", r.ExitCode, r.Stdout)
 	}
-	var out bytes.Buffer
-	code, err := m.Exec(ctx, streams.ExecRequest{Container: id, Command: []string{"env"}, TTY: true, Streams: Streams{Stdout: &out}})
-	if err != nil || code != 3 || !strings.Contains(out.String(), "TERM=xterm") {
-		t.Errorf("got code %d, %v, output %q", code, err, out.String())
+	r.Free()
+	ok(t, m.Close())
+	if _, err := m.ExecSync(ctx, streams.ExecRequest{Container: id, Command: []string{"env"}}, 0); !errors.Is(err, errdefs.ErrUnavailable) {
+		t.Errorf("exec by a closed Manager: %v", err)
 	}
-	if r := must[streams.ExecSyncResult](t)(m.ExecSync(ctx,
-		streams.ExecRequest{Container: id, Command: []string{"flood"}}, 0)); len(r.Stdout) != streams.MaxExecSyncOutput {
-		t.Errorf("output of %d bytes", len(r.Stdout))
-	}
-	_, err = m.ExecSync(ctx, streams.ExecRequest{Container: id, Command: []string{"sleep"}}, time.Millisecond)
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("timeout: %v", err)
-	}
-	if _, err := m.Exec(ctx, streams.ExecRequest{Container: id}); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("no command: %v", err)
-	}
+	m, _ = b.manager()
 	ok(t, m.Remove(ctx, podID))
+	idle(t, m)
+	b.nothingLeft()
 }
 
 func TestUnknownAndAmbiguousIDs(t *testing.T) {
@@ -67,13 +49,8 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 		"Container":       func(id string) error { _, err := m.Container(id); return err },
 		"Create":          func(id string) error { _, err := m.Create(ctx, id, containerConfig("run")); return err },
 		"StartContainer":  func(id string) error { return m.StartContainer(ctx, id) },
-		"ExecSync":        func(id string) error { _, err := m.ExecSync(ctx, streams.ExecRequest{Container: id}, 0); return err },
-		"Attach":          func(id string) error { return m.Attach(ctx, id, false, Streams{}) },
-		"PortForward":     func(id string) error { return m.PortForward(ctx, id, 80, nopStream{}) },
 		"Stats":           func(id string) error { _, err := m.Stats(ctx, id); return err },
-		"ReopenLog":       func(id string) error { return m.ReopenLog(ctx, id) },
 		"UpdateResources": func(id string) error { return m.UpdateResources(ctx, id, podconfig.Resources{}, nil) },
-		"CheckExec":       m.CheckExec, "CheckAttach": m.CheckAttach, "CheckPod": m.CheckPod,
 	} {
 		if err := call("feedbeef"); !errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("%s of an unknown id: %v", name, err)
@@ -103,34 +80,6 @@ func TestUnknownAndAmbiguousIDs(t *testing.T) {
 	for p := range m.Pods(state.PodFilter{}) {
 		ok(t, m.Remove(ctx, p.ID))
 	}
-}
-
-type nopStream struct{}
-
-func (nopStream) Read([]byte) (int, error)    { return 0, net.ErrClosed }
-func (nopStream) Write(p []byte) (int, error) { return len(p), nil }
-func (nopStream) Close() error                { return nil }
-
-func TestAttachAndReopenLog(t *testing.T) {
-	b := newBench(t)
-	m, _ := b.manager()
-	ctx := t.Context()
-	podID := must[string](t)(m.Run(ctx, podConfig("p")))
-	id := must[string](t)(m.Create(ctx, podID, containerConfig("run")))
-	for name, err := range map[string]error{
-		"attach": m.Attach(ctx, id, false, Streams{}), "check": m.CheckAttach(id), "reopen": m.ReopenLog(ctx, id),
-	} {
-		if !errors.Is(err, errdefs.ErrPrecondition) {
-			t.Errorf("%s before start: %v", name, err)
-		}
-	}
-	ok(t, m.StartContainer(ctx, id))
-	ok(t, m.Attach(ctx, id, false, Streams{}))
-	ok(t, m.ReopenLog(ctx, id))
-	if err := m.Attach(ctx, id, true, Streams{}); !errors.Is(err, errdefs.ErrPrecondition) {
-		t.Errorf("attach with a terminal that is not there: %v", err)
-	}
-	ok(t, m.Remove(ctx, podID))
 }
 
 func TestUpdateResources(t *testing.T) {

@@ -244,9 +244,6 @@ func TestBadContainers(t *testing.T) {
 	if _, err := m.Create(t.Context(), podID, containerConfig("run")); !errors.Is(err, errdefs.ErrPrecondition) {
 		t.Errorf("in a stopped pod: %v", err)
 	}
-	if err := m.PortForward(t.Context(), podID, 80, nopStream{}); !errors.Is(err, errdefs.ErrPrecondition) {
-		t.Errorf("port of a stopped pod: %v", err)
-	}
 	ok(t, m.Remove(t.Context(), podID))
 	idle(t, m)
 	b.nothingLeft()

@@ -89,8 +89,10 @@ func TestPodLeavesLinkNoParts(t *testing.T) {
 
 func TestTestkitStaysInTests(t *testing.T) {
 	for _, p := range list(t, "./cmd/...") {
-		if slices.Contains(p.Deps, module+"/internal/testkit") {
-			t.Errorf("%s links internal/testkit", p.ImportPath)
+		for _, kit := range []string{"internal/testkit", "pod/podtest"} {
+			if slices.Contains(p.Deps, module+"/"+kit) {
+				t.Errorf("%s links %s", p.ImportPath, kit)
+			}
 		}
 	}
 }

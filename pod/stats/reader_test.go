@@ -3,7 +3,6 @@ package stats
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,35 +11,29 @@ import (
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/network"
 	"github.com/coracle-project/coracle/pod/errdefs"
-	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/podconfig"
-	"github.com/coracle-project/coracle/pod/reserve"
+	"github.com/coracle-project/coracle/pod/podtest"
 	"github.com/coracle-project/coracle/pod/state"
-	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
 // node is what a Reader reads. Each container's cgroup has used 7 ns, unless cgroups says more.
 type node struct {
 	*Reader
-	t         *testing.T
-	dirs      state.Layout
-	reserve   *reserve.Reserve
+	all       *podtest.Node
 	cgroups   map[string]cgstat.Usage
 	hung      chan struct{} // cgroups are not read before it is closed
 	diskReads atomic.Int32
 }
 
 func newNode(t *testing.T) *node {
-	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
-	n := &node{t: t, dirs: state.Layout(dir), reserve: reserve.New(dir, log), cgroups: map[string]cgstat.Usage{}, hung: make(chan struct{})}
+	n := &node{all: podtest.NewNode(t), cgroups: map[string]cgstat.Usage{}, hung: make(chan struct{})}
 	close(n.hung)
 	n.Reader = &Reader{
-		Pods: table.New("pod", (*state.PodRecord).Visible), Containers: table.New("container", (*state.ContainerRecord).Visible),
+		Pods: n.all.Pods, Containers: n.all.Containers,
 		Cgroups: podconfig.Cgroups{Driver: podconfig.Cgroupfs, Root: "/coracle"}, Meter: n, Snapshots: n,
-		Life: life.New(), Log: log, UsageAge: time.Second, DiskUsageAge: 10 * time.Second,
+		Life: n.all.Life, Log: n.all.Log, UsageAge: time.Second, DiskUsageAge: 10 * time.Second,
 	}
-	t.Cleanup(n.Life.End)
 	return n
 }
 
@@ -71,34 +64,19 @@ func (n *node) Usage(context.Context, string) (snapshot.Usage, error) {
 	return snapshot.Usage{Bytes: 4096, Inodes: 2}, nil
 }
 
-// pod adds a pod that is ready, with a network of its own.
-func (n *node) pod(change func(*state.PodRecord)) *state.PodEntry {
-	n.t.Helper()
-	rec := state.PodRecord{ID: table.NewID(), Phase: state.PodReady}
-	rec.Namespaces.Net = "/run/netns/p"
-	change(&rec)
-	e := table.NewEntry(rec.ID, n.dirs.Pods(), n.reserve, rec, func(_, _ *state.PodRecord) {})
-	if _, ok := n.Pods.Add(rec.ID, e); !ok {
-		n.t.Fatal("two pods with the same id")
-	}
-	return e
+// pod adds a ready pod that has a network of its own, with its record as changed.
+func (n *node) pod(change ...func(*state.PodRecord)) *state.PodEntry {
+	own := func(r *state.PodRecord) { r.Namespaces.Net = "/run/netns/p" }
+	return n.all.Pod(append([]func(*state.PodRecord){own}, change...)...)
 }
 
 func (n *node) container(p *state.PodEntry, phase state.ContainerPhase) *state.ContainerEntry {
-	n.t.Helper()
-	rec := state.ContainerRecord{ID: table.NewID(), PodID: p.ID, Phase: phase}
-	e := table.NewEntry(rec.ID, n.dirs.Containers(), n.reserve, rec, func(_, _ *state.ContainerRecord) {})
-	if _, ok := n.Containers.Add(rec.ID, e); !ok {
-		n.t.Fatal("two containers with the same id")
-	}
-	return e
+	return n.all.Container(p, podtest.In(phase))
 }
-
-func asIs(*state.PodRecord) {}
 
 func TestContainers(t *testing.T) {
 	n := newNode(t)
-	p := n.pod(asIs)
+	p := n.pod()
 	created, running := n.container(p, state.ContainerCreated), n.container(p, state.ContainerRunning)
 	n.container(p, state.ContainerRunning)
 	s, err := n.Container(t.Context(), running.ID)
@@ -120,7 +98,7 @@ func TestContainers(t *testing.T) {
 
 func TestReadingsOfRemovedContainersAreDropped(t *testing.T) {
 	n := newNode(t)
-	e := n.container(n.pod(asIs), state.ContainerRunning)
+	e := n.container(n.pod(), state.ContainerRunning)
 	if _, err := n.Container(t.Context(), e.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +118,7 @@ func TestReadingsOfRemovedContainersAreDropped(t *testing.T) {
 func TestHungCgroupDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.container(n.pod(asIs), state.ContainerRunning)
+		n.container(n.pod(), state.ContainerRunning)
 		n.hung = make(chan struct{})
 		short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
@@ -157,7 +135,7 @@ func TestHungCgroupDelaysNoOther(t *testing.T) {
 func TestPods(t *testing.T) {
 	n := newNode(t)
 	ctx := t.Context()
-	p := n.pod(asIs)
+	p := n.pod()
 	for range 2 {
 		n.container(p, state.ContainerRunning)
 	}

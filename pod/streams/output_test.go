@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"testing"
+
+	"github.com/coracle-project/coracle/pod/podtest"
 )
 
 // Many commands at once print more than fits into the budget. Each call returns its exit code, and
@@ -44,7 +46,7 @@ func TestExecSyncOutputBudget(t *testing.T) {
 	}
 	// A command that prints little is not affected.
 	r, err := b.ExecSync(ctx, ExecRequest{Container: b.id, Command: []string{"print"}}, 0)
-	ok(t, err)
+	podtest.OK(t, err)
 	if r.StdoutCut || string(r.Stdout) != "few" {
 		t.Errorf("output %q, cut: %t", r.Stdout, r.StdoutCut)
 	}
@@ -56,7 +58,7 @@ func TestExecSyncOutputBudget(t *testing.T) {
 		t.Errorf("%d bytes are never given back", n)
 	}
 	whole, err := b.ExecSync(ctx, ExecRequest{Container: b.id, Command: []string{"flood"}}, 0)
-	ok(t, err)
+	podtest.OK(t, err)
 	if whole.StdoutCut || len(whole.Stdout) != MaxExecSyncOutput {
 		t.Errorf("%d bytes, cut: %t", len(whole.Stdout), whole.StdoutCut)
 	}

@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
+	"github.com/coracle-project/coracle/pod/podtest"
+	"github.com/coracle-project/coracle/pod/state"
 )
 
 // inNetNS runs f in a network namespace of its own, loopback up, and returns its path,
@@ -39,7 +41,7 @@ func inNetNS(t *testing.T, f func()) string {
 		<-done
 	}()
 	r := <-ready
-	ok(t, r.err)
+	podtest.OK(t, r.err)
 	return r.path
 }
 
@@ -47,12 +49,12 @@ func inNetNS(t *testing.T, f func()) string {
 func forward(t *testing.T, b *bench, port int) (client *net.TCPConn, result <-chan error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	ok(t, err)
+	podtest.OK(t, err)
 	defer l.Close()
 	conn, err := net.Dial("tcp", l.Addr().String())
-	ok(t, err)
+	podtest.OK(t, err)
 	server, err := l.Accept()
-	ok(t, err)
+	podtest.OK(t, err)
 	res := make(chan error, 1)
 	go func() { res <- b.PortForward(t.Context(), b.podID, int32(port), server.(*net.TCPConn)) }()
 	t.Cleanup(func() { conn.Close() })
@@ -65,7 +67,7 @@ func TestPortForward(t *testing.T) {
 			var l net.Listener
 			var lerr error
 			path := inNetNS(t, func() { l, lerr = net.Listen("tcp", address) })
-			ok(t, lerr)
+			podtest.OK(t, lerr)
 			t.Cleanup(func() { l.Close() })
 			b := newBench(t, path)
 			go func() { // ends with the listener
@@ -79,13 +81,13 @@ func TestPortForward(t *testing.T) {
 			}()
 			client, result := forward(t, b, l.Addr().(*net.TCPAddr).Port)
 			fmt.Fprint(client, "hello")
-			ok(t, client.CloseWrite())
+			podtest.OK(t, client.CloseWrite())
 			if line, err := bufio.NewReader(client).ReadString('\n'); line != "got hello\n" {
 				t.Errorf("got %q, %v", line, err)
 			}
 			select {
 			case err := <-result:
-				ok(t, err)
+				podtest.OK(t, err)
 			case <-time.After(patience):
 				t.Fatal("does not end when both sides are closed")
 			}
@@ -104,8 +106,20 @@ func TestPortForwardErrors(t *testing.T) {
 			t.Errorf("port %d: the stream is open", port)
 		}
 	}
-	_, result := forward(t, newBench(t, "/none"), 80)
-	if err := <-result; !errors.Is(err, errdefs.ErrUnavailable) {
+	_, unreachable := forward(t, newBench(t, "/none"), 80)
+	if err := <-unreachable; !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("no namespace: %v", err)
+	}
+	stopped := newBench(t, "")
+	stopped.podID = stopped.node.Pod(func(r *state.PodRecord) { r.Phase = state.PodStopped }).ID
+	client, result := forward(t, stopped, 80)
+	if err := <-result; !errors.Is(err, errdefs.ErrPrecondition) {
+		t.Errorf("port of a stopped pod: %v", err)
+	}
+	if _, err := client.Read(make([]byte, 1)); err == nil {
+		t.Error("port of a stopped pod: the stream is open")
+	}
+	if err := stopped.CheckPod(stopped.podID); !errors.Is(err, errdefs.ErrPrecondition) {
+		t.Errorf("check of a stopped pod: %v", err)
 	}
 }

@@ -2,23 +2,17 @@ package streams
 
 import (
 	"context"
-	"encoding/json"
-	"log/slog"
-	"os"
-	"path/filepath"
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"go.uber.org/goleak"
 
-	"github.com/coracle-project/coracle/pod/life"
-	"github.com/coracle-project/coracle/pod/ocispec"
-	"github.com/coracle-project/coracle/pod/record"
-	"github.com/coracle-project/coracle/pod/reserve"
+	"github.com/coracle-project/coracle/pod/podtest"
 	"github.com/coracle-project/coracle/pod/state"
-	"github.com/coracle-project/coracle/pod/table"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -29,11 +23,31 @@ const patience = 2 * time.Minute
 
 // printer is a shim whose commands print.
 type printer struct {
-	Shim
 	late sync.WaitGroup // output that is copied after the call has returned
+
+	mu    sync.Mutex
+	calls []string
+}
+
+func (p *printer) note(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls = append(p.calls, fmt.Sprintf(format, args...))
+}
+
+// asked is what the shim was asked to do, in order.
+func (p *printer) asked() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.calls)
 }
 
 func (p *printer) Exec(ctx context.Context, r client.ExecRequest) (int32, error) {
+	what := strings.Join(r.Process.Args, " ")
+	if r.Process.Terminal {
+		what += " on a terminal"
+	}
+	p.note("exec in %s/%s: %s", r.PodID, r.ID, what)
 	switch r.Process.Args[0] {
 	case "late":
 		<-ctx.Done()
@@ -44,15 +58,31 @@ func (p *printer) Exec(ctx context.Context, r client.ExecRequest) (int32, error)
 		for range 20 {
 			r.Streams.Stdout.Write(chunk)
 		}
+	case "env":
+		fmt.Fprint(r.Streams.Stdout, strings.Join(r.Process.Env, "\n"))
+	case "sleep":
+		<-ctx.Done()
+		return 0, ctx.Err()
 	default:
 		r.Streams.Stdout.Write([]byte("few"))
 	}
 	return 3, nil
 }
 
+func (p *printer) Attach(_ context.Context, podID, id string, _ client.Streams) error {
+	p.note("attach to %s/%s", podID, id)
+	return nil
+}
+
+func (p *printer) ReopenLog(_ context.Context, podID, id string) error {
+	p.note("reopen log of %s/%s", podID, id)
+	return nil
+}
+
 // bench is a server with a ready pod and a running container.
 type bench struct {
 	*Server
+	node      *podtest.Node
 	shim      *printer
 	podID, id string
 }
@@ -60,23 +90,11 @@ type bench struct {
 // newBench makes a bench whose pod has the network namespace at netns.
 func newBench(t *testing.T, netns string) *bench {
 	t.Helper()
-	b := &bench{shim: &printer{}, podID: table.NewID(), id: table.NewID()}
-	dir := t.TempDir()
-	r := reserve.New(dir, slog.New(slog.DiscardHandler))
-	pod := state.PodRecord{ID: b.podID, Phase: state.PodReady}
-	pod.Namespaces.Net = netns
-	pods := table.New("pod", (*state.PodRecord).Visible)
-	pods.Add("p", table.NewEntry(b.podID, record.Dir[state.PodRecord]{}, r, pod, func(_, _ *state.PodRecord) {}))
-	container := state.ContainerRecord{ID: b.id, PodID: b.podID, Phase: state.ContainerRunning}
-	containers := table.New("container", (*state.ContainerRecord).Visible)
-	containers.Add("c", table.NewEntry(b.id, record.Dir[state.ContainerRecord]{}, r, container, func(_, _ *state.ContainerRecord) {}))
-	bundle, err := json.Marshal(specs.Spec{Process: &specs.Process{Args: []string{"run"}}})
-	ok(t, err)
-	ok(t, os.Mkdir(filepath.Join(dir, b.id), 0o700))
-	ok(t, os.WriteFile(filepath.Join(dir, b.id, ocispec.FileName), bundle, 0o600))
-	l := life.New()
-	t.Cleanup(l.End)
-	b.Server = New(pods, containers, b.shim, l, dir)
+	n := podtest.NewNode(t)
+	p := n.Pod(func(r *state.PodRecord) { r.Namespaces.Net = netns })
+	c := n.Container(p)
+	b := &bench{node: n, shim: &printer{}, podID: p.ID, id: c.ID}
+	b.Server = New(n.Pods, n.Containers, b.shim, n.Life, n.Dirs.Containers().Path)
 	return b
 }
 
@@ -85,11 +103,4 @@ func (b *bench) kept() int {
 	b.output.mu.Lock()
 	defer b.output.mu.Unlock()
 	return b.output.used
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
