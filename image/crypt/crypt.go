@@ -4,22 +4,23 @@
 // PKCS #7). Here are the private halves: a directory of files, read for each image, so that
 // a key counts as soon as it is there.
 //
+// Of ocicrypt only the cipher of layers is used. Its package ocicrypt would link OpenPGP, too,
+// 0.8 MB of coracled for keys that no setting names.
+//
 // What comes out is trusted no more than any other layer: its end is authenticated by the
 // encryption (HMAC), and all of it by the image's diff id, before anything of it is used.
 package crypt
 
 import (
-	"bytes"
+	"crypto/aes"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 
-	"github.com/containers/ocicrypt"
-	"github.com/containers/ocicrypt/config"
+	"github.com/containers/ocicrypt/blockcipher"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -38,8 +39,8 @@ func Encrypted(mediaType string) (plain string, encrypted bool) {
 	return strings.CutSuffix(mediaType, suffix)
 }
 
-// Keys is a directory with private keys (PEM or DER, without passwords) and, for PKCS #7,
-// the certificates that belong to them. Empty: there are none.
+// Keys is a directory with private keys (PEM, DER or JWK, without passwords) and, for PKCS #7,
+// the certificates that belong to them. Files that are neither are ignored. Empty: there are none.
 type Keys struct{ Dir string }
 
 // Check says whether a layer can be decrypted, without having it. A layer that is not
@@ -48,14 +49,8 @@ func (k Keys) Check(d ocispec.Descriptor) error {
 	if _, encrypted := Encrypted(d.MediaType); !encrypted {
 		return nil
 	}
-	dc, err := k.load()
-	if err != nil {
-		return err
-	}
-	if _, _, err := ocicrypt.DecryptLayer(dc, nil, d, true); err != nil {
-		return k.noKey(d, err)
-	}
-	return nil
+	_, err := k.layerKey(d)
+	return err
 }
 
 // Open decrypts a layer that comes from r; one that is not encrypted passes. Reading fails
@@ -64,66 +59,38 @@ func (k Keys) Open(d ocispec.Descriptor, r io.Reader) (io.Reader, error) {
 	if _, encrypted := Encrypted(d.MediaType); !encrypted {
 		return r, nil
 	}
-	dc, err := k.load()
+	private, err := k.layerKey(d)
 	if err != nil {
 		return nil, err
 	}
-	plain, _, err := ocicrypt.DecryptLayer(dc, r, d, false)
+	plain, err := decrypt(private, d.Annotations[annotationOptions], r)
 	if err != nil {
-		return nil, k.noKey(d, err)
+		return nil, fmt.Errorf("%w: layer %s: %w", ErrNoKey, d.Digest, err)
 	}
 	return plain, nil
 }
 
-func (k Keys) noKey(d ocispec.Descriptor, err error) error {
-	if k.Dir == "" {
-		return fmt.Errorf("%w: layer %s: no directory with keys is configured (image.decryption_keys)", ErrNoKey, d.Digest)
-	}
-	// The library joins what each way of wrapping keys says, over several lines.
-	why := strings.Join(strings.Fields(err.Error()), " ")
-	return fmt.Errorf("%w: layer %s: no key in %s fits: %.300s", ErrNoKey, d.Digest, k.Dir, why)
-}
-
-// load reads the directory.
-func (k Keys) load() (*config.DecryptConfig, error) {
-	var keys, passwords, certs [][]byte
-	if k.Dir != "" {
-		files, err := os.ReadDir(k.Dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("decryption keys: %w", err)
-		}
-		for _, f := range files {
-			data, err := readKey(filepath.Join(k.Dir, f.Name()))
-			switch {
-			case err != nil:
-				return nil, fmt.Errorf("decryption keys: %w", err)
-			case bytes.Contains(data, []byte("-----BEGIN CERTIFICATE-----")):
-				certs = append(certs, data)
-			case data != nil:
-				keys, passwords = append(keys, data), append(passwords, nil)
-			}
-		}
-	}
-	private, err := config.DecryptWithPrivKeys(keys, passwords)
+// decrypt reads a layer with its key, private, and the public options of its cipher (base64).
+func decrypt(private []byte, annotation string, r io.Reader) (io.Reader, error) {
+	public, err := base64.StdEncoding.DecodeString(annotation)
 	if err != nil {
-		return nil, fmt.Errorf("decryption keys: %w", err)
+		return nil, fmt.Errorf("annotation %s: %w", annotationOptions, err)
 	}
-	public, err := config.DecryptWithX509s(certs)
+	var opts blockcipher.LayerBlockCipherOptions
+	if err := json.Unmarshal(public, &opts.Public); err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", annotationOptions, err)
+	}
+	if err := json.Unmarshal(private, &opts.Private); err != nil {
+		return nil, fmt.Errorf("the layer's key: %w", err)
+	}
+	// Anyone can change the annotation, and the library panics on any other length.
+	if nonce, ok := opts.GetOpt("nonce"); !ok || len(nonce) != aes.BlockSize {
+		return nil, fmt.Errorf("its nonce has %d bytes instead of %d", len(nonce), aes.BlockSize)
+	}
+	ciphers, err := blockcipher.NewLayerBlockCipherHandler()
 	if err != nil {
-		return nil, fmt.Errorf("decryption keys: %w", err)
-	}
-	return config.CombineCryptoConfigs([]config.CryptoConfig{private, public}).DecryptConfig, nil
-}
-
-// readKey reads a file; what is no file, such as a directory of Kubernetes' secret
-// volumes, is nil.
-func readKey(path string) ([]byte, error) {
-	st, err := os.Stat(path)
-	if err != nil || !st.Mode().IsRegular() {
 		return nil, err
 	}
-	if st.Size() > maxKeyFile {
-		return nil, fmt.Errorf("%s: larger than %d bytes", path, maxKeyFile)
-	}
-	return os.ReadFile(path)
+	plain, _, err := ciphers.Decrypt(r, opts)
+	return plain, err
 }

@@ -9,9 +9,12 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"io"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -21,6 +24,7 @@ import (
 
 	"github.com/containers/ocicrypt"
 	"github.com/containers/ocicrypt/config"
+	"github.com/go-jose/go-jose/v4"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -91,6 +95,32 @@ func TestDecrypt(t *testing.T) {
 	check(t, "PKCS #7", cc, map[string][]byte{"node.pem": p.private, "node.crt": p.cert})
 }
 
+// The kinds of files that keys come in, among files that are no keys.
+func TestKeyFiles(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	p := newPair(t, key)
+	sec1, err := x509.MarshalECPrivateKey(key)
+	must(t, err)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	must(t, err)
+	jwk, err := json.Marshal(jose.JSONWebKey{Key: key})
+	must(t, err)
+	cc, err := config.EncryptWithJwe([][]byte{p.public})
+	must(t, err)
+	for name, data := range map[string][]byte{
+		"PEM": p.private, "SEC 1 in PEM": block("EC PRIVATE KEY", sec1), "SEC 1": sec1, "PKCS #8": pkcs8, "JWK": jwk,
+		"PEM with its certificate": append(bytes.Clone(p.cert), p.private...),
+	} {
+		check(t, name, cc, map[string][]byte{
+			"0-readme": []byte("Keys of this node.\n"), "0-empty": nil, "0-broken.pem": []byte("-----BEGIN PRIVATE KEY-----\n"),
+			"0-public.json": []byte("{}"), "0-public.pem": p.public, "node": data,
+		})
+	}
+}
+
+func encode(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+
 func check(t *testing.T, name string, cc config.CryptoConfig, files map[string][]byte) {
 	t.Helper()
 	plain := []byte(strings.Repeat("layer", 1000))
@@ -150,6 +180,39 @@ func TestRefusals(t *testing.T) {
 		bad.Annotations = annotations
 		if err := (Keys{dir}).Check(bad); !errors.Is(err, ErrNoKey) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "node.crt"), p.cert, 0o600))
+	for name, message := range map[string][]byte{
+		"ends in a tag": {0x1f, 0x80}, "ends before a length": {0x1f, 0x01}, "ends in a length": {0x30, 0x84},
+		"nested": bytes.Repeat([]byte{0x30, 0x80}, maxPKCS7/2), "large": bytes.Repeat([]byte{0x30, 0x80}, 1<<20),
+	} {
+		bad := d
+		bad.Annotations = map[string]string{"org.opencontainers.image.enc.keys.pkcs7": base64.StdEncoding.EncodeToString(message)}
+		if err := (Keys{dir}).Check(bad); !errors.Is(err, ErrNoKey) {
+			t.Errorf("PKCS #7 that is %s: %v", name, err)
+		}
+	}
+	many := d
+	many.Annotations = map[string]string{"org.opencontainers.image.enc.keys.jwe": strings.Repeat("anVuaw==,", maxWrapped) +
+		d.Annotations["org.opencontainers.image.enc.keys.jwe"]}
+	if err := (Keys{dir}).Check(many); !errors.Is(err, ErrNoKey) {
+		t.Errorf("a key after %d others: %v", maxWrapped, err)
+	}
+	for name, public := range map[string]string{
+		"not base64": "?", "not JSON": "anVuaw==", "absent": "",
+		"without a nonce":   encode(`{"cipher":"AES_256_CTR_HMAC_SHA256","hmac":"AAAA"}`),
+		"a nonce too short": encode(`{"cipher":"AES_256_CTR_HMAC_SHA256","hmac":"AAAA","cipheroptions":{"nonce":"AAAA"}}`),
+		"another cipher":    encode(`{"cipher":"ROT13","hmac":"AAAA","cipheroptions":{"nonce":"AAAAAAAAAAAAAAAAAAAAAA=="}}`),
+	} {
+		bad := d
+		bad.Annotations = maps.Clone(d.Annotations)
+		bad.Annotations[annotationOptions] = public
+		// The layer's own nonce is one of the encrypted options.
+		if r, err := (Keys{dir}).Open(bad, bytes.NewReader(data)); err == nil {
+			if _, err := io.ReadAll(r); err == nil {
+				t.Errorf("options %s: read without an error", name)
+			}
 		}
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "large.pem"), make([]byte, maxKeyFile+1), 0o600))

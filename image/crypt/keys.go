@@ -1,0 +1,197 @@
+package crypt
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/go-jose/go-jose/v4"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/smallstep/pkcs7"
+)
+
+// The annotations of a layer's descriptor. Those of keys are lists of messages in base64,
+// separated by commas. A message can be for several recipients.
+const (
+	annotationJWE     = "org.opencontainers.image.enc.keys.jwe"
+	annotationPKCS7   = "org.opencontainers.image.enc.keys.pkcs7"
+	annotationOptions = "org.opencontainers.image.enc.pubopts"
+)
+
+// The algorithms that a key may be wrapped with: those of ocicrypt, and RFC 7518 section 5.1.
+var (
+	keyAlgorithms     = []jose.KeyAlgorithm{jose.RSA_OAEP, jose.RSA_OAEP_256, jose.ECDH_ES_A128KW, jose.ECDH_ES_A192KW, jose.ECDH_ES_A256KW}
+	contentAlgorithms = []jose.ContentEncryption{
+		jose.A128CBC_HS256, jose.A192CBC_HS384, jose.A256CBC_HS512, jose.A128GCM, jose.A192GCM, jose.A256GCM,
+	}
+)
+
+// Limits of what a manifest can have one do: the messages of a layer, and the size of one of
+// PKCS #7, which is enough for a hundred recipients.
+const (
+	maxWrapped = 16
+	maxPKCS7   = 64 << 10
+)
+
+// layerKey decrypts a layer's key: the private options of its cipher, in JSON. Kinds: ErrNoKey,
+// the file system's.
+func (k Keys) layerKey(d ocispec.Descriptor) ([]byte, error) {
+	if k.Dir == "" {
+		return nil, fmt.Errorf("%w: layer %s: no directory with keys is configured (image.decryption_keys)", ErrNoKey, d.Digest)
+	}
+	ring, err := k.load()
+	if err != nil {
+		return nil, err
+	}
+	var failures []error
+	for _, way := range []struct {
+		annotation string
+		unwrap     func([]byte) ([]byte, error)
+	}{{annotationJWE, ring.unwrapJWE}, {annotationPKCS7, ring.unwrapPKCS7}} {
+		for wrapped := range strings.SplitSeq(d.Annotations[way.annotation], ",") {
+			if wrapped == "" {
+				continue
+			}
+			if len(failures) == maxWrapped {
+				break
+			}
+			data, err := base64.StdEncoding.DecodeString(wrapped)
+			if err == nil {
+				data, err = way.unwrap(data)
+			}
+			if err == nil {
+				return data, nil
+			}
+			failures = append(failures, fmt.Errorf("%s: %w", way.annotation, err))
+		}
+	}
+	if len(failures) == 0 {
+		failures = append(failures, errors.New("its descriptor has no key of a known kind (JWE, PKCS #7)"))
+	}
+	// The libraries' errors, of which there can be many, have several lines.
+	why := strings.Join(strings.Fields(errors.Join(failures...).Error()), " ")
+	return nil, fmt.Errorf("%w: layer %s: no key in %s fits: %.300s", ErrNoKey, d.Digest, k.Dir, why)
+}
+
+// ring is what a directory of keys has.
+type ring struct {
+	private []crypto.PrivateKey // for go-jose: those of package crypto, and *jose.JSONWebKey
+	certs   []*x509.Certificate
+}
+
+func (r ring) unwrapJWE(data []byte) ([]byte, error) {
+	wrapped, err := jose.ParseEncrypted(string(data), keyAlgorithms, contentAlgorithms)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range r.private {
+		if _, _, plain, err := wrapped.DecryptMulti(key); err == nil {
+			return plain, nil
+		}
+	}
+	return nil, fmt.Errorf("none of %d keys", len(r.private))
+}
+
+func (r ring) unwrapPKCS7(data []byte) ([]byte, error) {
+	if len(r.private) == 0 || len(r.certs) == 0 {
+		return nil, fmt.Errorf("there are %d keys and %d certificates", len(r.private), len(r.certs))
+	}
+	wrapped, err := parsePKCS7(data)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range r.private {
+		for _, cert := range r.certs {
+			if plain, err := wrapped.Decrypt(cert, key); err == nil {
+				return plain, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("none of %d keys and %d certificates", len(r.private), len(r.certs))
+}
+
+// parsePKCS7 reads a message. The library panics on some input (an element that ends in its
+// tag), and its stack grows with the depth of elements, to which the message's size is a limit.
+func parsePKCS7(data []byte) (p *pkcs7.PKCS7, err error) {
+	if len(data) > maxPKCS7 {
+		return nil, fmt.Errorf("%d bytes, at most %d are read", len(data), maxPKCS7)
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("not a PKCS #7 message: %v", r)
+		}
+	}()
+	return pkcs7.Parse(data)
+}
+
+// load reads the directory.
+func (k Keys) load() (ring, error) {
+	var r ring
+	files, err := os.ReadDir(k.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return r, fmt.Errorf("decryption keys: %w", err)
+	}
+	for _, f := range files {
+		data, err := readKey(filepath.Join(k.Dir, f.Name()))
+		if err != nil {
+			return r, fmt.Errorf("decryption keys: %w", err)
+		}
+		r.add(data)
+	}
+	return r, nil
+}
+
+// readKey reads a file; what is no file, such as a directory of Kubernetes' secret
+// volumes, is nil.
+func readKey(path string) ([]byte, error) {
+	st, err := os.Stat(path)
+	if err != nil || !st.Mode().IsRegular() {
+		return nil, err
+	}
+	if st.Size() > maxKeyFile {
+		return nil, fmt.Errorf("%s: larger than %d bytes", path, maxKeyFile)
+	}
+	return os.ReadFile(path)
+}
+
+// add takes the keys and certificates of a file.
+func (r *ring) add(data []byte) {
+	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
+		var jwk jose.JSONWebKey
+		if jwk.UnmarshalJSON(data) == nil && !jwk.IsPublic() {
+			r.private = append(r.private, &jwk)
+		}
+		return
+	}
+	block, rest := pem.Decode(data)
+	if block == nil {
+		r.addDER(data)
+		return
+	}
+	for ; block != nil; block, rest = pem.Decode(rest) {
+		r.addDER(block.Bytes)
+	}
+}
+
+// addDER takes a key or a certificate. Anything else is ignored: of the other files of a
+// directory, and of the kinds of keys that no layer is encrypted for, none keeps those that fit
+// from being used.
+func (r *ring) addDER(der []byte) {
+	if key, err := x509.ParsePKCS8PrivateKey(der); err == nil {
+		r.private = append(r.private, key)
+	} else if key, err := x509.ParsePKCS1PrivateKey(der); err == nil {
+		r.private = append(r.private, key)
+	} else if key, err := x509.ParseECPrivateKey(der); err == nil {
+		r.private = append(r.private, key)
+	} else if cert, err := x509.ParseCertificate(der); err == nil {
+		r.certs = append(r.certs, cert)
+	}
+}
