@@ -9,14 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/podtest"
 )
-
-func ok(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestHostileCheckpoints are refused with one sentence.
 func TestHostileCheckpoints(t *testing.T) {
@@ -40,13 +34,13 @@ func TestHostileCheckpoints(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			ok(t, os.WriteFile(dir+"/config.dump", []byte("{}"), 0o600))
-			ok(t, os.WriteFile(dir+"/spec.dump", []byte(`{"process":{"args":["x"]},"linux":{}}`), 0o600))
-			ok(t, os.Mkdir(dir+"/checkpoint", 0o700))
+			podtest.OK(t, os.WriteFile(dir+"/config.dump", []byte("{}"), 0o600))
+			podtest.OK(t, os.WriteFile(dir+"/spec.dump", []byte(`{"process":{"args":["x"]},"linux":{}}`), 0o600))
+			podtest.OK(t, os.Mkdir(dir+"/checkpoint", 0o700))
 			if _, err := Open(dir); err != nil {
 				t.Fatal(err)
 			}
-			ok(t, spoil(dir))
+			podtest.OK(t, spoil(dir))
 			if _, err := Open(dir); err == nil || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v", err)
 			}
@@ -66,9 +60,9 @@ func FuzzOpenSaved(f *testing.F) {
 	f.Add([]byte(`{"createdTime":"x"}`), []byte(`{"process":null}`))
 	f.Fuzz(func(t *testing.T, config, spec []byte) {
 		dir := t.TempDir()
-		ok(t, os.WriteFile(dir+"/config.dump", config, 0o600))
-		ok(t, os.WriteFile(dir+"/spec.dump", spec, 0o600))
-		ok(t, os.Mkdir(dir+"/checkpoint", 0o700))
+		podtest.OK(t, os.WriteFile(dir+"/config.dump", config, 0o600))
+		podtest.OK(t, os.WriteFile(dir+"/spec.dump", spec, 0o600))
+		podtest.OK(t, os.Mkdir(dir+"/checkpoint", 0o700))
 		s, err := Open(dir)
 		if err != nil {
 			return

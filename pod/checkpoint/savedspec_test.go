@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/pod/podtest"
 )
 
 func modestSpec() *specs.Spec {
@@ -100,8 +101,8 @@ func TestSavedGivesNoRights(t *testing.T) {
 func sameJSON(t *testing.T, a, b any) bool {
 	t.Helper()
 	x, err := json.Marshal(a)
-	ok(t, err)
+	podtest.OK(t, err)
 	y, err := json.Marshal(b)
-	ok(t, err)
+	podtest.OK(t, err)
 	return string(x) == string(y)
 }
