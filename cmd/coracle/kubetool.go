@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 
@@ -29,11 +31,31 @@ func kubeToolReading(ctx context.Context, input string, into any, args ...string
 	var answer, complaints bytes.Buffer
 	cmd.Stdin = strings.NewReader(input)
 	cmd.Stdout, cmd.Stderr = &answer, &complaints
-	if err := cmd.Run(); err != nil {
-		return complaint(complaints.String(), err)
+	err = cmd.Run()
+	if ctx.Err() != nil && cmd.ProcessState != nil && cmd.ProcessState.Success() && !errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it was told to stop, and had an answer
+	}
+	if err != nil {
+		return outdated(program, complaint(complaints.String(), err))
 	}
 	if into == nil {
 		return nil
 	}
 	return json.Unmarshal(answer.Bytes(), into)
 }
+
+// otherRelease is that coracle-kube does not know what it was asked, since it is of another release.
+// Another try would fail, too.
+type otherRelease struct{ error }
+
+// outdated returns err, and says what it means if coracle-kube does not know a command or a flag.
+func outdated(program string, err error) error {
+	for _, unknown := range []string{"unknown flag: ", "unknown command "} {
+		if strings.HasPrefix(err.Error(), unknown) {
+			return otherRelease{fmt.Errorf("%s is of another release than this coracle: install both from one release: %w", program, err)}
+		}
+	}
+	return err
+}
+
+func (o otherRelease) Unwrap() error { return o.error }

@@ -619,8 +619,8 @@ func (u *upping) launchCluster() error {
 // nothing.
 const longestTry = 2 * time.Second
 
-// await returns when answers does not fail any more. If cmd ends before, or ctx does, the error
-// says so and quotes the end of the log.
+// await returns when answers does not fail any more, or fails with otherRelease. If cmd ends before,
+// or ctx does, the error says so and quotes the end of the log.
 func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(context.Context) error) error {
 	var ended <-chan struct{}
 	var end func() error
@@ -631,8 +631,8 @@ func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(co
 		try, cancel := context.WithTimeout(ctx, longestTry)
 		err := answers(try)
 		cancel()
-		if err == nil {
-			return nil
+		if other := (otherRelease{}); err == nil || errors.As(err, &other) {
+			return err
 		}
 		select {
 		case <-ended:
