@@ -262,6 +262,10 @@ func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, step
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}
+	args := []string{"agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()}
+	if u.supervisor == 0 { // the kubelet starts
+		args = append(args, "--since", time.Now().Format(time.RFC3339))
+	}
 	if err := u.startRuntime(ctx, steps); err != nil {
 		return u.fail(ctx, err)
 	}
@@ -271,7 +275,7 @@ func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, step
 	var said error
 	var waits string
 	err := await(ctx, "the node", u.kubeLog(), u.cluster, func(try context.Context) error {
-		if err := kubeTool(try, &waits, "agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()); err != nil {
+		if err := kubeTool(try, &waits, args...); err != nil {
 			if try.Err() == nil {
 				said = err
 			}

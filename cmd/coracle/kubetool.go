@@ -44,14 +44,14 @@ func kubeToolReading(ctx context.Context, input string, into any, args ...string
 	return json.Unmarshal(answer.Bytes(), into)
 }
 
-// otherRelease is that coracle-kube does not know what it was asked, since it is of another release.
-// Another try would fail, too.
+// otherRelease is that coracle-kube does not know what it was asked, because it is of another
+// release. Another try would fail, too.
 type otherRelease struct{ error }
 
 // outdated returns err, and says what it means if coracle-kube does not know a command or a flag.
 func outdated(program string, err error) error {
-	for _, unknown := range []string{"unknown flag: ", "unknown command "} {
-		if strings.HasPrefix(err.Error(), unknown) {
+	for _, unknown := range []string{"unknown flag: ", "unknown command ", "does not know what to do with "} {
+		if strings.Contains(err.Error(), unknown) {
 			return otherRelease{fmt.Errorf("%s is of another release than this coracle: install both from one release: %w", program, err)}
 		}
 	}

@@ -52,7 +52,7 @@ func TestAnswerToAnInterrupt(t *testing.T) {
 
 // Regression: up asked a coracle-kube of an older release for five minutes.
 func TestCoracleKubeOfAnotherRelease(t *testing.T) {
-	for _, said := range []string{"unknown flag: --since", `unknown command "await" for "coracle-kube agent"`} {
+	for _, said := range []string{"unknown flag: --since", `coracle-kube agent takes flags only, and does not know what to do with "await"`} {
 		kubeScript(t, `echo 'coracle-kube: `+said+`' >&2; exit 1`)
 		tries := 0
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

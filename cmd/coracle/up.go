@@ -619,8 +619,8 @@ func (u *upping) launchCluster() error {
 // nothing.
 const longestTry = 2 * time.Second
 
-// await returns when answers does not fail any more, or fails with otherRelease. If cmd ends before,
-// or ctx does, the error says so and quotes the end of the log.
+// await returns when answers does not fail any more, or fails with otherRelease. If cmd ends
+// before, or ctx does, the error says so and quotes the end of the log.
 func await(ctx context.Context, what, log string, cmd *exec.Cmd, answers func(context.Context) error) error {
 	var ended <-chan struct{}
 	var end func() error

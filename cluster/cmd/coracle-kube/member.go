@@ -71,19 +71,41 @@ func memberCommands(root *string) []*cobra.Command {
 		cmd.Flags().DurationVar(&limit, "timeout", 2*time.Minute, "limit for all of it")
 		return cmd
 	}
+	var since instant
+	await := verb("await", "wait until this node is Ready, or needs only a network plugin, and print why it waits for one",
+		func(m member, ctx context.Context) error {
+			waits, err := m.await(ctx, time.Time(since))
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(os.Stdout).Encode(waits)
+		})
+	await.Flags().Var(&since, "since", "`TIME` (RFC 3339) from which on the kubelet must have said so")
 	return []*cobra.Command{
-		verb("await", "wait until this node is Ready, or needs only a network plugin, and print why it waits for one",
-			func(m member, ctx context.Context) error {
-				waits, err := m.await(ctx)
-				if err != nil {
-					return err
-				}
-				return json.NewEncoder(os.Stdout).Encode(waits)
-			}),
+		await,
 		verb("check", "say whether this node may leave, and change nothing", member.check),
 		verb("drain", "let no more pods come to this node, and evict those that it has", member.drain),
 		verb("unregister", "delete this node from the cluster", member.unregister),
 	}
+}
+
+// instant is a time as a flag.
+type instant time.Time
+
+// Set implements pflag.Value, as do the others.
+func (i *instant) Set(text string) error {
+	at, err := time.Parse(time.RFC3339, text)
+	*i = instant(at)
+	return err
+}
+
+func (*instant) Type() string { return "time" }
+
+func (i *instant) String() string {
+	if at := time.Time(*i); !at.IsZero() {
+		return at.Format(time.RFC3339)
+	}
+	return ""
 }
 
 // member is this machine's node, as its credentials let it act.
@@ -133,7 +155,9 @@ func until(ctx context.Context, ask func() (waits error, err error)) error {
 }
 
 // await returns when the node is Ready, or waits for a network plugin only: then it returns why.
-func (m member) await(ctx context.Context) (waits string, err error) {
+// What the kubelet has said before a time does not count: that is of an earlier run.
+func (m member) await(ctx context.Context, since time.Time) (waits string, err error) {
+	since = since.Truncate(time.Second) // as the API's times are
 	err = until(ctx, func() (error, error) {
 		n, err := m.kube.CoreV1().Nodes().Get(ctx, m.Name, metav1.GetOptions{})
 		switch {
@@ -143,6 +167,9 @@ func (m member) await(ctx context.Context) (waits string, err error) {
 			return m.unreachable(err), nil
 		}
 		for _, c := range n.Status.Conditions {
+			if c.LastHeartbeatTime.Time.Before(since) {
+				continue
+			}
 			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
 				return nil, nil
 			}

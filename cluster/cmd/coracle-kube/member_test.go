@@ -127,11 +127,12 @@ func TestAwaitNode(t *testing.T) {
 	kube := fake.NewClientset()
 	m := member{credentials.Node{Name: "two", Server: "https://192.0.2.1:6443"}, kube}
 	synctest.Test(t, func(t *testing.T) {
+		var since time.Time
 		expect := func(want string) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			waits, err := m.await(ctx)
+			waits, err := m.await(ctx, since)
 			if err == nil && waits != "" {
 				err = errors.New("it waits for a plugin: " + waits)
 			}
@@ -157,6 +158,13 @@ func TestAwaitNode(t *testing.T) {
 		expect("it waits for a plugin: no CNI")
 		update(corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue})
 		expect("")
+		since = time.Now().Add(time.Millisecond) // the API has seconds
+		for ago, want := range map[time.Duration]string{time.Minute: "its kubelet has not said anything yet", 0: ""} {
+			update(corev1.NodeCondition{
+				Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.NewTime(since.Add(-ago).Truncate(time.Second)),
+			})
+			expect(want)
+		}
 		kube.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("connection refused")
 		})

@@ -251,6 +251,20 @@ func TestTwoNodes(t *testing.T) {
 	one.Refused(t, `"c" could be each of default/web-one`, "exec", "c", "--", "true")
 	one.Refused(t, `no container is called "web-none"`, "logs", "web-none")
 
+	// Regression: up believed what the kubelet of before had said of the Node.
+	two.Must(t, "down")
+	began := time.Now().Truncate(time.Second)
+	two.Must(t, "up")
+	again, err := kube.CoreV1().Nodes().Get(ctx, two.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range again.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.LastHeartbeatTime.Time.Before(began) {
+			t.Errorf("after down and up, up returned with the condition of %s, before %s", c.LastHeartbeatTime, began)
+		}
+	}
+
 	two.Refused(t, "'coracle leave", "down", "--purge")
 	out := two.Must(t, "leave")
 	if !strings.Contains(out, "node one-2 is deleted from the cluster") {
@@ -288,7 +302,7 @@ func TestTwoNodes(t *testing.T) {
 	}
 	two.Must(t, append([]string{"join", i.Server, "--token-file", file, "--ca-hash", i.CAHash}, two.flags()...)...)
 	two.Must(t, "status")
-	again, err := kube.CoreV1().Nodes().Get(ctx, "one-2", metav1.GetOptions{})
+	again, err = kube.CoreV1().Nodes().Get(ctx, "one-2", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
