@@ -102,7 +102,9 @@ var (
 
 // The bounds. Variables are shortened by tests.
 const (
-	maxAsked     = 32 // nodes that one pull asks
+	maxAsked     = 32 // nodes that each pull asks
+	maxFound     = 32 // nodes that it asks because others have named them
+	askRounds    = 3  // of a question: to those, to the nodes that they name, and to those that these name
 	maxUploads   = 8  // blobs and layers that are sent at the same time
 	minShare     = 2  // of maxUploads, for each node, however many nodes ask
 	maxDownloads = 8  // that are fetched from other nodes at the same time

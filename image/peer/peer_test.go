@@ -623,7 +623,7 @@ func TestSlowNodeRests(t *testing.T) {
 	if len(nodes) != 1 {
 		t.Fatalf("%d nodes are asked", len(nodes))
 	}
-	p.noteAnswer(nodes[0], q, answer{[]State{Whole}}, time.Hour, nil)
+	p.noteAnswer(nodes[0], q, answer{States: []State{Whole}}, time.Hour, nil)
 	if _, nodes := p.question(0); len(nodes) != 0 {
 		t.Errorf("%d nodes are asked again", len(nodes))
 	}

@@ -18,7 +18,7 @@ type Pull struct {
 	s          *Swarm
 	repository string
 	self       string
-	asked      []*node
+	asked      []*node       // others are added when an answer tells of them; guarded by s.mu
 	asking     chan struct{} // holds one element while nodes are asked
 
 	wants     map[digest.Digest]*want // what they point to is guarded by s.mu, as the next
@@ -70,8 +70,8 @@ func (s *Swarm) Pull(repository string, blobs []digest.Digest) *Pull {
 			rivals: map[string]time.Time{}, passed: map[string]bool{},
 		}
 	}
-	// All nodes that pull an image ask the same nodes, except themselves. So nodes that pull it at
-	// the same time learn of each other, however many nodes there are.
+	// All nodes that pull an image ask the same nodes, except themselves. Those tell each of the
+	// others, however many nodes there are.
 	p.asked = slices.Clone(s.nodes)
 	slices.SortFunc(p.asked, func(a, b *node) int { return cmp.Compare(weight(repository, b.Name), weight(repository, a.Name)) })
 	p.asked = p.asked[:min(len(p.asked), maxAsked)]
@@ -271,24 +271,47 @@ func (p *Pull) refresh(ctx context.Context, age time.Duration) error {
 	if len(nodes) == 0 {
 		return ctx.Err()
 	}
+	for range askRounds {
+		p.askAll(ctx, q, nodes)
+		if nodes = p.found(); len(nodes) == 0 {
+			break
+		}
+	}
+	// From here on, or the calls that wait for p.asking would ask again, one after the other.
+	p.s.mu.Lock()
+	p.refreshed = time.Now()
+	p.s.mu.Unlock()
+	return ctx.Err()
+}
+
+// askAll asks nodes at the same time. Each round has the whole askLimit: a node that is asked after
+// a slow one must not be left alone for that.
+func (p *Pull) askAll(ctx context.Context, q question, nodes []*node) {
 	limited, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	var all sync.WaitGroup
 	for _, n := range nodes {
 		all.Go(func() {
 			began := time.Now()
-			a, err := n.ask(limited, q)
+			a, err := p.s.ask(n, limited, q)
 			if ctx.Err() == nil {
 				p.noteAnswer(n, q, a, time.Since(began), err)
 			}
 		})
 	}
 	all.Wait()
-	// From here on, or the calls that wait for p.asking would ask again, one after the other.
+}
+
+// found returns nodes that were named in answers and have not been asked yet.
+func (p *Pull) found() (nodes []*node) {
 	p.s.mu.Lock()
-	p.refreshed = time.Now()
-	p.s.mu.Unlock()
-	return ctx.Err()
+	defer p.s.mu.Unlock()
+	for _, n := range p.asked {
+		if p.rest[n].IsZero() && time.Now().After(n.avoid) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
 }
 
 // question is what to ask whom now; no one if they were asked a moment ago.
@@ -340,6 +363,12 @@ func (p *Pull) noteAnswer(n *node, q question, a answer, took time.Duration, err
 		return
 	}
 	p.rest[n] = time.Now().Add(min(restFactor*took, longestRest))
+	for _, name := range a.Others[:min(len(a.Others), maxOthers)] {
+		other := p.s.byName[name]
+		if other != nil && len(p.asked) < maxAsked+maxFound && !slices.Contains(p.asked, other) {
+			p.asked = append(p.asked, other)
+		}
+	}
 	for i, b := range q.Blobs {
 		p.wants[b].answers[n] = a.States[i]
 	}

@@ -37,6 +37,8 @@ type question struct {
 // answer has a state for each blob of the question, in order.
 type answer struct {
 	States []State `json:"states"`
+	// Others are nodes that have asked for some of the blobs.
+	Others []string `json:"others,omitempty"`
 }
 
 // parseQuestion reads what another node has sent.

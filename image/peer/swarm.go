@@ -1,7 +1,9 @@
 package peer
 
 import (
+	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -22,12 +24,16 @@ type Swarm struct {
 	nodes    []*node
 	byName   map[string]*node // the same
 	pulls    map[*Pull]bool
+	sighted  sightings
+
+	// ask is (*node).ask, but in simulations.
+	ask func(*node, context.Context, question) (answer, error)
 }
 
 // New returns a Swarm that knows no other node yet.
 func New(stock Stock, log *slog.Logger) *Swarm {
 	return &Swarm{
-		stock: stock, log: log, pulls: map[*Pull]bool{},
+		stock: stock, log: log, pulls: map[*Pull]bool{}, ask: (*node).ask,
 		downloads: make(chan struct{}, maxDownloads), uploads: newUploads(),
 	}
 }
@@ -128,6 +134,9 @@ func (s *Swarm) answerTo(name string, q question, now time.Time) answer {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.nodes) > maxAsked { // with fewer, each asks all
+		a.Others = s.sightLocked(name, q, now)
+	}
 	for p := range s.pulls {
 		if p.repository != q.Repository {
 			continue
@@ -147,4 +156,16 @@ func (s *Swarm) answerTo(name string, q question, now time.Time) answer {
 		}
 	}
 	return a
+}
+
+// sightLocked notes what a node asks for, and returns other nodes that have asked for the same.
+func (s *Swarm) sightLocked(name string, q question, now time.Time) (others []string) {
+	for _, b := range q.Blobs {
+		for _, other := range s.sighted.note(q.Repository, b.String(), name, now) {
+			if len(others) < maxOthers && !slices.Contains(others, other) {
+				others = append(others, other)
+			}
+		}
+	}
+	return others
 }
