@@ -38,8 +38,9 @@ type adder struct {
 }
 
 // add brings an offered image into the store under some names. When it returns, the
-// image survives a reset of the machine; after an error nothing of it is left.
-func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Descriptor, o offer) (Image, error) {
+// image survives a reset of the machine; after an error nothing of it is left. from is the archive
+// that pins it, if any.
+func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Descriptor, o offer, from preloaded) (Image, error) {
 	data, err := o.Document(ctx, top)
 	if err != nil {
 		return Image{}, asInvalid(err)
@@ -52,7 +53,7 @@ func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Des
 	if err := a.garbage.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
-	img, err := a.take(ctx, names, c, o)
+	img, err := a.take(ctx, names, c, o, from)
 	return img, errors.Join(err, a.garbage.settle(ctx, pins, err != nil))
 }
 
@@ -65,7 +66,7 @@ func asInvalid(err error) error {
 }
 
 // take stores everything that the image consists of and names it.
-func (a *adder) take(ctx context.Context, names []reference.Name, c *content, o offer) (img Image, err error) {
+func (a *adder) take(ctx context.Context, names []reference.Name, c *content, o offer, from preloaded) (img Image, err error) {
 	if err := a.blobs.putDocuments(c); err != nil {
 		return Image{}, err
 	}
@@ -95,7 +96,7 @@ func (a *adder) take(ctx context.Context, names []reference.Name, c *content, o 
 	}
 	entries := make([]named, len(names))
 	for i, n := range names {
-		entries[i] = named{name: n, pulled: at(time.Now()), content: c}
+		entries[i] = named{name: n, pulled: at(time.Now()), archive: from, content: c}
 	}
 	if img, err = a.commit(entries...); err != nil {
 		return Image{}, err

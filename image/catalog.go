@@ -17,8 +17,9 @@ import (
 
 // named is one entry of index.json with what it leads to.
 type named struct {
-	name   reference.Name
-	pulled *moment
+	name    reference.Name
+	pulled  *moment
+	archive preloaded
 	*content
 }
 
@@ -53,7 +54,7 @@ type catalog struct {
 
 // known is an image with its entries.
 type known struct {
-	Image   // but for Pulled
+	Image   // but for Pulled, and archives that pin it
 	entries []named
 }
 
@@ -65,6 +66,7 @@ func (k *known) view() Image {
 			img.Pulled = t
 		}
 	}
+	img.Pinned = img.Pinned || k.isPreloaded()
 	return img
 }
 
@@ -202,6 +204,9 @@ func (c *catalog) with(images ...named) (*catalog, change) {
 		for i := indexOf(entries, e.name); i >= 0; i = indexOf(entries, e.name) {
 			old := entries[i]
 			entries, ch.gone = slices.Delete(entries, i, i+1), append(ch.gone, old)
+			if old.top.Digest == e.top.Digest && e.archive == (preloaded{}) {
+				e.archive = old.archive
+			}
 			if old.top.Digest != e.top.Digest {
 				old.name.Tag, old.name.Digest = "", old.top.Digest
 				old.pulled = at(old.pulled.time())

@@ -80,7 +80,7 @@ type Image struct {
 	Config ocispec.ImageConfig
 	// Pulled is when it was last pulled.
 	Pulled time.Time
-	// Pinned says that no collection removes it (Config.Pinned).
+	// Pinned says that no collection removes it (Config.Pinned, Store.Preload).
 	Pinned bool
 }
 

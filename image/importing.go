@@ -69,7 +69,7 @@ func (a *adder) compose(ctx context.Context, n reference.Name, b base, write fun
 	if err != nil {
 		return Image{}, err
 	}
-	img, err := a.add(ctx, []reference.Name{n}, top, m)
+	img, err := a.add(ctx, []reference.Name{n}, top, m, preloaded{})
 	return img, because(ctx, err)
 }
 

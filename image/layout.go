@@ -137,9 +137,10 @@ func (l layout) keepIndex() (aside string, err error) {
 
 // indexEntry is a line of index.json.
 type indexEntry struct {
-	name   reference.Name
-	top    ocispec.Descriptor
-	pulled time.Time
+	name    reference.Name
+	top     ocispec.Descriptor
+	pulled  time.Time
+	archive preloaded
 }
 
 func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
@@ -154,8 +155,9 @@ func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
 	if err != nil {
 		return indexEntry{}, fmt.Errorf("entry %s: %w", m.Digest, err)
 	}
+	archive := preloadedOf(m)
 	m.Annotations = nil
-	return indexEntry{name: n, top: m, pulled: pulled}, nil
+	return indexEntry{name: n, top: m, pulled: pulled, archive: archive}, nil
 }
 
 // saveIndex replaces index.json, durably: this is the moment when images exist. Each entry is a
@@ -188,6 +190,7 @@ func (e named) line() ([]byte, error) {
 		ocispec.AnnotationRefName: e.name.String(),
 		annotationPulled:          t.UTC().Format(time.RFC3339Nano),
 	}
+	e.archive.annotate(m.Annotations)
 	line, err := json.Marshal(m)
 	if err == nil {
 		e.pulled.line, e.pulled.of = line, t

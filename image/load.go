@@ -47,7 +47,21 @@ func (l *Loaded) endNotes() {
 // into the store. fallback is the name of an image that the archive gives none; a
 // bare tag there is put behind it. Kinds: ErrInvalidImage, ErrPlatform (nothing is for this
 // machine), ErrInvalidReference.
-func (s *Store) Load(ctx context.Context, r io.Reader, fallback string) (l Loaded, err error) {
+func (s *Store) Load(ctx context.Context, r io.Reader, fallback string) (Loaded, error) {
+	return s.load(ctx, r, fallback, preloaded{})
+}
+
+// Preload is Load for images that no collection removes, as long as a file is unchanged: the
+// archive, by its absolute path.
+func (s *Store) Preload(ctx context.Context, r io.Reader, archive string) (Loaded, error) {
+	from, err := preloadedFrom(archive)
+	if err != nil {
+		return Loaded{}, fmt.Errorf("load images: %w", err)
+	}
+	return s.load(ctx, r, "", from)
+}
+
+func (s *Store) load(ctx context.Context, r io.Reader, fallback string, from preloaded) (l Loaded, err error) {
 	if err := s.calls.begin(); err != nil {
 		return l, err
 	}
@@ -72,7 +86,7 @@ func (s *Store) Load(ctx context.Context, r io.Reader, fallback string) (l Loade
 		return l, fmt.Errorf("load images: %w", err)
 	}
 	for i, a := range ours {
-		img, err := s.adder.add(ctx, names[i], a.Top, c)
+		img, err := s.adder.add(ctx, names[i], a.Top, c, from)
 		if err != nil {
 			return l, fmt.Errorf("load image %s: %w", names[i][0], because(ctx, err))
 		}

@@ -373,3 +373,60 @@ func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
+
+// What is loaded from an archive for machines without a registry stays while the archive is as it
+// was.
+func TestPreloadedImagesArePinned(t *testing.T) {
+	r := newFake(t)
+	r.image("a:1", []testLayer{gzipLayer(tarOf("a", "1"))}, nil)
+	s := openStore(t, nil)
+	_, err := s.Pull(t.Context(), r.ref("a:1"), PullOptions{})
+	must(t, err)
+	var saved bytes.Buffer
+	must(t, s.Save(t.Context(), &saved, []string{r.ref("a:1")}, SaveOptions{}))
+	file := filepath.Join(t.TempDir(), "a.tar")
+	must(t, os.WriteFile(file, saved.Bytes(), 0o644))
+
+	full := 99
+	to := openStore(t, func(c *Config) {
+		c.HighWater, c.LowWater = 85, 80
+		c.used = func() int { return full }
+		c.now = func() time.Time { return time.Now().Add(justPulled) }
+	})
+	preload := func() {
+		t.Helper()
+		_, err := to.Preload(t.Context(), bytes.NewReader(saved.Bytes()), file)
+		must(t, err)
+	}
+	pinned := func(when string, want bool) {
+		t.Helper()
+		img, err := to.Get(r.ref("a:1"))
+		if err != nil || img.Pinned != want {
+			t.Errorf("%s: pinned %v, %v", when, img.Pinned, err)
+		}
+	}
+	preload()
+	pinned("preloaded", true)
+	to.reopen(t)
+	pinned("after a restart", true)
+	_, err = to.Load(t.Context(), bytes.NewReader(saved.Bytes()), "")
+	must(t, err)
+	pinned("loaded once more by hand", true)
+	must(t, to.reclaimer.reclaim(t.Context()))
+	pinned("after a collection", true)
+	must(t, os.Chtimes(file, time.Time{}, time.Unix(1, 0)))
+	pinned("with another archive", false)
+	preload()
+	pinned("preloaded from that", true)
+	must(t, os.Remove(file))
+	pinned("without the archive", false)
+	must(t, to.reclaimer.reclaim(t.Context()))
+	if _, err := to.Get(r.ref("a:1")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("after a collection without the archive: %v", err)
+	}
+	for _, wrong := range []string{"a.tar", file} {
+		if _, err := to.Preload(t.Context(), bytes.NewReader(saved.Bytes()), wrong); err == nil {
+			t.Errorf("archive %s, which is relative or does not exist, was taken", wrong)
+		}
+	}
+}

@@ -48,10 +48,16 @@ func (s *service) Load(in imagesv1.Images_LoadServer) error {
 	if err != nil {
 		return err
 	}
-	loaded, err := s.deps.Images.Load(in.Context(), &pieces{left: first.GetData(), next: func() ([]byte, error) {
+	r := &pieces{left: first.GetData(), next: func() ([]byte, error) {
 		m, err := in.Recv()
 		return m.GetData(), err
-	}}, first.GetName())
+	}}
+	var loaded image.Loaded
+	if archive := first.GetArchive(); archive != "" {
+		loaded, err = s.deps.Images.Preload(in.Context(), r, archive)
+	} else {
+		loaded, err = s.deps.Images.Load(in.Context(), r, first.GetName())
+	}
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,8 @@ type Archive struct {
 	// Images are the ids of the images in it. Empty if it could not be loaded: Error says why.
 	Images []string `json:"images,omitempty"`
 	Error  string   `json:"error,omitempty"`
+	// Pinned says that no collection removes the images while the file is as it is.
+	Pinned bool `json:"pinned,omitempty"`
 }
 
 // Preload loads the archives of dir into the coracled at socket, except those that are in last,
@@ -59,7 +61,7 @@ func Preload(ctx context.Context, socket, dir string, last map[string]Archive, o
 			a, err := archiveAt(path)
 			was, known := last[name]
 			lacks := func(id string) bool { return !have[id] }
-			if err == nil && known && was.Error == "" && was.Size == a.Size && was.Changed.Equal(a.Changed) &&
+			if err == nil && known && was.Error == "" && was.Pinned && was.Size == a.Size && was.Changed.Equal(a.Changed) &&
 				!slices.ContainsFunc(was.Images, lacks) {
 				next[name] = was
 				continue
@@ -69,6 +71,7 @@ func Preload(ctx context.Context, socket, dir string, last map[string]Archive, o
 			}
 			if err == nil {
 				a.Images, err = loadArchive(ctx, c, path, out)
+				a.Pinned = err == nil
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -185,6 +188,10 @@ const longestLoad = 30 * time.Minute
 
 // loadArchive loads an archive, and returns the ids of its images.
 func loadArchive(ctx context.Context, c imagesv1.ImagesClient, path string, out io.Writer) (ids []string, err error) {
+	absolute, err := filepath.Abs(archiveFile(path))
+	if err != nil {
+		return nil, err
+	}
 	ctx, stop := context.WithTimeout(ctx, longestLoad)
 	defer stop()
 	err = openArchive(path, func(r io.Reader, size int64) error {
@@ -192,7 +199,13 @@ func loadArchive(ctx context.Context, c imagesv1.ImagesClient, path string, out 
 		if err != nil {
 			return err
 		}
-		send := func(_ bool, data []byte) error { return s.Send(&imagesv1.LoadRequest{Data: data}) }
+		send := func(first bool, data []byte) error {
+			m := &imagesv1.LoadRequest{Data: data}
+			if first {
+				m.Archive = absolute
+			}
+			return s.Send(m)
+		}
 		p := bar.New(out, "load "+path)
 		p.Total(size)
 		defer p.Abort()

@@ -1422,8 +1422,11 @@ func (x *Chunk) GetNotes() []string {
 type LoadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First message: the name of an image that the archive has no name for.
-	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// First message: the absolute path of the archive, or of the index.json of a directory. No
+	// collection removes its images while that file is there and its time of change is the same.
+	Archive       string `protobuf:"bytes,3,opt,name=archive,proto3" json:"archive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1470,6 +1473,13 @@ func (x *LoadRequest) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *LoadRequest) GetArchive() string {
+	if x != nil {
+		return x.Archive
+	}
+	return ""
 }
 
 type LoadResponse struct {
@@ -2388,10 +2398,11 @@ const file_image_api_v1_images_proto_rawDesc = "" +
 	"\x05Chunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\x03R\x05total\x12\x14\n" +
-	"\x05notes\x18\x03 \x03(\tR\x05notes\"5\n" +
+	"\x05notes\x18\x03 \x03(\tR\x05notes\"O\n" +
 	"\vLoadRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"V\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x18\n" +
+	"\aarchive\x18\x03 \x01(\tR\aarchive\"V\n" +
 	"\fLoadResponse\x120\n" +
 	"\x06images\x18\x01 \x03(\v2\x18.coracle.images.v1.ImageR\x06images\x12\x14\n" +
 	"\x05notes\x18\x02 \x03(\tR\x05notes\"]\n" +
