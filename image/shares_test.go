@@ -53,7 +53,8 @@ func peers(t testing.TB, stores ...*testStore) {
 	}
 	nodes := make([]peer.Settings, len(stores))
 	for i := range stores {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		// No other test listens at this address: until the node does, no one takes the port.
+		l, err := net.Listen("tcp", "127.0.0.2:0")
 		must(t, err)
 		name := fmt.Sprintf("node-%d", i)
 		pair := write(name, &x509.Certificate{

@@ -86,7 +86,8 @@ func subject(node string) pkix.Name {
 
 // settings are those of a node at an address of loopback that is free now.
 func (a *authority) settings(t testing.TB, name string) Settings {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	// No other test listens at this address: until the node does, no one takes the port.
+	l, err := net.Listen("tcp", "127.0.0.3:0")
 	must(t, err)
 	defer l.Close()
 	return Settings{
