@@ -83,7 +83,7 @@ func New(options Options) (*Server, error) {
 	}
 	s.caches.log = options.Log
 	s.ended, s.end = context.WithCancel(context.Background())
-	s.transport = inproc.Transport(http.HandlerFunc(s.serveInside))
+	s.transport = inproc.Transport(http.HandlerFunc(s.serveInside), s.options.Log)
 	kube, err := kubernetes.NewForConfig(protobuf(s.loopback()))
 	if err != nil {
 		return nil, err

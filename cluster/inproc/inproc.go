@@ -36,10 +36,16 @@ const (
 // errGone is what a handler's writes return when no one reads them any more.
 var errGone = errors.New("inproc: the client has gone")
 
-// Transport returns a RoundTripper that has handler answer each request.
-func Transport(handler http.Handler) http.RoundTripper { return transport{handler} }
+// Transport returns a RoundTripper that has handler answer each request. log gets panics
+// of it; it must not be nil.
+func Transport(handler http.Handler, log *slog.Logger) http.RoundTripper {
+	return transport{handler, log}
+}
 
-type transport struct{ handler http.Handler }
+type transport struct {
+	handler http.Handler
+	log     *slog.Logger
+}
 
 // RoundTrip implements http.RoundTripper.
 func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -63,7 +69,7 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if server.Host == "" {
 		server.Host = req.URL.Host
 	}
-	go x.serve(t.handler, server)
+	go x.serve(t.handler, server, t.log)
 
 	select {
 	case <-x.started:
@@ -112,14 +118,14 @@ type exchange struct {
 	err     error // why it ended; io.EOF if the handler returned
 }
 
-func (x *exchange) serve(handler http.Handler, req *http.Request) {
+func (x *exchange) serve(handler http.Handler, req *http.Request, log *slog.Logger) {
 	err := io.EOF
 	defer func() {
 		if r := recover(); r != nil {
 			err = io.ErrUnexpectedEOF
 			if r != http.ErrAbortHandler { //nolint:errorlint // the sentinel itself is what handlers panic with
 				err = fmt.Errorf("inproc: handler of %s %s panicked: %v", req.Method, req.URL.Path, r)
-				slog.Error("handler panicked", "method", req.Method, "path", req.URL.Path, "panic", r, "stack", string(debug.Stack()))
+				log.Error("handler panicked", "method", req.Method, "path", req.URL.Path, "panic", r, "stack", string(debug.Stack()))
 			}
 		}
 		x.finish(err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,7 +16,9 @@ import (
 // try runs test with a client of handler in a bubble, which fails when a goroutine is left.
 func try(t *testing.T, handler http.HandlerFunc, test func(t *testing.T, client *http.Client)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { test(t, &http.Client{Transport: Transport(handler)}) })
+	synctest.Test(t, func(t *testing.T) {
+		test(t, &http.Client{Transport: Transport(handler, slog.New(slog.DiscardHandler))})
+	})
 }
 
 func get(t *testing.T, ctx context.Context, client *http.Client) (*http.Response, error) {
@@ -226,7 +229,8 @@ func TestPanics(t *testing.T) {
 
 func BenchmarkRoundTrip(b *testing.B) {
 	answer := bytes.Repeat([]byte("x"), 1<<10)
-	client := &http.Client{Transport: Transport(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(answer) }))}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(answer) })
+	client := &http.Client{Transport: Transport(handler, slog.New(slog.DiscardHandler))}
 	b.ReportAllocs()
 	for b.Loop() {
 		resp, err := client.Get("http://inside/")

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -67,7 +68,7 @@ func (p *peer) extended(change func(*config.Extender)) scheduler.Options {
 	if change != nil {
 		change(&c)
 	}
-	return scheduler.Options{Extenders: []*extender.Extender{extender.NewOver(c, inproc.Transport(p))}}
+	return scheduler.Options{Extenders: []*extender.Extender{extender.NewOver(c, inproc.Transport(p, slog.New(slog.DiscardHandler)))}}
 }
 
 // answers has the peer answer a question of type Q by f.
