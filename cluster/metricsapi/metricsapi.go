@@ -2,7 +2,7 @@
 // so that `kubectl top` and the autoscaler work with nothing installed.
 //
 //	scrape, err := metricsapi.Kubelets(nodes, kubeletClientConfig)
-//	metricsapi.Install(server, metricsapi.NewSampler(scrape, nodes, pods))
+//	metricsapi.Install(server, metricsapi.NewSampler(scrape, nodes, pods, log))
 //
 // Nothing is stored, and nothing is done while no one asks. CPU usage is a rate, so it needs two
 // readings: Sampler takes them when it is asked, and answers all who ask within the next quarter of

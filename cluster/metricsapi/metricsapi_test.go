@@ -5,6 +5,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -63,7 +64,7 @@ func newCluster(t *testing.T, objects ...metav1.Object) *cluster {
 		}
 	}
 	c := &cluster{start: time.Now().Add(-time.Hour)}
-	c.Sampler = NewSampler(c.read, listersv1.NewNodeLister(nodes), listersv1.NewPodLister(pods))
+	c.Sampler = NewSampler(c.read, listersv1.NewNodeLister(nodes), listersv1.NewPodLister(pods), slog.New(slog.DiscardHandler))
 	return c
 }
 

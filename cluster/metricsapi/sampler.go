@@ -56,6 +56,7 @@ type Sampler struct {
 	scrape Scrape
 	nodes  listersv1.NodeLister
 	pods   listersv1.PodLister
+	log    *slog.Logger
 
 	// turn holds one token: who takes it guards the fields below.
 	turn   chan struct{}
@@ -65,9 +66,9 @@ type Sampler struct {
 }
 
 // NewSampler returns a source that reads the nodes that the lister has by scrape. The listers also
-// tell the labels that the figures are given.
-func NewSampler(scrape Scrape, nodes listersv1.NodeLister, pods listersv1.PodLister) *Sampler {
-	return &Sampler{scrape: scrape, nodes: nodes, pods: pods, turn: make(chan struct{}, 1)}
+// tell the labels that the figures are given. log must not be nil.
+func NewSampler(scrape Scrape, nodes listersv1.NodeLister, pods listersv1.PodLister, log *slog.Logger) *Sampler {
+	return &Sampler{scrape: scrape, nodes: nodes, pods: pods, log: log, turn: make(chan struct{}, 1)}
 }
 
 // readings returns two readings of each node that told them, the older one first.
@@ -136,7 +137,7 @@ func (s *Sampler) readAll(ctx context.Context) (map[string]*Reading, error) {
 		if len(readings) == 0 {
 			return nil, err
 		}
-		slog.Warn("figures of some nodes are missing", "err", err)
+		s.log.Warn("figures of some nodes are missing", "err", err)
 	}
 	return readings, nil
 }

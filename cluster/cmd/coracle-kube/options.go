@@ -202,7 +202,7 @@ func (o *apiOptions) server(bundle *pki.Bundle) (*apiserver.Server, error) {
 		if err != nil {
 			return err
 		}
-		return metricsapi.Install(g, metricsapi.NewSampler(kubelets, core.Nodes().Lister(), core.Pods().Lister()))
+		return metricsapi.Install(g, metricsapi.NewSampler(kubelets, core.Nodes().Lister(), core.Pods().Lister(), settings.Log))
 	})
 	server, err := apiserver.New(settings)
 	return server, err
