@@ -115,7 +115,7 @@ func (noMetrics) PodMetrics(context.Context) ([]metrics.PodMetrics, error)   { r
 
 // testOptions are for a server in dir on any free port.
 func testOptions(dir string) (Options, error) {
-	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1", "localhost"})
+	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1", "localhost"}, nil)
 	return Options{Root: dir, State: filepath.Join(dir, "run"), PKI: credentials, Log: slog.Default()}, err
 }
 

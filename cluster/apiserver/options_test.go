@@ -141,7 +141,7 @@ func TestHosts(t *testing.T) {
 			t.Errorf("%s is missing in %v", want, hosts)
 		}
 	}
-	if _, err := pki.Ensure(t.TempDir(), "https://10.1.2.3:6443", hosts); err != nil {
+	if _, err := pki.Ensure(t.TempDir(), "https://10.1.2.3:6443", hosts, nil); err != nil {
 		t.Error(err)
 	}
 }

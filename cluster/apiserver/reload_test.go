@@ -17,7 +17,7 @@ func TestReloadKubeletClient(t *testing.T) {
 	dir := t.TempDir()
 	ensure := func() (*pki.Bundle, tls.Certificate) {
 		t.Helper()
-		bundle, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"})
+		bundle, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -63,7 +63,7 @@ func (u *upstream) start(ctx context.Context) (err error) {
 		return err
 	}
 	hosts := []string{u.ip, "127.0.0.1", "10.96.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"}
-	if u.pki, err = pki.Ensure(filepath.Join(u.dir, "pki"), u.url(), hosts); err != nil {
+	if u.pki, err = pki.Ensure(filepath.Join(u.dir, "pki"), u.url(), hosts, nil); err != nil {
 		return err
 	}
 	k := u.pki

@@ -86,7 +86,7 @@ func (s *side) startOurs(ctx context.Context, port string) error {
 
 func (s *side) startUpstream(ctx context.Context, ports []string) error {
 	k, err := pki.Ensure(filepath.Join(s.dir, "pki"), "https://127.0.0.1:"+ports[0],
-		[]string{"127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"})
+		[]string{"127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"}, nil)
 	if err != nil {
 		return err
 	}

@@ -52,25 +52,25 @@ type subject struct {
 
 // ensureAuthority returns the authority in the file at path, renewed, replaced or made if need be.
 // The file at certPath gets the certificates to trust, its own first.
-func ensureAuthority(name, path, certPath string, now time.Time, r Rotation) (authority, error) {
-	a, err := ensureAuthorityPair(name, path, now, r)
+func ensureAuthority(name, path, certPath string, now time.Time, r Rotation, log *slog.Logger) (authority, error) {
+	a, err := ensureAuthorityPair(name, path, now, r, log)
 	if err != nil {
 		return authority{}, err
 	}
 	return a, Replace(certPath, a.trusted(), 0o644)
 }
 
-func ensureAuthorityPair(name, path string, now time.Time, r Rotation) (authority, error) {
+func ensureAuthorityPair(name, path string, now time.Time, r Rotation, log *slog.Logger) (authority, error) {
 	// Of two processes that find none, the second has to take over what the first makes.
 	unlock, err := lock(filepath.Dir(path))
 	if err != nil {
 		return authority{}, err
 	}
 	defer unlock()
-	return ensureAuthorityLocked(name, path, now, r)
+	return ensureAuthorityLocked(name, path, now, r, log)
 }
 
-func ensureAuthorityLocked(name, path string, now time.Time, r Rotation) (authority, error) {
+func ensureAuthorityLocked(name, path string, now time.Time, r Rotation, log *slog.Logger) (authority, error) {
 	data, err := read(path)
 	if err != nil {
 		return authority{}, err
@@ -83,17 +83,17 @@ func ensureAuthorityLocked(name, path string, now time.Time, r Rotation) (author
 		return a, nil
 	}
 	if data != nil && a.key == nil {
-		slog.Warn("a certificate authority of the cluster was damaged and is made again; credentials handed out before are void", "file", path)
+		log.Warn("a certificate authority of the cluster was damaged and is made again; credentials handed out before are void", "file", path)
 	}
 	switch {
 	case old:
 		if a, err = a.successor(name, now); err != nil {
 			return authority{}, err
 		}
-		slog.Info("a certificate authority of the cluster is replaced; the former one is trusted, too", "file", path)
+		log.Info("a certificate authority of the cluster is replaced; the former one is trusted, too", "file", path)
 		return a, a.write(path)
 	case over:
-		slog.Info("a former certificate authority of the cluster is not trusted any more", "file", path)
+		log.Info("a former certificate authority of the cluster is not trusted any more", "file", path)
 		a.former = nil
 		if current(a.cert, now) {
 			return a, a.write(path)

@@ -18,7 +18,7 @@ func (b *Bundle) EtcdFiles() EtcdFiles {
 // hosts.
 func (b *Bundle) EtcdPeer(hosts []string) (EtcdFiles, error) {
 	f := b.EtcdFiles()
-	issuer, err := ensureAuthority("coracle-etcd-ca", filepath.Join(b.Dir, etcdAuthority), f.CACert, b.made, Rotation{})
+	issuer, err := ensureAuthority("coracle-etcd-ca", filepath.Join(b.Dir, etcdAuthority), f.CACert, b.made, Rotation{}, b.log)
 	if err != nil {
 		return f, err
 	}

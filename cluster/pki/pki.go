@@ -27,10 +27,12 @@
 package pki
 
 import (
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -73,6 +75,7 @@ type Bundle struct {
 	issuer authority
 	// made is the time in new certificates, and again that before which good ones are made again.
 	made, again time.Time
+	log         *slog.Logger
 }
 
 const authorityFile = "ca.pem"
@@ -88,7 +91,8 @@ type NodeFiles struct {
 
 // Ensure makes the credentials in dir good and returns their names. server is the URL that
 // kubeconfigs point to, hosts are the names and addresses under which the API server is called.
-func Ensure(dir, server string, hosts []string) (*Bundle, error) {
+// log gets what is replaced; it may be nil.
+func Ensure(dir, server string, hosts []string, log *slog.Logger) (*Bundle, error) {
 	if len(hosts) == 0 {
 		return nil, errors.New("pki: no host name or address to make a serving certificate for")
 	}
@@ -98,6 +102,7 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 	}
 	in := func(name string) string { return filepath.Join(dir, name) }
 	b := &Bundle{
+		log: cmp.Or(log, slog.New(slog.DiscardHandler)),
 		Dir: dir, CACert: in("ca.crt"), CA: in(authorityFile), Serving: in("apiserver.pem"), KubeletClient: in("kubelet-client.pem"),
 		ServiceAccountKey: in("service-account.pem"), AdminKubeconfig: in("admin.kubeconfig"), server: server,
 		FrontProxyClient: in("front-proxy-client.pem"), FrontProxyCACert: in("front-proxy-ca.crt"),
@@ -108,10 +113,10 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 		return nil, err
 	}
 	b.made, b.again = rotation.latest(now), rotation.Certificates
-	if b.issuer, err = ensureAuthority("coracle-ca", b.CA, b.CACert, b.made, rotation); err != nil {
+	if b.issuer, err = ensureAuthority("coracle-ca", b.CA, b.CACert, b.made, rotation, b.log); err != nil {
 		return nil, err
 	}
-	front, err := ensureAuthority("coracle-front-proxy-ca", in("front-proxy-ca.pem"), b.FrontProxyCACert, b.made, rotation)
+	front, err := ensureAuthority("coracle-front-proxy-ca", in("front-proxy-ca.pem"), b.FrontProxyCACert, b.made, rotation, b.log)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +134,7 @@ func Ensure(dir, server string, hosts []string) (*Bundle, error) {
 			return nil, err
 		}
 	}
-	if b.Next, err = ensureKey(b.ServiceAccountKey, b.made, rotation.ServiceAccountKey); err != nil {
+	if b.Next, err = ensureKey(b.ServiceAccountKey, b.made, rotation.ServiceAccountKey, b.log); err != nil {
 		return nil, err
 	}
 	return b, b.Kubeconfig(b.AdminKubeconfig, "kubernetes-admin", "system:masters")

@@ -3,6 +3,7 @@ package pki
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,7 +22,7 @@ var testHosts = []string{"127.0.0.1", "localhost", "kubernetes.default.svc"}
 
 func ensure(t *testing.T, dir string) *Bundle {
 	t.Helper()
-	b, err := Ensure(dir, testServer, testHosts)
+	b, err := Ensure(dir, testServer, testHosts, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +133,8 @@ func TestEnsureRenews(t *testing.T) {
 
 func TestEnsureAfterTheClockWasSetBack(t *testing.T) {
 	dir := t.TempDir()
-	a, err := ensureAuthorityPair("coracle-ca", filepath.Join(dir, "ca.pem"), time.Now().Add(48*time.Hour), Rotation{})
+	log := slog.New(slog.DiscardHandler)
+	a, err := ensureAuthorityPair("coracle-ca", filepath.Join(dir, "ca.pem"), time.Now().Add(48*time.Hour), Rotation{}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +150,7 @@ func TestEnsureAfterTheClockWasSetBack(t *testing.T) {
 func TestEnsureWithOtherHostsOrAddress(t *testing.T) {
 	dir := t.TempDir()
 	before := contents(t, ensure(t, dir))
-	b, err := Ensure(dir, "https://10.1.2.3:7443", append(testHosts, "10.1.2.3"))
+	b, err := Ensure(dir, "https://10.1.2.3:7443", append(testHosts, "10.1.2.3"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,10 +237,10 @@ func TestBadInput(t *testing.T) {
 	if _, err := b.Node("../evil", nil); err == nil || !strings.Contains(err.Error(), "no node name") {
 		t.Errorf("node name with a path: %v", err)
 	}
-	if _, err := Ensure(t.TempDir(), testServer, nil); err == nil {
+	if _, err := Ensure(t.TempDir(), testServer, nil, nil); err == nil {
 		t.Error("no hosts were accepted")
 	}
-	if _, err := Ensure(t.TempDir(), "127.0.0.1:6443", testHosts); err == nil || !strings.Contains(err.Error(), "looks like https://") {
+	if _, err := Ensure(t.TempDir(), "127.0.0.1:6443", testHosts, nil); err == nil || !strings.Contains(err.Error(), "looks like https://") {
 		t.Errorf("address without scheme: %v", err)
 	}
 	// A directory in a file's place is unreadable for root too.
@@ -246,7 +248,7 @@ func TestBadInput(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "ca.pem"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Ensure(dir, testServer, testHosts); err == nil || !strings.Contains(err.Error(), "must be readable") {
+	if _, err := Ensure(dir, testServer, testHosts, nil); err == nil || !strings.Contains(err.Error(), "must be readable") {
 		t.Errorf("unreadable authority: %v", err)
 	}
 }
@@ -296,7 +298,7 @@ func TestOneAuthorityForAllThatAskAtOnce(t *testing.T) {
 		found := make([]string, 8)
 		for i := range found {
 			asked.Go(func() {
-				files, err := Shared(dir)
+				files, err := Shared(dir, nil)
 				if err != nil {
 					t.Error(err)
 				}

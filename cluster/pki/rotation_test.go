@@ -87,7 +87,7 @@ func TestRotateAuthority(t *testing.T) {
 		if got := changed(during, contents(t, ensure(t, dir))); got != "" {
 			t.Errorf("replaced %q before the rotation is finished", got)
 		}
-		if _, err := Shared(dir); err == nil || !strings.Contains(err.Error(), "is being replaced") {
+		if _, err := Shared(dir, nil); err == nil || !strings.Contains(err.Error(), "is being replaced") {
 			t.Errorf("another control-plane node gets both: %v", err)
 		}
 		rotate(t, dir, What{DropFormer: true})
@@ -205,7 +205,7 @@ func TestEtcdAuthorityIsReplaced(t *testing.T) {
 		ensure(t, dir)
 		etcd := func() string {
 			t.Helper()
-			files, err := Shared(dir)
+			files, err := Shared(dir, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -294,7 +294,7 @@ func TestRotationThatCannotBeRead(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "rotation.json"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Ensure(dir, testServer, testHosts); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Ensure(dir, testServer, testHosts, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", content, err)
 		}
 	}

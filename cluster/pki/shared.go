@@ -2,9 +2,11 @@ package pki
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,8 +20,8 @@ import (
 var shared = []string{authorityFile, "front-proxy-ca.pem", "service-account.pem", etcdAuthority}
 
 // Shared returns what another control-plane node of the cluster with its credentials in dir has to
-// have, by file name.
-func Shared(dir string) (map[string][]byte, error) {
+// have, by file name. log may be nil.
+func Shared(dir string, log *slog.Logger) (map[string][]byte, error) {
 	s, err := ReadSuccession(dir)
 	if err != nil {
 		return nil, err
@@ -28,7 +30,7 @@ func Shared(dir string) (map[string][]byte, error) {
 		return nil, errors.New("the cluster's authority is being replaced: 'coracle certificate rotate --authority --finish' ends that, " +
 			"and then control-plane nodes can join")
 	}
-	if err := ensureEtcdAuthority(dir); err != nil {
+	if err := ensureEtcdAuthority(dir, cmp.Or(log, slog.New(slog.DiscardHandler))); err != nil {
 		return nil, err
 	}
 	all := map[string][]byte{}
@@ -45,7 +47,7 @@ func Shared(dir string) (map[string][]byte, error) {
 // ensureEtcdAuthority makes the authority of etcd's members if there is none, or only one that is
 // older than the last rotation of the authorities. That is for clusters with one member, which has
 // no use for it, so nothing has to trust the former one.
-func ensureEtcdAuthority(dir string) error {
+func ensureEtcdAuthority(dir string, log *slog.Logger) error {
 	unlock, err := lock(dir)
 	if err != nil {
 		return err
@@ -66,7 +68,7 @@ func ensureEtcdAuthority(dir string) error {
 			return err
 		}
 	}
-	_, err = ensureAuthorityLocked("coracle-etcd-ca", path, r.latest(now), Rotation{})
+	_, err = ensureAuthorityLocked("coracle-etcd-ca", path, r.latest(now), Rotation{}, log)
 	return err
 }
 

@@ -35,14 +35,14 @@ type formerKey struct {
 // ensureKey makes sure that the file at path holds a private key that was not made before again,
 // and after it the keys that it replaced, for as long as tokens may be valid. It returns when the
 // next of these ends, the zero time if there is none.
-func ensureKey(path string, now, again time.Time) (ends time.Time, err error) {
+func ensureKey(path string, now, again time.Time, log *slog.Logger) (ends time.Time, err error) {
 	data, err := read(path)
 	if err != nil {
 		return ends, err
 	}
 	k := decodeTokenKeys(data)
 	if data != nil && k.key == nil {
-		slog.Warn("the key that signs service account tokens was damaged and is made again; tokens handed out before are void", "file", path)
+		log.Warn("the key that signs service account tokens was damaged and is made again; tokens handed out before are void", "file", path)
 	}
 	k.former = slices.DeleteFunc(k.former, func(f formerKey) bool { return !now.Before(f.until) })
 	if k.key == nil || k.made.Before(again) {
@@ -52,7 +52,7 @@ func ensureKey(path string, now, again time.Time) (ends time.Time, err error) {
 				return ends, err
 			}
 			k.former = append([]formerKey{{der, now.Add(tokenLife).Truncate(time.Second)}}, k.former...)
-			slog.Info("the key of service account tokens is replaced; the former one verifies", "until", k.former[0].until)
+			log.Info("the key of service account tokens is replaced; the former one verifies", "until", k.former[0].until)
 		}
 		if k.key, err = newKey(); err != nil {
 			return ends, err

@@ -123,7 +123,7 @@ func apiServer(t *testing.T, b *pki.Bundle, status int) (port int) {
 // another one of the old cluster could go on alone next to it. So it could at its next start, if
 // the order was older than the other's.
 func TestForceNextToALoneMember(t *testing.T) {
-	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:6443", []string{"127.0.0.1", "kubernetes.default.svc"})
+	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:6443", []string{"127.0.0.1", "kubernetes.default.svc"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,7 @@ func (m *testMember) has(ctx context.Context, t *testing.T, key string) {
 
 func testBundle(t *testing.T) *pki.Bundle {
 	t.Helper()
-	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:6443", []string{"127.0.0.1"})
+	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:6443", []string{"127.0.0.1"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

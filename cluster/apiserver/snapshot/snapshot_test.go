@@ -125,7 +125,7 @@ func cluster(t *testing.T, what string) string {
 
 func ensure(t *testing.T, root string) {
 	t.Helper()
-	if _, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:6443", []string{"127.0.0.1"}); err != nil {
+	if _, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:6443", []string{"127.0.0.1"}, nil); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -22,7 +22,7 @@ func TestNodesThatLag(t *testing.T) {
 	dir := t.TempDir()
 	ensure := func() *pki.Bundle {
 		t.Helper()
-		b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"})
+		b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

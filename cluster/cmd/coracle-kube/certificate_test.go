@@ -29,7 +29,7 @@ func TestRotateCertificates(t *testing.T) {
 		t.Errorf("without a cluster: %v", err)
 	}
 	dir := filepath.Join(root, "pki")
-	ensure := func() (*pki.Bundle, error) { return pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}) }
+	ensure := func() (*pki.Bundle, error) { return pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil) }
 	bundle, err := ensure()
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestRotateCertificates(t *testing.T) {
 // was not renewed.
 func TestCredentialsForPeersThatAreGone(t *testing.T) {
 	root := t.TempDir()
-	bundle, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	bundle, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func TestTokensInSecretsAreSignedWithTheNewestKey(t *testing.T) {
 	dir := t.TempDir()
 	ensure := func() *pki.Bundle {
 		t.Helper()
-		b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"})
+		b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/url"
 	"path"
@@ -60,6 +61,7 @@ func controlPlaneJoinCommand() *cobra.Command {
 				return err
 			}
 			g.Token, g.CertificateKey, _ = strings.Cut(strings.TrimSpace(string(secrets)), " ")
+			m.Log = slog.Default()
 			if m.URL, err = memberURL(bind, port); err != nil {
 				return err
 			}

@@ -97,7 +97,7 @@ func TestForceIsTakenBack(t *testing.T) {
 	if _, err := try(t, "controlplane", "force", "--root", root); err == nil || !strings.Contains(err.Error(), "cannot be asked") {
 		t.Errorf("without credentials: %v", err)
 	}
-	bundle, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:6443", []string{"127.0.0.1"})
+	bundle, err := pki.Ensure(filepath.Join(root, "pki"), "https://127.0.0.1:6443", []string{"127.0.0.1"}, nil)
 	if err == nil {
 		_, err = bundle.EtcdPeer([]string{"127.0.0.1"})
 	}

@@ -126,7 +126,7 @@ func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error)
 	if err != nil {
 		return nil, err
 	}
-	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts)
+	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts, slog.Default())
 	if err == nil {
 		err = o.peerCredentials(bundle)
 	}

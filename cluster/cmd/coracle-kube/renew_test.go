@@ -64,7 +64,7 @@ func TestRenewalsThatAreDue(t *testing.T) {
 		r := renewer{part: board.Add("certificates"), reload: func() error { reloads++; return nil }}
 		r.ensure = func() (*pki.Bundle, error) {
 			looks = append(looks, time.Since(began))
-			b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"})
+			b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 			if err == nil && len(looks) == 1 {
 				b.Next = began.Add(time.Hour)
 			}

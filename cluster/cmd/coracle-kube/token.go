@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -80,7 +81,7 @@ func tokenCommand() *cobra.Command {
 			if err != nil || keys == "" {
 				return i, err
 			}
-			if i.CertificateKey, err = controlplane.Upload(ctx, kube, i.Info, keys, json.RawMessage(settings)); err != nil {
+			if i.CertificateKey, err = controlplane.Upload(ctx, kube, i.Info, keys, json.RawMessage(settings), slog.Default()); err != nil {
 				return nil, errors.Join(err, token.Delete(ctx, kube, i.ID))
 			}
 			return i, nil

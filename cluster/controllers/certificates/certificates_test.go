@@ -222,7 +222,7 @@ func TestSigning(t *testing.T) {
 func TestSigningWithACrossCertificate(t *testing.T) {
 	dir := t.TempDir()
 	ensure := func() *pki.Bundle {
-		return must(pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}))
+		return must(pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil))
 	}
 	block, _ := pem.Decode(must(os.ReadFile(ensure().CACert)))
 	before := must(x509.ParseCertificate(block.Bytes))

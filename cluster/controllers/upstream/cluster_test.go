@@ -109,7 +109,7 @@ func whole(t *testing.T) *cluster {
 
 // start runs a cluster on the data in dir.
 func start(dir string, control bool) (*cluster, error) {
-	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	credentials, err := pki.Ensure(filepath.Join(dir, "pki"), "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func startUpstream(ctx context.Context, t *testing.T) (*machine, discovery.Given
 	t.Helper()
 	dir := t.TempDir()
 	server := "https://" + hostIP + ":6443"
-	k, err := pki.Ensure(filepath.Join(dir, "pki"), server, []string{hostIP, "kubernetes.default.svc", "10.96.0.1"})
+	k, err := pki.Ensure(filepath.Join(dir, "pki"), server, []string{hostIP, "kubernetes.default.svc", "10.96.0.1"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -146,7 +146,7 @@ func TestDelegatedAuth(t *testing.T) {
 func TestAnotherClientAuthority(t *testing.T) {
 	ensure := func() *pki.Bundle {
 		t.Helper()
-		b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"})
+		b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +215,7 @@ func TestNewNeedsSomeoneToAsk(t *testing.T) {
 
 // Regression: it waited for what follows the authority of clients, which ends with the context.
 func TestRunReturnsItsError(t *testing.T) {
-	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	b, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

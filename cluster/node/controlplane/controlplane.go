@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -78,12 +79,14 @@ func Invited(ctx context.Context, kube kubernetes.Interface) (bool, error) {
 }
 
 // Upload encrypts the keys in the directory of credentials for the machine that has a token, and
-// returns the certificate key, hexadecimal.
-func Upload(ctx context.Context, kube kubernetes.Interface, t token.Info, dir string, settings json.RawMessage) (string, error) {
+// returns the certificate key, hexadecimal. log may be nil.
+func Upload(ctx context.Context, kube kubernetes.Interface, t token.Info, dir string, settings json.RawMessage,
+	log *slog.Logger,
+) (string, error) {
 	if t.Expires.IsZero() || time.Until(t.Expires) > Life {
 		return "", fmt.Errorf("a token for control-plane nodes is valid for %s at most", Life)
 	}
-	files, err := pki.Shared(dir)
+	files, err := pki.Shared(dir, log)
 	if err != nil {
 		return "", err
 	}
@@ -139,6 +142,8 @@ type Machine struct {
 	// Root is the directory of its cluster process.
 	Root string
 	apiserver.Joiner
+	// Log gets which keys were damaged; nil discards it.
+	Log *slog.Logger
 }
 
 // Settings returns what Upload was given. It changes nothing.
@@ -196,7 +201,7 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 	if err := pki.Adopt(keys, b.Files, ca); err != nil {
 		return nil, err
 	}
-	credentials, err := pki.Ensure(keys, g.Server, []string{"localhost"}) // the server's names come with its first start
+	credentials, err := pki.Ensure(keys, g.Server, []string{"localhost"}, m.Log) // the server's names come with its first start
 	if err != nil {
 		return nil, err
 	}

@@ -112,7 +112,7 @@ func (f *first) invite(ctx context.Context, t *testing.T) Given {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := Upload(ctx, f.kube, info, f.keys, json.RawMessage(`{"a":"b"}`))
+	key, err := Upload(ctx, f.kube, info, f.keys, json.RawMessage(`{"a":"b"}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestJoin(t *testing.T) {
 	key := filepath.Join(f.keys, "service-account.pem")
 	handedOut := must(os.ReadFile(key))(t)
 	elsewhere := filepath.Join(t.TempDir(), "pki")
-	must(pki.Ensure(elsewhere, "https://127.0.0.1:1", []string{"127.0.0.1"}))(t)
+	must(pki.Ensure(elsewhere, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil))(t)
 	replaced := must(os.ReadFile(filepath.Join(elsewhere, "service-account.pem")))(t)
 	if err := os.WriteFile(key, replaced, 0o600); err != nil {
 		t.Fatal(err)
@@ -305,7 +305,7 @@ func TestKeysExpire(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, info := range []token.Info{endless, {ID: endless.ID, Expires: time.Now().Add(Life + time.Minute)}} {
-		if _, err := Upload(ctx, f.kube, info, f.keys, nil); err == nil || !strings.Contains(err.Error(), "valid for 2h0m0s at most") {
+		if _, err := Upload(ctx, f.kube, info, f.keys, nil, nil); err == nil || !strings.Contains(err.Error(), "valid for 2h0m0s at most") {
 			t.Errorf("keys for a token that ends at %v: %v", info.Expires, err)
 		}
 	}

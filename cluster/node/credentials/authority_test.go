@@ -35,7 +35,7 @@ func published(t *testing.T, dir string, what pki.What) (*pki.Bundle, pki.Succes
 			t.Fatal(err)
 		}
 	}
-	b := must(pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}))(t)
+	b := must(pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil))(t)
 	return b, must(pki.ReadSuccession(dir))(t)
 }
 

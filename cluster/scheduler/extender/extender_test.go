@@ -29,7 +29,7 @@ func TestHTTPS(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	theirs := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	other, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"})
+	other, err := pki.Ensure(t.TempDir(), "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
