@@ -75,7 +75,7 @@ control plane to go on with the pods that it has.`,
 
 // load reads the agent's credentials.
 func (a *agent) load() (err error) {
-	if a.member, err = credentials.Read(credentialsDir(a.root)); err != nil {
+	if a.member, err = credentials.Read(credentialsDir(a.root), slog.Default()); err != nil {
 		return err
 	}
 	a.name = a.member.Name

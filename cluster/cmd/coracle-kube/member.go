@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"time"
@@ -115,7 +116,7 @@ type member struct {
 }
 
 func newMember(root string) (member, error) {
-	n, err := credentials.Read(credentialsDir(root))
+	n, err := credentials.Read(credentialsDir(root), slog.Default())
 	if err != nil {
 		return member{}, err
 	}

@@ -127,7 +127,7 @@ func (f *Follower) sync(ctx context.Context) error {
 // issuedBy says whether the node has both certificates of an authority.
 func (n Node) issuedBy(newest *x509.Certificate) bool {
 	for _, file := range []string{n.clientFile(), n.servingFile()} {
-		if c, err := pair(file).Current(); err != nil || c.Leaf.CheckSignatureFrom(newest) != nil {
+		if c, err := n.pair(file).Current(); err != nil || c.Leaf.CheckSignatureFrom(newest) != nil {
 			return false
 		}
 	}

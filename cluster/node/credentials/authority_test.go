@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"os"
 	"sync"
@@ -87,7 +88,7 @@ func TestFollow(t *testing.T) {
 		dir := t.TempDir()
 		b, s := published(t, dir, pki.What{})
 		files := must(b.Node("two", []string{"192.0.2.2"}))(t)
-		node := Node{Name: "two", dir: t.TempDir()}
+		node := Node{Name: "two", log: slog.New(slog.DiscardHandler), dir: t.TempDir()}
 		for from, to := range map[string]string{files.Client: node.clientFile(), files.Serving: node.servingFile(), b.CACert: node.CAFile()} {
 			if err := os.WriteFile(to, must(os.ReadFile(from))(t), 0o600); err != nil {
 				t.Fatal(err)

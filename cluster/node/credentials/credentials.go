@@ -15,6 +15,7 @@
 package credentials
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -26,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -71,13 +73,14 @@ type Node struct {
 	dir string
 	// used are the transports of what Config and Through return, nil if nothing reloads them.
 	used *transports
+	log  *slog.Logger
 }
 
 // ErrNone is the error of Read for a machine that has not joined.
 var ErrNone = errors.New("this machine has joined no cluster")
 
-// Read returns what dir has.
-func Read(dir string) (Node, error) {
+// Read returns what dir has. log may be nil.
+func Read(dir string, log *slog.Logger) (Node, error) {
 	path := filepath.Join(dir, "cluster.json")
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +89,7 @@ func Read(dir string) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	n := Node{dir: dir, used: &transports{}}
+	n := Node{dir: dir, used: &transports{}, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
 	if err := json.Unmarshal(data, &n); err != nil {
 		return Node{}, fmt.Errorf("%s cannot be read: %w", path, err)
 	}
@@ -119,7 +122,7 @@ func (n Node) Servers() (*servers.Servers, error) {
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM(ca)
 		return &tls.Config{RootCAs: pool, ServerName: servers.Name, MinVersion: tls.VersionTLS12}, nil
-	})
+	}, n.log)
 }
 
 func (n Node) serversFile() string { return filepath.Join(n.dir, "servers.json") }
@@ -178,7 +181,7 @@ func (n Node) Check(now time.Time) error {
 func Join(ctx context.Context, dir string, g discovery.Given, name string,
 	look func(context.Context, kubernetes.Interface) error,
 ) (Node, error) {
-	if n, err := Read(dir); !errors.Is(err, ErrNone) {
+	if n, err := Read(dir, nil); !errors.Is(err, ErrNone) {
 		if err == nil {
 			err = fmt.Errorf("this machine is node %s of the cluster at %s already", n.Name, n.Server)
 		}
@@ -198,7 +201,7 @@ func Join(ctx context.Context, dir string, g discovery.Given, name string,
 	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700)); err != nil {
 		return Node{}, err
 	}
-	n := Node{Version: fileVersion, Server: g.Server, Name: name, dir: dir}
+	n := Node{Version: fileVersion, Server: g.Server, Name: name, dir: dir, log: slog.New(slog.DiscardHandler)}
 	data, err := json.MarshalIndent(n, "", "  ")
 	if err != nil {
 		return Node{}, err

@@ -108,7 +108,7 @@ func TestJoin(t *testing.T) {
 	looked := false
 	node, err := Join(ctx, dir, given, "two", func(ctx context.Context, kube kubernetes.Interface) error {
 		looked = true
-		if _, err := Read(dir); !errors.Is(err, ErrNone) {
+		if _, err := Read(dir, nil); !errors.Is(err, ErrNone) {
 			t.Errorf("the machine counts as joined before anyone has looked: %v", err)
 		}
 		_, published, err := clusterinfo.ReadSettings(ctx, kube)
@@ -157,8 +157,8 @@ func TestJoin(t *testing.T) {
 		}
 	}
 
-	again, err := Read(dir)
-	again.used = node.used
+	again, err := Read(dir, nil)
+	again.used, again.log = node.used, node.log
 	if err != nil || again != node {
 		t.Errorf("%+v, %v", again, err)
 	}
@@ -225,7 +225,7 @@ func TestReadRefuses(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "cluster.json"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Read(dir); err == nil || !strings.Contains(fmt.Sprint(err), "cluster.json") {
+		if _, err := Read(dir, nil); err == nil || !strings.Contains(fmt.Sprint(err), "cluster.json") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -40,7 +40,7 @@ type Keeper struct {
 // for others would not be approved.
 func (n Node) Keep(kube kubernetes.Interface, addresses func() []corev1.NodeAddress) (*Keeper, error) {
 	k := &Keeper{node: n, kube: kube, addresses: addresses}
-	return k, k.manageLocked(pair(n.clientFile()), pair(n.servingFile()))
+	return k, k.manageLocked(n.pair(n.clientFile()), n.pair(n.servingFile()))
 }
 
 // manageLocked makes the managers. They renew what the stores have.
@@ -73,8 +73,8 @@ func (k *Keeper) replace(issuer *x509.Certificate, written func()) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	client, serving := k.client, k.serving
-	if err := k.manageLocked(issued{pair(k.node.clientFile()), issuer, written},
-		issued{pair(k.node.servingFile()), issuer, written}); err != nil {
+	if err := k.manageLocked(issued{k.node.pair(k.node.clientFile()), issuer, written},
+		issued{k.node.pair(k.node.servingFile()), issuer, written}); err != nil {
 		return err
 	}
 	if c := serving.Current(); c != nil {
@@ -133,23 +133,28 @@ func servingTemplate(name string, addresses []corev1.NodeAddress) *x509.Certific
 }
 
 // pair is a file with a certificate and its key, as the store of a certificate.Manager.
-type pair string
+type pair struct {
+	file string
+	log  *slog.Logger
+}
+
+func (n Node) pair(file string) pair { return pair{file, n.log} }
 
 // Current implements certificate.Store.
 func (p pair) Current() (*tls.Certificate, error) {
-	c, err := tls.LoadX509KeyPair(string(p), string(p))
+	c, err := tls.LoadX509KeyPair(p.file, p.file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		none := certificate.NoCertKeyError("no certificate in " + string(p))
+		none := certificate.NoCertKeyError("no certificate in " + p.file)
 		return nil, &none
 	case err != nil && !errors.Is(err, fs.ErrPermission): // another is asked for
-		slog.Warn("a certificate of this node is damaged", "file", string(p), "err", err)
+		p.log.Warn("a certificate of this node is damaged", "file", p.file, "err", err)
 		none := certificate.NoCertKeyError(err.Error())
 		return nil, &none
 	case err != nil:
 		return nil, err
 	}
-	return &c, os.Chmod(string(p), 0o600)
+	return &c, os.Chmod(p.file, 0o600)
 }
 
 // Update implements certificate.Store.
@@ -159,7 +164,7 @@ func (p pair) Update(cert, key []byte) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &c, pki.Replace(string(p), data, 0o600)
+	return &c, pki.Replace(p.file, data, 0o600)
 }
 
 // issued is a pair that counts only if an authority has signed it.
@@ -173,7 +178,7 @@ type issued struct {
 func (i issued) Current() (*tls.Certificate, error) {
 	c, err := i.pair.Current()
 	if err == nil && c.Leaf.CheckSignatureFrom(i.by) != nil {
-		none := certificate.NoCertKeyError("another authority has signed " + string(i.pair))
+		none := certificate.NoCertKeyError("another authority has signed " + i.file)
 		return nil, &none
 	}
 	return c, err

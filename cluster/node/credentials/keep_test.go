@@ -9,6 +9,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -39,10 +40,11 @@ func TestCertificatesAreRenewed(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		kube := fake.NewClientset()
 		signAll(t, kube)
-		node := Node{Name: "two", dir: t.TempDir()}
+		node := Node{Name: "two", log: slog.New(slog.DiscardHandler), dir: t.TempDir()}
 		key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 		template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:two", Organization: []string{"system:nodes"}}}
-		if _, err := pair(node.clientFile()).Update(sign(t, template, key.Public()), must(keyutil.MarshalPrivateKeyToPEM(key))(t)); err != nil {
+		client := node.pair(node.clientFile())
+		if _, err := client.Update(sign(t, template, key.Public()), must(keyutil.MarshalPrivateKeyToPEM(key))(t)); err != nil {
 			t.Fatal(err)
 		}
 		keeper := must(node.Keep(kube, func() []corev1.NodeAddress {
@@ -74,7 +76,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 // A damaged serving certificate is asked for again, and keeps no agent from its work.
 func TestADamagedServingCertificate(t *testing.T) {
 	dir := t.TempDir()
-	node := Node{Name: "two", dir: dir}
+	node := Node{Name: "two", log: slog.New(slog.DiscardHandler), dir: dir}
 	for _, name := range []string{"client.pem", "serving.pem"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("damaged"), 0o600); err != nil {
 			t.Fatal(err)

@@ -47,7 +47,7 @@ func TestReload(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "cluster.json"), must(json.Marshal(node))(t), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	node = must(Read(dir))(t)
+	node = must(Read(dir, nil))(t)
 	all := must(node.Servers())(t)
 
 	// Those of an agent: for the settings, informers, all else, and one that copies the last.

@@ -7,6 +7,7 @@
 package servers
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -57,6 +58,7 @@ type Servers struct {
 	given string
 	// verify returns how to verify a server; the authority may change.
 	verify func() (*tls.Config, error)
+	log    *slog.Logger
 
 	mu sync.Mutex
 	// all are addresses with ports, the one to try first at the front.
@@ -64,19 +66,19 @@ type Servers struct {
 }
 
 // Open returns the servers in a file, and given, the one that the node was told of. What
-// verify returns is used when there are several.
-func Open(file, given string, verify func() (*tls.Config, error)) (*Servers, error) {
-	s := &Servers{file: file, given: given, verify: verify}
+// verify returns is used when there are several. log may be nil.
+func Open(file, given string, verify func() (*tls.Config, error), log *slog.Logger) (*Servers, error) {
+	s := &Servers{file: file, given: given, verify: verify, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
 	data, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return nil, err
 	case len(data) > longestFile:
-		slog.Warn("the file with the cluster's API servers is too long", "file", file)
+		s.log.Warn("the file with the cluster's API servers is too long", "file", file)
 	default:
 		if err := json.Unmarshal(data, &s.all); err != nil { // the given one is left
-			slog.Warn("the file with the cluster's API servers cannot be read", "file", file, "err", err)
+			s.log.Warn("the file with the cluster's API servers cannot be read", "file", file, "err", err)
 			s.all = nil
 		}
 	}
@@ -120,7 +122,7 @@ func (s *Servers) saveLocked() {
 		err = pki.Replace(s.file, append(data, '\n'), 0o600)
 	}
 	if err != nil {
-		slog.Warn("the cluster's API servers are not kept", "err", err)
+		s.log.Warn("the cluster's API servers are not kept", "err", err)
 	}
 }
 
@@ -132,7 +134,7 @@ func (s *Servers) prefer(address string) {
 	if i <= 0 {
 		return
 	}
-	slog.Info("another API server is used", "server", address, "instead of", s.all[0])
+	s.log.Info("another API server is used", "server", address, "instead of", s.all[0])
 	s.all = append([]string{address}, slices.Delete(slices.Clone(s.all), i, i+1)...)
 }
 

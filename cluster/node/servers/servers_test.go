@@ -34,7 +34,7 @@ func verify(s *httptest.Server) func() (*tls.Config, error) {
 
 func open(t *testing.T, file, given string, s *httptest.Server) *Servers {
 	t.Helper()
-	all, err := Open(file, given, verify(s))
+	all, err := Open(file, given, verify(s), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestDialVerifies(t *testing.T) {
 	_, first := server(t, http.StatusOK)
 	s, err := Open(filepath.Join(t.TempDir(), "servers.json"), first, func() (*tls.Config, error) {
 		return &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "example.com"}, nil
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
