@@ -94,7 +94,7 @@ func (h *heldAddress) keepTrying(ctx context.Context, said error) (release func(
 func (h *heldAddress) hold(ctx context.Context) (release func(), err error) {
 	nothing := func() {}
 	addr := h.at.Addr()
-	drop, err := nodeaddr.Hold(ctx, []netip.Addr{addr}, h.server.options.Pods)
+	drop, err := nodeaddr.Hold(ctx, []netip.Addr{addr}, h.server.options.Pods, h.server.options.Log)
 	if err != nil {
 		return nothing, err
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -45,7 +46,7 @@ func serveOnePod(t *testing.T, client string) {
 	ip(t, "link set lo up", "link add cor0 group "+coracled+" type veth peer name eth0 netns "+client, "addr add 192.0.2.1/24 dev cor0",
 		"link set cor0 up")
 	addrs := []netip.Addr{heldAddr}
-	release, err := nodeaddr.Hold(t.Context(), addrs, nil)
+	release, err := nodeaddr.Hold(t.Context(), addrs, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

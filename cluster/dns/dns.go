@@ -146,7 +146,7 @@ func (s *Server) run(ctx context.Context) (err error) {
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	release, err := nodeaddr.Hold(ctx, s.opts.Addresses, s.opts.Pods)
+	release, err := nodeaddr.Hold(ctx, s.opts.Addresses, s.opts.Pods, s.opts.Log)
 	if err != nil {
 		return err
 	}

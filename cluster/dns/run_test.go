@@ -52,11 +52,12 @@ func alone(t *testing.T, f func()) {
 	<-done
 }
 
-// newServer is a server of a cluster with these objects, whose informers run until the test ends.
-func newServer(t *testing.T, kube *fake.Clientset) *Server {
+// newServer is a server of a cluster with these objects that logs to log. Its informers run until
+// the test ends.
+func newServer(t *testing.T, kube *fake.Clientset, log *testkit.Log) *Server {
 	t.Helper()
 	shared := informers.NewSharedInformerFactory(kube, 0)
-	s, err := New(&client.Set{Kube: kube, Informers: shared}, Options{Addresses: both, ResolvConf: t.TempDir() + "/none"})
+	s, err := New(&client.Set{Kube: kube, Informers: shared}, Options{Addresses: both, ResolvConf: t.TempDir() + "/none", Log: log.Logger()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,8 +122,8 @@ func answered(t *testing.T, want bool) {
 
 func TestRun(t *testing.T) {
 	kube := fake.NewClientset()
-	log := testkit.CaptureLog(t)
-	first, second := newServer(t, kube), newServer(t, kube)
+	log := &testkit.Log{}
+	first, second := newServer(t, kube, log), newServer(t, kube, log)
 	defer func(before time.Duration) { retry = before }(retry)
 	retry = 10 * time.Millisecond
 	alone(t, func() {
@@ -190,8 +191,8 @@ func echo(t *testing.T, at string) (stop func()) {
 // Other DNS servers of the node may listen at port 53 of all addresses, and processes at ours,
 // whether they come before or after.
 func TestOtherServersOfTheNode(t *testing.T) {
-	log := testkit.CaptureLog(t)
-	s := newServer(t, fake.NewClientset())
+	log := &testkit.Log{}
+	s := newServer(t, fake.NewClientset(), log)
 	echoes := func() {
 		conn, err := net.Dial("udp", "127.0.0.1:53")
 		if err != nil {
@@ -238,8 +239,8 @@ func TestUsersOwnDNS(t *testing.T) {
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Selector: map[string]string{"k8s-app": "kube-dns"}},
 	}
 	kube := fake.NewClientset(own)
-	log := testkit.CaptureLog(t)
-	s := newServer(t, kube)
+	log := &testkit.Log{}
+	s := newServer(t, kube, log)
 	services := kube.CoreV1().Services("kube-system")
 	alone(t, func() {
 		during(t, s, func(ended <-chan struct{}) {
@@ -292,8 +293,8 @@ func TestFailedCallsDoNotEndTheDNS(t *testing.T) {
 	defer func(before time.Duration) { retry = before }(retry)
 	retry = 10 * time.Millisecond
 	kube := fake.NewClientset()
-	log := testkit.CaptureLog(t)
-	s := newServer(t, kube)
+	log := &testkit.Log{}
+	s := newServer(t, kube, log)
 	services := kube.CoreV1().Services("kube-system")
 	var refuse, refused atomic.Bool
 	kube.PrependReactor("create", "services", func(ktesting.Action) (bool, kuberuntime.Object, error) {
@@ -341,8 +342,7 @@ func TestCLibraryFindsNames(t *testing.T) {
 			others = append(others, obj)
 		}
 	}
-	testkit.CaptureLog(t)
-	s := newServer(t, fake.NewClientset(others...))
+	s := newServer(t, fake.NewClientset(others...), &testkit.Log{})
 	alone(t, func() {
 		during(t, s, func(<-chan struct{}) {
 			answered(t, true)
@@ -367,7 +367,7 @@ func TestCLibraryFindsNames(t *testing.T) {
 }
 
 func TestServiceWithAnotherAddress(t *testing.T) {
-	s := newServer(t, fake.NewClientset())
+	s := newServer(t, fake.NewClientset(), &testkit.Log{})
 	moved := s.service()
 	moved.Spec.ClusterIP = "10.96.0.77"
 	s.kube = fake.NewClientset(moved)

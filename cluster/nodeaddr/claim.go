@@ -15,10 +15,10 @@ var ErrClaimed = errors.New("another process of this machine has it")
 // Claim gives this process a name that no other process of this network namespace gets until
 // release is called or the process ends, however it ends. The name is that of an empty nftables
 // table with an owner. Before Linux 5.12, and without nftables, every process gets it.
-func Claim(name string) (release func() error, err error) {
+func Claim(name string, log *slog.Logger) (release func() error, err error) {
 	t, err := openTable(name)
 	if err != nil {
-		return unclaimed(name, err)
+		return unclaimed(name, err, log)
 	}
 	if err = t.own(); err == nil {
 		return t.remove, nil
@@ -28,10 +28,10 @@ func Claim(name string) (release func() error, err error) {
 	if errors.Is(err, unix.EPERM) && missing == nil {
 		return nil, fmt.Errorf("claim %s: %w", name, ErrClaimed)
 	}
-	return unclaimed(name, errors.Join(err, closed))
+	return unclaimed(name, errors.Join(err, closed), log)
 }
 
-func unclaimed(name string, err error) (release func() error, _ error) {
-	slog.Debug("a name is not claimed", "name", name, "err", err)
+func unclaimed(name string, err error, log *slog.Logger) (release func() error, _ error) {
+	log.Debug("a name is not claimed", "name", name, "err", err)
 	return func() error { return nil }, nil
 }

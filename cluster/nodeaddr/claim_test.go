@@ -11,7 +11,7 @@ import (
 func TestClaim(t *testing.T) {
 	m := newMachine(t)
 	claim := func() (release func() error, err error) {
-		m.do(func() { release, err = Claim("coracle-cluster-6443") })
+		m.do(func() { release, err = Claim("coracle-cluster-6443", m.log.Logger()) })
 		return release, err
 	}
 	tables := func() (all string) {

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
@@ -32,13 +33,13 @@ var (
 // Hold gives the node the addresses, until release is called. One that another program removes
 // meanwhile is put back at once. Pods on coracled's links reach them, and those of pods, which may
 // be nil. ctx bounds this call only. All or none of the addresses are
-// held; ErrHeld and ErrTaken tell why not.
-func Hold(ctx context.Context, addrs []netip.Addr, pods *Pods) (release func() error, err error) {
+// held; ErrHeld and ErrTaken tell why not. log gets what is put back; it must not be nil.
+func Hold(ctx context.Context, addrs []netip.Addr, pods *Pods, log *slog.Logger) (release func() error, err error) {
 	if len(addrs) == 0 {
 		return nil, errors.New("hold addresses: none is given")
 	}
 	if pods == nil {
-		pods = NewPods()
+		pods = NewPods(log)
 	}
 	h := &holder{pods: pods}
 	defer func() {
@@ -55,7 +56,7 @@ func Hold(ctx context.Context, addrs []netip.Addr, pods *Pods) (release func() e
 	if h.guard, err = pods.guard(addrs, h.kernel.lo); err != nil {
 		return nil, err
 	}
-	if h.watch, err = newWatch(h.kernel, slices.Clone(addrs)); err != nil {
+	if h.watch, err = newWatch(h.kernel, slices.Clone(addrs), log); err != nil {
 		return nil, err
 	}
 	for _, addr := range addrs {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 var held = []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::a")}
@@ -26,6 +29,7 @@ type machine struct {
 	t    *testing.T
 	tid  int
 	work chan func()
+	log  testkit.Log
 }
 
 func newMachine(t *testing.T) *machine {
@@ -227,7 +231,7 @@ func hostsOf(n, host int) []netip.Addr {
 
 // hold calls Hold in the namespace, without pods but those of coracled.
 func (m *machine) hold(addrs ...netip.Addr) (release func() error, err error) {
-	m.do(func() { release, err = Hold(context.Background(), addrs, nil) })
+	m.do(func() { release, err = Hold(context.Background(), addrs, nil, m.log.Logger()) })
 	return release, err
 }
 
@@ -294,7 +298,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(holding) == "" {
 		os.Exit(m.Run())
 	}
-	if _, err := Hold(context.Background(), held, nil); err != nil {
+	if _, err := Hold(context.Background(), held, nil, slog.Default()); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}

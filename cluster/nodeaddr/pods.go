@@ -11,6 +11,7 @@ import (
 // links by the link, so the start of such a pod costs one lookup of a route here. It is told of the
 // others, which CNI plugins connect. Its methods may be called concurrently.
 type Pods struct {
+	log    *slog.Logger
 	ranges []netip.Prefix
 
 	mu     sync.Mutex
@@ -21,9 +22,9 @@ type Pods struct {
 }
 
 // NewPods returns Pods. All addresses of ranges are pods'; they are for a process that is not told
-// of each.
-func NewPods(ranges ...netip.Prefix) *Pods {
-	return &Pods{ranges: ranges, addrs: map[string][]netip.Addr{}, owners: map[netip.Addr]int{}, guards: map[*guard]bool{}}
+// of each. log gets failures of Set; it must not be nil.
+func NewPods(log *slog.Logger, ranges ...netip.Prefix) *Pods {
+	return &Pods{log: log, ranges: ranges, addrs: map[string][]netip.Addr{}, owners: map[netip.Addr]int{}, guards: map[*guard]bool{}}
 }
 
 // Set says which addresses a pod has, none when it is gone. A pod's containers are started after
@@ -56,7 +57,7 @@ func (p *Pods) Set(pod string, addrs []netip.Addr) {
 	}
 	for g := range p.guards {
 		if err := g.change(added, removed); err != nil {
-			slog.Error("a pod may not reach the API server or the cluster's DNS; a restart of the cluster process repairs it",
+			p.log.Error("a pod may not reach the API server or the cluster's DNS; a restart of the cluster process repairs it",
 				"pod", pod, "addresses", addrs, "err", err)
 		}
 	}

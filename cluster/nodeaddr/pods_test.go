@@ -76,12 +76,12 @@ func TestNeighboursDoNotReachHeldAddresses(t *testing.T) {
 		}
 	}
 
-	pods := NewPods(netip.MustParsePrefix("192.0.7.0/24"), netip.MustParsePrefix("2001:db8:7::/48"))
+	pods := NewPods(node.log.Logger(), netip.MustParsePrefix("192.0.7.0/24"), netip.MustParsePrefix("2001:db8:7::/48"))
 	set := func(pod string, addrs []netip.Addr) { node.do(func() { pods.Set(pod, addrs) }) }
 	set("bridged", hostsOf(5, 2)) // before: of a process that finds pods
 	var release func() error
 	var err error
-	node.do(func() { release, err = Hold(context.Background(), held, pods) }) // takes over what it finds on lo
+	node.do(func() { release, err = Hold(context.Background(), held, pods, node.log.Logger()) }) // takes over what it finds on lo
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,10 +113,10 @@ func TestPodsOnCoraclesLinksNeedNoRules(t *testing.T) {
 	for _, a := range hostsOf(3, 2) {
 		node.ip(fmt.Sprintf("route add %s/%d dev cor0 proto %d", a, a.BitLen(), podRoutes))
 	}
-	pods := NewPods()
+	pods := NewPods(node.log.Logger())
 	var known []string
 	node.do(func() {
-		release, err := Hold(context.Background(), held, pods)
+		release, err := Hold(context.Background(), held, pods, node.log.Logger())
 		if err != nil {
 			t.Error(err)
 			return

@@ -29,6 +29,7 @@ const (
 // watch puts addresses back. Its goroutine ends with close.
 type watch struct {
 	heard   *netlink.Conn
+	log     *slog.Logger
 	kernel  *kernel
 	addrs   []netip.Addr
 	told    map[netip.Addr]time.Time // when the log said that an address was removed
@@ -38,7 +39,7 @@ type watch struct {
 }
 
 // newWatch hears of changes from now on, so that none is missed before start.
-func newWatch(k *kernel, addrs []netip.Addr) (*watch, error) {
+func newWatch(k *kernel, addrs []netip.Addr, log *slog.Logger) (*watch, error) {
 	groups := uint32(1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1))
 	heard, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: groups})
 	if err != nil {
@@ -60,7 +61,7 @@ func newWatch(k *kernel, addrs []netip.Addr) (*watch, error) {
 		return nil, errors.Join(fmt.Errorf("watch lo: filter: %w", err), heard.Close())
 	}
 	return &watch{
-		heard: heard, kernel: k, addrs: addrs, told: map[netip.Addr]time.Time{}, failed: map[netip.Addr]string{},
+		heard: heard, log: log, kernel: k, addrs: addrs, told: map[netip.Addr]time.Time{}, failed: map[netip.Addr]string{},
 		stop: make(chan struct{}),
 	}, nil
 }
@@ -77,7 +78,7 @@ func (w *watch) run() {
 		default:
 		}
 		if err != nil && !errors.Is(err, unix.ENOBUFS) { // with which some messages were lost
-			slog.Error("addresses of the cluster on lo are not watched: if another program removes one, it is missing until the cluster process "+
+			w.log.Error("addresses of the cluster on lo are not watched: if another program removes one, it is missing until the cluster process "+
 				"is restarted",
 				"addresses", w.addrs, "err", err)
 			return
@@ -98,11 +99,11 @@ func (w *watch) repair() {
 		switch {
 		case err != nil && w.failed[addr] != err.Error():
 			w.failed[addr] = err.Error()
-			slog.Error("another program removed an address of the cluster from lo, and it cannot be put back", "address", addr, "err", err)
+			w.log.Error("another program removed an address of the cluster from lo, and it cannot be put back", "address", addr, "err", err)
 		case err != nil: // which the log says already
 		case missing && time.Since(w.told[addr]) > quiet:
 			w.told[addr] = time.Now()
-			slog.Warn("another program removed an address of the cluster from lo: it is back", "address", addr)
+			w.log.Warn("another program removed an address of the cluster from lo: it is back", "address", addr)
 		}
 		if err == nil {
 			delete(w.failed, addr)

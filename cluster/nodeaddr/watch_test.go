@@ -1,6 +1,7 @@
 package nodeaddr
 
 import (
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -9,8 +10,6 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 // back waits until lo has both held addresses and the kernel delivers what is sent to them, and
@@ -57,7 +56,6 @@ func (m *machine) local() bool {
 // Another program removes the addresses, one or all that lo has. They come back, the log says so
 // once, and pods reach them as before.
 func TestRemovedAddressesComeBack(t *testing.T) {
-	log := testkit.CaptureLog(t)
 	node := newMachine(t)
 	pod := node.link("pod", 2)
 	node.ip("link set pod group 1073741825")
@@ -67,7 +65,7 @@ func TestRemovedAddressesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	const said = "another program removed an address"
-	if n := log.Count(said); n != 0 {
+	if n := node.log.Count(said); n != 0 {
 		t.Errorf("the log tells of %d addresses, and none was removed", n)
 	}
 	for round := range 3 {
@@ -82,7 +80,7 @@ func TestRemovedAddressesComeBack(t *testing.T) {
 			}
 		}
 	}
-	if n := log.Count(said); n != len(held) {
+	if n := node.log.Count(said); n != len(held) {
 		t.Errorf("the log tells %d times of %d addresses", n, len(held))
 	}
 	if err := release(); err != nil {
@@ -95,7 +93,6 @@ func TestRemovedAddressesComeBack(t *testing.T) {
 
 // IPv6 that is switched off takes its addresses from lo, and takes none until it is on again.
 func TestAddressesComeBackWithIPv6(t *testing.T) {
-	log := testkit.CaptureLog(t)
 	node := newMachine(t)
 	release, err := node.hold(held...)
 	if err != nil {
@@ -109,12 +106,12 @@ func TestAddressesComeBackWithIPv6(t *testing.T) {
 		})
 	}
 	off("1")
-	for deadline := time.Now().Add(time.Minute); log.Count("cannot be put back") == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); node.log.Count("cannot be put back") == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the log does not tell that the address cannot be put back")
 		}
 	}
-	if log.Count("net.ipv6.conf.lo.disable_ipv6=0") != 1 || node.held() != 1 {
+	if node.log.Count("net.ipv6.conf.lo.disable_ipv6=0") != 1 || node.held() != 1 {
 		t.Errorf("%v are there", node.left())
 	}
 	off("0")
@@ -134,7 +131,7 @@ func TestOnlyChangesOfLoAreHeard(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if w, err = newWatch(k, nil); err != nil {
+		if w, err = newWatch(k, nil, slog.New(slog.DiscardHandler)); err != nil {
 			t.Error(err)
 		}
 	})

@@ -212,7 +212,7 @@ func (a *agent) tellCertificates(part *health.Part) func(context.Context) error 
 // node is what runs on this machine, as the cluster's settings say.
 func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 	n := a.nodeOptions
-	n.pods = nodeaddr.NewPods()
+	n.pods = nodeaddr.NewPods(slog.Default())
 	n.dns, n.domain = []string{noDNS}, "cluster.local"
 	if s.ClusterDomain != "" {
 		n.domain = s.ClusterDomain

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 
@@ -119,7 +120,7 @@ func dnsCommand() *cobra.Command {
 		if err = errors.Join(err, n.checkDNS()); err != nil {
 			return nil, err
 		}
-		n.pods = nodeaddr.NewPods(ranges...)
+		n.pods = nodeaddr.NewPods(slog.Default(), ranges...)
 		s, err := newDNS(set, services, n, o, func() *health.Part { return nil })
 		if err == nil && s == nil {
 			err = errors.New("--cluster-dns or --service-cidr must say where to answer")

@@ -50,7 +50,7 @@ it finds them again when it is started.`,
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			api.pods = nodeaddr.NewPods()
+			api.pods = nodeaddr.NewPods(slog.Default())
 			api.clusterDomain, n.pods = n.domain, api.pods
 			if check {
 				release, err := claimPort(api.port)
@@ -82,7 +82,7 @@ it finds them again when it is started.`,
 // claimPort keeps other clusters of this machine from using the port at another address: nftables
 // tables and the sink of announcements are named by it. "coracle down" looks for the claim.
 func claimPort(port int) (release func() error, err error) {
-	release, err = nodeaddr.Claim("coracle-cluster-" + strconv.Itoa(port))
+	release, err = nodeaddr.Claim("coracle-cluster-"+strconv.Itoa(port), slog.Default())
 	if errors.Is(err, nodeaddr.ErrClaimed) {
 		return nil, fmt.Errorf("another cluster of this machine has port %d, though it may be at another address: choose another --port", port)
 	}

@@ -12,19 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Log is what is logged.
+// Log is what its Logger was told.
 type Log struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-// CaptureLog collects what is logged until the test ends. Tests that do so must not be parallel.
-func CaptureLog(t testing.TB) *Log {
-	l, before := &Log{}, slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
-	return l
-}
+// Logger returns a logger that writes to l.
+func (l *Log) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // Write implements io.Writer.
 func (l *Log) Write(p []byte) (int, error) {

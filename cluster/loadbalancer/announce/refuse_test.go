@@ -14,7 +14,7 @@ import (
 // A refusal that cannot be made is tried again after a pause, however often the addresses are
 // looked at meanwhile, and the log says so once a minute.
 func TestRefusalIsTriedAgain(t *testing.T) {
-	log := testkit.CaptureLog(t)
+	log := &testkit.Log{}
 	synctest.Test(t, func(t *testing.T) {
 		tried := 0
 		before := openTable
@@ -23,7 +23,7 @@ func TestRefusalIsTriedAgain(t *testing.T) {
 			return nil, errors.New("no nftables")
 		}
 		defer func() { openTable = before }()
-		a := New(sink, "", slog.Default(), nil)
+		a := New(sink, "", log.Logger(), nil)
 		if next := a.refuse(t.Context()); next != again {
 			t.Errorf("it is tried again after %v, want %v", next, again)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
@@ -35,6 +35,7 @@ type segment struct {
 	mac string // of the node there
 	// reports are what announcers have said, as "address interface" or "address error".
 	reports chan string
+	log     testkit.Log
 }
 
 func newSegment(t *testing.T) *segment {
@@ -78,7 +79,7 @@ func (s *segment) announce(named string, addresses ...netip.Addr) (a *Announcer,
 // announceBy does so with a sink of that name.
 func (s *segment) announceBy(sink, named string, addresses ...netip.Addr) (a *Announcer, stop func()) {
 	s.t.Helper()
-	a = New(sink, named, slog.Default(), func(address netip.Addr, link string, err error) {
+	a = New(sink, named, s.log.Logger(), func(address netip.Addr, link string, err error) {
 		if err != nil {
 			link = err.Error()
 		}

@@ -12,7 +12,6 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
@@ -81,7 +80,6 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 			";ip route flush dev out;ip link set out down;ip link set out up;ip addr replace " + testnet.Node6 + "/64 dev out nodad"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			log := testkit.CaptureLog(t)
 			s := newSegment(t)
 			before := s.settings()
 			remove := func() {
@@ -107,7 +105,7 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 			t.Logf("back after %v", time.Since(began))
 			s.answers(true, both...)
 			said := func() int {
-				return log.Count("announcements of load balancers' addresses were lost") + log.Count("another program changed the nftables table")
+				return s.log.Count("announcements of load balancers' addresses were lost") + s.log.Count("another program changed the nftables table")
 			}
 			s.until("the log says so", func() bool { return said() > 0 || test.noted }) // after it is so
 			if n := said(); n > 1 {
@@ -125,7 +123,6 @@ func TestWhatOthersRemoveComesBack(t *testing.T) {
 // An uplink that is replaced by another, with another name and index, is used as soon as it has the
 // network.
 func TestAnotherUplink(t *testing.T) {
-	log := testkit.CaptureLog(t)
 	s := newSegment(t)
 	s.announce("", both...)
 	s.saidBoth()
@@ -141,7 +138,7 @@ func TestAnotherUplink(t *testing.T) {
 	if proxied := s.Run("ip neigh show proxy") + s.Run("ip -6 neigh show proxy"); strings.Contains(proxied, "dev out") {
 		t.Errorf("the node still answers on the interface that lost the network: %s", proxied)
 	}
-	if n := log.Count("were lost"); n > 1 {
+	if n := s.log.Count("were lost"); n > 1 {
 		t.Errorf("the log says %d times that announcements were lost", n)
 	}
 }
