@@ -62,7 +62,7 @@ func announce(ctx context.Context, dir string, o speaker.Options) error {
 	if err := giveUpRoot(); err != nil {
 		return fmt.Errorf("give up root's rights: %w", err)
 	}
-	defer time.AfterFunc(calm, slim).Stop()
+	defer time.AfterFunc(calm, func() { slim(o.Log) }).Stop()
 	return a.run(ctx)
 }
 
@@ -212,9 +212,9 @@ func (a *announcing) end(restart bool) error {
 }
 
 // slim returns to the kernel what the start has needed.
-func slim() {
+func slim(log *slog.Logger) {
 	debug.FreeOSMemory()
 	if err := programpages.Drop(); err != nil {
-		slog.Debug("more of the program than it uses stays in memory", "err", err)
+		log.Debug("more of the program than it uses stays in memory", "err", err)
 	}
 }
