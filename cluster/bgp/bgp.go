@@ -58,7 +58,7 @@ func New(set *client.Set, o Options) *Routes {
 	core := set.Informers.Core().V1()
 	nodes, services, endpoints := core.Nodes(), core.Services(), set.Informers.Discovery().V1().EndpointSlices()
 	r := &Routes{Options: o, nodes: nodes.Lister(), services: services.Informer().GetIndexer(), endpoints: endpoints.Lister()}
-	r.Controller = frame.New("bgp-routes", 1, func(context.Context, string) error { return r.sync() })
+	r.Controller = frame.New("bgp-routes", 1, set.Logger(), func(context.Context, string) error { return r.sync() })
 	r.Watch(nodes.Informer(), func(obj any) []string { return keyIf(isNode(obj, o.NodeName)) })
 	if o.Pool.Empty() {
 		return r

@@ -8,6 +8,9 @@
 package client
 
 import (
+	"cmp"
+	"log/slog"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -23,10 +26,15 @@ type Set struct {
 	// Informers are shared with the other components of the process. A component asks for its
 	// informers when it is created, and the factory's owner starts it afterwards.
 	Informers informers.SharedInformerFactory
+	// Log gets the component's errors and warnings; nil discards them.
+	Log *slog.Logger
 }
 
-// New returns a Set for the identity in config, over informers. It makes no call.
-func New(config *rest.Config, shared informers.SharedInformerFactory) (*Set, error) {
+// Logger returns Log, or a logger that discards everything.
+func (s *Set) Logger() *slog.Logger { return cmp.Or(s.Log, slog.New(slog.DiscardHandler)) }
+
+// New returns a Set for the identity in config, over informers. It makes no call. log may be nil.
+func New(config *rest.Config, shared informers.SharedInformerFactory, log *slog.Logger) (*Set, error) {
 	config = rest.CopyConfig(config)
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
@@ -34,7 +42,7 @@ func New(config *rest.Config, shared informers.SharedInformerFactory) (*Set, err
 	if err != nil {
 		return nil, err
 	}
-	return &Set{Config: config, Kube: kube, Informers: shared}, nil
+	return &Set{Config: config, Kube: kube, Informers: shared, Log: log}, nil
 }
 
 // NewInformers returns the informers that components share, reading as kube's identity. They never

@@ -3,7 +3,6 @@ package controllers
 import (
 	"context"
 	"crypto/tls"
-	"log/slog"
 	"os"
 	"testing"
 	"time"
@@ -23,7 +22,6 @@ import (
 
 // TestMain keeps logs out of the tests'.
 func TestMain(m *testing.M) {
-	slog.SetLogLoggerLevel(slog.LevelError)
 	klog.SetLogger(logr.Discard())
 	os.Exit(m.Run())
 }

@@ -13,6 +13,7 @@
 package dns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,7 +63,7 @@ type Options struct {
 	Stubs map[string][]netip.AddrPort
 	// Health gets whether the server answers; it may be nil.
 	Health *health.Part
-	// Log gets what an operator should know; nil is slog.Default.
+	// Log gets what an operator should know; nil is the Set's.
 	Log *slog.Logger
 }
 
@@ -92,9 +93,7 @@ func New(s *client.Set, o Options) (*Server, error) {
 	if o.ResolvConf == "" {
 		o.ResolvConf = resolvconf.Path()
 	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.Log = cmp.Or(o.Log, s.Logger())
 	objects, err := newObjects(s.Informers)
 	if err != nil {
 		return nil, fmt.Errorf("cluster DNS: %w", err)

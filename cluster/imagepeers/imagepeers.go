@@ -73,7 +73,7 @@ const (
 func New(set *client.Set, o Options) *Peers {
 	nodes := set.Informers.Core().V1().Nodes()
 	p := &Peers{Options: o, nodes: nodes.Lister()}
-	p.Controller = frame.New("image peers", 1, func(context.Context, string) error { return p.sync() })
+	p.Controller = frame.New("image peers", 1, set.Logger(), func(context.Context, string) error { return p.sync() })
 	p.Watch(nodes.Informer(), func(any) []string { return []string{key} })
 	return p
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -34,7 +35,7 @@ func TestFile(t *testing.T) {
 		Options: Options{
 			NodeName: "b", Socket: "unix://" + state + "/coracle.sock", CA: "/ca.crt", Client: "/client.pem", Serving: "/serving.pem",
 		},
-		nodes: corelisters.NewNodeLister(nodes), Controller: frame.New("test", 1, nil),
+		nodes: corelisters.NewNodeLister(nodes), Controller: frame.New("test", 1, slog.New(slog.DiscardHandler), nil),
 	}
 	sync := func() {
 		t.Helper()

@@ -9,6 +9,7 @@
 package loadbalancer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -35,7 +36,7 @@ type SpeakerOptions struct {
 	// Interface is where addresses are announced; "" is the interface whose network has the
 	// address.
 	Interface string
-	// Log gets what an operator should know; nil is slog.Default.
+	// Log gets what an operator should know; nil is the Set's.
 	Log *slog.Logger
 }
 
@@ -50,9 +51,7 @@ const key = "addresses"
 
 // NewSpeaker asks for informers and makes no call.
 func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.Log = cmp.Or(o.Log, set.Logger())
 	core := set.Informers.Core().V1()
 	services, nodes := core.Services(), core.Nodes()
 	slices := set.Informers.Discovery().V1().EndpointSlices()
@@ -75,7 +74,7 @@ func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
 			events.Eventf(service, corev1.EventTypeNormal, "AddressAnnounced", "Node %s announces %s on %s", o.Node, address, link)
 		}
 	})}
-	s.Controller = frame.New("load-balancer-speaker", 1, func(context.Context, string) error {
+	s.Controller = frame.New("load-balancer-speaker", 1, o.Log, func(context.Context, string) error {
 		machines, err := nodeLister.List(labels.Everything())
 		if err != nil {
 			return err

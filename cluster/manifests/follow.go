@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -25,7 +24,7 @@ func (s *Set) follow(ctx context.Context) {
 		if err == nil || ctx.Err() != nil {
 			continue // another directory is to be followed
 		}
-		slog.Warn("manifests: the directory is not followed", "dir", s.Dir, "err", err)
+		s.Log.Warn("manifests: the directory is not followed", "dir", s.Dir, "err", err)
 		s.again()
 		select {
 		case <-ctx.Done():

@@ -15,6 +15,7 @@
 package manifests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,6 +51,8 @@ type Options struct {
 	Mapper   meta.ResettableRESTMapper
 	Events   record.EventRecorder
 	Health   *health.Part
+	// Log gets which manifests are not applied; nil discards it.
+	Log *slog.Logger
 }
 
 // Set is the objects of a directory.
@@ -162,10 +165,11 @@ const (
 
 // New returns a set that does nothing before Run.
 func New(o Options) *Set {
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	s := &Set{Options: o, told: map[string]string{}, applied: map[objectKey]version{}, kinds: map[objectKind]*kindWatch{}, settle: settle}
 	s.parentName = parentOf(o.Node)
 	s.id = idOf(s.parentName)
-	s.frame = frame.New("manifests", 1, s.sync)
+	s.frame = frame.New("manifests", 1, o.Log, s.sync)
 	s.frame.Also(s.follow)
 	return s
 }
@@ -362,7 +366,7 @@ func (s *Set) tell(ctx context.Context, failed map[string]error) {
 		if now[name] == s.told[name] || errors.Is(failed[name], errWriting) {
 			continue
 		}
-		slog.Warn("a manifest is not applied", "file", name, "err", now[name])
+		s.Log.Warn("a manifest is not applied", "file", name, "err", now[name])
 		if known {
 			s.Events.Eventf(s.parent, corev1.EventTypeWarning, eventReason, "%s: %s", name, now[name])
 		}

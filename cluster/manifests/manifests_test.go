@@ -34,7 +34,7 @@ import (
 func serve(t *testing.T) *client.Set {
 	t.Helper()
 	server := servertest.New(t, servertest.Options(t))
-	admin, err := client.New(server.ClientConfig("test", "system:masters"), server.Informers())
+	admin, err := client.New(server.ClientConfig("test", "system:masters"), server.Informers(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

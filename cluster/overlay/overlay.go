@@ -97,12 +97,12 @@ const (
 func New(set *client.Set, o Options) *Overlay {
 	nodes := set.Informers.Core().V1().Nodes()
 	v := &Overlay{
-		Options: o, nodes: nodes.Lister(), log: slog.Default(), former: former{}, problems: map[string]string{},
+		Options: o, nodes: nodes.Lister(), log: set.Logger(), former: former{}, problems: map[string]string{},
 		within: func(f func() error) error { return f() },
 	}
 	var stop func()
 	v.events, stop = set.Recorder("overlay", o.NodeName)
-	v.Controller = frame.New("overlay", 1, func(ctx context.Context, _ string) error {
+	v.Controller = frame.New("overlay", 1, set.Logger(), func(ctx context.Context, _ string) error {
 		err := v.within(func() error { return v.sync(ctx) })
 		if err != nil {
 			v.Health.Fails(err)

@@ -15,6 +15,7 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -50,7 +51,7 @@ type Options struct {
 	LinkGroup func(context.Context) (uint32, error)
 	// Health gets whether policies are in force; it may be nil.
 	Health *health.Part
-	// Log gets what an operator should know; nil is slog.Default.
+	// Log gets what an operator should know; nil is the Set's.
 	Log *slog.Logger
 	// API is how ClusterNetworkPolicies are read, whose definition may be installed or removed at
 	// any time, and how their status is written; nil for the component's own identity. It needs the
@@ -125,9 +126,7 @@ type waiter struct {
 
 // New asks for informers and makes no call.
 func New(set *client.Set, o Options) (*Policy, error) {
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.Log = cmp.Or(o.Log, set.Logger())
 	p := &Policy{
 		Options: o, set: set, wake: make(chan struct{}, 1), ready: make(chan struct{}), ended: make(chan struct{}),
 		runtime: make(chan struct{}, 1),

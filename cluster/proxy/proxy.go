@@ -11,6 +11,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -51,7 +52,7 @@ type Options struct {
 	ExternalIPs bool
 	// Health gets whether the rules are in force; it may be nil.
 	Health *health.Part
-	// Log gets what an operator should know; nil is slog.Default.
+	// Log gets what an operator should know; nil is the Set's.
 	Log *slog.Logger
 }
 
@@ -80,9 +81,7 @@ type Proxy struct {
 func New(set *client.Set, o Options) (*Proxy, error) {
 	// What a pod answers to a loopback address does not come back.
 	o.NodeIPs = slices.DeleteFunc(slices.Clone(o.NodeIPs), netip.Addr.IsLoopback)
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.Log = cmp.Or(o.Log, set.Logger())
 	p := &Proxy{Options: o, set: set, wake: make(chan struct{}, 1), inForce: func() {}}
 	p.pods.changed = rules.Pods{}
 	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {

@@ -75,8 +75,8 @@ func newOurs(w *world) (*ours, error) {
 	}
 	o := &ours{world: w, slices: watch.NewRaceFreeFake()}
 	api.PrependWatchReactor("endpointslices", func(k8stesting.Action) (bool, watch.Interface, error) { return true, o.slices, nil })
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})))
-	o.set = &client.Set{Kube: api, Informers: client.NewInformers(api)}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	o.set = &client.Set{Kube: api, Informers: client.NewInformers(api), Log: log}
 	var err error
 	o.p, err = proxy.New(o.set, proxy.Options{
 		Table: "coracle-services", NodeName: "node", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},

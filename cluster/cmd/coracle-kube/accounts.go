@@ -39,7 +39,7 @@ func accounts(ctx context.Context, manager *client.Set) (func(name string) (*cli
 		if err != nil {
 			return nil, err
 		}
-		return client.New(config, manager.Informers)
+		return client.New(config, manager.Informers, manager.Log)
 	}, nil
 }
 

@@ -77,7 +77,7 @@ func TestControllersAloneActAsTheirAccounts(t *testing.T) {
 			if got := whoami(t, tt.config); got != tt.user {
 				t.Fatalf("the kubeconfig's user is %s, want %s", got, tt.user)
 			}
-			manager, err := client.New(tt.config, server.Informers())
+			manager, err := client.New(tt.config, server.Informers(), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -202,7 +202,7 @@ func TestCallsForAccountsAreBounded(t *testing.T) {
 		return nil, errors.New("refused")
 	}
 	config := &rest.Config{Host: "http://127.0.0.1:1", Transport: roundTripper(request)}
-	set, err := client.New(config, nil)
+	set, err := client.New(config, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

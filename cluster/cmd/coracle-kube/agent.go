@@ -173,7 +173,7 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 	}
 	settings, err := a.settings(ctx, kube)
 	if err != nil || settings.Version == 0 {
-		set, serr := client.New(config, client.NewInformers(kube))
+		set, serr := client.New(config, client.NewInformers(kube), slog.Default())
 		return settings, set, errors.Join(err, serr)
 	}
 	all, err := a.member.Servers()
@@ -184,7 +184,7 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 	if kube, err = kubernetes.NewForConfig(config); err != nil {
 		return settings, nil, err
 	}
-	set, err := client.New(config, client.NewInformers(kube))
+	set, err := client.New(config, client.NewInformers(kube), slog.Default())
 	if err != nil {
 		return settings, nil, err
 	}

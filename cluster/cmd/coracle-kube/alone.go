@@ -181,7 +181,7 @@ func alone(name, short string, part func(context.Context, *client.Set) (run func
 			if err != nil {
 				return err
 			}
-			set, err := client.New(config, client.NewInformers(kube))
+			set, err := client.New(config, client.NewInformers(kube), slog.Default())
 			if err != nil {
 				return err
 			}

@@ -64,7 +64,7 @@ func withManifests(server *apiserver.Server, dir manifestsDir, node string, boar
 	events, stop := set.Recorder("coracle-manifests", node)
 	kept := manifests.New(manifests.Options{
 		Dir: string(dir), Node: node, Kube: set.Kube, Dynamic: objects, Metadata: facts, Mapper: upstream.NewMapper(set.Kube.Discovery()),
-		Events: events, Health: board.Add("manifests"),
+		Events: events, Health: board.Add("manifests"), Log: set.Logger(),
 	})
 	return append(parts, func(ctx context.Context) error {
 		defer stop()

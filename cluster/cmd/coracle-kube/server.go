@@ -322,7 +322,7 @@ func nodeFiles(bundle *pki.Bundle, n *nodeOptions) (pki.NodeFiles, error) {
 
 // in gives a part of this process its own identity.
 func in(server *apiserver.Server, name string, groups ...string) (*client.Set, error) {
-	return client.New(server.ClientConfig(name, groups...), server.Informers())
+	return client.New(server.ClientConfig(name, groups...), server.Informers(), slog.Default())
 }
 
 const schedulerConfigUsage = "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: " +

@@ -124,7 +124,7 @@ func build(set *client.Set) (*controller, error) {
 	pods, claims, volumes, nodes := core.Pods(), core.PersistentVolumeClaims(), core.PersistentVolumes(), core.Nodes()
 	attachments, drivers := storage.VolumeAttachments(), storage.CSIDrivers()
 	c := &controller{
-		set: set, writes: freshness.New(),
+		set: set, writes: freshness.New(set.Logger()),
 		claims: claims.Lister(), volumes: volumes.Lister(), nodes: nodes.Lister(),
 		attachments: attachments.Lister(), drivers: drivers.Lister(),
 		podIndex: pods.Informer().GetIndexer(), volumeIndex: volumes.Informer().GetIndexer(),
@@ -136,7 +136,8 @@ func build(set *client.Set) (*controller, error) {
 	}
 	events, stop := set.Recorder("attachdetach-controller", "")
 	c.events = events
-	c.frame = frame.New(name, workers, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.frame.AddAfter(key, d) }))
+	guarded := c.writes.Guard(c.sync, func(key string, d time.Duration) { c.frame.AddAfter(key, d) })
+	c.frame = frame.New(name, workers, set.Logger(), guarded)
 	c.frame.Also(func(ctx context.Context) { <-ctx.Done(); stop() })
 	c.frame.Watch(pods.Informer(), c.ofPod)
 	c.frame.Watch(claims.Informer(), c.ofClaim)

@@ -34,7 +34,7 @@ func New(set *client.Set) *frame.Controller {
 			options.FieldSelector = fields.OneTermEqualSelector("type", string(bootstrapapi.SecretTypeBootstrapToken)).String()
 		})
 	c := &cleaner{set: set, tokens: corelisters.NewSecretLister(tokens.GetIndexer())}
-	c.frame = frame.New("bootstrap-token-cleaner", 1, c.sync)
+	c.frame = frame.New("bootstrap-token-cleaner", 1, set.Logger(), c.sync)
 	feed.Own(c.frame, tokens, frame.Self)
 	return c.frame
 }

@@ -52,7 +52,7 @@ func NewApprover(set *client.Set, reader kubernetes.Interface, reserved Reserved
 		set: set, reader: reader, requests: requests.Lister(), nodes: nodes.Lister(), networks: networks.Lister(),
 		events: events, reserved: reserved,
 	}
-	f := frame.New("csr-approving", 1, a.sync)
+	f := frame.New("csr-approving", 1, set.Logger(), a.sync)
 	f.Watch(requests.Informer(), frame.Self)
 	none := func(any) []string { return nil } // wait for what exists
 	f.Watch(nodes.Informer(), none)

@@ -10,7 +10,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
-	"log/slog"
 	"math/big"
 	"os"
 	"sync/atomic"
@@ -33,12 +32,6 @@ import (
 )
 
 var ctx = context.Background()
-
-// TestMain keeps logs out of the tests'.
-func TestMain(m *testing.M) {
-	slog.SetLogLoggerLevel(slog.LevelError)
-	os.Exit(m.Run())
-}
 
 func must[T any](v T, err error) T {
 	if err != nil {

@@ -33,7 +33,7 @@ type cleaner struct {
 func NewCleaner(set *client.Set) *frame.Controller {
 	requests := set.Informers.Certificates().V1().CertificateSigningRequests()
 	c := &cleaner{set: set, requests: requests.Lister()}
-	c.frame = frame.New("csr-cleaner", 1, c.sync)
+	c.frame = frame.New("csr-cleaner", 1, set.Logger(), c.sync)
 	c.frame.Watch(requests.Informer(), frame.Self)
 	return c.frame
 }

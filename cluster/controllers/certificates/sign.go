@@ -85,7 +85,7 @@ func NewSigner(set *client.Set, ca func() (tls.Certificate, error), lifetime tim
 		lifetime = DefaultLifetime
 	}
 	s := &signer{set: set, requests: requests.Lister(), ca: ca, lifetime: lifetime}
-	f := frame.New("csr-signing", 1, s.sync)
+	f := frame.New("csr-signing", 1, set.Logger(), s.sync)
 	f.Watch(requests.Informer(), frame.Self)
 	return f
 }

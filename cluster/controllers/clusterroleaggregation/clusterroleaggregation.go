@@ -33,7 +33,7 @@ type aggregator struct {
 func New(set *client.Set) *frame.Controller {
 	roles := set.Informers.Rbac().V1().ClusterRoles()
 	c := &aggregator{set: set, roles: roles.Lister()}
-	f := frame.New("clusterrole-aggregation", 5, c.sync)
+	f := frame.New("clusterrole-aggregation", 5, set.Logger(), c.sync)
 	f.Watch(roles.Informer(), c.aggregating)
 	return f
 }

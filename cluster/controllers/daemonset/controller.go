@@ -71,11 +71,12 @@ func New(set *client.Set) *frame.Controller {
 		kube: set.Kube, events: events,
 		daemons: daemons.Lister(), nodes: nodes.Lister(),
 		cache: daemons.Informer().GetIndexer(), revisionCache: revisions.GetIndexer(), podCache: pods.GetIndexer(),
-		writes:  freshness.New(),
+		writes:  freshness.New(set.Logger()),
 		backoff: flowcontrol.NewBackOff(time.Second, 15*time.Minute),
 	}
 	c.pods = &podcontrol.Control{Kind: kind, Kube: set.Kube, Events: events, Writes: c.writes, Cache: c.podCache}
-	c.queue = frame.New("daemonset", 2, c.writes.Guard(c.syncAndLook, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
+	guarded := c.writes.Guard(c.syncAndLook, func(key string, d time.Duration) { c.queue.AddAfter(key, d) })
+	c.queue = frame.New("daemonset", 2, set.Logger(), guarded)
 	c.queue.Watch(daemons.Informer(), frame.Self)
 	c.queue.Watch(pods, adoption.Concerns(kind.Kind, c.daemons.GetPodDaemonSets))
 	concerned := adoption.Concerns(kind.Kind, c.daemons.GetHistoryDaemonSets)

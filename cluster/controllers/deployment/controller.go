@@ -69,9 +69,10 @@ func New(set *client.Set) *frame.Controller {
 		kube: set.Kube, events: events,
 		deployments: deployments.Lister(), sets: sets.Lister(),
 		cache: deployments.Informer().GetIndexer(), setCache: sets.Informer().GetIndexer(), podCache: pods.GetIndexer(),
-		writes: freshness.New(),
+		writes: freshness.New(set.Logger()),
 	}
-	c.queue = frame.New("deployment", 5, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
+	guarded := c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) })
+	c.queue = frame.New("deployment", 5, set.Logger(), guarded)
 	c.queue.Watch(deployments.Informer(), frame.Self)
 	c.queue.Watch(sets.Informer(), adoption.Concerns(kind.Kind, func(rs *appsv1.ReplicaSet) ([]*appsv1.Deployment, error) {
 		return util.GetDeploymentsForReplicaSet(c.deployments, rs)

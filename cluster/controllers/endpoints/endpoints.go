@@ -66,7 +66,7 @@ func New(set *client.Set) *frame.Controller {
 		set: set, services: services.Lister(), pods: pods.Lister(), endpoints: endpoints.Lister(),
 		recorder: recorder, triggers: endpointsliceutil.NewTriggerTimeTracker(), replaced: map[string]string{},
 	}
-	c.frame = frame.New("endpoints", workers, c.sync)
+	c.frame = frame.New("endpoints", workers, set.Logger(), c.sync)
 	c.frame.Watch(services.Informer(), frame.Self)
 	feed.Changes(c.frame, pods.Informer(), c.servicesOf)
 	feed.Changes(c.frame, endpoints.Informer(), func(old, obj any) []string {

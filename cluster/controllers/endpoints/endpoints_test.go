@@ -5,7 +5,6 @@ package endpoints
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"testing"
 	"time"
@@ -31,7 +30,6 @@ import (
 // time after its last error, which another bubble's clock set.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = nil
-	slog.SetLogLoggerLevel(slog.LevelError)
 	klog.SetLogger(logr.Discard())
 	os.Exit(m.Run())
 }
@@ -51,7 +49,8 @@ var ctx = context.Background()
 func TestCacheThatDoesNotShowTheLastWriteIsNoFailure(t *testing.T) {
 	e := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web"}}
 	recorder := record.NewFakeRecorder(1)
-	c := &controller{set: &client.Set{Kube: fake.NewClientset(e)}, recorder: recorder, frame: frame.New("endpoints", 1, nil)}
+	set := &client.Set{Kube: fake.NewClientset(e)}
+	c := &controller{set: set, recorder: recorder, frame: frame.New("endpoints", 1, set.Logger(), nil)}
 	service := &corev1.Service{ObjectMeta: e.ObjectMeta}
 	if err := c.write(ctx, "ns/web", service, e, e, true); err != nil || len(recorder.Events) > 0 {
 		t.Errorf("got error %v and %d events", err, len(recorder.Events))

@@ -83,7 +83,7 @@ func New(set *client.Set) *frame.Controller {
 	c.moved.Store(true) // of those that there are, it was told nothing
 	c.reconciler = reconciler.NewReconciler(set.Kube, c.nodes, maxEndpoints, c.written, c.topology, recorder, name,
 		reconciler.WithPreferSameTrafficDistributionEnabled(true))
-	c.frame = frame.New("endpointslice", workers, c.sync)
+	c.frame = frame.New("endpointslice", workers, set.Logger(), c.sync)
 	c.frame.Watch(services.Informer(), frame.Self)
 	feed.Changes(c.frame, pods.Informer(), c.servicesOf)
 	feed.Changes(c.frame, slices.Informer(), c.sliceChanged)

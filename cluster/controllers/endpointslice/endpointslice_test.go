@@ -3,7 +3,6 @@ package endpointslice
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -27,7 +26,6 @@ import (
 // time after its last error, which another bubble's clock set.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = nil
-	slog.SetLogLoggerLevel(slog.LevelError)
 	klog.SetLogger(logr.Discard())
 	os.Exit(m.Run())
 }

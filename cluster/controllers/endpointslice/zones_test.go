@@ -2,6 +2,7 @@ package endpointslice
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,7 +25,7 @@ func (c *counted) List(labels.Selector) ([]*corev1.Node, error) { c.lists++; ret
 // A thousand nodes that come are one question to all of them, not a thousand.
 func TestNodesThatComeInNumbersAreListedOnce(t *testing.T) {
 	nodes := &counted{}
-	c := &controller{nodes: nodes, frame: frame.New("test", 1, nil), topology: topologycache.NewTopologyCache()}
+	c := &controller{nodes: nodes, frame: frame.New("test", 1, slog.New(slog.DiscardHandler), nil), topology: topologycache.NewTopologyCache()}
 	for range 1000 {
 		if keys := c.nodeChanged(nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}); keys != nil {
 			t.Fatalf("%v at once", keys)

@@ -3,7 +3,7 @@
 //
 //	func New(set *client.Set) *frame.Controller {
 //		c := &controller{...listers...}
-//		f := frame.New("replicaset", 4, c.sync)
+//		f := frame.New("replicaset", 4, set.Logger(), c.sync)
 //		f.Watch(set.Informers.Apps().V1().ReplicaSets().Informer(), frame.Self)
 //		f.Watch(set.Informers.Core().V1().Pods().Informer(), c.ownerOf)
 //		return f
@@ -36,7 +36,9 @@ type Keys func(obj any) []string
 
 // Controller is a queue, its workers and the informers that feed it.
 type Controller struct {
-	Name    string
+	Name string
+	// Log gets the errors of syncs. Its owner may use it, too.
+	Log     *slog.Logger
 	sync    Sync
 	workers int
 	queue   workqueue.TypedRateLimitingInterface[string]
@@ -50,10 +52,10 @@ type watch struct {
 	added, after Keys
 }
 
-// New returns a controller that works on up to workers keys at once.
-func New(name string, workers int, sync Sync) *Controller {
+// New returns a controller that works on up to workers keys at once. log must not be nil.
+func New(name string, workers int, log *slog.Logger, sync Sync) *Controller {
 	c := &Controller{
-		Name: name, sync: sync, workers: workers,
+		Name: name, Log: log, sync: sync, workers: workers,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.DefaultTypedControllerRateLimiter[string](),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: name}),
@@ -90,7 +92,7 @@ func (c *Controller) Run(ctx context.Context) {
 	for _, w := range c.watches {
 		registration, err := w.informer.AddEventHandler(c.handler(w))
 		if err != nil { // the informer was stopped: the process is ending
-			slog.Error("controller cannot watch", "controller", c.Name, "err", err)
+			c.Log.Error("controller cannot watch", "controller", c.Name, "err", err)
 			return
 		}
 		defer func() { _ = w.informer.RemoveEventHandler(registration) }()
@@ -140,7 +142,7 @@ func (c *Controller) next(ctx context.Context) bool {
 	if err := c.guarded(ctx, key); err != nil {
 		if ctx.Err() == nil {
 			tries := c.queue.NumRequeues(key)
-			slog.Log(ctx, levelOf(err, tries), "sync", "controller", c.Name, "key", key, "err", err, "tries", tries)
+			c.Log.Log(ctx, levelOf(err, tries), "sync", "controller", c.Name, "key", key, "err", err, "tries", tries)
 			c.queue.AddRateLimited(key)
 		}
 		return true

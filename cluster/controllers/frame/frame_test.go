@@ -39,7 +39,7 @@ func TestAPanicIsAFailureOfItsKeyOnly(t *testing.T) {
 			defer func(before bool) { utilruntime.ReallyCrash = before }(utilruntime.ReallyCrash)
 			utilruntime.ReallyCrash = crash
 			tries := map[string]int{}
-			c := New("test", 1, func(_ context.Context, key string) error {
+			c := New("test", 1, slog.New(slog.DiscardHandler), func(_ context.Context, key string) error {
 				tries[key]++
 				if key == "odd" && tries[key] < 3 {
 					panic("odd object")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,11 +35,11 @@ func (c *collector) sync(ctx context.Context, uid string) error {
 	err := c.collect(ctx, it)
 	switch {
 	case errors.Is(err, errNotServed):
-		slog.Debug("an owner's kind is unknown", "object", it.String(), "err", err)
+		c.frame.Log.Debug("an owner's kind is unknown", "object", it.String(), "err", err)
 		c.frame.AddAfter(uid, c.graph.recheckIn(it.uid))
 		return nil
 	case errors.Is(err, errNamespacedOwner):
-		slog.Debug("an owner reference can never hold", "object", it.String(), "err", err)
+		c.frame.Log.Debug("an owner reference can never hold", "object", it.String(), "err", err)
 		return nil
 	}
 	return err

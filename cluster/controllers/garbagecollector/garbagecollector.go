@@ -17,7 +17,6 @@ package garbagecollector
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,11 +90,11 @@ func newCollector(set *client.Set, metadata metadata.Interface) *collector {
 		redefined: make(chan struct{}, 1),
 		monitors:  map[schema.GroupVersionResource]*monitor{},
 	}
-	c.frame = frame.New("garbagecollector", workers, c.sync)
+	c.frame = frame.New("garbagecollector", workers, set.Logger(), c.sync)
 	for _, r := range shared {
 		synced, err := c.graph.listen(newKind(r), set.Informers)
 		if err != nil { // not a kind of this client: watched like the others
-			slog.Error("garbage collector cannot share an informer", "resource", r.String(), "err", err)
+			c.frame.Log.Error("garbage collector cannot share an informer", "resource", r.String(), "err", err)
 			continue
 		}
 		c.informers = append(c.informers, synced)
@@ -153,7 +152,7 @@ func (c *collector) release(ctx context.Context, synced []cache.InformerSynced) 
 		if ctx.Err() != nil {
 			return
 		}
-		slog.Warn("garbage collection starts before all kinds of objects were listed")
+		c.frame.Log.Warn("garbage collection starts before all kinds of objects were listed")
 	}
 	c.graph.complete(c.frame.Add)
 }
@@ -164,7 +163,7 @@ func (c *collector) discover(ctx context.Context) bool {
 	table, err := kinds.Discover(c.set.Kube.Discovery())
 	if err != nil {
 		c.lookAgainSoon = true
-		slog.Warn("garbage collector cannot discover all kinds of objects", "err", err)
+		c.frame.Log.Warn("garbage collector cannot discover all kinds of objects", "err", err)
 	}
 	if table == nil {
 		return false
@@ -212,7 +211,7 @@ func (c *collector) findOtherServers(ctx context.Context, table *kinds.Table) bo
 	}
 	found, err := c.metadata.Resource(services.GroupVersionResource).List(ctx, metav1.ListOptions{LabelSelector: "!" + automanaged, Limit: 1})
 	if err != nil {
-		slog.Warn("garbage collector cannot list APIServices", "err", err)
+		c.frame.Log.Warn("garbage collector cannot list APIServices", "err", err)
 		return c.otherServers
 	}
 	return len(found.Items) > 0

@@ -88,10 +88,11 @@ func New(set *client.Set, finished kubernetes.Interface) *frame.Controller {
 	c := &controller{
 		kube: set.Kube, finished: finished, events: events, jobs: jobs.Lister(),
 		cache: jobs.Informer().GetIndexer(), podCache: pods.GetIndexer(),
-		writes: freshness.New(), backoffs: newBackoffs(),
+		writes: freshness.New(set.Logger()), backoffs: newBackoffs(),
 	}
 	c.pods = &podcontrol.Control{Kind: kind, Kube: set.Kube, Events: events, Writes: c.writes, Cache: c.podCache}
-	c.queue = frame.New("job", 5, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
+	guarded := c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) })
+	c.queue = frame.New("job", 5, set.Logger(), guarded)
 	c.queue.Watch(jobs.Informer(), frame.Self)
 	c.queue.Watch(pods, c.concernsPod)
 	c.queue.Also(func(ctx context.Context) { <-ctx.Done(); stop() })

@@ -93,12 +93,12 @@ func New(set *client.Set, o Options) *frame.Controller {
 	events, stop := set.Recorder("load-balancer-controller", "")
 	c := &controller{
 		Options: o, set: set, services: services.Informer().GetIndexer(), nodes: nodes.Lister(), slices: slices.Lister(),
-		writes: freshness.New(), events: events, said: map[types.UID]string{}, written: map[types.UID]*written{},
+		writes: freshness.New(set.Logger()), events: events, said: map[types.UID]string{}, written: map[types.UID]*written{},
 	}
 	if c.Busy == nil {
 		c.Busy = func(netip.AddrPort, corev1.Protocol) bool { return false }
 	}
-	f := frame.New("load-balancer", 1, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.later(key, d) }))
+	f := frame.New("load-balancer", 1, set.Logger(), c.writes.Guard(c.sync, func(key string, d time.Duration) { c.later(key, d) }))
 	c.later = f.AddAfter
 	f.Also(func(ctx context.Context) { <-ctx.Done(); stop() })
 	f.Watch(services.Informer(), func(obj any) []string {

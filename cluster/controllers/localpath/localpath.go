@@ -30,7 +30,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 
@@ -88,7 +87,9 @@ type controller struct {
 const byVolume = "coracle/localPathVolume"
 
 // New returns the provisioner; its keys are names of volumes.
-func New(set *client.Set, o Options) *frame.Controller { return build(set, o, newProjects()) }
+func New(set *client.Set, o Options) *frame.Controller {
+	return build(set, o, newProjects(set.Logger()))
+}
 
 func build(set *client.Set, o Options, projects *projects) *frame.Controller {
 	core := set.Informers.Core().V1()
@@ -103,7 +104,7 @@ func build(set *client.Set, o Options, projects *projects) *frame.Controller {
 	}
 	core.Nodes().Informer()
 	set.Informers.Storage().V1().StorageClasses().Informer()
-	f := frame.New("local-path", workers, c.sync)
+	f := frame.New("local-path", workers, set.Logger(), c.sync)
 	c.frame, c.begin = f, sync.OnceFunc(c.recover)
 	var flush func()
 	c.events, flush = set.Recorder(Provisioner, o.NodeName)
@@ -113,7 +114,7 @@ func build(set *client.Set, o Options, projects *projects) *frame.Controller {
 		defer flush()
 		c.begin()
 		if err := c.dirs.clear(ctx); err != nil {
-			slog.Warn("deleted volumes are left on disk", "root", c.Root, "err", err)
+			c.frame.Log.Warn("deleted volumes are left on disk", "root", c.Root, "err", err)
 		}
 		<-ctx.Done()
 	})
@@ -145,7 +146,7 @@ func volumeKey(obj any) []string {
 func (c *controller) recover() {
 	names, err := c.dirs.list()
 	if err != nil {
-		slog.Warn("directories of volumes are not looked at", "root", c.Root, "err", err)
+		c.frame.Log.Warn("directories of volumes are not looked at", "root", c.Root, "err", err)
 	}
 	for _, name := range names {
 		c.frame.Add(name)
@@ -187,7 +188,7 @@ func (c *controller) discard(ctx context.Context, name string) error {
 	}
 	err = c.dirs.discard(name)
 	if errors.Is(err, errData) {
-		slog.Warn("a directory has data of a volume that the cluster does not know: it stays until someone removes it", "dir", c.dirs.path(name))
+		c.frame.Log.Warn("a directory has data of a volume that the cluster does not know: it stays until someone removes it", "dir", c.dirs.path(name))
 		return nil
 	}
 	return err

@@ -29,6 +29,7 @@ var errNumbers = fmt.Errorf("all %d project numbers from %d on have files: remov
 
 // projects gives numbers to the directories of one disk.
 type projects struct {
+	log    *slog.Logger
 	kernel quotas
 	told   sync.Once // that this process may not set quotas
 
@@ -46,7 +47,7 @@ type quotas interface {
 	makeAs(parent int, name string, number uint32, bytes uint64) (made bool, err error)
 }
 
-func newProjects() *projects { return &projects{kernel: kernelQuotas{}} }
+func newProjects(log *slog.Logger) *projects { return &projects{log: log, kernel: kernelQuotas{}} }
 
 // next returns a number that no directory which is being made has. It is kept until done.
 func (p *projects) next() uint32 {
@@ -99,7 +100,7 @@ func (p *projects) unusable(err error) error {
 	}
 	// Without CAP_SYS_ADMIN or under seccomp, and of file systems that have other quotas only.
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
-		p.told.Do(func() { slog.Warn("volumes have no limits: the kernel refuses project quotas", "err", err) })
+		p.told.Do(func() { p.log.Warn("volumes have no limits: the kernel refuses project quotas", "err", err) })
 		return nil
 	}
 	return err

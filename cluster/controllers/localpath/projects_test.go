@@ -3,6 +3,7 @@ package localpath
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -22,11 +23,12 @@ func (f fakeQuotas) enforced(int) (bool, error) { return f.asked == nil, f.asked
 
 func (f fakeQuotas) makeAs(int, string, uint32, uint64) (bool, error) { return false, f.made }
 
-// with is the provisioner with these quotas.
-func with(o Options, q quotas) apitest.Controllers {
+// with is the provisioner with these quotas and log.
+func with(o Options, q quotas, log io.Writer) apitest.Controllers {
 	o.NodeName = node
 	return apitest.Ours(func(set *client.Set) *frame.Controller {
-		return build(set, o, &projects{kernel: q})
+		set.Log = slog.New(slog.NewTextHandler(log, nil))
+		return build(set, o, &projects{log: set.Log, kernel: q})
 	}).As("persistent-volume-binder")
 }
 
@@ -50,8 +52,8 @@ func TestErrorsOfProjectQuotas(t *testing.T) {
 	} {
 		for at, q := range map[string]fakeQuotas{"asked": {asked: wrapped(test.err)}, "made": {made: wrapped(test.err)}} {
 			t.Run(fmt.Sprint(test.err, " when ", at), func(t *testing.T) {
-				log := logged(t)
-				d := dirs{root: t.TempDir(), projects: &projects{kernel: q}}
+				var log strings.Builder
+				d := dirs{root: t.TempDir(), projects: &projects{log: slog.New(slog.NewTextHandler(&log, nil)), kernel: q}}
 				for _, name := range []string{"pvc-a", "pvc-b"} {
 					unlimited, err := d.make(name, 1<<20)
 					if unlimited != nil || errors.Is(err, test.err) != test.fails || (err != nil) != test.fails {
@@ -62,29 +64,19 @@ func TestErrorsOfProjectQuotas(t *testing.T) {
 					}
 				}
 				if n := strings.Count(log.String(), "volumes have no limits"); n != map[bool]int{true: 1}[test.warns] {
-					t.Errorf("logged %d times: %s", n, log)
+					t.Errorf("logged %d times: %s", n, &log)
 				}
 			})
 		}
 	}
 }
 
-// logged collects what is logged.
-func logged(t *testing.T) *strings.Builder {
-	t.Helper()
-	var log strings.Builder
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
-	return &log
-}
-
 // Owners of volumes can occupy the numbers of projects. Volumes are then made without a limit, and
 // an Event says so.
 func TestProjectNumbersRunOut(t *testing.T) {
-	log := logged(t)
+	var log strings.Builder
 	root := t.TempDir()
-	with(Options{Root: root}, fakeQuotas{}).Run(t, func(t *testing.T, s *apitest.Server) {
+	with(Options{Root: root}, fakeQuotas{}, &log).Run(t, func(t *testing.T, s *apitest.Server) {
 		b := prepare(t, s, root)
 		claim := b.claim("data", "4Mi", nil)
 		s.Settle()
@@ -98,6 +90,6 @@ func TestProjectNumbersRunOut(t *testing.T) {
 		b.wantEvent("data", "ProvisioningSucceeded", "")
 	})
 	if !strings.Contains(log.String(), "a volume has no limit") {
-		t.Errorf("logged %s", log)
+		t.Errorf("logged %s", &log)
 	}
 }

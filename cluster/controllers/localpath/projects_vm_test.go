@@ -5,6 +5,7 @@ package localpath
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -88,7 +89,7 @@ func TestProjectQuotas(t *testing.T) {
 		{"xfs without", "loop", xfs, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			d := dirs{root: mountDisk(t, test.mkfs, test.options), projects: newProjects()}
+			d := dirs{root: mountDisk(t, test.mkfs, test.options), projects: newProjects(slog.Default())}
 			must := func(err error) {
 				t.Helper()
 				if err != nil {
@@ -121,7 +122,7 @@ func TestProjectQuotas(t *testing.T) {
 					t.Errorf("%s: %d of %d bytes could be written, %v", name, written, size, err)
 				}
 			}
-			d.projects = newProjects() // of another process
+			d.projects = newProjects(slog.Default()) // of another process
 
 			var making sync.WaitGroup
 			for i := range 20 {

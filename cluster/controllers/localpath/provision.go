@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -87,7 +86,7 @@ func (c *controller) makeDirectory(claim *corev1.PersistentVolumeClaim) error {
 	name, size := nameOf(claim), sizeOf(claim)
 	unlimited, err := c.dirs.make(name, size.Value())
 	if err == nil && unlimited != nil {
-		slog.Warn("a volume has no limit", "volume", name, "err", unlimited)
+		c.frame.Log.Warn("a volume has no limit", "volume", name, "err", unlimited)
 		c.events.Eventf(claim, corev1.EventTypeWarning, eventUnlimited, "volume %s has no limit: %v", name, unlimited)
 	}
 	return err

@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,4 +156,4 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
-func (b *bench) dirs() dirs { return dirs{root: b.root, projects: newProjects()} }
+func (b *bench) dirs() dirs { return dirs{root: b.root, projects: newProjects(slog.Default())} }

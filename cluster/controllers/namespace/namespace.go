@@ -57,7 +57,7 @@ func New(set *client.Set, metadata metadata.Interface, settle time.Duration) *fr
 		set: set, metadata: metadata, namespaces: set.Kube.CoreV1().Namespaces(),
 		lister: namespaces.Lister(), pods: pods.Lister(),
 	}
-	c.frame = frame.New("namespace", workers, c.sync)
+	c.frame = frame.New("namespace", workers, set.Logger(), c.sync)
 	c.frame.Watch(namespaces.Informer(), func(obj any) []string {
 		if ns, ok := obj.(*corev1.Namespace); ok && ns.DeletionTimestamp != nil {
 			c.frame.AddAfter(ns.Name, settle)

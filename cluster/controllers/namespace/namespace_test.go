@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -57,7 +56,6 @@ func theirs(api *metatest.API) runner {
 // time after its last error, which another bubble's clock set.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = nil
-	slog.SetLogLoggerLevel(slog.LevelError)
 	klog.SetLogger(logr.Discard())
 	os.Exit(m.Run())
 }

@@ -56,7 +56,7 @@ func NewEviction(set *client.Set) (*frame.Controller, error) {
 		set: set, nodes: nodes.Lister(), pods: pods.Lister(), byNode: pods.Informer().GetIndexer(),
 		recorder: recorder, due: map[string]eviction{},
 	}
-	e.frame = frame.New("tainteviction", workers, e.sync)
+	e.frame = frame.New("tainteviction", workers, set.Logger(), e.sync)
 	feed.Changes(e.frame, nodes.Informer(), e.podsOf)
 	feed.Changes(e.frame, pods.Informer(), e.podChanged)
 	e.frame.Also(func(ctx context.Context) { <-ctx.Done(); flush() })

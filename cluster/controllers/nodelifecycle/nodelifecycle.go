@@ -81,7 +81,7 @@ func New(set *client.Set, reader kubernetes.Interface) (*frame.Controller, error
 		pods:   pods.Lister(), byNode: pods.Informer().GetIndexer(), recorder: recorder,
 		health: map[string]*health{}, zones: map[string]*zone{}, shares: map[string]share{}, counts: map[string]count{},
 	}
-	c.frame = frame.New("nodelifecycle", workers, c.sync)
+	c.frame = frame.New("nodelifecycle", workers, set.Logger(), c.sync)
 	c.frame.Watch(nodes.Informer(), frame.Self)
 	c.counted = feed.Changes(c.frame, nodes.Informer(), c.came)
 	feed.Changes(c.frame, pods.Informer(), boundPod)

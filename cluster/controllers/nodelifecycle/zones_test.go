@@ -2,6 +2,7 @@ package nodelifecycle
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"testing"
@@ -14,7 +15,7 @@ import (
 
 func counting() *controller {
 	c := &controller{health: map[string]*health{}, zones: map[string]*zone{}, shares: map[string]share{}, counts: map[string]count{}}
-	c.frame = frame.New("test", 1, nil)
+	c.frame = frame.New("test", 1, slog.New(slog.DiscardHandler), nil)
 	return c
 }
 

@@ -60,7 +60,7 @@ type controller struct {
 func New(set *client.Set) *frame.Controller {
 	nodes := set.Informers.Core().V1().Nodes()
 	c := &controller{set: set, nodes: nodes.Lister(), known: map[string]struct{}{}}
-	f := frame.New("ttl", 5, c.sync)
+	f := frame.New("ttl", 5, set.Logger(), c.sync)
 	c.add, c.later = f.Add, f.AddAfter
 	f.Watch(nodes.Informer(), c.concerned)
 	return f

@@ -13,7 +13,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -68,7 +67,7 @@ func New(set *client.Set, further unserved.Kinds, part *health.Part) *Controller
 		set: set, kinds: unserved.With(further), part: part, limit: flowcontrol.NewTokenBucketRateLimiter(perSecond, burst),
 		objects: map[types.UID]*object{}, counts: map[string]int{},
 	}
-	c.Controller = frame.New("not-acted-on", 1, c.sync)
+	c.Controller = frame.New("not-acted-on", 1, set.Logger(), c.sync)
 	c.tell()
 	return c
 }
@@ -139,7 +138,7 @@ func (c *Controller) sync(ctx context.Context, uid string) error {
 	switch {
 	case apierrors.IsAlreadyExists(err):
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err): // its namespace goes, and the object with it
-		slog.Debug("an object that nothing acts on gets no event", "object", o.involved, "err", err)
+		c.Log.Debug("an object that nothing acts on gets no event", "object", o.involved, "err", err)
 	case err != nil:
 		return err
 	}

@@ -72,7 +72,7 @@ func New(set *client.Set, threshold int) (*frame.Controller, error) {
 		set: set, pods: pods.Lister(), byNode: pods.Informer().GetIndexer(), nodes: nodes.Lister(),
 		threshold: threshold, missing: map[string]time.Time{},
 	}
-	c.frame = frame.New("podgc", workers, c.sync)
+	c.frame = frame.New("podgc", workers, set.Logger(), c.sync)
 	c.frame.Watch(nodes.Informer(), func(obj any) []string {
 		if node, ok := obj.(*corev1.Node); ok {
 			return []string{nodeKey + node.Name}

@@ -3,7 +3,6 @@ package podgc
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -28,7 +27,6 @@ import (
 // time after its last error, which another bubble's clock set.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = nil
-	slog.SetLogLoggerLevel(slog.LevelError)
 	klog.SetLogger(logr.Discard())
 	os.Exit(m.Run())
 }

@@ -31,7 +31,7 @@ type controller struct {
 func New(set *client.Set) *frame.Controller {
 	policies := set.Informers.Admissionregistration().V1().ValidatingAdmissionPolicies()
 	c := &controller{set: set, policies: policies.Lister()}
-	f := frame.New("validatingadmissionpolicy-status", 1, c.sync)
+	f := frame.New("validatingadmissionpolicy-status", 1, set.Logger(), c.sync)
 	f.Watch(policies.Informer(), frame.Self)
 	return f
 }

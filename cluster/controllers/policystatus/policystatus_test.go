@@ -21,12 +21,12 @@ func serve(t *testing.T) *client.Set {
 	server := servertest.New(t, servertest.Options(t))
 	const account = "validatingadmissionpolicy-status-controller"
 	own, err := client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, account),
-		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers())
+		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	controller := New(own)
-	admin, err := client.New(server.ClientConfig("test", "system:masters"), server.Informers())
+	admin, err := client.New(server.ClientConfig("test", "system:masters"), server.Informers(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

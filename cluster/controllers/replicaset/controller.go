@@ -55,10 +55,11 @@ func New(set *client.Set) *frame.Controller {
 	c := &controller{
 		kube: set.Kube, sets: sets.Lister(),
 		setCache: sets.Informer().GetIndexer(), podCache: pods.GetIndexer(),
-		writes: freshness.New(),
+		writes: freshness.New(set.Logger()),
 	}
 	c.pods = &podcontrol.Control{Kind: kind, Kube: set.Kube, Events: events, Writes: c.writes, Cache: c.podCache}
-	c.queue = frame.New("replicaset", 5, c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) }))
+	guarded := c.writes.Guard(c.sync, func(key string, d time.Duration) { c.queue.AddAfter(key, d) })
+	c.queue = frame.New("replicaset", 5, set.Logger(), guarded)
 	c.queue.Watch(sets.Informer(), frame.Self)
 	c.queue.Watch(pods, adoption.Concerns(kind.Kind, c.sets.GetPodReplicaSets))
 	c.queue.Also(func(ctx context.Context) { <-ctx.Done(); stop() })

@@ -69,7 +69,7 @@ func New(set *client.Set, metadata metadata.Interface) *frame.Controller {
 				corev1.ResourceQuotas),
 		}),
 	}
-	c.frame = frame.New("resourcequota", workers, c.sync)
+	c.frame = frame.New("resourcequota", workers, set.Logger(), c.sync)
 	c.counted = &counted{set: set, metadata: metadata, registry: c.registry, changed: c.replenish}
 	feed.Changes(c.frame, quotas.Informer(), func(old, obj any) []string {
 		before, _ := old.(*corev1.ResourceQuota)

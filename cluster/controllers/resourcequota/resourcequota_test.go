@@ -3,9 +3,7 @@ package resourcequota
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -24,12 +22,6 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/metatest"
 )
-
-// TestMain keeps logs out of the tests'.
-func TestMain(m *testing.M) {
-	slog.SetLogLoggerLevel(slog.LevelError)
-	os.Exit(m.Run())
-}
 
 const ns = apitest.Namespace
 

@@ -69,7 +69,7 @@ func New(set *client.Set, reader kubernetes.Interface, ca Authority) *frame.Cont
 		set: set, ca: ca,
 		namespaces: namespaces.Lister(), informer: published, published: corelisters.NewConfigMapLister(published.GetIndexer()),
 	}
-	f := frame.New("root-ca-certificate-publisher", 1, c.sync)
+	f := frame.New("root-ca-certificate-publisher", 1, set.Logger(), c.sync)
 	f.Watch(namespaces.Informer(), frame.Self)
 	ca.AddListener(Changed(func() {
 		all, _ := c.namespaces.List(labels.Everything()) // a lister has no errors

@@ -30,7 +30,7 @@ type defaults struct {
 func New(set *client.Set) *frame.Controller {
 	namespaces, accounts := set.Informers.Core().V1().Namespaces(), set.Informers.Core().V1().ServiceAccounts()
 	c := &defaults{set: set, namespaces: namespaces.Lister(), accounts: accounts.Lister()}
-	f := frame.New("serviceaccount", 1, c.sync)
+	f := frame.New("serviceaccount", 1, set.Logger(), c.sync)
 	f.Watch(namespaces.Informer(), frame.Self)
 	f.Watch(accounts.Informer(), func(obj any) []string {
 		if account, ok := obj.(*corev1.ServiceAccount); ok && account.Name == defaultName {

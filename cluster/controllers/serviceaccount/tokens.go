@@ -45,7 +45,7 @@ func NewTokens(set *client.Set, sign upstream.TokenGenerator, ca rootca.Authorit
 		set: set, sign: sign, ca: ca,
 		accounts: accounts.Lister(), lister: corelisters.NewSecretLister(secrets.GetIndexer()),
 	}
-	f := frame.New("serviceaccount-token", 5, c.sync)
+	f := frame.New("serviceaccount-token", 5, set.Logger(), c.sync)
 	f.Watch(accounts.Informer(), c.secretsOf)
 	feed.Own(f, secrets, frame.Self)
 	if ca != nil {

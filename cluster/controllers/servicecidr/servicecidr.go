@@ -50,7 +50,7 @@ type controller struct {
 func New(set *client.Set) *frame.Controller {
 	networks, addresses := set.Informers.Networking().V1().ServiceCIDRs(), set.Informers.Networking().V1().IPAddresses()
 	c := &controller{set: set, networks: networks.Lister(), addresses: addresses.Lister()}
-	f := frame.New("service-cidr", 5, c.sync)
+	f := frame.New("service-cidr", 5, set.Logger(), c.sync)
 	c.after = f.AddAfter
 	f.Watch(networks.Informer(), func(obj any) []string { return append(frame.Self(obj), c.terminating()...) })
 	f.Watch(addresses.Informer(), func(any) []string { return c.terminating() })

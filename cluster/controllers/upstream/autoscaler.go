@@ -34,7 +34,7 @@ func NewAutoscaler(set *client.Set, mapper *Mapper, every time.Duration) *OnDema
 		every = autoscaleEvery
 	}
 	return &OnDemand{
-		name: "horizontal-pod-autoscaler", informers: set.Informers,
+		name: "horizontal-pod-autoscaler", log: set.Logger(), informers: set.Informers,
 		trigger: set.Informers.Autoscaling().V2().HorizontalPodAutoscalers().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			scales, err := mapper.scales(set)

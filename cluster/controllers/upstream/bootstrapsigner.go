@@ -41,7 +41,7 @@ func NewBootstrapSigner(set *client.Set) *BootstrapSigner {
 		info: only(metav1.NamespacePublic, metav1.ObjectNameField, bootstrapapi.ConfigMapClusterInfo, signAgain),
 	}
 	b.signer = &OnDemand{
-		name: "bootstrap-signer", informers: b.info, trigger: b.tokens.Core().V1().Secrets().Informer(),
+		name: "bootstrap-signer", log: set.Logger(), informers: b.info, trigger: b.tokens.Core().V1().Secrets().Informer(),
 		also:  []cache.SharedIndexInformer{b.info.Core().V1().ConfigMaps().Informer()},
 		needs: needsSigner,
 		make: func(_ context.Context, info *gate) (func(context.Context), error) {

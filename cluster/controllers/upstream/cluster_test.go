@@ -162,13 +162,13 @@ func start(dir string, control bool) (*cluster, error) {
 }
 
 func (c *cluster) controllers() ([]controllers.Runner, error) {
-	manager, err := client.New(c.server.ClientConfig(user.KubeControllerManager), c.server.Informers())
+	manager, err := client.New(c.server.ClientConfig(user.KubeControllerManager), c.server.Informers(), slog.Default())
 	if err != nil {
 		return nil, err
 	}
 	account := func(name string) (*client.Set, error) {
 		return client.New(c.server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, name),
-			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), c.server.Informers())
+			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), c.server.Informers(), slog.Default())
 	}
 	return controllers.New(controllers.Identities{Manager: manager, Account: account},
 		controllers.Options{AutoscaleEvery: autoscaleEvery, Joinable: true, PodRanges: podRanges})

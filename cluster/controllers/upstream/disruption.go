@@ -12,7 +12,8 @@ import (
 // many of its pods may be evicted. Without it no eviction of such a pod is ever allowed.
 func NewDisruption(set *client.Set, mapper *Mapper) *OnDemand {
 	return &OnDemand{
-		name: "disruption", informers: set.Informers, trigger: set.Informers.Policy().V1().PodDisruptionBudgets().Informer(),
+		name: "disruption", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Policy().V1().PodDisruptionBudgets().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			scales, err := mapper.scales(set)
 			if err != nil {

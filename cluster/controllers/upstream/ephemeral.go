@@ -13,7 +13,8 @@ import (
 // goes with its pod.
 func NewEphemeral(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "ephemeral", informers: set.Informers, trigger: set.Informers.Core().V1().Pods().Informer(), needs: hasEphemeralVolume,
+		name: "ephemeral", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Core().V1().Pods().Informer(), needs: hasEphemeralVolume,
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()
 			c, err := ephemeral.NewController(ctx, set.Kube, core.Pods(), core.PersistentVolumeClaims())

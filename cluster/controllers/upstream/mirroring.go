@@ -21,7 +21,8 @@ const mirroredPerSubset = 1000
 // slices only.
 func NewMirroring(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "endpointslicemirroring", informers: set.Informers, trigger: set.Informers.Core().V1().Endpoints().Informer(), needs: mirrored,
+		name: "endpointslicemirroring", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Core().V1().Endpoints().Informer(), needs: mirrored,
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()
 			c := endpointslicemirroring.NewController(ctx, core.Endpoints(), in.Discovery().V1().EndpointSlices(), core.Services(),

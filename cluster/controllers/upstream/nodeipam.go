@@ -74,7 +74,8 @@ const listLimit = 10 * time.Second
 // larger one as taken, and as free again when its node is deleted. It does not see such networks.
 func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
 	return &OnDemand{
-		name: "node-ipam", informers: set.Informers, trigger: set.Informers.Core().V1().Nodes().Informer(),
+		name: "node-ipam", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Core().V1().Nodes().Informer(),
 		make: func(ctx context.Context, g *gate) (func(context.Context), error) {
 			params := ipam.CIDRAllocatorParams{}
 			for _, p := range r.Pods {

@@ -16,7 +16,8 @@ import (
 // takes devices back from pods that have ended, also those that pods have as extended resources.
 func NewResourceClaims(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "resource-claim", informers: set.Informers, trigger: set.Informers.Core().V1().Pods().Informer(), needs: usesResourceClaim,
+		name: "resource-claim", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Core().V1().Pods().Informer(), needs: usesResourceClaim,
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			gates := utilfeature.DefaultFeatureGate
 			// Groups of pods are not served, so they have no claims.

@@ -34,6 +34,7 @@ const worked = 10 * time.Minute
 // OnDemand is a controller that starts with the first object of a kind that needs it.
 type OnDemand struct {
 	name      string
+	log       *slog.Logger
 	informers informers.SharedInformerFactory
 	trigger   cache.SharedIndexInformer
 	// also are further kinds that the controller starts with.
@@ -50,7 +51,7 @@ func NewOnDemand(set *client.Set, name string, needs func(object any) bool, buil
 	trigger cache.SharedIndexInformer, also ...cache.SharedIndexInformer,
 ) *OnDemand {
 	return &OnDemand{
-		name: name, informers: set.Informers, trigger: trigger, also: also, needs: needs,
+		name: name, log: set.Logger(), informers: set.Informers, trigger: trigger, also: also, needs: needs,
 		make: func(context.Context, *gate) (func(context.Context), error) {
 			c, err := build()
 			if err != nil {
@@ -80,7 +81,7 @@ func (o *OnDemand) Run(ctx context.Context) {
 			pause = first
 		}
 		again := pause.Step()
-		slog.Error("controller does not work", "controller", o.name, "err", err, "again", again)
+		o.log.Error("controller does not work", "controller", o.name, "err", err, "again", again)
 		select {
 		case <-time.After(again):
 		case <-ctx.Done():

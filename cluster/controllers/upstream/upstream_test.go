@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -30,7 +31,7 @@ func TestFailuresAreRetried(t *testing.T) {
 		shared := client.NewInformers(kube)
 		made, working := 0, false
 		c := &OnDemand{
-			name: "test", informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
+			name: "test", log: slog.New(slog.DiscardHandler), informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
 			make: func(context.Context, *gate) (func(context.Context), error) {
 				made++
 				switch made {
@@ -80,7 +81,7 @@ func TestPauseIsShortAfterLongWork(t *testing.T) {
 		var pauses []time.Duration
 		var ended time.Time
 		c := &OnDemand{
-			name: "test", informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
+			name: "test", log: slog.New(slog.DiscardHandler), informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
 			make: func(context.Context, *gate) (func(context.Context), error) {
 				if !ended.IsZero() {
 					pauses = append(pauses, time.Since(ended))
@@ -130,7 +131,7 @@ func TestHandlersWaitForTheConstructor(t *testing.T) {
 		seen := [9][2][]string{} // by each handler of each controller
 		tries, end := 0, make(chan struct{})
 		c := &OnDemand{
-			name: "test", informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
+			name: "test", log: slog.New(slog.DiscardHandler), informers: shared, trigger: shared.Core().V1().ConfigMaps().Informer(),
 			make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 				try := tries
 				tries++

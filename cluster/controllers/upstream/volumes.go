@@ -35,7 +35,8 @@ const protectionWorkers = 1
 func NewVolumeBinder(set *client.Set) *OnDemand {
 	claims, volumes := set.Informers.Core().V1().PersistentVolumeClaims().Informer(), set.Informers.Core().V1().PersistentVolumes().Informer()
 	return &OnDemand{
-		name: "persistentvolume-binder", informers: set.Informers, trigger: claims, also: []cache.SharedIndexInformer{volumes},
+		name: "persistentvolume-binder", log: set.Logger(), informers: set.Informers,
+		trigger: claims, also: []cache.SharedIndexInformer{volumes},
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()
 			c, err := persistentvolume.NewController(ctx, persistentvolume.ControllerParameters{
@@ -85,7 +86,7 @@ func kept(spec *volume.Spec) error {
 // uses it.
 func NewClaimProtection(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "persistentvolumeclaim-protection", informers: set.Informers,
+		name: "persistentvolumeclaim-protection", log: set.Logger(), informers: set.Informers,
 		trigger: set.Informers.Core().V1().PersistentVolumeClaims().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()
@@ -102,7 +103,7 @@ func NewClaimProtection(set *client.Set) *OnDemand {
 // claim is bound to it.
 func NewVolumeProtection(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "persistentvolume-protection", informers: set.Informers,
+		name: "persistentvolume-protection", log: set.Logger(), informers: set.Informers,
 		trigger: set.Informers.Core().V1().PersistentVolumes().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			c := pvprotection.NewPVProtectionController(klog.FromContext(ctx), in.Core().V1().PersistentVolumes(), set.Kube)
@@ -116,7 +117,7 @@ func NewVolumeProtection(set *client.Set) *OnDemand {
 // class.
 func NewAttributesClassProtection(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "volumeattributesclass-protection", informers: set.Informers,
+		name: "volumeattributesclass-protection", log: set.Logger(), informers: set.Informers,
 		trigger: set.Informers.Storage().V1().VolumeAttributesClasses().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()

@@ -13,7 +13,8 @@ import (
 // NewStatefulSet returns the controller that makes the pods and the claims of StatefulSets.
 func NewStatefulSet(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "statefulset", informers: set.Informers, trigger: set.Informers.Apps().V1().StatefulSets().Informer(),
+		name: "statefulset", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Apps().V1().StatefulSets().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core, apps := in.Core().V1(), in.Apps().V1()
 			c := statefulset.NewStatefulSetController(ctx, core.Pods(), apps.StatefulSets(), core.PersistentVolumeClaims(),
@@ -26,7 +27,8 @@ func NewStatefulSet(set *client.Set) *OnDemand {
 // NewReplication returns the controller that makes the pods of ReplicationControllers.
 func NewReplication(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "replication", informers: set.Informers, trigger: set.Informers.Core().V1().ReplicationControllers().Informer(),
+		name: "replication", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Core().V1().ReplicationControllers().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			core := in.Core().V1()
 			c := replication.NewReplicationManager(ctx, core.Pods(), core.ReplicationControllers(), set.Kube, replication.BurstReplicas)
@@ -39,7 +41,8 @@ func NewReplication(set *client.Set) *OnDemand {
 // those that the program finds, or has linked (time/tzdata).
 func NewCronJob(set *client.Set) *OnDemand {
 	return &OnDemand{
-		name: "cronjob", informers: set.Informers, trigger: set.Informers.Batch().V1().CronJobs().Informer(),
+		name: "cronjob", log: set.Logger(), informers: set.Informers,
+		trigger: set.Informers.Batch().V1().CronJobs().Informer(),
 		make: func(ctx context.Context, in *gate) (func(context.Context), error) {
 			batch := in.Batch().V1()
 			c, err := cronjob.NewControllerV2(ctx, batch.Jobs(), batch.CronJobs(), set.Kube)

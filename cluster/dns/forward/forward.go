@@ -6,6 +6,7 @@
 package forward
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -44,7 +45,7 @@ type Config struct {
 	Stubs map[string][]netip.AddrPort
 	// Own are addresses where the answers given here come from; they are never asked.
 	Own []netip.Addr
-	// Log gets what an operator should know; nil is slog.Default.
+	// Log gets what an operator should know; nil discards it.
 	Log *slog.Logger
 }
 
@@ -66,9 +67,7 @@ type Forwarder struct {
 
 // New returns a Forwarder; Close ends it.
 func New(c Config) *Forwarder {
-	if c.Log == nil {
-		c.Log = slog.Default()
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	f := &Forwarder{
 		cache: newCache(foundBytes, missingBytes), stubs: map[string][]*server{}, ofClient: map[netip.Addr]int{},
 		node: nodeServers{file: c.ResolvConf, own: c.Own, log: c.Log},

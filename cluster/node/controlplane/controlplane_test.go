@@ -83,7 +83,7 @@ func startFirst(t *testing.T, change func(*apiserver.Options)) *first {
 	}
 	server := servertest.New(t, o)
 	set := must(client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, "bootstrap-signer"),
-		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers()))(t)
+		serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers(), nil))(t)
 	signer := upstream.NewBootstrapSigner(set)
 	servertest.Run(t, server)
 	ctx, stop := context.WithCancel(context.Background())

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 
@@ -58,7 +57,7 @@ func (n Node) Follow(set *client.Set, keeper *Keeper) *Follower {
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, clusterinfo.AgentConfigMap).String()
 		})
-	f.Controller = frame.New("authority", 1, func(ctx context.Context, _ string) error { return f.sync(ctx) })
+	f.Controller = frame.New("authority", 1, set.Logger(), func(ctx context.Context, _ string) error { return f.sync(ctx) })
 	f.Watch(f.informer, func(any) []string { return []string{authorityKey} })
 	f.Watch(set.Informers.Core().V1().Nodes().Informer(), func(obj any) []string {
 		if o, ok := obj.(*corev1.Node); ok && o.Name == n.Name && o.Annotations[AuthorityAnnotation] == "" {
@@ -96,7 +95,7 @@ func (f *Follower) sync(ctx context.Context) error {
 	}
 	all, err := successors(have, published)
 	if err != nil {
-		slog.Error("the cluster publishes an authority that this node does not take", "err", err)
+		f.Log.Error("the cluster publishes an authority that this node does not take", "err", err)
 		return nil // another one is an event
 	}
 	newest := all[0]
@@ -104,7 +103,7 @@ func (f *Follower) sync(ctx context.Context) error {
 		if err := pki.Replace(f.node.CAFile(), ca, 0o644); err != nil {
 			return err
 		}
-		slog.Info("the node trusts the cluster's authorities", "newest", newest.Subject.CommonName, "count", len(all))
+		f.Log.Info("the node trusts the cluster's authorities", "newest", newest.Subject.CommonName, "count", len(all))
 	}
 	if f.node.issuedBy(newest) {
 		// Before the annotation, which lets the trust in the former authority end: connections that

@@ -52,7 +52,7 @@ func startFirst(t *testing.T) *first {
 	bundle, server := o.PKI, servertest.New(t, o)
 	account := func(name string) *client.Set {
 		return must(client.New(server.ClientConfig(serviceaccount.MakeUsername(metav1.NamespaceSystem, name),
-			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers()))(t)
+			serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...), server.Informers(), nil))(t)
 	}
 	manager := must(kubernetes.NewForConfig(server.ClientConfig(user.KubeControllerManager)))(t)
 	signing := func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) }

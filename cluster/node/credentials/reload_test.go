@@ -54,7 +54,7 @@ func TestReload(t *testing.T) {
 	through := node.Through(all)
 	through.ServerName = ""
 	informers := must(kubernetes.NewForConfig(through))(t)
-	set := must(client.New(through, client.NewInformers(informers)))(t)
+	set := must(client.New(through, client.NewInformers(informers), nil))(t)
 	clients := []kubernetes.Interface{
 		must(kubernetes.NewForConfig(node.config()))(t), informers, set.Kube,
 		must(kubernetes.NewForConfig(rest.CopyConfig(set.Config)))(t),

@@ -97,7 +97,7 @@ type Config struct {
 	// PodRanges are networks of this node's pods. Packets from and to addresses in them that no
 	// Change has named are dropped.
 	PodRanges []netip.Prefix
-	// Log tells of repairs; nil is slog.Default.
+	// Log tells of repairs; nil discards it.
 	Log *slog.Logger
 }
 

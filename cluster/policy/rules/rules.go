@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -22,9 +23,7 @@ type Table struct {
 // Open reads what the kernel has of the table, and makes none: the first Apply does, which must
 // have all that is wanted. The caller must Close the Table.
 func Open(config Config) (*Table, error) {
-	if config.Log == nil {
-		config.Log = slog.Default()
-	}
+	config.Log = cmp.Or(config.Log, slog.New(slog.DiscardHandler))
 	t := &Table{Config: config, state: NewState(config.PodRanges)}
 	var err error
 	if t.table, err = nftable.Open(config.Name, layout{t}, config.Log); err != nil {

@@ -41,7 +41,7 @@ type Config struct {
 	NodeIPs []netip.Addr
 	// PodRanges are networks of this node's pods, for those that Change.Pods does not name.
 	PodRanges []netip.Prefix
-	// Log tells of repairs; nil is slog.Default.
+	// Log tells of repairs; nil discards it.
 	Log *slog.Logger
 }
 
@@ -106,9 +106,7 @@ type Table struct {
 // Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close
 // the Table.
 func Open(config Config) (*Table, error) {
-	if config.Log == nil {
-		config.Log = slog.Default()
-	}
+	config.Log = cmp.Or(config.Log, slog.New(slog.DiscardHandler))
 	t := &Table{
 		Config: config, ports: map[Key]*port{}, owners: map[address]Key{}, waiting: map[address][]Key{},
 		pods: Pods{}, numbers: newNumbers(), kinds: newKinds(),

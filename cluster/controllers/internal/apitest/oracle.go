@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
@@ -235,5 +234,4 @@ func quiet() {
 	_ = flags.Set("alsologtostderr", "false")
 	_ = flags.Set("stderrthreshold", "FATAL")
 	klog.SetOutput(io.Discard)
-	slog.SetDefault(slog.New(slog.DiscardHandler))
 }

@@ -5,7 +5,6 @@ package feed
 
 import (
 	"context"
-	"log/slog"
 
 	"k8s.io/client-go/tools/cache"
 
@@ -56,7 +55,7 @@ func listen(f *frame.Controller, informer cache.SharedIndexInformer, keys func(o
 		},
 	})
 	if err != nil { // the informer was stopped: the process is ending
-		slog.Error("controller cannot watch", "controller", f.Name, "err", err)
+		f.Log.Error("controller cannot watch", "controller", f.Name, "err", err)
 		return func() bool { return false }
 	}
 	return registration.HasSynced

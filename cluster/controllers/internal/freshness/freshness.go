@@ -5,8 +5,8 @@
 // twenty more. So each write is noted here under the key whose sync made it, and the next sync of
 // that key is put off until the cache shows the write:
 //
-//	c.writes = freshness.New()
-//	c.queue = frame.New("replicaset", 5, c.writes.Guard(c.sync, c.later))
+//	c.writes = freshness.New(set.Logger())
+//	c.queue = frame.New("replicaset", 5, set.Logger(), c.writes.Guard(c.sync, c.later))
 //
 // Creates, updates and patches are noted with the resource version that the API answered with: the
 // cache shows them once it has seen that version. A delete answers with no version, so it is noted
@@ -39,6 +39,7 @@ const Patience = 10 * time.Second
 // Writes is what one controller wrote and its caches do not show yet. It is safe for concurrent
 // use.
 type Writes struct {
+	log     *slog.Logger
 	mu      sync.Mutex
 	pending map[string]*pending
 }
@@ -55,8 +56,8 @@ type cachedPresence struct {
 	key   string
 }
 
-// New returns an empty Writes.
-func New() *Writes { return &Writes{pending: map[string]*pending{}} }
+// New returns an empty Writes. log must not be nil.
+func New(log *slog.Logger) *Writes { return &Writes{log: log, pending: map[string]*pending{}} }
 
 // Wrote notes that the sync of key left an object of store at version, as answered by the API.
 func (w *Writes) Wrote(key string, store cache.Store, version string) {
@@ -147,7 +148,7 @@ func (w *Writes) Guard(sync frame.Sync, later func(key string, d time.Duration))
 		}
 		err := sync(ctx, key)
 		if apierrors.IsConflict(err) {
-			slog.Debug("object was changed meanwhile", "key", key, "err", err)
+			w.log.Debug("object was changed meanwhile", "key", key, "err", err)
 			later(key, Patience)
 			return nil
 		}

@@ -3,6 +3,7 @@ package freshness_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -80,7 +81,7 @@ func TestShown(t *testing.T) {
 			if err := store.Add(first); err != nil {
 				t.Fatal(err)
 			}
-			w := freshness.New()
+			w := freshness.New(slog.New(slog.DiscardHandler))
 			c.write(w, store)
 			c.seen(store)
 			if got := w.Shown("k"); got != c.shown {
@@ -100,7 +101,7 @@ func TestGuard(t *testing.T) {
 	see("1")
 	var synced, delayed int
 	var result error
-	w := freshness.New()
+	w := freshness.New(slog.New(slog.DiscardHandler))
 	sync := w.Guard(func(context.Context, string) error { synced++; return result },
 		func(_ string, d time.Duration) {
 			if d == freshness.Patience {
