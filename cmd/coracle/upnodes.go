@@ -296,6 +296,10 @@ func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
 	if !u.o.several() {
 		return nil
 	}
+	if lost := nodes.Unreachable(); len(lost) > 0 {
+		steps.waits(fmt.Sprintf("the further nodes do not reach this machine's name servers, %v in /etc/resolv.conf, which are on its loopback: "+
+			"name a server of its network there for pulls and for other names than the cluster's", lost))
+	}
 	var mu sync.Mutex // guards steps
 	var made newToken // for those that have to join
 	invited := sync.OnceValues(func() (newToken, error) {

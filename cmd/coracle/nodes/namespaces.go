@@ -74,6 +74,9 @@ func (w Network) pinFrom(n int, hidden []string, cpu *unix.CPUSet) error {
 			if err := furnish(hidden); err != nil {
 				return err
 			}
+			if err := useResolved(w.Dir); err != nil {
+				return err
+			}
 			made <- unix.Gettid()
 			<-pinned
 			return nil

@@ -18,6 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/ownthread"
 )
 
 // In the environment, stage marks the process that runs the tests, in namespaces of its own, and
@@ -71,7 +73,9 @@ func callHome() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	fmt.Printf("%s from %s; hidden mounts: %d\n", said[:n], conn.LocalAddr(), strings.Count(string(mounts), "/hidden/"))
+	names, _ := os.ReadFile(resolvConf) // a machine may have none
+	hidden := strings.Count(string(mounts), "/hidden/")
+	fmt.Printf("%s from %s; hidden mounts: %d; name servers: %q\n", said[:n], conn.LocalAddr(), hidden, names)
 	return 0
 }
 
@@ -96,17 +100,25 @@ func newNetwork(t *testing.T) Network {
 }
 
 // call has a program on a node ask this machine at its address of a family, and returns its answer.
-func call(t *testing.T, w Network, n, family int) string {
+func call(t *testing.T, w Network, n, family int) (said string) {
 	t.Helper()
 	l, err := net.Listen("tcp", netip.AddrPortFrom(w.Address(1)[family], 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}
+	said, _ = callAt(t, w, n, l)
+	return said
+}
+
+// callAt has a program on a node ask l, and returns the answer and the address that asked.
+func callAt(t *testing.T, w Network, n int, l net.Listener) (answer string, from netip.Addr) {
+	t.Helper()
 	defer l.Close()
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
 		if conn, err := l.Accept(); err == nil {
+			from = conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 			_, _ = conn.Write([]byte(greeting))
 			_ = conn.Close()
 		}
@@ -121,7 +133,158 @@ func call(t *testing.T, w Network, n, family int) string {
 	}
 	_ = l.Close()
 	<-answered
-	return string(said)
+	return string(said), from
+}
+
+// anotherMachine listens at the far addresses, in a namespace that has no route to the nodes.
+func anotherMachine(t *testing.T, near, far []netip.Prefix) (listeners []net.Listener) {
+	t.Helper()
+	tid, connected := make(chan int), make(chan struct{})
+	listening := make(chan error, 1)
+	go func() {
+		listening <- ownthread.Run(func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			tid <- unix.Gettid()
+			<-connected
+			l, err := netlink.LinkByName("far")
+			if err == nil {
+				err = addresses(l, far)
+			}
+			for _, p := range far {
+				listener, lerr := net.Listen("tcp", netip.AddrPortFrom(p.Addr(), 0).String())
+				listeners, err = append(listeners, listener), errors.Join(err, lerr)
+			}
+			return err
+		})
+	}()
+	select {
+	case err := <-listening:
+		t.Fatal(err)
+	case id := <-tid:
+		space, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer space.Close()
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "near"
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "far", PeerNamespace: netlink.NsFd(int(space.Fd()))}
+		err = netlink.LinkAdd(veth)
+		if err == nil {
+			err = addresses(veth, near)
+		}
+		close(connected)
+		if err := errors.Join(err, <-listening); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = netlink.LinkDel(veth) })
+	}
+	return listeners
+}
+
+func addresses(l netlink.Link, all []netip.Prefix) error {
+	err := netlink.LinkSetUp(l)
+	for _, p := range all {
+		addr := &netlink.Addr{IPNet: ipNet(p.Addr(), p.Bits()), Flags: unix.IFA_F_NODAD}
+		err = errors.Join(err, netlink.AddrAdd(l, addr))
+	}
+	return err
+}
+
+// Nodes reach other machines in both families, with this machine's address. Regression: they did
+// over IPv4 only.
+func TestWayOut(t *testing.T) {
+	w := newNetwork(t)
+	if err := w.Make(2); err != nil {
+		t.Fatal(err)
+	}
+	// coracled turns this on for pods.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	near := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
+	far := []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
+	for i, l := range anotherMachine(t, near, far) {
+		if said, from := callAt(t, w, 2, l); !strings.Contains(said, greeting) || from != near[i].Addr() {
+			t.Errorf("the node reaches %s from %v: %q; want from %s", far[i].Addr(), from, said, near[i].Addr())
+		}
+	}
+	if err := w.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := c.ListTablesOfFamily(nftables.TableFamilyIPv6); err != nil || len(left) > 0 {
+		t.Errorf("Remove has left %v, %v", left, err)
+	}
+}
+
+// A node uses the name servers of systemd-resolved where this machine has its stub, which listens
+// on this machine's loopback, also after resolved has replaced its file.
+func TestResolver(t *testing.T) {
+	const stub, network = "nameserver 127.0.0.53\noptions edns0\n", "nameserver 192.0.2.53\n"
+	for name, tc := range map[string]struct {
+		standard, resolved string
+		node               string
+		unreachable        bool
+	}{
+		"systemd-resolved":      {stub, network, network, false},
+		"a stub of another":     {stub, "", stub, true},
+		"a stub without others": {stub, stub, stub, true},
+		"a server elsewhere":    {stub + network, "nameserver 192.0.2.54\n", stub + network, false},
+		"no servers":            {"search example.com\n", network, "search example.com\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newNetwork(t)
+			if err := unix.Mount("none", "/run", "tmpfs", 0, ""); err != nil { // of this test's own namespace
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount("/run", unix.MNT_DETACH) })
+			standard := filepath.Join(t.TempDir(), "resolv.conf")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(resolved), 0o755), os.WriteFile(standard, []byte(tc.standard), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount(standard, resolvConf, "", unix.MS_BIND, ""); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(resolvConf, unix.MNT_DETACH) })
+			write := func(content string) {
+				if err := os.WriteFile(resolved+".new", []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Rename(resolved+".new", resolved); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tc.resolved != "" {
+				write(tc.resolved)
+			}
+			if got := len(Unreachable()) > 0; got != tc.unreachable {
+				t.Errorf("the name servers are unreachable: %t", got)
+			}
+			if err := w.Make(2); err != nil {
+				t.Fatal(err)
+			}
+			if said := call(t, w, 2, 0); !strings.Contains(said, fmt.Sprintf("name servers: %q", tc.node)) {
+				t.Errorf("on the node: %s, want %q", said, tc.node)
+			}
+			if tc.node != network {
+				return
+			}
+			const later = "nameserver 192.0.2.55\n"
+			write(later)
+			if said := call(t, w, 2, 0); !strings.Contains(said, fmt.Sprintf("name servers: %q", later)) {
+				t.Errorf("on the node, after a change: %s, want %q", said, later)
+			}
+			if data, err := os.ReadFile(resolvConf); err != nil || string(data) != tc.standard {
+				t.Errorf("this machine has %q, %v", data, err)
+			}
+		})
+	}
 }
 
 // TestExecOnNode is what call starts; by itself it finds that a node that was not made cannot be

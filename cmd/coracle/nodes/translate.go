@@ -3,8 +3,10 @@ package nodes
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 
 	"github.com/google/nftables"
@@ -14,10 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The nodes reach other machines over IPv4, as this machine's own pods do: from its address.
+// The nodes reach other machines as this machine's own pods do: from its address. Each family has a
+// table. For IPv6, coracled turns forwarding on if pods have IPv6, and keeps networks apart.
 //
-//	table ip coracle-nodes-6443 {
-//	  chain forward {        # only if this machine forwarded nothing before; Remove leaves it
+//	table ip coracle-nodes-6443 {   # and ip6
+//	  chain forward {        # IPv4 only, if this machine forwarded nothing before; Remove leaves it
 //	    ct status & dnat == 0 iif UPLINK oif UPLINK drop }
 //	  chain postrouting { type nat hook postrouting priority srcnat
 //	    ip saddr 10.84.0.0/24 iifname nodes6443 oifname != nodes6443 oifname != "cor*" masquerade }
@@ -29,10 +32,15 @@ import (
 // forwarding is the kernel's switch.
 const forwarding = "/proc/sys/net/ipv4/ip_forward"
 
-// table is the cluster's. Its chain forward is the record that Make has turned forwarding on: both
-// are gone after a reboot.
+// table is the cluster's for IPv4. Its chain forward is the record that Make has turned forwarding
+// on: both are gone after a reboot.
 func (w Network) table() *nftables.Table {
 	return &nftables.Table{Name: "coracle-nodes-" + strconv.Itoa(w.Cluster), Family: nftables.TableFamilyIPv4}
+}
+
+// table6 is the cluster's for IPv6.
+func (w Network) table6() *nftables.Table {
+	return &nftables.Table{Name: w.table().Name, Family: nftables.TableFamilyIPv6}
 }
 
 // translated is IPS_DST_NAT, a bit of a connection's status.
@@ -76,12 +84,28 @@ func (w Network) translate() error {
 			return err
 		}
 	}
+	w.masquerade(c, t)
+	if slices.ContainsFunc(w.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		t6 := w.table6()
+		c.AddTable(t6)
+		c.DelTable(t6) // of before
+		c.AddTable(t6)
+		w.masquerade(c, t6)
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("nftables table %s: %w", t.Name, err)
+	}
+	return os.WriteFile(forwarding, []byte("1"), 0o644)
+}
+
+// masquerade gives what leaves this machine for others its address, in a table of one family.
+func (w Network) masquerade(c *nftables.Conn, t *nftables.Table) {
 	post := c.AddChain(&nftables.Chain{
 		Name: translating, Table: t, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting,
 		Priority: nftables.ChainPriorityNATSource,
 	})
 	for _, p := range w.Prefixes {
-		if !p.Addr().Is4() {
+		if p.Addr().Is4() != (t.Family == nftables.TableFamilyIPv4) {
 			continue
 		}
 		from := fromNetwork(p)
@@ -95,19 +119,17 @@ func (w Network) translate() error {
 			&expr.Masq{},
 		)})
 	}
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("nftables table %s: %w", t.Name, err)
-	}
-	return os.WriteFile(forwarding, []byte("1"), 0o644)
 }
 
-// fromNetwork matches packets from a network of IPv4.
+// fromNetwork matches packets from a network.
 func fromNetwork(p netip.Prefix) []expr.Any {
-	const source = 12 // in the header
-	mask := binaryutil.BigEndian.PutUint32(^uint32(0) << (32 - p.Bits()))
+	source, size := uint32(12), uint32(4) // in the header of IPv4
+	if p.Addr().Is6() {
+		source, size = 8, 16
+	}
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: 4},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: size},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()), Xor: make([]byte, size)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Masked().Addr().AsSlice()},
 	}
 }
@@ -140,12 +162,17 @@ func keepApart(c *nftables.Conn, t *nftables.Table) error {
 	return nil
 }
 
-// translateNothing removes the table, but for the guard. Forwarding stays on: others may have come
+// translateNothing removes the tables, but for the guard. Forwarding stays on: others may have come
 // to count on it, such as another cluster or another container engine. The guard goes with it, at
 // the next reboot.
 func (w Network) translateNothing() error {
 	c, err := nftables.New()
 	if err != nil {
+		return err
+	}
+	c.AddTable(w.table6()) // so that there is one to delete
+	c.DelTable(w.table6())
+	if err := ignore(c.Flush(), unix.EAFNOSUPPORT, unix.EOPNOTSUPP); err != nil {
 		return err
 	}
 	if w.guarded(c) {
