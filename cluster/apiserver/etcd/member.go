@@ -4,25 +4,20 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
-	"log"
 	"net"
 	"net/http"
 	"time"
 
 	"go.etcd.io/bbolt"
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/config"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
 	"go.etcd.io/etcd/server/v3/features"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 )
@@ -32,16 +27,10 @@ const (
 	// a port; it is never dialled.
 	LoneName = "default"
 	LoneURL  = "http://localhost:2380"
-	// peerReadLimit bounds the reading of one request of another member, which may be a snapshot.
-	peerReadLimit = 5 * time.Minute
-	// peerHeaderLimit bounds the reading of its headers.
-	peerHeaderLimit = 10 * time.Second
 	// peerCloseLimit is how long connections of other members may take to end.
 	peerCloseLimit = time.Second
 	// clientPingsEvery is how often a client may ask whether a connection is alive, at most.
 	clientPingsEvery = 5 * time.Second
-	// refusedEvery is how often connections to the port for peers that were refused are logged.
-	refusedEvery = 10 * time.Second
 )
 
 // member is an etcd server with its listeners. Package embed of etcd is not used: it links a web
@@ -117,7 +106,8 @@ func startMember(s *settings) (m *member, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var peers net.Listener
+	var peers *peerPort
+	var secured net.Listener
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, clients.Close())
@@ -127,41 +117,25 @@ func startMember(s *settings) (m *member, err error) {
 		}
 	}()
 	if !m.config.PeerTLSInfo.Empty() {
-		m.config.PeerTLSInfo.HandshakeFailure = logRefused(m.config.Logger)
-		peers, err = transport.NewListenerWithOpts(m.config.PeerURLs[0].Host, m.config.PeerURLs[0].Scheme,
-			transport.WithTLSInfo(&m.config.PeerTLSInfo), transport.WithTimeout(rafthttp.ConnReadTimeout, rafthttp.ConnWriteTimeout))
-		if err != nil {
+		var peerTLS *tls.Config
+		if peers, peerTLS, err = listenPeers(m.config.PeerURLs[0].Host, &m.config.PeerTLSInfo, m.config.Logger); err != nil {
 			return nil, err
 		}
+		secured = tls.NewListener(peers, peerTLS)
 	}
 	if m.Server, err = etcdserver.NewServer(m.config); err != nil {
 		return nil, err
 	}
 	m.Server.Start()
 	if peers != nil {
-		m.peers = &http.Server{
-			Handler:     etcdhttp.NewPeerHandler(m.config.Logger, m.Server),
-			ReadTimeout: peerReadLimit, ReadHeaderTimeout: peerHeaderLimit,
-			ErrorLog: log.New(io.Discard, "", 0), // what hostile connections make it say
-		}
-		go m.serve(func() error { return m.peers.Serve(peers) })
+		m.peers = peers.server(etcdhttp.NewPeerHandler(m.config.Logger, m.Server))
+		go m.serve(func() error { return m.peers.Serve(secured) })
 	}
 	m.clients = v3rpc.Server(m.Server, nil, nil, append([]grpc.ServerOption{
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPingsEvery}),
 	}, s.grpc...)...)
 	go m.serveClients(clients)
 	return m, nil
-}
-
-// logRefused logs connections to the port for peers without a member's certificate, which is how an
-// operator sees that a certificate has expired. Anyone can open them, so not each is logged.
-func logRefused(log *zap.Logger) func(*tls.Conn, error) {
-	limit := rate.Sometimes{Interval: refusedEvery}
-	return func(conn *tls.Conn, err error) {
-		limit.Do(func() {
-			log.Warn("refused a connection to the port for members", zap.Stringer("remote", conn.RemoteAddr()), zap.Error(err))
-		})
-	}
 }
 
 // serveClients accepts clients once the member is ready.
