@@ -100,7 +100,7 @@ func (b *bench) simulated(ctx context.Context) error {
 	}
 	peak := sync.OnceValue(b.watchMemory())
 	defer func() { b.peakMemory = peak() }()
-	began := time.Now()
+	began, used := time.Now(), b.cpu()
 	if err := each(ctx, b.nodes, b.join); err != nil {
 		return err
 	}
@@ -124,8 +124,9 @@ func (b *bench) simulated(ctx context.Context) error {
 		return fmt.Errorf("nodes do not lose their taints: %w", err)
 	}
 	b.took(fmt.Sprintf("%d nodes: joined, and no taint left", b.nodes), time.Since(began))
+	b.found(figure{Name: "… CPU time for each node", Unit: "ms", Value: b.spent(used, b.nodes)})
 	var created time.Duration
-	used := b.cpu()
+	used = b.cpu()
 	took, err := b.fill(ctx, func() error {
 		began := time.Now()
 		err := b.backlog(ctx)

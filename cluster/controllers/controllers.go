@@ -27,6 +27,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/endpointslice"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/garbagecollector"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 	"github.com/coracle-project/coracle/cluster/controllers/job"
 	"github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
 	"github.com/coracle-project/coracle/cluster/controllers/localpath"
@@ -117,8 +118,14 @@ func New(as Identities, o Options) ([]Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity of ttl-after-finished-controller: %w", err)
 	}
+	// What several controllers write to a node at a time is written as one of them.
+	nodes, err := as.Account("node-controller")
+	if err != nil {
+		return nil, fmt.Errorf("identity of node-controller: %w", err)
+	}
+	write := nodepatch.New(nodes.Kube.CoreV1().Nodes())
 	observer := notactedon.New(as.Manager, o.Unserved, o.NotActedOn)
-	all := slices.Concat(o.always(as.Manager, finished, observer), o.configured(as.Manager))
+	all := slices.Concat(o.always(as.Manager, finished, observer, write), o.configured(as.Manager, write))
 	runners := make([]Runner, 0, len(all)+2)
 	runners = append(runners, observer)
 	for _, e := range all {
@@ -139,7 +146,7 @@ func New(as Identities, o Options) ([]Runner, error) {
 }
 
 // always are the controllers that every cluster has.
-func (o *Options) always(manager, finished *client.Set, observer *notactedon.Controller) []entry {
+func (o *Options) always(manager, finished *client.Set, observer *notactedon.Controller, write *nodepatch.Writer) []entry {
 	reader := manager.Kube
 	mapper := upstream.NewMapper(reader.Discovery())
 	return []entry{
@@ -156,7 +163,7 @@ func (o *Options) always(manager, finished *client.Set, observer *notactedon.Con
 			return garbagecollector.New(set, anything, observer)
 		})},
 		{"service-account-controller", plain(serviceaccount.New)},
-		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.New(set, reader) }},
+		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.New(set, reader, write) }},
 		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.NewEviction(set) }},
 		{"pod-garbage-collector", func(set *client.Set) (Runner, error) { return podgc.New(set, max(o.EndedPods, 0)) }},
 		{"resourcequota-controller", o.anyKind(resourcequota.New)},
@@ -166,7 +173,7 @@ func (o *Options) always(manager, finished *client.Set, observer *notactedon.Con
 		{"certificate-controller", plain(certificates.NewCleaner)},
 		{"clusterrole-aggregation-controller", plain(clusterroleaggregation.New)},
 		{"token-cleaner", plain(bootstraptoken.New)},
-		{"ttl-controller", plain(nodettl.New)},
+		{"ttl-controller", plain(func(set *client.Set) *frame.Controller { return nodettl.New(set, write) })},
 		{"service-cidrs-controller", plain(servicecidr.New)},
 		{"validatingadmissionpolicy-status-controller", plain(policystatus.New)},
 		{"statefulset-controller", plain(upstream.NewStatefulSet)},
@@ -188,7 +195,7 @@ func (o *Options) always(manager, finished *client.Set, observer *notactedon.Con
 }
 
 // configured are the controllers that some options ask for.
-func (o *Options) configured(manager *client.Set) (all []entry) {
+func (o *Options) configured(manager *client.Set, write *nodepatch.Writer) (all []entry) {
 	if o.RootCA != nil {
 		all = append(all, entry{"root-ca-cert-publisher", func(set *client.Set) (Runner, error) {
 			return rootca.New(set, manager.Kube, o.RootCA), nil
@@ -204,7 +211,7 @@ func (o *Options) configured(manager *client.Set) (all []entry) {
 	}
 	if len(o.PodRanges.Pods) > 0 {
 		all = append(all, entry{"node-controller", func(set *client.Set) (Runner, error) {
-			return upstream.NewNodeIPAM(set, o.PodRanges), nil
+			return upstream.NewNodeIPAM(set, write, o.PodRanges), nil
 		}})
 	}
 	if o.LoadBalancers != nil {

@@ -35,10 +35,12 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 )
 
 const (
-	workers = 8
+	// workers wait for other changes of their nodes when many nodes join.
+	workers = 16
 	// monitorGrace is how long a node may be silent.
 	monitorGrace = 50 * time.Second
 	// startupGrace is how long a new node may be without a Ready condition.
@@ -47,6 +49,7 @@ const (
 
 type controller struct {
 	set      *client.Set
+	write    *nodepatch.Writer // of labels and taints
 	nodes    corelisters.NodeLister
 	leases   coordinationlisters.LeaseNamespaceLister
 	informer cache.SharedIndexInformer // of leases
@@ -66,8 +69,8 @@ type controller struct {
 
 // New returns the controller; its keys are nodes ("NAME") and pods that were just bound to a node
 // ("NAMESPACE/NAME"). It watches the Leases of nodes only, with reader: its own role does not read
-// them.
-func New(set *client.Set, reader kubernetes.Interface) (*frame.Controller, error) {
+// them. It writes labels and taints with write.
+func New(set *client.Set, reader kubernetes.Interface, write *nodepatch.Writer) (*frame.Controller, error) {
 	pods, nodes := set.Informers.Core().V1().Pods(), set.Informers.Core().V1().Nodes()
 	if err := upstream.AddPodNodeNameIndexer(pods.Informer()); err != nil {
 		return nil, err
@@ -76,7 +79,7 @@ func New(set *client.Set, reader kubernetes.Interface) (*frame.Controller, error
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	recorder, flush := set.Recorder("node-controller", "")
 	c := &controller{
-		set: set, nodes: nodes.Lister(), informer: leases,
+		set: set, write: write, nodes: nodes.Lister(), informer: leases,
 		leases: coordinationlisters.NewLeaseLister(leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
 		pods:   pods.Lister(), byNode: pods.Informer().GetIndexer(), recorder: recorder,
 		health: map[string]*health{}, zones: map[string]*zone{}, shares: map[string]share{}, counts: map[string]count{},

@@ -23,6 +23,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 )
 
 // TestMain keeps logs out of the tests', and upstream's error handler too: it sleeps until some
@@ -34,7 +35,9 @@ func TestMain(m *testing.M) {
 }
 
 var own = apitest.Ours(
-	func(set *client.Set) *frame.Controller { return must(New(set, set.Kube)) },
+	func(set *client.Set) *frame.Controller {
+		return must(New(set, set.Kube, nodepatch.New(set.Kube.CoreV1().Nodes())))
+	},
 	func(set *client.Set) *frame.Controller { return must(NewEviction(set)) },
 ).As("node-controller")
 

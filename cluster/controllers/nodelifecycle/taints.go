@@ -2,7 +2,6 @@ package nodelifecycle
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,9 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubernetes/pkg/util/taints"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 )
 
 // attempts bounds how often a node is written that changes meanwhile.
@@ -128,9 +128,9 @@ func (ch *change) matchLabels(node *corev1.Node) {
 func (c *controller) apply(ctx context.Context, node *corev1.Node, ch change) error {
 	nodes, name, uid := c.set.Kube.CoreV1().Nodes(), node.Name, node.UID
 	for attempt := 1; ; attempt++ {
-		patch, err := ch.patch(node)
-		if err == nil && patch != nil {
-			_, err = nodes.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		var err error
+		if write := ch.of(node); write != nil {
+			err = c.write.Apply(ctx, name, *write)
 		}
 		if apierrors.IsConflict(err) && attempt < attempts {
 			if node, err = nodes.Get(ctx, name, metav1.GetOptions{}); err == nil && node.UID == uid {
@@ -144,18 +144,8 @@ func (c *controller) apply(ctx context.Context, node *corev1.Node, ch change) er
 	}
 }
 
-// patch is a merge patch that makes the change to this version of a node, nil if it has nothing to
-// change.
-func (ch *change) patch(node *corev1.Node) ([]byte, error) {
-	var p struct {
-		Metadata struct {
-			ResourceVersion string            `json:"resourceVersion"`
-			Labels          map[string]string `json:"labels,omitempty"`
-		} `json:"metadata"`
-		Spec struct {
-			Taints *[]corev1.Taint `json:"taints,omitempty"`
-		} `json:"spec"`
-	}
+// of is the change of this version of a node, nil if it has nothing to change.
+func (ch *change) of(node *corev1.Node) *nodepatch.Change {
 	all := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(taint corev1.Taint) bool {
 		return slices.ContainsFunc(ch.remove, func(r corev1.Taint) bool { return r.MatchTaint(&taint) })
 	})
@@ -167,11 +157,11 @@ func (ch *change) patch(node *corev1.Node) ([]byte, error) {
 		}
 	}
 	if !changed && len(ch.labels) == 0 {
-		return nil, nil
+		return nil
 	}
-	p.Metadata.ResourceVersion, p.Metadata.Labels = node.ResourceVersion, ch.labels
+	write := &nodepatch.Change{ResourceVersion: node.ResourceVersion, Labels: ch.labels}
 	if changed {
-		p.Spec.Taints = &all
+		write.Taints = &all
 	}
-	return json.Marshal(p)
+	return write
 }

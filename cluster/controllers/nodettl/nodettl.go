@@ -5,20 +5,18 @@ package nodettl
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 )
 
 // size is a size of clusters: from least to most nodes.
@@ -43,10 +41,12 @@ const (
 	// settle is how long after a cluster has come to another size all nodes are written: one that
 	// grows to 1,000 nodes within seconds comes to three sizes.
 	settle = 5 * time.Second
+	// workers wait for other changes of their nodes when many nodes join.
+	workers = 16
 )
 
 type controller struct {
-	set   *client.Set
+	write *nodepatch.Writer
 	nodes corelisters.NodeLister
 	add   func(key string)
 	later func(key string, d time.Duration)
@@ -56,11 +56,11 @@ type controller struct {
 	size  int                 // index into sizes
 }
 
-// New returns the controller; its keys are nodes.
-func New(set *client.Set) *frame.Controller {
+// New returns the controller, which writes with write; its keys are nodes.
+func New(set *client.Set, write *nodepatch.Writer) *frame.Controller {
 	nodes := set.Informers.Core().V1().Nodes()
-	c := &controller{set: set, nodes: nodes.Lister(), known: map[string]struct{}{}}
-	f := frame.New("ttl", 5, set.Logger(), c.sync)
+	c := &controller{write: write, nodes: nodes.Lister(), known: map[string]struct{}{}}
+	f := frame.New("ttl", workers, set.Logger(), c.sync)
 	c.add, c.later = f.Add, f.AddAfter
 	f.Watch(nodes.Informer(), c.concerned)
 	return f
@@ -131,9 +131,7 @@ func (c *controller) sync(ctx context.Context, name string) error {
 	if node.Annotations[corev1.ObjectTTLAnnotationKey] == wanted {
 		return nil
 	}
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, corev1.ObjectTTLAnnotationKey, wanted)
-	_, err = c.set.Kube.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-	return ignoreGone(err)
+	return ignoreGone(c.write.Apply(ctx, name, nodepatch.Change{Annotations: map[string]string{corev1.ObjectTTLAnnotationKey: wanted}}))
 }
 
 func ignoreGone(err error) error {

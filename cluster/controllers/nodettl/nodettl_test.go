@@ -13,11 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
+	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 )
 
 func TestAnnotationFollowsTheClustersSize(t *testing.T) {
-	apitest.Ours(New).As("ttl-controller").Run(t, func(t *testing.T, s *apitest.Server) {
+	apitest.Ours(func(set *client.Set) *frame.Controller {
+		return New(set, nodepatch.New(set.Kube.CoreV1().Nodes()))
+	}).As("ttl-controller").Run(t, func(t *testing.T, s *apitest.Server) {
 		nodes := s.Kube.CoreV1().Nodes()
 		want := func(seconds string) {
 			t.Helper()

@@ -1,7 +1,9 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -18,6 +21,7 @@ import (
 	"k8s.io/kubernetes/pkg/controller/nodeipam/ipam"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 )
 
 // Each node gets 254 addresses for pods, and the usual network of IPv6.
@@ -68,11 +72,11 @@ const seldom = 8
 const listLimit = 10 * time.Second
 
 // NewNodeIPAM returns the controller that gives each node networks for its pods (spec.podCIDRs). It
-// starts with the first node.
+// starts with the first node, and writes networks with write.
 //
 // Upstream's does not start if a node has a network from elsewhere, and counts all networks in a
 // larger one as taken, and as free again when its node is deleted. It does not see such networks.
-func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
+func NewNodeIPAM(set *client.Set, write *nodepatch.Writer, r PodRanges) *OnDemand {
 	return &OnDemand{
 		name: "node-ipam", log: set.Logger(), informers: set.Informers,
 		trigger: set.Informers.Core().V1().Nodes().Informer(),
@@ -95,7 +99,7 @@ func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
 				}
 			}
 			nodes := ownNodes{NodeInformer: g.Core().V1().Nodes(), ranges: r}
-			c, err := ipam.NewCIDRRangeAllocator(ctx, sparing{set.Kube, r}, nodes, params, known)
+			c, err := ipam.NewCIDRRangeAllocator(ctx, sparing{set.Kube, write, r}, nodes, params, known)
 			if err != nil {
 				return nil, err
 			}
@@ -112,22 +116,64 @@ func NewNodeIPAM(set *client.Set, r PodRanges) *OnDemand {
 	}
 }
 
-// sparing is a client that writes few of the allocator's events. It tries forever to find a network
-// for a node when there is none left, with an event each time: 700 nodes too many kept the API
-// server busy for minutes.
+// sparing is a client that writes networks of nodes together with what others write to them, and
+// few of the allocator's events. The allocator tries forever to find a network for a node when
+// there is none left, with an event each time: 700 nodes too many kept the API server busy for
+// minutes.
 type sparing struct {
 	kubernetes.Interface
+	write  *nodepatch.Writer
 	ranges PodRanges
 }
 
 // CoreV1 implements kubernetes.Interface.
 func (s sparing) CoreV1() typedcorev1.CoreV1Interface {
-	return sparingCore{s.Interface.CoreV1(), s.ranges}
+	return sparingCore{s.Interface.CoreV1(), s.write, s.ranges}
 }
 
 type sparingCore struct {
 	typedcorev1.CoreV1Interface
+	write  *nodepatch.Writer
 	ranges PodRanges
+}
+
+// Nodes implements typedcorev1.CoreV1Interface.
+func (s sparingCore) Nodes() typedcorev1.NodeInterface {
+	return sparingNodes{s.CoreV1Interface.Nodes(), s.write}
+}
+
+type sparingNodes struct {
+	typedcorev1.NodeInterface
+	write *nodepatch.Writer
+}
+
+// Patch implements typedcorev1.NodeInterface. The allocator does not use the Node that is returned.
+func (s sparingNodes) Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, o metav1.PatchOptions, sub ...string,
+) (*corev1.Node, error) {
+	cidrs := networksOf(patch)
+	if cidrs == nil || len(sub) > 0 {
+		return s.NodeInterface.Patch(ctx, name, kind, patch, o, sub...)
+	}
+	if err := s.write.Apply(ctx, name, nodepatch.Change{PodCIDRs: cidrs}); err != nil {
+		return nil, err
+	}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
+}
+
+// networksOf returns the networks that a patch of a Node sets, nil if it sets anything else.
+func networksOf(patch []byte) []string {
+	var p struct {
+		Spec struct {
+			PodCIDR  string   `json:"podCIDR"`
+			PodCIDRs []string `json:"podCIDRs"`
+		} `json:"spec"`
+	}
+	strict := json.NewDecoder(bytes.NewReader(patch))
+	strict.DisallowUnknownFields()
+	if strict.Decode(&p) != nil || len(p.Spec.PodCIDRs) == 0 || p.Spec.PodCIDR != p.Spec.PodCIDRs[0] {
+		return nil
+	}
+	return p.Spec.PodCIDRs
 }
 
 // Events implements typedcorev1.CoreV1Interface.

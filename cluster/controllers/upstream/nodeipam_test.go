@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
 	"github.com/coracle-project/coracle/cluster/controllers/upstream"
 )
 
@@ -73,7 +74,7 @@ func TestForeignNetworksOfNodes(t *testing.T) {
 		set := &client.Set{Kube: kube, Informers: client.NewInformers(kube)}
 		nodes := kube.CoreV1().Nodes()
 		done := make(chan struct{})
-		ipam := upstream.NewNodeIPAM(set, upstream.PodRanges{Pods: prefixes("10.85.0.0/23")})
+		ipam := upstream.NewNodeIPAM(set, nodepatch.New(nodes), upstream.PodRanges{Pods: prefixes("10.85.0.0/23")})
 		set.Informers.Start(ctx.Done())
 		go func() {
 			defer close(done)
