@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
@@ -71,6 +72,9 @@ func (b *bench) coldStart(ctx context.Context) error {
 		work.Go(func() error {
 			err := b.until(ctx, func(ctx context.Context) (bool, error) {
 				node, err := b.kube.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+				if err == nil && short(node) != "" {
+					return false, fmt.Errorf("the node has %s: pods do not run; make room on this machine", short(node))
+				}
 				return err == nil && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool {
 					return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
 				}), nil
@@ -99,6 +103,16 @@ func (b *bench) coldStart(ctx context.Context) error {
 	_, err = b.kube.CoreV1().Namespaces().Create(context.Background(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		metav1.CreateOptions{})
 	return err
+}
+
+// short names what the node runs short of, "" if nothing.
+func short(node *v1.Node) v1.NodeConditionType {
+	for _, c := range node.Status.Conditions {
+		if c.Status == v1.ConditionTrue && c.Type != v1.NodeReady {
+			return c.Type
+		}
+	}
+	return ""
 }
 
 // namespace is where all but the first pod are.
@@ -135,7 +149,8 @@ func (b *bench) until(ctx context.Context, f wait.ConditionWithContextFunc) erro
 
 // follow watches pods from now on, calls begin once the watch is open, and shows each event to done
 // until that returns true. A watch that the API server ends, because we read too slowly for a
-// moment, is taken up again where it ended.
+// moment, is taken up again where it ended. If the API server has forgotten the events since then,
+// done sees all pods as Added, also those that it has seen.
 func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error,
 	done func(watch.EventType, *v1.Pod) bool,
 ) error {
@@ -148,28 +163,56 @@ func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptio
 	}
 	for o.ResourceVersion = now.ResourceVersion; ctx.Err() == nil; {
 		w, err := pods.Watch(ctx, o)
+		if err == nil {
+			if begin != nil {
+				if err := begin(); err != nil {
+					w.Stop()
+					return err
+				}
+				begin = nil
+			}
+			var finished bool
+			finished, err = drain(w, &o.ResourceVersion, done)
+			w.Stop()
+			if finished {
+				return nil
+			}
+		}
+		if err == nil {
+			continue
+		}
+		if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+			return firstError(context.Cause(ctx), err)
+		}
+		o.ResourceVersion = ""
+		all, err := pods.List(ctx, o)
 		if err != nil {
 			return firstError(context.Cause(ctx), err)
 		}
-		defer w.Stop()
-		if begin != nil {
-			if err := begin(); err != nil {
-				return err
-			}
-			begin = nil
-		}
-		for e := range w.ResultChan() {
-			p, ok := e.Object.(*v1.Pod)
-			if !ok {
-				return fmt.Errorf("watch: %v", e.Object)
-			}
-			if done(e.Type, p) {
+		for i := range all.Items {
+			if done(watch.Added, &all.Items[i]) {
 				return nil
 			}
-			o.ResourceVersion = p.ResourceVersion
 		}
+		o.ResourceVersion = all.ResourceVersion
 	}
 	return context.Cause(ctx)
+}
+
+// drain shows the events of a watch to done until that returns true, or the watch ends, and notes
+// the version of the last one.
+func drain[T metav1.Object](w watch.Interface, version *string, done func(watch.EventType, T) bool) (finished bool, err error) {
+	for e := range w.ResultChan() {
+		object, ok := e.Object.(T)
+		if !ok {
+			return false, apierrors.FromObject(e.Object)
+		}
+		*version = object.GetResourceVersion()
+		if done(e.Type, object) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 const (

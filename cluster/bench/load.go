@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -13,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -100,33 +100,15 @@ func (b *bench) simulated(ctx context.Context) error {
 	}
 	peak := sync.OnceValue(b.watchMemory())
 	defer func() { b.peakMemory = peak() }()
-	began, used := time.Now(), b.cpu()
-	if err := each(ctx, b.nodes, b.join); err != nil {
-		return err
-	}
+	fleet := &fleet{bench: b, leases: make([]atomic.Pointer[coordv1.Lease], b.nodes)}
 	beating, stop := context.WithCancel(ctx)
 	defer stop()
-	go b.heartbeats(beating)
-	// A list of so many costs the API server something: seldom.
-	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, b.long(b.nodes), true, func(ctx context.Context) (bool, error) {
-		nodes, err := b.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "bench=simulated"})
-		if err != nil {
-			return false, err
-		}
-		for _, n := range nodes.Items {
-			if len(n.Spec.Taints) > 0 {
-				return false, nil
-			}
-		}
-		return len(nodes.Items) == b.nodes, nil
-	})
-	if err != nil {
-		return fmt.Errorf("nodes do not lose their taints: %w", err)
+	go fleet.beat(beating)
+	if err := fleet.joinAll(ctx); err != nil {
+		return err
 	}
-	b.took(fmt.Sprintf("%d nodes: joined, and no taint left", b.nodes), time.Since(began))
-	b.found(figure{Name: "… CPU time for each node", Unit: "ms", Value: b.spent(used, b.nodes)})
 	var created time.Duration
-	used = b.cpu()
+	used := b.cpu()
 	took, err := b.fill(ctx, func() error {
 		began := time.Now()
 		err := b.backlog(ctx)
@@ -171,7 +153,7 @@ func (b *bench) backlog(ctx context.Context) error {
 func (b *bench) fill(ctx context.Context, begin func() error) (took firstThenOthers, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	begun, bound := make(chan struct{}), 0
+	begun, bound := make(chan struct{}), map[string]bool{}
 	var began time.Time
 	err = b.follow(ctx, namespace, metav1.ListOptions{FieldSelector: "spec.nodeName!="}, func() error {
 		began = time.Now()
@@ -182,74 +164,26 @@ func (b *bench) fill(ctx context.Context, begin func() error) (took firstThenOth
 			}
 		}()
 		return nil
-	}, func(event watch.EventType, _ *v1.Pod) bool {
-		if event == watch.Added {
-			if bound++; bound == 1 {
-				took.first = time.Since(began)
-			}
+	}, func(_ watch.EventType, p *v1.Pod) bool {
+		bound[p.Name] = true
+		if len(bound) == 1 {
+			took.first = cmp.Or(took.first, time.Since(began))
 		}
-		return bound == b.pods
+		return len(bound) == b.pods
 	})
 	took.all = time.Since(began)
 	if err != nil {
-		return took, fmt.Errorf("%d of %d pods were bound: %w", bound, b.pods, err)
+		return took, fmt.Errorf("%d of %d pods were bound: %w", len(bound), b.pods, err)
 	}
 	<-begun
 	return took, nil
 }
 
-// drain has a scheduler start when all pods wait.
-func (b *bench) drain(ctx context.Context, start func() error) (firstThenOthers, error) {
+// schedule has a scheduler start when all pods wait.
+func (b *bench) schedule(ctx context.Context, start func() error) (firstThenOthers, error) {
 	if err := b.backlog(ctx); err != nil {
 		return firstThenOthers{}, err
 	}
 	took, err := b.fill(ctx, start)
 	return took, firstError(err, b.removeAll(ctx))
-}
-
-func simulatedNode(i int) string { return fmt.Sprintf("simulated-%d", i) }
-
-// join makes a node and its lease.
-func (b *bench) join(ctx context.Context, i int) error {
-	name, labels := simulatedNode(i), map[string]string{"bench": "simulated"}
-	now, seconds := metav1.NowMicro(), int32(40)
-	lease := &coordv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
-		Spec:       coordv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &now},
-	}
-	if _, err := b.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Create(ctx, lease, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	room := v1.ResourceList{
-		v1.ResourceCPU: resource.MustParse("8"), v1.ResourceMemory: resource.MustParse("32Gi"),
-		v1.ResourcePods: resource.MustParse("110"),
-	}
-	node := &v1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-			"bench": "simulated", v1.LabelHostname: name, v1.LabelOSStable: "linux", v1.LabelTopologyZone: fmt.Sprintf("zone-%d", i%3),
-		}},
-		Status: v1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []v1.NodeCondition{{
-			Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
-		}}},
-	}
-	_, err := b.kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
-	return err
-}
-
-// heartbeats renews the leases of all simulated nodes, each every 20 seconds, until ctx ends.
-func (b *bench) heartbeats(ctx context.Context) {
-	tick := time.NewTicker(20 * time.Second / time.Duration(b.nodes))
-	defer tick.Stop()
-	for i := 0; ctx.Err() == nil; i = (i + 1) % b.nodes {
-		patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
-		_, err := b.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Patch(ctx, simulatedNode(i), types.MergePatchType, patch,
-			metav1.PatchOptions{})
-		if err != nil && ctx.Err() == nil {
-			b.found(figure{Name: "heartbeat lost: " + err.Error()})
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-	}
 }

@@ -112,10 +112,8 @@ func run() (err error) {
 	if err = b.measure(ctx); err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
 	}
-	if err = errors.Join(err, b.stack.stop()); err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(b.out)
+	err = errors.Join(err, b.stack.stop())
+	return errors.Join(err, json.NewEncoder(os.Stdout).Encode(b.out)) // after an error, what was measured before
 }
 
 // measure runs the phases in an order in which none spoils the next: what is idle is looked at
@@ -154,6 +152,11 @@ func (b *bench) found(f figure) {
 	}
 	fmt.Fprintf(os.Stderr, "cluster-bench: %s: %s: %.4g %s\n", f.Stack, f.Name, f.Value, f.Unit)
 	b.out.Figures = append(b.out.Figures, f)
+}
+
+// say prints what is no figure.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "cluster-bench: %s: %s\n", b.name, fmt.Sprintf(format, args...))
 }
 
 func (b *bench) took(name string, d time.Duration) {

@@ -21,49 +21,86 @@ func ready(p *v1.Pod) bool {
 	})
 }
 
+// rollout is what a round of deployment has measured, from the creation of the Deployment.
+type rollout struct {
+	created, bound, up []time.Duration // of the last pod
+	down               []time.Duration // of all pods, from the deletion
+	cpu                []float64       // of control plane and kubelet, for each pod until all are Ready
+}
+
 // deployment measures a Deployment from its creation until all pods are Ready, and from its
 // deletion until all are gone.
 func (b *bench) deployment(ctx context.Context) error {
-	var up, down []time.Duration
+	var all rollout
 	for round := range b.rounds {
-		labels := map[string]string{"app": fmt.Sprintf("deployment-%d", round)}
-		replicas, grace := int32(b.replicas), metav1.DeletePropagationBackground
-		d := &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Name: labels["app"]},
-			Spec: appsv1.DeploymentSpec{
-				Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
-				Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: b.podSpec()},
-			},
+		if err := b.rollOut(ctx, round, &all); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
 		}
-		api, alive := b.kube.AppsV1().Deployments(namespace), map[string]bool{}
-		var began, deleted time.Time
-		var failed error
-		err := b.follow(ctx, namespace, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)}, func() error {
-			began = time.Now()
-			_, err := api.Create(ctx, d, metav1.CreateOptions{})
-			return err
-		}, func(event watch.EventType, p *v1.Pod) bool {
-			switch {
-			case event == watch.Deleted:
-				delete(alive, p.Name)
-				return len(alive) == 0
-			case ready(p) && deleted.IsZero():
-				alive[p.Name] = true
-				if len(alive) == b.replicas {
-					up = append(up, time.Since(began))
-					deleted = time.Now()
-					failed = api.Delete(ctx, d.Name, metav1.DeleteOptions{PropagationPolicy: &grace})
-				}
-			}
-			return failed != nil
-		})
-		if err != nil || failed != nil {
-			return fmt.Errorf("round %d: %w", round, firstError(failed, err))
-		}
-		down = append(down, time.Since(deleted))
 	}
-	b.took(fmt.Sprintf("Deployment of %d: all Ready", b.replicas), median(up))
-	b.took(fmt.Sprintf("Deployment of %d: all gone", b.replicas), median(down))
+	name := func(what string) string { return fmt.Sprintf("Deployment of %d: %s", b.replicas, what) }
+	b.took(name("all created"), median(all.created))
+	b.took(name("all bound"), median(all.bound))
+	b.took(name("all Ready"), median(all.up))
+	b.found(figure{Name: name("CPU time for each pod"), Unit: "ms", Value: median(all.cpu)})
+	b.took(name("all gone"), median(all.down))
+	return nil
+}
+
+// rollOut makes one Deployment, and deletes it.
+func (b *bench) rollOut(ctx context.Context, round int, all *rollout) error {
+	labels := map[string]string{"app": fmt.Sprintf("deployment-%d", round)}
+	replicas, grace := int32(b.replicas), metav1.DeletePropagationBackground
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: labels["app"]},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: b.podSpec()},
+		},
+	}
+	api := b.kube.AppsV1().Deployments(namespace)
+	created, bound, alive := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	// last notes when the last pod has come so far.
+	last := func(of map[string]bool, name string, since time.Time, times *[]time.Duration) {
+		if !of[name] {
+			of[name] = true
+			if len(of) == b.replicas {
+				*times = append(*times, time.Since(since))
+			}
+		}
+	}
+	var began, deleted time.Time
+	var used time.Duration
+	var failed error
+	err := b.follow(ctx, namespace, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)}, func() error {
+		used, began = b.cpu(), time.Now()
+		_, err := api.Create(ctx, d, metav1.CreateOptions{})
+		return err
+	}, func(event watch.EventType, p *v1.Pod) bool {
+		if event == watch.Deleted {
+			delete(alive, p.Name)
+			return len(alive) == 0
+		}
+		if !deleted.IsZero() {
+			return false
+		}
+		last(created, p.Name, began, &all.created)
+		if p.Spec.NodeName != "" {
+			last(bound, p.Name, began, &all.bound)
+		}
+		if ready(p) {
+			last(alive, p.Name, began, &all.up)
+		}
+		if len(alive) == b.replicas {
+			all.cpu = append(all.cpu, b.spent(used, b.replicas))
+			deleted = time.Now()
+			failed = api.Delete(ctx, d.Name, metav1.DeleteOptions{PropagationPolicy: &grace})
+		}
+		return failed != nil
+	})
+	if err != nil || failed != nil {
+		return firstError(failed, err)
+	}
+	all.down = append(all.down, time.Since(deleted))
 	return nil
 }
 

@@ -205,7 +205,7 @@ func (u *upstream) alone(ctx context.Context, b *bench) error {
 		if err := u.scheduler.End(); err != nil {
 			return err
 		}
-		took, err := b.drain(ctx, func() error { return u.startScheduler(ours) })
+		took, err := b.schedule(ctx, func() error { return u.startScheduler(ours) })
 		if err != nil {
 			return err
 		}

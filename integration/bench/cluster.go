@@ -84,11 +84,12 @@ func benchmarkCluster(ctx context.Context, o options) error {
 		}
 		before := loadAverage()
 		out, err := measureStack(ctx, stack, dir, flags)
-		if err != nil {
-			return fmt.Errorf("%s: %w\nlogs are in %s", stack, err, dir)
-		}
 		rep.Versions[stack] = fmt.Sprintf("%s, load %s before and %s after", out.Version, before, loadAverage())
 		rep.Figures = append(rep.Figures, out.Figures...)
+		if err != nil {
+			fmt.Fprint(os.Stderr, "bench: not all has been measured; this was:\n", aligned(clusterRows(rep)))
+			return fmt.Errorf("%s: %w\nlogs are in %s", stack, err, dir)
+		}
 	}
 	rep.Machine.LoadAfter = loadAverage()
 	fmt.Print(aligned(clusterRows(rep)))
@@ -142,10 +143,7 @@ func measureStack(ctx context.Context, stack, dir, flags string) (out clusterOut
 	cmd.WaitDelay = 3 * time.Minute
 	cmd.Stderr = os.Stderr
 	raw, err := cmd.Output()
-	if err != nil {
-		return out, fmt.Errorf("cluster-bench: %w", err)
-	}
-	if err := json.Unmarshal(raw, &out); err != nil {
+	if err := errors.Join(err, json.Unmarshal(raw, &out)); err != nil { // out has what was measured before
 		return out, fmt.Errorf("cluster-bench: %w", err)
 	}
 	out.Version = "Kubernetes " + out.Version
