@@ -1,7 +1,6 @@
 package pod
 
 import (
-	"errors"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/pod/errdefs"
 	"github.com/coracle-project/coracle/pod/podconfig"
 	"github.com/coracle-project/coracle/pod/state"
 )
@@ -20,6 +18,7 @@ func someUsers(container, host uint32) podconfig.IDMaps {
 	return podconfig.IDMaps{UIDs: maps, GIDs: slices.Clone(maps)}
 }
 
+// The user namespace of a pod reaches its files, specifications, snapshots and the next daemon.
 func TestUserNamespace(t *testing.T) {
 	b := newBench(t)
 	m, _ := b.manager()
@@ -55,21 +54,6 @@ func TestUserNamespace(t *testing.T) {
 			t.Errorf("snapshot %s shows %+v", snapshot, got)
 		}
 	}
-	// A container may say what its pod says, and nothing else.
-	for _, n := range []podconfig.Namespaces{
-		{User: podconfig.NamespaceNode},
-		{User: podconfig.NamespacePod, Users: someUsers(0, 5000)},
-	} {
-		c := containerConfig("run")
-		c.Name, c.Security.Namespaces = "other", n
-		if _, err := m.Create(ctx, podID, c); !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("%+v: %v", n, err)
-		}
-	}
-	c = containerConfig("run")
-	c.Name, c.Security.Namespaces = "same", podconfig.Namespaces{User: podconfig.NamespacePod, Users: someUsers(0, 100000)}
-	must[string](t)(m.Create(ctx, podID, c))
-
 	ok(t, m.Close())
 	m, _ = b.manager()
 	if p := must[state.Pod](t)(m.Pod(podID)); p.State != state.Ready {
