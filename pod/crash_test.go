@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -125,6 +127,8 @@ func TestCrashAtEveryPoint(t *testing.T) {
 		{"pod.start.recorded", 0, want{state.Ready, state.Created}},
 		{"pod.start.created", 0, want{state.Ready, state.Created}},
 		{"pod.start.started", 0, want{state.Ready, state.Running}},
+		{"pod.update.changed", 0, want{state.Ready, state.Running}},
+		{"pod.update.rewritten", 0, want{state.Ready, state.Running}},
 		{"pod.stop.container.recorded", 200 * time.Millisecond, want{state.Ready, state.Exited}},
 		{"pod.stop.container.recorded", time.Hour, want{state.Ready, state.Running}},
 		{"pod.stop.container.kill", 0, want{state.Ready, state.Running}},
@@ -188,6 +192,27 @@ func TestCrashAtEveryPoint(t *testing.T) {
 	}
 }
 
+// TestEveryFaultPointIsNamed: the tests here name all fault points of pod/ where a daemon may be
+// killed, so none is forgotten that is added later.
+func TestEveryFaultPointIsNamed(t *testing.T) {
+	tests := ""
+	for _, path := range must[[]string](t)(filepath.Glob("*_test.go")) {
+		tests += string(must[[]byte](t)(os.ReadFile(path)))
+	}
+	declared := regexp.MustCompile(`fault\.New\("([^"]*)"\)`)
+	points := 0
+	for _, path := range must[[]string](t)(filepath.Glob("*/faults.go")) {
+		for _, found := range declared.FindAllStringSubmatch(string(must[[]byte](t)(os.ReadFile(path))), -1) {
+			if points++; !strings.Contains(tests, strconv.Quote(found[1])) {
+				t.Errorf("%s: no test kills a daemon at %s", path, found[1])
+			}
+		}
+	}
+	if points < 30 {
+		t.Errorf("only %d fault points were found", points)
+	}
+}
+
 // wholeLife leads one pod and one container through everything.
 func wholeLife(ctx context.Context, m *Manager, pid podconfig.NamespaceMode, grace time.Duration) {
 	cfg := podConfig("p")
@@ -205,6 +230,7 @@ func wholeLife(ctx context.Context, m *Manager, pid podconfig.NamespaceMode, gra
 	}
 	for _, step := range []func() error{
 		func() error { return m.StartContainer(ctx, id) },
+		func() error { return m.UpdateResources(ctx, id, podconfig.Resources{MemoryLimit: 1 << 20}, nil) },
 		func() error { return m.StopContainer(ctx, id, grace) },
 		func() error { return m.RemoveContainer(ctx, id) },
 		func() error { return m.Stop(ctx, podID) },

@@ -82,8 +82,6 @@ type Store struct {
 // New makes a Store.
 func New(c Config) *Store { return &Store{Config: c} }
 
-var faultImages = fault.New("pod.checkpoint.images")
-
 // checkpointLimit is how long saving takes at most where the caller has no limit.
 const checkpointLimit = 2 * time.Minute
 

@@ -46,7 +46,7 @@ func (cs *Containers) updateResources(ctx context.Context, e *state.ContainerEnt
 		if err := cs.Shim.Update(ctx, rec.PodID, e.ID, limits); err != nil {
 			return err
 		}
-		if err := faultUpdateChanged.At(ctx); err != nil {
+		if err := cs.FaultAt(ctx, faultUpdateChanged); err != nil {
 			return err
 		}
 	case state.ContainerCreated:
@@ -56,7 +56,7 @@ func (cs *Containers) updateResources(ctx context.Context, e *state.ContainerEnt
 	if err := spec.RewriteResources(cs.Dirs.Containers().Of(e.ID), next); err != nil {
 		return err
 	}
-	if err := faultUpdateRewritten.At(ctx); err != nil {
+	if err := cs.FaultAt(ctx, faultUpdateRewritten); err != nil {
 		return err
 	}
 	if err := e.Update(func(r *state.ContainerRecord) { r.Config.Resources = next }); err != nil {
