@@ -90,7 +90,9 @@ func (x *Tracker) End(ctx context.Context, podID, id string) error {
 		return err
 	}
 	err = x.AwaitKilled(ctx, over, func() (ended bool, err error) {
-		err = x.Forget(ctx, podID, id)
+		if err = x.Forget(ctx, podID, id); err == nil {
+			x.Happened(id) // no event will come
+		}
 		return err == nil, ignoring(err, client.ErrRunning)
 	})
 	if err != nil {
