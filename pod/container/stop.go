@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"syscall"
 	"time"
@@ -75,8 +76,10 @@ func (cs *Containers) Stop(ctx context.Context, e *state.ContainerEntry, grace t
 	}
 	st, first := cs.stops.join(e.ID, time.Now().Add(grace))
 	if first {
-		go func() { // ends within grace+stopLimit, or with the life
-			cs.stops.finish(st, cs.Life.Run(context.WithoutCancel(ctx), grace+stopLimit, func(ctx context.Context) error {
+		// The grace may be the longest Duration.
+		limit := min(grace, math.MaxInt64-stopLimit) + stopLimit
+		go func() { // ends within the limit, or with the life
+			cs.stops.finish(st, cs.Life.Run(context.WithoutCancel(ctx), limit, func(ctx context.Context) error {
 				return cs.carryOutStop(ctx, e, st)
 			}))
 		}()
