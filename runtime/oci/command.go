@@ -23,10 +23,11 @@ type command struct {
 	path, root string
 	systemd    bool
 	dir        string // for its files, removed by close
-	// stdio are the streams; those that are nil are empty, or, of an output, kept for the
-	// error.
+	// stdio are the streams; those that are nil are empty, or, of an output, what listen makes.
 	stdio runtime.Stdio
-	self  base.Process // of the last execution
+	// starts means that the command starts a process, which gets the streams.
+	starts bool
+	self   base.Process // of the last execution
 }
 
 // newCommand makes the directory for a command's files in the container's own.
@@ -56,13 +57,16 @@ func (k *command) run(ctx context.Context, args ...string) ([]byte, error) {
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.ExtraFiles = k.stdio.Files
-	// Files, not pipes: a container's process that holds one must not hold us up.
-	said, err := os.Create(k.file("said"))
+	listen := k.listen
+	if k.starts {
+		listen = keepLittle
+	}
+	said, err := listen()
 	if err != nil {
 		return nil, err
 	}
-	defer said.Close()
-	cmd.Stdout, cmd.Stderr = said, said
+	defer said.close()
+	cmd.Stdout, cmd.Stderr = said.stdout, said.stderr
 	stdin := k.stdio.Stdin
 	if stdin == nil {
 		if stdin, err = emptyPipe(); err != nil {
@@ -84,9 +88,12 @@ func (k *command) run(ctx context.Context, args ...string) ([]byte, error) {
 		k.self, _ = base.Identify(cmd.Process.Pid) // it is there until it is waited for
 		err = cmd.Wait()
 	}
-	out, rerr := readSmall(k.file("said"))
+	out, rerr := said.read()
+	if err == nil && rerr != nil {
+		return nil, fmt.Errorf("%s %s: %w", filepath.Base(k.path), verb(args), rerr)
+	}
 	if err == nil {
-		return out, rerr
+		return out, nil
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("%s %s: %w", filepath.Base(k.path), verb(args), context.Cause(ctx))
@@ -118,7 +125,7 @@ func (k *command) explain(err error, said []byte) error {
 	if msg := lastError(log); msg != "" {
 		return errors.New(msg)
 	}
-	if text := strings.TrimSpace(string(said)); text != "" {
+	if text := strings.TrimSpace(string(said[:min(len(said), maxSmall)])); text != "" {
 		return fmt.Errorf("%w: %s", err, text)
 	}
 	return err
@@ -136,8 +143,8 @@ func lastError(log []byte) string {
 	return strings.TrimSpace(last)
 }
 
-// maxSaid bounds what is read of what a command writes.
-const maxSaid = 64 << 10
+// maxSmall bounds what is read of the files that a command writes, and what is told of its words.
+const maxSmall = 64 << 10
 
 func readSmall(path string) ([]byte, error) {
 	f, err := os.Open(path)
@@ -145,5 +152,5 @@ func readSmall(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxSaid))
+	return io.ReadAll(io.LimitReader(f, maxSmall))
 }

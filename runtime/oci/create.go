@@ -105,7 +105,7 @@ func (c *container) build(ctx context.Context, spec *specs.Spec, opts runtime.Cr
 // start runs create or exec with a process's streams, and returns the process, which is a
 // child of ours from now on.
 func (k *command) start(ctx context.Context, stdio runtime.Stdio, args []string, id string) (base.Process, error) {
-	k.stdio = stdio
+	k.stdio, k.starts = stdio, true
 	var terminal *consoleSocket
 	if stdio.Console != nil {
 		k.stdio = runtime.Stdio{Files: stdio.Files}
