@@ -101,7 +101,7 @@ func (e *Engine) action(ctx context.Context, program, id, action string, input [
 		"TTRPC_ADDRESS=" + events, "GRPC_ADDRESS=" + events, "NAMESPACE=" + namespace,
 	}
 	cmd.Stdin = bytes.NewReader(input)
-	var out, errs bytes.Buffer
+	var out, errs start
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.WaitDelay = time.Second // the shim's process may keep the pipes
 	err := cmd.Run()
@@ -109,12 +109,24 @@ func (e *Engine) action(ctx context.Context, program, id, action string, input [
 		err = context.Cause(ctx)
 	}
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
-		return out.Bytes(), nil
+		return out.kept.Bytes(), nil
 	}
-	if said := strings.TrimSpace(errs.String()); said != "" {
+	if said := strings.TrimSpace(errs.kept.String()); said != "" {
 		err = fmt.Errorf("%w: %s", err, said)
 	}
 	return nil, fmt.Errorf("%s %s: %w", filepath.Base(program), action, err)
+}
+
+// start is the start of an output. The rest is dropped: a shim that logs there without end must not
+// take all memory.
+type start struct{ kept bytes.Buffer } // not embedded: it would read without a limit
+
+// maxStart is much more than an address or a sentence needs.
+const maxStart = 64 << 10
+
+func (s *start) Write(p []byte) (int, error) {
+	s.kept.Write(p[:min(len(p), maxStart-s.kept.Len())])
+	return len(p), nil
 }
 
 // parseStart reads what "start" has printed: a message of containerd 2.3 and newer, JSON of

@@ -1,6 +1,8 @@
 package shimv2
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,4 +60,33 @@ func FuzzParseStart(f *testing.F) {
 			t.Errorf("%q gives %v", out, res)
 		}
 	})
+}
+
+// A program that writes without end takes little memory, and its error stays readable.
+func TestActionThatSaysTooMuch(t *testing.T) {
+	dir := t.TempDir()
+	e, err := New(Config{StateDir: filepath.Join(dir, "state"), RootDir: filepath.Join(dir, "root")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(e.bundleDir("x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "shim")
+	for name, tc := range map[string]struct{ script, start string }{
+		"and succeeds": {"echo /run/socket; head -c 3000000 /dev/zero", "/run/socket\n"},
+		"and fails":    {"echo no boat today >&2; head -c 3000000 /dev/zero >&2; exit 1", "shim start: exit status 1: no boat today\n"},
+	} {
+		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+tc.script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		out, err := e.action(t.Context(), program, "x", "start", nil)
+		said := string(out)
+		if err != nil {
+			said = err.Error()
+		}
+		if !strings.HasPrefix(said, tc.start) || len(said) > 2*maxStart {
+			t.Errorf("%s: %d bytes, %.60q", name, len(said), said)
+		}
+	}
 }
