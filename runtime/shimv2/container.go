@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 	"github.com/coracle-project/coracle/runtime/internal/stuck"
@@ -253,10 +254,22 @@ type exited struct {
 
 func (c *container) exitFile() string { return filepath.Join(c.Dir(), "exit.json") }
 
+// readExit returns how init ended, if that is known, and can be read now.
 func (c *container) readExit() (x exited, ended bool) {
-	b, err := os.ReadFile(c.exitFile())
-	ended = err == nil && json.Unmarshal(b, &x) == nil
+	x, ended, _ = c.loadExit()
 	return x, ended
+}
+
+// loadExit is readExit with the reason why the file, which may be there, cannot be read.
+func (c *container) loadExit() (x exited, ended bool, err error) {
+	b, err := os.ReadFile(c.exitFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return x, false, nil
+	}
+	if err != nil {
+		return x, false, err
+	}
+	return x, json.Unmarshal(b, &x) == nil, nil
 }
 
 func (x exited) result() (runtime.Exit, error) {
@@ -274,15 +287,19 @@ func (c *container) finish(ctx context.Context) (runtime.Exit, error) {
 		return runtime.Exit{}, err
 	}
 	defer l.ending.give()
-	if x, ended := c.readExit(); ended {
+	x, ended, err := c.loadExit()
+	if err != nil {
+		return runtime.Exit{}, err // the shim may have forgotten what the file says
+	}
+	if ended {
 		return x.result()
 	}
 	if _, err := os.Stat(c.Dir()); err != nil {
 		return exited{Unknown: true}.result() // it has been deleted
 	}
 	var res task.WaitResponse
-	err := c.call(ctx, "Wait", &task.WaitRequest{ID: c.ID()}, &res)
-	x := exited{Status: int(res.ExitStatus), At: res.ExitedAt.AsTime()}
+	err = c.call(ctx, "Wait", &task.WaitRequest{ID: c.ID()}, &res)
+	x = exited{Status: int(res.ExitStatus), At: res.ExitedAt.AsTime()}
 	switch {
 	case errors.Is(err, errGone):
 		if x, err = c.lost(ctx); err != nil {
@@ -341,8 +358,11 @@ func (c *container) lost(ctx context.Context) (exited, error) {
 
 // endShim ends the shim if it has no other container, and waits for that.
 func (c *container) endShim(ctx context.Context) error {
-	if c.own.Address == "" || c.engine.shared(&c.own, c.ID()) {
+	if c.own.Address == "" {
 		return nil
+	}
+	if shared, err := c.engine.shared(&c.own, c.ID()); shared || err != nil {
+		return err
 	}
 	pid := c.engine.shimPid(ctx, &c.own, c.ID())
 	fds := base.OpenPidfds([]int{pid}) // while the pid is the shim's
@@ -367,24 +387,28 @@ func (c *container) endShim(ctx context.Context) error {
 	return nil
 }
 
-// shared says whether another container has the same shim.
-func (e *Engine) shared(o *own, id string) bool {
+// shared says whether another container has the same shim. The caller tries again after an error: a
+// shim must not end under its containers because their records could not be read for a moment.
+func (e *Engine) shared(o *own, id string) (bool, error) {
 	ids, err := e.store.List()
 	if err != nil {
-		return true
+		return false, err
 	}
 	for _, other := range ids {
 		if other == id {
 			continue
 		}
 		rec, err := e.store.Load(other)
+		if transient.Is(err) {
+			return false, fmt.Errorf("find other containers of the shim: %w", err)
+		}
 		if err != nil || rec.Engine != Name {
 			continue
 		}
 		var theirs own
 		if json.Unmarshal(rec.Own, &theirs) == nil && theirs.Address == o.Address {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
 }

@@ -2,6 +2,7 @@ package shimv2
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -12,9 +13,14 @@ import (
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/coracle-project/coracle/internal/testkit/nofiles"
+	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
 )
 
@@ -52,9 +58,9 @@ func (s *reluctant) Shutdown(context.Context, *task.ShutdownRequest) (*emptypb.E
 	return &emptypb.Empty{}, nil
 }
 
-// TestTaskThatWasNotDeleted: a shim that could not delete a task when that ended is asked again
-// when the container is deleted. Its shim did not end, and so the container could never be deleted.
-func TestTaskThatWasNotDeleted(t *testing.T) {
+// served makes a container whose shim is the given one.
+func served(t *testing.T, shim task.TTRPCTaskService) *container {
+	t.Helper()
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "shim"))
 	if err != nil {
@@ -64,16 +70,15 @@ func TestTaskThatWasNotDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shim := &reluctant{}
 	task.RegisterTTRPCTaskService(server, shim)
-	served := make(chan struct{})
+	ended := make(chan struct{})
 	go func() {
-		defer close(served)
+		defer close(ended)
 		_ = server.Serve(context.Background(), l) // ErrServerClosed, by Close
 	}()
 	t.Cleanup(func() {
 		server.Close()
-		<-served
+		<-ended
 	})
 	e, err := New(Config{StateDir: filepath.Join(dir, "state"), RootDir: filepath.Join(dir, "root")})
 	if err != nil {
@@ -83,7 +88,14 @@ func TestTaskThatWasNotDeleted(t *testing.T) {
 	if err := e.store.Claim(rec); err != nil {
 		t.Fatal(err)
 	}
-	c := e.container(rec, own{Address: l.Addr().String(), Version: taskV3})
+	return e.container(rec, own{Address: l.Addr().String(), Version: taskV3})
+}
+
+// TestTaskThatWasNotDeleted: a shim that could not delete a task when that ended is asked again
+// when the container is deleted. Its shim did not end, and so the container could never be deleted.
+func TestTaskThatWasNotDeleted(t *testing.T) {
+	shim := &reluctant{}
+	c := served(t, shim)
 	if x, err := c.finish(t.Context()); err != nil || x.Status != 3 {
 		t.Errorf("end: %+v, %v", x, err)
 	}
@@ -92,6 +104,75 @@ func TestTaskThatWasNotDeleted(t *testing.T) {
 	}
 	if !shim.ended {
 		t.Error("the shim runs on")
+	}
+}
+
+// forgetful is a shim that knows only once how its task ended. Asked again, it frees descriptors
+// first.
+type forgetful struct {
+	reluctant
+	waits int
+	free  func()
+}
+
+func (s *forgetful) Wait(ctx context.Context, r *task.WaitRequest) (*task.WaitResponse, error) {
+	if s.waits++; s.waits == 1 {
+		return s.reluctant.Wait(ctx, r)
+	}
+	s.free()
+	return nil, status.Error(codes.NotFound, "no such task")
+}
+
+// Regression: if the file that says how init ended could not be opened for a moment, the shim was
+// asked, which had forgotten it. The file was replaced by one that says that no one knows.
+func TestEndIsKeptWhileItCannotBeRead(t *testing.T) {
+	shim := &forgetful{}
+	c := served(t, shim)
+	if x, err := c.finish(t.Context()); err != nil || x.Status != 3 {
+		t.Fatalf("end: %+v, %v", x, err)
+	}
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	shim.free = func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	}
+	nofiles.Run(t, func() {
+		if x, err := c.finish(t.Context()); !errors.Is(err, unix.EMFILE) {
+			t.Errorf("while it cannot be read: %+v, %v", x, err)
+		}
+	})
+	if x, err := c.finish(t.Context()); err != nil || x.Status != 3 || shim.waits != 1 {
+		t.Errorf("end, read again: %+v, %v; the shim was asked %d times", x, err, shim.waits)
+	}
+}
+
+// Regression: a process counted as gone, was killed and was never waited for again if this program
+// had no descriptor when it asked for the process's end.
+func TestWaitForAProcessWithoutDescriptors(t *testing.T) {
+	shim := &reluctant{}
+	c := served(t, shim)
+	pid, err := c.noteExec(77, "exec")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nofiles.Run(t, func() {
+		if x, err := c.Wait(t.Context(), pid); !errors.Is(err, unix.EMFILE) || errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("wait: %+v, %v", x, err)
+		}
+		if err := c.SignalProcess(t.Context(), pid, unix.SIGTERM); !errors.Is(err, unix.EMFILE) || errors.Is(err, runtime.ErrNotRunning) {
+			t.Errorf("signal: %v", err)
+		}
+	})
+	shim.asked = 1 // its Delete succeeds
+	if x, err := c.Wait(t.Context(), pid); err != nil || x.Status != 3 {
+		t.Errorf("asked again: %+v, %v", x, err)
+	}
+	if _, err := c.Wait(t.Context(), pid); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("of a process whose end was told: %v", err)
 	}
 }
 
@@ -125,5 +206,49 @@ func TestShimWritesIntoABundleThatIsRemoved(t *testing.T) {
 			t.Error(err)
 		}
 		<-ended
+	}
+}
+
+// Regression: while the record of another container could not be read, its shim counted as one that
+// no other container has, and was told to end.
+func TestShimIsKeptWhileARecordCannotBeRead(t *testing.T) {
+	dir := t.TempDir()
+	e, err := New(Config{StateDir: filepath.Join(dir, "state"), RootDir: filepath.Join(dir, "root")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := own{Address: "/shim", Version: taskV3}
+	raw, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"x", "other"} {
+		if err := e.store.Claim(&base.Record{Version: 1, ID: id, Engine: Name, Created: time.Now(), Own: raw}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if shared, err := e.shared(&o, "x"); !shared || err != nil {
+		t.Errorf("a shim of two containers is shared: %t, %v", shared, err)
+	}
+	// Another program has a lease of the file: open(2) fails with EAGAIN.
+	f, err := os.OpenFile(filepath.Join(e.store.ContainerDir("other"), "record.json"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	if shared, err := e.shared(&o, "x"); shared || !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("while a record cannot be read: %t, %v", shared, err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK); err != nil {
+		t.Fatal(err)
+	}
+	if shared, err := e.shared(&o, "x"); !shared || err != nil {
+		t.Errorf("afterwards: %t, %v", shared, err)
+	}
+	if shared, err := e.shared(&own{Address: "/another"}, "x"); shared || err != nil {
+		t.Errorf("another shim is shared: %t, %v", shared, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/validate"
 )
@@ -115,13 +116,16 @@ func (c *container) Wait(ctx context.Context, pid int) (runtime.Exit, error) {
 		return c.finish(ctx)
 	}
 	id, err := os.ReadFile(c.execFile(pid))
+	if errors.Is(err, os.ErrNotExist) {
+		err = runtime.ErrNotFound
+	}
 	if err != nil {
-		return runtime.Exit{}, fmt.Errorf("wait for process %d: %w", pid, runtime.ErrNotFound)
+		return runtime.Exit{}, fmt.Errorf("wait for process %d: %w", pid, err)
 	}
 	var res task.WaitResponse
 	err = c.call(ctx, "Wait", &task.WaitRequest{ID: c.ID(), ExecID: string(id)}, &res)
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, transient.Is(err): // the caller asks again
 		return runtime.Exit{}, err
 	case err != nil:
 		err = fmt.Errorf("wait for process %d: %w: %w", pid, runtime.ErrNotFound, err)
@@ -160,8 +164,11 @@ func (c *container) with(pid int, do func(execID string) error) error {
 		return do("")
 	}
 	id, err := os.ReadFile(c.execFile(pid))
+	if errors.Is(err, os.ErrNotExist) {
+		err = runtime.ErrNotRunning
+	}
 	if err != nil {
-		return c.Fail("find process of", fmt.Errorf("%d: %w", pid, runtime.ErrNotRunning))
+		return c.Fail("find process of", fmt.Errorf("%d: %w", pid, err))
 	}
 	return do(string(id))
 }
