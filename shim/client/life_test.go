@@ -131,21 +131,24 @@ func TestExec(t *testing.T) {
 		p := process("/bin/sh", "-c", "read x; stty size; echo got $x; exit 9")
 		p.Terminal = true
 		in, type_ := io.Pipe()
-		sizes := make(chan client.Size, 1)
-		sizes <- client.Size{Width: 132, Height: 43}
+		sizes := make(chan client.Size)
 		defer type_.Close()
 		var out lockedBuffer
-		// The size is taken before the line is typed.
 		go func() {
-			for len(sizes) > 0 {
-				time.Sleep(time.Millisecond)
+			// The second is taken when the first has been set: the line is typed after that.
+			for range 2 {
+				select {
+				case sizes <- client.Size{Width: 132, Height: 43}:
+				case <-t.Context().Done():
+					return
+				}
 			}
 			io.WriteString(type_, "hello\n")
 		}()
 		code, err := r.c.Exec(r.ctx(), client.ExecRequest{
 			PodID: pod, ID: req.ID, Process: p, Streams: client.Streams{Stdin: in, Stdout: &out, Resize: sizes},
 		})
-		if err != nil || code != 9 || !strings.Contains(out.String(), "got hello") {
+		if err != nil || code != 9 || !strings.Contains(out.String(), "43 132\r\ngot hello") {
 			t.Errorf("code %d, %q, %v", code, out.String(), err)
 		}
 	})
