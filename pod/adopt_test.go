@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coracle-project/coracle/pod/errdefs"
@@ -43,36 +44,38 @@ func TestRemovalMeetsAdoption(t *testing.T) {
 
 // A container that waited for its pod's record, and cannot be read when that can, is read again.
 func TestContainerReadableAfterItsPod(t *testing.T) {
-	b := newBench(t)
-	m1, podID, id := b.lone()
-	pod, container := m1.dirs.Pods().File(podID), m1.dirs.Containers().File(id)
-	podLease := unreadable(t, pod)
-	m, _ := b.manager()
-	events, stop := m.Watch()
-	defer stop()
-	lease := unreadable(t, container)
-	ok(t, podLease.Close())
-	deadline, kept := time.After(patience), true
-	for started := map[string]bool{}; !started[id]; {
-		select {
-		case ev := <-events:
-			started[ev.ID] = started[ev.ID] || ev.Kind == watch.EventStarted
-			if ev.ID == podID && kept {
-				kept = false
-				// Its containers are adopted under their ids after this.
-				release, err := m.recovery.Hold(t.Context(), podID)
-				ok(t, err)
-				release()
-				if m.containers.Exact(id) != nil {
-					t.Fatal("the container was not unreadable")
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		m1, podID, id := b.lone()
+		pod, container := m1.dirs.Pods().File(podID), m1.dirs.Containers().File(id)
+		podLease := unreadable(t, pod)
+		m, _ := b.manager()
+		events, stop := m.Watch()
+		defer stop()
+		lease := unreadable(t, container)
+		ok(t, podLease.Close())
+		deadline, kept := time.After(patience), true
+		for started := map[string]bool{}; !started[id]; {
+			select {
+			case ev := <-events:
+				started[ev.ID] = started[ev.ID] || ev.Kind == watch.EventStarted
+				if ev.ID == podID && kept {
+					kept = false
+					// Its containers are adopted under their ids after this.
+					release, err := m.recovery.Hold(t.Context(), podID)
+					ok(t, err)
+					release()
+					if m.containers.Exact(id) != nil {
+						t.Fatal("the container was not unreadable")
+					}
+					ok(t, lease.Close())
 				}
-				ok(t, lease.Close())
+			case <-deadline:
+				t.Fatalf("unmanaged: %+v", m.Unmanaged())
 			}
-		case <-deadline:
-			t.Fatalf("unmanaged: %+v", m.Unmanaged())
 		}
-	}
-	ok(t, m.Remove(t.Context(), podID))
-	idle(t, m)
-	b.nothingLeft()
+		ok(t, m.Remove(t.Context(), podID))
+		idle(t, m)
+		b.nothingLeft()
+	})
 }

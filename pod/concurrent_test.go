@@ -18,75 +18,59 @@ import (
 
 // Calls for one object while the first is under way join it; all get its result.
 func TestCallsJoin(t *testing.T) {
-	b := newBench(t)
-	m, _ := b.manager()
-	ctx := t.Context()
-	together := func(call string, op func() (string, error)) string {
-		t.Helper()
-		entered, release := make(chan struct{}, 10), make(chan struct{})
-		b.fault(call, hanging(entered, release))
-		ids := make(chan string, 5)
-		var wg, begun sync.WaitGroup
-		for range 5 {
-			begun.Add(1)
-			wg.Go(func() {
-				begun.Done()
-				id, err := op()
-				if err != nil {
-					t.Errorf("%s: %v", call, err)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		m, _ := b.manager()
+		ctx := t.Context()
+		// together makes five calls of op, the first of which hangs in call until all have begun.
+		together := func(call string, op func() (string, error)) string {
+			t.Helper()
+			entered, release := make(chan struct{}, 10), make(chan struct{})
+			b.fault(call, hanging(entered, release))
+			ids := make(chan string, 5)
+			var wg sync.WaitGroup
+			for range 5 {
+				wg.Go(func() {
+					id, err := op()
+					if err != nil {
+						t.Errorf("%s: %v", call, err)
+					}
+					ids <- id
+				})
+			}
+			<-entered
+			synctest.Wait()
+			if len(ids) > 0 && call != "snapshots.Remove" { // what is being removed is gone for later calls
+				t.Errorf("%s: %d calls did not wait for the first", call, len(ids))
+			}
+			close(release)
+			wg.Wait()
+			close(ids)
+			b.repair(call)
+			first := <-ids
+			for id := range ids {
+				if id != first {
+					t.Errorf("%s: two ids", call)
 				}
-				ids <- id
-			})
+			}
+			return first
 		}
-		begun.Wait()
-		<-entered
-		close(release)
-		wg.Wait()
-		close(ids)
-		b.repair(call)
-		first := <-ids
-		for id := range ids {
-			if id != first {
-				t.Errorf("%s: two ids", call)
+		podID := together("network.Setup", func() (string, error) { return m.Run(ctx, podConfig("p")) })
+		id := together("snapshots.Prepare", func() (string, error) { return m.Create(ctx, podID, containerConfig("run")) })
+		together("shim.Create", func() (string, error) { return "", m.StartContainer(ctx, id) })
+		together("shim.Kill", func() (string, error) { return "", m.StopContainer(ctx, id, 0) })
+		together("snapshots.Remove", func() (string, error) { return "", m.RemoveContainer(ctx, id) })
+		for call, n := range map[string]int{
+			"network.Setup": 1, "snapshots.Prepare": 1, "shim.Create": 1, "shim.Kill": 1, "snapshots.Remove": 1,
+		} {
+			if got := b.count(call); got != n {
+				t.Errorf("%s was called %d times, want %d", call, got, n)
 			}
 		}
-		return first
-	}
-	// A call that comes when the first has ended already is a second one, which
-	// for Run is refused: so Run's callers are let in before it ends.
-	podID := together("network.Setup", func() (string, error) {
-		id, err := m.Run(ctx, podConfig("p"))
-		if errors.Is(err, errdefs.ErrExists) {
-			id, err = slices.Collect(m.Pods(state.PodFilter{}))[0].ID, nil
-		}
-		return id, err
+		ok(t, m.Remove(ctx, podID))
+		idle(t, m)
+		b.nothingLeft()
 	})
-	id := together("snapshots.Prepare", func() (string, error) {
-		id, err := m.Create(ctx, podID, containerConfig("run"))
-		if errors.Is(err, errdefs.ErrExists) {
-			id, err = slices.Collect(m.Containers(state.ContainerFilter{}))[0].ID, nil
-		}
-		return id, err
-	})
-	together("shim.Create", func() (string, error) {
-		err := m.StartContainer(ctx, id)
-		if errors.Is(err, errdefs.ErrPrecondition) {
-			err = nil
-		}
-		return "", err
-	})
-	together("shim.Kill", func() (string, error) { return "", m.StopContainer(ctx, id, 0) })
-	together("snapshots.Remove", func() (string, error) { return "", m.RemoveContainer(ctx, id) })
-	for call, n := range map[string]int{
-		"network.Setup": 1, "snapshots.Prepare": 1, "shim.Create": 1, "shim.Kill": 1, "snapshots.Remove": 1,
-	} {
-		if got := b.count(call); got != n {
-			t.Errorf("%s was called %d times, want %d", call, got, n)
-		}
-	}
-	ok(t, m.Remove(ctx, podID))
-	idle(t, m)
-	b.nothingLeft()
 }
 
 // A call whose answer was lost, even to a restart, is made again and gets the first one's result.
@@ -294,32 +278,35 @@ func TestWhatStopWaitsFor(t *testing.T) {
 		{"host port", []podconfig.Port{{ContainerPort: 80, HostPort: 8080}}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := newBench(t)
-			m, _ := b.manager()
-			cfg := podConfig("p")
-			cfg.Ports = tc.ports
-			podID := must[string](t)(m.Run(t.Context(), cfg))
-			entered, release := make(chan struct{}, 10), make(chan struct{})
-			b.fault("network.Teardown", hanging(entered, release))
-			stopped := make(chan error, 1)
-			go func() { stopped <- m.Stop(t.Context(), podID) }()
-			<-entered
-			if tc.waits {
-				select {
-				case err := <-stopped:
-					t.Errorf("Stop returned with the host port taken: %v", err)
-				default:
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				m, _ := b.manager()
+				cfg := podConfig("p")
+				cfg.Ports = tc.ports
+				podID := must[string](t)(m.Run(t.Context(), cfg))
+				entered, release := make(chan struct{}, 10), make(chan struct{})
+				b.fault("network.Teardown", hanging(entered, release))
+				stopped := make(chan error, 1)
+				go func() { stopped <- m.Stop(t.Context(), podID) }()
+				<-entered
+				synctest.Wait()
+				if tc.waits {
+					select {
+					case err := <-stopped:
+						t.Errorf("Stop returned with the host port taken: %v", err)
+					default:
+					}
+					close(release)
+					ok(t, <-stopped)
+				} else {
+					ok(t, <-stopped)
+					ok(t, m.Remove(t.Context(), podID)) // neither does Remove wait
+					close(release)
 				}
-				close(release)
-				ok(t, <-stopped)
-			} else {
-				ok(t, <-stopped)
-				ok(t, m.Remove(t.Context(), podID)) // neither does Remove wait
-				close(release)
-			}
-			ok(t, m.Remove(t.Context(), podID))
-			idle(t, m)
-			b.nothingLeft()
+				ok(t, m.Remove(t.Context(), podID))
+				idle(t, m)
+				b.nothingLeft()
+			})
 		})
 	}
 }

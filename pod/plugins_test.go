@@ -30,6 +30,9 @@ func TestPluginsUpdateHasALimit(t *testing.T) {
 		return nil
 	})
 	ok(t, m.UpdatePlugged(ctx, id, &specs.LinuxResources{}))
+	if n := b.count("shim.Update"); n != 1 {
+		t.Errorf("the shim was called %d times", n)
+	}
 	ok(t, m.Stop(ctx, podID))
 	ok(t, m.Remove(ctx, podID))
 	idle(t, m)

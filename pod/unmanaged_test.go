@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -97,58 +98,60 @@ func TestUnreadableRecordIsLeftAlone(t *testing.T) {
 	for _, d := range damage {
 		for _, kind := range []UnmanagedKind{UnmanagedPod, UnmanagedContainer} {
 			t.Run(d.name+"/"+string(kind), func(t *testing.T) {
-				b := newBench(t)
-				m1, podID, id := b.lone()
-				file := m1.dirs.Containers().File(id)
-				if kind == UnmanagedPod {
-					file = m1.dirs.Pods().File(podID)
-				}
-				d.do(t, file)
-				m, _ := b.manager()
-				idle(t, m)
-				b.untouched(m, podID, id)
-				us := m.Unmanaged()
-				want := 1
-				if kind == UnmanagedPod {
-					want = 2 // the pod and its container
-				}
-				if len(us) != want || us[0].Kind != kind || !strings.Contains(us[0].Reason, d.reason) {
-					t.Fatalf("unmanaged: %+v", us)
-				}
-				for _, u := range us {
-					if u.PodID != podID || !strings.Contains(u.Reason, u.ID) {
-						t.Errorf("unmanaged: %+v", u)
+				synctest.Test(t, func(t *testing.T) {
+					b := newBench(t)
+					m1, podID, id := b.lone()
+					file := m1.dirs.Containers().File(id)
+					if kind == UnmanagedPod {
+						file = m1.dirs.Pods().File(podID)
 					}
-				}
-				pods, containers := len(slices.Collect(m.Pods(state.PodFilter{}))), len(slices.Collect(m.Containers(state.ContainerFilter{})))
-				if kind == UnmanagedPod && pods != 0 || containers != 0 {
-					t.Errorf("listed: %d pods, %d containers", pods, containers)
-				}
-				if kind == UnmanagedContainer {
-					c := must[state.Container](t)(m.Container(id[:12]))
-					if c.ID != id || c.State != state.Unknown || c.Message == "" {
-						t.Errorf("its status: %+v", c)
+					d.do(t, file)
+					m, _ := b.manager()
+					idle(t, m)
+					b.untouched(m, podID, id)
+					us := m.Unmanaged()
+					want := 1
+					if kind == UnmanagedPod {
+						want = 2 // the pod and its container
 					}
-					ok(t, m.StopContainer(t.Context(), id, 0))
-					if p := b.proc(id); p != nil {
-						t.Errorf("stopped, but: %+v", p)
+					if len(us) != want || us[0].Kind != kind || !strings.Contains(us[0].Reason, d.reason) {
+						t.Fatalf("unmanaged: %+v", us)
 					}
-					ok(t, m.RemoveContainer(t.Context(), id))
-				} else {
-					if p := must[state.Pod](t)(m.Pod(podID)); p.ID != podID || p.State != state.NotReady {
-						t.Errorf("its status: %+v", p)
+					for _, u := range us {
+						if u.PodID != podID || !strings.Contains(u.Reason, u.ID) {
+							t.Errorf("unmanaged: %+v", u)
+						}
 					}
-					ok(t, m.Stop(t.Context(), podID))
-					if p := b.proc(id); p != nil {
-						t.Errorf("stopped, but: %+v", p)
+					pods, containers := len(slices.Collect(m.Pods(state.PodFilter{}))), len(slices.Collect(m.Containers(state.ContainerFilter{})))
+					if kind == UnmanagedPod && pods != 0 || containers != 0 {
+						t.Errorf("listed: %d pods, %d containers", pods, containers)
 					}
-				}
-				ok(t, m.Remove(t.Context(), podID))
-				if us := m.Unmanaged(); len(us) != 0 {
-					t.Errorf("still unmanaged: %+v", us)
-				}
-				idle(t, m)
-				b.nothingLeft()
+					if kind == UnmanagedContainer {
+						c := must[state.Container](t)(m.Container(id[:12]))
+						if c.ID != id || c.State != state.Unknown || c.Message == "" {
+							t.Errorf("its status: %+v", c)
+						}
+						ok(t, m.StopContainer(t.Context(), id, 0))
+						if p := b.proc(id); p != nil {
+							t.Errorf("stopped, but: %+v", p)
+						}
+						ok(t, m.RemoveContainer(t.Context(), id))
+					} else {
+						if p := must[state.Pod](t)(m.Pod(podID)); p.ID != podID || p.State != state.NotReady {
+							t.Errorf("its status: %+v", p)
+						}
+						ok(t, m.Stop(t.Context(), podID))
+						if p := b.proc(id); p != nil {
+							t.Errorf("stopped, but: %+v", p)
+						}
+					}
+					ok(t, m.Remove(t.Context(), podID))
+					if us := m.Unmanaged(); len(us) != 0 {
+						t.Errorf("still unmanaged: %+v", us)
+					}
+					idle(t, m)
+					b.nothingLeft()
+				})
 			})
 		}
 	}
@@ -171,44 +174,46 @@ func TestPodTakesUnmanagedContainerAlong(t *testing.T) {
 
 // An object whose record could not be read for a moment is managed as soon as it can be read.
 func TestRecordsReadableAgain(t *testing.T) {
-	b := newBench(t)
-	m1, podID, id := b.lone()
-	files := []string{m1.dirs.Pods().File(podID), m1.dirs.Containers().File(id)}
-	var leases []*os.File
-	for _, file := range files {
-		leases = append(leases, unreadable(t, file))
-	}
-	m, _ := b.manager()
-	events, stop := m.Watch()
-	defer stop()
-	b.untouched(m, podID, id)
-	if us := m.Unmanaged(); len(us) != 2 {
-		t.Fatalf("unmanaged: %+v", us)
-	}
-	for _, lease := range leases {
-		ok(t, lease.Close())
-	}
-	started := map[string]bool{}
-	deadline := time.After(patience)
-	for !started[podID] || !started[id] {
-		select {
-		case ev := <-events:
-			started[ev.ID] = started[ev.ID] || ev.Kind == watch.EventStarted
-		case <-deadline:
-			t.Fatalf("unmanaged: %+v", m.Unmanaged())
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		m1, podID, id := b.lone()
+		files := []string{m1.dirs.Pods().File(podID), m1.dirs.Containers().File(id)}
+		var leases []*os.File
+		for _, file := range files {
+			leases = append(leases, unreadable(t, file))
 		}
-	}
-	// Its operations wait until it has been recovered.
-	ok(t, m.StopContainer(t.Context(), id, 0))
-	if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 137 {
-		t.Errorf("container is %s, %d", c.State, c.ExitCode)
-	}
-	ok(t, m.Remove(t.Context(), podID))
-	if us := m.Unmanaged(); len(us) != 0 {
-		t.Errorf("still unmanaged: %+v", us)
-	}
-	idle(t, m)
-	b.nothingLeft()
+		m, _ := b.manager()
+		events, stop := m.Watch()
+		defer stop()
+		b.untouched(m, podID, id)
+		if us := m.Unmanaged(); len(us) != 2 {
+			t.Fatalf("unmanaged: %+v", us)
+		}
+		for _, lease := range leases {
+			ok(t, lease.Close())
+		}
+		started := map[string]bool{}
+		deadline := time.After(patience)
+		for !started[podID] || !started[id] {
+			select {
+			case ev := <-events:
+				started[ev.ID] = started[ev.ID] || ev.Kind == watch.EventStarted
+			case <-deadline:
+				t.Fatalf("unmanaged: %+v", m.Unmanaged())
+			}
+		}
+		// Its operations wait until it has been recovered.
+		ok(t, m.StopContainer(t.Context(), id, 0))
+		if c := must[state.Container](t)(m.Container(id)); c.State != state.Exited || c.ExitCode != 137 {
+			t.Errorf("container is %s, %d", c.State, c.ExitCode)
+		}
+		ok(t, m.Remove(t.Context(), podID))
+		if us := m.Unmanaged(); len(us) != 0 {
+			t.Errorf("still unmanaged: %+v", us)
+		}
+		idle(t, m)
+		b.nothingLeft()
+	})
 }
 
 // The init of a pod whose directory is lost keeps the containers in the pod's PID namespace alive.
@@ -322,36 +327,38 @@ func TestShimCannotReadItsRecord(t *testing.T) {
 		{"our directory is gone, pod unknown", func(m *Manager, id string) error { return os.RemoveAll(m.dirs.Containers().Of(id)) }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := newBench(t)
-			m1, podID, id := b.lone()
-			ok(t, tc.lose(m1, id))
-			b.mu.Lock()
-			b.procs[id].unread = true
-			if !tc.podID {
-				b.procs[id].podID = ""
-			}
-			b.mu.Unlock()
-			m, _ := b.manager()
-			idle(t, m)
-			if p := b.proc(id); p == nil || p.state != client.StateRunning || len(p.signals) > 0 {
-				t.Errorf("container: %+v", p)
-			}
-			ok(t, m.StopContainer(t.Context(), id, 0))
-			if p := b.proc(id); p != nil && p.state != client.StateStopped {
-				t.Errorf("stopped, but: %+v", p)
-			}
-			ok(t, m.RemoveContainer(t.Context(), id))
-			ok(t, m.Remove(t.Context(), podID))
-			idle(t, m)
-			if len(m.Unmanaged()) != 0 {
-				t.Errorf("unmanaged: %+v", m.Unmanaged())
-			}
-			b.mu.Lock()
-			if !tc.podID {
-				delete(b.snapshots, state.VolumeID(id, 0)) // without the directory, the volumes' snapshots are unknown
-			}
-			b.mu.Unlock()
-			b.nothingLeft()
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				m1, podID, id := b.lone()
+				ok(t, tc.lose(m1, id))
+				b.mu.Lock()
+				b.procs[id].unread = true
+				if !tc.podID {
+					b.procs[id].podID = ""
+				}
+				b.mu.Unlock()
+				m, _ := b.manager()
+				idle(t, m)
+				if p := b.proc(id); p == nil || p.state != client.StateRunning || len(p.signals) > 0 {
+					t.Errorf("container: %+v", p)
+				}
+				ok(t, m.StopContainer(t.Context(), id, 0))
+				if p := b.proc(id); p != nil && p.state != client.StateStopped {
+					t.Errorf("stopped, but: %+v", p)
+				}
+				ok(t, m.RemoveContainer(t.Context(), id))
+				ok(t, m.Remove(t.Context(), podID))
+				idle(t, m)
+				if len(m.Unmanaged()) != 0 {
+					t.Errorf("unmanaged: %+v", m.Unmanaged())
+				}
+				b.mu.Lock()
+				if !tc.podID {
+					delete(b.snapshots, state.VolumeID(id, 0)) // without the directory, the volumes' snapshots are unknown
+				}
+				b.mu.Unlock()
+				b.nothingLeft()
+			})
 		})
 	}
 }
