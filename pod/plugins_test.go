@@ -2,8 +2,6 @@ package pod
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,58 +30,6 @@ func TestPluginsUpdateHasALimit(t *testing.T) {
 	ok(t, m.UpdatePlugged(ctx, id, &specs.LinuxResources{}))
 	if n := b.count("shim.Update"); n != 1 {
 		t.Errorf("the shim was called %d times", n)
-	}
-	ok(t, m.Stop(ctx, podID))
-	ok(t, m.Remove(ctx, podID))
-	idle(t, m)
-}
-
-// refusing is a plugin that wants no updates of pods.
-type refusing struct {
-	plugins.Set
-	err error
-
-	mu   sync.Mutex
-	told []plugins.Event
-}
-
-func (p *refusing) Hold() func() { return func() {} }
-
-func (p *refusing) Tell(_ context.Context, ev plugins.Event, _ state.Pod, _ *plugins.Container) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.told = append(p.told, ev)
-	return nil
-}
-
-func (p *refusing) wasTold(ev plugins.Event) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Contains(p.told, ev)
-}
-
-func (p *refusing) UpdatePod(context.Context, state.Pod, *podconfig.Resources, *podconfig.Resources) error {
-	return p.err
-}
-
-// TestPluginsRefuseUpdateOfPod: then nothing is noted, and no one is told that it was.
-func TestPluginsRefuseUpdateOfPod(t *testing.T) {
-	b := newBench(t)
-	m, _ := b.manager()
-	p := &refusing{err: errors.New("no")}
-	m.notify.Plugins = p
-	ctx := t.Context()
-	podID := must[string](t)(m.Run(ctx, podConfig("p")))
-	if err := m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}); !errors.Is(err, p.err) {
-		t.Errorf("update: %v", err)
-	}
-	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got != nil || p.wasTold(plugins.PodUpdated) {
-		t.Errorf("noted %v, told %t", got, p.wasTold(plugins.PodUpdated))
-	}
-	p.err = nil
-	ok(t, m.UpdatePodResources(ctx, podID, nil, &podconfig.Resources{MemoryLimit: 5}))
-	if got := must[state.Pod](t)(m.Pod(podID)).Config.Resources; got == nil || got.MemoryLimit != 5 || !p.wasTold(plugins.PodUpdated) {
-		t.Errorf("noted %v, told %t", got, p.wasTold(plugins.PodUpdated))
 	}
 	ok(t, m.Stop(ctx, podID))
 	ok(t, m.Remove(ctx, podID))
