@@ -212,7 +212,7 @@ func TestConnectionsAreEnded(t *testing.T) {
 func (n *node) has(name string) bool {
 	n.p.mu.Lock()
 	defer n.p.mu.Unlock()
-	for id := range n.p.pods {
+	for id := range n.p.pods.Entries {
 		if id.Name == name {
 			return true
 		}

@@ -32,6 +32,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/internal/shrink"
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
@@ -103,8 +104,8 @@ type Policy struct {
 
 	mu       sync.Mutex
 	state    *compile.State
-	pods     map[compile.ID]*known
-	admitted map[types.UID]compile.ID // by the kubelet's UID of a pod
+	pods     shrink.Map[compile.ID, *known]
+	admitted shrink.Map[types.UID, compile.ID] // by the kubelet's UID of a pod
 	waiting  []waiter
 	noTable  bool // in the kernel
 }
@@ -132,7 +133,8 @@ func New(set *client.Set, o Options) (*Policy, error) {
 		runtime: make(chan struct{}, 1),
 		open:    openTable, remove: rules.Remove, did: func() {},
 		linkPatience: linkPatience,
-		state:        compile.New(o.NodeName, compile.DefaultLimits), pods: map[compile.ID]*known{}, admitted: map[types.UID]compile.ID{},
+		state:        compile.New(o.NodeName, compile.DefaultLimits), pods: shrink.New[compile.ID, *known](),
+		admitted: shrink.New[types.UID, compile.ID](),
 	}
 	core := set.Informers.Core().V1()
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandler{
@@ -245,7 +247,7 @@ func (p *Policy) enlist(w waiter, pod *corev1.Pod, addresses []netip.Addr) bool 
 	slices.SortFunc(addresses, netip.Addr.Compare)
 	k := p.known(w.id)
 	k.admitted, k.addresses = pod, slices.Compact(addresses)
-	p.admitted[pod.UID] = w.id
+	p.admitted.Entries[pod.UID] = w.id
 	p.setPod(w.id)
 	p.state.Claim(w.id)
 	if p.state.Policies() == 0 && p.noTable {
@@ -259,11 +261,11 @@ func (p *Policy) enlist(w waiter, pod *corev1.Pod, addresses []netip.Addr) bool 
 func (p *Policy) Gone(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	id, exists := p.admitted[uid]
+	id, exists := p.admitted.Entries[uid]
 	if !exists {
 		return
 	}
-	delete(p.admitted, uid)
+	p.admitted.Delete(uid)
 	k := p.known(id)
 	k.admitted, k.addresses = nil, nil
 	p.setPod(id)

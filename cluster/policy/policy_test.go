@@ -363,7 +363,7 @@ func TestAdmission(t *testing.T) {
 	n.p.Gone("never seen")
 	n.p.mu.Lock()
 	defer n.p.mu.Unlock()
-	if len(n.p.pods)+len(n.p.admitted) != 0 {
+	if len(n.p.pods.Entries)+len(n.p.admitted.Entries) != 0 {
 		t.Errorf("kept are %v, %v", n.p.pods, n.p.admitted)
 	}
 }
@@ -374,7 +374,7 @@ func TestHostNetworkIsNotAdmitted(t *testing.T) {
 	n := newNode(t, denyAll())
 	p := pod("a", "")
 	p.Spec.HostNetwork = true
-	if err := n.p.Admit(t.Context(), p, []netip.Addr{netip.MustParseAddr("192.0.2.1")}); err != nil || len(n.p.admitted) != 0 {
+	if err := n.p.Admit(t.Context(), p, []netip.Addr{netip.MustParseAddr("192.0.2.1")}); err != nil || len(n.p.admitted.Entries) != 0 {
 		t.Errorf("%v, %v", err, n.p.admitted)
 	}
 }

@@ -88,10 +88,10 @@ func (p *Policy) podHandler() cache.ResourceEventHandler {
 
 // known returns what is known of a pod. The caller holds mu.
 func (p *Policy) known(id compile.ID) *known {
-	k := p.pods[id]
+	k := p.pods.Entries[id]
 	if k == nil {
 		k = &known{}
-		p.pods[id] = k
+		p.pods.Entries[id] = k
 	}
 	return k
 }
@@ -99,11 +99,11 @@ func (p *Policy) known(id compile.ID) *known {
 // setPod tells the state what is known of a pod. The kubelet knows of addresses first, the API of
 // labels. The caller holds mu.
 func (p *Policy) setPod(id compile.ID) {
-	k := p.pods[id]
+	k := p.pods.Entries[id]
 	o, addresses := k.object, k.addresses
 	switch {
 	case o == nil && k.admitted == nil:
-		delete(p.pods, id)
+		p.pods.Delete(id)
 		p.state.DeletePod(id)
 		return
 	case o == nil:

@@ -3,6 +3,8 @@ package frame
 import (
 	"sync"
 	"time"
+
+	"github.com/coracle-project/coracle/cluster/internal/shrink"
 )
 
 // later adds keys when a time has passed: of several times for one key, at the earliest.
@@ -14,7 +16,7 @@ type later struct {
 	add func(key string)
 
 	mu      sync.Mutex
-	waiting map[string]*delay
+	waiting shrink.Map[string, *delay]
 	stopped bool
 }
 
@@ -24,7 +26,7 @@ type delay struct {
 }
 
 func newLater(add func(key string)) *later {
-	return &later{add: add, waiting: make(map[string]*delay)}
+	return &later{add: add, waiting: shrink.New[string, *delay]()}
 }
 
 func (l *later) addAfter(key string, d time.Duration) {
@@ -38,7 +40,7 @@ func (l *later) addAfter(key string, d time.Duration) {
 	if l.stopped {
 		return
 	}
-	if w := l.waiting[key]; w != nil {
+	if w := l.waiting.Entries[key]; w != nil {
 		if !due.Before(w.due) {
 			return
 		}
@@ -46,15 +48,15 @@ func (l *later) addAfter(key string, d time.Duration) {
 	}
 	w := &delay{due: due}
 	w.timer = time.AfterFunc(d, func() { l.over(key, w) })
-	l.waiting[key] = w
+	l.waiting.Entries[key] = w
 }
 
 // over adds a key whose time has passed, unless an earlier time has replaced it meanwhile.
 func (l *later) over(key string, w *delay) {
 	l.mu.Lock()
-	valid := l.waiting[key] == w
+	valid := l.waiting.Entries[key] == w
 	if valid {
-		delete(l.waiting, key)
+		l.waiting.Delete(key)
 	}
 	l.mu.Unlock()
 	if valid {
@@ -67,8 +69,8 @@ func (l *later) stop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stopped = true
-	for _, w := range l.waiting {
+	for _, w := range l.waiting.Entries {
 		w.timer.Stop()
 	}
-	l.waiting = nil
+	l.waiting = shrink.Map[string, *delay]{}
 }

@@ -21,7 +21,7 @@ type item struct {
 func (g *graph) item(uid types.UID) (item, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := g.nodes[uid]
+	n := g.nodes.Entries[uid]
 	if n == nil || n.kind == nil {
 		return item{}, false
 	}
@@ -36,7 +36,7 @@ func (g *graph) itemLocked(n *node) item {
 func (g *graph) dependents(uid types.UID) (all, blocking []item) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := g.nodes[uid]
+	n := g.nodes.Entries[uid]
 	if n == nil {
 		return nil, nil
 	}
@@ -65,7 +65,7 @@ const (
 func (g *graph) owner(ref metav1.OwnerReference, namespace string) whereabouts {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	owner := g.nodes[ref.UID]
+	owner := g.nodes.Entries[ref.UID]
 	switch {
 	case owner == nil:
 		return unknown
@@ -88,7 +88,7 @@ func (g *graph) owner(ref metav1.OwnerReference, namespace string) whereabouts {
 func (g *graph) recheckIn(uid types.UID) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := g.nodes[uid]
+	n := g.nodes.Entries[uid]
 	if n == nil {
 		return 500 * time.Millisecond
 	}

@@ -374,8 +374,8 @@ func TestIdleIsIdle(t *testing.T) {
 				w.t.Errorf("%s %s of an idle collector", verb, action.GetResource().Resource)
 			}
 		}
-		if len(w.collector.graph.nodes) != 2 {
-			w.t.Errorf("the graph has %d nodes, want 2", len(w.collector.graph.nodes))
+		if len(w.collector.graph.nodes.Entries) != 2 {
+			w.t.Errorf("the graph has %d nodes, want 2", len(w.collector.graph.nodes.Entries))
 		}
 	})
 }
@@ -390,7 +390,7 @@ func TestGraphForgetsWhatIsGone(t *testing.T) {
 			w.delete(replicaSets, "a", metav1.DeletePropagationBackground)
 			w.Pass(time.Minute)
 			w.want(pods)
-			if n := len(w.collector.graph.nodes); n != 0 {
+			if n := len(w.collector.graph.nodes.Entries); n != 0 {
 				w.t.Errorf("the graph of an empty API has %d nodes", n)
 			}
 		}

@@ -8,13 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/coracle-project/coracle/cluster/controllers/kinds"
+	"github.com/coracle-project/coracle/cluster/internal/shrink"
 )
 
 // graph holds every object that the collector watches, by UID, and who owns whom. It is all that
 // the collector keeps of an object. Watches change it; mu is held for map operations only.
 type graph struct {
 	mu    sync.Mutex
-	nodes map[types.UID]*node
+	nodes shrink.Map[types.UID, *node]
 	// pending are UIDs to be looked at, held back until all watches have delivered what exists: an
 	// owner that is merely not listed yet must not be asked for, nor a dependent be missed.
 	pending sets.Set[types.UID]
@@ -24,7 +25,7 @@ type graph struct {
 	observer Observer
 }
 
-func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
+func newGraph() *graph { return &graph{nodes: shrink.New[types.UID, *node]()} }
 
 // kind is shared by the nodes of one resource, so that a node need not hold its strings.
 type kind struct {
@@ -104,10 +105,10 @@ func (g *graph) observe(k *kind, obj metav1.Object) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	uid := obj.GetUID()
-	n := g.nodes[uid]
+	n := g.nodes.Entries[uid]
 	if n == nil {
 		n = &node{uid: uid}
-		g.nodes[uid] = n
+		g.nodes.Entries[uid] = n
 	}
 	appeared := n.kind == nil
 	n.kind, n.gone = k, false
@@ -146,7 +147,7 @@ func (g *graph) relinkLocked(n *node, refs []reference) {
 	}
 	n.owners = refs
 	for _, before := range old {
-		owner := g.nodes[before.uid]
+		owner := g.nodes.Entries[before.uid]
 		if owner == nil {
 			continue
 		}
@@ -159,10 +160,10 @@ func (g *graph) relinkLocked(n *node, refs []reference) {
 		}
 	}
 	for _, ref := range refs {
-		owner := g.nodes[ref.uid]
+		owner := g.nodes.Entries[ref.uid]
 		if owner == nil {
 			owner = &node{uid: ref.uid}
-			g.nodes[ref.uid] = owner
+			g.nodes.Entries[ref.uid] = owner
 		}
 		if owner.dependents == nil {
 			owner.dependents = map[*node]struct{}{}
@@ -179,7 +180,7 @@ func (g *graph) unlinkLocked(n, owner *node) {
 	if len(owner.dependents) == 0 {
 		owner.dependents = nil
 		if owner.kind == nil {
-			delete(g.nodes, owner.uid)
+			g.nodes.Delete(owner.uid)
 		}
 	}
 }
@@ -188,7 +189,7 @@ func (g *graph) unlinkLocked(n, owner *node) {
 func (g *graph) forget(uid types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if n := g.nodes[uid]; n != nil && n.kind != nil {
+	if n := g.nodes.Entries[uid]; n != nil && n.kind != nil {
 		n.gone = true
 		g.dropLocked(n)
 	}
@@ -202,7 +203,7 @@ func (g *graph) dropLocked(n *node) {
 	}
 	n.kind, n.owners, n.state = nil, nil, 0
 	for _, ref := range owners {
-		if owner := g.nodes[ref.uid]; owner != nil {
+		if owner := g.nodes.Entries[ref.uid]; owner != nil {
 			g.unlinkLocked(n, owner)
 			if owner.state&foreground != 0 {
 				g.lookAtLocked(owner.uid)
@@ -210,7 +211,7 @@ func (g *graph) dropLocked(n *node) {
 		}
 	}
 	if len(n.dependents) == 0 {
-		delete(g.nodes, n.uid)
+		g.nodes.Delete(n.uid)
 	}
 	for dependent := range n.dependents {
 		g.lookAtLocked(dependent.uid)
@@ -221,7 +222,7 @@ func (g *graph) dropLocked(n *node) {
 func (g *graph) replace(k *kind, live sets.Set[types.UID]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for uid, n := range g.nodes {
+	for uid, n := range g.nodes.Entries {
 		if n.kind == k && !live.Has(uid) {
 			n.gone = true
 			g.dropLocked(n)
@@ -234,7 +235,7 @@ func (g *graph) replace(k *kind, live sets.Set[types.UID]) {
 func (g *graph) abandon(k *kind) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, n := range g.nodes {
+	for _, n := range g.nodes.Entries {
 		if n.kind == k {
 			g.dropLocked(n)
 		}
@@ -266,7 +267,7 @@ func (g *graph) lookAtLocked(uid types.UID) {
 // uncertainLocked reports whether some owner of n is not there as n says, or waits for n to go.
 func (g *graph) uncertainLocked(n *node) bool {
 	for _, ref := range n.owners {
-		owner := g.nodes[ref.uid]
+		owner := g.nodes.Entries[ref.uid]
 		if owner == nil || owner.kind == nil || owner.state&foreground != 0 || !ref.is(owner, n.namespace) {
 			return true
 		}

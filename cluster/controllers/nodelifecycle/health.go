@@ -53,7 +53,7 @@ func (c *controller) alive(node string) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h := c.health[node]; h != nil && lease.Spec.RenewTime.After(h.renewed) {
+	if h := c.health.Entries[node]; h != nil && lease.Spec.RenewTime.After(h.renewed) {
 		h.renewed, h.seen = lease.Spec.RenewTime.Time, time.Now()
 	}
 }
@@ -61,10 +61,10 @@ func (c *controller) alive(node string) {
 // registered starts to watch over a node that was not known.
 func (c *controller) registered(node *corev1.Node) {
 	c.mu.Lock()
-	known := c.health[node.Name]
+	known := c.health.Entries[node.Name]
 	if known == nil || known.uid != node.UID {
 		known = nil
-		c.health[node.Name] = &health{uid: node.UID}
+		c.health.Entries[node.Name] = &health{uid: node.UID}
 	}
 	c.mu.Unlock()
 	if known == nil {
@@ -75,8 +75,8 @@ func (c *controller) registered(node *corev1.Node) {
 
 func (c *controller) removed(node string) {
 	c.mu.Lock()
-	h := c.health[node]
-	delete(c.health, node)
+	h := c.health.Entries[node]
+	c.health.Delete(node)
 	c.countLocked(node, nil)
 	c.mu.Unlock()
 	c.judgeZones() // also if it was never looked at: it counted from when it came
@@ -95,7 +95,7 @@ func (c *controller) event(node string, uid types.UID, kind, reason, format stri
 func (c *controller) silence(node *corev1.Node) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h, now := c.health[node.Name], time.Now()
+	h, now := c.health.Entries[node.Name], time.Now()
 	if h == nil {
 		return monitorGrace // removed meanwhile
 	}
@@ -132,7 +132,7 @@ func (c *controller) checkHealth(ctx context.Context, node *corev1.Node) (*corev
 		wasReady := readyStatus(node) == corev1.ConditionTrue
 		node = updated
 		c.mu.Lock()
-		if h := c.health[node.Name]; h != nil { // this write is no sign of life
+		if h := c.health.Entries[node.Name]; h != nil { // this write is no sign of life
 			h.hadReady, h.heartbeat, h.tellPods = true, condition(node, corev1.NodeReady).LastHeartbeatTime.Time, wasReady
 		}
 		c.mu.Unlock()
@@ -143,7 +143,7 @@ func (c *controller) checkHealth(ctx context.Context, node *corev1.Node) (*corev
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h := c.health[node.Name]; h != nil {
+	if h := c.health.Entries[node.Name]; h != nil {
 		h.ready = readyStatus(node)
 		switch {
 		case h.ready == corev1.ConditionTrue:
@@ -189,7 +189,7 @@ func fallenSilent(node *corev1.Node, now metav1.Time) *corev1.Node {
 // its kubelet speaks, the pods' readiness is the kubelet's affair.
 func (c *controller) markPods(ctx context.Context, node *corev1.Node) error {
 	c.mu.Lock()
-	h := c.health[node.Name]
+	h := c.health.Entries[node.Name]
 	todo := h != nil && h.tellPods
 	c.mu.Unlock()
 	if !todo {

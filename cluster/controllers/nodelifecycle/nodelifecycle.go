@@ -36,6 +36,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
+	"github.com/coracle-project/coracle/cluster/internal/shrink"
 )
 
 const (
@@ -61,10 +62,10 @@ type controller struct {
 	counted cache.InformerSynced // whether all nodes that there were are in shares
 
 	mu     sync.Mutex
-	health map[string]*health
+	health shrink.Map[string, *health]
 	zones  map[string]*zone
-	shares map[string]share // by node
-	counts map[string]count // by zone, the sums of shares
+	shares shrink.Map[string, share] // by node
+	counts map[string]count          // by zone, the sums of shares
 }
 
 // New returns the controller; its keys are nodes ("NAME") and pods that were just bound to a node
@@ -82,7 +83,8 @@ func New(set *client.Set, reader kubernetes.Interface, write *nodepatch.Writer) 
 		set: set, write: write, nodes: nodes.Lister(), informer: leases,
 		leases: coordinationlisters.NewLeaseLister(leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
 		pods:   pods.Lister(), byNode: pods.Informer().GetIndexer(), recorder: recorder,
-		health: map[string]*health{}, zones: map[string]*zone{}, shares: map[string]share{}, counts: map[string]count{},
+		health: shrink.New[string, *health](), zones: map[string]*zone{},
+		shares: shrink.New[string, share](), counts: map[string]count{},
 	}
 	c.frame = frame.New("nodelifecycle", workers, set.Logger(), c.sync)
 	c.frame.Watch(nodes.Informer(), frame.Self)

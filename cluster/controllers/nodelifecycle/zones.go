@@ -80,12 +80,12 @@ func (c *controller) came(old, obj any) []string {
 		if !ok {
 			return nil
 		}
-		if !c.shares[last.Name].looked {
+		if !c.shares.Entries[last.Name].looked {
 			c.countLocked(last.Name, nil)
 		}
 		return []string{last.Name} // whose zone is judged then
 	}
-	if !c.shares[node.Name].looked {
+	if !c.shares.Entries[node.Name].looked {
 		c.countLocked(node.Name, &share{zone: zoneOf(node), excluded: isExcluded(node), ready: readyStatus(node) == corev1.ConditionTrue})
 	}
 	return nil
@@ -95,12 +95,12 @@ func (c *controller) came(old, obj any) []string {
 // by what changes: a list of all nodes for each of a thousand that come takes a second, and leaves
 // 100 MB of garbage.
 func (c *controller) countLocked(node string, now *share) {
-	if before, ok := c.shares[node]; ok {
+	if before, ok := c.shares.Entries[node]; ok {
 		c.addLocked(before, -1)
-		delete(c.shares, node)
+		c.shares.Delete(node)
 	}
 	if now != nil {
-		c.shares[node] = *now
+		c.shares.Entries[node] = *now
 		c.addLocked(*now, 1)
 	}
 }
@@ -127,12 +127,12 @@ func (c *controller) addLocked(s share, n int) {
 func (c *controller) countsAnew(node *corev1.Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := c.health[node.Name]
+	h := c.health.Entries[node.Name]
 	if h == nil { // removed meanwhile
 		return true
 	}
 	now := share{looked: true, zone: zoneOf(node), excluded: isExcluded(node), ready: h.ready == corev1.ConditionTrue}
-	if c.shares[node.Name] == now {
+	if c.shares.Entries[node.Name] == now {
 		return false
 	}
 	c.countLocked(node.Name, &now)
@@ -179,7 +179,7 @@ func (c *controller) judgeZones() {
 	if nowDown == wereDown {
 		return
 	}
-	for name, h := range c.health {
+	for name, h := range c.health.Entries {
 		if wereDown { // a silence that all shared was ours: all get a new chance
 			h.seen = time.Now()
 		}
@@ -208,7 +208,7 @@ func (c *controller) allDownLocked() bool {
 func (c *controller) mayTaint(node *corev1.Node) (time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h := c.health[node.Name]; h != nil {
+	if h := c.health.Entries[node.Name]; h != nil {
 		if left := settle - time.Since(h.away); left > 0 {
 			return left, false
 		}

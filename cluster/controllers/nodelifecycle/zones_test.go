@@ -11,10 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
+	"github.com/coracle-project/coracle/cluster/internal/shrink"
 )
 
 func counting() *controller {
-	c := &controller{health: map[string]*health{}, zones: map[string]*zone{}, shares: map[string]share{}, counts: map[string]count{}}
+	c := &controller{
+		health: shrink.New[string, *health](), zones: map[string]*zone{},
+		shares: shrink.New[string, share](), counts: map[string]count{},
+	}
 	c.frame = frame.New("test", 1, slog.New(slog.DiscardHandler), nil)
 	return c
 }
@@ -28,7 +32,7 @@ func inZone(name, zone string, status corev1.ConditionStatus) *corev1.Node {
 
 // look is what sync does to a node's share.
 func (c *controller) look(node *corev1.Node) bool {
-	c.health[node.Name] = &health{ready: readyStatus(node)}
+	c.health.Entries[node.Name] = &health{ready: readyStatus(node)}
 	return c.countsAnew(node)
 }
 
@@ -47,7 +51,7 @@ func TestZonesAreTheSumsOfTheirNodes(t *testing.T) {
 		}
 		switch old := there[name]; {
 		case random.IntN(3) > 0:
-			looked := c.shares[name].looked
+			looked := c.shares.Entries[name].looked
 			c.came(old, node)
 			if random.IntN(2) == 0 {
 				c.look(node)
@@ -69,7 +73,7 @@ func TestZonesAreTheSumsOfTheirNodes(t *testing.T) {
 		}
 		want := map[string]count{}
 		for name := range there {
-			s, ok := c.shares[name]
+			s, ok := c.shares.Entries[name]
 			if !ok {
 				t.Fatalf("%s is not counted", name)
 			}
@@ -88,8 +92,8 @@ func TestZonesAreTheSumsOfTheirNodes(t *testing.T) {
 			}
 			want[zoneOf(node)] = n
 		}
-		if len(c.shares) != len(there) || !maps.Equal(c.counts, want) {
-			t.Fatalf("%d nodes are counted as %d, in zones as %v, want %v", len(there), len(c.shares), c.counts, want)
+		if len(c.shares.Entries) != len(there) || !maps.Equal(c.counts, want) {
+			t.Fatalf("%d nodes are counted as %d, in zones as %v, want %v", len(there), len(c.shares.Entries), c.counts, want)
 		}
 	}
 }

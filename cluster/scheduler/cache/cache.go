@@ -25,6 +25,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coracle-project/coracle/cluster/internal/shrink"
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
@@ -33,8 +34,8 @@ type Cache struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
-	nodes  map[string]*node
-	pods   map[types.UID]*placed
+	nodes  shrink.Map[string, *node]
+	pods   shrink.Map[types.UID, *placed]
 	images map[string]*framework.ImageState
 	zones  zones
 	// reordered is that nodes came or went since the last snapshot, changed which are different.
@@ -67,7 +68,7 @@ type placed struct {
 func New(log *slog.Logger) *Cache {
 	return &Cache{
 		log:   log,
-		nodes: make(map[string]*node), pods: make(map[types.UID]*placed), images: make(map[string]*framework.ImageState),
+		nodes: shrink.New[string, *node](), pods: shrink.New[types.UID, *placed](), images: make(map[string]*framework.ImageState),
 	}
 }
 
@@ -76,7 +77,7 @@ func (c *Cache) Assume(pod *framework.PodInfo) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := pod.Pod()
-	if c.pods[p.UID] != nil {
+	if c.pods.Entries[p.UID] != nil {
 		return fmt.Errorf("pod %s/%s is on a node already, so it can't be assumed", p.Namespace, p.Name)
 	}
 	c.putLocked(pod, true)
@@ -87,7 +88,7 @@ func (c *Cache) Assume(pod *framework.PodInfo) error {
 func (c *Cache) Forget(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p := c.pods[uid]; p != nil && p.assumed {
+	if p := c.pods.Entries[uid]; p != nil && p.assumed {
 		c.takeLocked(uid, p)
 	}
 }
@@ -96,7 +97,7 @@ func (c *Cache) Forget(uid types.UID) {
 func (c *Cache) Assumed(uid types.UID) *framework.PodInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if p := c.pods[uid]; p != nil && p.assumed {
+	if p := c.pods.Entries[uid]; p != nil && p.assumed {
 		return p.info
 	}
 	return nil
@@ -107,7 +108,7 @@ func (c *Cache) SetPod(pod *v1.Pod) {
 	info := framework.NewPodInfo(pod)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := c.pods[pod.UID]
+	p := c.pods.Entries[pod.UID]
 	if p == nil {
 		c.putLocked(info, false)
 		return
@@ -125,7 +126,7 @@ func (c *Cache) SetPod(pod *v1.Pod) {
 func (c *Cache) RemovePod(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := c.pods[uid]
+	p := c.pods.Entries[uid]
 	if p == nil {
 		return false
 	}
@@ -135,13 +136,13 @@ func (c *Cache) RemovePod(uid types.UID) bool {
 
 func (c *Cache) putLocked(info *framework.PodInfo, assumed bool) {
 	p := info.Pod()
-	c.pods[p.UID] = &placed{info: info, node: p.Spec.NodeName, assumed: assumed}
+	c.pods.Entries[p.UID] = &placed{info: info, node: p.Spec.NodeName, assumed: assumed}
 	c.editLocked(c.nodeLocked(p.Spec.NodeName)).Add(info)
 }
 
 func (c *Cache) takeLocked(uid types.UID, p *placed) {
-	delete(c.pods, uid)
-	n := c.nodes[p.node]
+	c.pods.Delete(uid)
+	n := c.nodes.Entries[p.node]
 	if err := c.editLocked(n).Remove(p.info); err != nil {
 		c.log.Error("scheduler cache", "node", p.node, "err", err)
 	}
@@ -167,7 +168,7 @@ func (c *Cache) SetNode(obj *v1.Node) {
 func (c *Cache) RemoveNode(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := c.nodes[name]
+	n := c.nodes.Entries[name]
 	if n == nil || n.info.Node() == nil {
 		return
 	}
@@ -182,7 +183,7 @@ func (c *Cache) RemoveNode(name string) {
 
 // nodeLocked returns the node of that name, made if it is not known yet.
 func (c *Cache) nodeLocked(name string) *node {
-	n := c.nodes[name]
+	n := c.nodes.Entries[name]
 	if n == nil {
 		slot := c.slots
 		if last := len(c.freeSlots) - 1; last >= 0 {
@@ -191,14 +192,14 @@ func (c *Cache) nodeLocked(name string) *node {
 			c.slots++
 		}
 		n = &node{name: name, info: framework.NewNodeInfo(slot, &c.generations), position: -1}
-		c.nodes[name] = n
+		c.nodes.Entries[name] = n
 	}
 	return n
 }
 
 func (c *Cache) dropIfEmptyLocked(n *node) {
 	if n.info.Node() == nil && len(n.info.Pods) == 0 {
-		delete(c.nodes, n.name)
+		c.nodes.Delete(n.name)
 		c.freeSlots = append(c.freeSlots, n.info.Slot)
 	}
 }

@@ -51,14 +51,14 @@ func positions(s *framework.Snapshot, f func(*framework.NodeInfo) bool) []int {
 }
 
 func (c *Cache) rebuildLocked(s *framework.Snapshot) {
-	for _, n := range c.nodes {
+	for _, n := range c.nodes.Entries {
 		n.position, n.changed = -1, false
 	}
 	clear(c.changed)
 	c.changed, c.reordered = c.changed[:0], false
-	s.Nodes, s.Position = nil, make(map[string]int, len(c.nodes))
+	s.Nodes, s.Position = nil, make(map[string]int, len(c.nodes.Entries))
 	for _, name := range c.zones.order() {
-		n := c.nodes[name]
+		n := c.nodes.Entries[name]
 		n.position, n.published = len(s.Nodes), true
 		s.Position[name] = n.position
 		s.Nodes = append(s.Nodes, n.info)
