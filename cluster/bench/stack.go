@@ -42,6 +42,7 @@ const podNetworks = "10.128.0.0/11,fd85:c0ac:1e00::/48"
 
 func (c *coracle) start(ctx context.Context) error {
 	return c.command(ctx, "up", "--runtime-config", c.config, "--node-name", nodeName, "--node-ip", c.ip, "--bind-address", c.ip,
+		"--eviction-hard", "memory.available<100Mi", // as upstream's below: a disk that is nearly full holds nothing up
 		"--pod-cidr", podNetworks, "--cgroup-root", "/"+c.cgroup, "--pod-log-dir", filepath.Join(c.dir, "logs", "pods"))
 }
 
