@@ -118,6 +118,32 @@ func (m *machine) killIf(which func(pid int) bool) (ended int) {
 	}
 }
 
+// argv is the command line of a process, one empty word if it is gone.
+func argv(pid int) []string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return strings.Split(string(data), "\x00")
+}
+
+// program is for the command lines of a program.
+func program(name string) func(words []string) bool {
+	return func(words []string) bool { return filepath.Base(words[0]) == name }
+}
+
+// pids are the machine's processes with such a command line.
+func (m *machine) pids(which func(words []string) bool) (all []int) {
+	own := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", m.holder)))
+	for _, entry := range must(os.ReadDir("/proc")) {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || !which(argv(pid)) {
+			continue
+		}
+		if mnt, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); mnt == own {
+			all = append(all, pid)
+		}
+	}
+	return all
+}
+
 // kube is a client that does not wait for long.
 func (m *machine) kube(t *testing.T) kubernetes.Interface {
 	t.Helper()

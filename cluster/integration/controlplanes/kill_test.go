@@ -5,10 +5,8 @@ package controlplanes
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -146,36 +144,51 @@ func killOneByOne(ctx context.Context, t *testing.T, all []*machine, agent *mach
 	}
 }
 
+// serves checks that a machine's own API server acknowledges writes.
+func (k *kills) serves(ctx context.Context, t *testing.T, m *machine) {
+	t.Helper()
+	for began := time.Now(); ; {
+		err := k.writes.write(ctx, m.Name)
+		if err == nil {
+			return
+		}
+		if time.Since(began) > answersWithin { // one may be slow on a busy machine
+			t.Errorf("%s: its own API server does not answer: %v", m.Name, err)
+			return
+		}
+	}
+}
+
 // killEachKind kills each kind of process of each machine. What has to hold after each: another
 // machine's API server answers soon, what was acknowledged is there, and
 //
 //	coracle-kube  its supervisor starts it again; it is a member with a vote again
-//	coracled      its keeper starts it again; API servers do not notice
+//	coracled      its keeper starts it again; the machine's own API server goes on
 //	supervise     coracle-kube ends with it, and nothing starts it: up does
 //
 // The case of all processes at once is killOneByOne.
 func killEachKind(ctx context.Context, t *testing.T, all []*machine, agent *machine, loads *clients) {
 	t.Helper()
 	k := newKills(t, all, agent, loads, 1_000_000)
+	server := program("coracle-kube")
 	for _, kind := range []struct {
 		name string
 		argv func(words []string) bool
-		up   bool
+		// serves is whether the machine's own API server goes on, up whether only up starts it again.
+		serves, up bool
 	}{
-		{"coracle-kube", func(words []string) bool { return filepath.Base(words[0]) == "coracle-kube" }, false},
-		{"coracled", func(words []string) bool { return filepath.Base(words[0]) == "coracled" }, false},
-		{"supervise", func(words []string) bool { return len(words) > 1 && words[1] == "supervise" }, true},
+		{"coracle-kube", server, false, false},
+		{"coracled", program("coracled"), true, false},
+		{"supervise", func(words []string) bool { return len(words) > 1 && words[1] == "supervise" }, false, true},
 	} {
 		for _, victim := range all {
-			var killed []int
+			servers := victim.pids(server)
 			kill := func() (ended int) {
 				return victim.killIf(func(pid int) bool {
-					data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-					words := strings.Split(string(data), "\x00")
-					if len(killed) > 0 || !kind.argv(words) { // not the one that takes its place
+					if ended > 0 || !kind.argv(argv(pid)) { // not the one that takes its place
 						return false
 					}
-					killed = append(killed, pid)
+					ended++
 					return true
 				})
 			}
@@ -183,11 +196,17 @@ func killEachKind(ctx context.Context, t *testing.T, all []*machine, agent *mach
 				if kind.up {
 					victim.Must(t, "up", "--timeout", patience.String())
 				}
+				if kind.serves {
+					k.serves(ctx, t, victim)
+				}
 				testkit.Eventually(ctx, t, victim.Name+" is well", func() (bool, error) {
 					out, said, err := victim.Run("status")
 					return err == nil, fmt.Errorf("%w\n%s%s", err, out, said)
 				})
 			})
+			if now := victim.pids(server); kind.serves && !slices.Equal(now, servers) {
+				t.Errorf("%s: its API server was process %v, and is %v since %s was killed", victim.Name, servers, now, kind.name)
+			}
 			if ended != 1 {
 				t.Fatalf("%s: %d processes are %s", victim.Name, ended, kind.name)
 			}

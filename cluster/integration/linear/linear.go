@@ -107,6 +107,17 @@ func (h *History) Unknown() (n int) {
 	return n
 }
 
+// MaybeDeleted is whether a delete of the key has an unknown outcome, so that the key may go at any
+// time.
+func (h *History) MaybeDeleted(key string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.all, func(op porcupine.Operation) bool {
+		r := op.Input.(Request)
+		return r.Key == key && r.Kind == Delete && op.Output.(Answer).Outcome == Unknown
+	})
+}
+
 // Keys are those of all requests, sorted.
 func (h *History) Keys() []string {
 	h.mu.Lock()

@@ -74,3 +74,22 @@ func TestCheck(t *testing.T) {
 		})
 	}
 }
+
+// Regression: a key was taken for one that cannot go, and its loss was linearizable.
+func TestMaybeDeleted(t *testing.T) {
+	h := New()
+	for key, outcome := range map[string]Outcome{"gone": Done, "maybe": Unknown, "there": NotSent} {
+		h.Do(0, Request{Kind: Create, Key: key, Value: "a"}, func() Answer { return Answer{Outcome: Done} })
+		h.Do(0, Request{Kind: Delete, Key: key}, func() Answer { return Answer{Outcome: outcome} })
+	}
+	h.Do(0, Request{Kind: Create, Key: "created", Value: "a"}, func() Answer { return Answer{Outcome: Unknown} })
+	for _, key := range h.Keys() {
+		if got := h.MaybeDeleted(key); got != (key == "maybe") {
+			t.Errorf("key %s may be deleted: %t", key, got)
+		}
+	}
+	h.Do(1, Request{Kind: Get, Key: "maybe"}, func() Answer { return Answer{Outcome: Missing} })
+	if err := h.Check(time.Minute); err != nil {
+		t.Error(err)
+	}
+}
