@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
@@ -27,7 +28,8 @@ import (
 //	DELETE /coracle/members/NAME   also if its machine is gone; the URL of one that never started
 //
 // The first POST to a server without peers is answered with 503: it starts again with a port for
-// them, and the client asks again.
+// them, and the client asks again. With etcd elsewhere there are no members: all is answered with
+// 404, a POST only if the Joiner agrees with this control-plane node.
 const MembersPath = "/coracle/members"
 
 const (
@@ -44,22 +46,23 @@ type Joiner struct {
 	URL  string `json:"url"`
 	// TokenKey is the pki.TokenKeyID of the key of service account tokens that it has got.
 	TokenKey string `json:"tokenKey"`
+	// Files are the digests of its SharedFiles.
+	Files map[string]string `json:"files"`
 }
 
-// installMembers serves MembersPath, unless etcd is elsewhere.
+// installMembers serves MembersPath.
 func (b *build) installMembers(server *genericapiserver.GenericAPIServer) {
-	if b.store.members == nil {
-		return
-	}
-	m := members{b.store.members, b.options.PKI.ServiceAccountKey, b.options.TakePeers, b.options.LeavePeers, b.options.Log}
+	o := b.options
+	m := members{b.store.members, o.PKI.ServiceAccountKey, o.SharedFiles, o.TakePeers, o.LeavePeers, o.Log}
 	server.Handler.NonGoRestfulMux.Handle(MembersPath, m)
 	server.Handler.NonGoRestfulMux.HandlePrefix(MembersPath+"/", m)
 }
 
 type members struct {
-	etcd *etcd.Server
+	etcd *etcd.Server // nil if it is elsewhere
 	// tokenKey is the file with the key of service account tokens.
 	tokenKey              string
+	files                 SharedFiles
 	takePeers, leavePeers func() error
 	log                   *slog.Logger
 }
@@ -72,11 +75,15 @@ func (m members) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if plain, err := url.PathUnescape(name); err == nil { // clients escape the URL of a member twice
 		name = plain
 	}
-	answer, err := any(m.etcd.Members()), error(nil)
+	var answer any
+	var err error
 	switch {
-	case r.Method == http.MethodGet && name == "":
 	case r.Method == http.MethodPost && name == "":
 		answer, err = m.add(ctx, w, r)
+	case m.etcd == nil:
+		err = noMembers()
+	case r.Method == http.MethodGet && name == "":
+		answer = m.etcd.Members()
 	case r.Method == http.MethodDelete && name != "":
 		answer, err = m.remove(ctx, name)
 	default:
@@ -115,6 +122,12 @@ func (m members) add(ctx context.Context, w http.ResponseWriter, r *http.Request
 	if err := m.sameTokenKey(j); err != nil {
 		return nil, err
 	}
+	if err := m.files.agree(j); err != nil {
+		return nil, err
+	}
+	if m.etcd == nil {
+		return nil, noMembers()
+	}
 	peers, err := m.etcd.Add(ctx, j.Name, j.URL)
 	if !errors.Is(err, etcd.ErrAlone) {
 		return peers, err
@@ -126,6 +139,10 @@ func (m members) add(ctx context.Context, w http.ResponseWriter, r *http.Request
 		return nil, err
 	}
 	return nil, apierrors.NewServiceUnavailable("the API server starts again with a port for other members")
+}
+
+func noMembers() error {
+	return apierrors.NewNotFound(schema.GroupResource{Resource: "members"}, "of etcd, which is elsewhere")
 }
 
 // sameTokenKey refuses a machine whose key of service account tokens was replaced after the machine

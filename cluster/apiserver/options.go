@@ -77,6 +77,8 @@ type Options struct {
 	EncryptionHealth *health.Part
 	// Audit says which requests are recorded.
 	Audit AuditOptions
+	// SharedFiles are those that another control-plane node has to have, too.
+	SharedFiles SharedFiles
 	// Unserved are kinds that nothing acts on, in addition to those that no cluster acts on: who
 	// creates one gets a Warning.
 	Unserved unserved.Kinds

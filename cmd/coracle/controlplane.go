@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -43,59 +42,35 @@ var filesOfCluster = []string{
 	"authentication-token-webhook-config-file",
 }
 
-// clusterSettings are what another control-plane node follows.
-type clusterSettings struct {
-	upOptions
-	// Digests are the SHA-256 of the files of filesOfCluster, hexadecimal, by flag. An earlier release
-	// has none.
-	Digests map[string]string `json:"digests"`
-}
-
 // forControlPlane returns the settings that another control-plane node follows.
-func (o upOptions) forControlPlane() (clusterSettings, error) {
-	shared := clusterSettings{Digests: map[string]string{}}
+func (o upOptions) forControlPlane() (shared upOptions) {
 	from, to := o.settings(), shared.settings()
 	for _, flag := range slices.Concat(ofCluster, filesOfCluster) {
 		reflect.ValueOf(to[flag]).Elem().Set(reflect.ValueOf(from[flag]).Elem())
 	}
-	for _, flag := range filesOfCluster {
-		file, _ := from[flag].(*string)
-		if *file == "" {
-			continue
-		}
-		var err error
-		if shared.Digests[flag], err = digestOf(*file); err != nil {
-			return clusterSettings{}, fmt.Errorf("--%s: %w", flag, err)
-		}
-	}
-	return shared, nil
+	return shared
 }
 
-// longestConfig bounds a file of filesOfCluster, in bytes.
-const longestConfig = 4 << 20
-
-func digestOf(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", err
+// sharedFiles are the arguments that name this machine's files of filesOfCluster.
+func (o *upOptions) sharedFiles() (args []string) {
+	all := o.settings()
+	for _, flag := range filesOfCluster {
+		if file, _ := all[flag].(*string); *file != "" {
+			args = append(args, "--shared-file", flag+"="+*file)
+		}
 	}
-	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, longestConfig+1))
-	if err == nil && len(data) > longestConfig {
-		err = fmt.Errorf("%s is longer than %d bytes", file, longestConfig)
-	}
-	return fmt.Sprintf("%x", sha256.Sum256(data)), err
+	return args
 }
 
 // followCluster takes over the settings of the cluster that this machine joins. One that was given
 // must not differ.
-func (o *upOptions) followCluster(cluster clusterSettings, given func(flag string) bool) error {
+func (o *upOptions) followCluster(cluster upOptions, given func(flag string) bool) error {
 	theirs := cluster.settings()
 	own := o.settings()
 	for _, flag := range filesOfCluster {
 		mine, _ := own[flag].(*string)
 		want, _ := theirs[flag].(*string)
-		if err := sameFile(flag, *mine, *want, cluster.Digests); err != nil {
+		if err := bothHave(flag, *mine, *want); err != nil {
 			return err
 		}
 	}
@@ -109,26 +84,15 @@ func (o *upOptions) followCluster(cluster clusterSettings, given func(flag strin
 	return nil
 }
 
-// sameFile refuses the file of a flag on this machine unless its content is that of the cluster's,
-// or neither has one.
-func sameFile(flag, mine, cluster string, digests map[string]string) error {
+// bothHave refuses a machine without the file of a flag that the cluster has, or the other way
+// round. Whether their content is the same, the API server says when the machine becomes a
+// control-plane node: it may have changed since the token was made.
+func bothHave(flag, mine, cluster string) error {
 	switch {
-	case mine == "" && cluster == "":
-		return nil
-	case mine == "":
+	case mine == "" && cluster != "":
 		return fmt.Errorf("the cluster has --%s %s: copy that file to this machine, and give it as --%[1]s", flag, cluster)
-	case digests == nil: // Earlier releases send no digests; they only check that an encryption config exists.
-		return nil
-	case cluster == "":
+	case mine != "" && cluster == "":
 		return fmt.Errorf("--%s %s: the cluster has none, and its control-plane nodes have to agree", flag, mine)
-	}
-	digest, err := digestOf(mine)
-	if err != nil {
-		return fmt.Errorf("--%s: %w", flag, err)
-	}
-	if digest != digests[flag] {
-		return fmt.Errorf("--%s: %s differs from the cluster's %s: copy that file to this machine, because control-plane nodes have to agree; if it has changed "+
-			"since the token was made, 'coracle token create --control-plane' there makes another", flag, mine, cluster)
 	}
 	return nil
 }
@@ -224,7 +188,7 @@ func (o *upOptions) enterControlPlane(ctx context.Context, p place, given func(f
 		"--bind-address", o.Bind, "--etcd-peer-port", strconv.Itoa(port),
 	}
 	secrets := o.joins.token + " " + o.certificateKey
-	var cluster clusterSettings
+	var cluster upOptions
 	if err := kubeToolReading(ctx, secrets, &cluster, append(args, "--only-settings")...); err != nil {
 		return err
 	}
@@ -239,7 +203,7 @@ func (o *upOptions) enterControlPlane(ctx context.Context, p place, given func(f
 		Members map[string]string `json:"members"`
 		Kept    string            `json:"kept"`
 	}
-	if err := kubeToolReading(ctx, secrets, &joined, args...); err != nil {
+	if err := kubeToolReading(ctx, secrets, &joined, append(args, o.sharedFiles()...)...); err != nil {
 		if p.hasKeys() {
 			return err
 		}

@@ -126,11 +126,7 @@ func tokenCreateCommand(p *place) *cobra.Command {
 				args = append(args, "--token-stdin")
 			}
 			if controlPlane {
-				shared, err := remembered(*p).forControlPlane()
-				if err != nil {
-					return fmt.Errorf("token: %w", err)
-				}
-				text, err := json.Marshal(shared)
+				text, err := json.Marshal(remembered(*p).forControlPlane())
 				if err != nil {
 					return err
 				}

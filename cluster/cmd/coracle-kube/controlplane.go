@@ -49,6 +49,7 @@ func controlPlaneJoinCommand() *cobra.Command {
 	var bind string
 	var port int
 	var settings bool
+	var shared []string
 	cmd := &cobra.Command{
 		Use: "join https://HOST:PORT", Short: "get what makes this machine a control-plane node of a cluster", Args: cobra.ExactArgs(1),
 		Long: "join reads the token and the certificate key, with a space between them, from standard input: arguments are visible to every " +
@@ -63,6 +64,9 @@ func controlPlaneJoinCommand() *cobra.Command {
 			g.Token, g.CertificateKey, _ = strings.Cut(strings.TrimSpace(string(secrets)), " ")
 			m.Log = slog.Default()
 			if m.URL, err = memberURL(bind, port); err != nil {
+				return err
+			}
+			if m.Shared, err = sharedFiles(shared); err != nil {
 				return err
 			}
 			var answer any
@@ -83,7 +87,20 @@ func controlPlaneJoinCommand() *cobra.Command {
 	cmd.Flags().StringVar(&m.Name, "node-name", hostname(), "name of this node")
 	cmd.Flags().StringVar(&bind, "bind-address", "", "address that the API server will serve on")
 	cmd.Flags().IntVar(&port, "etcd-peer-port", 2380, "port for etcd's other members")
+	cmd.Flags().StringArrayVar(&shared, "shared-file", nil, "`FLAG=FILE` of the API server that all control-plane nodes have to agree on")
 	return cmd
+}
+
+func sharedFiles(given []string) (apiserver.SharedFiles, error) {
+	all := apiserver.SharedFiles{}
+	for _, one := range given {
+		flag, path, ok := strings.Cut(one, "=")
+		if !ok || flag == "" || path == "" {
+			return nil, fmt.Errorf("--shared-file %q is not FLAG=FILE", one)
+		}
+		all[flag] = path
+	}
+	return all, nil
 }
 
 // memberURL is where the other members of etcd reach the one of a machine whose API server serves

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -182,9 +183,20 @@ func (o *apiOptions) settings() apiserver.Options {
 		EtcdQuota: o.protect.quota, StoreHealth: o.storeHealth,
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
 		Unserved: o.unserved, Several: o.several, TakePeers: o.takePeers, LeavePeers: o.leavePeers, MembersHealth: o.membersHealth,
-		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity,
+		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity, SharedFiles: o.sharedFiles(),
 		Concurrent: o.processors.useAll, Log: slog.Default(),
 	}
+}
+
+// sharedFiles are the files that all control-plane nodes have to agree on.
+func (o *apiOptions) sharedFiles() apiserver.SharedFiles {
+	all := apiserver.SharedFiles{
+		"encryption-provider-config": o.protect.encryption, "audit-policy-file": o.protect.audit.PolicyFile,
+		"audit-webhook-config-file": o.protect.audit.WebhookConfig, "scheduler-config": o.scheduler,
+		"authentication-config": o.access.authentication.Config, "authentication-token-webhook-config-file": o.access.authentication.TokenWebhook,
+	}
+	maps.DeleteFunc(all, func(_, path string) bool { return path == "" })
+	return all
 }
 
 // server makes the API server, with metrics.k8s.io, which is computed from what kubelets tell.

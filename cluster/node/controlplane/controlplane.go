@@ -142,6 +142,8 @@ type Machine struct {
 	// Root is the directory of its cluster process.
 	Root string
 	apiserver.Joiner
+	// Shared are its files that have to be the cluster's.
+	Shared apiserver.SharedFiles
 	// Log gets which keys were damaged; nil discards it.
 	Log *slog.Logger
 }
@@ -217,7 +219,7 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 	if err := checkVersion(kube, componentversion.Get().GitVersion); err != nil {
 		return nil, err
 	}
-	if m.TokenKey, err = pki.TokenKeyID(b.Files["service-account.pem"]); err != nil {
+	if err := m.agree(b); err != nil {
 		return nil, err
 	}
 	peers, err := enter(ctx, kube, g.Server, m)
@@ -246,6 +248,15 @@ func Join(ctx context.Context, g Given, m Machine) (*Joined, error) {
 		joined.Kept = fmt.Sprintf("the encrypted keys stay in the cluster until token %s ends: %v", id, err)
 	}
 	return &joined, nil
+}
+
+// agree has the machine tell what it has got and has of what all control-plane nodes agree on.
+func (m *Machine) agree(b bundle) (err error) {
+	if m.Files, err = m.Shared.Digests(); err != nil {
+		return err
+	}
+	m.TokenKey, err = pki.TokenKeyID(b.Files["service-account.pem"])
+	return err
 }
 
 // apiserverPatience is more than a change of etcd's members takes.

@@ -126,7 +126,16 @@ func machine(t *testing.T, name string) Machine {
 
 func TestJoin(t *testing.T) {
 	var alone atomic.Bool
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	writePolicy := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writePolicy("before")
 	f := startFirst(t, func(o *apiserver.Options) {
+		o.SharedFiles = apiserver.SharedFiles{"audit-policy-file": policy}
 		o.LeavePeers = func() error {
 			alone.Store(true)
 			return nil
@@ -194,11 +203,37 @@ func TestJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// Regression: a machine had to have the file as it was when its token was made.
+	same := filepath.Join(t.TempDir(), "same.yaml")
+	if err := os.WriteFile(same, []byte("now"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shares := func(files apiserver.SharedFiles, want string) {
+		t.Helper()
+		m := machine(t, "two")
+		m.Shared = files
+		_, err := Join(ctx, g, m)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("with %v: %v, want %q", files, err, want)
+		}
+	}
+	shares(apiserver.SharedFiles{"audit-policy-file": same}, "--audit-policy-file: the file on two differs from the cluster's "+policy)
+	shares(nil, "the cluster has --audit-policy-file "+policy+": copy that file to two")
+	writePolicy("now")
+	shares(apiserver.SharedFiles{"audit-policy-file": same, "scheduler-config": same}, "--scheduler-config on two: the cluster has none")
+	shares(apiserver.SharedFiles{"audit-policy-file": filepath.Join(t.TempDir(), "gone")}, "--audit-policy-file: open ")
+	endless := filepath.Join(t.TempDir(), "endless")
+	if err := errors.Join(os.WriteFile(endless, nil, 0o600), os.Truncate(endless, 1<<40)); err != nil {
+		t.Fatal(err)
+	}
+	shares(apiserver.SharedFiles{"audit-policy-file": endless}, "is longer than")
+
 	settings, err := Settings(ctx, g)
 	if err != nil || string(settings) != `{"a":"b"}` {
 		t.Errorf("settings %s, %v", settings, err)
 	}
 	m := machine(t, "two")
+	m.Shared = apiserver.SharedFiles{"audit-policy-file": same}
 	joined, err := Join(ctx, g, m)
 	if err != nil {
 		t.Fatal(err)
@@ -277,10 +312,19 @@ func TestJoinWithEtcdElsewhere(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	elsewhere := must(etcd.Start(t.Context(), etcd.Options{Dir: dir, State: filepath.Join(dir, "run")}))(t)
 	t.Cleanup(elsewhere.Close)
-	f := startFirst(t, func(o *apiserver.Options) { o.EtcdServers = []string{elsewhere.Endpoint} })
+	policy := filepath.Join(dir, "policy.yaml")
+	if err := os.WriteFile(policy, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shared := apiserver.SharedFiles{"audit-policy-file": policy}
+	f := startFirst(t, func(o *apiserver.Options) { o.EtcdServers, o.SharedFiles = []string{elsewhere.Endpoint}, shared })
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	m := machine(t, "two")
+	if _, err := Join(ctx, f.invite(ctx, t), m); err == nil || !strings.Contains(err.Error(), "the cluster has --audit-policy-file") {
+		t.Errorf("without a file that the cluster has: %v", err)
+	}
+	m.Shared = shared
 	joined, err := Join(ctx, f.invite(ctx, t), m)
 	if err != nil || joined.Members != nil {
 		t.Errorf("joined: %+v, %v", joined, err)
