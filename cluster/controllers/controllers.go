@@ -78,6 +78,8 @@ type Options struct {
 	SigningCA func() (tls.Certificate, error)
 	// CertificateLifetime bounds what SigningCA signs; 0 means a year.
 	CertificateLifetime time.Duration
+	// NodeMonitorGrace is how long a node may be silent; 0 means 50 seconds.
+	NodeMonitorGrace time.Duration
 	// Reserved are the names and addresses that no node's serving certificate may have.
 	Reserved certificates.Reserved
 	// Joinable is whether other machines reach the API server: then cluster-info is signed with
@@ -163,7 +165,9 @@ func (o *Options) always(manager, finished *client.Set, observer *notactedon.Con
 			return garbagecollector.New(set, anything, observer)
 		})},
 		{"service-account-controller", plain(serviceaccount.New)},
-		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.New(set, reader, write) }},
+		{"node-controller", func(set *client.Set) (Runner, error) {
+			return nodelifecycle.New(set, reader, write, o.NodeMonitorGrace)
+		}},
 		{"node-controller", func(set *client.Set) (Runner, error) { return nodelifecycle.NewEviction(set) }},
 		{"pod-garbage-collector", func(set *client.Set) (Runner, error) { return podgc.New(set, max(o.EndedPods, 0)) }},
 		{"resourcequota-controller", o.anyKind(resourcequota.New)},

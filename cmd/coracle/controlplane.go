@@ -32,7 +32,7 @@ const defaultPeerPort = 2380
 // ofCluster are the flags of up that all control-plane nodes of a cluster must agree on.
 var ofCluster = []string{
 	"service-cidr", "pod-cidr", "pod-network", "cluster-domain", "cluster-dns", "dns-stub-domain", "load-balancer-cidr", "network-policies",
-	"etcd-servers", "pod-security", "authentication-token-webhook-version",
+	"etcd-servers", "pod-security", "authentication-token-webhook-version", "node-monitor-grace-period", "cluster-signing-duration",
 }
 
 // filesOfCluster are the flags of up that name files whose content all control-plane nodes must

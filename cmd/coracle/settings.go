@@ -35,6 +35,7 @@ func (o *upOptions) settings() map[string]any {
 		"scheduler-config":      &o.SchedulerConfig,
 		"authentication-config": &o.AuthenticationConfig, "authentication-token-webhook-config-file": &o.TokenWebhook,
 		"authentication-token-webhook-version": &o.TokenWebhookVersion, "pod-security": &o.PodSecurity,
+		"node-monitor-grace-period": &o.MonitorGrace, "cluster-signing-duration": &o.SigningDuration,
 		"manifests": &o.Manifests, "images": &o.Images, "bgp-as": &o.BGPAS, "bgp-peer": &o.BGPPeers,
 	}
 }

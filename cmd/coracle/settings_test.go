@@ -26,6 +26,7 @@ func TestWhatUpRemembers(t *testing.T) {
 		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi",
 		SchedulerConfig:      "/etc/s.yaml",
 		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
+		MonitorGrace: "30s", SigningDuration: "720h",
 		Manifests: "/etc/m", Images: "/srv/i",
 		Coracled: true, Boot: "this",
 	}
@@ -111,6 +112,7 @@ func TestDNSFlags(t *testing.T) {
 		EncryptionConfig: "/etc/e.yaml", AuditPolicy: "/etc/a.yaml", AuditLog: "/var/log/a", AuditWebhook: "/etc/w", EtcdQuota: "8Gi",
 		SchedulerConfig:      "/etc/s.yaml",
 		AuthenticationConfig: "/etc/i.yaml", TokenWebhook: "/etc/t", TokenWebhookVersion: "v1", PodSecurity: "baseline",
+		MonitorGrace: "30s", SigningDuration: "720h",
 		KubeletPort: 10350, PodCIDR: []string{"10.86.0.0/16", "fd86::/48"}, PodNetwork: "none",
 	}
 	for flag, value := range map[string]string{
@@ -120,6 +122,7 @@ func TestDNSFlags(t *testing.T) {
 		"--audit-webhook-config-file": "/etc/w", "--etcd-quota": "8Gi", "--scheduler-config": "/etc/s.yaml",
 		"--authentication-config": "/etc/i.yaml", "--authentication-token-webhook-config-file": "/etc/t",
 		"--authentication-token-webhook-version": "v1", "--pod-security": "baseline",
+		"--node-monitor-grace-period": "30s", "--cluster-signing-duration": "720h",
 		"--kubelet-port": "10350", "--pod-cidr": "10.86.0.0/16,fd86::/48", "--pod-network": "none",
 	} {
 		if !has(o, flag, value) {

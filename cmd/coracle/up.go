@@ -104,6 +104,10 @@ type upOptions struct {
 	TokenWebhook         string `json:"tokenWebhook,omitempty"`
 	TokenWebhookVersion  string `json:"tokenWebhookVersion,omitempty"`
 	PodSecurity          string `json:"podSecurity,omitempty"`
+	// MonitorGrace and SigningDuration are the cluster process's flags about nodes that are silent,
+	// and certificates; empty are its defaults.
+	MonitorGrace    string `json:"monitorGrace,omitempty"`
+	SigningDuration string `json:"signingDuration,omitempty"`
 	// UnsafeSysctls are those that pods may set in addition to upstream's safe ones.
 	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 	// Images is the directory with archives of images that are loaded before pods start.
@@ -249,6 +253,7 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		"version of authentication.k8s.io for it: v1 or v1beta1 (default: v1beta1)")
 	f.StringVar(&o.PodSecurity, "pod-security", "",
 		"`LEVEL` of the Pod Security Standards in namespaces that name none: privileged, baseline or restricted (default: privileged)")
+	o.lifetimeFlags(f)
 	f.StringVar(&o.Images, "images", "/var/lib/coracle/preload", "`DIRECTORY` with archives of images that are loaded before pods start, or none")
 	f.StringVar(&o.Manifests, "manifests", "",
 		"`DIRECTORY` whose manifests are applied and kept, or none (default: "+defaultManifests+", with another --root none)")
@@ -256,6 +261,13 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 	f.StringSliceVar(&o.apply, "apply", nil, "manifests to apply with kubectl once the node is Ready")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "limit for the whole start")
 	return f
+}
+
+func (o *upOptions) lifetimeFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.MonitorGrace, "node-monitor-grace-period", "",
+		"how long a node may be silent before it counts as unreachable, a `DURATION` such as 30s (default: 50s)")
+	f.StringVar(&o.SigningDuration, "cluster-signing-duration", "",
+		"how long the certificates of nodes that join, and others that the cluster signs, are valid: a `DURATION` such as 720h (default: 8760h, a year)")
 }
 
 const defaultManifests = "/etc/coracle/manifests"
@@ -520,6 +532,8 @@ func kubeArgs(p place, o upOptions) []string {
 		{"--authentication-token-webhook-config-file", o.TokenWebhook},
 		{"--authentication-token-webhook-version", o.TokenWebhookVersion},
 		{"--pod-security", o.PodSecurity},
+		{"--node-monitor-grace-period", o.MonitorGrace},
+		{"--cluster-signing-duration", o.SigningDuration},
 	} {
 		if further[1] != "" {
 			args = append(args, further[0], further[1])

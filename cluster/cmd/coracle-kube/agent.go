@@ -191,17 +191,16 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 	return settings, set, all.Follow(set.Informers.Discovery().V1().EndpointSlices())
 }
 
-// tellCertificates returns what says daily how the node's certificates are.
+// tellCertificates returns what says again and again how the node's certificates are.
 func (a *agent) tellCertificates(part *health.Part) func(context.Context) error {
 	return func(ctx context.Context) error {
-		tick := time.NewTicker(renewEvery)
-		defer tick.Stop()
 		for {
-			if err := tellCertificates(part, credentialsDir(a.root)); err != nil {
+			expires, err := tellCertificates(part, credentialsDir(a.root))
+			if err != nil {
 				slog.Error("the node's certificates", "err", err)
 			}
 			select {
-			case <-tick.C:
+			case <-time.After(lookAgain(expires, time.Now())):
 			case <-ctx.Done():
 				return nil
 			}

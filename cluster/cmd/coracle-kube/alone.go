@@ -73,8 +73,13 @@ func schedulerCommand() *cobra.Command {
 
 func controllersCommand() *cobra.Command {
 	var ca, key string
+	var l lifetimes
 	cmd := alone("controllers", "run the controllers alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+		if err := l.check(); err != nil {
+			return nil, err
+		}
 		var o controllers.Options
+		l.set(&o)
 		var followed []controllers.Runner
 		if file := set.Config.CAFile; file != "" {
 			ca, err := followAuthority(file)
@@ -112,6 +117,7 @@ func controllersCommand() *cobra.Command {
 	})
 	cmd.Flags().StringVar(&ca, "cluster-ca", "",
 		"PEM file, certificate and key, of the authority that signs certificate requests (default: none are signed)")
+	l.define(cmd.Flags())
 	cmd.Flags().StringVar(&key, "service-account-key", "", "PEM file of the key that signs the tokens in Secrets (default: these stay empty)")
 	return cmd
 }

@@ -33,7 +33,7 @@ func TestWhatIsPrinted(t *testing.T) {
 			"Examples:", "--root", "--state", "--bind-address", "--etcd-servers", "--static-pod-dir",
 			"--token-file", "--service-cidr", "--load-balancer-cidr", "--load-balancer-interface", "--audit-policy-file", "--audit-log-maxsize",
 			"--encryption-provider-config", "--etcd-quota", "--scheduler-config", "--authentication-config",
-			"--authentication-token-webhook-config-file", "--pod-security",
+			"--authentication-token-webhook-config-file", "--pod-security", "--node-monitor-grace-period", "--cluster-signing-duration",
 		}},
 		{[]string{"apiserver", "--help"}, []string{"Examples:", "--kubeconfig-out"}},
 		{[]string{"scheduler", "--help"}, []string{"Examples:", "--kubeconfig", "--scheduler-config"}},
@@ -173,6 +173,8 @@ func TestWrongFlags(t *testing.T) {
 		{append([]string{"server", "--check", "--scheduler-config", file}, node...), "--scheduler-config " + file},
 		{append([]string{"server", "--scheduler-config", "/nonexistent"}, node...), "--scheduler-config: open /nonexistent"},
 		{append([]string{"server", "--etcd-quota", "1Mi"}, node...), "a cluster needs at least 16Mi"},
+		{append([]string{"server", "--node-monitor-grace-period", "19s"}, node...), "--node-monitor-grace-period 19s is less than 20s"},
+		{append([]string{"server", "--check", "--cluster-signing-duration", "119s"}, node...), "--cluster-signing-duration 1m59s is less than 2m0s"},
 		{append([]string{"server", "--etcd-quota", "lots"}, node...), "invalid argument"},
 		{
 			append([]string{"server", "--etcd-quota", "1Gi", "--etcd-servers", "http://127.0.0.1:1"}, node...),

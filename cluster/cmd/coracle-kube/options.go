@@ -62,6 +62,7 @@ type apiOptions struct {
 	encryptionHealth  *health.Part
 	protect           protection
 	access            access
+	lifetimes         lifetimes
 	policies          bool
 	unserved          unserved.Kinds // nil but for what serve finds to be left to others
 	scheduler         string         // file with the scheduler's configuration

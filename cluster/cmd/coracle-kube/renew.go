@@ -50,19 +50,26 @@ func (r *renewer) renew() error {
 		r.part.Fails(fmt.Errorf("they cannot be renewed: %w", err))
 		return err
 	}
-	return tellCertificates(r.part, bundle.Dir)
+	_, err = tellCertificates(r.part, bundle.Dir)
+	return err
+}
+
+// lookAgain is how long after a look at certificates the next one follows, if the first of them
+// expires at a time: a day, and less for those that are short.
+func lookAgain(expires, now time.Time) time.Duration {
+	return min(renewEvery, max(clockEvery, expires.Sub(now)/2))
 }
 
 // tellCertificates says which certificate in a directory expires first, and warns of those that
-// ought to have been renewed.
-func tellCertificates(part *health.Part, dir string) error {
+// ought to have been renewed. It returns when the first expires.
+func tellCertificates(part *health.Part, dir string) (expires time.Time, err error) {
 	all, err := pki.List(dir)
 	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("there are none in %s", dir)
 	}
 	if err != nil {
 		part.Fails(err)
-		return err
+		return time.Time{}, err
 	}
 	var warnings []string
 	for _, c := range all {
@@ -73,7 +80,7 @@ func tellCertificates(part *health.Part, dir string) error {
 	}
 	part.Works(fmt.Sprintf("%d certificates; %s expires first, on %s", len(all), all[0].File, all[0].Expires.Local().Format(time.DateTime)),
 		warnings...)
-	return nil
+	return all[0].Expires, nil
 }
 
 // due says whether renew is due for another reason than the time that passed.

@@ -85,11 +85,24 @@ func TestRenewalsThatAreDue(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		time.Sleep(355 * 24 * time.Hour)
-		if err := tellCertificates(r.part, dir); err != nil {
+		if _, err := tellCertificates(r.part, dir); err != nil {
 			t.Error(err)
 		}
 		if s := board.States()[0]; len(s.Warnings) != 4 || !strings.HasPrefix(s.Warnings[0], "admin.kubeconfig: it expires on") {
 			t.Errorf("the part says %+v", s)
 		}
 	})
+}
+
+// Regression: certificates with a life of minutes were looked at once a day, and their end was not
+// told.
+func TestShortCertificatesAreLookedAtMoreOften(t *testing.T) {
+	now := time.Now()
+	for left, want := range map[time.Duration]time.Duration{
+		365 * 24 * time.Hour: renewEvery, time.Hour: 30 * time.Minute, time.Minute: time.Minute, -time.Hour: time.Minute,
+	} {
+		if got := lookAgain(now.Add(left), now); got != want {
+			t.Errorf("with %v left, the next look is after %v, want %v", left, got, want)
+		}
+	}
 }

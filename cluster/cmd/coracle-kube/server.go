@@ -73,6 +73,7 @@ it finds them again when it is started.`,
 		"enforce NetworkPolicies for this node's pods; false if a network plugin does")
 	api.define(cmd.Flags())
 	api.balancers.define(cmd.Flags())
+	api.lifetimes.define(cmd.Flags())
 	m.define(cmd.Flags())
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
@@ -94,7 +95,7 @@ func checkAll(api apiOptions, n nodeOptions, d dnsOptions) error {
 	if n.podNetwork == encryptedPodNetwork && slices.Equal(api.podCIDR, []string{noPodCIDR}) {
 		return errors.New("--pod-network wireguard needs networks of pods, and --pod-cidr none leaves the cluster without")
 	}
-	err := errors.Join(api.check(), n.check())
+	err := errors.Join(api.check(), api.lifetimes.check(), n.check())
 	if err == nil {
 		_, err = n.clusterDNS(api.serviceCIDR)
 	}
@@ -295,7 +296,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 		case <-server.Ready():
 			slog.Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
 			go restWhenCalm(ctx, o.processors)
-			if err := tellCertificates(renewal.part, filepath.Join(o.root, "pki")); err != nil {
+			if _, err := tellCertificates(renewal.part, filepath.Join(o.root, "pki")); err != nil {
 				slog.Error("certificates", "err", err)
 			}
 			renewal.run(ctx, began)
@@ -371,14 +372,16 @@ func newControllers(server *apiserver.Server, bundle *pki.Bundle, api apiOptions
 	if err != nil {
 		return nil, err
 	}
-	all, err := controllers.New(controllers.Identities{Manager: manager, Account: account}, controllers.Options{
+	o := controllers.Options{
 		RootCA: ca, TokenGenerator: tokens, NotActedOn: notActedOn, Unserved: api.unserved,
 		LoadBalancers: api.balancers.controller(api.port, n.port),
 		LocalPath:     api.localPathIfAlone(n.name),
 		Reserved:      certificates.Reserved{Hosts: hosts, Domain: n.domain, Pods: ranges.Pods, LoadBalancers: balanced},
 		Joinable:      api.settings().URL() != "", PodRanges: ranges, NamespaceSettle: api.namespaceSettle(),
 		SigningCA: func() (tls.Certificate, error) { return tls.LoadX509KeyPair(bundle.CA, bundle.CA) },
-	})
+	}
+	api.lifetimes.set(&o)
+	all, err := controllers.New(controllers.Identities{Manager: manager, Account: account}, o)
 	return append(all, ca), err
 }
 

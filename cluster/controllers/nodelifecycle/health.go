@@ -97,10 +97,10 @@ func (c *controller) silence(node *corev1.Node) time.Duration {
 	defer c.mu.Unlock()
 	h, now := c.health.Entries[node.Name], time.Now()
 	if h == nil {
-		return monitorGrace // removed meanwhile
+		return c.grace // removed meanwhile
 	}
 	ready := condition(node, corev1.NodeReady)
-	grace := monitorGrace
+	grace := c.grace
 	switch {
 	case ready == nil:
 		grace = startupGrace

@@ -2,12 +2,12 @@
 // their taints equal to their conditions, and moves pods off nodes that are not ready.
 //
 // A node's sign of life is its Lease (or a newer heartbeat in its status). When none has been seen
-// for 50 seconds its conditions become Unknown ("NodeStatusUnknown") and its pods are marked not
-// ready (health.go). What its conditions say is repeated as NoSchedule taints at once, and a node
-// that is not ready gets a NoExecute taint (taints.go) at the pace that its zone allows: one node
-// in 10 seconds, slower or not at all when many nodes of the zone are away, and none, with the
-// taints that exist taken off, when not a single node is ready, since then it is the network or
-// this controller that is ill, not the nodes (zones.go). Pods that do not tolerate a NoExecute
+// for a grace period its conditions become Unknown ("NodeStatusUnknown") and its pods are marked
+// not ready (health.go). What its conditions say is repeated as NoSchedule taints at once, and a
+// node that is not ready gets a NoExecute taint (taints.go) at the pace that its zone allows: one
+// node in 10 seconds, slower or not at all when many nodes of the zone are away, and none, with
+// the taints that exist taken off, when not a single node is ready, since then it is the network
+// or this controller that is ill, not the nodes (zones.go). Pods that do not tolerate a NoExecute
 // taint, or not forever, are deleted by a second controller (eviction.go).
 //
 // Upstream looks at all nodes every 5 seconds. Here each node has one timer, set to when its
@@ -42,13 +42,14 @@ import (
 const (
 	// workers wait for other changes of their nodes when many nodes join.
 	workers = 16
-	// monitorGrace is how long a node may be silent.
-	monitorGrace = 50 * time.Second
+	// DefaultGrace is how long a node may be silent.
+	DefaultGrace = 50 * time.Second
 	// startupGrace is how long a new node may be without a Ready condition.
 	startupGrace = 60 * time.Second
 )
 
 type controller struct {
+	grace    time.Duration // how long a node may be silent
 	set      *client.Set
 	write    *nodepatch.Writer // of labels and taints
 	nodes    corelisters.NodeLister
@@ -70,8 +71,12 @@ type controller struct {
 
 // New returns the controller; its keys are nodes ("NAME") and pods that were just bound to a node
 // ("NAMESPACE/NAME"). It watches the Leases of nodes only, with reader: its own role does not read
-// them. It writes labels and taints with write.
-func New(set *client.Set, reader kubernetes.Interface, write *nodepatch.Writer) (*frame.Controller, error) {
+// them. It writes labels and taints with write. A node may be silent for grace, 0 means
+// DefaultGrace.
+func New(set *client.Set, reader kubernetes.Interface, write *nodepatch.Writer, grace time.Duration) (*frame.Controller, error) {
+	if grace == 0 {
+		grace = DefaultGrace
+	}
 	pods, nodes := set.Informers.Core().V1().Pods(), set.Informers.Core().V1().Nodes()
 	if err := upstream.AddPodNodeNameIndexer(pods.Informer()); err != nil {
 		return nil, err
@@ -80,7 +85,7 @@ func New(set *client.Set, reader kubernetes.Interface, write *nodepatch.Writer) 
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	recorder, flush := set.Recorder("node-controller", "")
 	c := &controller{
-		set: set, write: write, nodes: nodes.Lister(), informer: leases,
+		grace: grace, set: set, write: write, nodes: nodes.Lister(), informer: leases,
 		leases: coordinationlisters.NewLeaseLister(leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
 		pods:   pods.Lister(), byNode: pods.Informer().GetIndexer(), recorder: recorder,
 		health: shrink.New[string, *health](), zones: map[string]*zone{},

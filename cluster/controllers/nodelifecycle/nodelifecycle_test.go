@@ -34,36 +34,42 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-var own = apitest.Ours(
-	func(set *client.Set) *frame.Controller {
-		return must(New(set, set.Kube, nodepatch.New(set.Kube.CoreV1().Nodes())))
-	},
-	func(set *client.Set) *frame.Controller { return must(NewEviction(set)) },
-).As("node-controller")
+var own, theirs = oursWith(0), theirsWith(DefaultGrace)
 
-var theirs = apitest.Controllers{
-	func(set *client.Set) interface{ Run(context.Context) } {
-		informers := set.Informers
-		informers.Coordination().V1().Leases().Informer()
-		informers.Apps().V1().DaemonSets().Informer()
-		core := informers.Core().V1()
-		core.Pods().Informer()
-		core.Nodes().Informer()
-		return apitest.Upstream(func(ctx context.Context) {
-			must(upstream.NewNodeLifecycleController(ctx, informers.Coordination().V1().Leases(), core.Pods(), core.Nodes(),
-				informers.Apps().V1().DaemonSets(), withREST{set.Kube}, 5*time.Second, startupGrace, monitorGrace,
-				float32(normalRate), float32(partialRate), largeZone, unhealthyShare)).Run(ctx)
-		})
-	},
-	func(set *client.Set) interface{ Run(context.Context) } {
-		core := set.Informers.Core().V1()
-		core.Pods().Informer()
-		core.Nodes().Informer()
-		return apitest.Upstream(func(ctx context.Context) {
-			time.Sleep(time.Millisecond) // the other makes the index that this one uses
-			must(tainteviction.New(ctx, set.Kube, core.Pods(), core.Nodes(), "taint-eviction-controller")).Run(ctx)
-		})
-	},
+func oursWith(grace time.Duration) apitest.Controllers {
+	return apitest.Ours(
+		func(set *client.Set) *frame.Controller {
+			return must(New(set, set.Kube, nodepatch.New(set.Kube.CoreV1().Nodes()), grace))
+		},
+		func(set *client.Set) *frame.Controller { return must(NewEviction(set)) },
+	).As("node-controller")
+}
+
+func theirsWith(grace time.Duration) apitest.Controllers {
+	return apitest.Controllers{
+		func(set *client.Set) interface{ Run(context.Context) } {
+			informers := set.Informers
+			informers.Coordination().V1().Leases().Informer()
+			informers.Apps().V1().DaemonSets().Informer()
+			core := informers.Core().V1()
+			core.Pods().Informer()
+			core.Nodes().Informer()
+			return apitest.Upstream(func(ctx context.Context) {
+				must(upstream.NewNodeLifecycleController(ctx, informers.Coordination().V1().Leases(), core.Pods(), core.Nodes(),
+					informers.Apps().V1().DaemonSets(), withREST{set.Kube}, 5*time.Second, startupGrace, grace,
+					float32(normalRate), float32(partialRate), largeZone, unhealthyShare)).Run(ctx)
+			})
+		},
+		func(set *client.Set) interface{ Run(context.Context) } {
+			core := set.Informers.Core().V1()
+			core.Pods().Informer()
+			core.Nodes().Informer()
+			return apitest.Upstream(func(ctx context.Context) {
+				time.Sleep(time.Millisecond) // the other makes the index that this one uses
+				must(tainteviction.New(ctx, set.Kube, core.Pods(), core.Nodes(), "taint-eviction-controller")).Run(ctx)
+			})
+		},
+	}
 }
 
 func must[T any](v T, err error) T {
@@ -321,31 +327,50 @@ var byChance = map[string]string{
 // TestAsUpstream plays the same troubles to upstream's controllers and to ours.
 func TestAsUpstream(t *testing.T) {
 	for title, scenario := range scenarios {
-		t.Run(title, func(t *testing.T) {
-			var want []string
-			after := func(w world, step string) string {
-				state := w.state()
-				if taint := byChance[step]; taint != "" {
-					state = strings.ReplaceAll(state, taint, "")
-				}
-				return step + ":\n" + state
-			}
-			theirs.Run(t, func(t *testing.T, s *apitest.Server) {
-				w := world{s, t}
-				scenario(w, func(step string) { want = append(want, after(w, step)) })
-			})
-			own.Run(t, func(t *testing.T, s *apitest.Server) {
-				w := world{s, t}
-				scenario(w, func(step string) {
-					got := after(w, step)
-					if got != want[0] {
-						t.Errorf("%s\n\nupstream %s", got, want[0])
-					}
-					want = want[1:]
-				})
-			})
-		})
+		t.Run(title, func(t *testing.T) { compare(t, own, theirs, scenario) })
 	}
+}
+
+func TestGracePeriodAsUpstream(t *testing.T) {
+	const grace = 20 * time.Second
+	compare(t, oursWith(grace), theirsWith(grace), func(w world, note func(string)) {
+		w.node("a", nil, true)
+		w.node("b", nil, true)
+		w.pod("patient", "a", 30)
+		w.beat(30*time.Second, "a", "b")
+		note("all well")
+		w.beat(40*time.Second, "b")
+		note("a is silent, for less than the default")
+		w.beat(40*time.Second, "b")
+		note("a has been silent for long")
+	})
+}
+
+// compare runs a scenario with upstream's controllers and ours.
+func compare(t *testing.T, own, theirs apitest.Controllers, scenario func(w world, note func(string))) {
+	t.Helper()
+	var want []string
+	after := func(w world, step string) string {
+		state := w.state()
+		if taint := byChance[step]; taint != "" {
+			state = strings.ReplaceAll(state, taint, "")
+		}
+		return step + ":\n" + state
+	}
+	theirs.Run(t, func(t *testing.T, s *apitest.Server) {
+		w := world{s, t}
+		scenario(w, func(step string) { want = append(want, after(w, step)) })
+	})
+	own.Run(t, func(t *testing.T, s *apitest.Server) {
+		w := world{s, t}
+		scenario(w, func(step string) {
+			got := after(w, step)
+			if got != want[0] {
+				t.Errorf("%s\n\nupstream %s", got, want[0])
+			}
+			want = want[1:]
+		})
+	})
 }
 
 // Regression: each conflict with another writer of a new node took a pause of at least 100 ms, and
