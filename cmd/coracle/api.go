@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strconv"
@@ -172,6 +173,27 @@ func (a *api) nodes(ctx context.Context) ([]node, error) {
 	}
 	err := a.ask(ctx, "/api/v1/nodes", nil, &list)
 	return list.Items, err
+}
+
+// servers lists the cluster's API servers.
+func (a *api) servers(ctx context.Context) (all []netip.AddrPort, err error) {
+	var slice struct {
+		Ports []struct {
+			Port uint16 `json:"port"`
+		} `json:"ports"`
+		Endpoints []struct {
+			Addresses []string `json:"addresses"`
+		} `json:"endpoints"`
+	}
+	err = a.ask(ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes", nil, &slice)
+	for _, e := range slice.Endpoints {
+		for _, text := range e.Addresses {
+			if addr, aerr := netip.ParseAddr(text); aerr == nil && len(slice.Ports) > 0 {
+				all = append(all, netip.AddrPortFrom(addr, slice.Ports[0].Port))
+			}
+		}
+	}
+	return all, err
 }
 
 // awaitNode returns when the kubelet of the node called name has said since a time that it is

@@ -179,13 +179,9 @@ func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag
 func (o *upOptions) enterControlPlane(ctx context.Context, p place, given func(flag string) bool, steps *steps) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	port := o.EtcdPeerPort
-	if port == 0 {
-		port = defaultPeerPort
-	}
 	args := []string{
 		"controlplane", "join", o.joins.server, "--root", p.kubeRoot(), "--ca-hash", strings.Join(o.joins.hashes, ","), "--node-name", o.Node,
-		"--bind-address", o.Bind, "--etcd-peer-port", strconv.Itoa(port),
+		"--bind-address", o.Bind, "--etcd-peer-port", strconv.Itoa(o.etcdPeerPort()),
 	}
 	secrets := o.joins.token + " " + o.certificateKey
 	var cluster upOptions

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,8 +48,9 @@ changes nothing, and exits with 1 if there is an error.`,
 			}
 			o := remembered(*p)
 			if places.Server = o.Server; o.Server == "" {
-				places.Peers = peers(cmd.Context(), *p, o.Node)
+				places.Peers = peers(cmd.Context(), *p, o)
 			}
+			places.Ports = p.ports(o)
 			all := doctor.Examine(doctor.Gather(cmd.Context(), places))
 			out := cmd.OutOrStdout()
 			if err := format.Print(out, all, func(w io.Writer) { findingRows(w, all) }); err != nil {
@@ -74,9 +79,10 @@ func findingRows(w io.Writer, all []doctor.Finding) {
 	}
 }
 
-// peers are the other nodes of this machine's cluster that say that they are Ready. Without an
-// answer of the API server there are none: status tells that.
-func peers(ctx context.Context, p place, own string) (all []doctor.Peer) {
+// peers are what this machine calls on the other nodes of its cluster that say that they are Ready:
+// kubelets, and the API servers and members of etcd of other control-plane nodes. Without an answer
+// of the API server there are none: status tells that.
+func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
 		return nil
@@ -88,12 +94,45 @@ func peers(ctx context.Context, p place, own string) (all []doctor.Peer) {
 	if err != nil {
 		return nil
 	}
+	var servers []netip.AddrPort
+	if p.severalControlPlanes() {
+		servers, _ = client.servers(ctx) // without them the kubelets are left
+	}
 	for _, n := range nodes {
-		if n.ready(time.Time{}).Status == "True" && n.Metadata.Name != own {
-			if kubelet := n.kubelet(); kubelet != "" {
-				all = append(all, doctor.Peer{Name: n.Metadata.Name, Kubelet: kubelet})
-			}
+		kubelet := n.kubelet()
+		if n.ready(time.Time{}).Status != "True" || n.Metadata.Name == o.Node || kubelet == "" {
+			continue
 		}
+		all = append(all, doctor.Peer{
+			Name: n.Metadata.Name, Part: "kubelet", At: kubelet, Without: "logs, exec and metrics of its pods do not work",
+		})
+		host, _, _ := net.SplitHostPort(kubelet)
+		for _, s := range servers {
+			if s.Addr().String() != host {
+				continue
+			}
+			all = append(all, doctor.Peer{
+				Name: n.Metadata.Name, Part: "API server", At: s.String(), Without: "pods and nodes here have one API server less",
+			}, doctor.Peer{
+				Name: n.Metadata.Name, Part: "member of etcd", At: net.JoinHostPort(host, strconv.Itoa(o.etcdPeerPort())),
+				Without: "it does not count for the quorum",
+			})
+		}
+	}
+	return all
+}
+
+func (o *upOptions) etcdPeerPort() int { return cmp.Or(o.EtcdPeerPort, defaultPeerPort) }
+
+// ports are those of this machine that others of its cluster need. Those of tunnels are doctor's to
+// find.
+func (p place) ports(o upOptions) []doctor.Port {
+	all := []doctor.Port{{Number: uint16(cmp.Or(o.KubeletPort, defaultKubeletPort)), For: "calls of the kubelet (logs, exec, metrics)"}}
+	if o.Server == "" {
+		all = append(all, doctor.Port{Number: uint16(o.Port), For: "calls of the API server"})
+	}
+	if o.Server == "" && p.severalControlPlanes() {
+		all = append(all, doctor.Port{Number: uint16(o.etcdPeerPort()), For: "packets of etcd's other members"})
 	}
 	return all
 }

@@ -245,6 +245,7 @@ func preflight(ctx context.Context, p place, o upOptions, server string, steps *
 	if places.KubeletPort == 0 {
 		places.KubeletPort = defaultKubeletPort
 	}
+	places.Ports = p.ports(upOptions{Server: server, KubeletPort: o.KubeletPort})
 	all := doctor.Preflight(ctx, places)
 	for _, f := range all {
 		if f.Level != doctor.OK {

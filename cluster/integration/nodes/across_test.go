@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -129,9 +130,44 @@ func (x *across) throughVXLAN(t *testing.T) {
 	readdress(true)
 	paths("0 by direct routes, 2 through VXLAN")
 	x.reachEachOther(t)
+	x.blocked(t)
 	readdress(false)
 	paths("2 by direct routes, 0 through VXLAN")
 	x.reachEachOther(t)
+}
+
+// blocked has the second node's firewall drop ports that others need: doctor names them on both
+// sides, with the direction.
+func (x *across) blocked(t *testing.T) {
+	one, two := x.all[0], x.all[1]
+	doctor := func(m *machine, want bool, words ...string) {
+		t.Helper()
+		out, _, _ := m.Run("doctor") // this machine may have other faults
+		for _, w := range words {
+			if strings.Contains(out, w) != want {
+				t.Errorf("%s: doctor says %q: %t, want %t\n%s", m.Name, w, !want, want, out)
+			}
+		}
+	}
+	const tunnel, kubelet = "UDP port 8472 from this machine to the machine 10.84.0.", "a firewall drops TCP port 10250 from this machine"
+	const arriving = "drops UDP port 8472 from other machines"
+	doctor(one, false, tunnel, kubelet)
+	doctor(two, false, tunnel, arriving)
+	two.nft(t, "table inet mine { chain input { type filter hook input priority 0; udp dport 8472 drop; tcp dport 10250 drop; }; }")
+	doctor(one, true, tunnel+"2", kubelet, "node one-2")
+	doctor(two, true, tunnel+"1", arriving, "drops TCP port 10250 from other machines")
+	two.nft(t, "delete table inet mine")
+	x.reachEachOther(t)
+}
+
+// nft changes the rules of a further node.
+func (m *machine) nft(t *testing.T, rules string) {
+	t.Helper()
+	cmd := exec.Command("nsenter", fmt.Sprintf("--net=%s/state/nodes/ns/%d/net", m.dir, m.n), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if said, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("nft on node %s: %v: %s", m.Name, err, said)
+	}
 }
 
 // readdress gives a node's addresses to it alone, or as in the network of all, and routes by the

@@ -28,7 +28,8 @@ func Examine(f *Facts) []Finding {
 	for _, check := range []func(*Facts) []Finding{
 		checkUser, checkKernel, checkModules, checkNamespaces, checkCgroups, checkLimits, checkSecurity,
 		checkConfig, checkShim, checkDisks, checkCNI,
-		checkForwarding, checkFirewalls, checkConntrack, checkMTU, checkPolicy, checkNodePorts, checkCluster, checkJoin, checkPeers, checkDaemon,
+		checkForwarding, checkFirewalls, checkConntrack, checkMTU, checkPolicy, checkNodePorts, checkCluster, checkJoin,
+		checkPeers, checkTunnels, checkRefusals, checkDaemon,
 		checkUnmanaged, checkBridged, checkRegistries,
 	} {
 		all = append(all, check(f)...)

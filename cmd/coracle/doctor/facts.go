@@ -18,6 +18,8 @@ type Facts struct {
 	Cluster    Cluster
 	Join       *Join // nil for a machine that has nothing to do with a cluster elsewhere
 	Peers      []Peer
+	Tunnels    []Tunnel
+	Refusals   []Refusal
 	Registries []Registry
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/coracle-project/coracle/cmd/coracled/config"
@@ -25,8 +26,10 @@ type Places struct {
 	// a kubelet to come at KubeletPort, if that is not 0.
 	Server      string
 	KubeletPort int
-	// Peers are the other nodes of a cluster of this machine's own.
+	// Peers are what the control plane of this machine calls on other nodes.
 	Peers []Peer
+	// Ports are those of this machine that others of the cluster need, without From.
+	Ports []Port
 }
 
 // Gather looks at everything. It is bounded in time; what cannot be found out is told in the facts.
@@ -46,8 +49,19 @@ func Gather(ctx context.Context, p Places) *Facts {
 		f.Join = askServer(ctx, p.Server, p.KubeletPort)
 	}
 	f.Peers = callPeers(ctx, p.Peers)
+	f.readBetweenNodes(ctx, p, c.Network.Name)
 	f.Registries = askRegistries(ctx, registriesOf(&c.Image, append(used, p.Registries...)))
 	return f
+}
+
+// readBetweenNodes looks at what lets this machine and the cluster's others reach each other.
+func (f *Facts) readBetweenNodes(ctx context.Context, p Places, own string) {
+	var errs [2]error
+	f.Tunnels, errs[0] = readTunnels(ctx)
+	f.Refusals, errs[1] = readRefusals(own, p.needed(f.Tunnels))
+	if err := errors.Join(errs[:]...); err != nil && f.Network.Err == "" {
+		f.Network.Err = strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
 }
 
 // gatherHost looks at what is in this machine, and at coracled's settings.

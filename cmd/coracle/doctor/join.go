@@ -96,11 +96,13 @@ func checkJoin(f *Facts) []Finding {
 // Preflight judges whether this machine can become a node of the cluster at p.Server. It asks no
 // one but the API server, so that it takes a moment.
 func Preflight(ctx context.Context, p Places) []Finding {
-	f, _ := gatherHost(p)
+	f, c := gatherHost(p)
 	f.Join = askServer(ctx, p.Server, p.KubeletPort)
+	f.Refusals, _ = readRefusals(c.Network.Name, p.beforeJoin()) // what cannot be read does not keep a node from joining
 	var all []Finding
 	for _, check := range []func(*Facts) []Finding{
 		checkUser, checkKernel, checkModules, checkNamespaces, checkCgroups, checkLimits, checkConfig, checkShim, checkDisks, checkJoin,
+		checkRefusals,
 	} {
 		all = append(all, check(f)...)
 	}

@@ -5,15 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 )
 
-// Peer is another node of a cluster of this machine's own. The API server calls its kubelet.
+// Peer is a part of another node that the control plane of this machine calls.
 type Peer struct {
-	Name string
-	// Kubelet is HOST:PORT.
-	Kubelet string
+	Name string // of the node
+	// Part is what is called, such as "kubelet", and At where, HOST:PORT.
+	Part, At string
+	// Without says what does not work if it cannot be reached.
+	Without string
 	Err     string // why it cannot be reached
+	// Dropped is that nothing answered, as where a firewall drops packets.
+	Dropped bool
 }
 
 const (
@@ -28,7 +33,7 @@ func callPeers(ctx context.Context, peers []Peer) []Peer {
 	ctx, cancel := context.WithTimeout(ctx, peerPatience)
 	defer cancel()
 	together(peers, func(p *Peer) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.Kubelet)
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.At)
 		if err == nil {
 			_ = conn.Close()
 			return
@@ -36,7 +41,7 @@ func callPeers(ctx context.Context, peers []Peer) []Peer {
 		if cause := errors.Unwrap(err); cause != nil {
 			err = cause
 		}
-		p.Err = err.Error()
+		p.Err, p.Dropped = err.Error(), ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)
 	})
 	return peers
 }
@@ -51,14 +56,19 @@ func checkPeers(f *Facts) []Finding {
 		if p.Err == "" {
 			continue
 		}
+		_, port, _ := net.SplitHostPort(p.At)
+		remedy := fmt.Sprintf("see whether it runs there, and let this machine reach TCP port %s of that one", port)
+		if p.Dropped {
+			remedy = fmt.Sprintf("a firewall drops TCP port %s from this machine to that one: let it pass there, and in what is between them", port)
+		}
 		all = append(all, Finding{
-			check, Error, fmt.Sprintf(
-				"the kubelet of node %s cannot be reached at %s, so logs, exec and metrics of its pods do not work: %s", p.Name, p.Kubelet, p.Err),
-			"let this machine reach that TCP port; docs/cluster.md lists the ports between machines",
+			check, Error,
+			fmt.Sprintf("the %s of node %s cannot be reached at %s, so %s: %s", p.Part, p.Name, p.At, p.Without, p.Err),
+			remedy + "; docs/cluster.md lists the ports between machines",
 		})
 	}
 	if len(all) == 0 {
-		all = one(check, OK, fmt.Sprintf("the kubelets of %d other nodes can be reached", len(f.Peers)), "")
+		all = one(check, OK, fmt.Sprintf("all that this machine calls on other nodes can be reached (%d ports)", len(f.Peers)), "")
 	}
 	return all
 }

@@ -17,15 +17,22 @@ func TestPeers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = closed.Close()
-	two, three := Peer{Name: "two", Kubelet: open.Addr().String()}, Peer{Name: "three", Kubelet: closed.Addr().String()}
+	two := Peer{Name: "two", Part: "kubelet", At: open.Addr().String(), Without: "logs do not work"}
+	three := Peer{Name: "three", Part: "kubelet", At: closed.Addr().String(), Without: "logs do not work"}
 	all := checkPeers(&Facts{Peers: callPeers(t.Context(), []Peer{two, three})})
 	if len(all) != 1 || all[0].Level != Error || all[0].Remedy == "" ||
-		!strings.Contains(all[0].Message, "node three cannot be reached at "+three.Kubelet) ||
+		!strings.Contains(all[0].Message, "node three cannot be reached at "+three.At) ||
 		!strings.Contains(all[0].Message, "connection refused") {
 		t.Errorf("%+v", all)
 	}
 	if all = checkPeers(&Facts{Peers: callPeers(t.Context(), []Peer{two})}); len(all) != 1 || all[0].Level != OK {
 		t.Errorf("%+v", all)
+	}
+	two.Err, two.Dropped = "i/o timeout", true
+	_, port, _ := net.SplitHostPort(two.At)
+	if all = checkPeers(&Facts{Peers: []Peer{two}}); len(all) != 1 ||
+		!strings.Contains(all[0].Remedy, "a firewall drops TCP port "+port+" from this machine to that one") {
+		t.Errorf("where nothing answers: %+v", all)
 	}
 	if checkPeers(&Facts{}) != nil {
 		t.Error("a cluster of one machine has findings about others")
