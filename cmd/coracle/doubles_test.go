@@ -18,7 +18,7 @@ import (
 )
 
 // doubles are what the test binary does under the names of other programs.
-var doubles = map[string]func(args []string) int{"coracled": coracledDouble, "coracle-kube": kubeDouble}
+var doubles = map[string]func(args []string) int{"coracled": coracledDouble, "coracle-kube": kubeDouble, "coracle-early": earlyDouble}
 
 // With asCoracled in the environment, the double of coracled does what that says: see its values.
 const (
@@ -26,6 +26,7 @@ const (
 	hung       = "hung"   // it gets the lock, and answers nothing
 	late       = "late"   // another one is quicker to get the lock
 	second     = "second" // it answers when the cluster process has been started
+	early      = "early"  // it is not as far as to take the lock
 )
 
 // startedFIFO names a pipe in the environment, which the double of coracle-kube writes to when it
@@ -70,6 +71,9 @@ func coracledDouble(args []string) int {
 		return 0
 	}
 	mode := os.Getenv(asCoracled)
+	if mode == early {
+		return earlyDouble(args)
+	}
 	if mode == late {
 		quicker := exec.Command(os.Args[0], args...)
 		quicker.Env = append(os.Environ(), asCoracled+"=")
@@ -111,6 +115,15 @@ func coracledDouble(args []string) int {
 	runtimeapi.RegisterRuntimeServiceServer(s, runtimeDouble{})
 	go func() { <-ctx.Done(); s.Stop() }()
 	_ = s.Serve(l)
+	return 0
+}
+
+// earlyDouble is a program that has just been started, and has no lock yet.
+func earlyDouble([]string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	fmt.Println("started")
+	<-ctx.Done()
 	return 0
 }
 

@@ -159,6 +159,9 @@ func (d *downing) remove(ctx context.Context, left bool) error {
 		return err
 	}
 	if ours {
+		if _, err := d.endLate(ctx, false, d.runtime()); err != nil {
+			return err
+		}
 		if err := purgeCoracled(ctx, d.place, d.last, d.purge); err != nil {
 			return err
 		}
@@ -232,12 +235,18 @@ func (d *downing) removeData(left bool) error {
 
 // endSupervisor ends the cluster process, if it runs.
 func (p place) endSupervisor(ctx context.Context, steps *steps) error {
-	pid, err := holder(p.supervisor())
-	if err != nil || pid == 0 {
+	late, err := p.endLate(ctx, true, p.supervisor())
+	if err != nil {
 		return err
 	}
-	if err := end(ctx, pid); err != nil {
-		return fmt.Errorf("the cluster's supervisor: %w", err)
+	pid, err := holder(p.supervisor())
+	if err != nil || pid == 0 && !late {
+		return err
+	}
+	if pid != 0 {
+		if err := end(ctx, pid); err != nil {
+			return fmt.Errorf("the cluster's supervisor: %w", err)
+		}
 	}
 	steps.done("the cluster process has ended")
 	return nil

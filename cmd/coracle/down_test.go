@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Regression: a purge that could not remove all forgot the cluster's port, so that another could
@@ -101,5 +104,60 @@ func TestWhoseCoracled(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Regression: what an up had started just before it was killed had no lock yet, so down left it.
+func TestDownEndsWhatHasNoLockYet(t *testing.T) {
+	boot, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	coracle := withDoubles(t)
+	p, other := place{root: t.TempDir(), state: t.TempDir()}, place{root: t.TempDir(), state: t.TempDir()}
+	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 7443, Coracled: true, Boot: boot, CgroupRoot: "/coracle-test-none"})
+	start := func(name string, args ...string) <-chan error {
+		cmd := exec.Command(filepath.Join(filepath.Dir(coracle), name), args...)
+		cmd.Env = append(os.Environ(), asCoracled+"="+early)
+		cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		t.Cleanup(func() { _ = cmd.Process.Kill() })
+		return ended
+	}
+	supervise := func(p place) []string { return []string{"supervise", "--root", p.root, "--state", p.state, "--", "x"} }
+	here := []<-chan error{start("coracle-early", supervise(p)...), start("coracled", coracledArgs(p, upOptions{})...)}
+	elsewhere := []<-chan error{start("coracle-early", supervise(other)...), start("coracled", coracledArgs(other, upOptions{})...)}
+	alone(t, func() {
+		if said, err := exec.Command(coracle, "down", "--root", p.root, "--state", p.state).CombinedOutput(); err != nil {
+			t.Errorf("down: %v: %s", err, said)
+		}
+	})
+	for _, ended := range here {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("down has left a process")
+		}
+	}
+	for _, ended := range elsewhere {
+		select {
+		case <-ended:
+			t.Error("down has ended a process of another cluster")
+		default:
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,16 @@ func TestKilledUpAndDown(t *testing.T) {
 			break
 		}
 	}
+	// Just when up has started something, which may not have come far.
+	for _, program := range []string{
+		"coracled\x00--root", "\x00supervise\x00", "coracle-kube\x00server", "\x00join\x00", "coracle-kube\x00agent",
+	} {
+		t.Run("killed when it starts "+strings.ReplaceAll(program, "\x00", " "), func(t *testing.T) {
+			one.killedWhen(t, program, upArgs...)
+			one.Must(t, "down")
+			one.gone(t)
+		})
+	}
 	one.Must(t, "down", "--purge")
 	if left, err := os.ReadDir(filepath.Join(one.dir, "root")); err == nil {
 		t.Errorf("down --purge has left %v", left)
@@ -58,6 +69,45 @@ func (m *machine) killed(t *testing.T, after time.Duration, args ...string) bool
 		t.Errorf("coracle %s: %v", args[0], err)
 	}
 	return err != nil
+}
+
+// killedWhen runs coracle, and kills it as soon as there is a process of this cluster whose
+// arguments have some text.
+func (m *machine) killedWhen(t *testing.T, text string, args ...string) {
+	t.Helper()
+	where := []string{"--root", filepath.Join(m.dir, "root"), "--state", filepath.Join(m.dir, "state")}
+	cmd := exec.Command(bin("coracle"), append(where, args...)...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			t.Errorf("it ended before %q was started: %v", text, err)
+			return
+		default:
+		}
+		if m.runs(t, text) {
+			_ = cmd.Process.Kill()
+			<-ended
+			return
+		}
+	}
+}
+
+// runs says whether there is a process of this cluster whose arguments have some text.
+func (m *machine) runs(t *testing.T, text string) bool {
+	t.Helper()
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(commands, func(path string) bool {
+		command, err := os.ReadFile(path)
+		return err == nil && strings.Contains(string(command), m.dir) && strings.Contains(string(command), text)
+	})
 }
 
 // gone checks that nothing of nodes is left on the machine but what they keep on disk.
