@@ -272,6 +272,9 @@ func firstSettings(root string) func(context.Context, kubernetes.Interface) erro
 				return err
 			}
 		}
+		if err := checkRelease(version, s.Release); err != nil {
+			return err
+		}
 		if s.PodNetwork == encryptedPodNetwork {
 			if err := checkPodNetwork(s.PodNetwork); err != nil {
 				return fmt.Errorf("this machine cannot join the cluster: %w", err)

@@ -83,6 +83,7 @@ func (f authorityFile) Run(ctx context.Context) { f.DynamicFileCAContent.Run(ctx
 // agentSettings are the flags of the cluster that each of its nodes follows.
 func agentSettings(api apiOptions, n nodeOptions, d dnsOptions) (clusterinfo.Settings, error) {
 	s := clusterinfo.Settings{
+		Release:       version,
 		ClusterDomain: n.domain, StubDomains: d.stubs, ServiceProxy: api.proxy, ExternalIPs: api.externalIPs, NetworkPolicies: api.policies,
 		PodNetwork: n.podNetwork,
 	}

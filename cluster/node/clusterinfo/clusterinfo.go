@@ -54,6 +54,9 @@ const EncryptedPodNetwork = "wireguard"
 // Settings are those of the cluster that each node follows.
 type Settings struct {
 	Version int `json:"version"`
+	// Release is that of Coracle on the control-plane node that has published them, "" for one that
+	// is not known.
+	Release string `json:"release,omitempty"`
 	// ServiceCIDRs are the networks of Services.
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
 	// PodCIDRs are the networks of pods, of which the cluster gives each node a part; empty leaves
