@@ -90,7 +90,7 @@ func (o *oomKills) end(c *container, code int32) bool {
 	return code != 0 && n > 0
 }
 
-// explainLocked has the running containers below a cgroup not count kills that were in another one.
+// explainLocked makes the running containers below a cgroup ignore OOM kills of other cgroups.
 func (o *oomKills) explainLocked(above string, n int64) {
 	for other := range o.living {
 		if other.cgroupAbove() != above {

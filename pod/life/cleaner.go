@@ -27,8 +27,8 @@ const (
 	lastRetry  = time.Minute
 )
 
-// NewCleaner returns a cleaner whose jobs run within the life. So many run at a time for the first
-// time, and as many that are tried again.
+// NewCleaner returns a cleaner whose jobs run within the life. At most atATime first attempts, and
+// at most atATime repeated ones, run at once.
 func NewCleaner(l *Life, atATime int, log *slog.Logger) *Cleaner {
 	c := &Cleaner{life: l, log: log, first: make(chan struct{}, atATime), again: make(chan struct{}, atATime), idle: make(chan struct{})}
 	close(c.idle)

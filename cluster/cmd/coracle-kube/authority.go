@@ -66,32 +66,72 @@ func (r rotation) replaceAuthority(ctx context.Context, wait time.Duration) (rot
 	if err != nil {
 		return rotated{}, err
 	}
-	invited, err := controlplane.Invited(ctx, kube)
-	if err != nil {
-		return rotated{}, fmt.Errorf("the cluster has to run while its authority is replaced: %w", err)
-	}
-	if invited {
-		return rotated{}, errors.New("a token for another control-plane node has the key of the authority: delete it with 'coracle token delete'")
+	if err := uninvited(ctx, kube); err != nil {
+		return rotated{}, err
 	}
 	answer, err := r.rotate(ctx, pki.What{Authority: true})
 	if err != nil || !answer.Running {
 		return answer, err
 	}
-	late := time.NewTimer(wait)
-	defer late.Stop()
+	if err := r.check(true); err != nil {
+		return rotated{}, err
+	}
+	if kube, err = r.client(); err != nil { // by the new authority
+		return rotated{}, err
+	}
+	if err := uninvited(ctx, kube); err != nil { // made meanwhile
+		return rotated{}, err
+	}
+	answer.Lagging, err = r.await(ctx, wait)
+	return answer, err
+}
+
+// uninvited returns an error if a machine may become a control-plane node with keys of before.
+func uninvited(ctx context.Context, kube kubernetes.Interface) error {
+	invited, err := controlplane.Invited(ctx, kube)
+	if err != nil {
+		return fmt.Errorf("the cluster has to run while its authority is replaced: %w", err)
+	}
+	if invited {
+		return errors.New("a token for another control-plane node has the key of the authority: delete it with 'coracle token delete', " +
+			"and repeat this")
+	}
+	return nil
+}
+
+// await returns the nodes that do not follow after some time. That is also the answer to an
+// operator who stops waiting.
+func (r rotation) await(ctx context.Context, wait time.Duration) (last []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
 	for {
-		answer.Lagging, err = r.lagging(ctx)
-		if err != nil || len(answer.Lagging) == 0 {
-			return answer, err
+		now, err := r.lagging(ctx)
+		switch {
+		case err == nil && len(now) == 0:
+			return nil, nil
+		case ctx.Err() != nil && last != nil: // this look was cut off
+			return last, nil
+		case err != nil:
+			return nil, err
 		}
+		last = now
 		select {
 		case <-time.After(lagEvery):
-		case <-late.C:
-			return answer, nil
 		case <-ctx.Done():
-			return answer, nil // what was found is the answer to an operator who stops waiting
+			return last, nil
 		}
 	}
+}
+
+// check returns an error unless the cluster process has done what was noted: a former authority is
+// trusted or not.
+func (r rotation) check(former bool) error {
+	s, err := pki.ReadSuccession(r.dir)
+	if err == nil && s.Unfinished != former {
+		err = errors.New("the cluster process has changed nothing, because the clock was set back, or the authority was made while the clock was " +
+			"ahead: correct the clock, and repeat this")
+	}
+	return err
 }
 
 // finish ends the trust in the former authority, if all nodes follow the newest.
@@ -109,7 +149,11 @@ func (r rotation) finish(ctx context.Context) (rotated, error) {
 			return rotated{Running: true, Lagging: lagging}, nil
 		}
 	}
-	return r.rotate(ctx, pki.What{DropFormer: true})
+	answer, err := r.rotate(ctx, pki.What{DropFormer: true})
+	if err != nil || !answer.Running {
+		return answer, err
+	}
+	return answer, r.check(false)
 }
 
 // client is an administrator's, of the kubeconfig as it is now.

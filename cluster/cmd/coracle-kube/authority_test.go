@@ -124,3 +124,24 @@ func TestNodesThatLag(t *testing.T) {
 		t.Errorf("many: %q, %v", got, err)
 	}
 }
+
+// The cluster process may do nothing, as it does when its clock was set back.
+func TestRotationThatChangesNothing(t *testing.T) {
+	r := rotation{dir: t.TempDir()}
+	for _, what := range []pki.What{{}, {Authority: true}} {
+		if what.Authority {
+			if err := pki.Rotate(r.dir, what); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := pki.Ensure(r.dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.check(what.Authority); err != nil {
+			t.Error(err)
+		}
+		if err := r.check(!what.Authority); err == nil || !strings.Contains(err.Error(), "correct the clock") {
+			t.Errorf("former authority %t: %v", !what.Authority, err)
+		}
+	}
+}

@@ -11,12 +11,14 @@
 package controlplane
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -120,6 +122,9 @@ func Upload(ctx context.Context, kube kubernetes.Interface, t token.Info, dir st
 	if _, err := kube.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, secret, metav1.CreateOptions{}); err != nil {
 		return "", fmt.Errorf("keep the encrypted keys: %w", err)
 	}
+	if err := unchanged(dir, files, log); err != nil {
+		return "", errors.Join(err, kube.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, meta.Name, metav1.DeleteOptions{}))
+	}
 	_, err = kube.RbacV1().Roles(metav1.NamespaceSystem).Create(ctx, role, metav1.CreateOptions{})
 	if err == nil {
 		_, err = kube.RbacV1().RoleBindings(metav1.NamespaceSystem).Create(ctx, binding, metav1.CreateOptions{})
@@ -128,6 +133,16 @@ func Upload(ctx context.Context, kube kubernetes.Interface, t token.Info, dir st
 		return "", fmt.Errorf("let token %s read the encrypted keys: %w", t.ID, err)
 	}
 	return hex.EncodeToString(key), nil
+}
+
+// unchanged returns an error if the keys have been replaced. A rotation that has looked for
+// invitations ([Invited]) before the Secret was made has not seen it.
+func unchanged(dir string, files map[string][]byte, log *slog.Logger) error {
+	now, err := pki.Shared(dir, log)
+	if err == nil && !maps.EqualFunc(files, now, bytes.Equal) {
+		err = errors.New("the cluster's keys were replaced meanwhile: repeat this")
+	}
+	return err
 }
 
 // Given is what a machine is told.

@@ -17,8 +17,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	kubeversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -26,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kubeadm/app/util/crypto"
 
@@ -375,5 +378,37 @@ func TestKeysExpire(t *testing.T) {
 	must(secrets.Update(ctx, secret, metav1.UpdateOptions{}))(t)
 	if _, err := Join(ctx, g, machine(t, "two")); err == nil || !strings.Contains(err.Error(), "the certificate key expired at") {
 		t.Errorf("an expired key: %v", err)
+	}
+}
+
+// Regression: a token that was made during a rotation could have the former keys.
+func TestKeysThatAreReplacedMeanwhile(t *testing.T) {
+	for want, what := range map[string]pki.What{
+		"authority is being replaced": {Authority: true}, "keys were replaced meanwhile": {ServiceAccountKey: true},
+	} {
+		dir := t.TempDir()
+		ensure := func() {
+			b := must(pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil))(t)
+			must(b.EtcdPeer([]string{"127.0.0.1"}))(t)
+		}
+		ensure()
+		const id = "abcdef"
+		owner := metav1.ObjectMeta{Name: "bootstrap-token-" + id, Namespace: metav1.NamespaceSystem}
+		kube := fake.NewClientset(&corev1.Secret{ObjectMeta: owner})
+		kube.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if err := pki.Rotate(dir, what); err != nil {
+				t.Error(err)
+			}
+			ensure()
+			return false, nil, nil
+		})
+		_, err := Upload(t.Context(), kube, token.Info{ID: id, Expires: time.Now().Add(time.Hour)}, dir, nil, nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("keys of before: %v, want %q", err, want)
+		}
+		_, err = kube.CoreV1().Secrets(metav1.NamespaceSystem).Get(t.Context(), secretPrefix+id, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			t.Errorf("they are kept: %v", err)
+		}
 	}
 }
