@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 
 	"github.com/coracle-project/coracle/cluster/health"
 )
@@ -18,7 +19,10 @@ const (
 	// membersEvery is how often a member looks whether there is a leader, and whether the others
 	// answer. answerLimit is how long those have.
 	membersEvery = 5 * time.Second
-	answerLimit  = 2 * time.Second
+	// leaderEvery is how often it looks whether there is another leader, or none any more: that is in
+	// memory, and worth a look at the others.
+	leaderEvery = time.Second
+	answerLimit = 2 * time.Second
 	// firstLook comes when an election should be over.
 	firstLook = 2 * time.Second
 )
@@ -26,6 +30,8 @@ const (
 // watch tells how the members are, also while the server waits for the others to start.
 type watch struct {
 	server *Server
+	leader func() types.ID
+	look   func(context.Context)
 	health *health.Part
 	others caller
 	stop   context.CancelFunc
@@ -36,6 +42,7 @@ func watchMembers(s *Server, o Options) *watch {
 	o.MembersHealth.Works("waits for the other members")
 	ctx, stop := context.WithCancel(context.Background())
 	w := &watch{server: s, health: o.MembersHealth, others: s.members, stop: stop, ended: make(chan struct{})}
+	w.leader, w.look = s.etcd.Server.Leader, w.askOthers
 	go w.run(ctx)
 	return w
 }
@@ -64,19 +71,27 @@ func (w *watch) run(ctx context.Context) {
 	defer close(w.ended)
 	next := time.NewTimer(firstLook)
 	defer next.Stop()
+	again := time.NewTicker(leaderEvery)
+	defer again.Stop()
+	leader := w.leader()
 	for {
 		select {
 		case <-next.C:
+		case <-again.C:
+			if w.leader() == leader {
+				continue
+			}
 		case <-ctx.Done():
 			return
 		}
+		leader = w.leader()
 		w.look(ctx)
 		next.Reset(membersEvery)
 	}
 }
 
-// look asks the others, and tells.
-func (w *watch) look(ctx context.Context) {
+// askOthers asks the others, and tells.
+func (w *watch) askOthers(ctx context.Context) {
 	all := w.server.Members()
 	answers := make([]bool, len(all))
 	var asked sync.WaitGroup
@@ -91,7 +106,7 @@ func (w *watch) look(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	leader := w.server.etcd.Server.Leader() != 0
+	leader := w.leader() != 0
 	if message, warnings, err := describe(all, answers, leader); err != nil {
 		w.health.Fails(err)
 	} else {
