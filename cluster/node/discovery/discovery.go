@@ -37,8 +37,9 @@ import (
 const (
 	// call bounds one request.
 	call = 10 * time.Second
-	// signedWithin is how long the signature with a new token is waited for.
-	signedWithin = 5 * time.Second
+	// signedWithin is how long the signature with a new token is waited for. 'coracle token create'
+	// has waited for it: what is left is the delay of another API server, or of another signer.
+	signedWithin = 2 * time.Second
 	signedEvery  = 250 * time.Millisecond
 	// longestAnswer bounds what is read of an answer, in bytes: the server is not known yet.
 	longestAnswer = 4 << 20
