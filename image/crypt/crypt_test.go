@@ -3,13 +3,19 @@ package crypt
 import (
 	"bytes"
 	"crypto"
+	"crypto/aes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha1"
+	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -27,6 +33,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/smallstep/pkcs7"
 )
 
 func must(t testing.TB, err error) {
@@ -117,6 +124,79 @@ func TestKeyFiles(t *testing.T) {
 			"0-public.json": []byte("{}"), "0-public.pem": p.public, "node": data,
 		})
 	}
+}
+
+// Messages that the libraries panic on, made with nothing but the node's public key.
+func TestMessagesThatLibrariesPanicOn(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	must(t, err)
+	p, dir := newPair(t, key), t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "node.pem"), append(bytes.Clone(p.private), p.cert...), 0o600))
+
+	// An empty ciphertext, which has no padding to take off.
+	content := bytes.Repeat([]byte{7}, 32)
+	wrapped, err := rsa.EncryptOAEP(sha1.New(), rand.Reader, &key.PublicKey, content, nil)
+	must(t, err)
+	b64 := base64.RawURLEncoding.EncodeToString
+	header, iv := b64([]byte(`{"alg":"RSA-OAEP","enc":"A128CBC-HS256"}`)), make([]byte, aes.BlockSize)
+	tag := hmac.New(sha256.New, content[:16])
+	tag.Write(binary.BigEndian.AppendUint64(append([]byte(header), iv...), uint64(len(header)*8)))
+	jwe := strings.Join([]string{header, b64(wrapped), b64(iv), "", b64(tag.Sum(nil)[:16])}, ".")
+
+	// One block whose padding is longer than it. The vector is the parameter of the algorithm, whose
+	// number comes before it.
+	certBlock, _ := pem.Decode(p.cert)
+	cert, err := x509.ParseCertificate(certBlock.Bytes)
+	must(t, err)
+	defer func(was int) { pkcs7.ContentEncryptionAlgorithm = was }(pkcs7.ContentEncryptionAlgorithm)
+	pkcs7.ContentEncryptionAlgorithm = pkcs7.EncryptionAlgorithmAES256CBC
+	message, err := pkcs7.Encrypt([]byte("short"), []*x509.Certificate{cert})
+	must(t, err)
+	number, err := asn1.Marshal(pkcs7.OIDEncryptionAlgorithmAES256CBC)
+	must(t, err)
+	_, rest, found := bytes.Cut(message, append(number, asn1.TagOctetString, aes.BlockSize))
+	if !found {
+		t.Fatal("no vector in the message")
+	}
+	rest[aes.BlockSize-1] ^= 0xf0
+
+	for annotation, data := range map[string][]byte{annotationJWE: []byte(jwe), annotationPKCS7: message} {
+		d := ocispec.Descriptor{
+			MediaType: ocispec.MediaTypeImageLayer + suffix, Digest: digest.FromString("x"), Size: 1,
+			Annotations: map[string]string{annotation: encode(string(data))},
+		}
+		if err := (Keys{dir}).Check(d); !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), "malformed message") {
+			t.Errorf("%s: %v", annotation, err)
+		}
+	}
+}
+
+// Whatever a manifest says, it is refused or read.
+func FuzzAnnotations(f *testing.F) {
+	p, dir := rsaPair(f), f.TempDir()
+	must(f, os.WriteFile(filepath.Join(dir, "node.pem"), append(bytes.Clone(p.private), p.cert...), 0o600))
+	cc, err := config.EncryptWithJwe([][]byte{p.public})
+	must(f, err)
+	d, data := encrypt(f, cc, []byte("layer"))
+	own := d.Annotations[annotationJWE]
+	f.Add(own, "MIA=", d.Annotations[annotationOptions])
+	f.Add("e30=", encode("\x1f\x80"), encode(`{"cipher":"AES_256_CTR_HMAC_SHA256","hmac":"AAAA","cipheroptions":{"nonce":""}}`))
+	f.Fuzz(func(t *testing.T, jwe, p7, public string) {
+		for _, a := range []map[string]string{
+			{annotationJWE: jwe, annotationOptions: public}, {annotationPKCS7: p7, annotationOptions: public},
+			{annotationJWE: own, annotationOptions: public},
+		} {
+			d.Annotations = a
+			r, err := (Keys{dir}).Open(d, bytes.NewReader(data))
+			if err != nil {
+				if !errors.Is(err, ErrNoKey) {
+					t.Errorf("%v: %v", a, err)
+				}
+				continue
+			}
+			_, _ = io.Copy(io.Discard, r) // right or wrong, the diff id tells
+		}
+	})
 }
 
 func encode(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }

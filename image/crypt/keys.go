@@ -65,7 +65,7 @@ func (k Keys) layerKey(d ocispec.Descriptor) ([]byte, error) {
 			}
 			data, err := base64.StdEncoding.DecodeString(wrapped)
 			if err == nil {
-				data, err = way.unwrap(data)
+				data, err = guarded(way.unwrap, data)
 			}
 			if err == nil {
 				return data, nil
@@ -104,7 +104,10 @@ func (r ring) unwrapPKCS7(data []byte) ([]byte, error) {
 	if len(r.private) == 0 || len(r.certs) == 0 {
 		return nil, fmt.Errorf("there are %d keys and %d certificates", len(r.private), len(r.certs))
 	}
-	wrapped, err := parsePKCS7(data)
+	if len(data) > maxPKCS7 { // the parser's stack grows with the depth of elements
+		return nil, fmt.Errorf("%d bytes, at most %d are read", len(data), maxPKCS7)
+	}
+	wrapped, err := pkcs7.Parse(data)
 	if err != nil {
 		return nil, err
 	}
@@ -118,18 +121,16 @@ func (r ring) unwrapPKCS7(data []byte) ([]byte, error) {
 	return nil, fmt.Errorf("none of %d keys and %d certificates", len(r.private), len(r.certs))
 }
 
-// parsePKCS7 reads a message. The library panics on some input (an element that ends in its
-// tag), and its stack grows with the depth of elements, to which the message's size is a limit.
-func parsePKCS7(data []byte) (p *pkcs7.PKCS7, err error) {
-	if len(data) > maxPKCS7 {
-		return nil, fmt.Errorf("%d bytes, at most %d are read", len(data), maxPKCS7)
-	}
+// guarded unwraps a message. Both libraries panic on some: pkcs7 on an element that ends in its tag,
+// or on wrong padding, go-jose on an empty ciphertext. For the last two it takes no more than the
+// node's public key.
+func guarded(unwrap func([]byte) ([]byte, error), data []byte) (key []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("not a PKCS #7 message: %v", r)
+			key, err = nil, fmt.Errorf("malformed message: %v", r)
 		}
 	}()
-	return pkcs7.Parse(data)
+	return unwrap(data)
 }
 
 // load reads the directory.
