@@ -3,6 +3,7 @@ package registry
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -21,7 +22,9 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) > maxRedirects {
 		return errTooManyRedirects
 	}
-	if req.URL.Scheme != "http" || via[len(via)-1].URL.Scheme != "https" {
+	// Package http copies the headers of the first request to each that follows. So one that goes on
+	// from HTTP to HTTP has the credentials again, even if the request before it had none.
+	if req.URL.Scheme != "http" || !slices.ContainsFunc(via, func(r *http.Request) bool { return r.URL.Scheme == "https" }) {
 		return nil
 	}
 	if !byDigest(via[0]) {

@@ -11,9 +11,16 @@ import (
 	"testing"
 )
 
-// From HTTPS to HTTP only what a digest names may be redirected, and no credentials go along.
+// From HTTPS to HTTP only what a digest names may be redirected, and no credentials go along, however
+// many redirects follow.
 func TestRedirectToHTTP(t *testing.T) {
 	plain := newFake(t)
+	plain.intercept = func(w http.ResponseWriter, r *http.Request) (done bool) {
+		if r.URL.RawQuery == "" {
+			http.Redirect(w, r, "http://"+plain.host()+r.URL.Path+"?again", http.StatusTemporaryRedirect)
+		}
+		return r.URL.RawQuery == ""
+	}
 	blob := plain.has([]byte(`{"schemaVersion":2}`))
 	plain.mu.Lock()
 	plain.blobs["latest"] = []byte(`{"schemaVersion":2}`)
@@ -43,6 +50,9 @@ func TestRedirectToHTTP(t *testing.T) {
 	}
 	if _, err := r.Fetch(t.Context(), blob); err != nil {
 		t.Errorf("a blob: %v", err)
+	}
+	if n := len(plain.asked()); n != 4 {
+		t.Errorf("%d requests in plain text, of which each second one is redirected", n)
 	}
 	for _, req := range plain.asked() {
 		if req.Header.Get("Authorization") != "" {

@@ -68,19 +68,31 @@ func (t *tokenService) redirect(h http.Header, from *url.URL) {
 		!slices.ContainsFunc(t.trusted, func(host string) bool { return strings.EqualFold(host, realm.Host) }) {
 		return
 	}
-	here := url.URL{Scheme: from.Scheme, Host: from.Host, Path: t.remember(realm), RawQuery: realm.RawQuery}
+	query := realm.RawQuery
+	realm.RawQuery = ""
+	path, ok := t.remember(realm)
+	if !ok {
+		return
+	}
+	here := url.URL{Scheme: from.Scheme, Host: from.Host, Path: path, RawQuery: query}
 	h.Set("Www-Authenticate", challenge[:at[2]]+here.String()+challenge[at[3]:])
 }
 
-// remember returns the path that represents a realm.
-func (t *tokenService) remember(realm *url.URL) string {
+// maxRealms is how many realms a registry may name in the time of one operation.
+const maxRealms = 16
+
+// remember returns the path that represents a realm; not ok if there are too many.
+func (t *tokenService) remember(realm *url.URL) (path string, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := slices.IndexFunc(t.realms, func(r *url.URL) bool { return *r == *realm })
+	if i < 0 && len(t.realms) == maxRealms {
+		return "", false
+	}
 	if i < 0 {
 		i, t.realms = len(t.realms), append(t.realms, realm)
 	}
-	return tokenPath + strconv.Itoa(i)
+	return tokenPath + strconv.Itoa(i), true
 }
 
 // realmAt returns the realm behind a path of the token service, or nil.

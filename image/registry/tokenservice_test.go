@@ -1,11 +1,30 @@
 package registry
 
 import (
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
 	"testing"
 )
+
+// A registry that names another realm each time is not remembered without bounds.
+func TestRealmsAreFew(t *testing.T) {
+	s := &tokenService{host: "reg.example", trusted: []string{"auth.example"}}
+	changed := 0
+	for i := range 100 {
+		for _, query := range []string{"", "?scope=a", "?scope=b"} {
+			h := http.Header{"Www-Authenticate": {fmt.Sprintf(`Bearer realm="https://auth.example/%d%s"`, i, query)}}
+			s.redirect(h, &url.URL{Scheme: "https", Host: "reg.example"})
+			if strings.Contains(h.Get("Www-Authenticate"), "https://reg.example"+tokenPath) && strings.HasSuffix(h.Get("Www-Authenticate"), query+`"`) {
+				changed++
+			}
+		}
+	}
+	if len(s.realms) != maxRealms || changed != 3*maxRealms {
+		t.Errorf("%d realms are remembered, and %d challenges changed", len(s.realms), changed)
+	}
+}
 
 func TestTokenServiceIsNoWayAroundHTTPS(t *testing.T) {
 	s := &tokenService{host: "reg.example", trusted: []string{"auth.example"}}
