@@ -214,12 +214,12 @@ func (c *cosign) bundle(data []byte, repo Repository, d digest.Digest) error {
 	if b.DSSE == nil || b.DSSE.PayloadType != statementType {
 		return reason("its bundle holds no statement")
 	}
-	signed := dsse.PAE(b.DSSE.PayloadType, b.DSSE.Payload)
-	verified := false
-	for _, s := range b.DSSE.Signatures {
-		verified = verified || c.verifies(s.Sig, signed)
+	// The format wants exactly one. A registry could list tens of thousands otherwise, for each of which
+	// the whole payload is hashed.
+	if n := len(b.DSSE.Signatures); n != 1 {
+		return reason("its bundle has %d signatures, not one", n)
 	}
-	if !verified {
+	if !c.verifies(b.DSSE.Signatures[0].Sig, dsse.PAE(b.DSSE.PayloadType, b.DSSE.Payload)) {
 		return errOtherKey
 	}
 	var said statement

@@ -125,12 +125,15 @@ func (s keyHolder) tagged(t testing.TB, r *repo, image digest.Digest, change fun
 	r.tags[strings.Replace(image.String(), ":", "-", 1)+".sig"] = r.putJSON(t, ocispec.Manifest{Layers: []ocispec.Descriptor{l}}).Digest
 }
 
-// bundled attaches a bundle with a statement.
-func (s keyHolder) bundled(t testing.TB, r *repo, image digest.Digest, said string) {
+// bundled attaches a bundle with a statement. more are other signatures in it.
+func (s keyHolder) bundled(t testing.TB, r *repo, image digest.Digest, said string, more ...[]byte) {
 	t.Helper()
+	var signatures []map[string]any
+	for _, sig := range append(more, s.sign(t, dsse.PAE(statementType, []byte(said)))) {
+		signatures = append(signatures, map[string]any{"sig": sig})
+	}
 	b, err := json.Marshal(map[string]any{"dsseEnvelope": map[string]any{
-		"payload": []byte(said), "payloadType": statementType,
-		"signatures": []map[string]any{{"sig": s.sign(t, dsse.PAE(statementType, []byte(said)))}},
+		"payload": []byte(said), "payloadType": statementType, "signatures": signatures,
 	}})
 	must(t, err)
 	l := r.put(b)
@@ -250,6 +253,18 @@ func TestBundleOfAnotherRepository(t *testing.T) {
 		`{"predicateType":"`+imageSignature+`","subject":[{"name":"r.example/other","digest":{"sha256":"`+image.Digest.Encoded()+`"}}]}`)
 	if err := s.policy(t).Check(t.Context(), r, image); !errors.Is(err, ErrUntrusted) ||
 		!strings.Contains(err.Error(), `it is for "r.example/other"`) {
+		t.Error(err)
+	}
+}
+
+// A bundle has one signature. With more, each would cost as much as the payload is long.
+func TestBundleOfManySignatures(t *testing.T) {
+	s, r := newKeyHolder(t, ecdsaKey(t)), newRepo("r.example/app")
+	image := r.putJSON(t, "image")
+	said := `{"predicateType":"` + imageSignature + `","subject":[{"name":"r.example/app","digest":{"sha256":"` + image.Digest.Encoded() + `"}}]}`
+	s.bundled(t, r, image.Digest, said, []byte("junk"))
+	if err := s.policy(t).Check(t.Context(), r, image); !errors.Is(err, ErrUntrusted) ||
+		!strings.Contains(err.Error(), "its bundle has 2 signatures, not one") {
 		t.Error(err)
 	}
 }
