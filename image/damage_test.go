@@ -24,6 +24,9 @@ import (
 func (l *dirLayers) Archive(ctx context.Context, d digest.Digest, w io.Writer) error {
 	l.mu.Lock()
 	l.archived++
+	if l.through != nil {
+		w = io.MultiWriter(l.through, w)
+	}
 	l.mu.Unlock()
 	recipe, err := os.Open(l.recipe(l.path(d)))
 	if err != nil {
@@ -38,6 +41,16 @@ func (l *dirLayers) Archive(ctx context.Context, d digest.Digest, w io.Writer) e
 		return unpack.ErrDamaged
 	}
 	return nil
+}
+
+// ArchiveSize is how large the layer's archive is, by its recipe.
+func (l *dirLayers) ArchiveSize(ctx context.Context, d digest.Digest) (int64, error) {
+	recipe, err := os.Open(l.recipe(l.path(d)))
+	if err != nil {
+		return 0, err
+	}
+	defer recipe.Close()
+	return unpack.RebuiltSize(ctx, recipe)
 }
 
 // blobReads is how many blobs were asked for.

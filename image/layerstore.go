@@ -53,6 +53,8 @@ type LayerArchiver interface {
 	// Archive writes the archive that a layer was unpacked from, byte for byte and not
 	// compressed. Kinds: unpack.ErrDamaged, unpack.ErrNoRecipe.
 	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
+	// ArchiveSize is how many bytes Archive writes. Kinds: the same.
+	ArchiveSize(ctx context.Context, diffID digest.Digest) (int64, error)
 }
 
 // LayerRepair takes damaged layers and copies out of use.

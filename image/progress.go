@@ -1,6 +1,7 @@
 package image
 
 import (
+	"io"
 	"slices"
 	"sync"
 
@@ -103,6 +104,47 @@ func (p part) complete() {
 	defer p.mu.Unlock()
 	p.of.Complete = true
 	p.tellLayerLocked(p.of)
+}
+
+// scaled reads a layer's archive, and counts it as the blob, which has another size.
+type scaled struct {
+	r             io.Reader
+	m             part
+	blob, archive int64 // sizes; that of the archive is -1 if it is not known
+
+	mu         sync.Mutex
+	read, told int64
+	ended      bool
+}
+
+func (s *scaled) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read += int64(n)
+	if s.archive > 0 && !s.ended {
+		s.tellLocked(int64(float64(s.blob) * min(1, float64(s.read)/float64(s.archive))))
+	}
+	return n, err
+}
+
+func (s *scaled) tellLocked(done int64) {
+	if done != s.told {
+		s.m.add(done - s.told)
+		s.told = done
+	}
+}
+
+// end says that the layer is here, or that all of it has to come from elsewhere.
+func (s *scaled) end(here bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	if here {
+		s.tellLocked(s.blob)
+	} else {
+		s.tellLocked(0)
+	}
 }
 
 // meters are those of the pulls under way.

@@ -263,6 +263,7 @@ type dirLayers struct {
 	commits  map[digest.Digest]int
 	n        int
 	archived int            // how often an archive was made again
+	through  io.Writer      // not nil: asked before each write of an archive
 	usage    snapshot.Usage // of each
 }
 

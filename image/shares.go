@@ -89,10 +89,12 @@ func (h *shares) State(repository string, blob digest.Digest) peer.State {
 		return peer.None
 	case h.blobs.has(d):
 		return peer.Whole
-	case h.unpacker.arrivals.of(blob) != nil:
+	case h.unpacker.arrivals.of(incoming{blob: blob}) != nil:
 		return peer.Arriving
 	case h.hasLayer(d, diffID):
 		return peer.Unpacked
+	case h.unpacker.arrivals.of(incoming{blob, diffID}) != nil:
+		return peer.Unpacking
 	}
 	return peer.None
 }
@@ -111,7 +113,7 @@ func (h *shares) OpenBlob(ctx context.Context, repository string, blob digest.Di
 	if !ok {
 		return nil, 0, peer.ErrNone
 	}
-	if s := h.unpacker.arrivals.of(blob); s != nil {
+	if s := h.unpacker.arrivals.of(incoming{blob: blob}); s != nil {
 		// It has another name, or none, if it has just come.
 		if r, err := s.follow(ctx); err == nil {
 			return r, d.Size, nil
@@ -130,16 +132,25 @@ func (h *shares) OpenBlob(ctx context.Context, repository string, blob digest.Di
 }
 
 // WriteLayer implements peer.Stock. The layer stays while it is read.
-func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.Digest, w io.Writer) error {
+func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.Digest, begin func(size int64) io.Writer) error {
 	d, diffID, ok := h.of(repository, blob)
-	if !ok || !h.hasLayer(d, diffID) {
+	if !ok {
+		return peer.ErrNone
+	}
+	if !h.hasLayer(d, diffID) {
+		if s := h.unpacker.arrivals.of(incoming{blob, diffID}); s != nil {
+			return s.writeTo(ctx, begin)
+		}
 		return peer.ErrNone
 	}
 	pins := []digest.Digest{diffID}
 	if err := h.garbage.pin(ctx, pins); err != nil {
 		return err
 	}
-	err := h.layers.Archive(ctx, diffID, w)
+	size, err := h.layers.ArchiveSize(ctx, diffID)
+	if err == nil {
+		err = h.layers.Archive(ctx, diffID, begin(size))
+	}
 	_, _, stays := h.of(repository, blob)
 	if serr := h.garbage.settle(ctx, pins, !stays); err == nil {
 		err = serr
@@ -147,37 +158,42 @@ func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.
 	return err
 }
 
-// arrivals are the blobs that are being fetched, from wherever.
+// arrivals are the blobs and archives that are being fetched, from wherever.
 type arrivals struct {
 	mu  sync.Mutex
-	all map[digest.Digest][]*spool
+	all map[incoming][]*spool
 }
 
-// add adds a blob that begins to arrive; end is called when it has its name, or never will.
-func (a *arrivals) add(blob digest.Digest, s *spool) (end func()) {
+// incoming is a blob or, with a diff id, the archive of the layer that it is said to unpack to. Both
+// digests count: what an image claims of a blob is not enough to give away a layer that arrives for
+// another one.
+type incoming struct{ blob, diffID digest.Digest }
+
+// add adds what begins to arrive; end is called when it has its name, or never will.
+func (a *arrivals) add(what incoming, s *spool) (end func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.all == nil {
-		a.all = map[digest.Digest][]*spool{}
+		a.all = map[incoming][]*spool{}
 	}
-	a.all[blob] = append(a.all[blob], s)
+	a.all[what] = append(a.all[what], s)
 	return func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		rest := slices.DeleteFunc(a.all[blob], func(o *spool) bool { return o == s })
-		if a.all[blob] = rest; len(rest) == 0 {
-			delete(a.all, blob)
+		rest := slices.DeleteFunc(a.all[what], func(o *spool) bool { return o == s })
+		if a.all[what] = rest; len(rest) == 0 {
+			delete(a.all, what)
 		}
 	}
 }
 
-// of is a blob that is arriving; nil if it is not. It may arrive from several registries. One
+// of is what is arriving; nil if it is not. It may arrive from several registries. One
 // without a first byte does not count: it may wait for a node that is busy, or for one that in turn
 // waits for this node. To another node such a wait looks like a stall.
-func (a *arrivals) of(blob digest.Digest) *spool {
+func (a *arrivals) of(what incoming) *spool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, s := range a.all[blob] {
+	for _, s := range a.all[what] {
 		if s.begun() {
 			return s
 		}

@@ -13,11 +13,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,6 +35,14 @@ import (
 
 // peers makes stores know each other as nodes of a cluster.
 func peers(t testing.TB, stores ...*testStore) {
+	t.Helper()
+	for i, n := range peerSettings(t, len(stores)) {
+		must(t, stores[i].SetPeers(n))
+	}
+}
+
+// peerSettings are those of nodes that know each other.
+func peerSettings(t testing.TB, n int) []peer.Settings {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
@@ -51,8 +61,8 @@ func peers(t testing.TB, stores ...*testStore) {
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotBefore: time.Now().Add(-time.Hour),
 		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	nodes := make([]peer.Settings, len(stores))
-	for i := range stores {
+	nodes := make([]peer.Settings, n)
+	for i := range nodes {
 		// No other test listens at this address: until the node does, no one takes the port.
 		l, err := net.Listen("tcp", "127.0.0.2:0")
 		must(t, err)
@@ -65,14 +75,14 @@ func peers(t testing.TB, stores ...*testStore) {
 		nodes[i] = peer.Settings{Version: 1, Self: name, Listen: l.Addr().String(), CA: write("ca", ca, ca), Client: pair, Serving: pair}
 		must(t, l.Close())
 	}
-	for i, s := range stores {
+	for i := range nodes {
 		for j, n := range nodes {
 			if i != j {
 				nodes[i].Peers = append(nodes[i].Peers, peer.Node{Name: n.Self, Address: n.Listen})
 			}
 		}
-		must(t, s.SetPeers(nodes[i]))
 	}
+	return nodes
 }
 
 // Nodes that pull an image at the same time fetch each of its layers once from the registry.
@@ -158,6 +168,154 @@ func TestLayerIsPassedOnWhileItArrives(t *testing.T) {
 	}
 }
 
+// stopping is a writer that stops before its first byte, and again on the way.
+type stopping struct {
+	reached, begin, goOn chan struct{}
+	written              int
+}
+
+func (s *stopping) Write(p []byte) (int, error) {
+	if s.written == 0 {
+		close(s.reached)
+		<-s.begin
+	}
+	if s.written > 300_000 {
+		<-s.goOn
+	}
+	s.written += len(p)
+	return len(p), nil
+}
+
+// emptyStock is a peer.Stock without blobs.
+type emptyStock struct{}
+
+func (emptyStock) State(string, digest.Digest) peer.State { return peer.None }
+
+func (emptyStock) OpenBlob(context.Context, string, digest.Digest) (io.ReadCloser, int64, error) {
+	return nil, 0, peer.ErrNone
+}
+
+func (emptyStock) WriteLayer(context.Context, string, digest.Digest, func(int64) io.Writer) error {
+	return peer.ErrNone
+}
+
+// In a large cluster a layer that comes unpacked is passed on while it arrives, if another node has
+// asked for it: here a third node, which does not know the first, gets the beginning from the second
+// before that has the end.
+func TestUnpackedLayerIsPassedOnWhileItArrives(t *testing.T) {
+	keepNone := func(c *Config) { c.KeepBlobs = false }
+	r, has, passes := newFake(t), openStore(t, keepNone), openStore(t, keepNone)
+	third := peer.New(emptyStock{}, slog.New(slog.DiscardHandler))
+	t.Cleanup(third.Close)
+	nodes := peerSettings(t, 3)
+	for port := range 8 { // nothing listens there
+		nodes[1].Peers = append(nodes[1].Peers, peer.Node{Name: fmt.Sprintf("away-%d", port), Address: fmt.Sprintf("127.0.0.2:%d", port+1)})
+	}
+	nodes[2].Peers = nodes[2].Peers[1:]
+	must(t, errors.Join(has.SetPeers(nodes[0]), passes.SetPeers(nodes[1]), third.Set(nodes[2])))
+	p := r.image("app:1", []testLayer{bigLayer()}, nil)
+	_, err := has.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	stop := &stopping{reached: make(chan struct{}), begin: make(chan struct{}), goOn: make(chan struct{})}
+	has.layers.through = stop
+	pulled := make(chan error, 1)
+	go func() {
+		_, err := passes.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+		pulled <- err
+	}()
+	<-stop.reached
+	name, err := reference.Parse(r.ref("app:1"))
+	must(t, err)
+	blob := p.layers[0]
+	wants := third.Pull(name.Repo, []digest.Digest{blob})
+	defer wants.End()
+	_, err = wants.Claim(t.Context(), blob, true) // which tells the second node
+	must(t, err)
+	wants.Release(blob, false)
+	close(stop.begin)
+	var src *peer.Source
+	for src == nil {
+		src, err = wants.Next(t.Context(), blob, true)
+		must(t, err)
+	}
+	if src.String() != "node-1" || !src.Unpacked {
+		t.Fatalf("the layer comes from %s, unpacked %t", src, src.Unpacked)
+	}
+	archive, size, err := src.Layer(t.Context(), 1<<30)
+	must(t, err)
+	defer archive.Close()
+	data := make([]byte, size)
+	_, err = io.ReadFull(archive, data[:200_000])
+	must(t, err)
+	select {
+	case err := <-pulled:
+		t.Fatalf("the second node has the whole layer: %v", err)
+	default:
+	}
+	close(stop.goOn)
+	_, err = io.ReadFull(archive, data[200_000:])
+	must(t, err)
+	if got := digest.FromBytes(data); got != p.diffIDs[0] {
+		t.Errorf("layer %s was passed on as %s", p.diffIDs[0], got)
+	}
+	must(t, <-pulled)
+	if n := r.asked(string(blob)); n != 1 {
+		t.Errorf("the layer was asked for %d times", n)
+	}
+	if left, err := os.ReadDir(passes.blobs.ingest()); err != nil || len(left) > 0 {
+		t.Errorf("%v are left, %v", left, err)
+	}
+}
+
+// A layer that arrives for one blob is not given away for another one that an image says to unpack to
+// the same.
+func TestArchiveThatArrivesIsOfOneBlob(t *testing.T) {
+	s := openStore(t, func(c *Config) { c.KeepBlobs = false })
+	blob, other, diffID := digest.FromString("blob"), digest.FromString("other"), digest.FromString("layer")
+	p := s.unpacker.pass(strings.NewReader("archive"), incoming{blob, diffID}, 7)
+	defer p.close()
+	_, err := p.Read(make([]byte, 7))
+	must(t, err)
+	p.finish(nil)
+	c := &content{layers: []ocispec.Descriptor{{Digest: blob}, {Digest: other}}, image: &ocispec.Image{}}
+	c.image.RootFS.DiffIDs = []digest.Digest{diffID, diffID}
+	defer s.shares.during("r.example/app", c)()
+	for b, want := range map[digest.Digest]peer.State{blob: peer.Unpacking, other: peer.None} {
+		if got := s.shares.State("r.example/app", b); got != want {
+			t.Errorf("blob %s is %s instead of %s", b, got, want)
+		}
+		var out bytes.Buffer
+		err := s.shares.WriteLayer(t.Context(), "r.example/app", b, func(int64) io.Writer { return &out })
+		if (want == peer.Unpacking) != (err == nil && out.String() == "archive") || want == peer.None && !errors.Is(err, peer.ErrNone) {
+			t.Errorf("blob %s: %q, %v", b, &out, err)
+		}
+	}
+	if got := s.shares.State("r.example/other", blob); got != peer.None {
+		t.Errorf("in another repository the blob is %s", got)
+	}
+}
+
+// The progress of a layer that another node has unpacked is that of its blob.
+func TestProgressOfUnpackedLayer(t *testing.T) {
+	keepNone := func(c *Config) { c.KeepBlobs = false }
+	r, has, wants := newFake(t), openStore(t, keepNone), openStore(t, keepNone)
+	peers(t, has, wants)
+	p := r.image("app:1", []testLayer{bigLayer()}, nil)
+	_, err := has.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	size := int64(len(r.blobs[p.layers[0]]))
+	var seen []int64
+	_, err = wants.Pull(t.Context(), r.ref("app:1"), PullOptions{Layer: func(l LayerProgress) { seen = append(seen, l.Done) }})
+	must(t, err)
+	if n := r.asked(string(p.layers[0])); n != 1 {
+		t.Errorf("the layer was asked for %d times", n)
+	}
+	between := func(n int64) bool { return 0 < n && n < size }
+	if !slices.ContainsFunc(seen, between) || !slices.IsSorted(seen) || seen[len(seen)-1] != size {
+		t.Errorf("of %d bytes, %v are told", size, seen)
+	}
+}
+
 // What a node has of one repository is not passed on for another, where the registry decides.
 func TestLayersOfAnotherRepository(t *testing.T) {
 	r, has, wants := newFake(t), openStore(t, nil), openStore(t, nil)
@@ -222,13 +380,13 @@ func TestBlobWithoutFirstByteIsNotArriving(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	var a arrivals
-	blob, s := digest.FromString("x"), newSpool(f)
-	defer a.add(blob, s)()
-	if a.of(blob) != nil {
+	what, s := incoming{blob: digest.FromString("x")}, newSpool(f)
+	defer a.add(what, s)()
+	if a.of(what) != nil {
 		t.Error("a blob without a byte is arriving")
 	}
 	s.Arrived(1)
-	if a.of(blob) != s {
+	if a.of(what) != s {
 		t.Error("a blob with its first byte is not arriving")
 	}
 }

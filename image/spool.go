@@ -12,7 +12,8 @@ import (
 // file is the buffer between a registry and the unpacking: neither slows the other,
 // and what is read is still in the page cache.
 type spool struct {
-	f *os.File
+	f     *os.File
+	whole int64 // its size when all is there, if that is known
 
 	mu     sync.Mutex
 	more   sync.Cond

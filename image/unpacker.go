@@ -165,35 +165,8 @@ func (u *unpacker) fromNode(ctx context.Context, node *peer.Source, d ocispec.De
 		}
 		return err
 	}
-	lim := u.limits.WithDefaults()
-	body, err := node.Layer(ctx, min(lim.MaxBytes, d.Size*lim.MaxRatio)+ratioFree)
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	plain := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d.Digest, Size: d.Size}
-	w, err := u.unpack(ctx, body, plain, diffID, hasLayer)
-	if w != nil {
-		defer w.Abort() // nothing after Commit
-	}
-	if errors.Is(err, ErrInvalidImage) && !errors.Is(err, peer.ErrPeer) {
-		return node.Reject(err)
-	}
-	if err != nil && ctx.Err() == nil && !errors.Is(err, peer.ErrPeer) {
-		return node.GiveUp(err)
-	}
-	if err != nil {
-		return err
-	}
-	m.add(d.Size)
-	if w == nil {
-		return nil
-	}
-	return u.commitLayer(ctx, w, diffID)
+	return u.layerFromNode(ctx, node, d, diffID, hasLayer, m)
 }
-
-// ratioFree is how much an archive may be larger than the limits say, for headers and padding.
-const ratioFree = 1 << 30
 
 // fromRegistry unpacks a blob as it arrives, again without the mirrors that were found out to be
 // wrong. An image that is itself invalid is not fetched twice.
@@ -233,7 +206,7 @@ func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 	defer f.Close()
 
 	spool := newSpool(f)
-	defer u.arrivals.add(d.Digest, spool)()
+	defer u.arrivals.add(incoming{blob: d.Digest}, spool)()
 	g, gctx := errgroup.WithContext(ctx)
 	var fetchErr, unpackErr error
 	var got atomic.Int64

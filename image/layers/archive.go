@@ -59,12 +59,38 @@ func (s *Store) Archive(ctx context.Context, diffID digest.Digest, w io.Writer) 
 	return archive(ctx, diffID, v, v, w)
 }
 
-// archive makes a layer's archive of its files, or those of a copy, and the layer's recipe.
-func archive(ctx context.Context, diffID digest.Digest, files, layer *snapshot.LayerView, w io.Writer) error {
+// ArchiveSize is how many bytes Archive writes.
+func (s *Store) ArchiveSize(ctx context.Context, diffID digest.Digest) (size int64, err error) {
+	v, err := s.cfg.Node.OpenLayer(ctx, diffID)
+	if errors.Is(err, snapshot.ErrDamaged) {
+		return 0, fmt.Errorf("%w: %w", unpack.ErrDamaged, err)
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, v.Close()) }()
+	recipe, err := openRecipe(diffID, v)
+	if err != nil {
+		return 0, err
+	}
+	defer recipe.Close()
+	if size, err = unpack.RebuiltSize(ctx, recipe); err != nil {
+		return 0, fmt.Errorf("layer %s: %w", diffID, err)
+	}
+	return size, nil
+}
+
+func openRecipe(diffID digest.Digest, layer *snapshot.LayerView) (io.ReadCloser, error) {
 	recipe, err := layer.Recipe()
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("layer %s: %w", diffID, unpack.ErrNoRecipe)
+		return nil, fmt.Errorf("layer %s: %w", diffID, unpack.ErrNoRecipe)
 	}
+	return recipe, err
+}
+
+// archive makes a layer's archive of its files, or those of a copy, and the layer's recipe.
+func archive(ctx context.Context, diffID digest.Digest, files, layer *snapshot.LayerView, w io.Writer) error {
+	recipe, err := openRecipe(diffID, layer)
 	if err != nil {
 		return err
 	}

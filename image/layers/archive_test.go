@@ -104,8 +104,10 @@ func TestDamagedCopy(t *testing.T) {
 		if err := l.CheckCopies(t.Context(), d); !errors.Is(err, unpack.ErrDamaged) || !strings.Contains(err.Error(), "snapshotter native") {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := l.Archive(t.Context(), d, io.Discard); err != nil {
-			t.Errorf("%s: the layer itself: %v", name, err)
+		var made bytes.Buffer
+		size, err := l.ArchiveSize(t.Context(), d)
+		if err := errors.Join(err, l.Archive(t.Context(), d, &made)); err != nil || int64(made.Len()) != size {
+			t.Errorf("%s: the layer itself has %d bytes, said to be %d: %v", name, made.Len(), size, err)
 		}
 		if err := l.DropCopies(d); err != nil || l.HasCopy(d) || !l.HasLayer(d) {
 			t.Errorf("%s: drop: %v", name, err)

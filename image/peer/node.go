@@ -90,7 +90,7 @@ type Source struct {
 	p    *Pull
 	n    *node
 	blob digest.Digest
-	// Unpacked says that it has the unpacked layer only: call Layer. Otherwise call Blob.
+	// Unpacked says that it has, or receives, the unpacked layer only: call Layer. Otherwise call Blob.
 	Unpacked bool
 }
 
@@ -139,15 +139,37 @@ type localError struct{ err error }
 
 func (e *localError) Error() string { return e.err.Error() }
 
-// Layer reads the layer's archive, of at most limit bytes. The caller compares it with the diff id,
-// and calls Reject if it is another. Kind: ErrPeer.
-func (s *Source) Layer(ctx context.Context, limit int64) (io.ReadCloser, error) {
+// Layer reads the layer's archive, of at most limit bytes. size is how many the node says it has, -1
+// if it does not say that. The caller compares the archive with the diff id, and calls Reject if it
+// is another. Kind: ErrPeer.
+func (s *Source) Layer(ctx context.Context, limit int64) (r io.ReadCloser, size int64, err error) {
 	body, err := s.get(ctx, layerPath, -1)
 	if err != nil {
-		return nil, s.judge(ctx, err)
+		return nil, 0, s.judge(ctx, err)
+	}
+	if body.size > limit {
+		err := fmt.Errorf("%w: has an archive of %d bytes, at most %d are read", errUnfit, body.size, limit)
+		return nil, 0, s.judge(ctx, errors.Join(err, body.Close()))
 	}
 	body.left, body.judge = limit, func(err error) error { return s.judge(ctx, err) }
-	return body, nil
+	return body, body.size, nil
+}
+
+// Crowded says that other nodes want the blob, too, and that the cluster is so large that those which
+// have it may be too busy to send it to all.
+func (s *Source) Crowded() bool {
+	s.p.s.mu.Lock()
+	defer s.p.s.mu.Unlock()
+	if len(s.p.s.nodes) <= maxUploads {
+		return false
+	}
+	now := time.Now()
+	for _, said := range s.p.wants[s.blob].rivals {
+		if now.Sub(said) < rivalFor {
+			return true
+		}
+	}
+	return false
 }
 
 // Reject has a node avoided because it sent another layer than it said. It returns an ErrPeer.
@@ -220,7 +242,7 @@ func (s *Source) open(ctx context.Context, b *body, path string, size int64) err
 	if err != nil {
 		return errors.Join(err, resp.Body.Close())
 	}
-	b.r = resp.Body
+	b.r, b.size = resp.Body, resp.ContentLength
 	return nil
 }
 
@@ -260,6 +282,7 @@ type body struct {
 	release func()
 	judge   func(error) error // nil: the caller does
 
+	size   int64 // that the node says, -1 if it does not
 	left   int64
 	got    int64
 	waited time.Duration // in reads: a slow disk on our side is not the node's fault

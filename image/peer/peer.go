@@ -46,17 +46,21 @@ type State int
 
 // The states.
 const (
-	None     State = iota
-	Wanted         // it is pulling an image with this blob, and has not begun to fetch it
-	Arriving       // it is receiving it
-	Unpacked       // it has the layer, and can make its archive again
-	Whole          // it has the blob as registries have it
+	None      State = iota
+	Wanted          // it is pulling an image with this blob, and has not begun to fetch it
+	Unpacking       // it is receiving the layer's archive from a node that has it unpacked
+	Arriving        // it is receiving it
+	Unpacked        // it has the layer, and can make its archive again
+	Whole           // it has the blob as registries have it
 )
 
-var stateNames = []string{"none", "wanted", "arriving", "unpacked", "whole"}
+var stateNames = []string{"none", "wanted", "unpacking", "arriving", "unpacked", "whole"}
 
 // String is the state's name on the wire.
 func (s State) String() string { return stateNames[s] }
+
+// isLayer says that the node can send the layer's archive, and not the blob.
+func (s State) isLayer() bool { return s == Unpacking || s == Unpacked }
 
 // MarshalText implements encoding.TextMarshaler.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
@@ -75,15 +79,16 @@ func (s *State) UnmarshalText(text []byte) error {
 // Stock is what this node has of images. The image store is one. Blobs are looked for in the images
 // of one repository only, those that are being pulled included.
 type Stock interface {
-	// State is one of None, Arriving, Unpacked and Whole.
+	// State is one of all but Wanted.
 	State(repository string, blob digest.Digest) State
 	// OpenBlob reads a blob that is Whole or Arriving, in the second case as it arrives. Reading
 	// fails if ctx ends or the rest never comes. Kind: ErrNone, which may pass: the blob is about to
 	// arrive, or has just come.
 	OpenBlob(ctx context.Context, repository string, blob digest.Digest) (r io.ReadCloser, size int64, err error)
-	// WriteLayer writes the archive, not compressed, of the layer that a blob unpacks to.
-	// Kind: ErrNone, and then nothing was written.
-	WriteLayer(ctx context.Context, repository string, blob digest.Digest, w io.Writer) error
+	// WriteLayer writes the archive, not compressed, of the layer that a blob unpacks to, also while
+	// that is Unpacking. When it knows the archive's size, it asks begin where to. It fails if ctx
+	// ends or the rest never comes. Kind: ErrNone, and then begin was not called.
+	WriteLayer(ctx context.Context, repository string, blob digest.Digest, begin func(size int64) io.Writer) error
 }
 
 // Kinds of error.

@@ -203,7 +203,7 @@ func (p *Pull) chooseLocked(blob digest.Digest, unpacked bool) (src *Source, win
 	n, busy := p.holderLocked(blob, w, unpacked)
 	switch {
 	case n != nil:
-		return &Source{p: p, n: n, blob: blob, Unpacked: w.answers[n] == Unpacked}, ""
+		return &Source{p: p, n: n, blob: blob, Unpacked: w.answers[n].isLayer()}, ""
 	case w.turns >= maxTurns:
 		return nil, p.self
 	case busy:
@@ -218,7 +218,7 @@ func (p *Pull) holderLocked(blob digest.Digest, w *want, unpacked bool) (best *n
 	now := time.Now()
 	for _, n := range p.asked {
 		state := w.answers[n]
-		if state <= Wanted || w.failed[n] || now.Before(n.avoid) || state == Unpacked && !unpacked {
+		if state <= Wanted || w.failed[n] || now.Before(n.avoid) || state.isLayer() && !unpacked {
 			continue
 		}
 		switch {

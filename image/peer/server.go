@@ -167,7 +167,10 @@ func (v *server) blob(ctx context.Context, out *sending, repository string, blob
 }
 
 func (v *server) layer(ctx context.Context, out *sending, repository string, blob digest.Digest) error {
-	return v.swarm.stock.WriteLayer(ctx, repository, blob, out)
+	return v.swarm.stock.WriteLayer(ctx, repository, blob, func(size int64) io.Writer {
+		out.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+		return out
+	})
 }
 
 // sending is an answer. A node that does not read on is given up.

@@ -36,7 +36,7 @@ func (s *simulated) OpenBlob(context.Context, string, digest.Digest) (io.ReadClo
 	return nil, 0, ErrNone
 }
 
-func (s *simulated) WriteLayer(context.Context, string, digest.Digest, io.Writer) error {
+func (s *simulated) WriteLayer(context.Context, string, digest.Digest, func(int64) io.Writer) error {
 	return ErrNone
 }
 

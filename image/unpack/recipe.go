@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
@@ -196,27 +197,39 @@ func Rebuild(ctx context.Context, recipe io.Reader, dir string, to io.Writer) er
 		return err
 	}
 	defer root.Close()
+	_, err = rebuild(ctx, recipe, root.Strict(), to)
+	return err
+}
+
+// RebuiltSize returns how many bytes Rebuild writes. Kinds: ErrNoRecipe, and ErrDamaged if the recipe
+// is damaged.
+func RebuiltSize(ctx context.Context, recipe io.Reader) (int64, error) {
+	return rebuild(ctx, recipe, nil, io.Discard)
+}
+
+// rebuild follows a recipe. Without a root it does not read the files.
+func rebuild(ctx context.Context, recipe io.Reader, root *safepath.Root, to io.Writer) (size int64, err error) {
 	z, err := zstd.NewReader(recipe, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(8<<20))
 	if err != nil {
-		return fmt.Errorf("%w: recipe: %w", ErrDamaged, err)
+		return 0, fmt.Errorf("%w: recipe: %w", ErrDamaged, err)
 	}
 	defer z.Close()
 	b := &rebuilder{
-		ctx: ctx, root: root.Strict(), in: bufio.NewReaderSize(z, recipeChunk), out: bufio.NewWriterSize(to, chunk),
-		buf: make([]byte, chunk),
+		ctx: ctx, root: root, in: bufio.NewReaderSize(z, recipeChunk), out: bufio.NewWriterSize(to, chunk), buf: make([]byte, chunk),
 	}
 	if err := b.run(); err != nil {
-		return err
+		return 0, err
 	}
-	return b.out.Flush()
+	return b.size, b.out.Flush()
 }
 
 type rebuilder struct {
 	ctx  context.Context
-	root *safepath.Root
+	root *safepath.Root // nil: files are only counted
 	in   *bufio.Reader
 	out  *bufio.Writer
 	buf  []byte
+	size int64 // of the archive up to here
 }
 
 func (b *rebuilder) run() error {
@@ -243,7 +256,7 @@ func (b *rebuilder) run() error {
 		case recordFile:
 			var name string
 			var size int64
-			if name, size, err = b.fileRecord(); err == nil && damage == nil {
+			if name, size, err = b.fileRecord(); err == nil && damage == nil && b.root != nil {
 				damage = b.file(name, size)
 			}
 		case recordEnd:
@@ -283,6 +296,9 @@ func (b *rebuilder) number(most uint64) (int64, error) {
 
 func (b *rebuilder) bytes() error {
 	n, err := b.number(maxRecipe)
+	if err == nil {
+		err = b.count(n)
+	}
 	if err != nil {
 		return err
 	}
@@ -308,8 +324,19 @@ func (b *rebuilder) fileRecord() (name string, size int64, err error) {
 	if _, err := io.ReadFull(b.in, buf); err != nil {
 		return "", 0, b.damaged(err)
 	}
-	size, err = b.number(1 << 62)
+	if size, err = b.number(1 << 62); err == nil {
+		err = b.count(size)
+	}
 	return string(buf), size, err
+}
+
+// count adds a part to the size of the archive.
+func (b *rebuilder) count(n int64) error {
+	if b.size > math.MaxInt64-n {
+		return fmt.Errorf("%w: recipe: the archive is larger than files can be", ErrDamaged)
+	}
+	b.size += n
+	return nil
 }
 
 func (b *rebuilder) file(name string, size int64) error {

@@ -52,6 +52,9 @@ func TestRebuild(t *testing.T) {
 			if err != nil || !bytes.Equal(again, data) {
 				t.Errorf("%s: %d bytes became %d, %v", name, len(data), len(again), err)
 			}
+			if size, err := RebuiltSize(t.Context(), bytes.NewReader(recipe)); err != nil || size != int64(len(data)) {
+				t.Errorf("%s: size %d instead of %d, %v", name, size, len(data), err)
+			}
 			if name == "all kinds" && len(recipe) > 2000 {
 				t.Errorf("recipe takes %d bytes", len(recipe))
 			}
@@ -138,9 +141,29 @@ func TestRebuildOfDamagedLayers(t *testing.T) {
 		nil, []byte("junk"), recipe[:len(recipe)/2], compressed(t, []byte("otherone")),
 		compressed(t, []byte(recipeMagic+"\x07")), compressed(t, []byte(recipeMagic)),
 	} {
+		if size, err := RebuiltSize(t.Context(), bytes.NewReader(bad)); !errors.Is(err, ErrDamaged) {
+			t.Errorf("size of recipe %q: %d, %v", bad, size, err)
+		}
 		if err := Rebuild(t.Context(), bytes.NewReader(bad), dir, io.Discard); !errors.Is(err, ErrDamaged) {
 			t.Errorf("recipe %q: %v", bad, err)
 		}
+	}
+}
+
+// The size of an archive is known without its files. Sizes that add up to more than fits are damage.
+func TestSizeOfRecipe(t *testing.T) {
+	file := append([]byte("\x01\x01f"), binary.AppendUvarint(nil, 1<<62)...)
+	one := append(append([]byte(recipeMagic), file...), recordEnd)
+	if size, err := RebuiltSize(t.Context(), bytes.NewReader(compressed(t, one))); err != nil || size != 1<<62 {
+		t.Errorf("one file: %d, %v", size, err)
+	}
+	two := append(append([]byte(recipeMagic), append(file, file...)...), recordEnd)
+	if size, err := RebuiltSize(t.Context(), bytes.NewReader(compressed(t, two))); !errors.Is(err, ErrDamaged) {
+		t.Errorf("two files: %d, %v", size, err)
+	}
+	useless := append([]byte(recipeMagic), recordUseless)
+	if size, err := RebuiltSize(t.Context(), bytes.NewReader(compressed(t, useless))); !errors.Is(err, ErrNoRecipe) {
+		t.Errorf("a recipe that cannot be followed: %d, %v", size, err)
 	}
 }
 

@@ -1,0 +1,116 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/peer"
+)
+
+// ratioFree is how much an archive may be larger than the limits say, for headers and padding.
+const ratioFree = 1 << 30
+
+// layerFromNode is fromNode for a node that has the unpacked layer, and sends its archive.
+func (u *unpacker) layerFromNode(ctx context.Context, node *peer.Source, d ocispec.Descriptor, diffID digest.Digest,
+	hasLayer bool, m part,
+) (err error) {
+	lim := u.limits.WithDefaults()
+	body, size, err := node.Layer(ctx, min(lim.MaxBytes, d.Size*lim.MaxRatio)+ratioFree)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	read := &scaled{r: body, m: m, blob: d.Size, archive: size}
+	defer func() { read.end(err == nil) }()
+	in, pass := io.Reader(read), (*passing)(nil)
+	if node.Crowded() && size > 0 && u.blobs.keepFree(2*size, lim.MinFree) == nil {
+		if pass = u.pass(read, incoming{d.Digest, diffID}, size); pass != nil {
+			in = pass
+		}
+	}
+	defer pass.close()
+	plain := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d.Digest, Size: d.Size}
+	w, err := u.unpack(ctx, in, plain, diffID, hasLayer)
+	pass.finish(err)
+	if w != nil {
+		defer w.Abort() // nothing after Commit
+	}
+	if errors.Is(err, ErrInvalidImage) && !errors.Is(err, peer.ErrPeer) {
+		return node.Reject(err)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, peer.ErrPeer) {
+		return node.GiveUp(err)
+	}
+	if err != nil || w == nil {
+		return err
+	}
+	return u.commitLayer(ctx, w, diffID)
+}
+
+// passing reads a layer's archive, and keeps what it has read for other nodes until the layer is
+// unpacked. nil does nothing.
+type passing struct {
+	r   io.Reader
+	s   *spool
+	at  int64
+	end func() // no other node finds it any more
+}
+
+// pass returns r with other nodes following; nil if there is no file for that, which is no reason to
+// fail: they fetch the layer from elsewhere.
+func (u *unpacker) pass(r io.Reader, of incoming, size int64) *passing {
+	f, err := u.blobs.stage()
+	if err != nil {
+		u.log.Warn("layer is not passed on while it arrives", "blob", of.blob.String(), "err", err)
+		return nil
+	}
+	s := newSpool(f)
+	s.whole = size
+	return &passing{r: r, s: s, end: u.arrivals.add(of, s)}
+}
+
+func (p *passing) Read(b []byte) (int, error) {
+	n, err := p.r.Read(b)
+	if n > 0 {
+		if _, err := p.s.WriteAt(b[:n], p.at); err != nil {
+			p.s.finish(err) // for those who follow
+		}
+		p.at += int64(n)
+		p.s.Arrived(p.at)
+	}
+	return n, err
+}
+
+// finish says that all was read, or why not.
+func (p *passing) finish(err error) {
+	if p != nil {
+		p.s.finish(err)
+	}
+}
+
+// close deletes the file. Those who follow have it open.
+func (p *passing) close() {
+	if p == nil {
+		return
+	}
+	p.end()
+	_ = os.Remove(p.s.f.Name()) // the next Open removes what remains
+	_ = p.s.f.Close()
+}
+
+// writeTo writes a spool of known size from its start, also what is still to come.
+func (s *spool) writeTo(ctx context.Context, begin func(size int64) io.Writer) error {
+	r, err := s.follow(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: %w", peer.ErrNone, err)
+	}
+	defer r.Close()
+	_, err = io.Copy(begin(s.whole), r)
+	return err
+}
