@@ -183,7 +183,8 @@ func FuzzAnnotations(f *testing.F) {
 	f.Add("e30=", encode("\x1f\x80"), encode(`{"cipher":"AES_256_CTR_HMAC_SHA256","hmac":"AAAA","cipheroptions":{"nonce":""}}`))
 	f.Fuzz(func(t *testing.T, jwe, p7, public string) {
 		for _, a := range []map[string]string{
-			{annotationJWE: jwe, annotationOptions: public}, {annotationPKCS7: p7, annotationOptions: public},
+			{annotationJWE: jwe, annotationOptions: public},
+			{annotationPKCS7: p7, annotationOptions: public},
 			{annotationJWE: own, annotationOptions: public},
 		} {
 			d.Annotations = a
