@@ -62,8 +62,8 @@ type passing struct {
 	end func() // no other node finds it any more
 }
 
-// pass returns r with other nodes following; nil if there is no file for that, which is no reason to
-// fail: they fetch the layer from elsewhere.
+// pass returns r with other nodes following; nil if there is no file for that, which is no
+// reason to fail: they fetch the layer from elsewhere.
 func (u *unpacker) pass(r io.Reader, of incoming, size int64) *passing {
 	f, err := u.blobs.stage()
 	if err != nil {

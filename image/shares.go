@@ -164,9 +164,9 @@ type arrivals struct {
 	all map[incoming][]*spool
 }
 
-// incoming is a blob or, with a diff id, the archive of the layer that it is said to unpack to. Both
-// digests count: what an image claims of a blob is not enough to give away a layer that arrives for
-// another one.
+// incoming is a blob or, with a diff id, the archive of the layer that it is said to unpack to.
+// Both digests count: what an image claims of a blob is not enough to give away a layer that
+// arrives for another one.
 type incoming struct{ blob, diffID digest.Digest }
 
 // add adds what begins to arrive; end is called when it has its name, or never will.

@@ -199,9 +199,9 @@ func (emptyStock) WriteLayer(context.Context, string, digest.Digest, func(int64)
 	return peer.ErrNone
 }
 
-// In a large cluster a layer that comes unpacked is passed on while it arrives, if another node has
-// asked for it: here a third node, which does not know the first, gets the beginning from the second
-// before that has the end.
+// In a large cluster a layer that comes unpacked is passed on while it arrives, if another node
+// has asked for it: here a third node, which does not know the first, gets the beginning from
+// the second before that has the end.
 func TestUnpackedLayerIsPassedOnWhileItArrives(t *testing.T) {
 	keepNone := func(c *Config) { c.KeepBlobs = false }
 	r, has, passes := newFake(t), openStore(t, keepNone), openStore(t, keepNone)
@@ -267,8 +267,8 @@ func TestUnpackedLayerIsPassedOnWhileItArrives(t *testing.T) {
 	}
 }
 
-// A layer that arrives for one blob is not given away for another one that an image says to unpack to
-// the same.
+// A layer that arrives for one blob is not given away for another one that an image says to
+// unpack to the same.
 func TestArchiveThatArrivesIsOfOneBlob(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.KeepBlobs = false })
 	blob, other, diffID := digest.FromString("blob"), digest.FromString("other"), digest.FromString("layer")

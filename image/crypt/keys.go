@@ -121,9 +121,9 @@ func (r ring) unwrapPKCS7(data []byte) ([]byte, error) {
 	return nil, fmt.Errorf("none of %d keys and %d certificates", len(r.private), len(r.certs))
 }
 
-// guarded unwraps a message. Both libraries panic on some: pkcs7 on an element that ends in its tag,
-// or on wrong padding, go-jose on an empty ciphertext. For the last two it takes no more than the
-// node's public key.
+// guarded unwraps a message. Both libraries panic on some: pkcs7 on an element that ends in its
+// tag, or on wrong padding, go-jose on an empty ciphertext. For the last two it takes no more
+// than the node's public key.
 func guarded(unwrap func([]byte) ([]byte, error), data []byte) (key []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -90,7 +90,8 @@ type Source struct {
 	p    *Pull
 	n    *node
 	blob digest.Digest
-	// Unpacked says that it has, or receives, the unpacked layer only: call Layer. Otherwise call Blob.
+	// Unpacked says that it has, or receives, the unpacked layer only: call Layer. Otherwise
+	// call Blob.
 	Unpacked bool
 }
 
@@ -139,9 +140,9 @@ type localError struct{ err error }
 
 func (e *localError) Error() string { return e.err.Error() }
 
-// Layer reads the layer's archive, of at most limit bytes. size is how many the node says it has, -1
-// if it does not say that. The caller compares the archive with the diff id, and calls Reject if it
-// is another. Kind: ErrPeer.
+// Layer reads the layer's archive, of at most limit bytes. size is how many the node says it
+// has, -1 if it does not say that. The caller compares the archive with the diff id, and calls
+// Reject if it is another. Kind: ErrPeer.
 func (s *Source) Layer(ctx context.Context, limit int64) (r io.ReadCloser, size int64, err error) {
 	body, err := s.get(ctx, layerPath, -1)
 	if err != nil {
@@ -155,8 +156,8 @@ func (s *Source) Layer(ctx context.Context, limit int64) (r io.ReadCloser, size 
 	return body, body.size, nil
 }
 
-// Crowded says that other nodes want the blob, too, and that the cluster is so large that those which
-// have it may be too busy to send it to all.
+// Crowded says that other nodes want the blob, too, and that the cluster is so large that those
+// which have it may be too busy to send it to all.
 func (s *Source) Crowded() bool {
 	s.p.s.mu.Lock()
 	defer s.p.s.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// From HTTPS to HTTP only what a digest names may be redirected, and no credentials go along, however
-// many redirects follow.
+// From HTTPS to HTTP only what a digest names may be redirected, and no credentials go along,
+// however many redirects follow.
 func TestRedirectToHTTP(t *testing.T) {
 	plain := newFake(t)
 	plain.intercept = func(w http.ResponseWriter, r *http.Request) (done bool) {

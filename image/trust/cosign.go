@@ -214,8 +214,8 @@ func (c *cosign) bundle(data []byte, repo Repository, d digest.Digest) error {
 	if b.DSSE == nil || b.DSSE.PayloadType != statementType {
 		return reason("its bundle holds no statement")
 	}
-	// The format wants exactly one. A registry could list tens of thousands otherwise, for each of which
-	// the whole payload is hashed.
+	// The format wants exactly one. A registry could list tens of thousands otherwise, for each
+	// of which the whole payload is hashed.
 	if n := len(b.DSSE.Signatures); n != 1 {
 		return reason("its bundle has %d signatures, not one", n)
 	}

@@ -201,8 +201,8 @@ func Rebuild(ctx context.Context, recipe io.Reader, dir string, to io.Writer) er
 	return err
 }
 
-// RebuiltSize returns how many bytes Rebuild writes. Kinds: ErrNoRecipe, and ErrDamaged if the recipe
-// is damaged.
+// RebuiltSize returns how many bytes Rebuild writes. Kinds: ErrNoRecipe, and ErrDamaged if the
+// recipe is damaged.
 func RebuiltSize(ctx context.Context, recipe io.Reader) (int64, error) {
 	return rebuild(ctx, recipe, nil, io.Discard)
 }

@@ -150,7 +150,8 @@ func TestRebuildOfDamagedLayers(t *testing.T) {
 	}
 }
 
-// The size of an archive is known without its files. Sizes that add up to more than fits are damage.
+// The size of an archive is known without its files. Sizes that add up to more than fits are
+// damage.
 func TestSizeOfRecipe(t *testing.T) {
 	file := append([]byte("\x01\x01f"), binary.AppendUvarint(nil, 1<<62)...)
 	one := append(append([]byte(recipeMagic), file...), recordEnd)
