@@ -58,7 +58,7 @@ func TestRecoveryWaitsForShimInBackground(t *testing.T) {
 			t.Errorf("container: %+v", p)
 		}
 		close(release)
-		<-m.recovery.Done()
+		ok(t, m.recovery.Await(t.Context()))
 		ok(t, m.Ready())
 		ok(t, m.Stop(t.Context(), podID)) // joins the call above, as Run does
 		must[string](t)(m.Run(t.Context(), podConfig("q")))

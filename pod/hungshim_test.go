@@ -59,7 +59,7 @@ func TestRecoveryWithoutOneShim(t *testing.T) {
 		t.Errorf("namespaces: %v", b.pins)
 	}
 	b.mu.Unlock()
-	if !m.recovery.Has(bare) {
+	if _, left := m.recovery.Find(UnmanagedContainer, bare); !left {
 		t.Error("the bare directory is removed")
 	}
 	removed := make(chan struct{})

@@ -33,7 +33,6 @@ func TestHungStepOfRecovery(t *testing.T) {
 				ok(t, os.Mkdir(m1.dirs.NamespacesOf(stray), 0o755))
 				release, reached := make(chan struct{}), make(chan error, 64)
 				m, _ := b.unstarted()
-				m.recovery.StepLimit = time.Second // of the bubble: only what hangs takes it
 				b.fault(call, func(context.Context) error {
 					select {
 					case reached <- m.Ready():
@@ -43,6 +42,7 @@ func TestHungStepOfRecovery(t *testing.T) {
 					return nil
 				})
 				ok(t, m.Start(t.Context()))
+				ok(t, m.recovery.Await(t.Context()))
 				err := m.Ready()
 				during := <-reached
 				close(release)

@@ -89,11 +89,11 @@ func (rv *Recoverer) removeStrays(ctx context.Context, a answers, b bare) {
 	rv.attempt("remove strays", "", rv.queueStrayNamespaces(unmanagedPods))
 }
 
-// within does one step of the recovery, as long as stepLimit. What hangs longer, as a call into a
-// FUSE file system may, is left behind: the daemon must serve the others.
+// within does one step of the recovery, for recoverLimit at most. What hangs longer, as a call into
+// a FUSE file system may, is left behind: the daemon must serve the others.
 func (rv *Recoverer) within(ctx context.Context, op string, step func(context.Context) error) {
 	rv.step.Store(&op)
-	ctx, cancel := context.WithTimeout(ctx, rv.StepLimit)
+	ctx, cancel := context.WithTimeout(ctx, recoverLimit)
 	done := make(chan error, 1)
 	if !rv.Life.Start(func(context.Context) {
 		defer cancel()
@@ -110,7 +110,7 @@ func (rv *Recoverer) within(ctx context.Context, op string, step func(context.Co
 		case err := <-done: // it has ended itself, or noticed
 			rv.attempt(op, "", err)
 		default:
-			rv.attempt(op, "", fmt.Errorf("still under way after %s: %w", rv.StepLimit, ctx.Err()))
+			rv.attempt(op, "", fmt.Errorf("still under way after %s: %w", recoverLimit, ctx.Err()))
 		}
 	}
 }

@@ -101,7 +101,6 @@ type Config struct {
 // applies the shims' events.
 type Recoverer struct {
 	Config
-	StepLimit time.Duration // of one step at the end of recovery
 
 	ops         *life.Joined           // by verb and id
 	recovered   chan struct{}          // closed when recovery has gone through everything once
@@ -115,13 +114,10 @@ type Recoverer struct {
 // New makes a Recoverer. It does no I/O; Start does.
 func New(c Config) *Recoverer {
 	return &Recoverer{
-		Config: c, StepLimit: recoverLimit, ops: life.NewJoined(c.Life), recovered: make(chan struct{}),
+		Config: c, ops: life.NewJoined(c.Life), recovered: make(chan struct{}),
 		reconnected: make(chan struct{}, 1), unmanaged: newUnmanagedSet(),
 	}
 }
-
-// Done is closed when recovery has gone through everything once.
-func (rv *Recoverer) Done() <-chan struct{} { return rv.recovered }
 
 // Limits of operations that have no deadline of their own.
 const (
@@ -219,7 +215,7 @@ const (
 	firstAsk, lastAsk = 50 * time.Millisecond, 5 * time.Second
 	// recoverAtOnce is how many objects are recovered at a time.
 	recoverAtOnce = 32
-	// recoverLimit limits each recovery step of one pod or container.
+	// recoverLimit limits each recovery step of one pod or container, and each of those at the end.
 	recoverLimit = 10 * time.Second
 )
 

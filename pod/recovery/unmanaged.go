@@ -125,14 +125,6 @@ func (s *unmanagedSet) all(fits func(Unmanaged) bool) []Unmanaged {
 	return us
 }
 
-// Has reports whether an object is unmanaged.
-func (rv *Recoverer) Has(id string) bool { return rv.unmanaged.has(id) }
-
-// Hold waits until an object is neither recovered nor removed, and keeps it so until release.
-func (rv *Recoverer) Hold(ctx context.Context, id string) (release func(), err error) {
-	return rv.unmanaged.busy.Acquire(ctx, id)
-}
-
 // All returns all unmanaged pods and containers, pods first.
 func (rv *Recoverer) All() []Unmanaged {
 	return rv.unmanaged.all(func(Unmanaged) bool { return true })
