@@ -14,31 +14,37 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// beatEvery is how often the lease of each simulated node is renewed.
-const beatEvery = 20 * time.Second
+const (
+	// beatEvery is how often the lease of each simulated node is renewed, as by kubelets.
+	beatEvery = 10 * time.Second
+	// beatLimit is when a renewal is given up: the next nodes are not to fall silent, too.
+	beatLimit = 5 * time.Second
+)
 
 // fleet are the simulated nodes.
 type fleet struct {
 	*bench
 	leases []atomic.Pointer[coordv1.Lease] // as the API server has answered last; nil before the node joins
+	silent atomic.Int64                    // how often one was not ready
 }
 
 func simulatedNode(i int) string { return fmt.Sprintf("simulated-%d", i) }
 
-// joinAll makes all nodes, and returns when none has a taint.
-func (f *fleet) joinAll(ctx context.Context) error {
+// joinAll makes all nodes, and returns when none has a taint. Then they live until life ends.
+func (f *fleet) joinAll(ctx, life context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, f.long(f.nodes))
 	defer cancel()
 	simulated := metav1.ListOptions{LabelSelector: "bench=simulated", ResourceVersion: "0"}
-	watching, err := f.kube.CoreV1().Nodes().Watch(ctx, simulated)
+	watching, err := f.kube.CoreV1().Nodes().Watch(life, simulated)
 	if err != nil {
 		return err
 	}
 	untainted := make(chan error, 1)
-	go func() { untainted <- f.untainted(ctx, watching, simulated) }()
+	go f.watch(life, watching, simulated, untainted)
 	writes, err := f.writes(ctx)
 	if err != nil {
 		return err
@@ -47,8 +53,13 @@ func (f *fleet) joinAll(ctx context.Context) error {
 	if err := each(ctx, f.nodes, f.join); err != nil {
 		return err
 	}
-	if err := <-untainted; err != nil {
-		return err
+	select {
+	case err := <-untainted:
+		if err != nil {
+			return err
+		}
+	case <-ctx.Done():
+		return fmt.Errorf("nodes do not lose their taints: %w", context.Cause(ctx))
 	}
 	f.took(fmt.Sprintf("%d nodes: joined, and no taint left", f.nodes), time.Since(began))
 	f.found(figure{Name: "… CPU time for each node", Unit: "ms", Value: f.spent(used, f.nodes)})
@@ -61,33 +72,53 @@ func (f *fleet) joinAll(ctx context.Context) error {
 	return nil
 }
 
-// untainted returns when all nodes have no taint. A watch that the API server ends is opened again.
-func (f *fleet) untainted(ctx context.Context, w watch.Interface, o metav1.ListOptions) error {
-	free := map[string]bool{}
-	all := func(_ watch.EventType, n *v1.Node) bool {
+// watch tells untainted when no node has a taint, or that it cannot watch any more. A node that the
+// cluster takes for silent says that it is ready again, as its kubelet would.
+func (f *fleet) watch(ctx context.Context, w watch.Interface, o metav1.ListOptions, untainted chan<- error) {
+	free, told := map[string]bool{}, false
+	seen := func(_ watch.EventType, n *v1.Node) bool {
 		if delete(free, n.Name); len(n.Spec.Taints) == 0 {
 			free[n.Name] = true
 		}
-		return len(free) == f.nodes
+		if len(free) == f.nodes && !told {
+			told = true
+			untainted <- nil
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
+				f.silent.Add(1)
+				go f.sayReady(ctx, n.Name)
+			}
+		}
+		return false
 	}
 	for {
-		finished, err := drain(w, &o.ResourceVersion, all)
+		_, err := drain(w, &o.ResourceVersion, seen)
 		w.Stop()
-		if finished {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%d of %d nodes lost their taints: %w", len(free), f.nodes, context.Cause(ctx))
-		}
 		if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 			o.ResourceVersion, err = "0", nil // the watch begins with all that there are
 		}
+		if err == nil {
+			w, err = f.kube.CoreV1().Nodes().Watch(ctx, o)
+		}
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		if err != nil {
-			return err
+			if !told {
+				untainted <- fmt.Errorf("%d of %d nodes lost their taints: %w", len(free), f.nodes, err)
+			}
+			return
 		}
-		if w, err = f.kube.CoreV1().Nodes().Watch(ctx, o); err != nil {
-			return err
-		}
+	}
+}
+
+func (f *fleet) sayReady(ctx context.Context, node string) {
+	now := time.Now().UTC().Format(time.RFC3339)
+	ready := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","lastHeartbeatTime":%q}]}}`, now)
+	_, err := f.kube.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, ready, metav1.PatchOptions{}, "status")
+	if err != nil && ctx.Err() == nil {
+		f.say("%s is silent, and cannot say that it is ready: %v", node, err)
 	}
 }
 
@@ -181,10 +212,19 @@ func (f *fleet) renew(ctx context.Context, i int) {
 	lease = lease.DeepCopy()
 	now := metav1.NowMicro()
 	lease.Spec.RenewTime = &now
-	renewed, err := f.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Update(ctx, lease, metav1.UpdateOptions{})
+	limited, cancel := context.WithTimeout(ctx, beatLimit)
+	defer cancel()
+	renewed, err := f.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Update(limited, lease, metav1.UpdateOptions{})
 	if err == nil {
 		f.leases[i].Store(renewed)
-	} else if ctx.Err() == nil {
-		f.say("heartbeat of %s: %v", lease.Name, err)
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	f.say("heartbeat of %s: %v", lease.Name, err)
+	// The write may have been made: the next one is of the version that there is.
+	if lease, err = f.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(ctx, lease.Name, metav1.GetOptions{}); err == nil {
+		f.leases[i].Store(lease)
 	}
 }

@@ -104,7 +104,7 @@ func (b *bench) simulated(ctx context.Context) error {
 	beating, stop := context.WithCancel(ctx)
 	defer stop()
 	go fleet.beat(beating)
-	if err := fleet.joinAll(ctx); err != nil {
+	if err := fleet.joinAll(ctx, beating); err != nil {
 		return err
 	}
 	var created time.Duration
@@ -122,6 +122,7 @@ func (b *bench) simulated(ctx context.Context) error {
 		Name: fmt.Sprintf("%d pods onto %d nodes", b.pods, b.nodes), Unit: "pods/s", Value: float64(b.pods) / took.all.Seconds(),
 		More: true,
 	})
+	b.found(figure{Name: "… nodes that were not ready meanwhile", Unit: "1", Value: float64(fleet.silent.Load())})
 	b.found(figure{Name: "… of which the creations alone", Unit: "pods/s", Value: float64(b.pods) / created.Seconds(), More: true})
 	b.found(figure{Name: "… CPU time for each pod", Unit: "ms", Value: b.spent(used, b.pods)})
 	if b.asked("reads") { // the last phase: so many pods take minutes to remove
