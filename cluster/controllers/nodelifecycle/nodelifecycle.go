@@ -41,7 +41,7 @@ import (
 
 const (
 	// workers wait for other changes of their nodes when many nodes join.
-	workers = 16
+	workers = 32
 	// DefaultGrace is how long a node may be silent.
 	DefaultGrace = 50 * time.Second
 	// startupGrace is how long a new node may be without a Ready condition.

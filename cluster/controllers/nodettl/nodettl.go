@@ -39,10 +39,10 @@ const (
 	// everyNode is the key for all nodes, which no node has as its name.
 	everyNode = ""
 	// settle is how long after a cluster has come to another size all nodes are written: one that
-	// grows to 1,000 nodes within seconds comes to three sizes.
-	settle = 5 * time.Second
+	// grows to 1,000 nodes comes to three sizes. Nothing waits for the annotation.
+	settle = time.Minute
 	// workers wait for other changes of their nodes when many nodes join.
-	workers = 16
+	workers = 32
 )
 
 type controller struct {
@@ -128,10 +128,13 @@ func (c *controller) sync(ctx context.Context, name string) error {
 		return ignoreGone(err)
 	}
 	wanted := c.wanted()
-	if node.Annotations[corev1.ObjectTTLAnnotationKey] == wanted {
+	now, had := node.Annotations[corev1.ObjectTTLAnnotationKey]
+	if now == wanted {
 		return nil
 	}
-	return ignoreGone(c.write.Apply(ctx, name, nodepatch.Change{Annotations: map[string]string{corev1.ObjectTTLAnnotationKey: wanted}}))
+	return ignoreGone(c.write.Apply(ctx, name, nodepatch.Change{
+		Annotations: map[string]string{corev1.ObjectTTLAnnotationKey: wanted}, Patient: !had, // a new node is written by others, too
+	}))
 }
 
 func ignoreGone(err error) error {

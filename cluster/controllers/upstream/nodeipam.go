@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,8 +99,9 @@ func NewNodeIPAM(set *client.Set, write *nodepatch.Writer, r PodRanges) *OnDeman
 					known.Items = append(known.Items, *n)
 				}
 			}
-			nodes := ownNodes{NodeInformer: g.Core().V1().Nodes(), ranges: r}
-			c, err := ipam.NewCIDRRangeAllocator(ctx, sparing{set.Kube, write, r}, nodes, params, known)
+			written := &written{nodes: g.Core().V1().Nodes().Lister()}
+			nodes := ownNodes{NodeInformer: g.Core().V1().Nodes(), ranges: r, written: written}
+			c, err := ipam.NewCIDRRangeAllocator(ctx, sparing{set.Kube, write, r, written}, nodes, params, known)
 			if err != nil {
 				return nil, err
 			}
@@ -122,41 +124,46 @@ func NewNodeIPAM(set *client.Set, write *nodepatch.Writer, r PodRanges) *OnDeman
 // minutes.
 type sparing struct {
 	kubernetes.Interface
-	write  *nodepatch.Writer
-	ranges PodRanges
+	write   *nodepatch.Writer
+	ranges  PodRanges
+	written *written
 }
 
 // CoreV1 implements kubernetes.Interface.
 func (s sparing) CoreV1() typedcorev1.CoreV1Interface {
-	return sparingCore{s.Interface.CoreV1(), s.write, s.ranges}
+	return sparingCore{s.Interface.CoreV1(), s.write, s.ranges, s.written}
 }
 
 type sparingCore struct {
 	typedcorev1.CoreV1Interface
-	write  *nodepatch.Writer
-	ranges PodRanges
+	write   *nodepatch.Writer
+	ranges  PodRanges
+	written *written
 }
 
 // Nodes implements typedcorev1.CoreV1Interface.
 func (s sparingCore) Nodes() typedcorev1.NodeInterface {
-	return sparingNodes{s.CoreV1Interface.Nodes(), s.write}
+	return sparingNodes{s.CoreV1Interface.Nodes(), s.write, s.written}
 }
 
 type sparingNodes struct {
 	typedcorev1.NodeInterface
-	write *nodepatch.Writer
+	write   *nodepatch.Writer
+	written *written
 }
 
 // Patch implements typedcorev1.NodeInterface. The allocator does not use the Node that is returned.
 func (s sparingNodes) Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, o metav1.PatchOptions, sub ...string,
 ) (*corev1.Node, error) {
 	cidrs := networksOf(patch)
-	if cidrs == nil || len(sub) > 0 {
+	known, err := s.written.nodes.Get(name)
+	if cidrs == nil || len(sub) > 0 || err != nil {
 		return s.NodeInterface.Patch(ctx, name, kind, patch, o, sub...)
 	}
 	if err := s.write.Apply(ctx, name, nodepatch.Change{PodCIDRs: cidrs}); err != nil {
 		return nil, err
 	}
+	s.written.add(known, cidrs)
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 }
 
@@ -260,25 +267,73 @@ func warnOfForeign(set *client.Set, r PodRanges) (cache.ResourceEventHandler, fu
 	}, flush
 }
 
-// ownNodes shows an allocator the nodes without networks that are not its own.
+// written are the networks that nodes have in the API and not yet in the informer. In this process
+// the API server's answer comes before the event. An allocator that does not know them takes a
+// second network for the node, and tries three times to write what the API server refuses.
+type written struct {
+	nodes corelisters.NodeLister
+
+	mu       sync.Mutex
+	networks map[string]ownership // by the node's name
+}
+
+// ownership is which Node of a name has networks.
+type ownership struct {
+	uid      types.UID
+	networks []string
+}
+
+func (w *written) add(n *corev1.Node, networks []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.networks == nil {
+		w.networks = map[string]ownership{}
+	}
+	w.networks[n.Name] = ownership{n.UID, networks}
+}
+
+// forget is called when the informer has the node's networks, or has seen the node go.
+func (w *written) forget(node string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.networks, node)
+}
+
+// with returns the node with its networks.
+func (w *written) with(n *corev1.Node) *corev1.Node {
+	w.mu.Lock()
+	has := w.networks[n.Name]
+	w.mu.Unlock()
+	if len(has.networks) == 0 || has.uid != n.UID || len(n.Spec.PodCIDRs) > 0 {
+		return n
+	}
+	n = n.DeepCopy()
+	n.Spec.PodCIDR, n.Spec.PodCIDRs = has.networks[0], has.networks
+	return n
+}
+
+// ownNodes shows an allocator the nodes without networks that are not its own, and with those that
+// it has written.
 type ownNodes struct {
 	coreinformers.NodeInformer
-	ranges PodRanges
+	ranges  PodRanges
+	written *written
 }
 
 // Informer implements coreinformers.NodeInformer.
 func (o ownNodes) Informer() cache.SharedIndexInformer {
-	return ownNodesInformer{o.NodeInformer.Informer(), o.ranges}
+	return ownNodesInformer{o.NodeInformer.Informer(), o.ranges, o.written}
 }
 
 // Lister implements coreinformers.NodeInformer.
 func (o ownNodes) Lister() corelisters.NodeLister {
-	return ownNodesLister{o.NodeInformer.Lister(), o.ranges}
+	return ownNodesLister{o.NodeInformer.Lister(), o.ranges, o.written}
 }
 
 type ownNodesInformer struct {
 	cache.SharedIndexInformer
-	ranges PodRanges
+	ranges  PodRanges
+	written *written
 }
 
 // AddEventHandler implements cache.SharedInformer.
@@ -294,15 +349,28 @@ func (o ownNodesInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.R
 		}
 	}
 	return o.SharedIndexInformer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { see(obj, func(n any) { h.OnAdd(n, false) }) },
-		UpdateFunc: func(old, obj any) { see(obj, func(n any) { h.OnUpdate(old, n) }) },
-		DeleteFunc: func(obj any) { see(obj, h.OnDelete) },
+		AddFunc: func(obj any) { see(obj, func(n any) { h.OnAdd(n, false) }) },
+		UpdateFunc: func(old, obj any) {
+			if n, ok := obj.(*corev1.Node); ok && len(n.Spec.PodCIDRs) > 0 {
+				o.written.forget(n.Name)
+			}
+			see(obj, func(n any) { h.OnUpdate(old, n) })
+		},
+		DeleteFunc: func(obj any) {
+			see(obj, func(n any) {
+				// One that goes before the event of its networks leaves them to others.
+				n = o.written.with(n.(*corev1.Node))
+				o.written.forget(n.(*corev1.Node).Name)
+				h.OnDelete(n)
+			})
+		},
 	})
 }
 
 type ownNodesLister struct {
 	corelisters.NodeLister
-	ranges PodRanges
+	ranges  PodRanges
+	written *written
 }
 
 // Get implements corelisters.NodeLister.
@@ -314,7 +382,7 @@ func (o ownNodesLister) Get(name string) (*corev1.Node, error) {
 	if n = o.ranges.visible(n); n == nil {
 		return nil, apierrors.NewNotFound(corev1.Resource("nodes"), name)
 	}
-	return n, nil
+	return o.written.with(n), nil
 }
 
 func network(p netip.Prefix) *net.IPNet {

@@ -20,7 +20,10 @@ import (
 
 const (
 	// window is how long a change waits for others of its node, while many nodes are written.
-	window = 10 * time.Millisecond
+	window = 20 * time.Millisecond
+	// patientWindow is the same for changes that nothing waits for. Alone they would come first, and
+	// a change that names the version would have to be repeated.
+	patientWindow = 200 * time.Millisecond
 	// Nodes are many when so many requests were sent within busyPeriod. What is written to a node
 	// that joins alone does not wait.
 	busyRequests = 8
@@ -36,6 +39,8 @@ type Change struct {
 	Taints *[]corev1.Taint
 	// PodCIDRs can be set once.
 	PodCIDRs []string
+	// Patient is whether nothing waits for the change.
+	Patient bool
 }
 
 // Writer sends changes with one client. Its methods are safe for concurrent use.
@@ -52,6 +57,7 @@ type Writer struct {
 type request struct {
 	change  Change
 	changes int
+	hurry   chan struct{} // gets one element when a change joins that is not patient
 	done    chan struct{} // closed when err is set
 	err     error
 }
@@ -67,6 +73,12 @@ func (w *Writer) Apply(ctx context.Context, name string, c Change) error {
 	w.mu.Lock()
 	if r := w.waiting[name]; r != nil && r.change.join(c) {
 		r.changes++
+		if !c.Patient {
+			select {
+			case r.hurry <- struct{}{}:
+			default:
+			}
+		}
 		w.mu.Unlock()
 		select {
 		case <-r.done:
@@ -75,19 +87,14 @@ func (w *Writer) Apply(ctx context.Context, name string, c Change) error {
 		}
 		return w.alone(ctx, name, c, r)
 	}
-	r := &request{change: c, changes: 1, done: make(chan struct{})}
+	r := &request{change: c, changes: 1, hurry: make(chan struct{}, 1), done: make(chan struct{})}
 	if !w.busyLocked(time.Now()) {
 		w.mu.Unlock()
 		return w.send(ctx, name, c)
 	}
 	w.waiting[name] = r
 	w.mu.Unlock()
-	timer := time.NewTimer(window)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done(): // the others try alone
-	}
+	r.wait(ctx, c.Patient)
 	w.mu.Lock()
 	if w.waiting[name] == r {
 		delete(w.waiting, name)
@@ -96,6 +103,28 @@ func (w *Writer) Apply(ctx context.Context, name string, c Change) error {
 	r.err = w.send(ctx, name, r.change)
 	close(r.done)
 	return w.alone(ctx, name, c, r)
+}
+
+// wait returns when no more changes are waited for.
+func (r *request) wait(ctx context.Context, patient bool) {
+	timer := time.NewTimer(window)
+	defer timer.Stop()
+	if patient {
+		timer.Reset(patientWindow)
+	}
+	for {
+		select {
+		case <-timer.C:
+			return
+		case <-ctx.Done(): // the others try alone
+			return
+		case <-r.hurry:
+			if patient {
+				timer.Reset(window)
+				patient = false
+			}
+		}
+	}
 }
 
 // alone sends a change again if the request failed that had others in it, too.

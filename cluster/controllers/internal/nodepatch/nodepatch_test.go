@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,7 +47,7 @@ func threeChanges() []Change {
 	return []Change{
 		{ResourceVersion: "7", Labels: map[string]string{"old": "linux"}, Taints: &[]corev1.Taint{}},
 		{PodCIDRs: []string{"10.0.0.0/24", "fd00::/64"}},
-		{Annotations: map[string]string{"ttl": "15"}},
+		{Annotations: map[string]string{"ttl": "15"}, Patient: true},
 	}
 }
 
@@ -91,6 +92,35 @@ func TestChangesOfOneNodeAreOneRequest(t *testing.T) {
 		}
 		if len(w.waiting) > 0 {
 			t.Errorf("%d requests are left", len(w.waiting))
+		}
+	})
+}
+
+// A change that nothing waits for waits for others, which do not wait as long.
+func TestPatientChangesComeLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &api{}
+		w := New(a)
+		fill(t, w, a)
+		changes := threeChanges()
+		slices.Reverse(changes)
+		began := time.Now()
+		var all sync.WaitGroup
+		for _, c := range changes {
+			all.Go(func() {
+				if err := w.Apply(t.Context(), "n", c); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(window / 2)
+		}
+		all.Wait()
+		if took := time.Since(began); len(a.patches) != 1 || took > 2*window {
+			t.Errorf("sent %q after %v", a.patches, took)
+		}
+		began = time.Now()
+		if err := w.Apply(t.Context(), "n", changes[0]); err != nil || time.Since(began) != patientWindow {
+			t.Errorf("alone after %v: %v", time.Since(began), err)
 		}
 	})
 }

@@ -1,0 +1,74 @@
+package upstream
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
+)
+
+// The allocator sees the networks that it has written before their event comes, or it would take
+// others for the same node. Another node of this name has none.
+func TestWrittenNetworksAreSeenBeforeTheirEvent(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+	kube := fake.NewClientset(node)
+	seen := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := seen.Add(node); err != nil {
+		t.Fatal(err)
+	}
+	lister := corelisters.NewNodeLister(seen)
+	w := &written{nodes: lister}
+	own := ownNodesLister{NodeLister: lister, written: w}
+	expect := func(when string, want ...string) {
+		t.Helper()
+		n, err := own.Get("n")
+		if err != nil || !slices.Equal(n.Spec.PodCIDRs, want) || len(want) > 0 && n.Spec.PodCIDR != want[0] {
+			t.Errorf("%s: the allocator sees %v, want %v, %v", when, n.Spec.PodCIDRs, want, err)
+		}
+	}
+	expect("at first")
+	nodes := kube.CoreV1().Nodes()
+	patching := sparingNodes{nodes, nodepatch.New(nodes), w}
+	patch := []byte(`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24","fd00::/64"]}}`)
+	if _, err := patching.Patch(t.Context(), "n", types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	expect("without the event", "10.0.0.0/24", "fd00::/64")
+	if node.Spec.PodCIDR != "" {
+		t.Error("the informer's object was changed")
+	}
+	other := node.DeepCopy()
+	other.UID = "second"
+	if err := seen.Update(other); err != nil {
+		t.Fatal(err)
+	}
+	expect("another node of this name")
+	if err := seen.Update(node); err != nil {
+		t.Fatal(err)
+	}
+	w.forget("n")
+	expect("forgotten")
+}
+
+// Only a patch of nothing else is joined with what others write.
+func TestPatchOfNetworks(t *testing.T) {
+	for patch, want := range map[string][]string{
+		`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24"]}}`:                  {"10.0.0.0/24"},
+		`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24"],"providerID":"x"}}`: nil,
+		`{"spec":{"podCIDR":"10.0.1.0/24","podCIDRs":["10.0.0.0/24"]}}`:                  nil,
+		`{"metadata":{"labels":{"a":"b"}},"spec":{"podCIDR":"x","podCIDRs":["x"]}}`:      nil,
+		`{"spec":{"podCIDRs":[]}}`: nil,
+		`{`:                        nil,
+	} {
+		if got := networksOf([]byte(patch)); !slices.Equal(got, want) {
+			t.Errorf("%s sets %v, want %v", patch, got, want)
+		}
+	}
+}
