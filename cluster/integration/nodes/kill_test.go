@@ -46,6 +46,7 @@ func TestKilledUpAndDown(t *testing.T) {
 			one.killedWhen(t, program, upArgs...)
 			one.Must(t, "down")
 			one.gone(t)
+			one.Must(t, "down", "--purge") // so that the next up joins again
 		})
 	}
 	one.Must(t, "down", "--purge")
