@@ -27,6 +27,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/loadbalancer"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -197,12 +198,8 @@ func podNetworks(node *corev1.Node) (all []netip.Prefix) {
 	return all
 }
 
-// addresses are those at which a node is reached.
-func addresses(node *corev1.Node) (all []netip.Addr) {
-	for _, a := range node.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP && ip.Zone() == "" && !ip.IsUnspecified() {
-			all = append(all, ip)
-		}
-	}
+// addresses are those at which a node is reached. Others in its object are no next hops.
+func addresses(node *corev1.Node) []netip.Addr {
+	all, _ := nodeaddr.InternalIPs(node)
 	return all
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -118,12 +119,11 @@ func (p *Peers) sync() error {
 	return pki.Replace(path, append(data, '\n'), 0o600)
 }
 
-// addressOf is where a node listens; "" if it has not reported an address.
+// addressOf is where a node listens; "" if it has not reported an address by which others reach it.
 func addressOf(n *corev1.Node) string {
-	for _, a := range n.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
-			return netip.AddrPortFrom(ip.Unmap(), Port).String()
-		}
+	all, _ := nodeaddr.InternalIPs(n)
+	if len(all) == 0 {
+		return ""
 	}
-	return ""
+	return netip.AddrPortFrom(all[0], Port).String()
 }

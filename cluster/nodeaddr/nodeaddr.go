@@ -11,6 +11,8 @@
 // The rules go with the process, however it ends. The address of a killed process stays on lo,
 // where nothing answers, until the next process takes it over; before Linux 5.12 the rules stay,
 // too. `coracle down` removes both.
+//
+// InternalIPs returns the addresses by which other machines reach a node.
 package nodeaddr
 
 import (

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/overlay/paths"
 	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
@@ -163,10 +164,10 @@ func check(n Node, accepted *claims, host paths.Host) error {
 }
 
 func checkAddress(a netip.Addr, n Node, accepted *claims, host paths.Host) error {
+	if err := nodeaddr.CheckInternalIP(a); err != nil {
+		return err
+	}
 	switch {
-	case !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.Is4In6() || a.Zone() != "" ||
-		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		return fmt.Errorf("its address %s is none by which another machine reaches it", a)
 	case slices.ContainsFunc(n.Ranges, func(r netip.Prefix) bool { return r.Contains(a) }):
 		return fmt.Errorf("its address %s is in a range of its own pods", a)
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/overlay/paths"
 )
 
@@ -86,10 +87,8 @@ const (
 	// pause is between two looks at all nodes, of which each changes every few minutes, and at
 	// the machine's network, which changes often while pods start.
 	pause = 200 * time.Millisecond
-	// mostAddresses is how many addresses another node may have: each costs the kernel a lookup, and
-	// rules. It limits those that count for the grace separately.
-	mostAddresses = 16
-	// grace is for how long packets are taken from an address that a node had before.
+	// grace is for how long packets are taken from an address that a node had before. As many may
+	// have it as a node may have addresses.
 	grace = time.Minute
 )
 
@@ -167,13 +166,7 @@ func (v *Overlay) sync(ctx context.Context) error {
 func (v *Overlay) parse(objects []*corev1.Node) (self Node, others []Node, problems map[string]error, err error) {
 	problems = map[string]error{}
 	for _, object := range objects {
-		n, err := nodeOf(object)
-		if err == nil {
-			n.Key, err = v.keyOf(object)
-		}
-		if count := len(n.Addresses); err == nil && object.Name != v.NodeName && count > mostAddresses {
-			err = fmt.Errorf("it has %d InternalIPs, and %d are taken of a node at most", count, mostAddresses)
-		}
+		n, err := v.nodeOf(object)
 		switch {
 		case object.Name == v.NodeName && err != nil:
 			return Node{}, nil, nil, fmt.Errorf("this node: %w", err)
@@ -217,7 +210,7 @@ func (v *Overlay) connect(ctx context.Context, objects []*corev1.Node, self Node
 	if again := v.former.add(c.Peers, now); again > 0 {
 		v.AddAfter(key, again)
 	}
-	self.Addresses = slices.DeleteFunc(slices.Clone(self.Addresses), func(a netip.Addr) bool { return !host.Addresses[a] || a.IsLoopback() })
+	self.Addresses = slices.DeleteFunc(slices.Clone(self.Addresses), func(a netip.Addr) bool { return !host.Addresses[a] })
 	me := paths.Node{Name: self.Name, Addresses: self.Addresses, Ranges: self.Ranges}
 	if v.Encryption != nil {
 		me.Closed = v.Pods
@@ -340,19 +333,25 @@ func (n Node) equal(other Node) bool {
 		slices.Equal(n.Ranges, other.Ranges) && n.Key == other.Key
 }
 
-// nodeOf is what a Node object says.
-func nodeOf(object *corev1.Node) (Node, error) {
-	n := Node{Name: object.Name, Created: object.CreationTimestamp.Time}
-	for _, a := range object.Status.Addresses {
-		if a.Type != corev1.NodeInternalIP {
-			continue
-		}
-		addr, err := netip.ParseAddr(a.Address)
-		if err != nil {
-			return n, fmt.Errorf("its InternalIP %q is no address", a.Address)
-		}
-		n.Addresses = append(n.Addresses, addr)
+// nodeOf is what a Node object says. This node may have addresses by which others do not reach it,
+// such as loopback ones: it may be the only node.
+func (v *Overlay) nodeOf(object *corev1.Node) (n Node, err error) {
+	n = Node{Name: object.Name, Created: object.CreationTimestamp.Time}
+	if n.Ranges, err = rangesOf(object); err != nil {
+		return n, err
 	}
+	if n.Key, err = v.keyOf(object); err != nil {
+		return n, err
+	}
+	n.Addresses, err = nodeaddr.InternalIPs(object)
+	if object.Name == v.NodeName {
+		return n, nil
+	}
+	return n, err
+}
+
+// rangesOf are the networks of a node's pods.
+func rangesOf(object *corev1.Node) (all []netip.Prefix, err error) {
 	ranges := object.Spec.PodCIDRs
 	if len(ranges) == 0 && object.Spec.PodCIDR != "" {
 		ranges = []string{object.Spec.PodCIDR}
@@ -360,11 +359,11 @@ func nodeOf(object *corev1.Node) (Node, error) {
 	for _, text := range ranges {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
-			return n, fmt.Errorf("its pod range %q is no network", text)
+			return nil, fmt.Errorf("its pod range %q is no network", text)
 		}
-		n.Ranges = append(n.Ranges, p)
+		all = append(all, p)
 	}
-	return n, nil
+	return all, nil
 }
 
 // former has addresses that nodes had before, with the end of their grace. A node may send from one
@@ -394,7 +393,7 @@ func (f former) note(before, after map[string]Node, now time.Time) {
 
 // limit drops the address of a node whose grace ends first, if it has too many.
 func (f former) limit(name string) {
-	if len(f[name]) <= mostAddresses {
+	if len(f[name]) <= nodeaddr.MostInternalIPs {
 		return
 	}
 	var first netip.Addr

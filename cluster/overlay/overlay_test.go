@@ -15,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/overlay/paths"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
@@ -156,7 +157,7 @@ func TestARefusedNodeHasAnEvent(t *testing.T) {
 		"overlaps": "10.0.0.9 10.244.2.0/25", "host": "10.0.0.9 10.0.0.0/24", "many": "10.0.0.9 10.244.9.0/24",
 	} {
 		n, said := node(t, name, what), ""
-		for name == "many" && len(n.Addresses) <= mostAddresses {
+		for name == "many" && len(n.Addresses) <= nodeaddr.MostInternalIPs {
 			n.Addresses, said = append(n.Addresses, n.Addresses[len(n.Addresses)-1].Next()), "it has 17 InternalIPs, and 16 are taken"
 		}
 		c.create(n)
@@ -191,7 +192,7 @@ func TestTheOnlyOtherNodeIsRefused(t *testing.T) {
 	c := newCluster(t)
 	c.create(c.a.node)
 	many := node(t, "many", "10.0.0.9 10.244.9.0/24")
-	for len(many.Addresses) <= mostAddresses {
+	for len(many.Addresses) <= nodeaddr.MostInternalIPs {
 		many.Addresses = append(many.Addresses, many.Addresses[len(many.Addresses)-1].Next())
 	}
 	c.create(many)
@@ -236,7 +237,7 @@ func TestFormerAddressesCountForAWhile(t *testing.T) {
 func TestFormerAddressesAreLimited(t *testing.T) {
 	began := time.Unix(0, 0)
 	f, before := former{}, node(t, "b", "10.0.0.2 10.244.2.0/24")
-	for i := range 3 * mostAddresses {
+	for i := range 3 * nodeaddr.MostInternalIPs {
 		after := before
 		after.Addresses = []netip.Addr{before.Addresses[0].Next()}
 		f.note(map[string]Node{"b": before}, map[string]Node{"b": after}, began.Add(time.Duration(i)*time.Millisecond))
@@ -244,26 +245,31 @@ func TestFormerAddressesAreLimited(t *testing.T) {
 	}
 	peers := []paths.Peer{{Name: "b", Addresses: before.Addresses}}
 	f.add(peers, began.Add(time.Second))
-	if got := peers[0].Addresses; len(got) != 1+mostAddresses || !slices.Contains(got, before.Addresses[0].Prev()) {
+	if got := peers[0].Addresses; len(got) != 1+nodeaddr.MostInternalIPs || !slices.Contains(got, before.Addresses[0].Prev()) {
 		t.Errorf("%d addresses: %v", len(got), got)
 	}
 }
 
 func TestObjectsThatSayNoAddress(t *testing.T) {
+	v := &Overlay{Options: Options{NodeName: "a"}}
 	for name, change := range map[string]func(*corev1.Node){
 		"address": func(o *corev1.Node) { o.Status.Addresses[0].Address = "example.org" },
 		"range":   func(o *corev1.Node) { o.Spec.PodCIDRs[0] = "10.244.2.0" },
 	} {
 		o := object(node(t, "b", peerBoth))
 		change(o)
-		if _, err := nodeOf(o); err == nil {
+		if _, err := v.nodeOf(o); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
 	o := object(node(t, "b", peerBoth))
 	o.Status.Addresses = append(o.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: "b"},
 		corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "198.51.100.1"})
-	if n, err := nodeOf(o); err != nil || len(n.Addresses) != 2 || len(n.Ranges) != 2 {
+	if n, err := v.nodeOf(o); err != nil || len(n.Addresses) != 2 || len(n.Ranges) != 2 {
 		t.Errorf("%+v, %v", n, err)
+	}
+	o = object(node(t, "a", "127.0.0.1 10.244.1.0/24"))
+	if n, err := v.nodeOf(o); err != nil || len(n.Addresses) != 0 {
+		t.Errorf("this node, on loopback: %+v, %v", n, err)
 	}
 }

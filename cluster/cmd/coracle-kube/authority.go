@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,6 +24,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/node/controlplane"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
 	"github.com/coracle-project/coracle/cluster/node/discovery"
+	"github.com/coracle-project/coracle/cluster/nodeaddr"
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
@@ -171,12 +171,16 @@ func (r rotation) lagging(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return lagging(ctx, kube, s.Newest, func(node string) bool { return pki.HasNode(r.dir, node, s.Newest) })
+	own := func(node string) bool { return pki.HasNode(r.dir, node, s.Newest) }
+	return lagging(ctx, kube, s.Newest, own, new(net.Dialer).DialContext)
 }
+
+// dial connects to a kubelet: tests have theirs on loopback addresses, which no node may have.
+type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 // lagging returns the nodes that do not follow the authority newest, and why. Nodes that use
 // the cluster process's own credentials follow automatically.
-func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certificate, own func(node string) bool) ([]string, error) {
+func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certificate, own func(node string) bool, to dial) ([]string, error) {
 	hash, err := discovery.Hash(pki.Encode(newest))
 	if err != nil {
 		return nil, err
@@ -196,7 +200,7 @@ func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certif
 			why[i] = n.Name + ": it has not taken the new authority" + notReady(n)
 		default: // it says so
 			work.Go(func() error {
-				if err := serves(ctx, n, newest); err != nil {
+				if err := serves(ctx, n, newest, to); err != nil {
 					why[i] = fmt.Sprintf("%s: its kubelet shows no certificate of the new authority: %v", n.Name, err)
 				}
 				return nil
@@ -238,27 +242,26 @@ func notReady(n *corev1.Node) string {
 
 // serves returns an error unless a node's kubelet shows a certificate that newest itself has
 // signed.
-func serves(ctx context.Context, n *corev1.Node, newest *x509.Certificate) error {
-	i := slices.IndexFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP })
-	if i < 0 {
-		return errors.New("it has no address")
-	}
-	address, err := netip.ParseAddr(n.Status.Addresses[i].Address) // a name would be resolved here
-	if err != nil || address.Zone() != "" {
-		return errors.New("it has no address")
+func serves(ctx context.Context, n *corev1.Node, newest *x509.Certificate, to dial) error {
+	addresses, err := nodeaddr.InternalIPs(n)
+	if len(addresses) == 0 {
+		return cmp.Or(err, errors.New("it has no address"))
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(newest)
-	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: lagLimit}, Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
 	ctx, cancel := context.WithTimeout(ctx, lagLimit)
 	defer cancel()
 	port := strconv.Itoa(int(n.Status.DaemonEndpoints.KubeletEndpoint.Port))
-	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(address.String(), port))
+	plain, err := to(ctx, "tcp", net.JoinHostPort(addresses[0].String(), port))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	shown := conn.(*tls.Conn).ConnectionState().PeerCertificates[0]
+	defer func() { _ = plain.Close() }()
+	conn := tls.Client(plain, &tls.Config{RootCAs: roots, ServerName: addresses[0].String(), MinVersion: tls.VersionTLS12})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	shown := conn.ConnectionState().PeerCertificates[0]
 	if name := "system:node:" + n.Name; shown.Subject.CommonName != name {
 		return fmt.Errorf("it is %s's, not %s's", shown.Subject.CommonName, name)
 	}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +19,17 @@ import (
 	"github.com/coracle-project/coracle/cluster/pki"
 )
 
+// nodeAddress is that of the nodes of these tests, whose kubelets toLoopback connects to.
+const nodeAddress = "192.0.2.1"
+
+func toLoopback(ctx context.Context, network, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host != nodeAddress {
+		return nil, fmt.Errorf("%s is the address of no node (%v)", address, err)
+	}
+	return new(net.Dialer).DialContext(ctx, network, net.JoinHostPort("127.0.0.1", port))
+}
+
 // A rotation is finished only if each node has shown that it follows: claims do not count.
 func TestNodesThatLag(t *testing.T) {
 	dir := t.TempDir()
@@ -30,7 +43,7 @@ func TestNodesThatLag(t *testing.T) {
 	}
 	serving := func(b *pki.Bundle, name string) tls.Certificate {
 		t.Helper()
-		files, err := b.Node(name, []string{name, "127.0.0.1"})
+		files, err := b.Node(name, []string{name, nodeAddress})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +76,7 @@ func TestNodesThatLag(t *testing.T) {
 			kubelet.TLS = &tls.Config{Certificates: []tls.Certificate{*pair}}
 			kubelet.StartTLS()
 			t.Cleanup(kubelet.Close)
-			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeAddress}}
 			n.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(kubelet.Listener.Addr().(*net.TCPAddr).Port)
 		}
 		if _, err := kube.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
@@ -74,14 +87,14 @@ func TestNodesThatLag(t *testing.T) {
 	own := func(name string) bool { return name == "own" }
 	add("own", "", nil)
 	add("good", hash, &good)
-	if got, err := lagging(t.Context(), kube, s.Newest, own); err != nil || len(got) != 0 {
+	if got, err := lagging(t.Context(), kube, s.Newest, own, toLoopback); err != nil || len(got) != 0 {
 		t.Errorf("all nodes follow: %q, %v", got, err)
 	}
 	add("former", "sha256:00", &former)
 	add("liar", hash, &former)
 	add("mask", hash, &good)
 	add("nowhere", hash, nil)
-	got, err := lagging(t.Context(), kube, s.Newest, own)
+	got, err := lagging(t.Context(), kube, s.Newest, own, toLoopback)
 	if err != nil || len(got) != 4 {
 		t.Fatalf("%q, %v", got, err)
 	}
@@ -93,7 +106,7 @@ func TestNodesThatLag(t *testing.T) {
 			t.Errorf("%q, want %q", got[i], want)
 		}
 	}
-	files, err := b.Node("\x1b[2J", []string{"127.0.0.1"})
+	files, err := b.Node("\x1b[2J", []string{nodeAddress})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,15 +125,15 @@ func TestNodesThatLag(t *testing.T) {
 	if _, err := nodes.Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	got, err = lagging(t.Context(), kube, s.Newest, own)
+	got, err = lagging(t.Context(), kube, s.Newest, own, toLoopback)
 	if err != nil || len(got) != 6 || strings.ContainsRune(got[4], 0x1b) || !strings.Contains(got[4], "?[2J") ||
-		!strings.Contains(got[5], "it has no address") {
+		!strings.Contains(got[5], "is no address") {
 		t.Errorf("of a hostile node: %q, %v", got, err)
 	}
 	for range mostNamed {
 		add("n"+strings.Repeat("x", len(kube.Actions())), "", nil)
 	}
-	if got, err := lagging(t.Context(), kube, s.Newest, own); err != nil || len(got) != mostNamed+1 || got[mostNamed] != "and 6 more" {
+	if got, err := lagging(t.Context(), kube, s.Newest, own, toLoopback); err != nil || len(got) != mostNamed+1 || got[mostNamed] != "and 6 more" {
 		t.Errorf("many: %q, %v", got, err)
 	}
 }
