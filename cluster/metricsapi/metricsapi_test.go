@@ -160,7 +160,7 @@ func TestBetween(t *testing.T) {
 			Usage{At: t0.Add(10 * time.Second), CPU: time.Second, Started: t0.Add(-time.Hour)},
 			"",
 		},
-		"clock stands":    {&Usage{At: t0, CPU: time.Second}, Usage{At: t0, CPU: time.Second}, ""},
+		"same time twice": {&Usage{At: t0, CPU: time.Second}, Usage{At: t0, CPU: time.Second}, ""},
 		"clock went back": {&Usage{At: t0, CPU: time.Second}, Usage{At: t0.Add(-1), CPU: 2 * time.Second}, ""},
 	} {
 		r, ok := between(c.before, c.now)

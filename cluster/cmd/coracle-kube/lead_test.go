@@ -24,7 +24,8 @@ type candidate struct {
 	ended chan error
 }
 
-func stand(ctx context.Context, kube *fake.Clientset, node string) *candidate {
+// elect starts a candidate of that node.
+func elect(ctx context.Context, kube *fake.Clientset, node string) *candidate {
 	ctx, stop := context.WithCancel(ctx)
 	c := &candidate{leads: make(chan struct{}), stop: stop, ended: make(chan error, 1)}
 	run := leading("kube-scheduler", node, kube.CoordinationV1(), func(ctx context.Context) error {
@@ -42,12 +43,12 @@ func TestOneLeads(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // nothing else would end a test whose clock is not real
 		defer cancel()
 		began := time.Now()
-		one := stand(ctx, kube, "one")
+		one := elect(ctx, kube, "one")
 		<-one.leads
 		if took := time.Since(began); took > 0 {
 			t.Errorf("the only node leads after %v", took)
 		}
-		two := stand(ctx, kube, "two")
+		two := elect(ctx, kube, "two")
 		select {
 		case <-two.leads:
 			t.Fatal("both lead")
@@ -80,7 +81,7 @@ func TestALostLeaseEndsThePart(t *testing.T) {
 		kube := fake.NewClientset()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // nothing else would end a test whose clock is not real
 		defer cancel()
-		one := stand(ctx, kube, "one")
+		one := elect(ctx, kube, "one")
 		<-one.leads
 		// Another holds it. An API server refuses updates of what has changed, which the fake does not.
 		kube.PrependReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {

@@ -2,8 +2,8 @@
 // linearizable: that each request could have taken effect at one moment between its call and its
 // answer.
 //
-// A key is absent or has a value. Each value is written at most once, so a value stands for the
-// resourceVersion that it was written with, and an update that names one is a compare-and-swap.
+// A key is absent or has a value. Each value is written at most once, so a value identifies
+// the resourceVersion that it was written with, and an update that names one is a compare-and-swap.
 // A write whose outcome is unknown (its connection broke, or the answer was an error of the server)
 // may take effect at any moment after its call, or never.
 package linear

@@ -127,7 +127,7 @@ func (k *Kernel) Set(index int, want Device) error {
 		stays[p.Key] = true
 	}
 	var peers []*nl.RtAttr
-	for _, key := range have { // first, because a range of theirs may be another's by now
+	for _, key := range have { // first: another peer may have one of their ranges by now
 		if !stays[key] {
 			peers = append(peers, removal(key))
 		}

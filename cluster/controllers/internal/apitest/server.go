@@ -1,4 +1,5 @@
-// Package apitest runs controllers against an API in memory, with time that stands still.
+// Package apitest runs controllers against an API in memory, whose time passes only when a
+// test says so.
 //
 // [Controllers.Run] starts a [Server], informers and controllers in a testing/synctest bubble and
 // hands over to the test's own function. In there nothing is ever polled: [Server.Settle] returns
@@ -252,7 +253,7 @@ func (s *Server) create(a ktesting.CreateActionImpl) (runtime.Object, error) {
 		return nil, err
 	}
 	s.serial++
-	if a.GetResource().Resource == "events" { // named by the time, which stands still
+	if a.GetResource().Resource == "events" { // named by the time, which several may share
 		m.SetName(fmt.Sprintf("%s.%d", m.GetName(), s.serial))
 	}
 	if m.GetName() == "" {
