@@ -216,7 +216,7 @@ func TestPullNothing(t *testing.T) {
 		{"unknown tag", registry.Addr + "/test/busybox:none", "NotFound"},
 		{"unknown repository", registry.Addr + "/none:1", "NotFound"},
 		{"unknown digest", registry.Addr + "/test/busybox@sha256:" + strings.Repeat("0", 64), "NotFound"},
-		{"nobody listens", closed + "/image:1", "Unavailable"},
+		{"no one listens", closed + "/image:1", "Unavailable"},
 		{"upper case", registry.Addr + "/Test/UPPER:1", "InvalidArgument"},
 		{"empty", "", "InvalidArgument"},
 		{"short digest", registry.Addr + "/test/busybox@sha256:abc", "InvalidArgument"},

@@ -304,7 +304,7 @@ func FuzzBundle(f *testing.F) {
 		r.tags[tag] = r.putJSON(t, ocispec.Index{Manifests: []ocispec.Descriptor{m}}).Digest
 		r.tags[tag+".sig"] = r.put(manifest).Digest
 		if err := p.Check(t.Context(), r, image); !errors.Is(err, ErrUntrusted) {
-			t.Errorf("%v: nobody can have signed this", err)
+			t.Errorf("%v: no one can have signed this", err)
 		}
 	})
 }

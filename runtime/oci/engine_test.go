@@ -44,6 +44,6 @@ func TestCrun(t *testing.T) {
 	runtimetest.RunCommand(t, with(testkit.Crun(t)), map[string]string{
 		"terminal of an exec":                           "crun 1.8 does not give it a size",
 		"SIGTERM ends a container that waits for start": "crun's init waits without handlers, and the kernel spares a namespace's first process",
-		"a device rule with access rwa is one with rw":  "crun writes the rule as it stands, and the kernel knows no access a",
+		"a device rule with access rwa is one with rw":  "crun writes the rule unchanged, and the kernel knows no access a",
 	})
 }

@@ -19,7 +19,7 @@ import (
 	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
 )
 
-// store stands for coracled: images by name, as archives, and what can be pulled.
+// store is a fake coracled: images by name, as archives, and what can be pulled.
 type store struct {
 	imagesv1.ImagesClient
 	have, remote map[string][]byte
@@ -100,7 +100,7 @@ func TestCollect(t *testing.T) {
 		{"none", nil, nil, nil, IfMissing, nil, ""},
 		{"here", []string{"a"}, []string{"a"}, nil, IfMissing, nil, ""},
 		{"elsewhere", []string{"a", "b"}, []string{"a"}, []string{"b"}, IfMissing, []string{"b"}, ""},
-		{"anew", []string{"a", "b"}, []string{"a"}, []string{"a", "b"}, Always, []string{"a", "b"}, ""},
+		{"always", []string{"a", "b"}, []string{"a"}, []string{"a", "b"}, Always, []string{"a", "b"}, ""},
 		{"made here", []string{"a"}, []string{"a"}, nil, Always, []string{"a"}, ""},
 		{"nowhere", []string{"a"}, nil, nil, IfMissing, []string{"a"}, "the registry has no a"},
 	} {

@@ -60,7 +60,7 @@ func main() {
 	}
 }
 
-// fromLibrary asks for the name of every number, pseudo ones included: they stand for calls
+// fromLibrary asks for the name of every number, pseudo ones included: they represent calls
 // that another architecture has.
 func fromLibrary() table {
 	t := table{}
