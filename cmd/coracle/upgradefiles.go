@@ -143,7 +143,7 @@ func runs(ctx context.Context, path string) error {
 func (s swap) keep() error {
 	for _, program := range s.Programs {
 		err := os.Link(filepath.Join(s.Bin, program), s.old(program))
-		if errors.Is(err, fs.ErrNotExist) { // an empty file stands for none
+		if errors.Is(err, fs.ErrNotExist) { // an empty file says that there was none
 			err = os.WriteFile(s.old(program), nil, 0o600)
 		}
 		if err != nil && !errors.Is(err, fs.ErrExist) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# build.sh: builds what `make test-csi` runs into bin/csi: Kubernetes' own programs that stand between a cluster and a CSI driver,
+# build.sh: builds what `make test-csi` runs into bin/csi: Kubernetes' own programs that connect a cluster with a CSI driver,
 # as their projects release them, csi-sanity, and the projects' manifests: roles and the kinds of snapshots. Each is a main module:
 # its own go.sum pins what it is made of. The driver is that of hack/csi/driver. The registrar is ours, too: the Go module proxy does
 # not have upstream's.

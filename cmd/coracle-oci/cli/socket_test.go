@@ -17,7 +17,7 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 )
 
-// receivePidfd listens on a socket and gives the pid that a received pidfd stands for.
+// receivePidfd listens on a socket and returns the pid of the process that a received pidfd refers to.
 func receivePidfd(t *testing.T, path string) func() string {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

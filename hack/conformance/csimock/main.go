@@ -91,7 +91,7 @@ func connect(sockets, tests net.Listener) error {
 }
 
 // attached returns a call with what an attachment says of the volume. The suite's driver requires
-// it even for volumes that Kubernetes does not attach. The program that this one stands for does
+// it even for volumes that Kubernetes does not attach. The program that this one replaces does
 // not.
 func attached(request any) any {
 	device := func(said map[string]string) map[string]string {

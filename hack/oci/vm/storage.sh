@@ -2,7 +2,7 @@
 # In the guest: tests of volumes that need file systems with quotas and an NFS server.
 set -eu
 
-# Unpacked only: no service of theirs starts by itself. What the guest has already stays as it is.
+# Unpacked only, so that their services do not start by themselves. What the guest has already stays as it is.
 if ! [ -x /usr/sbin/mkfs.xfs ] || ! [ -x /usr/sbin/rpc.nfsd ] || ! [ -x /usr/sbin/mount.nfs ]; then
   [ -e /b/debs/complete ] || {
     echo "storage: the guest has no mkfs.xfs, rpc.nfsd or mount.nfs: use one with xfsprogs, nfs-common and nfs-kernel-server, or Debian 12"

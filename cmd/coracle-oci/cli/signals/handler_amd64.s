@@ -7,7 +7,7 @@ TEXT ·handler(SB), NOSPLIT|NOFRAME|TOPFRAME, $0-0
 	MOVL ·toFd(SB), DI
 	MOVQ SP, SI
 	MOVL $1, DX
-	MOVL $1, AX // write(2); a full pipe, the only error, wakes the reader all the same
+	MOVL $1, AX // write(2); a full pipe, the only error, wakes the reader, too
 	SYSCALL
 	ADDQ $8, SP
 	RET

@@ -7,7 +7,7 @@ TEXT ·handler(SB), NOSPLIT|NOFRAME|TOPFRAME, $0-0
 	MOVW ·toFd(SB), R0
 	MOVD RSP, R1
 	MOVD $1, R2
-	MOVD $64, R8 // write(2); a full pipe, the only error, wakes the reader all the same
+	MOVD $64, R8 // write(2); a full pipe, the only error, wakes the reader, too
 	SVC
 	ADD $16, RSP
 	RET
