@@ -16,7 +16,7 @@ import (
 // the cluster process, which tells it by a file what to announce.
 const bgpProgram = "coracle-bgp"
 
-// bgpPeer is how the component of each router begins in what coracle-bgp says of itself.
+// bgpPeer is the prefix of a router's component in the status of coracle-bgp.
 const bgpPeer = "BGP peer "
 
 // bgp is the directory of the routes that are announced, and of coracle-bgp's socket.
@@ -40,7 +40,7 @@ func bgpRoutesArgs(p place, o upOptions) []string {
 	return []string{"--bgp-dir", p.bgp()}
 }
 
-// checkBGP refuses one of the flags without the other. What a peer is, coracle-bgp knows.
+// checkBGP refuses one of the flags without the other. coracle-bgp checks the peers themselves.
 func (o *upOptions) checkBGP() error {
 	switch {
 	case o.BGPAS == "" && len(o.BGPPeers) > 0:

@@ -16,7 +16,7 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
-// certificate is what can be told of a certificate of this machine.
+// certificate describes a certificate in a file of this machine.
 type certificate struct {
 	File    string    `json:"file"`
 	Subject string    `json:"subject"`
@@ -80,7 +80,7 @@ func certificateCheckCommand(p *place) *cobra.Command {
 			}
 			for _, c := range all {
 				if c.Warning != "" {
-					return fmt.Errorf("certificate: %s: %s; %s may tell why", c.File, c.Warning, p.kubeLog())
+					return fmt.Errorf("certificate: %s: %s; the reason may be in %s", c.File, c.Warning, p.kubeLog())
 				}
 			}
 			return nil
@@ -131,7 +131,7 @@ while a node does not follow.`,
 	}
 	cmd.Flags().BoolVar(&r.key, "service-account-key", false, "replace the key that signs service account tokens instead")
 	cmd.Flags().BoolVar(&r.authority, "authority", false, "replace the authority, and all certificates with it")
-	cmd.Flags().BoolVar(&r.finish, "finish", false, "with --authority, when all nodes follow: end the trust in the former one")
+	cmd.Flags().BoolVar(&r.finish, "finish", false, "with --authority, when all nodes follow: stop trusting the former one")
 	cmd.Flags().DurationVar(&r.timeout, "timeout", 2*time.Minute, "how long --authority waits for the nodes")
 	cmd.MarkFlagsMutuallyExclusive("service-account-key", "authority")
 	return cmd
@@ -144,15 +144,15 @@ func (r rotation) run(cmd *cobra.Command, p *place) error {
 	args, more, said := []string{"rotate", "--certificates"}, time.Duration(0), "all certificates are replaced"
 	switch {
 	case (r.key || r.authority) && len(remembered(*p).Etcd) > 0:
-		return errors.New("certificate: an etcd of --etcd-servers may have other control-plane nodes, which would refuse what a new key has " +
-			"signed: the key cannot be replaced")
+		return errors.New("certificate: the key cannot be replaced with --etcd-servers: other control-plane nodes may use that etcd, and would " +
+			"refuse what a new key has signed")
 	case r.key:
 		args, said = []string{"rotate", "--service-account-key"}, "the key of service account tokens is replaced"
 	case r.finish:
 		args, said = []string{"rotate", "--finish"}, "the former authority is not trusted any more"
 	case r.authority:
 		args, more = []string{"rotate", "--authority", "--timeout", r.timeout.String()}, r.timeout
-		said = "the authority is replaced, and all nodes follow: 'coracle certificate rotate --authority --finish' ends the trust in the former one"
+		said = "the authority is replaced, and all nodes follow: 'coracle certificate rotate --authority --finish' stops trusting the former one"
 	}
 	var answer struct {
 		Running bool     `json:"running"`
@@ -166,7 +166,7 @@ func (r rotation) run(cmd *cobra.Command, p *place) error {
 			"--authority' again to wait for them, or 'coracle node remove' those that are gone", strings.Join(answer.Lagging, "; "))
 	}
 	if !answer.Running {
-		said += " when the cluster is started: it does not run"
+		said += " at the next start: the cluster does not run"
 	}
 	_, err := fmt.Fprintln(cmd.OutOrStdout(), said)
 	return err

@@ -40,7 +40,7 @@ func TestCertificateCommands(t *testing.T) {
 	if out, _ := run("list", "-o", "yaml"); !strings.Contains(out, "warning: it expired") {
 		t.Errorf("as YAML:\n%s", out)
 	}
-	if out, err := run("rotate"); err != nil || !strings.Contains(out, "all certificates are replaced when the cluster is started") {
+	if out, err := run("rotate"); err != nil || !strings.Contains(out, "all certificates are replaced at the next start") {
 		t.Errorf("%s, %v", out, err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "answer"), []byte(`{"running":true}`), 0o600); err != nil {
@@ -61,7 +61,7 @@ func TestCertificateCommands(t *testing.T) {
 		t.Errorf("another authority with an etcd elsewhere: %s, %v", out, err)
 	}
 	remember(t, p, upOptions{})
-	if out, err := run("rotate", "--authority", "--timeout", "7s"); err != nil || !strings.Contains(out, "--finish' ends the trust") {
+	if out, err := run("rotate", "--authority", "--timeout", "7s"); err != nil || !strings.Contains(out, "--finish' stops trust") {
 		t.Errorf("%s, %v", out, err)
 	}
 	if out, err := run("rotate", "--authority", "--finish"); err != nil || out != "the former authority is not trusted any more\n" {

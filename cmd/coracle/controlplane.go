@@ -24,19 +24,19 @@ import (
 	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
-// joinFlags are the flags of up that name a cluster to join; the first says that there is one.
+// joinFlags are the flags of up that name a cluster to join; without the first, up joins none.
 var joinFlags = []string{"join", "token", "ca-hash", "certificate-key"}
 
 const defaultPeerPort = 2380
 
-// ofCluster are the flags of up that all control-plane nodes of a cluster must agree on.
+// ofCluster are the flags of up that must be the same on all control-plane nodes of a cluster.
 var ofCluster = []string{
 	"service-cidr", "pod-cidr", "pod-network", "cluster-domain", "cluster-dns", "dns-stub-domain", "load-balancer-cidr", "network-policies",
 	"etcd-servers", "pod-security", "authentication-token-webhook-version", "node-monitor-grace-period", "cluster-signing-duration",
 }
 
-// filesOfCluster are the flags of up that name files whose content all control-plane nodes must
-// agree on. Each machine has its own copy.
+// filesOfCluster are the flags of up that name files which must have the same content on all
+// control-plane nodes. Each machine has its own copy.
 var filesOfCluster = []string{
 	"encryption-provider-config", "audit-policy-file", "audit-webhook-config-file", "scheduler-config", "authentication-config",
 	"authentication-token-webhook-config-file",
@@ -62,8 +62,8 @@ func (o *upOptions) sharedFiles() (args []string) {
 	return args
 }
 
-// followCluster takes over the settings of the cluster that this machine joins. One that was given
-// must not differ.
+// followCluster adopts the settings of the cluster that this machine joins. A setting that was
+// given must be the same.
 func (o *upOptions) followCluster(cluster upOptions, given func(flag string) bool) error {
 	theirs := cluster.settings()
 	own := o.settings()
@@ -167,9 +167,9 @@ func joinControlPlane(ctx context.Context, p place, o upOptions, given func(flag
 		return fmt.Errorf("up --join: %w", err)
 	}
 	if err != nil {
-		return fmt.Errorf("%w\nthe machine counts as a control-plane node: 'coracle up%s' tries again, and 'coracle leave%[2]s' takes it out of the "+
-			"cluster; if its API server never started, 'coracle node remove %s' on another one does, by its URL in 'coracle status' there if it has no "+
-			"name, and 'coracle leave --force%[2]s' here after that", err, p.flags(), o.Node)
+		return fmt.Errorf("%w\nthe cluster counts this machine as a control-plane node: 'coracle up%s' tries again, and 'coracle leave%[2]s' takes it "+
+			"out of the cluster; if its API server never started, run 'coracle node remove %s' on another control-plane node (with its URL, if "+
+			"'coracle status' there shows no name), and then 'coracle leave --force%[2]s' here", err, p.flags(), o.Node)
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
-// joining is what a machine is told of the cluster that it is to join.
+// joining says which cluster a machine joins.
 type joining struct {
 	server, token string
 	hashes        []string
@@ -120,7 +120,7 @@ func (p place) joined() bool {
 	return err == nil
 }
 
-// agentArgs are what the node of a cluster elsewhere is started with.
+// agentArgs are the arguments of the agent, which runs the node of a cluster elsewhere.
 func agentArgs(p place, o upOptions) []string {
 	args := []string{
 		"agent", "--root", p.kubeRoot(), "--state", p.kubeState(), "--cri", "unix://" + p.socket(),
@@ -142,7 +142,7 @@ func agentArgs(p place, o upOptions) []string {
 	return append(args, bgpRoutesArgs(p, o)...)
 }
 
-// checkAgent refuses what an up on a node of another cluster was given and cannot follow.
+// checkAgent refuses flags that an up on a node of another cluster cannot follow.
 func (o *upOptions) checkAgent(differ []string) error {
 	if len(o.apply) > 0 {
 		differ = append(differ, "apply")
@@ -187,7 +187,7 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 			return err
 		}
 	}
-	// Written first: certificates of a cluster that is not remembered could not be taken back.
+	// Written first, so that leave finds the cluster of a certificate, whatever interrupts join.
 	last := beforeJoin(p)
 	o.Server, o.Coracled, o.Boot = j.server, last.Coracled, last.Boot
 	if err := o.remember(p); err != nil {
@@ -200,14 +200,14 @@ func join(ctx context.Context, p place, o upOptions, j joining, given func(flag 
 	}
 	steps.done("the cluster at " + j.server + " has given node " + o.Node + " a certificate")
 	if err := up(ctx, p, o, given, out); err != nil {
-		return fmt.Errorf("%w\nthe machine is a node of the cluster: 'coracle up%s' tries again, and 'coracle leave%[2]s' takes it back", err,
+		return fmt.Errorf("%w\nthe machine is a node of the cluster: 'coracle up%s' tries again, and 'coracle leave%[2]s' takes it out", err,
 			p.flags())
 	}
 	return nil
 }
 
-// beforeJoin is what is remembered, unless a join wrote it that was cut off before it had a
-// certificate: then it is only what that one may have found to be removed.
+// beforeJoin returns the remembered options. Of a join that was interrupted before it had a
+// certificate, it returns only those that down needs.
 func beforeJoin(p place) upOptions {
 	last := remembered(p)
 	if last.Server != "" && !p.joined() {
@@ -222,7 +222,7 @@ func (j joining) ask(ctx context.Context, p place, node string) error {
 		"--ca-hash", strings.Join(j.hashes, ","), "--node-name", node)
 }
 
-// single refuses a machine that is a cluster's already.
+// single refuses a machine that has a cluster, or is a node of one.
 func (p place) single() error {
 	if last := remembered(p); last.Server != "" && p.joined() { // a join that was killed can be repeated
 		return fmt.Errorf("this machine is node %s of the cluster at %s: 'coracle up%s' starts it, and 'coracle leave%[3]s' takes it out of that "+
@@ -239,7 +239,7 @@ func (p place) single() error {
 	}
 }
 
-// preflight looks whether this machine can be a node, and prints what is not as it should be.
+// preflight checks whether this machine can be a node, and prints what is wrong.
 func preflight(ctx context.Context, p place, o upOptions, server string, steps *steps) error {
 	places := doctor.Places{ConfigFile: o.Config, Root: p.root, State: p.state, Server: server, KubeletPort: o.KubeletPort}
 	if places.KubeletPort == 0 {
@@ -253,7 +253,7 @@ func preflight(ctx context.Context, p place, o upOptions, server string, steps *
 		}
 	}
 	if doctor.Sick(all) {
-		return errors.New("join: this machine cannot be a node before these errors are remedied; nothing was changed")
+		return errors.New("join: this machine cannot be a node until these errors are fixed; nothing was changed")
 	}
 	return nil
 }
@@ -280,7 +280,7 @@ func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, step
 			if try.Err() == nil {
 				said = err
 			}
-			return cmp.Or(said, err) // one that was cut off says less than the last one
+			return cmp.Or(said, err) // the last complete try says more than an interrupted one
 		}
 		return nil
 	})
@@ -351,7 +351,7 @@ func leave(ctx context.Context, p place, l leaving, out io.Writer) error {
 		return kubeTool(ctx, nil, "agent", verb, "--root", p.kubeRoot(), "--timeout", l.limit.String())
 	}
 	whatever := fmt.Sprintf("'coracle leave --force%s' removes this machine's part anyway", p.flags())
-	if !l.force { // a node that must not be deleted goes on
+	if !l.force { // a node that must not be deleted stays as it is
 		if err := tool("check"); err != nil {
 			return fmt.Errorf("leave: nothing was changed: %w; %s", err, whatever)
 		}

@@ -95,7 +95,7 @@ func (p place) exclusive(ctx context.Context) (release func(), err error) {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 			_ = dir.Close()
-			return nil, fmt.Errorf("another 'coracle up' or 'down' is at work on %s: %w", p.root, ctx.Err())
+			return nil, fmt.Errorf("another 'coracle up' or 'down' runs on %s: %w", p.root, ctx.Err())
 		}
 	}
 }

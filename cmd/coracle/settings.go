@@ -208,9 +208,9 @@ func (o upOptions) remember(p place) error {
 	return atomicfile.Write(p.settings(), append(data, '\n'), 0o600)
 }
 
-// keepReplaced keeps the settings of before a restore with the data of before, for those who take
-// the restore back, when those of the snapshot take their place: a restore that was cut off does
-// not come to it.
+// keepReplaced saves the settings that those of a snapshot are about to replace, next to the data
+// that its restore has replaced: an operator who undoes the restore needs both. An interrupted
+// restore has replaced neither.
 func (o upOptions) keepReplaced(p place) error {
 	var before upOptions
 	data, err := os.ReadFile(p.settings())

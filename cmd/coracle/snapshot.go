@@ -29,7 +29,7 @@ type snapshotFacts struct {
 	Etcd       string            `json:"etcd"`
 	Settings   map[string]string `json:"settings,omitempty"`
 	Size       int64             `json:"size"`
-	// Kept is where a restore has left the data of before.
+	// Kept is where a restore has left the data that it replaced.
 	Kept string `json:"kept,omitempty"`
 	// Up is the command that starts the cluster after a restore.
 	Up string `json:"up,omitempty"`
@@ -94,7 +94,7 @@ start of the cluster completes it or undoes it.`,
 	}, restoreSnapshot, func(w io.Writer, f snapshotFacts) {
 		_, _ = fmt.Fprintf(w, "the cluster is that of %s\n", f.Created.Local().Format(time.DateTime))
 		if f.Kept != "" {
-			_, _ = fmt.Fprintf(w, "the data of before are in %s: remove it when they are not needed any more\n", f.Kept)
+			_, _ = fmt.Fprintf(w, "the replaced data are in %s: remove it when nothing needs them\n", f.Kept)
 		}
 		_, _ = fmt.Fprintf(w, "start it with: %s\n", f.Up)
 	})

@@ -17,7 +17,7 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
 
-// bootstrapToken is what can be told of a token with which machines join.
+// bootstrapToken describes a token with which machines join.
 type bootstrapToken struct {
 	ID          string    `json:"id"`
 	Expires     time.Time `json:"expires,omitzero"` // zero for never
@@ -25,7 +25,7 @@ type bootstrapToken struct {
 	Groups      []string  `json:"groups,omitempty"`
 }
 
-// newToken is a token that was made, with what else a machine needs.
+// newToken is a token that was made, and what else a machine needs to join.
 type newToken struct {
 	bootstrapToken
 	Token  string `json:"token"`
@@ -148,7 +148,7 @@ func tokenCreateCommand(p *place) *cobra.Command {
 	cmd.Flags().BoolVar(&controlPlane, "control-plane", false,
 		"for one machine that becomes a control-plane node: it gets the cluster's keys, and the token lasts for 2 h at most")
 	cmd.Flags().StringVar(&description, "description", "", "what the token is for")
-	cmd.Flags().StringVar(&given, "token", "", "the `TOKEN`, such as abcdef.0123456789abcdef (default: one is drawn)")
+	cmd.Flags().StringVar(&given, "token", "", "the `TOKEN`, such as abcdef.0123456789abcdef (default: a random one)")
 	cmd.Flags().StringVar(&file, "token-file", "", "`FILE` with the token; - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("token", "token-file")
 	format.Define(cmd)

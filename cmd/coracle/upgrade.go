@@ -24,15 +24,15 @@ import (
 
 // upgrade is an upgrade of this machine's programs, as its record says. The record is written
 // before the first program is replaced, and removed when all is done: an upgrade that was killed is
-// finished, or taken back, by the next `coracle upgrade`.
+// finished, or undone, by the next `coracle upgrade`.
 type upgrade struct {
 	place    `json:"-"`
 	steps    *steps
 	deadline time.Duration
 
 	Swap swap `json:"swap"`
-	// Snapshot is the file with the cluster's data of before, "" if this machine alone does not keep
-	// them.
+	// Snapshot is the file with the cluster's data from before the upgrade, "" if other machines
+	// keep them, too.
 	Snapshot string `json:"snapshot,omitempty"`
 	// Back is whether the old programs are to run again, and why.
 	Back bool   `json:"back,omitempty"`
@@ -63,14 +63,15 @@ Without an argument it finishes an upgrade that was interrupted.`,
 			return nil
 		},
 	}
-	cmd.Flags().DurationVar(&deadline, "deadline", 3*time.Minute, "how long the new programs may take until all is well")
+	cmd.Flags().DurationVar(&deadline, "deadline", 3*time.Minute,
+		"how long the new programs may take until \"coracle status\" finds nothing wrong")
 	return cmd
 }
 
 func (u *upgrade) dir() string    { return filepath.Join(u.kubeRoot(), "upgrade") }
 func (u *upgrade) record() string { return filepath.Join(u.dir(), "upgrade.json") }
 
-// lock is the file that an upgrade at work holds a lock on.
+// lock is the file that a running upgrade holds a lock on.
 func (u *upgrade) lock() string { return filepath.Join(u.dir(), "lock") }
 
 func (u *upgrade) run(ctx context.Context, from []string, out io.Writer) error {
@@ -81,14 +82,14 @@ func (u *upgrade) run(ctx context.Context, from []string, out io.Writer) error {
 		return fmt.Errorf("--deadline %s is not above 0", u.deadline)
 	}
 	if _, err := os.Stat(u.kubeRoot()); err != nil {
-		return fmt.Errorf("there is no cluster in %s, or node of one", u.root)
+		return fmt.Errorf("%s has neither a cluster nor a node of one", u.root)
 	}
 	if err := privatedir.Make(u.dir()); err != nil {
 		return err
 	}
 	lock, err := hold(u.lock())
 	if err != nil {
-		return fmt.Errorf("another upgrade is at work: %w", err)
+		return fmt.Errorf("another upgrade runs: %w", err)
 	}
 	defer func() { _ = lock.Close() }()
 	interrupted, err := u.read()
@@ -130,7 +131,7 @@ func (u *upgrade) run(ctx context.Context, from []string, out io.Writer) error {
 func (u *upgrade) prepare(ctx context.Context, from []string, out io.Writer) (err error) {
 	o := remembered(u.place)
 	if o.several() {
-		return errors.New("this machine has several nodes of its cluster, and upgrade is for one: 'coracle down', replace the programs, 'coracle up'")
+		return errors.New("upgrade works on machines with one node, and this one has several: 'coracle down', replace the programs, 'coracle up'")
 	}
 	if pid, err := holder(u.supervisor()); err != nil || pid == 0 {
 		return errors.Join(err, errors.New("the cluster does not run: replace the programs without upgrade, or 'coracle up' first"))
@@ -138,7 +139,7 @@ func (u *upgrade) prepare(ctx context.Context, from []string, out io.Writer) (er
 	if u.Swap, err = newSwap(); err != nil {
 		return err
 	}
-	if err := u.well(ctx); err != nil { // the new programs would be blamed for it
+	if err := u.well(ctx); err != nil { // else it would look like a fault of the new programs
 		return err
 	}
 	defer func() {
@@ -149,7 +150,7 @@ func (u *upgrade) prepare(ctx context.Context, from []string, out io.Writer) (er
 	if err := u.Swap.collect(ctx, from); err != nil {
 		return err
 	}
-	// Of several control-plane nodes, one alone cannot go back to older data.
+	// One of several control-plane nodes cannot go back to older data alone.
 	if o.Server == "" && o.builtInEtcd() == nil && !u.severalControlPlanes() {
 		u.Snapshot = filepath.Join(u.dir(), "before.snapshot")
 		if err := os.Remove(u.Snapshot); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -189,7 +190,7 @@ func (u *upgrade) retreat(ctx context.Context) error {
 	if err == nil || u.Snapshot == "" {
 		return err
 	}
-	u.steps.waits("the data of before are restored: " + err.Error())
+	u.steps.waits("the data from before the upgrade are restored: " + err.Error())
 	if err := u.endAll(ctx); err != nil {
 		return err
 	}
@@ -249,7 +250,7 @@ func (u *upgrade) well(ctx context.Context) error {
 		return fmt.Errorf("coracle status: %w", errors.Join(err, jerr))
 	}
 	for _, h := range all {
-		// A router that is off is no reason to keep or take back programs.
+		// A router that is off is no reason to put the old programs back.
 		if !h.Healthy && !strings.HasPrefix(h.Component, bgpPeer) {
 			return fmt.Errorf("not all is well: %s: %s", h.Component, h.Message)
 		}
@@ -322,7 +323,7 @@ func (u *upgrade) write() error {
 	return atomicfile.WriteSync(u.record(), append(data, '\n'), 0o600)
 }
 
-// upgradeHealth has a line if an upgrade is at work, or was interrupted.
+// upgradeHealth has a line if an upgrade runs, or was interrupted.
 func upgradeHealth(p place) []health {
 	u := upgrade{place: p}
 	unfinished, err := u.read()
@@ -334,7 +335,7 @@ func upgradeHealth(p place) []health {
 	case err != nil || lockErr != nil:
 		err = errors.Join(err, lockErr)
 	case pid != 0: // it asks for the status itself
-		return []health{line("upgrade", "", fmt.Sprintf("is at work, pid %d", pid), nil)}
+		return []health{line("upgrade", "", fmt.Sprintf("runs, pid %d", pid), nil)}
 	case u.Back:
 		err = fmt.Errorf("the old programs are not all back (%s): 'coracle upgrade%s' puts them back", u.Why, p.flags())
 	default:

@@ -141,7 +141,7 @@ func (o *upOptions) ownAddresses(n int) []string {
 	return all
 }
 
-// checkNodes refuses what can be seen to be wrong with the flags about further nodes.
+// checkNodes checks the flags about further nodes.
 func (o *upOptions) checkNodes() error {
 	if o.Server != "" {
 		return nil
@@ -225,7 +225,7 @@ func (u *upping) checkNodeNetworks(w nodes.Network) error {
 	return nil
 }
 
-// onNode executes this program on a further node of this machine, which must have its namespaces.
+// onNode runs this program in the namespaces of a further node, which must exist.
 func (p place) onNode(ctx context.Context, name string, args ...string) error {
 	return p.tellNode(ctx, name, "", args...)
 }
@@ -288,7 +288,7 @@ func (p *place) enterWith(args []string) error {
 }
 
 // upNodes starts the further nodes, and has those join that have not joined yet. It returns when
-// all are Ready, or have failed: the others go on if one fails.
+// all are Ready or have failed: if one fails, the others continue.
 func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
 	if err := u.removeSurplus(ctx, client, steps); err != nil {
 		return err
@@ -406,8 +406,8 @@ func (o *upOptions) ofNode(p place, n int, limit time.Duration) []string {
 	}
 }
 
-// removeNode ends what there is of a further node, and removes it from the cluster and from this
-// machine. Its namespaces stay.
+// removeNode stops a further node, and removes it from the cluster and from this machine. Its
+// namespaces stay.
 func (u *upping) removeNode(ctx context.Context, client *api, n int) error {
 	name := u.o.nodeName(n)
 	registered := cmp.Or(remembered(u.of(n, name)).Node, name) // before another --node-name
@@ -422,7 +422,7 @@ func (u *upping) removeNode(ctx context.Context, client *api, n int) error {
 	return u.removeNodeData(n)
 }
 
-// removeNodeData removes what a node that has ended has kept.
+// removeNodeData removes the files of a node that was stopped.
 func (p place) removeNodeData(n int) error {
 	if err := os.RemoveAll(p.joinedFile(n)); err != nil {
 		return err
@@ -447,7 +447,7 @@ func (p place) hasVolumes(ctx context.Context) error {
 	return p.checkCSI()
 }
 
-// removeSurplus removes the nodes that an earlier up had made more of.
+// removeSurplus removes the nodes that an earlier up has made beyond the present number.
 func (u *upping) removeSurplus(ctx context.Context, client *api, steps *steps) error {
 	for n := u.o.nodes() + 1; n <= nodes.Most; n++ {
 		p := u.of(n, u.o.nodeName(n))
@@ -479,7 +479,7 @@ func (p place) downNodes(ctx context.Context, o upOptions) (ended bool, err erro
 	return true, os.RemoveAll(p.nodesState())
 }
 
-// emptyNodes ends what runs on the further nodes, and removes their namespaces.
+// emptyNodes stops all processes of the further nodes, and removes their namespaces.
 func (p place) emptyNodes(ctx context.Context, o upOptions, w nodes.Network) error {
 	// An up that still starts nodes, or that was killed, has joins. A node's down would wait for one
 	// that starts the node.
@@ -549,7 +549,7 @@ func ownCommands(w nodes.Network) (own []int, err error) {
 	return own, nil
 }
 
-// downEach has each further node end what runs there.
+// downEach stops each further node.
 func (p place) downEach(ctx context.Context, o upOptions, w nodes.Network) error {
 	var errs [nodes.Most + 1]error
 	var group errgroup.Group
@@ -580,7 +580,7 @@ func (p place) checkPurgeNodes(ctx context.Context, o upOptions, agreed bool) er
 	return nil
 }
 
-// purgeNodes removes what the further nodes have kept.
+// purgeNodes removes the files of all further nodes.
 func (p place) purgeNodes() error {
 	for n := 2; n <= nodes.Most; n++ {
 		if err := p.removeNodeData(n); err != nil {
