@@ -194,7 +194,7 @@ func (s *Server) prepare(ctx context.Context, c *settings, o Options) (err error
 	if err := s.peers.configure(c, o); err != nil {
 		return err
 	}
-	if s.members, err = newCaller(o.PeerCA, o.PeerPair, answerLimit); err != nil {
+	if s.members, err = memberCaller(o.PeerCA, o.PeerPair, answerLimit); err != nil {
 		return fmt.Errorf("etcd's certificate for its peers: %w", err)
 	}
 	if s.peers.Force {

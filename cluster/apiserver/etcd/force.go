@@ -2,8 +2,6 @@ package etcd
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,8 +20,6 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.etcd.io/etcd/server/v3/storage/schema"
 	"golang.org/x/sys/unix"
-
-	"github.com/coracle-project/coracle/cluster/node/servers"
 )
 
 const (
@@ -55,13 +50,15 @@ func CheckForce(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	members, err := newCaller(o.PeerCA, o.PeerPair, forceLimit)
+	members, err := memberCaller(o.PeerCA, o.PeerPair, forceLimit)
 	if err != nil {
 		return fmt.Errorf("the other control-plane nodes cannot be asked: %w", err)
 	}
-	api, err := apiCaller(o)
-	if err != nil {
-		return fmt.Errorf("the other API servers cannot be asked: %w", err)
+	var api caller
+	if o.APIPort != 0 {
+		if api, err = apiCaller(o.APICA, forceLimit); err != nil {
+			return fmt.Errorf("the other API servers cannot be asked: %w", err)
+		}
 	}
 	found := make([]presence, len(others))
 	var asked sync.WaitGroup
@@ -86,8 +83,9 @@ type presence struct {
 	lost bool // this machine could not ask
 }
 
-// look asks a machine's member of etcd, and its API server, which is all that a lone member has.
-func look(ctx context.Context, m Member, members caller, api *http.Client, port int) (found presence) {
+// look asks a machine's member of etcd, and its API server, which is all that a lone member has. A
+// port of 0 is for API servers that are not asked.
+func look(ctx context.Context, m Member, members, api caller, port int) (found presence) {
 	for i := range forceAsks {
 		if i > 0 {
 			select {
@@ -99,14 +97,14 @@ func look(ctx context.Context, m Member, members caller, api *http.Client, port 
 		var ofAPI presence
 		var both sync.WaitGroup
 		both.Go(func() {
-			_, err := get(ctx, members.client, m.URL+"/version")
+			_, err := members.status(ctx, m.URL+"/version")
 			found = found.after(err)
 			found.member = found.member || !silent(err)
 		})
 		if u, err := url.Parse(m.URL); err == nil && port != 0 {
 			at := "https://" + net.JoinHostPort(u.Hostname(), strconv.Itoa(port))
 			both.Go(func() {
-				status, err := get(ctx, api, at+"/readyz")
+				status, err := api.status(ctx, at+"/readyz")
 				ofAPI = ofAPI.after(err)
 				ofAPI.ready = status == http.StatusOK
 				if !silent(err) {
@@ -140,46 +138,6 @@ func silent(err error) bool {
 	var failed *net.OpError
 	return errors.As(err, &failed) && failed.Op == "dial"
 }
-
-func get(ctx context.Context, client *http.Client, url string) (status int, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0, err
-	}
-	answer, err := client.Do(r)
-	if err != nil {
-		return 0, err
-	}
-	_ = answer.Body.Close()
-	return answer.StatusCode, nil
-}
-
-// apiCaller asks API servers of the cluster.
-func apiCaller(o Options) (*http.Client, error) {
-	if o.APIPort == 0 {
-		return nil, nil //nolint:nilnil // none is asked
-	}
-	authorities, err := os.ReadFile(o.APICA)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(authorities) {
-		return nil, fmt.Errorf("%s has no certificate", o.APICA)
-	}
-	return &http.Client{
-		Timeout: forceLimit,
-		Transport: &http.Transport{
-			DialContext:       (&net.Dialer{Timeout: answerLimit}).DialContext,
-			TLSClientConfig:   &tls.Config{RootCAs: pool, ServerName: servers.Name, MinVersion: tls.VersionTLS13},
-			DisableKeepAlives: true,
-		},
-		CheckRedirect: here,
-	}, nil
-}
-
-// here keeps a client from asking another machine than it was told to.
-func here(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // judge says why this member must not go on without the others, if so.
 func judge(others []Member, found []presence) error {

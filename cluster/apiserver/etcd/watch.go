@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/client/pkg/v3/types"
 
 	"github.com/coracle-project/coracle/cluster/health"
@@ -45,21 +44,6 @@ func watchMembers(s *Server, o Options) *watch {
 	w.leader, w.look = s.etcd.Server.Leader, w.askOthers
 	go w.run(ctx)
 	return w
-}
-
-// caller asks members whether they run.
-type caller struct{ client *http.Client }
-
-// newCaller needs the files of the members' authority, and of this member's certificate and key.
-// One call takes up to limit.
-func newCaller(ca, pair string, limit time.Duration) (caller, error) {
-	t, err := transport.NewTransport(transport.TLSInfo{CertFile: pair, KeyFile: pair, TrustedCAFile: ca}, answerLimit)
-	if err != nil {
-		return caller{}, err
-	}
-	t.DisableKeepAlives = true
-	t.Proxy = nil // a proxy would answer for members that are gone
-	return caller{&http.Client{Transport: t, Timeout: limit, CheckRedirect: here}}, nil
 }
 
 func (w *watch) close() {
@@ -115,7 +99,7 @@ func (w *watch) askOthers(ctx context.Context) {
 }
 
 func (c caller) asks(ctx context.Context, url string) bool {
-	status, err := get(ctx, c.client, url+"/version")
+	status, err := c.status(ctx, url+"/version")
 	return err == nil && status == http.StatusOK
 }
 
