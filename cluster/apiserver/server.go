@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -112,6 +113,9 @@ func protobuf(c *rest.Config) *rest.Config {
 // Informers returns the informers of the process. The server has its own among them and starts them
 // when it serves. A caller that adds informers later starts the factory again, after Ready.
 func (s *Server) Informers() informers.SharedInformerFactory { return s.informers }
+
+// Log returns the logger of the options, for the other parts of the process.
+func (s *Server) Log() *slog.Logger { return s.options.Log }
 
 // Ready is closed when everything is served: /readyz answers ok.
 func (s *Server) Ready() <-chan struct{} { return s.ready }

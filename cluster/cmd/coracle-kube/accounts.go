@@ -78,7 +78,7 @@ func (b boundedBody) Close() error {
 }
 
 // awaitAPI waits until the API server is ready. It returns an error only if ctx ends before.
-func awaitAPI(ctx context.Context, kube kubernetes.Interface) error {
+func awaitAPI(ctx context.Context, kube kubernetes.Interface, log *slog.Logger) error {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 7, Cap: 5 * time.Second}
 	said := ""
 	return backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
@@ -89,7 +89,7 @@ func awaitAPI(ctx context.Context, kube kubernetes.Interface) error {
 			return true, nil
 		}
 		if text := fmt.Sprint(err); text != said {
-			slog.Warn("the API server is not ready yet", "err", err)
+			log.Warn("the API server is not ready yet", "err", err)
 			said = text
 		}
 		return false, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -143,7 +144,7 @@ func TestControllersAloneWaitForTheAPIServer(t *testing.T) {
 	defer api.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := command()
+	cmd := command(discard, &slog.LevelVar{})
 	cmd.SetArgs([]string{"controllers", "--kubeconfig", kubeconfig(t, api.URL)})
 	err := cmd.ExecuteContext(ctx)
 	select {
@@ -176,7 +177,7 @@ func TestControllersAloneEndWhileTheyStart(t *testing.T) {
 			}))
 			defer api.Close()
 			defer close(ended)
-			cmd := command()
+			cmd := command(discard, &slog.LevelVar{})
 			cmd.SetArgs([]string{"controllers", "--kubeconfig", kubeconfig(t, api.URL)})
 			result := make(chan error, 1)
 			go func() { result <- cmd.ExecuteContext(ctx) }()

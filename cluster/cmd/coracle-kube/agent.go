@@ -44,8 +44,8 @@ type agent struct {
 // credentialsDir is where the agent keeps what makes it a node.
 func credentialsDir(root string) string { return filepath.Join(root, "agent") }
 
-func agentCommand() *cobra.Command {
-	var a agent
+func agentCommand(log *slog.Logger) *cobra.Command {
+	a := agent{nodeOptions: nodeOptions{log: log}}
 	var check bool
 	cmd := &cobra.Command{
 		Use:   "agent",
@@ -69,13 +69,13 @@ control plane to go on with the pods that it has.`,
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
 	a.define(cmd.Flags())
 	cmd.AddCommand(joinCommand(&a.root))
-	cmd.AddCommand(memberCommands(&a.root)...)
+	cmd.AddCommand(memberCommands(&a.root, log)...)
 	return cmd
 }
 
 // load reads the agent's credentials.
 func (a *agent) load() (err error) {
-	if a.member, err = credentials.Read(credentialsDir(a.root), slog.Default()); err != nil {
+	if a.member, err = credentials.Read(credentialsDir(a.root), a.log); err != nil {
 		return err
 	}
 	a.name = a.member.Name
@@ -98,7 +98,7 @@ func (a *agent) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	release, err := claimPort(port)
+	release, err := claimPort(port, a.log)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (a *agent) serve(ctx context.Context) error {
 	certificates := a.tellCertificates(board.Add("certificates")) // the last: from here on others may ask for all parts
 	listener, err := listenForProfiles(ctx, filepath.Join(a.state, "kube"))
 	if err != nil {
-		slog.Warn("no profiles are served", "err", err)
+		a.log.Warn("no profiles are served", "err", err)
 	}
 	work, ctx := errgroup.WithContext(ctx)
 	if listener != nil {
@@ -141,10 +141,10 @@ func (a *agent) serve(ctx context.Context) error {
 	for _, run := range append(parts.run, keeper.Run, certificates) {
 		work.Go(func() error { return run(ctx) })
 	}
-	go restWhenCalm(ctx, processors)
+	go restWhenCalm(ctx, processors, a.log)
 	set.Informers.Start(ctx.Done())
 	defer set.Informers.Shutdown()
-	slog.Info("agent starts", "node", a.name, "server", a.member.Server, "version", versions())
+	a.log.Info("agent starts", "node", a.name, "server", a.member.Server, "version", versions())
 	return work.Wait()
 }
 
@@ -173,7 +173,7 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 	}
 	settings, err := a.settings(ctx, kube)
 	if err != nil || settings.Version == 0 {
-		set, serr := client.New(config, client.NewInformers(kube), slog.Default())
+		set, serr := client.New(config, client.NewInformers(kube), a.log)
 		return settings, set, errors.Join(err, serr)
 	}
 	all, err := a.member.Servers()
@@ -184,7 +184,7 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 	if kube, err = kubernetes.NewForConfig(config); err != nil {
 		return settings, nil, err
 	}
-	set, err := client.New(config, client.NewInformers(kube), slog.Default())
+	set, err := client.New(config, client.NewInformers(kube), a.log)
 	if err != nil {
 		return settings, nil, err
 	}
@@ -195,9 +195,9 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 func (a *agent) tellCertificates(part *health.Part) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for {
-			expires, err := tellCertificates(part, credentialsDir(a.root))
+			expires, err := tellCertificates(part, credentialsDir(a.root), a.log)
 			if err != nil {
-				slog.Error("the node's certificates", "err", err)
+				a.log.Error("the node's certificates", "err", err)
 			}
 			select {
 			case <-time.After(lookAgain(expires, time.Now())):
@@ -211,7 +211,7 @@ func (a *agent) tellCertificates(part *health.Part) func(context.Context) error 
 // node is what runs on this machine, as the cluster's settings say.
 func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 	n := a.nodeOptions
-	n.pods = nodeaddr.NewPods(slog.Default())
+	n.pods = nodeaddr.NewPods(a.log)
 	n.dns, n.domain = []string{noDNS}, "cluster.local"
 	if s.ClusterDomain != "" {
 		n.domain = s.ClusterDomain
@@ -324,7 +324,7 @@ func (a *agent) settings(ctx context.Context, kube kubernetes.Interface) (cluste
 	case err == nil:
 		err = fmt.Errorf("ConfigMap kube-system/%s does not exist any more", clusterinfo.AgentConfigMap)
 	}
-	slog.Warn("the cluster's settings cannot be read: the node keeps those of before", "err", err)
+	a.log.Warn("the cluster's settings cannot be read: the node keeps those of before", "err", err)
 	return last, nil
 }
 

@@ -24,8 +24,8 @@ import (
 	schedulerconfig "github.com/coracle-project/coracle/cluster/scheduler/config"
 )
 
-func apiserverCommand() *cobra.Command {
-	var o apiOptions
+func apiserverCommand(log *slog.Logger) *cobra.Command {
+	o := apiOptions{log: log}
 	cmd := &cobra.Command{
 		Use:     "apiserver",
 		Short:   "run the API server alone",
@@ -48,7 +48,7 @@ func apiserverCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r := &renewer{reload: server.ReloadCredentials, ensure: func() (*pki.Bundle, error) { return o.credentials(hostname(), nil) }}
+			r := &renewer{log: log, reload: server.ReloadCredentials, ensure: func() (*pki.Bundle, error) { return o.credentials(hostname(), nil) }}
 			return together(cmd.Context(), server, began, &o, map[string]http.Handler{}, r)
 		},
 	}
@@ -56,14 +56,14 @@ func apiserverCommand() *cobra.Command {
 	return cmd
 }
 
-func schedulerCommand() *cobra.Command {
+func schedulerCommand(log *slog.Logger) *cobra.Command {
 	var config string
-	cmd := alone("scheduler", "run the scheduler alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+	cmd := alone(log, "scheduler", "run the scheduler alone", func(ctx context.Context, set *client.Set) (func() error, error) {
 		o, err := schedulerconfig.Load(config)
 		if err != nil {
 			return nil, err
 		}
-		o.Log = slog.Default()
+		o.Log = log
 		s, err := scheduler.New(set, o)
 		return func() error { return s.Run(ctx) }, err
 	})
@@ -71,10 +71,10 @@ func schedulerCommand() *cobra.Command {
 	return cmd
 }
 
-func controllersCommand() *cobra.Command {
+func controllersCommand(log *slog.Logger) *cobra.Command {
 	var ca, key string
 	var l lifetimes
-	cmd := alone("controllers", "run the controllers alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+	cmd := alone(log, "controllers", "run the controllers alone", func(ctx context.Context, set *client.Set) (func() error, error) {
 		if err := l.check(); err != nil {
 			return nil, err
 		}
@@ -102,7 +102,7 @@ func controllersCommand() *cobra.Command {
 				return nil, fmt.Errorf("--service-account-key: %w", err)
 			}
 		}
-		if err := awaitAPI(ctx, set.Kube); err != nil {
+		if err := awaitAPI(ctx, set.Kube, log); err != nil {
 			return nil, err
 		}
 		account, err := accounts(ctx, set)
@@ -149,10 +149,10 @@ func (k tokenKey) GenerateToken(ctx context.Context, claims *jwt.Claims, private
 	return g.GenerateToken(ctx, claims, private)
 }
 
-func kubeletCommand() *cobra.Command {
-	var n nodeOptions
+func kubeletCommand(log *slog.Logger) *cobra.Command {
+	n := nodeOptions{log: log}
 	var root, cert, key, clients string
-	cmd := alone("kubelet", "run the kubelet alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+	cmd := alone(log, "kubelet", "run the kubelet alone", func(ctx context.Context, set *client.Set) (func() error, error) {
 		if err := n.check(); err != nil {
 			return nil, err
 		}
@@ -170,7 +170,7 @@ func kubeletCommand() *cobra.Command {
 }
 
 // alone is a command that runs one part against the API server of a kubeconfig.
-func alone(name, short string, part func(context.Context, *client.Set) (run func() error, err error)) *cobra.Command {
+func alone(log *slog.Logger, name, short string, part func(context.Context, *client.Set) (run func() error, err error)) *cobra.Command {
 	var kubeconfig string
 	cmd := &cobra.Command{
 		Use:     name,
@@ -187,7 +187,7 @@ func alone(name, short string, part func(context.Context, *client.Set) (run func
 			if err != nil {
 				return err
 			}
-			set, err := client.New(config, client.NewInformers(kube), slog.Default())
+			set, err := client.New(config, client.NewInformers(kube), log)
 			if err != nil {
 				return err
 			}
@@ -198,7 +198,7 @@ func alone(name, short string, part func(context.Context, *client.Set) (run func
 			if err != nil {
 				return err
 			}
-			go restWhenCalm(cmd.Context(), nil)
+			go restWhenCalm(cmd.Context(), nil, log)
 			set.Informers.Start(cmd.Context().Done())
 			defer set.Informers.Shutdown()
 			return run()

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -105,7 +104,7 @@ func newSpeaker(n *nodeProcess, part func() *health.Part) (func(context.Context)
 	if err != nil {
 		return nil, err
 	}
-	clean := cleaning("announcements", func() error { return announce.Remove(balancerSink(n.port)) })
+	clean := cleaning(n.log, "announcements", func() error { return announce.Remove(balancerSink(n.port)) })
 	if p.Empty() {
 		return clean, nil
 	}
@@ -113,7 +112,7 @@ func newSpeaker(n *nodeProcess, part func() *health.Part) (func(context.Context)
 		return nil, err
 	}
 	if err := loadbalancer.CheckHost(p, balancerSink(n.port)); err != nil {
-		slog.Error("addresses of load balancers are not announced", "err", err)
+		n.log.Error("addresses of load balancers are not announced", "err", err)
 		part().Fails(err)
 		return clean, nil
 	}
@@ -127,7 +126,7 @@ func newSpeaker(n *nodeProcess, part func() *health.Part) (func(context.Context)
 	})
 	return func(ctx context.Context) error {
 		if err := s.Run(ctx); err != nil { // the node still runs pods
-			slog.Error("addresses of load balancers are not announced", "err", err)
+			n.log.Error("addresses of load balancers are not announced", "err", err)
 		}
 		return nil
 	}, nil

@@ -73,7 +73,7 @@ func TestRotateCertificates(t *testing.T) {
 	}
 	var board health.Board
 	reloads := 0
-	r := &renewer{ensure: ensure, reload: func() error { reloads++; return nil }, part: board.Add("certificates")}
+	r := &renewer{log: discard, ensure: ensure, reload: func() error { reloads++; return nil }, part: board.Add("certificates")}
 	mux := http.NewServeMux()
 	mux.HandleFunc(renewPath, r.answerRenew)
 	server := &http.Server{Handler: mux}

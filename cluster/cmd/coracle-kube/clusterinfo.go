@@ -42,7 +42,7 @@ func withClusterInfo(server *apiserver.Server, bundle *pki.Bundle, api apiOption
 	if err != nil {
 		return nil, err
 	}
-	publish := untilDone("what other machines need to join is not published", func(ctx context.Context) error {
+	publish := untilDone(server.Log(), "what other machines need to join is not published", func(ctx context.Context) error {
 		succession, err := pki.ReadSuccession(bundle.Dir)
 		if err != nil {
 			return err

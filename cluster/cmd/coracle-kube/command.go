@@ -17,7 +17,8 @@ import (
 // Set by the linker.
 var version, commit string
 
-func command() *cobra.Command {
+// command logs by log, whose level --log-level sets.
+func command(log *slog.Logger, levels *slog.LevelVar) *cobra.Command {
 	var level string
 	var version bool
 	root := &cobra.Command{
@@ -33,7 +34,7 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			sparingly()
 			apiserver.SurvivePanics()
-			return startLog(level)
+			return startLog(level, log, levels)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !version {
@@ -46,9 +47,9 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	// cobra's own flag needs a template, and then no method can be left out by the linker.
 	root.Flags().BoolVarP(&version, "version", "v", false, "print the version")
-	root.AddCommand(serverCommand(), apiserverCommand(), schedulerCommand(), controllersCommand(), kubeletCommand(),
-		proxyCommand(), policyCommand(), dnsCommand(), balancersCommand(), overlayCommand(), snapshotCommand(), tokenCommand(),
-		certificateCommand(), agentCommand(), controlPlaneCommand())
+	root.AddCommand(serverCommand(log), apiserverCommand(log), schedulerCommand(log), controllersCommand(log), kubeletCommand(log),
+		proxyCommand(log), policyCommand(log), dnsCommand(log), balancersCommand(), overlayCommand(), snapshotCommand(log), tokenCommand(log),
+		certificateCommand(), agentCommand(log), controlPlaneCommand(log))
 	return root
 }
 
@@ -61,18 +62,19 @@ func versions() string {
 	return v + " (Kubernetes " + componentversion.Get().GitVersion + ")"
 }
 
-// startLog sends everybody's log to stderr. Of what upstream's packages tell, only what went wrong
-// is of interest to an operator, unless he debugs.
-func startLog(level string) error {
+// startLog sets the level, and sends the log of imported packages to stderr, too. Of what upstream's
+// packages tell, only what went wrong is of interest to an operator, unless he debugs.
+func startLog(level string, log *slog.Logger, levels *slog.LevelVar) error {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return fmt.Errorf("--log-level %q is none of debug, info, warn and error", level)
 	}
+	levels.Set(l)
 	upstream := l
 	if l == slog.LevelInfo {
 		upstream = slog.LevelWarn
 	}
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})))
+	slog.SetDefault(log)
 	klog.SetSlogLogger(slog.New(quiet{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: upstream})}))
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // warnings are for those who write manifests
 	return nil

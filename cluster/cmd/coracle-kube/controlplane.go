@@ -31,19 +31,19 @@ import (
 )
 
 // controlPlaneCommand is what `coracle up --join`, `coracle leave` and `coracle node remove` run.
-func controlPlaneCommand() *cobra.Command {
+func controlPlaneCommand(log *slog.Logger) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "controlplane", Short: "join and leave the control plane of a cluster",
 		Hidden: true, // coracle is for people
 	}
-	cmd.AddCommand(controlPlaneJoinCommand(), controlPlaneRemoveCommand(), controlPlaneDrainCommand(), controlPlaneForceCommand())
+	cmd.AddCommand(controlPlaneJoinCommand(log), controlPlaneRemoveCommand(), controlPlaneDrainCommand(), controlPlaneForceCommand())
 	return cmd
 }
 
 // longestSecrets bounds what is read of a token and a certificate key, in bytes.
 const longestSecrets = 4 << 10
 
-func controlPlaneJoinCommand() *cobra.Command {
+func controlPlaneJoinCommand(log *slog.Logger) *cobra.Command {
 	var g controlplane.Given
 	var m controlplane.Machine
 	var bind string
@@ -62,7 +62,7 @@ func controlPlaneJoinCommand() *cobra.Command {
 				return err
 			}
 			g.Token, g.CertificateKey, _ = strings.Cut(strings.TrimSpace(string(secrets)), " ")
-			m.Log = slog.Default()
+			m.Log = log
 			if m.URL, err = memberURL(bind, port); err != nil {
 				return err
 			}

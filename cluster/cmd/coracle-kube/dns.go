@@ -110,17 +110,17 @@ func (o *dnsOptions) servers() (map[string][]netip.AddrPort, error) {
 }
 
 // dnsCommand answers on a node whose cluster process is elsewhere.
-func dnsCommand() *cobra.Command {
+func dnsCommand(log *slog.Logger) *cobra.Command {
 	var n nodeOptions
 	var o dnsOptions
 	var services string
 	var pods []string
-	cmd := alone("dns", "run the cluster's DNS of a node alone", func(ctx context.Context, set *client.Set) (func() error, error) {
+	cmd := alone(log, "dns", "run the cluster's DNS of a node alone", func(ctx context.Context, set *client.Set) (func() error, error) {
 		ranges, err := networks("--pod-cidr", pods)
 		if err = errors.Join(err, n.checkDNS()); err != nil {
 			return nil, err
 		}
-		n.pods = nodeaddr.NewPods(slog.Default(), ranges...)
+		n.pods = nodeaddr.NewPods(log, ranges...)
 		s, err := newDNS(set, services, n, o, func() *health.Part { return nil })
 		if err == nil && s == nil {
 			err = errors.New("--cluster-dns or --service-cidr must say where to answer")

@@ -29,7 +29,9 @@ var errLedBefore = fmt.Errorf("%w: another control-plane node may lead now", err
 
 // leading returns a part that runs while this node holds the Lease of a name in kube-system. The
 // Lease is let go after the part has ended, so that another node goes on at once.
-func leading(name, node string, leases coordination.LeasesGetter, part func(context.Context) error) func(context.Context) error {
+func leading(name, node string, leases coordination.LeasesGetter, log *slog.Logger,
+	part func(context.Context) error,
+) func(context.Context) error {
 	return func(ctx context.Context) error {
 		started := make(chan struct{})
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -62,7 +64,7 @@ func leading(name, node string, leases coordination.LeasesGetter, part func(cont
 		case <-ctx.Done():
 			return nil
 		}
-		slog.Info("this node leads", "lease", name)
+		log.Info("this node leads", "lease", name)
 		term, stop := context.WithCancel(ctx)
 		defer stop()
 		go func() {

@@ -28,7 +28,7 @@ type candidate struct {
 func elect(ctx context.Context, kube *fake.Clientset, node string) *candidate {
 	ctx, stop := context.WithCancel(ctx)
 	c := &candidate{leads: make(chan struct{}), stop: stop, ended: make(chan error, 1)}
-	run := leading("kube-scheduler", node, kube.CoordinationV1(), func(ctx context.Context) error {
+	run := leading("kube-scheduler", node, kube.CoordinationV1(), discard, func(ctx context.Context) error {
 		close(c.leads)
 		<-ctx.Done()
 		return nil

@@ -22,10 +22,10 @@ import (
 // too.
 func localPathRoot(root string) string { return filepath.Join(root, "local-path") }
 
-func localPath(root, node string) *localpath.Options {
+func localPath(root, node string, log *slog.Logger) *localpath.Options {
 	return &localpath.Options{
 		Root: localPathRoot(root), NodeName: node,
-		Users: func(name string) ([]types.UID, error) { return volume.Users(kubeletRoot(root), name, slog.Default()) },
+		Users: func(name string) ([]types.UID, error) { return volume.Users(kubeletRoot(root), name, log) },
 	}
 }
 
@@ -35,7 +35,7 @@ func (o *apiOptions) localPathIfAlone(node string) *localpath.Options {
 	if o.several {
 		return nil
 	}
-	return localPath(o.root, node)
+	return localPath(o.root, node, o.log)
 }
 
 // localPathPart makes the volumes of this node, of several with a control plane.
@@ -45,7 +45,7 @@ func localPathPart(server *apiserver.Server, root, node string) (func(context.Co
 	if err != nil {
 		return nil, err
 	}
-	o := localPath(root, node)
+	o := localPath(root, node, server.Log())
 	o.OnlySelected = true
 	c := localpath.New(set, *o)
 	return func(ctx context.Context) error {
@@ -60,13 +60,13 @@ func withLocalPathClass(server *apiserver.Server, parts []func(context.Context) 
 	if err != nil {
 		return nil, err
 	}
-	return append(parts, untilDone("the storage class "+localpath.ClassName+" is not made", func(ctx context.Context) error {
+	return append(parts, untilDone(server.Log(), "the storage class "+localpath.ClassName+" is not made", func(ctx context.Context) error {
 		return localpath.EnsureClass(ctx, set.Kube)
 	})), nil
 }
 
 // untilDone is a part that does one thing, and tries again until that succeeds. failure is logged.
-func untilDone(failure string, do func(context.Context) error) func(context.Context) error {
+func untilDone(log *slog.Logger, failure string, do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		again := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: time.Minute}
 		for {
@@ -74,7 +74,7 @@ func untilDone(failure string, do func(context.Context) error) func(context.Cont
 			if err == nil || ctx.Err() != nil {
 				return nil
 			}
-			slog.Warn(failure, "err", err)
+			log.Warn(failure, "err", err)
 			select {
 			case <-time.After(again.Step()):
 			case <-ctx.Done():

@@ -29,9 +29,11 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err := command().ExecuteContext(ctx)
+	var levels slog.LevelVar
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: &levels}))
+	err := command(log, &levels).ExecuteContext(ctx)
 	if ctx.Err() == nil && errors.Is(err, errAgain) {
-		slog.Warn("serving ends", "err", err)
+		log.Warn("serving ends", "err", err)
 		stop()
 		err = startAgain()
 	}

@@ -54,13 +54,13 @@ func joinCommand(root *string) *cobra.Command {
 }
 
 // memberCommands act as the node of this machine, for `coracle join` and `coracle leave`.
-func memberCommands(root *string) []*cobra.Command {
+func memberCommands(root *string, log *slog.Logger) []*cobra.Command {
 	verb := func(use, short string, act func(member, context.Context) error) *cobra.Command {
 		var limit time.Duration
 		cmd := &cobra.Command{
 			Use: use, Short: short, Example: "  coracle-kube agent " + use, Args: noArguments, Hidden: true,
 			RunE: func(cmd *cobra.Command, _ []string) error {
-				m, err := newMember(*root)
+				m, err := newMember(*root, log)
 				if err != nil {
 					return err
 				}
@@ -115,8 +115,8 @@ type member struct {
 	kube kubernetes.Interface
 }
 
-func newMember(root string) (member, error) {
-	n, err := credentials.Read(credentialsDir(root), slog.Default())
+func newMember(root string, log *slog.Logger) (member, error) {
+	n, err := credentials.Read(credentialsDir(root), log)
 	if err != nil {
 		return member{}, err
 	}

@@ -202,7 +202,7 @@ func TestSettingsOfAnAgent(t *testing.T) {
 		"published, a later release": {file: later, policies: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := agent{root: t.TempDir(), member: credentials.Node{Server: "https://192.0.2.1:6443"}}
+			a := agent{nodeOptions: nodeOptions{log: discard}, root: t.TempDir(), member: credentials.Node{Server: "https://192.0.2.1:6443"}}
 			if err := os.Mkdir(credentialsDir(a.root), 0o700); err != nil {
 				t.Fatal(err)
 			}

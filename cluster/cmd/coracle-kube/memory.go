@@ -40,7 +40,7 @@ func sparingly() {
 
 // restWhenCalm gives memory back that only the start needed, when the start is over, and what
 // bursts of work have left, when they are over. Then one processor is enough, too.
-func restWhenCalm(ctx context.Context, p *processors) {
+func restWhenCalm(ctx context.Context, p *processors, log *slog.Logger) {
 	tick := time.NewTicker(calm)
 	defer tick.Stop()
 	var l lull
@@ -55,7 +55,7 @@ func restWhenCalm(ctx context.Context, p *processors) {
 				p.useOne()
 			}
 			if l.over(busy, pages) {
-				trim()
+				trim(log)
 				_, l.pages = used()
 			}
 		case <-ctx.Done():
@@ -66,14 +66,14 @@ func restWhenCalm(ctx context.Context, p *processors) {
 
 // trim gives back what is not in use: of the heap, which is collected twice, because a sync.Pool
 // keeps its buffers over one collection, and of the program.
-func trim() {
+func trim(log *slog.Logger) {
 	runtime.GC()
 	debug.FreeOSMemory()
 	if pace != nil {
 		pace.rest(time.Now())
 	}
 	if err := programpages.Drop(); err != nil {
-		slog.Debug("more of the program than it uses stays in memory", "err", err)
+		log.Debug("more of the program than it uses stays in memory", "err", err)
 	}
 }
 

@@ -79,7 +79,7 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 		add(parts.policies.Run)
 	} else {
 		board.Add("network policies").Works(policiesOff)
-		add(cleaning("rules of network policies", func() error { return policy.Cleanup(policyTable(p.port)) }))
+		add(cleaning(p.log, "rules of network policies", func() error { return policy.Cleanup(policyTable(p.port)) }))
 	}
 	if parts.kubelet, err = newKubelet(p, parts.policies); err != nil {
 		return parts, err
@@ -107,7 +107,7 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 		parts.routes = routes
 		add(route)
 	} else {
-		add(cleaning("rules of Services", func() error { return proxy.Cleanup(serviceTable(p.port)) }))
+		add(cleaning(p.log, "rules of Services", func() error { return proxy.Cleanup(serviceTable(p.port)) }))
 	}
 	connect, err := newOverlay(p, func() *health.Part { return board.Add("pods of other nodes") })
 	if err != nil {

@@ -39,6 +39,7 @@ import (
 
 // apiOptions are the flags of the API server.
 type apiOptions struct {
+	log *slog.Logger
 	// pods are those of this machine if it is a node: they are to reach the API server on loopback,
 	// too.
 	pods *nodeaddr.Pods
@@ -128,7 +129,7 @@ func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error)
 	if err != nil {
 		return nil, err
 	}
-	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts, slog.Default())
+	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts, o.log)
 	if err == nil {
 		err = o.peerCredentials(bundle)
 	}
@@ -185,7 +186,7 @@ func (o *apiOptions) settings() apiserver.Options {
 		EncryptionConfig: o.protect.encryption, EncryptionHealth: o.encryptionHealth, Audit: o.protect.audit, Version: version,
 		Unserved: o.unserved, Several: o.several, TakePeers: o.takePeers, LeavePeers: o.leavePeers, MembersHealth: o.membersHealth,
 		Authentication: o.access.authentication, PodSecurity: o.access.podSecurity, SharedFiles: o.sharedFiles(),
-		Concurrent: o.processors.useAll, Log: slog.Default(),
+		Concurrent: o.processors.useAll, Log: o.log,
 	}
 }
 
@@ -223,6 +224,8 @@ func (o *apiOptions) server(bundle *pki.Bundle) (*apiserver.Server, error) {
 
 // nodeOptions are the flags of the kubelet.
 type nodeOptions struct {
+	log *slog.Logger
+
 	name       string
 	ips        []string
 	cri        string
@@ -298,7 +301,7 @@ func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
 		networks = append(networks, heldAddresses{o.pods})
 	}
 	return kubelet.Options{
-		Log:        slog.Default(),
+		Log:        o.log,
 		ClusterDNS: dns, ClusterDomain: o.domain, ResolvConf: o.resolvConf, Networks: networks,
 		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: kubeletRoot(root),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,

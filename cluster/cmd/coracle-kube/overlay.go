@@ -21,7 +21,7 @@ import (
 func newOverlay(p *nodeProcess, part func() *health.Part) (func(context.Context) error, error) {
 	encrypts := p.podNetwork == encryptedPodNetwork
 	if !p.awaitRanges || !encrypts && p.podNetwork != autoPodNetwork {
-		return cleaning("paths to other nodes", func() error { return paths.Remove(p.port) }), nil
+		return cleaning(p.log, "paths to other nodes", func() error { return paths.Remove(p.port) }), nil
 	}
 	set, err := p.as(user.KubeProxy)
 	if err != nil {

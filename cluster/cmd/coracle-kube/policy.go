@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"time"
 
@@ -62,10 +63,10 @@ func linkGroup(ctx context.Context, endpoint string) (uint32, error) {
 	return group, nil
 }
 
-func policyCommand() *cobra.Command {
+func policyCommand(log *slog.Logger) *cobra.Command {
 	var o policy.Options
 	var pods []string
-	cmd := alone("policy", "enforce network policies for this node's pods, alone",
+	cmd := alone(log, "policy", "enforce network policies for this node's pods, alone",
 		func(ctx context.Context, set *client.Set) (run func() error, err error) {
 			if o.PodRanges, err = networks("--pod-cidr", pods); err != nil {
 				return nil, err

@@ -46,7 +46,7 @@ func newProxy(n *nodeProcess, part *health.Part) (*proxy.Proxy, func(context.Con
 			if ctx.Err() != nil {
 				return nil
 			}
-			slog.Error("connections to Services are not routed", "err", err, "again", pause)
+			n.log.Error("connections to Services are not routed", "err", err, "again", pause)
 			part.Fails(err)
 			select {
 			case <-ctx.Done():
@@ -107,9 +107,9 @@ func networks(flag string, texts []string) ([]netip.Prefix, error) {
 	return all, nil
 }
 
-func proxyCommand() *cobra.Command {
+func proxyCommand(log *slog.Logger) *cobra.Command {
 	var o proxyOptions
-	cmd := alone("proxy", "route connections to Services on this node, alone",
+	cmd := alone(log, "proxy", "route connections to Services on this node, alone",
 		func(ctx context.Context, set *client.Set) (func() error, error) {
 			options, err := o.options()
 			if err != nil {

@@ -27,6 +27,7 @@ const (
 // renewer keeps the credentials of a cluster that runs for longer than they last. Who uses them
 // looks at their files.
 type renewer struct {
+	log *slog.Logger
 	// ensure makes them good.
 	ensure func() (*pki.Bundle, error)
 	// reload has the API server read them again.
@@ -50,7 +51,7 @@ func (r *renewer) renew() error {
 		r.part.Fails(fmt.Errorf("they cannot be renewed: %w", err))
 		return err
 	}
-	_, err = tellCertificates(r.part, bundle.Dir)
+	_, err = tellCertificates(r.part, bundle.Dir, r.log)
 	return err
 }
 
@@ -62,7 +63,7 @@ func lookAgain(expires, now time.Time) time.Duration {
 
 // tellCertificates says which certificate in a directory expires first, and warns of those that
 // ought to have been renewed. It returns when the first expires.
-func tellCertificates(part *health.Part, dir string) (expires time.Time, err error) {
+func tellCertificates(part *health.Part, dir string, log *slog.Logger) (expires time.Time, err error) {
 	all, err := pki.List(dir)
 	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("there are none in %s", dir)
@@ -74,7 +75,7 @@ func tellCertificates(part *health.Part, dir string) (expires time.Time, err err
 	var warnings []string
 	for _, c := range all {
 		if c.Warning != "" {
-			slog.Warn("a certificate", "file", c.File, "warning", c.Warning)
+			log.Warn("a certificate", "file", c.File, "warning", c.Warning)
 			warnings = append(warnings, c.File+": "+c.Warning)
 		}
 	}
@@ -99,7 +100,7 @@ func (r *renewer) run(ctx context.Context, last time.Time) {
 		now := time.Now()
 		if due(now.Sub(last), now.Round(0).Sub(last.Round(0))) || r.due(now) {
 			if err := r.renew(); err != nil {
-				slog.Error("certificates cannot be renewed", "err", err)
+				r.log.Error("certificates cannot be renewed", "err", err)
 			}
 			last = now
 		}
@@ -132,7 +133,7 @@ func due(passed, byClock time.Duration) bool {
 
 // newRenewer returns what keeps the credentials of a cluster and its own node.
 func newRenewer(server *apiserver.Server, api *apiOptions, n *nodeOptions, board *health.Board) *renewer {
-	return &renewer{reload: server.ReloadCredentials, part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
+	return &renewer{log: server.Log(), reload: server.ReloadCredentials, part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
 		bundle, err := api.credentials(n.name, n.ips)
 		if err != nil {
 			return nil, err

@@ -36,7 +36,7 @@ func TestRenewalGoesOnAfterAnError(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		calls := 0
 		var board health.Board
-		r := renewer{part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
+		r := renewer{log: discard, part: board.Add("certificates"), ensure: func() (*pki.Bundle, error) {
 			calls++
 			return nil, errors.New("the disk is full")
 		}}
@@ -61,7 +61,7 @@ func TestRenewalsThatAreDue(t *testing.T) {
 		var looks []time.Duration
 		began, reloads := time.Now(), 0
 		var board health.Board
-		r := renewer{part: board.Add("certificates"), reload: func() error { reloads++; return nil }}
+		r := renewer{log: discard, part: board.Add("certificates"), reload: func() error { reloads++; return nil }}
 		r.ensure = func() (*pki.Bundle, error) {
 			looks = append(looks, time.Since(began))
 			b, err := pki.Ensure(dir, "https://127.0.0.1:1", []string{"127.0.0.1"}, nil)
@@ -85,7 +85,7 @@ func TestRenewalsThatAreDue(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		time.Sleep(355 * 24 * time.Hour)
-		if _, err := tellCertificates(r.part, dir); err != nil {
+		if _, err := tellCertificates(r.part, dir, r.log); err != nil {
 			t.Error(err)
 		}
 		if s := board.States()[0]; len(s.Warnings) != 4 || !strings.HasPrefix(s.Warnings[0], "admin.kubeconfig: it expires on") {

@@ -34,9 +34,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
-func serverCommand() *cobra.Command {
-	var api apiOptions
-	var n nodeOptions
+func serverCommand(log *slog.Logger) *cobra.Command {
+	api, n := apiOptions{log: log}, nodeOptions{log: log}
 	var d dnsOptions
 	var m manifestsDir
 	var check bool
@@ -50,10 +49,10 @@ it finds them again when it is started.`,
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			api.pods = nodeaddr.NewPods(slog.Default())
+			api.pods = nodeaddr.NewPods(log)
 			api.clusterDomain, n.pods = n.domain, api.pods
 			if check {
-				release, err := claimPort(api.port)
+				release, err := claimPort(api.port, log)
 				if err == nil {
 					err = release()
 				}
@@ -82,8 +81,8 @@ it finds them again when it is started.`,
 
 // claimPort keeps other clusters of this machine from using the port at another address: nftables
 // tables and the sink of announcements are named by it. "coracle down" looks for the claim.
-func claimPort(port int) (release func() error, err error) {
-	release, err = nodeaddr.Claim("coracle-cluster-"+strconv.Itoa(port), slog.Default())
+func claimPort(port int, log *slog.Logger) (release func() error, err error) {
+	release, err = nodeaddr.Claim("coracle-cluster-"+strconv.Itoa(port), log)
 	if errors.Is(err, nodeaddr.ErrClaimed) {
 		return nil, fmt.Errorf("another cluster of this machine has port %d, though it may be at another address: choose another --port", port)
 	}
@@ -117,7 +116,7 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 		}
 		n.ips = []string{ip}
 	}
-	release, err := claimPort(api.port)
+	release, err := claimPort(api.port, api.log)
 	if err != nil {
 		return err
 	}
@@ -214,7 +213,7 @@ func leadingParts(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, 
 			if err != nil {
 				return nil, err
 			}
-			parts = append(parts, leading(p.name, n.name, held, func(ctx context.Context) error {
+			parts = append(parts, leading(p.name, n.name, held, server.Log(), func(ctx context.Context) error {
 				run, err := p.make()
 				if err != nil {
 					return err
@@ -239,10 +238,10 @@ func leadingParts(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, 
 
 // cleaning is a part that removes what an earlier run with other flags has left. As a part it runs
 // when the server has its port: until then, what is there may be of a server that runs.
-func cleaning(what string, remove func() error) func(context.Context) error {
+func cleaning(log *slog.Logger, what string, remove func() error) func(context.Context) error {
 	return func(context.Context) error {
 		if err := remove(); err != nil {
-			slog.Warn(what+" of an earlier run are left", "err", err)
+			log.Warn(what+" of an earlier run are left", "err", err)
 		}
 		return nil
 	}
@@ -275,7 +274,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 			err = serveProfiles(ctx, listener, more)
 		}
 		if err != nil {
-			slog.Warn("no profiles are served", "err", err)
+			server.Log().Warn("no profiles are served", "err", err)
 		}
 		return nil
 	})
@@ -294,10 +293,10 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 	work.Go(func() error {
 		select {
 		case <-server.Ready():
-			slog.Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
-			go restWhenCalm(ctx, o.processors)
-			if _, err := tellCertificates(renewal.part, filepath.Join(o.root, "pki")); err != nil {
-				slog.Error("certificates", "err", err)
+			server.Log().Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
+			go restWhenCalm(ctx, o.processors, server.Log())
+			if _, err := tellCertificates(renewal.part, filepath.Join(o.root, "pki"), server.Log()); err != nil {
+				server.Log().Error("certificates", "err", err)
 			}
 			renewal.run(ctx, began)
 		case <-ctx.Done():
@@ -323,7 +322,7 @@ func nodeFiles(bundle *pki.Bundle, n *nodeOptions) (pki.NodeFiles, error) {
 
 // in gives a part of this process its own identity.
 func in(server *apiserver.Server, name string, groups ...string) (*client.Set, error) {
-	return client.New(server.ClientConfig(name, groups...), server.Informers(), slog.Default())
+	return client.New(server.ClientConfig(name, groups...), server.Informers(), server.Log())
 }
 
 const schedulerConfigUsage = "`FILE` with a KubeSchedulerConfiguration: profiles, plugins and extenders of the scheduler (default: " +
@@ -338,7 +337,7 @@ func newScheduler(server *apiserver.Server, config string) (*scheduler.Scheduler
 	if err != nil {
 		return nil, err
 	}
-	o.Log = slog.Default()
+	o.Log = server.Log()
 	return scheduler.New(set, o)
 }
 

@@ -90,7 +90,7 @@ func TestASecondServerRemovesNothing(t *testing.T) {
 	}
 	// Regression: nothing listens at the other address, so the second server took the first one's
 	// rules.
-	release, err := claimPort(16443)
+	release, err := claimPort(16443, discard)
 	if err != nil {
 		t.Fatal(err)
 	}

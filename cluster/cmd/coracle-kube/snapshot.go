@@ -25,7 +25,7 @@ type told struct {
 }
 
 // snapshotCommand is what `coracle snapshot` runs: all that is linked with etcd is in this program.
-func snapshotCommand() *cobra.Command {
+func snapshotCommand(log *slog.Logger) *cobra.Command {
 	var root, state string
 	cmd := &cobra.Command{
 		Use: "snapshot", Short: "write the cluster's data into a file, check one, or put it back",
@@ -40,7 +40,7 @@ func snapshotCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			facts := snapshot.Facts{Coracle: version, Settings: settings}
 			facts, err := snapshot.Save(cmd.Context(), root, filepath.Join(state, "kube"), args[0], facts, progressTo(cmd.OutOrStdout()),
-				slog.Default())
+				log)
 			return done(cmd, snapshot.Result{Facts: facts}, err)
 		},
 	}
@@ -58,7 +58,7 @@ func snapshotCommand() *cobra.Command {
 		Example: "  coracle-kube snapshot restore backup.snapshot",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			result, err := snapshot.Restore(cmd.Context(), root, args[0], dataversion.Own(version), progressTo(cmd.OutOrStdout()),
-				slog.Default())
+				log)
 			return done(cmd, result, err)
 		},
 	}

@@ -42,7 +42,7 @@ func clientOf(kubeconfig string, limit time.Duration) (*rest.Config, *kubernetes
 }
 
 // tokenCommand is what `coracle token` runs.
-func tokenCommand() *cobra.Command {
+func tokenCommand(log *slog.Logger) *cobra.Command {
 	var kubeconfig string
 	cmd := &cobra.Command{
 		Use: "token", Short: "make, list and delete the tokens with which machines join",
@@ -81,7 +81,7 @@ func tokenCommand() *cobra.Command {
 			if err != nil || keys == "" {
 				return i, err
 			}
-			if i.CertificateKey, err = controlplane.Upload(ctx, kube, i.Info, keys, json.RawMessage(settings), slog.Default()); err != nil {
+			if i.CertificateKey, err = controlplane.Upload(ctx, kube, i.Info, keys, json.RawMessage(settings), log); err != nil {
 				return nil, errors.Join(err, token.Delete(ctx, kube, i.ID))
 			}
 			return i, nil
