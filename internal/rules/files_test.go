@@ -1,0 +1,40 @@
+package rules
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// mostBytes is how large a file of the repository may be: each clone has all that ever were there.
+const mostBytes = 1 << 20
+
+// Regression: a program of 180 MB, built next to its source, was committed.
+func TestNoLargeFileIsCommitted(t *testing.T) {
+	root := filepath.Join("..", "..")
+	if _, err := os.Stat(filepath.Join(root, ".git")); err != nil {
+		t.Skipf("this is no checkout: %v", err)
+	}
+	out, err := exec.CommandContext(t.Context(), "git", "-C", root, "ls-files", "-z").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+	if len(files) < 1000 {
+		t.Errorf("only %d files were found", len(files))
+	}
+	for _, name := range files {
+		info, err := os.Lstat(filepath.Join(root, name))
+		if os.IsNotExist(err) { // deleted, and not committed yet
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Size() > mostBytes {
+			t.Errorf("%s has %d bytes, and %d are allowed", name, info.Size(), mostBytes)
+		}
+	}
+}
