@@ -42,7 +42,7 @@ type Controller struct {
 	sync    Sync
 	workers int
 	queue   workqueue.TypedRateLimitingInterface[string]
-	later   *later
+	delays  *delays
 	watches []watch
 	started []func(context.Context)
 }
@@ -60,7 +60,7 @@ func New(name string, workers int, log *slog.Logger, sync Sync) *Controller {
 			workqueue.DefaultTypedControllerRateLimiter[string](),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: name}),
 	}
-	c.later = newLater(c.queue.Add)
+	c.delays = newDelays(c.queue.Add)
 	return c
 }
 
@@ -83,7 +83,7 @@ func (c *Controller) Add(key string) { c.queue.Add(key) }
 
 // AddAfter puts key into the queue when d has passed. Of several times for one key, the earliest
 // counts.
-func (c *Controller) AddAfter(key string, d time.Duration) { c.later.addAfter(key, d) }
+func (c *Controller) AddAfter(key string, d time.Duration) { c.delays.addAfter(key, d) }
 
 // Run works until ctx ends, and returns when all workers have. The informers must be started by
 // their owner; Run waits until they have synced.
@@ -112,7 +112,7 @@ func (c *Controller) Run(ctx context.Context) {
 		})
 	}
 	<-ctx.Done()
-	c.later.stop()
+	c.delays.stop()
 	c.queue.ShutDown()
 	wg.Wait()
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/coracle-project/coracle/cluster/internal/shrink"
 )
 
-// later adds keys when a time has passed: of several times for one key, at the earliest.
+// delays adds keys when a time has passed: of several times for one key, at the earliest.
 //
 // The queue can do that, too. But in the array that its heap is in, it keeps every key that has
 // waited, as many as have waited at once. Of a thousand nodes that came and went, it would keep a
 // thousand names for good.
-type later struct {
+type delays struct {
 	add func(key string)
 
 	mu      sync.Mutex
@@ -25,11 +25,11 @@ type delay struct {
 	due   time.Time
 }
 
-func newLater(add func(key string)) *later {
-	return &later{add: add, waiting: shrink.New[string, *delay]()}
+func newDelays(add func(key string)) *delays {
+	return &delays{add: add, waiting: shrink.New[string, *delay]()}
 }
 
-func (l *later) addAfter(key string, d time.Duration) {
+func (l *delays) addAfter(key string, d time.Duration) {
 	if d <= 0 {
 		l.add(key)
 		return
@@ -52,7 +52,7 @@ func (l *later) addAfter(key string, d time.Duration) {
 }
 
 // over adds a key whose time has passed, unless an earlier time has replaced it meanwhile.
-func (l *later) over(key string, w *delay) {
+func (l *delays) over(key string, w *delay) {
 	l.mu.Lock()
 	valid := l.waiting.Entries[key] == w
 	if valid {
@@ -65,7 +65,7 @@ func (l *later) over(key string, w *delay) {
 }
 
 // stop forgets all keys.
-func (l *later) stop() {
+func (l *delays) stop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stopped = true

@@ -17,7 +17,7 @@ func TestLaterAddsAtTheEarliestTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		added := make(chan string, 100)
-		l := newLater(func(key string) { added <- fmt.Sprint(key, " ", time.Since(began)) })
+		l := newDelays(func(key string) { added <- fmt.Sprint(key, " ", time.Since(began)) })
 		for _, d := range []time.Duration{time.Minute, 3 * time.Minute, 2 * time.Second, time.Hour} {
 			l.addAfter("a", d)
 		}
@@ -49,7 +49,7 @@ func TestLaterForgetsKeys(t *testing.T) {
 	for _, upstream := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			queue := workqueue.NewTypedDelayingQueue[string]()
-			l := newLater(queue.Add)
+			l := newDelays(queue.Add)
 			addAfter := l.addAfter
 			if upstream {
 				addAfter = queue.AddAfter
