@@ -83,7 +83,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, ask func(id stri
 		_ = streaming.WriteError(err, w)
 		return
 	}
-	target, way := told(target, s.streamTLS)
+	target, way := withExitStatus(target, s.streamTLS)
 	if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
 		// Runtimes speak SPDY for certain; the newest WebSocket protocol is turned into that here.
 		translator.NewStreamTranslatorHandler(target, way, 0, translator.Options{

@@ -60,8 +60,8 @@ func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string)
 	alive := Running(observed)
 	order := newOrder(pod, alive)
 	errs := make([]error, len(alive))
-	hurry := newHurry(s.ctx, s.inbox, pod)
-	defer hurry.stop()
+	shorter := newShorterGrace(s.ctx, s.inbox, pod)
+	defer shorter.stop()
 	var wg sync.WaitGroup
 	for i, c := range alive {
 		spec := kubecontainer.GetContainerSpec(pod, c.Name)
@@ -69,7 +69,7 @@ func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string)
 			spec = &v1.Container{Name: c.Name} // taken out of the pod, or of a pod that is only remembered
 		}
 		wg.Go(func() {
-			errs[i] = s.container(hook.Target{Pod: pod, Container: spec, ID: c.ID.ID, IP: ip}, "", "", order, hurry)
+			errs[i] = s.container(hook.Target{Pod: pod, Container: spec, ID: c.ID.ID, IP: ip}, "", "", order, shorter)
 			order.ended(c.Name)
 		})
 	}
@@ -98,7 +98,7 @@ func (s *Stopper) Container(t hook.Target, message string, reason decide.StopRea
 }
 
 // container runs the container's preStop hook, waits for its turn and stops it.
-func (s *Stopper) container(t hook.Target, message string, reason decide.StopReason, order *order, hurry *hurry) error {
+func (s *Stopper) container(t hook.Target, message string, reason decide.StopReason, order *order, shorter *shorterGrace) error {
 	pod, c := t.Pod, t.Container
 	if message == "" {
 		message = "Stopping container " + c.Name
@@ -110,25 +110,25 @@ func (s *Stopper) container(t hook.Target, message string, reason decide.StopRea
 	}
 	deadline := time.Now().Add(grace)
 	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && time.Now().Before(deadline) {
-		ctx, cancel := hurry.until(deadline)
+		ctx, cancel := shorter.until(deadline)
 		if _, err := s.hooks.Run(ctx, t, c.Lifecycle.PreStop); err != nil && ctx.Err() == nil {
 			s.recorder.Eventf(ref.Container(pod, c), v1.EventTypeWarning, events.FailedPreStopHook, "PreStopHook failed")
 		}
 		cancel()
 	}
 	if order != nil {
-		ctx, cancel := hurry.until(deadline)
+		ctx, cancel := shorter.until(deadline)
 		order.wait(ctx, c.Name)
 		cancel()
 	}
-	return s.now(t.ID, deadline, hurry)
+	return s.now(t.ID, deadline, shorter)
 }
 
 // Now has the runtime stop a container without grace.
 func (s *Stopper) Now(id string) error { return s.now(id, time.Now(), nil) }
 
-// now has the runtime stop a container by a deadline, which hurry may bring forward.
-func (s *Stopper) now(id string, deadline time.Time, hurry *hurry) error {
+// now has the runtime stop a container by a deadline, which shorter may bring forward.
+func (s *Stopper) now(id string, deadline time.Time, shorter *shorterGrace) error {
 	stop := func(by time.Time) error {
 		left := max(time.Until(by), leastGrace)
 		ctx, cancel := context.WithTimeout(context.Background(), left+callTimeout)
@@ -142,8 +142,8 @@ func (s *Stopper) now(id string, deadline time.Time, hurry *hurry) error {
 		return nil
 	}
 	first := make(chan error, 1)
-	again := hurry.again()
-	deadline = hurry.atMost(deadline)
+	again := shorter.again()
+	deadline = shorter.atMost(deadline)
 	go func(by time.Time) { first <- stop(by) }(deadline)
 	for {
 		select {
@@ -151,8 +151,8 @@ func (s *Stopper) now(id string, deadline time.Time, hurry *hurry) error {
 			return err
 		case <-again:
 		}
-		again = hurry.again()
-		if by := hurry.atMost(deadline); by.Before(deadline) {
+		again = shorter.again()
+		if by := shorter.atMost(deadline); by.Before(deadline) {
 			deadline = by
 			if err := stop(by); err != nil {
 				return err

@@ -10,10 +10,10 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/inbox"
 )
 
-// hurry tells those who stop a pod's containers that the pod's grace has been shortened: by a
-// second deletion, because its object is gone, or because the node evicts it. A nil hurry never
-// does.
-type hurry struct {
+// shorterGrace tells the goroutines that stop a pod's containers when the pod's grace is shortened:
+// by a second deletion, because its object is gone, or because the node evicts it. A nil
+// shorterGrace never does.
+type shorterGrace struct {
 	inbox *inbox.Inbox
 	began time.Time
 	quit  chan struct{}
@@ -23,15 +23,15 @@ type hurry struct {
 	changed chan struct{}
 }
 
-func newHurry(ctx context.Context, in *inbox.Inbox, pod *v1.Pod) *hurry {
-	h := &hurry{inbox: in, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{})}
+func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod) *shorterGrace {
+	h := &shorterGrace{inbox: in, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{})}
 	go h.watch(ctx, pod, in.Eviction() != nil)
 	return h
 }
 
 // watch looks at the pod's object whenever the worker is woken, on behalf of the worker's
 // goroutine, which waits for the containers meanwhile.
-func (h *hurry) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
+func (h *shorterGrace) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
 	for {
 		select {
 		case <-h.quit:
@@ -54,7 +54,7 @@ func (h *hurry) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
 	}
 }
 
-func (h *hurry) bring(by time.Time) {
+func (h *shorterGrace) bring(by time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.by.IsZero() && h.by.Before(by) {
@@ -66,13 +66,13 @@ func (h *hurry) bring(by time.Time) {
 }
 
 // stop ends the watch; what woke it last is looked at by the worker again.
-func (h *hurry) stop() {
+func (h *shorterGrace) stop() {
 	close(h.quit)
 	h.inbox.Wake()
 }
 
 // again returns a channel that is closed when the deadline has been brought forward.
-func (h *hurry) again() <-chan struct{} {
+func (h *shorterGrace) again() <-chan struct{} {
 	if h == nil {
 		return nil
 	}
@@ -82,7 +82,7 @@ func (h *hurry) again() <-chan struct{} {
 }
 
 // atMost returns deadline, or the one that it was brought forward to.
-func (h *hurry) atMost(deadline time.Time) time.Time {
+func (h *shorterGrace) atMost(deadline time.Time) time.Time {
 	if h == nil {
 		return deadline
 	}
@@ -95,7 +95,7 @@ func (h *hurry) atMost(deadline time.Time) time.Time {
 }
 
 // until returns a context that ends at a deadline, or when it has been brought forward to now.
-func (h *hurry) until(deadline time.Time) (context.Context, context.CancelFunc) {
+func (h *shorterGrace) until(deadline time.Time) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithDeadline(context.Background(), h.atMost(deadline))
 	if h == nil {
 		return ctx, cancel

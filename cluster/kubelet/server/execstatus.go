@@ -20,7 +20,7 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
-// told returns where a runtime serves the streams of exec and attach, and a transport that
+// withExitStatus returns where a runtime serves the streams of exec and attach, and a transport that
 // connects to it. The transport tells the client when the runtime's server dies before the
 // command ends.
 //
@@ -31,7 +31,7 @@ import (
 // The frames of the protocol are inside TLS. So the transport does TLS itself, with config, and
 // the URL that is returned is one without TLS: otherwise the proxy would do TLS on top of the
 // transport's connections.
-func told(target *url.URL, config *tls.Config) (*url.URL, http.RoundTripper) {
+func withExitStatus(target *url.URL, config *tls.Config) (*url.URL, http.RoundTripper) {
 	dial := (&net.Dialer{}).DialContext
 	if target.Scheme == "https" {
 		dial = (&tls.Dialer{Config: config}).DialContext
