@@ -266,7 +266,7 @@ func (s *store) open(config *storagebackend.ConfigForResource, newObject, newLis
 		open = s.openDirect
 	}
 	raw, closeRaw, err := open(config, newObject, newList, prefix)
-	return fullTold{raw}, closeRaw, err
+	return fullStorage{raw}, closeRaw, err
 }
 
 // openDirect is generic.NewRawStorage for the etcd in this process.

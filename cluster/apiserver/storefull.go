@@ -19,20 +19,20 @@ var errStoreFull = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Message: "the cluster's store is full: nothing can be created or changed, reading and deleting go on; 'coracle status' says what to do",
 }}
 
-// fullTold is a storage that says clearly when it is full.
-type fullTold struct{ storage.Interface }
+// fullStorage is a storage whose errors say that it is full.
+type fullStorage struct{ storage.Interface }
 
-func (f fullTold) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
-	return tellFull(f.Interface.Create(ctx, key, obj, out, ttl))
+func (f fullStorage) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	return explainFull(f.Interface.Create(ctx, key, obj, out, ttl))
 }
 
-func (f fullTold) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+func (f fullStorage) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
 	preconditions *storage.Preconditions, update storage.UpdateFunc, existing runtime.Object,
 ) error {
-	return tellFull(f.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, update, existing))
+	return explainFull(f.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, update, existing))
 }
 
-func tellFull(err error) error {
+func explainFull(err error) error {
 	if errors.Is(err, rpctypes.ErrNoSpace) {
 		return errStoreFull
 	}
