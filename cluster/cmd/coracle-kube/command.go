@@ -75,7 +75,7 @@ func startLog(level string, log *slog.Logger, levels *slog.LevelVar) error {
 		upstream = slog.LevelWarn
 	}
 	slog.SetDefault(log)
-	klog.SetSlogLogger(slog.New(quiet{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: upstream})}))
+	klog.SetSlogLogger(slog.New(upstreamLog{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: upstream})}))
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // warnings are for those who write manifests
 	return nil
 }

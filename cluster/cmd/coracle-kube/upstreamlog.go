@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// quiet passes on what upstream's packages log, but for errors that need no one's attention. They
-// are logged for debugging only:
+// upstreamLog passes on what upstream's packages log, but for errors that need no one's attention.
+// They are logged for debugging only:
 //   - those that say that the client has gone: it closed its connection, gave up a watch, or was
 //     cut off by the end of the process. The API server logs several of them each time;
 //   - those of imported controllers that wait for the event of their own last write. In this
 //     process the answer comes before the event, and they look again some milliseconds later.
-type quiet struct{ slog.Handler }
+type upstreamLog struct{ slog.Handler }
 
 // gone are what such errors end in or are about. A request that really took too long is still told
 // of, by "Timeout or abort while handling".
@@ -33,7 +33,7 @@ var gone = []string{
 const early = "is not as new as written version"
 
 // Handle implements slog.Handler.
-func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+func (q upstreamLog) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelError && harmless(r) {
 		if !q.Enabled(ctx, slog.LevelDebug) {
 			return nil
@@ -62,7 +62,7 @@ func says(text string) bool {
 }
 
 // WithAttrs implements slog.Handler.
-func (q quiet) WithAttrs(attrs []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(attrs)} }
+func (q upstreamLog) WithAttrs(attrs []slog.Attr) slog.Handler { return upstreamLog{q.Handler.WithAttrs(attrs)} }
 
 // WithGroup implements slog.Handler.
-func (q quiet) WithGroup(name string) slog.Handler { return quiet{q.Handler.WithGroup(name)} }
+func (q upstreamLog) WithGroup(name string) slog.Handler { return upstreamLog{q.Handler.WithGroup(name)} }

@@ -37,7 +37,7 @@ func TestErrorsThatNeedNoAttentionAreForDebugging(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			handler := quiet{slog.NewTextHandler(&out, &slog.HandlerOptions{Level: tc.level})}
+			handler := upstreamLog{slog.NewTextHandler(&out, &slog.HandlerOptions{Level: tc.level})}
 			tc.log(logr.FromSlogHandler(handler))
 			if got := out.String(); (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 				t.Errorf("%q, want %q", got, tc.want)
@@ -48,7 +48,7 @@ func TestErrorsThatNeedNoAttentionAreForDebugging(t *testing.T) {
 
 func TestFormattedErrorsAreReadToo(t *testing.T) {
 	var out bytes.Buffer
-	klog.SetSlogLogger(slog.New(quiet{slog.NewTextHandler(&out, nil)}))
+	klog.SetSlogLogger(slog.New(upstreamLog{slog.NewTextHandler(&out, nil)}))
 	defer klog.ClearLogger()
 	klog.Errorf("failed to sync with latest state: %v", fmt.Errorf("list: %w", errors.New("context canceled")))
 	if strings.Contains(out.String(), "failed to sync") { // others may write, too
