@@ -26,8 +26,8 @@ func memberCaller(ca, pair string, limit time.Duration) (caller, error) {
 	return newCaller(config, limit), nil
 }
 
-// apiCaller asks API servers of the cluster. It needs the file of their authority. One call takes up
-// to limit.
+// apiCaller asks API servers of the cluster. It needs the file of their authority. One call takes
+// up to limit.
 func apiCaller(ca string, limit time.Duration) (caller, error) {
 	roots, err := cert.NewPool(ca)
 	if err != nil {

@@ -62,8 +62,8 @@ func versions() string {
 	return v + " (Kubernetes " + componentversion.Get().GitVersion + ")"
 }
 
-// startLog sets the level, and sends the log of imported packages to stderr, too. Of what upstream's
-// packages tell, only what went wrong is of interest to an operator, unless he debugs.
+// startLog sets the level, and sends the log of imported packages to stderr, too. Of what
+// upstream's packages log, only errors are of interest to an operator who does not debug.
 func startLog(level string, log *slog.Logger, levels *slog.LevelVar) error {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {

@@ -7,8 +7,8 @@
 //
 // Pods, Services, PersistentVolumeClaims and ResourceQuotas come from the informers that all share.
 // Other kinds are only counted, by metadata; each is watched from the moment that the first quota
-// names it (objectcounts.go), custom resources included. A kind that the server does not know has no
-// usage. Errors of one kind do not keep the others from being written, and are repeated with the
+// names it (objectcounts.go), custom resources included. A kind that the server does not know has
+// no usage. Errors of one kind do not keep the others from being written, and are repeated with the
 // frame's back-off.
 package resourcequota
 

@@ -20,8 +20,8 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
-// withExitStatus returns where a runtime serves the streams of exec and attach, and a transport that
-// connects to it. The transport tells the client when the runtime's server dies before the
+// withExitStatus returns where a runtime serves the streams of exec and attach, and a transport
+// that connects to it. The transport tells the client when the runtime's server dies before the
 // command ends.
 //
 // From version 4 of the protocol on, how the command ended comes on a stream of its own, success

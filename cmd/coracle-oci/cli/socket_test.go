@@ -17,7 +17,8 @@ import (
 	"github.com/coracle-project/coracle/runtime"
 )
 
-// receivePidfd listens on a socket and returns the pid of the process that a received pidfd refers to.
+// receivePidfd listens on a socket and returns the pid of the process that a received pidfd refers
+// to.
 func receivePidfd(t *testing.T, path string) func() string {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

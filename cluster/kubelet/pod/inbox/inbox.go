@@ -66,7 +66,8 @@ func (i *Inbox) Remove(pod *v1.Pod) {
 	i.Wake()
 }
 
-// Evict ends the pod with the grace of an eviction. It returns false if the node has ended it before.
+// Evict ends the pod with the grace of an eviction. It returns false if the node has ended it
+// before.
 func (i *Inbox) Evict(e status.Eviction) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
