@@ -16,7 +16,8 @@ import (
 )
 
 // newAuthorizer returns what decides who may do what: the group system:masters everything, a node
-// what concerns its own pods, everybody what RBAC says. Its second result answers "what may I do".
+// what concerns its own pods, all users what RBAC allows. Its second result answers "what may I
+// do".
 func newAuthorizer(shared informers.SharedInformerFactory) (authorizer.Authorizer, authorizer.RuleResolver) {
 	core, roles := shared.Core().V1(), shared.Rbac().V1()
 	graph := node.NewGraph()

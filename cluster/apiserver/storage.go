@@ -203,7 +203,7 @@ func (s *store) GetRESTOptions(resource schema.GroupResource, example runtime.Ob
 	if err != nil {
 		return generic.RESTOptions{}, fmt.Errorf("storage of %s: %w", resource, err)
 	}
-	// Events are many, and hardly anybody watches them. Levels of priority are hardly read at all.
+	// There are many Events, and few clients watch them. Levels of priority are hardly ever read.
 	cached := resource.Resource != "events" && resource.Group != flowcontrolv1.GroupName
 	return s.options(config, s.factory.ResourcePrefix(resource), cached), nil
 }

@@ -34,10 +34,10 @@ func object[T any](obj any) (T, bool) {
 	return t, ok
 }
 
-// taken is what of a Service counts: without Config.ExternalIPs not those, which may be anyone's.
-// Upstream would also end the UDP flows to them. A load balancer's address that was given for some
-// ports does not count while the Service has others: they may be the node's own, or another
-// Service's.
+// taken returns the parts of a Service that count. Its externalIPs may be any address, and do not
+// count without Config.ExternalIPs. Upstream would also end the UDP flows to them. A load
+// balancer's address that was given for some ports does not count while the Service has others:
+// they may be the node's own, or another Service's.
 func (p *Proxy) taken(s *corev1.Service) *corev1.Service {
 	if s == nil {
 		return nil

@@ -67,7 +67,7 @@ func TestPurgeCanBeRepeated(t *testing.T) {
 	})
 }
 
-// What up has started is down's to end, also after a reboot; what somebody else has started is not.
+// down ends what up has started, also after a reboot, and nothing that others have started.
 func TestWhoseCoracled(t *testing.T) {
 	boot, err := bootID()
 	if err != nil {

@@ -63,7 +63,7 @@ func (v inventory) containerName(c *runtimeapi.Container) string {
 	return podName(v.podOf(c)) + "/" + c.GetMetadata().GetName()
 }
 
-// called says whether a full name is what somebody means by a shorter one.
+// called says whether a name is a full name, or its last part.
 func called(full, name string) bool {
 	return full == name || strings.HasSuffix(full, "/"+name)
 }

@@ -6,7 +6,7 @@
 //
 // and, for the node alone, without a Kubernetes: pods, ps, logs, exec, stats, events, and image.
 //
-// It talks to the parts as anybody would: to coracled in CRI, to the API server with the
+// It talks to the parts as other clients do: to coracled in CRI, to the API server with the
 // administrator's kubeconfig. coracled is kept alive by its keeper; the cluster process by
 // "coracle supervise", which up leaves behind.
 package main

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A program that ends is noticed though somebody else listens where it should, and never answers.
+// A program that ends is noticed though another program listens where it should, and never answers.
 func TestAwaitIsNotHeldUp(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	synctest.Test(t, func(t *testing.T) {

@@ -43,7 +43,7 @@ const (
 	overflowPause = 5 * time.Minute
 )
 
-// Options say who speaks to whom.
+// Options are this AS and its peers.
 type Options struct {
 	AS    uint32
 	Peers []Peer

@@ -16,19 +16,17 @@ import (
 const (
 	// renewEvery is how often certificates are looked at while the cluster runs.
 	renewEvery = 24 * time.Hour
-	// clockEvery is how often the clock is looked at: one that was set may have taken the
-	// certificates to before or beyond their time, and they are due then, too. A timer alone would
-	// not notice.
+	// clockEvery is how often the clock is checked. After it was set, certificates may have expired or
+	// not be valid yet, and are due, too. A timer alone would not notice.
 	clockEvery = time.Minute
-	// clockSlack is what a clock may be set without anybody minding.
+	// clockSlack is by how much a clock may be set without a new look at the certificates.
 	clockSlack = time.Hour
 )
 
-// renewer keeps the credentials of a cluster that runs for longer than they last. Who uses them
-// looks at their files.
+// renewer renews the credentials of a cluster while it runs. Their users read the files again.
 type renewer struct {
 	log *slog.Logger
-	// ensure makes them good.
+	// ensure makes credentials that are missing or due.
 	ensure func() (*pki.Bundle, error)
 	// reload has the API server read them again.
 	reload func() error
@@ -38,7 +36,7 @@ type renewer struct {
 	next time.Time // when something is due before the daily look; the zero time for nothing
 }
 
-// renew makes the credentials good now, and tells how they are.
+// renew renews what is due now, and reports the result to the health part.
 func (r *renewer) renew() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

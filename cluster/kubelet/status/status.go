@@ -133,7 +133,7 @@ func keepTerminal(s *v1.PodStatus, pod *v1.Pod, old *v1.PodStatus) {
 
 func terminal(p v1.PodPhase) bool { return p == v1.PodFailed || p == v1.PodSucceeded }
 
-// conditions sets the kubelet's conditions and keeps everybody else's.
+// conditions sets the kubelet's conditions and keeps those of others.
 func (in *Input) conditions(s *v1.PodStatus) {
 	pod, old := in.Pod, &in.Old
 	for _, c := range pod.Status.Conditions {

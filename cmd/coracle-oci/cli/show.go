@@ -57,7 +57,7 @@ func show(ctx context.Context, c runtime.Observable) (shown, error) {
 	return out, nil
 }
 
-// owner is the name of whom a container's directory belongs to, or #UID.
+// owner is the name of the user that a container's directory belongs to, or #UID.
 func owner(dir string) string {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {

@@ -1,8 +1,8 @@
 // Package remote is the client of the URLs that CRI answers Exec and Attach with: Kubernetes'
 // remote command protocol, version 4 over SPDY (KEP-4006 tells its history), which every CRI
 // streaming server speaks. Kubernetes' own client is in client-go, whose dependencies are many
-// times the size of the command that uses this; what it has more, proxies, TLS and retries, a
-// loopback URL that works once has no use for.
+// times the size of the command that uses this. Its proxies, TLS and retries are of no use for a
+// loopback URL that works once.
 //
 // A connection has one stream for each of stdin, stdout and stderr, one for window sizes as JSON,
 // and one on which the server tells, last of all, how the command ended: a Status as

@@ -1,12 +1,12 @@
 // Package adoption settles which objects belong to a controlling object: ReplicaSets to a
 // Deployment, pods to a ReplicaSet.
 //
-// An object belongs to whom its controller reference names. References and labels are brought
-// together at each sync: an owned object whose labels no longer match the selector is released, an
-// orphan whose labels match is adopted. Both are patches that carry the object's UID, so that they
-// miss an object that was replaced by another of the same name. Before the first adoption the
-// owner is read from the API: an owner that is being deleted (with its dependents left behind)
-// must not take them back just because its cached copy is still whole.
+// An object belongs to the owner that its controller reference names. References and labels are
+// brought together at each sync: an owned object whose labels no longer match the selector is
+// released, an orphan whose labels match is adopted. Both are patches that carry the object's UID,
+// so that they miss an object that was replaced by another of the same name. Before the first
+// adoption the owner is read from the API: an owner that is being deleted (with its dependents left
+// behind) must not take them back just because its cached copy is still whole.
 //
 // An object that vanished meanwhile is neither claimed nor an error. Other errors do not stop the
 // remaining objects from being looked at; they are returned together with what was claimed.

@@ -11,9 +11,9 @@ import (
 )
 
 // order has sidecars end after the regular containers, and each after the sidecars that were
-// started later than it. A nil order lets everybody end at once.
+// started later than it. Without an order (nil) all end at once.
 type order struct {
-	after map[string][]string // whom a sidecar waits for
+	after map[string][]string // the containers that a sidecar waits for
 
 	mu   sync.Mutex
 	done map[string]chan struct{}
