@@ -54,17 +54,17 @@ func (r *refusal) Error() string { return r.reason + ": " + r.message }
 func (w *worker) startOne(ctx context.Context, pod *v1.Pod, a *decide.Actions, sandbox *runtimeapi.PodSandboxConfig, s decide.Start) bool {
 	c := s.Container
 	if ended := decide.Exited(w.observer.status, c.Name); ended != nil {
-		w.holds.backOff.Next(decide.BackOffKey(c), ended.FinishedAt)
+		w.waiting.backOff.Next(decide.BackOffKey(c), ended.FinishedAt)
 	}
 	err := w.start(ctx, pod, a, sandbox, s)
 	if ctx.Err() != nil && err != nil {
 		return false // the pod is being ended: that is not the container's failure
 	}
 	if err == nil {
-		delete(w.holds.all, c.Name)
+		delete(w.waiting.all, c.Name)
 		return true
 	}
-	w.holds.failed(c, err)
+	w.waiting.failed(c, err)
 	w.r.Log.Info("container could not be started", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "err", err)
 	return false
 }

@@ -55,10 +55,10 @@ func (w *worker) round(ctx context.Context, pod *v1.Pod) (acted bool, at time.Ti
 		return false, at, err
 	}
 	a := decide.Next(decide.Facts{
-		Pod: pod, Observed: w.observer.status, Results: w.r.Probes, BackOff: w.holds.backOff,
+		Pod: pod, Observed: w.observer.status, Results: w.r.Probes, BackOff: w.waiting.backOff,
 		ResetAll: restartingAll(&s), Restart: w.resize.Restarts(),
 	})
-	waited := w.holds.keep(pod, &a)
+	waited := w.waiting.keep(pod, &a)
 	resized := w.resize.Resize(ctx, pod, w.observer.status, w.observer.look)
 	tried := len(a.Start) > 0
 	acted, err = w.carryOut(ctx, pod, &a)
@@ -156,7 +156,7 @@ func (w *worker) nextTry(a *decide.Actions) time.Time {
 	if again := w.resize.Again(); again.After(time.Now()) {
 		at = sooner(at, again)
 	}
-	return sooner(at, w.holds.next())
+	return sooner(at, w.waiting.next())
 }
 
 func sooner(a, b time.Time) time.Time {
@@ -188,7 +188,7 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (
 	}
 	if a.Sandbox {
 		acted = true
-		if w.holds.forgive() {
+		if w.waiting.forgive() {
 			w.Wake()
 		}
 		if err := w.makeSandbox(ctx, pod, a, config); err != nil {

@@ -41,7 +41,7 @@ type worker struct {
 	probing  probing
 	network  connection
 	stopper  *stop.Stopper
-	holds    *holds
+	waiting  *waitingContainers
 
 	retry   time.Duration // delay before the last failed step was tried again
 	retryAt time.Time
@@ -59,7 +59,7 @@ func newWorker(r *Runner, pod *v1.Pod) *worker {
 		observer: observer{cri: r.CRI, uid: pod.UID, status: &kubecontainer.PodStatus{ID: pod.UID}},
 		probing:  probing{probes: r.Probes, uid: pod.UID},
 		network:  connection{networks: r.Networks, uid: pod.UID},
-		holds:    newHolds(r.Recorder),
+		waiting:  newWaitingContainers(r.Recorder),
 	}
 	w.stopper = stop.New(r.ctx, w.Inbox, r.CRI.Runtime, r.Recorder, r.hooks)
 	return w
@@ -192,7 +192,7 @@ func (w *worker) step() time.Time {
 // report generates the pod's status and has it written.
 func (w *worker) report(pod *v1.Pod, ended bool) v1.PodStatus {
 	return w.reporter.report(status.Input{
-		Pod: pod, Observed: w.observer.status, Waiting: w.holds.states(), Results: w.r.Probes, HostIPs: w.r.HostIPs(),
+		Pod: pod, Observed: w.observer.status, Waiting: w.waiting.states(), Results: w.r.Probes, HostIPs: w.r.HostIPs(),
 		Resize: w.resize.Conditions(), Evict: w.Eviction(), Ended: ended, Now: time.Now(),
 	})
 }

@@ -23,8 +23,8 @@ const (
 	makeAgainMost  = 10 * time.Second
 )
 
-// hold is why a container is not running, and until when it is not tried again.
-type hold struct {
+// waitingContainer is why a container is not running, and until when it is not tried again.
+type waitingContainer struct {
 	state v1.ContainerStateWaiting
 	until time.Time
 	key   string // decide.BackOffKey of the definition that failed
@@ -34,31 +34,31 @@ type hold struct {
 	unstarted bool
 }
 
-// holds are the containers of one pod that are not started yet, and how often they ended.
-type holds struct {
+// waitingContainers are those of one pod that are not started yet, and how often they ended.
+type waitingContainers struct {
 	recorder record.EventRecorder
 	backOff  *flowcontrol.Backoff
-	all      map[string]*hold
+	all      map[string]*waitingContainer
 }
 
-func newHolds(r record.EventRecorder) *holds {
-	return &holds{recorder: r, backOff: decide.NewBackOff(), all: map[string]*hold{}}
+func newWaitingContainers(r record.EventRecorder) *waitingContainers {
+	return &waitingContainers{recorder: r, backOff: decide.NewBackOff(), all: map[string]*waitingContainer{}}
 }
 
 // states are what the pod's status says of the containers.
-func (h *holds) states() map[string]v1.ContainerStateWaiting {
-	states := make(map[string]v1.ContainerStateWaiting, len(h.all))
-	for name, is := range h.all {
+func (w *waitingContainers) states() map[string]v1.ContainerStateWaiting {
+	states := make(map[string]v1.ContainerStateWaiting, len(w.all))
+	for name, is := range w.all {
 		states[name] = is.state
 	}
 	return states
 }
 
 // next returns when the first of them may be tried, zero if there is none.
-func (h *holds) next() time.Time {
+func (w *waitingContainers) next() time.Time {
 	var at time.Time
 	now := time.Now()
-	for _, is := range h.all {
+	for _, is := range w.all {
 		if is.until.After(now) {
 			at = sooner(at, is.until)
 		}
@@ -67,9 +67,9 @@ func (h *holds) next() time.Time {
 }
 
 // failed notes that a container could not be started.
-func (h *holds) failed(c *v1.Container, err error) {
-	is := &hold{state: v1.ContainerStateWaiting{Reason: createError, Message: err.Error()}, key: decide.BackOffKey(c)}
-	if was := h.all[c.Name]; was != nil {
+func (w *waitingContainers) failed(c *v1.Container, err error) {
+	is := &waitingContainer{state: v1.ContainerStateWaiting{Reason: createError, Message: err.Error()}, key: decide.BackOffKey(c)}
+	if was := w.all[c.Name]; was != nil {
 		is.tries = was.tries + 1
 	}
 	is.until = time.Now().Add(min(makeAgainFirst<<min(is.tries, 10), makeAgainMost))
@@ -81,22 +81,22 @@ func (h *holds) failed(c *v1.Container, err error) {
 			is.until, is.tries = r.until, 0
 		}
 	}
-	h.all[c.Name] = is
+	w.all[c.Name] = is
 }
 
 // keep notes which containers are in back-off, and leaves those out that failed a moment ago for
 // another reason. It returns whether anything in the status changed by that.
-func (h *holds) keep(pod *v1.Pod, a *decide.Actions) bool {
+func (w *waitingContainers) keep(pod *v1.Pod, a *decide.Actions) bool {
 	changed := false
 	for _, c := range a.Wait {
-		was := h.all[c.Container.Name]
+		was := w.all[c.Container.Name]
 		if was == nil || !was.told.Equal(c.Until) {
-			n := &hold{told: c.Until, until: c.Until, key: decide.BackOffKey(c.Container)}
+			n := &waitingContainer{told: c.Until, until: c.Until, key: decide.BackOffKey(c.Container)}
 			if was != nil {
 				n.unstarted = was.unstarted
 			}
-			h.all[c.Container.Name] = n
-			h.recorder.Eventf(ref.Container(pod, c.Container), v1.EventTypeWarning, events.BackOffStartContainer,
+			w.all[c.Container.Name] = n
+			w.recorder.Eventf(ref.Container(pod, c.Container), v1.EventTypeWarning, events.BackOffStartContainer,
 				"Back-off restarting failed container %s in pod %s", c.Container.Name, format.Pod(pod))
 			n.state = v1.ContainerStateWaiting{
 				Reason: kubecontainer.ErrCrashLoopBackOff.Error(),
@@ -110,7 +110,7 @@ func (h *holds) keep(pod *v1.Pod, a *decide.Actions) bool {
 	var start []decide.Start
 	blocked := false
 	for _, s := range a.Start {
-		is := h.all[s.Container.Name]
+		is := w.all[s.Container.Name]
 		held := is != nil && is.until.After(now) && is.key == decide.BackOffKey(s.Container)
 		if !held && !(blocked && s.Kind == decide.Init) {
 			start = append(start, s)
@@ -125,13 +125,13 @@ func (h *holds) keep(pod *v1.Pod, a *decide.Actions) bool {
 // next one without delay, and returns whether there are any. A runtime that stops a sandbox ends
 // its containers first and tells of each (containerd): for a moment it looks as if only they had
 // ended, and what is started then fails.
-func (h *holds) forgive() (forgiven bool) {
-	for name, is := range h.all {
+func (w *waitingContainers) forgive() (forgiven bool) {
+	for name, is := range w.all {
 		if !is.unstarted {
 			continue
 		}
-		h.backOff.Reset(is.key)
-		delete(h.all, name)
+		w.backOff.Reset(is.key)
+		delete(w.all, name)
 		forgiven = true
 	}
 	return forgiven
