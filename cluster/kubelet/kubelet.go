@@ -13,6 +13,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -86,6 +87,7 @@ type Kubelet struct {
 // New returns a Kubelet that reaches the API through s. It takes the port of the kubelet's own API
 // first: if another process has it, the node must not become ready.
 func New(s *client.Set, o Options) (_ *Kubelet, err error) {
+	o.Log = cmp.Or(o.Log, s.Logger())
 	if err := o.complete(); err != nil {
 		return nil, err
 	}

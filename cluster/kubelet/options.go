@@ -1,7 +1,6 @@
 package kubelet
 
 import (
-	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -105,7 +104,7 @@ type Options struct {
 	// Alone is set when no other component of the process needs all pods and nodes: then only this
 	// node's are watched.
 	Alone bool
-	// Log gets errors and warnings; nil discards them.
+	// Log gets errors and warnings; nil is the Set's.
 	Log *slog.Logger
 }
 
@@ -118,7 +117,6 @@ func (o *Options) shared(s *client.Set) informers.SharedInformerFactory {
 }
 
 func (o *Options) complete() error {
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.NodeName == "" {
 		return errors.New("kubelet: the node's name is required")
 	}

@@ -17,6 +17,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -63,7 +64,7 @@ type Options struct {
 	Bindings int
 	// Recorder takes events, instead of one that writes them to the API.
 	Recorder events.EventRecorder
-	// Log gets errors and warnings; nil discards them.
+	// Log gets errors and warnings; nil is the Set's.
 	Log *slog.Logger
 }
 
@@ -107,9 +108,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 	if opts.Bindings == 0 {
 		opts.Bindings = 100
 	}
-	if opts.Log == nil {
-		opts.Log = slog.New(slog.DiscardHandler)
-	}
+	opts.Log = cmp.Or(opts.Log, set.Logger())
 	for _, e := range opts.Extenders {
 		e.Log = opts.Log
 	}

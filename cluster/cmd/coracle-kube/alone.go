@@ -63,7 +63,6 @@ func schedulerCommand(log *slog.Logger) *cobra.Command {
 		if err != nil {
 			return nil, err
 		}
-		o.Log = log
 		s, err := scheduler.New(set, o)
 		return func() error { return s.Run(ctx) }, err
 	})

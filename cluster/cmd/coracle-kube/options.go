@@ -301,7 +301,6 @@ func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
 		networks = append(networks, heldAddresses{o.pods})
 	}
 	return kubelet.Options{
-		Log:        o.log,
 		ClusterDNS: dns, ClusterDomain: o.domain, ResolvConf: o.resolvConf, Networks: networks,
 		NodeName: o.name, NodeIPs: o.ips, Endpoint: o.cri, RootDir: kubeletRoot(root),
 		LogDir: o.podLogs, StaticPodDir: o.staticPods, CgroupRoot: o.cgroupRoot, MaxPods: o.maxPods, Port: o.port,

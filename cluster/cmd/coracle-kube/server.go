@@ -337,7 +337,6 @@ func newScheduler(server *apiserver.Server, config string) (*scheduler.Scheduler
 	if err != nil {
 		return nil, err
 	}
-	o.Log = server.Log()
 	return scheduler.New(set, o)
 }
 

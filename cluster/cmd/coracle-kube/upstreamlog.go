@@ -62,7 +62,11 @@ func says(text string) bool {
 }
 
 // WithAttrs implements slog.Handler.
-func (q upstreamLog) WithAttrs(attrs []slog.Attr) slog.Handler { return upstreamLog{q.Handler.WithAttrs(attrs)} }
+func (q upstreamLog) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return upstreamLog{q.Handler.WithAttrs(attrs)}
+}
 
 // WithGroup implements slog.Handler.
-func (q upstreamLog) WithGroup(name string) slog.Handler { return upstreamLog{q.Handler.WithGroup(name)} }
+func (q upstreamLog) WithGroup(name string) slog.Handler {
+	return upstreamLog{q.Handler.WithGroup(name)}
+}
