@@ -180,7 +180,8 @@ type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 // lagging returns the nodes that do not follow the authority newest, and why. Nodes that use
 // the cluster process's own credentials follow automatically.
-func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certificate, own func(node string) bool, to dial) ([]string, error) {
+func lagging(ctx context.Context, kube kubernetes.Interface, newest *x509.Certificate, own func(node string) bool, to dial,
+) ([]string, error) {
 	hash, err := discovery.Hash(pki.Encode(newest))
 	if err != nil {
 		return nil, err

@@ -133,7 +133,8 @@ func TestNodesThatLag(t *testing.T) {
 	for range mostNamed {
 		add("n"+strings.Repeat("x", len(kube.Actions())), "", nil)
 	}
-	if got, err := lagging(t.Context(), kube, s.Newest, own, toLoopback); err != nil || len(got) != mostNamed+1 || got[mostNamed] != "and 6 more" {
+	got, err = lagging(t.Context(), kube, s.Newest, own, toLoopback)
+	if err != nil || len(got) != mostNamed+1 || got[mostNamed] != "and 6 more" {
 		t.Errorf("many: %q, %v", got, err)
 	}
 }
