@@ -15,7 +15,7 @@ import (
 	"github.com/coracle-project/coracle/internal/safepath"
 )
 
-// Volumes of CSI drivers are not down's to take away: only the driver knows what else it has made
+// down does not unmount volumes of CSI drivers: only the driver knows what else it has made
 // on the node, and its data may not be written yet. A purge would delete the records that the next
 // kubelet needs for that (cluster/kubelet/csi).
 

@@ -57,7 +57,7 @@ func measureVolumes(ctx context.Context, dir string) (volumeData, error) {
 	ctx, cancel := context.WithTimeout(ctx, measureFor)
 	defer cancel()
 	for _, e := range entries {
-		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") { // one that is being made is no one's yet
+		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") { // one that is being made has no owner yet
 			continue
 		}
 		data.volumes++

@@ -10,9 +10,6 @@ import (
 	"time"
 )
 
-// What keeps Deployments from becoming available, as `kubectl describe` of nodes and pods would
-// show it.
-
 // ask decodes what the API server answers.
 func (a *api) ask(ctx context.Context, path string, query url.Values, into any) error {
 	body, err := a.open(ctx, path, query)
@@ -194,7 +191,8 @@ func (a *api) lastEvent(ctx context.Context, namespace, uid string) (string, err
 // mostPods is how many pods of a Deployment are described.
 const mostPods = 3
 
-// obstacles says what keeps Deployments from becoming available: what is wrong with nodes first.
+// obstacles returns why Deployments do not become available, as `kubectl describe` of nodes and
+// pods would show it. Problems of nodes come first.
 func (a *api) obstacles(ctx context.Context, p place, deployments []objectName) ([]string, error) {
 	nodes, err := a.nodes(ctx)
 	if err != nil {
@@ -263,8 +261,8 @@ func (a *api) obstaclesOf(ctx context.Context, name objectName) ([]string, error
 // so.
 const lookAgain = 3 * time.Second
 
-// telling calls wait, tells meanwhile what the Deployments wait for whenever that changes, and adds
-// it to wait's error.
+// telling calls wait. Meanwhile it passes what the Deployments wait for to tell, whenever that
+// changes, and adds it to wait's error.
 func (a *api) telling(ctx context.Context, p place, deployments []objectName, tell func(string), wait func() error) error {
 	done, told := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -54,7 +54,7 @@ func tellParts(ctx context.Context, p place, s *steps) {
 // partsPatience is how long up waits until the parts of the cluster process have said how they are.
 const partsPatience = 30 * time.Second
 
-// told is the message of a part, with since when, and what went wrong before.
+// told is the message of a part, since when it is true, and what went wrong before.
 func (h health) told() string {
 	told := h.Message
 	if !h.Since.IsZero() {

@@ -26,18 +26,19 @@ import (
 )
 
 const (
-	// firstPause is before the first restart of the cluster process; each further one waits twice
-	// as long, up to longestPause, until it has lived for settled.
+	// firstPause is before the first restart of a program. The pause doubles with each restart, up
+	// to longestPause. It is firstPause again for a program that has run for settled.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 	settled      = 5 * time.Second
-	// A process that has lived for served has served its clients, which should not wait for long
-	// because of how often it was killed before: leader elections allow for 10 s. If it did not end
-	// by itself, it waits for servedPause at most.
+	// The clients of a process that has run for served should not wait long because it was killed
+	// often before: leader elections allow for 10 s. Unless it ended by itself, the pause is
+	// servedPause at most.
 	served      = time.Second
 	servedPause = time.Second
-	// After so many lives, none longer than settled and all ended by an error of its own (a port
-	// that is taken, data that cannot be read), the supervisor ends with it, so that up says why.
+	// The supervisor ends after so many runs in a row that were all shorter than settled and ended
+	// by an error of the program (a port that is taken, data that cannot be read), so that up says
+	// why.
 	mostTries = 7
 	// calm is how long after its start the supervisor gives memory back.
 	calm = 5 * time.Second
@@ -126,11 +127,11 @@ func slim() {
 	}
 }
 
-// supervise runs a program again and again until ctx ends, and then ends it.
+// supervise restarts a program until ctx ends, and then ends it.
 //
-// What it says comes through a pipe, whose other end is ours: so no one has to look at how large
-// the log is, and it is set aside between two lines. A program whose supervisor is killed is ended,
-// and what it still wants to say then is lost.
+// The program writes its log into a pipe, which the supervisor reads: so the supervisor knows the
+// size of the log, and rotates it between two lines. If the supervisor is killed, the kernel ends
+// the program, whose last messages are lost.
 func (p program) supervise(ctx context.Context) error {
 	// The kernel sends the death signal when the thread that has forked ends: keep this one.
 	runtime.LockOSThread()
@@ -170,7 +171,7 @@ func (p program) supervise(ctx context.Context) error {
 	}
 }
 
-// backoff is how long the next restart waits, if nothing speaks against it.
+// backoff is the next pause before a restart.
 type backoff time.Duration
 
 // after returns the pause after a life, which ended by an error that the process reported, or not.
@@ -221,17 +222,17 @@ func shallowProfiles(env []string) []string {
 // reported: no signal, no panic.
 func refused(err error) bool { return code(err) == 1 }
 
-// exitForGood is the exit code of a program that would end in the same way if it was started again:
-// of the cluster process, then of its supervisor, and of an up that has started that. systemd does
-// not start it again, either (RestartPreventExitStatus).
+// exitForGood is the exit code of a program that would fail in the same way if it was restarted.
+// The cluster process, its supervisor and the up that has started them pass it on, and systemd does
+// not restart them (RestartPreventExitStatus).
 const exitForGood = 78
 
-// forGood is an error that another try would repeat.
+// forGood is an error that a restart would repeat.
 type forGood struct{ error }
 
 func (f forGood) Unwrap() error { return f.error }
 
-// code is the exit code that err is about, -1 if it is about none.
+// code is the exit code in err, -1 without one.
 func code(err error) int {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {

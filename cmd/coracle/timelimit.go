@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// timeLimit is a context with a time limit that pauses while something with limits of its own is
-// waited for. The time of the pause does not count.
+// timeLimit is a context with a time limit whose clock can be paused, for work that has limits of
+// its own.
 type timeLimit struct {
 	context.Context // the caller's
 	done            chan struct{}
