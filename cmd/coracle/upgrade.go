@@ -131,7 +131,7 @@ func (u *upgrade) run(ctx context.Context, from []string, out io.Writer) error {
 func (u *upgrade) prepare(ctx context.Context, from []string, out io.Writer) (err error) {
 	o := remembered(u.place)
 	if o.several() {
-		return errors.New("upgrade works on machines with one node, and this one has several: 'coracle down', replace the programs, 'coracle up'")
+		return errors.New("upgrade works on machines with one node, and this one has several nodes: 'coracle down', replace the programs, 'coracle up'")
 	}
 	if pid, err := holder(u.supervisor()); err != nil || pid == 0 {
 		return errors.Join(err, errors.New("the cluster does not run: replace the programs without upgrade, or 'coracle up' first"))
