@@ -65,7 +65,7 @@ func TestPoolsThatAreNotAnnounced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			node := testnet.New(t)
 			node.Run("ip link add " + balancerSink(6443) + " type veth peer name far")
-			own := &nodeProcess{port: 6443, balancers: balancerOptions{ranges: ranges}}
+			own := &nodeProcess{nodeOptions: nodeOptions{log: discard}, port: 6443, balancers: balancerOptions{ranges: ranges}}
 			var board health.Board
 			node.Within(func() {
 				run, err := newSpeaker(own, func() *health.Part { return board.Add("load balancers") })
