@@ -302,5 +302,5 @@ func leaveControlPlane(ctx context.Context, p place, o upOptions, l leaving, out
 	default:
 		return fmt.Errorf("%w; 'coracle leave --force%s' removes this machine's part anyway", err, p.flags())
 	}
-	return down(ctx, p, true, l.volumes, out)
+	return downStepping(ctx, p, true, l.volumes, steps)
 }

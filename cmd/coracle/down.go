@@ -69,12 +69,17 @@ type downing struct {
 
 // down stops what up has started.
 func down(ctx context.Context, p place, purge, volumes bool, out io.Writer) error {
+	return downStepping(ctx, p, purge, volumes, newSteps(out))
+}
+
+// downStepping is down as a part of a longer command, whose steps it continues.
+func downStepping(ctx context.Context, p place, purge, volumes bool, steps *steps) error {
 	if os.Geteuid() != 0 {
 		return errors.New("down: it ends processes and removes mounts of root: use sudo")
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	d := &downing{place: p, steps: newSteps(out), purge: purge, volumes: volumes}
+	d := &downing{place: p, steps: steps, purge: purge, volumes: volumes}
 	if release, err := p.exclusive(ctx); err == nil {
 		defer release()
 	} else if !errors.Is(err, fs.ErrNotExist) {

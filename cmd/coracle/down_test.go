@@ -161,3 +161,22 @@ func TestDownEndsWhatHasNoLockYet(t *testing.T) {
 		}
 	}
 }
+
+// Regression: the times that leave printed began again in the middle.
+func TestDownContinuesSteps(t *testing.T) {
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	if err := os.MkdirAll(p.kubeRoot(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	alone(t, func() {
+		steps := &steps{out: &out, began: time.Now().Add(-time.Hour)}
+		if err := downStepping(t.Context(), p, true, false, steps); err != nil {
+			t.Error(err)
+		}
+	})
+	if !strings.HasPrefix(out.String(), "360") {
+		t.Errorf("an hour after the beginning: %s", out.String())
+	}
+}

@@ -376,5 +376,5 @@ func leave(ctx context.Context, p place, l leaving, out io.Writer) error {
 		return fmt.Errorf("leave: the node has stopped: %w; 'coracle up%s' starts it again, 'kubectl uncordon %s' lets it take pods, and %s", err,
 			p.flags(), o.Node, whatever)
 	}
-	return down(ctx, p, true, l.volumes, out)
+	return downStepping(ctx, p, true, l.volumes, steps)
 }
