@@ -385,54 +385,15 @@ func (x *across) cutOff(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	away := x.all[2]
-	soon := int64(5)
-	template := corev1.PodTemplateSpec{Spec: corev1.PodSpec{
-		Containers: []corev1.Container{{Name: "c", Image: image}},
-		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 100,
-				Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{away.Name}},
-				}},
-			}},
-		}},
-		Tolerations: []corev1.Toleration{
-			{
-				Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute,
-				TolerationSeconds: &soon,
-			},
-			{
-				Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute,
-				TolerationSeconds: &soon,
-			},
-		},
-	}}
-	of := func(set string) corev1.PodTemplateSpec {
-		all := *template.DeepCopy()
-		all.Labels = map[string]string{"set": set}
-		return all
-	}
-	_, err := x.kube.AppsV1().StatefulSets("default").Create(ctx, &appsv1.StatefulSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "state"},
-		Spec: appsv1.StatefulSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"set": "state"}}, Template: of("state"),
-		},
+	template := drawnTo(away, "stateless")
+	_, err := x.kube.AppsV1().Deployments("default").Create(ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "stateless"},
+		Spec:       appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template},
 	}, metav1.CreateOptions{})
-	if err == nil {
-		_, err = x.kube.AppsV1().Deployments("default").Create(ctx, &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Name: "stateless"},
-			Spec: appsv1.DeploymentSpec{
-				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"set": "stateless"}}, Template: of("stateless"),
-			},
-		}, metav1.CreateOptions{})
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := awaitPod(ctx, t, x.kube, "state-0")
-	if before.Spec.NodeName != away.Name {
-		t.Fatalf("state-0 is on node %s", before.Spec.NodeName)
-	}
+	before, once := x.stateful(ctx, t, away)
 	watcher, err := x.kube.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{
 		LabelSelector: "set=state", ResourceVersion: before.ResourceVersion,
 	})
@@ -448,10 +409,7 @@ func (x *across) cutOff(t *testing.T) {
 		t.Errorf("the node is unreachable after %v: its lease is good for longer", took)
 	}
 	x.runs(ctx, t, "stateless", func(node string) bool { return node != away.Name })
-	testkit.Eventually(ctx, t, "state-0 is to end", func() (bool, error) {
-		p, err := x.kube.CoreV1().Pods("default").Get(ctx, "state-0", metav1.GetOptions{})
-		return err == nil && p.UID == before.UID && p.DeletionTimestamp != nil, fmt.Errorf("%v, %w", p, err)
-	})
+	x.evicted(ctx, t, before)
 	if on := x.running(t, "state-0"); !slices.Equal(on, []string{away.Name}) {
 		t.Errorf("while its node is cut off, state-0 runs on %v", on)
 	}
@@ -488,7 +446,7 @@ func (x *across) cutOff(t *testing.T) {
 		}
 	}
 	x.tainted(ctx, t, away, false)
-	awaitPod(ctx, t, x.kube, "state-0")
+	ranOnce(ctx, t, once, before.UID, awaitPod(ctx, t, x.kube, "state-0").UID)
 	if on := x.running(t, "state-0"); len(on) != 1 {
 		t.Errorf("state-0 runs on %v", on)
 	}
