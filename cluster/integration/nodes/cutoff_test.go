@@ -5,6 +5,7 @@ package nodes
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -110,9 +112,9 @@ func ranOnce(ctx context.Context, t *testing.T, dir string, uids ...types.UID) {
 	})
 }
 
-// Credentials that are shorter than a node is away: its lease, and its certificates. As upstream's
-// kubelet, the node does not get in with what has ended, and its pod of a StatefulSet is not
-// replaced.
+// Credentials that are shorter than a node is away: its lease, its certificates, and the token that
+// it could join with again. As upstream's kubelet, the node does not get in with what has ended,
+// and its pod of a StatefulSet is not replaced until an administrator has taken the node out.
 func TestCutOffForLongerThanCredentials(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
@@ -126,6 +128,8 @@ func TestCutOffForLongerThanCredentials(t *testing.T) {
 	testkit.Eventually(ctx, t, "the node renews its certificate", func() (bool, error) {
 		return away.certificateEnd(t).After(first), nil
 	})
+	token := one.Invite(t, "--ttl", "1m")
+
 	heal := lossy(t, away, 100)
 	began, ends := time.Now(), away.certificateEnd(t)
 	x.tainted(ctx, t, away, true)
@@ -152,9 +156,32 @@ func TestCutOffForLongerThanCredentials(t *testing.T) {
 	x.tainted(ctx, t, away, true)
 	ending("when the link is back")
 	away.Must(t, "leave", "--force", "--timeout", "10s")
-	if log, err := os.ReadFile(filepath.Join(once, "log")); !strings.Contains(string(log), "ends "+string(before.UID)) {
-		t.Errorf("after its node has left, state-0 has not ended: %s, %v", log, err)
+	lock, err := os.Open(filepath.Join(once, "lock"))
+	if err == nil {
+		err = errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB), lock.Close())
 	}
+	if err != nil {
+		t.Errorf("after its node has left, state-0 has not ended: %v", err)
+	}
+	one.Must(t, "node", "remove", away.Name)
+	after := x.replaced(ctx, t, before)
+	if after.Spec.NodeName == away.Name {
+		t.Errorf("state-0 is on node %s, which was removed", away.Name)
+	}
+	ranOnce(ctx, t, once, before.UID, after.UID)
+
+	// It joins again, with a token that is good.
+	join := func(token string) []string {
+		return append([]string{"join", "https://" + firstIP + ":6443", "--token", token, "--ca-hash", one.Invite(t).CAHash}, away.flags()...)
+	}
+	id, _, _ := strings.Cut(token.Token, ".")
+	away.Refused(t, "does not know token "+id+": it was deleted or has expired", join(token.Token)...)
+	away.Must(t, join(one.Invite(t).Token)...)
+	if end := away.certificateEnd(t); !end.After(ends) {
+		t.Errorf("its certificate ends at %v", end)
+	}
+	x.tainted(ctx, t, away, false)
+	ranOnce(ctx, t, once, before.UID, after.UID)
 }
 
 // evicted waits until a pod of a node that is unreachable is to end, and finds that it had the time
@@ -181,6 +208,16 @@ func (x *across) evicted(ctx context.Context, t *testing.T, pod *corev1.Pod) {
 		return
 	}
 	t.Errorf("node %s has the taints %v", n.Name, n.Spec.Taints)
+}
+
+// replaced waits for another pod of the name that runs.
+func (x *across) replaced(ctx context.Context, t *testing.T, before *corev1.Pod) (after *corev1.Pod) {
+	t.Helper()
+	testkit.Eventually(ctx, t, before.Name+" is replaced", func() (_ bool, err error) {
+		after, err = x.kube.CoreV1().Pods("default").Get(ctx, before.Name, metav1.GetOptions{})
+		return err == nil && after.UID != before.UID && after.Status.Phase == corev1.PodRunning, err
+	})
+	return after
 }
 
 // certificateEnd is when the node's client certificate ends.
