@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -116,10 +118,12 @@ func TestDownEndsWhatHasNoLockYet(t *testing.T) {
 	coracle := withDoubles(t)
 	p, other := place{root: t.TempDir(), state: t.TempDir()}, place{root: t.TempDir(), state: t.TempDir()}
 	remember(t, p, upOptions{Bind: "127.0.0.1", Port: 7443, Coracled: true, Boot: boot, CgroupRoot: "/coracle-test-none"})
-	start := func(name string, args ...string) <-chan error {
-		cmd := exec.Command(filepath.Join(filepath.Dir(coracle), name), args...)
+	start := func(change func(*unix.SysProcAttr), program string, args ...string) <-chan error {
+		cmd := exec.Command(program, args...)
+		cmd.Dir = "/"
 		cmd.Env = append(os.Environ(), asCoracled+"="+early)
 		cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+		change(cmd.SysProcAttr)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -136,8 +140,18 @@ func TestDownEndsWhatHasNoLockYet(t *testing.T) {
 		return ended
 	}
 	supervise := func(p place) []string { return []string{"supervise", "--root", p.root, "--state", p.state, "--", "x"} }
-	here := []<-chan error{start("coracle-early", supervise(p)...), start("coracled", coracledArgs(p, upOptions{})...)}
-	elsewhere := []<-chan error{start("coracle-early", supervise(other)...), start("coracled", coracledArgs(other, upOptions{})...)}
+	both := func(change func(*unix.SysProcAttr), dir string, p place) []<-chan error {
+		return []<-chan error{
+			start(change, filepath.Join(dir, "coracle-early"), supervise(p)...),
+			start(change, filepath.Join(dir, "coracled"), coracledArgs(p, upOptions{})...),
+		}
+	}
+	asUpDoes := func(*unix.SysProcAttr) {}
+	here, elsewhere := both(asUpDoes, filepath.Dir(coracle), p), both(asUpDoes, filepath.Dir(coracle), other)
+	// Regression: a user or a pod with a process of these arguments kept down from its work.
+	image := containerImage(t, coracle, p)
+	elsewhere = append(elsewhere, both(func(a *unix.SysProcAttr) { a.Credential = &syscall.Credential{Uid: 65534, Gid: 65534} }, image, p)...)
+	elsewhere = append(elsewhere, both(func(a *unix.SysProcAttr) { a.Chroot = image }, "/", p)...)
 	alone(t, func() {
 		if said, err := exec.Command(coracle, "down", "--root", p.root, "--state", p.state).CombinedOutput(); err != nil {
 			t.Errorf("down: %v: %s", err, said)
@@ -156,10 +170,28 @@ func TestDownEndsWhatHasNoLockYet(t *testing.T) {
 	for _, ended := range elsewhere {
 		select {
 		case <-ended:
-			t.Error("down has ended a process of another cluster")
+			t.Error("down has ended a process of another cluster, user or container")
 		default:
 		}
 	}
+}
+
+// containerImage has the doubles, and a place of its own at the path of p. All users may read it.
+func containerImage(t *testing.T, coracle string, p place) (dir string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "coracle-image-") // t.TempDir is below one of root only
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	err = errors.Join(os.Chmod(dir, 0o755), os.MkdirAll(filepath.Join(dir, p.root), 0o755), os.Chmod(coracle, 0o755))
+	for _, name := range []string{"coracle-early", "coracled"} {
+		err = errors.Join(err, os.Link(coracle, filepath.Join(dir, name)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // Regression: the times that leave printed began again in the middle.

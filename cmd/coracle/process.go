@@ -170,6 +170,11 @@ func end(ctx context.Context, pid int) error {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
+	return endByPidfd(ctx, pid, fd)
+}
+
+// endByPidfd is end for a process whose pidfd is open.
+func endByPidfd(ctx context.Context, pid, fd int) error {
 	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
