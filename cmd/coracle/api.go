@@ -196,6 +196,17 @@ func (a *api) servers(ctx context.Context) (all []netip.AddrPort, err error) {
 	return all, err
 }
 
+// etcdMember is a member of the cluster's own etcd: the name of its node, and where others call it.
+type etcdMember struct {
+	Name string `json:"name"`
+	URL  string `json:"url"`
+}
+
+// members lists them.
+func (a *api) members(ctx context.Context) (all []etcdMember, err error) {
+	return all, a.ask(ctx, "/coracle/members", nil, &all)
+}
+
 // awaitNode returns when the kubelet of the node called name has said since a time that it is
 // Ready: what an earlier one said is in etcd still. A node that waits for a network plugin only is
 // as good: the plugin may be applied next. waits says why it does. When ctx ends before, the error

@@ -8,7 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strconv"
+	"net/url"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -95,8 +95,10 @@ func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 		return nil
 	}
 	var servers []netip.AddrPort
-	if p.severalControlPlanes() {
-		servers, _ = client.servers(ctx) // without them the kubelets are left
+	var members []etcdMember
+	if p.severalControlPlanes() { // without an answer the kubelets are left
+		servers, _ = client.servers(ctx)
+		members, _ = client.members(ctx)
 	}
 	for _, n := range nodes {
 		kubelet := n.kubelet()
@@ -108,15 +110,18 @@ func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 		})
 		host, _, _ := net.SplitHostPort(kubelet)
 		for _, s := range servers {
-			if s.Addr().String() != host {
-				continue
+			if s.Addr().String() == host {
+				all = append(all, doctor.Peer{
+					Name: n.Metadata.Name, Part: "API server", At: s.String(), Without: "pods and nodes here have one API server less",
+				})
 			}
-			all = append(all, doctor.Peer{
-				Name: n.Metadata.Name, Part: "API server", At: s.String(), Without: "pods and nodes here have one API server less",
-			}, doctor.Peer{
-				Name: n.Metadata.Name, Part: "member of etcd", At: net.JoinHostPort(host, strconv.Itoa(o.etcdPeerPort())),
-				Without: "it does not count for the quorum",
-			})
+		}
+		for _, m := range members {
+			if at, err := url.Parse(m.URL); err == nil && m.Name == n.Metadata.Name {
+				all = append(all, doctor.Peer{
+					Name: n.Metadata.Name, Part: "member of etcd", At: at.Host, Without: "it does not count for the quorum",
+				})
+			}
 		}
 	}
 	return all

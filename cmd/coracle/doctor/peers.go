@@ -23,7 +23,7 @@ type Peer struct {
 
 const (
 	peerPatience = 3 * time.Second
-	// mostPeers is how many nodes are called: a firewall mostly cuts off all.
+	// mostPeers is how many parts of nodes are called: a firewall mostly cuts off all.
 	mostPeers = 32
 )
 
@@ -59,7 +59,8 @@ func checkPeers(f *Facts) []Finding {
 		_, port, _ := net.SplitHostPort(p.At)
 		remedy := fmt.Sprintf("see whether it runs there, and let this machine reach TCP port %s of that one", port)
 		if p.Dropped {
-			remedy = fmt.Sprintf("a firewall drops TCP port %s from this machine to that one: let it pass there, and in what is between them", port)
+			remedy = fmt.Sprintf("if that machine is up, a firewall drops TCP port %s from this machine to that one: let it pass there, and in what is "+
+				"between them", port)
 		}
 		all = append(all, Finding{
 			check, Error,
@@ -68,7 +69,7 @@ func checkPeers(f *Facts) []Finding {
 		})
 	}
 	if len(all) == 0 {
-		all = one(check, OK, fmt.Sprintf("all that this machine calls on other nodes can be reached (%d ports)", len(f.Peers)), "")
+		all = one(check, OK, fmt.Sprintf("all that this machine calls on other nodes can be reached; ports: %d", len(f.Peers)), "")
 	}
 	return all
 }

@@ -74,6 +74,11 @@ func readTunnels(ctx context.Context) ([]Tunnel, error) {
 		}
 		all = append(all, t)
 	}
+	if len(all) > 0 {
+		if err := mayEcho(); err != nil { // what no one has asked is not silent
+			return nil, fmt.Errorf("ask other nodes' pods for an echo: %w", err)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, tunnelPatience)
 	defer cancel()
 	together(all, func(t *Tunnel) {
@@ -82,6 +87,18 @@ func readTunnels(ctx context.Context) ([]Tunnel, error) {
 		}
 	})
 	return all, nil
+}
+
+// mayEcho returns an error if this process may not send echoes.
+func mayEcho() error {
+	conn, err := net.ListenPacket("ip4:icmp", "")
+	if errors.Is(err, os.ErrPermission) {
+		return err
+	}
+	if err == nil {
+		_ = conn.Close()
+	}
+	return nil // other errors are about one family
 }
 
 // underlayOf returns the machine that the next hop of a route by VXLAN is at.

@@ -1,9 +1,13 @@
 package doctor
 
 import (
+	"errors"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestTunnels(t *testing.T) {
@@ -51,6 +55,30 @@ func TestEcho(t *testing.T) {
 			if err := echo(t.Context(), netip.MustParseAddr(to)); err == nil {
 				t.Errorf("%s answers", to)
 			}
+		}
+	})
+}
+
+// Regression: doctor blamed a firewall where it was not allowed to ask.
+func TestTunnelsThatCannotBeAsked(t *testing.T) {
+	inNamespace(t, func(run func(stdin string, command ...string)) {
+		for _, command := range []string{
+			"ip link set lo up", "ip link add vx type vxlan id 1 dstport 8472 dev lo", "ip addr add 10.85.0.0/32 dev vx", "ip link set vx up",
+			"ip route add 10.85.1.0/24 via 10.85.1.0 dev vx onlink proto 86",
+		} {
+			run("", strings.Fields(command)...)
+		}
+		// Of this thread, which ends with the namespace.
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		err := unix.Capget(&header, &caps[0])
+		caps[0].Effective &^= 1 << unix.CAP_NET_RAW
+		if err = errors.Join(err, unix.Capset(&header, &caps[0])); err != nil {
+			t.Error(err)
+			return
+		}
+		if all, err := readTunnels(t.Context()); !errors.Is(err, os.ErrPermission) || len(all) > 0 {
+			t.Errorf("%+v, %v", all, err)
 		}
 	})
 }
