@@ -100,7 +100,7 @@ func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (
 		return Image{}, err
 	}
 	for _, l := range c.layers {
-		if err := p.cfg.Keys.Check(l); err != nil {
+		if err := p.cfg.Keys.Check(ctx, l); err != nil {
 			return Image{}, err // before anything is fetched in vain
 		}
 	}

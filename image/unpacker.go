@@ -300,7 +300,7 @@ func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descrip
 			err = fmt.Errorf("unpack layer %s: %w", diffID, err)
 		}
 	}()
-	plain, err := u.keys.Open(d, blob)
+	plain, err := u.keys.Open(ctx, d, blob)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@
 package crypt
 
 import (
+	"context"
 	"crypto/aes"
 	"encoding/base64"
 	"encoding/json"
@@ -44,22 +45,22 @@ func Encrypted(mediaType string) (plain string, encrypted bool) {
 type Keys struct{ Dir string }
 
 // Check says whether a layer can be decrypted, without having it. A layer that is not
-// encrypted can. Kinds: ErrNoKey, the file system's.
-func (k Keys) Check(d ocispec.Descriptor) error {
+// encrypted can. Kinds: ErrNoKey, the file system's, that of ctx.
+func (k Keys) Check(ctx context.Context, d ocispec.Descriptor) error {
 	if _, encrypted := Encrypted(d.MediaType); !encrypted {
 		return nil
 	}
-	_, err := k.layerKey(d)
+	_, err := k.layerKey(ctx, d)
 	return err
 }
 
 // Open decrypts a layer that comes from r; one that is not encrypted passes. Reading fails
-// at the end if it is not what was encrypted. Kinds: ErrNoKey, the file system's.
-func (k Keys) Open(d ocispec.Descriptor, r io.Reader) (io.Reader, error) {
+// at the end if it is not what was encrypted. Kinds: ErrNoKey, the file system's, that of ctx.
+func (k Keys) Open(ctx context.Context, d ocispec.Descriptor, r io.Reader) (io.Reader, error) {
 	if _, encrypted := Encrypted(d.MediaType); !encrypted {
 		return r, nil
 	}
-	private, err := k.layerKey(d)
+	private, err := k.layerKey(ctx, d)
 	if err != nil {
 		return nil, err
 	}

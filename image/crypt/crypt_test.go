@@ -2,6 +2,7 @@ package crypt
 
 import (
 	"bytes"
+	"context"
 	"crypto"
 	"crypto/aes"
 	"crypto/ecdsa"
@@ -143,31 +144,99 @@ func TestMessagesThatLibrariesPanicOn(t *testing.T) {
 	tag.Write(binary.BigEndian.AppendUint64(append([]byte(header), iv...), uint64(len(header)*8)))
 	jwe := strings.Join([]string{header, b64(wrapped), b64(iv), "", b64(tag.Sum(nil)[:16])}, ".")
 
-	// One block whose padding is longer than it. The vector is the parameter of the algorithm, whose
-	// number comes before it.
+	// Content that is a tag of several bytes, of which the last is missing.
+	var m envelope
+	m.Type, m.Content.Recipients = pkcs7.OIDEnvelopedData, asn1.RawValue{Tag: asn1.TagSet, IsCompound: true}
+	m.Content.Encrypted.Type, m.Content.Encrypted.Algorithm.Algorithm = pkcs7.OIDData, pkcs7.OIDEncryptionAlgorithmAES128GCM
+	m.Content.Encrypted.Content = asn1.RawValue{Class: asn1.ClassContextSpecific, IsCompound: true, Bytes: []byte{0x1f, 0x80}}
+	message, err := asn1.Marshal(m)
+	must(t, err)
+
+	for annotation, data := range map[string][]byte{annotationJWE: []byte(jwe), annotationPKCS7: message} {
+		err := (Keys{dir}).Check(t.Context(), withKey(annotation, data))
+		if !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), "malformed message") {
+			t.Errorf("%s: %v", annotation, err)
+		}
+	}
+}
+
+// withKey is a layer with messages that may have its key.
+func withKey(annotation string, messages ...[]byte) ocispec.Descriptor {
+	all := make([]string, len(messages))
+	for i, m := range messages {
+		all[i] = encode(string(m))
+	}
+	return ocispec.Descriptor{
+		MediaType: ocispec.MediaTypeImageLayer + suffix, Digest: digest.FromString("x"), Size: 1,
+		Annotations: map[string]string{annotation: strings.Join(all, ",")},
+	}
+}
+
+// Content that is not authenticated is not decrypted, whatever the library can do.
+func TestContentOfPKCS7IsAuthenticated(t *testing.T) {
+	p, dir := rsaPair(t), t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "node.pem"), append(bytes.Clone(p.private), p.cert...), 0o600))
 	certBlock, _ := pem.Decode(p.cert)
 	cert, err := x509.ParseCertificate(certBlock.Bytes)
 	must(t, err)
 	defer func(was int) { pkcs7.ContentEncryptionAlgorithm = was }(pkcs7.ContentEncryptionAlgorithm)
-	pkcs7.ContentEncryptionAlgorithm = pkcs7.EncryptionAlgorithmAES256CBC
-	message, err := pkcs7.Encrypt([]byte("short"), []*x509.Certificate{cert})
-	must(t, err)
-	number, err := asn1.Marshal(pkcs7.OIDEncryptionAlgorithmAES256CBC)
-	must(t, err)
-	_, rest, found := bytes.Cut(message, append(number, asn1.TagOctetString, aes.BlockSize))
-	if !found {
-		t.Fatal("no vector in the message")
+	for alg, ok := range map[int]bool{
+		pkcs7.EncryptionAlgorithmDESCBC: false, pkcs7.EncryptionAlgorithmAES128CBC: false, pkcs7.EncryptionAlgorithmAES256CBC: false,
+		pkcs7.EncryptionAlgorithmAES128GCM: true, pkcs7.EncryptionAlgorithmAES256GCM: true,
+	} {
+		pkcs7.ContentEncryptionAlgorithm = alg
+		message, err := pkcs7.Encrypt([]byte("{}"), []*x509.Certificate{cert})
+		must(t, err)
+		err = (Keys{dir}).Check(t.Context(), withKey(annotationPKCS7, message))
+		if ok != (err == nil) || !ok && !(errors.Is(err, ErrNoKey) && strings.Contains(err.Error(), "instead of AES-GCM")) {
+			t.Errorf("algorithm %d: %v", alg, err)
+		}
 	}
-	rest[aes.BlockSize-1] ^= 0xf0
+}
 
-	for annotation, data := range map[string][]byte{annotationJWE: []byte(jwe), annotationPKCS7: message} {
-		d := ocispec.Descriptor{
-			MediaType: ocispec.MediaTypeImageLayer + suffix, Digest: digest.FromString("x"), Size: 1,
-			Annotations: map[string]string{annotation: encode(string(data))},
+// A private key is not used for any number of recipients, and not once the pull has ended.
+func TestRecipientsAreLimited(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	must(t, err)
+	other, err := rsa.GenerateKey(rand.Reader, 2048)
+	must(t, err)
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "node.pem"), newPair(t, key).private, 0o600))
+	message := func(others int, last *rsa.PublicKey) []byte {
+		to := make([]jose.Recipient, others, others+1)
+		for i := range to {
+			to[i] = jose.Recipient{Algorithm: jose.RSA_OAEP, Key: &other.PublicKey}
 		}
-		if err := (Keys{dir}).Check(d); !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), "malformed message") {
-			t.Errorf("%s: %v", annotation, err)
+		e, err := jose.NewMultiEncrypter(jose.A128GCM, append(to, jose.Recipient{Algorithm: jose.RSA_OAEP, Key: last}), nil)
+		must(t, err)
+		m, err := e.Encrypt([]byte("{}"))
+		must(t, err)
+		return []byte(m.FullSerialize())
+	}
+	all, tooMany := message(maxRecipients-1, &key.PublicKey), message(maxRecipients, &key.PublicKey)
+	for name, c := range map[string]struct {
+		messages [][]byte
+		ok       bool
+	}{
+		"as many as are tried": {[][]byte{all}, true}, "one more": {[][]byte{tooMany}, false},
+		"one more, in two messages":                    {[][]byte{message(1, &other.PublicKey), all}, false},
+		"white space that only go-jose takes for that": {[][]byte{bytes.Replace(tooMany, []byte("{"), []byte("{\u00a0"), 1)}, false},
+		"another list, which go-jose ignores": {
+			[][]byte{bytes.Replace(tooMany, []byte("{"), []byte(`{"Recipients":[],`), 1)}, false,
+		},
+		"elements deeper than the largest stack": {
+			[][]byte{[]byte(`{"unprotected":{"a":` + strings.Repeat("[", 8<<20) + strings.Repeat("]", 8<<20) + `}}`)}, false,
+		},
+	} {
+		err := (Keys{dir}).Check(t.Context(), withKey(annotationJWE, c.messages...))
+		if c.ok != (err == nil) || err != nil && !errors.Is(err, ErrNoKey) {
+			t.Errorf("%s: %.300v", name, err)
 		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := (Keys{dir}).Check(ended, withKey(annotationJWE, all)); !errors.Is(err, context.Canceled) || errors.Is(err, ErrNoKey) {
+		t.Errorf("of a pull that has ended: %v", err)
 	}
 }
 
@@ -188,7 +257,7 @@ func FuzzAnnotations(f *testing.F) {
 			{annotationJWE: own, annotationOptions: public},
 		} {
 			d.Annotations = a
-			r, err := (Keys{dir}).Open(d, bytes.NewReader(data))
+			r, err := (Keys{dir}).Open(t.Context(), d, bytes.NewReader(data))
 			if err != nil {
 				if !errors.Is(err, ErrNoKey) {
 					t.Errorf("%v: %v", a, err)
@@ -208,22 +277,22 @@ func check(t *testing.T, name string, cc config.CryptoConfig, files map[string][
 	d, data := encrypt(t, cc, plain)
 	k := Keys{t.TempDir()}
 	must(t, os.Mkdir(filepath.Join(k.Dir, "..data"), 0o700))
-	if err := k.Check(d); !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), k.Dir) {
+	if err := k.Check(t.Context(), d); !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), k.Dir) {
 		t.Errorf("%s, without a key: %v", name, err)
 	}
 	for file, data := range files {
 		must(t, os.WriteFile(filepath.Join(k.Dir, file), data, 0o600))
 	}
-	if err := k.Check(d); err != nil {
+	if err := k.Check(t.Context(), d); err != nil {
 		t.Errorf("%s: %v", name, err)
 	}
-	r, err := k.Open(d, bytes.NewReader(data))
+	r, err := k.Open(t.Context(), d, bytes.NewReader(data))
 	must(t, err)
 	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, plain) {
 		t.Errorf("%s: %d bytes, %v", name, len(got), err)
 	}
 	data[len(data)/2]++
-	r, err = k.Open(d, bytes.NewReader(data))
+	r, err = k.Open(t.Context(), d, bytes.NewReader(data))
 	must(t, err)
 	if _, err := io.ReadAll(r); err == nil {
 		t.Errorf("%s: what is not what was encrypted was read without an error", name)
@@ -232,9 +301,9 @@ func check(t *testing.T, name string, cc config.CryptoConfig, files map[string][
 
 func TestPlainLayersPass(t *testing.T) {
 	d := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip}
-	must(t, Keys{}.Check(d))
+	must(t, Keys{}.Check(t.Context(), d))
 	in := strings.NewReader("x")
-	if r, err := (Keys{}).Open(d, in); err != nil || r != io.Reader(in) {
+	if r, err := (Keys{}).Open(t.Context(), d, in); err != nil || r != io.Reader(in) {
 		t.Errorf("%v, %v", r, err)
 	}
 }
@@ -244,10 +313,10 @@ func TestRefusals(t *testing.T) {
 	cc, err := config.EncryptWithJwe([][]byte{p.public})
 	must(t, err)
 	d, data := encrypt(t, cc, []byte("layer"))
-	if err := (Keys{}).Check(d); !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), "image.decryption_keys") {
+	if err := (Keys{}).Check(t.Context(), d); !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), "image.decryption_keys") {
 		t.Error(err)
 	}
-	if _, err := (Keys{"/does/not/exist"}).Open(d, bytes.NewReader(data)); !errors.Is(err, ErrNoKey) {
+	if _, err := (Keys{"/does/not/exist"}).Open(t.Context(), d, bytes.NewReader(data)); !errors.Is(err, ErrNoKey) {
 		t.Error(err)
 	}
 	dir := t.TempDir()
@@ -259,7 +328,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		bad := d
 		bad.Annotations = annotations
-		if err := (Keys{dir}).Check(bad); !errors.Is(err, ErrNoKey) || strings.Contains(err.Error(), "\n") {
+		if err := (Keys{dir}).Check(t.Context(), bad); !errors.Is(err, ErrNoKey) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -270,14 +339,14 @@ func TestRefusals(t *testing.T) {
 	} {
 		bad := d
 		bad.Annotations = map[string]string{"org.opencontainers.image.enc.keys.pkcs7": base64.StdEncoding.EncodeToString(message)}
-		if err := (Keys{dir}).Check(bad); !errors.Is(err, ErrNoKey) {
+		if err := (Keys{dir}).Check(t.Context(), bad); !errors.Is(err, ErrNoKey) {
 			t.Errorf("PKCS #7 that is %s: %v", name, err)
 		}
 	}
 	many := d
 	many.Annotations = map[string]string{"org.opencontainers.image.enc.keys.jwe": strings.Repeat("anVuaw==,", maxWrapped) +
 		d.Annotations["org.opencontainers.image.enc.keys.jwe"]}
-	if err := (Keys{dir}).Check(many); !errors.Is(err, ErrNoKey) {
+	if err := (Keys{dir}).Check(t.Context(), many); !errors.Is(err, ErrNoKey) {
 		t.Errorf("a key after %d others: %v", maxWrapped, err)
 	}
 	for name, public := range map[string]string{
@@ -290,14 +359,14 @@ func TestRefusals(t *testing.T) {
 		bad.Annotations = maps.Clone(d.Annotations)
 		bad.Annotations[annotationOptions] = public
 		// The layer's own nonce is one of the encrypted options.
-		if r, err := (Keys{dir}).Open(bad, bytes.NewReader(data)); err == nil {
+		if r, err := (Keys{dir}).Open(t.Context(), bad, bytes.NewReader(data)); err == nil {
 			if _, err := io.ReadAll(r); err == nil {
 				t.Errorf("options %s: read without an error", name)
 			}
 		}
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "large.pem"), make([]byte, maxKeyFile+1), 0o600))
-	if err := (Keys{dir}).Check(d); err == nil || !strings.Contains(err.Error(), "larger than") {
+	if err := (Keys{dir}).Check(t.Context(), d); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Error(err)
 	}
 }

@@ -2,8 +2,11 @@ package crypt
 
 import (
 	"bytes"
+	"context"
 	"crypto"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
@@ -12,8 +15,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"unicode"
 
 	"github.com/go-jose/go-jose/v4"
+	josejson "github.com/go-jose/go-jose/v4/json"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/smallstep/pkcs7"
 )
@@ -34,16 +39,18 @@ var (
 	}
 )
 
-// Limits of what a manifest can have one do: the messages of a layer, and the size of one of
-// PKCS #7, which is enough for a hundred recipients.
+// Limits of the work that a manifest may ask for. The parsers' stacks grow with the depth of
+// elements. The sizes are enough for a hundred recipients with the largest usual keys.
 const (
-	maxWrapped = 16
-	maxPKCS7   = 64 << 10
+	maxWrapped    = 16        // messages of a layer
+	maxJWE        = 128 << 10 // bytes of a message
+	maxPKCS7      = 64 << 10
+	maxRecipients = 128 // of all JWE messages of a layer: each costs a private-key operation for each key here
 )
 
 // layerKey decrypts a layer's key: the private options of its cipher, in JSON. Kinds: ErrNoKey,
-// the file system's.
-func (k Keys) layerKey(d ocispec.Descriptor) ([]byte, error) {
+// the file system's, that of ctx.
+func (k Keys) layerKey(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
 	if k.Dir == "" {
 		return nil, fmt.Errorf("%w: layer %s: no directory with keys is configured (image.decryption_keys)", ErrNoKey, d.Digest)
 	}
@@ -52,9 +59,10 @@ func (k Keys) layerKey(d ocispec.Descriptor) ([]byte, error) {
 		return nil, err
 	}
 	var failures []error
+	recipients := 0
 	for _, way := range []struct {
 		annotation string
-		unwrap     func([]byte) ([]byte, error)
+		unwrap     func(context.Context, []byte, *int) ([]byte, error)
 	}{{annotationJWE, ring.unwrapJWE}, {annotationPKCS7, ring.unwrapPKCS7}} {
 		for wrapped := range strings.SplitSeq(d.Annotations[way.annotation], ",") {
 			if wrapped == "" {
@@ -65,10 +73,13 @@ func (k Keys) layerKey(d ocispec.Descriptor) ([]byte, error) {
 			}
 			data, err := base64.StdEncoding.DecodeString(wrapped)
 			if err == nil {
-				data, err = guarded(way.unwrap, data)
+				data, err = guarded(func() ([]byte, error) { return way.unwrap(ctx, data, &recipients) })
 			}
 			if err == nil {
 				return data, nil
+			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
 			}
 			failures = append(failures, fmt.Errorf("%s: %w", way.annotation, err))
 		}
@@ -87,12 +98,26 @@ type ring struct {
 	certs   []*x509.Certificate
 }
 
-func (r ring) unwrapJWE(data []byte) ([]byte, error) {
-	wrapped, err := jose.ParseEncrypted(string(data), keyAlgorithms, contentAlgorithms)
+// unwrapJWE adds the message's recipients to those of the messages before it.
+func (r ring) unwrapJWE(ctx context.Context, data []byte, recipients *int) ([]byte, error) {
+	if len(data) > maxJWE {
+		return nil, fmt.Errorf("%d bytes, at most %d are read", len(data), maxJWE)
+	}
+	message, n, err := countRecipients(data)
+	if err != nil {
+		return nil, err
+	}
+	if *recipients += n; *recipients > maxRecipients {
+		return nil, fmt.Errorf("%d recipients in all, at most %d are tried", *recipients, maxRecipients)
+	}
+	wrapped, err := jose.ParseEncrypted(message, keyAlgorithms, contentAlgorithms)
 	if err != nil {
 		return nil, err
 	}
 	for _, key := range r.private {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if _, _, plain, err := wrapped.DecryptMulti(key); err == nil {
 			return plain, nil
 		}
@@ -100,12 +125,35 @@ func (r ring) unwrapJWE(data []byte) ([]byte, error) {
 	return nil, fmt.Errorf("none of %d keys", len(r.private))
 }
 
-func (r ring) unwrapPKCS7(data []byte) ([]byte, error) {
+// countRecipients counts the recipients of a message as go-jose will read it: without white space,
+// wherever that is, and by its JSON. Another reader could count others.
+func countRecipients(data []byte) (message string, n int, err error) {
+	message = strings.Map(func(c rune) rune {
+		if unicode.IsSpace(c) {
+			return -1
+		}
+		return c
+	}, string(data))
+	if !strings.HasPrefix(message, "{") {
+		return message, 1, nil
+	}
+	var list struct {
+		Recipients []struct{} `json:"recipients"`
+	}
+	err = josejson.Unmarshal([]byte(message), &list)
+	return message, max(1, len(list.Recipients)), err
+}
+
+// unwrapPKCS7 tries one recipient for each certificate, however many the message has.
+func (r ring) unwrapPKCS7(ctx context.Context, data []byte, _ *int) ([]byte, error) {
 	if len(r.private) == 0 || len(r.certs) == 0 {
 		return nil, fmt.Errorf("there are %d keys and %d certificates", len(r.private), len(r.certs))
 	}
-	if len(data) > maxPKCS7 { // the parser's stack grows with the depth of elements
+	if len(data) > maxPKCS7 {
 		return nil, fmt.Errorf("%d bytes, at most %d are read", len(data), maxPKCS7)
+	}
+	if err := checkAuthenticated(data); err != nil {
+		return nil, err
 	}
 	wrapped, err := pkcs7.Parse(data)
 	if err != nil {
@@ -113,6 +161,9 @@ func (r ring) unwrapPKCS7(data []byte) ([]byte, error) {
 	}
 	for _, key := range r.private {
 		for _, cert := range r.certs {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
 			if plain, err := wrapped.Decrypt(cert, key); err == nil {
 				return plain, nil
 			}
@@ -121,16 +172,44 @@ func (r ring) unwrapPKCS7(data []byte) ([]byte, error) {
 	return nil, fmt.Errorf("none of %d keys and %d certificates", len(r.private), len(r.certs))
 }
 
+// envelope is a message of PKCS #7 (RFC 2315), as far as checkAuthenticated looks at it.
+type envelope struct {
+	Type    asn1.ObjectIdentifier
+	Content struct {
+		Version    int
+		Recipients asn1.RawValue
+		Encrypted  struct {
+			Type      asn1.ObjectIdentifier
+			Algorithm pkix.AlgorithmIdentifier
+			Content   asn1.RawValue `asn1:"tag:0,optional"`
+		}
+	} `asn1:"explicit,tag:0"`
+}
+
+// checkAuthenticated refuses a message whose content is not encrypted with AES-GCM, as ocicrypt's
+// is. The library decrypts AES-CBC and DES, too. Then a sender who changes the content of another
+// sender's message could learn from the errors of pulls what it is (a padding oracle).
+func checkAuthenticated(message []byte) error {
+	var m envelope
+	if _, err := asn1.Unmarshal(message, &m); err != nil {
+		return err
+	}
+	alg := m.Content.Encrypted.Algorithm.Algorithm
+	if !alg.Equal(pkcs7.OIDEncryptionAlgorithmAES128GCM) && !alg.Equal(pkcs7.OIDEncryptionAlgorithmAES256GCM) {
+		return fmt.Errorf("its content has the algorithm %s instead of AES-GCM", alg)
+	}
+	return nil
+}
+
 // guarded unwraps a message. Both libraries panic on some: pkcs7 on an element that ends in its
-// tag, or on wrong padding, go-jose on an empty ciphertext. For the last two it takes no more
-// than the node's public key.
-func guarded(unwrap func([]byte) ([]byte, error), data []byte) (key []byte, err error) {
+// tag, go-jose on an empty ciphertext, for which it takes no more than the node's public key.
+func guarded(unwrap func() ([]byte, error)) (key []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			key, err = nil, fmt.Errorf("malformed message: %v", r)
 		}
 	}()
-	return unwrap(data)
+	return unwrap()
 }
 
 // load reads the directory.
