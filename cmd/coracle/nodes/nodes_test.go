@@ -397,3 +397,36 @@ func TestMakeContinues(t *testing.T) {
 		})
 	}
 }
+
+// On machines with systemd-resolved, /etc/resolv.conf is a symbolic link. Regression: a pipe in the
+// place of resolved's file kept up waiting.
+func TestResolverBehindALink(t *testing.T) {
+	w := newNetwork(t)
+	for _, dir := range []string{"/run", "/etc"} { // of this test's own namespace
+		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	}
+	const link = "../run/systemd/resolve/stub-resolv.conf"
+	stub, servers := filepath.Join(filepath.Dir(resolvConf), link), "nameserver 192.0.2.53\n"
+	if err := errors.Join(os.MkdirAll(filepath.Dir(resolved), 0o755), os.Symlink(link, resolvConf),
+		os.WriteFile(stub, []byte("nameserver 127.0.0.53\n"), 0o644), unix.Mkfifo(resolved, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if lost := Unreachable(); len(lost) != 1 {
+		t.Errorf("next to a pipe, %v are unreachable", lost)
+	}
+	if err := errors.Join(os.Remove(resolved), os.WriteFile(resolved, []byte(servers), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Make(2); err != nil {
+		t.Fatal(err)
+	}
+	if said := call(t, w, 2, 0); !strings.Contains(said, fmt.Sprintf("name servers: %q", servers)) {
+		t.Errorf("on the node: %s, want %q", said, servers)
+	}
+	if to, err := os.Readlink(resolvConf); err != nil || to != link {
+		t.Errorf("this machine has a link to %q, %v", to, err)
+	}
+}

@@ -44,11 +44,14 @@ func elsewhere(all []netip.Addr) bool {
 
 // servers returns the name servers in a resolv.conf(5).
 func servers(path string) (all []netip.Addr) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe would wait for a writer
 	if err != nil {
 		return nil
 	}
 	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
 	data, err := io.ReadAll(io.LimitReader(f, longestResolvConf))
 	if err != nil {
 		return nil
