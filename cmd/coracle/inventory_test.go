@@ -6,8 +6,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 )
 
 // things is an inventory of pods "id namespace/name" and containers "id pod-id name attempt".
@@ -179,4 +183,34 @@ func TestFindNode(t *testing.T) {
 	}
 	stop()
 	refused("second", "node boat-2: ") // why it may not have been found
+}
+
+// Regression: a node whose coracled hangs kept commands about the other nodes waiting.
+func TestNodeThatDoesNotAnswer(t *testing.T) {
+	t.Setenv("CORACLE_ADDRESS", "")
+	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	further := p.of(2, "boat-2")
+	for _, dir := range []string{p.root, p.state, further.state} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := (upOptions{Node: "boat", Port: 6443, Further: 1}).remember(p); err != nil {
+		t.Fatal(err)
+	}
+	serveRuntime(t, p.state, runtimeDouble{pod: "first", listed: make(chan struct{})})
+	serveRuntime(t, further.state, runtimeDouble{pod: "second"})
+	w := &workload{daemon: daemon.New(p.socket), place: &p, patience: 100 * time.Millisecond}
+	cmd := &cobra.Command{}
+	cmd.SetContext(t.Context())
+	all, nodeOf, missing := w.inventoryOfAll(cmd)
+	if len(all.pods) != 1 || nodeOf["second"] != "boat-2" || missing == nil ||
+		!strings.Contains(missing.Error(), "coracled has not answered within 100ms") {
+		t.Errorf("%v on %v, %v", all.pods, nodeOf, missing)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -21,11 +22,16 @@ import (
 type workload struct {
 	daemon *daemon.Daemon
 	place  *place
+	// patience is how long one of several nodes may take to list its pods and containers.
+	patience time.Duration
 }
+
+// listLimit is the patience of commands.
+const listLimit = 10 * time.Second
 
 // workloadCommands are the commands that look at and into pods and containers.
 func workloadCommands(p *place) []*cobra.Command {
-	w := &workload{daemon: daemon.New(p.socket), place: p}
+	w := &workload{daemon: daemon.New(p.socket), place: p, patience: listLimit}
 	all := []*cobra.Command{
 		w.podsCommand(), w.psCommand(), w.logsCommand(), w.execCommand(), w.statsCommand(), w.eventsCommand(), w.topCommand(), w.traceCommand(),
 	}
@@ -53,6 +59,24 @@ func (w *workload) look(cmd *cobra.Command, work func(ctx context.Context, c run
 	})
 }
 
+// lookSoon is look at one of several nodes, which must not keep the others waiting.
+func (w *workload) lookSoon(cmd *cobra.Command,
+	work func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error,
+) error {
+	return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
+		soon, cancel := context.WithTimeout(ctx, w.patience)
+		defer cancel()
+		all, err := takeInventory(soon, c)
+		if err != nil {
+			if soon.Err() != nil && ctx.Err() == nil {
+				err = fmt.Errorf("coracled has not answered within %s", w.patience)
+			}
+			return err
+		}
+		return work(ctx, c, all)
+	})
+}
+
 // lookAtAll calls work with all pods and containers of each node that this machine has. The node is
 // "" if that is only one. A node that does not answer does not hide the others.
 func (w *workload) lookAtAll(cmd *cobra.Command,
@@ -67,10 +91,10 @@ func (w *workload) lookAtAll(cmd *cobra.Command,
 	if !o.several() || w.daemon.Socket() != w.place.socket() {
 		return w.look(cmd, at(""))
 	}
-	errs := []error{w.look(cmd, at(o.Node))}
+	errs := []error{w.lookSoon(cmd, at(o.Node))}
 	for _, further := range w.place.further(o) {
-		there := &workload{daemon: daemon.New(further.socket), place: &further}
-		if err := there.look(cmd, at(further.node)); err != nil {
+		there := &workload{daemon: daemon.New(further.socket), place: &further, patience: w.patience}
+		if err := there.lookSoon(cmd, at(further.node)); err != nil {
 			errs = append(errs, fmt.Errorf("node %s: %w", further.node, err))
 		}
 	}
