@@ -153,6 +153,8 @@ type sparingNodes struct {
 }
 
 // Patch implements typedcorev1.NodeInterface. The allocator does not use the Node that is returned.
+// Networks for a Node are not written to a new one of its name: when the event of the former one's
+// end comes, they are free again.
 func (s sparingNodes) Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, o metav1.PatchOptions, sub ...string,
 ) (*corev1.Node, error) {
 	cidrs := networksOf(patch)
@@ -160,7 +162,7 @@ func (s sparingNodes) Patch(ctx context.Context, name string, kind types.PatchTy
 	if cidrs == nil || len(sub) > 0 || err != nil {
 		return s.NodeInterface.Patch(ctx, name, kind, patch, o, sub...)
 	}
-	if err := s.write.Apply(ctx, name, nodepatch.Change{PodCIDRs: cidrs}); err != nil {
+	if err := s.write.Apply(ctx, name, nodepatch.Change{UID: known.UID, PodCIDRs: cidrs}); err != nil {
 		return nil, err
 	}
 	s.written.add(known, cidrs)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
@@ -53,6 +54,28 @@ func TestNodesGetNetworks(t *testing.T) {
 			}
 			seen[p] = true
 		}
+	}
+}
+
+// The API server refuses a change of a Node that another one of its name has replaced.
+func TestReplacedNodesAreNotChanged(t *testing.T) {
+	c := whole(t)
+	ctx, _ := c.namespace(t)
+	const name = "ipam-replaced"
+	nodes := c.kube.CoreV1().Nodes()
+	node, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = nodes.Delete(context.WithoutCancel(ctx), name, metav1.DeleteOptions{}) })
+	write := nodepatch.New(nodes)
+	change := nodepatch.Change{UID: "another", Labels: map[string]string{"test": "set"}}
+	if err := write.Apply(ctx, name, change); !apierrors.IsInvalid(err) {
+		t.Errorf("a change of another Node: %v", err)
+	}
+	change.UID = node.UID
+	if err := write.Apply(ctx, name, change); err != nil {
+		t.Errorf("a change of this Node: %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bytes"
 	"slices"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
@@ -55,6 +57,28 @@ func TestWrittenNetworksAreSeenBeforeTheirEvent(t *testing.T) {
 	}
 	w.forget("n")
 	expect("forgotten")
+}
+
+// Networks are written to the Node that they were taken for. Regression: they could go to a new one
+// of its name, and were free as soon as the event of the former one's end came.
+func TestNetworksAreOfOneNode(t *testing.T) {
+	kube := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "second"}})
+	seen := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := seen.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}); err != nil {
+		t.Fatal(err)
+	}
+	nodes := kube.CoreV1().Nodes()
+	patching := sparingNodes{nodes, nodepatch.New(nodes), &written{nodes: corelisters.NewNodeLister(seen)}}
+	_, _ = patching.Patch(t.Context(), "n", types.StrategicMergePatchType,
+		[]byte(`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24"]}}`), metav1.PatchOptions{}) // the fake does not compare UIDs
+	actions := kube.Actions()
+	if len(actions) != 1 {
+		t.Fatalf("requests %v", actions)
+	}
+	patch, ok := actions[0].(ktesting.PatchAction)
+	if !ok || !bytes.Contains(patch.GetPatch(), []byte(`"uid":"first"`)) {
+		t.Errorf("request %v", actions[0])
+	}
 }
 
 // Only a patch of nothing else is joined with what others write.

@@ -30,8 +30,11 @@ const (
 	busyPeriod   = time.Second
 )
 
-// Change is what is to be set in a Node. What is empty stays as it is.
+// Change is what is to be set in a Node. What is empty stays as it is. Of two changes of the same
+// field that are made at once, either may be made last.
 type Change struct {
+	// UID is the only Node of its name that may be changed, if it is not empty.
+	UID types.UID
 	// ResourceVersion is the only version of the Node that may be changed, if it is not empty.
 	ResourceVersion     string
 	Labels, Annotations map[string]string
@@ -154,12 +157,16 @@ func (w *Writer) send(ctx context.Context, name string, c Change) error {
 
 // join adds what other sets to c, unless both set the same field.
 func (c *Change) join(other Change) bool {
-	if c.ResourceVersion != "" && other.ResourceVersion != "" || c.Taints != nil && other.Taints != nil ||
-		c.PodCIDRs != nil && other.PodCIDRs != nil || overlap(c.Labels, other.Labels) || overlap(c.Annotations, other.Annotations) {
+	if c.ResourceVersion != "" && other.ResourceVersion != "" || c.UID != "" && other.UID != "" && c.UID != other.UID ||
+		c.Taints != nil && other.Taints != nil || c.PodCIDRs != nil && other.PodCIDRs != nil ||
+		overlap(c.Labels, other.Labels) || overlap(c.Annotations, other.Annotations) {
 		return false
 	}
 	if other.ResourceVersion != "" {
 		c.ResourceVersion = other.ResourceVersion
+	}
+	if other.UID != "" {
+		c.UID = other.UID
 	}
 	if other.Taints != nil {
 		c.Taints = other.Taints
@@ -194,6 +201,7 @@ func union(a, b map[string]string) map[string]string {
 func (c *Change) patch() ([]byte, error) {
 	var p struct {
 		Metadata struct {
+			UID             types.UID         `json:"uid,omitempty"`
 			ResourceVersion string            `json:"resourceVersion,omitempty"`
 			Labels          map[string]string `json:"labels,omitempty"`
 			Annotations     map[string]string `json:"annotations,omitempty"`
@@ -204,7 +212,8 @@ func (c *Change) patch() ([]byte, error) {
 			PodCIDRs []string        `json:"podCIDRs,omitempty"`
 		} `json:"spec"`
 	}
-	p.Metadata.ResourceVersion, p.Metadata.Labels, p.Metadata.Annotations = c.ResourceVersion, c.Labels, c.Annotations
+	p.Metadata.UID, p.Metadata.ResourceVersion = c.UID, c.ResourceVersion
+	p.Metadata.Labels, p.Metadata.Annotations = c.Labels, c.Annotations
 	p.Spec.Taints, p.Spec.PodCIDRs = c.Taints, c.PodCIDRs
 	if len(c.PodCIDRs) > 0 {
 		p.Spec.PodCIDR = c.PodCIDRs[0]

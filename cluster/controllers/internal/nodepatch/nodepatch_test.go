@@ -46,7 +46,7 @@ func (a *api) Patch(ctx context.Context, name string, _ types.PatchType, patch [
 func threeChanges() []Change {
 	return []Change{
 		{ResourceVersion: "7", Labels: map[string]string{"old": "linux"}, Taints: &[]corev1.Taint{}},
-		{PodCIDRs: []string{"10.0.0.0/24", "fd00::/64"}},
+		{UID: "u", PodCIDRs: []string{"10.0.0.0/24", "fd00::/64"}},
 		{Annotations: map[string]string{"ttl": "15"}, Patient: true},
 	}
 }
@@ -85,7 +85,7 @@ func TestChangesOfOneNodeAreOneRequest(t *testing.T) {
 		if err := errors.Join(applyAll(w, "n", threeChanges())...); err != nil {
 			t.Fatal(err)
 		}
-		want := `n {"metadata":{"resourceVersion":"7","labels":{"old":"linux"},"annotations":{"ttl":"15"}},` +
+		want := `n {"metadata":{"uid":"u","resourceVersion":"7","labels":{"old":"linux"},"annotations":{"ttl":"15"}},` +
 			`"spec":{"taints":[],"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24","fd00::/64"]}}`
 		if !slices.Equal(a.patches, []string{want}) {
 			t.Errorf("sent %q, want %q", a.patches, want)
@@ -154,7 +154,15 @@ func TestRefusedChangeFailsAlone(t *testing.T) {
 	})
 }
 
-// Two changes of the same field are two requests, in their order.
+// Changes of two Nodes that have had the same name are two requests.
+func TestAnotherNodeOfTheNameIsNotJoined(t *testing.T) {
+	c := Change{UID: "first", PodCIDRs: []string{"10.0.0.0/24"}}
+	if c.join(Change{UID: "second", Labels: map[string]string{"a": "1"}}) || len(c.Labels) > 0 {
+		t.Errorf("joined to %+v", c)
+	}
+}
+
+// Two changes of the same field are two requests.
 func TestSameFieldIsNotJoined(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &api{}
