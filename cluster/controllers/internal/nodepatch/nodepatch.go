@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -71,7 +72,8 @@ func New(nodes typedcorev1.NodeInterface) *Writer {
 }
 
 // Apply makes a change of the named Node, and returns when it is made. The error is the API
-// server's: a change that was refused together with others was tried alone, too.
+// server's: a change that was refused together with others was tried alone, too, unless it is of a
+// version that the Node no longer has.
 func (w *Writer) Apply(ctx context.Context, name string, c Change) error {
 	w.mu.Lock()
 	if r := w.waiting[name]; r != nil && r.change.join(c) {
@@ -132,7 +134,8 @@ func (r *request) wait(ctx context.Context, patient bool) {
 
 // alone sends a change again if the request failed that had others in it, too.
 func (w *Writer) alone(ctx context.Context, name string, c Change, r *request) error {
-	if r.err == nil || r.changes == 1 || ctx.Err() != nil {
+	old := c.ResourceVersion != "" && apierrors.IsConflict(r.err)
+	if r.err == nil || r.changes == 1 || old || ctx.Err() != nil {
 		return r.err
 	}
 	return w.send(ctx, name, c)

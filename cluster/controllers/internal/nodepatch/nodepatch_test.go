@@ -1,6 +1,7 @@
 package nodepatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,15 +13,17 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// api notes patches, and refuses those that contain refused.
+// api notes patches, and refuses those that contain refused with an error.
 type api struct {
 	typedcorev1.NodeInterface
 	refused string
+	err     error // errRefused if nil
 
 	mu      sync.Mutex
 	patches []string
@@ -37,7 +40,7 @@ func (a *api) Patch(ctx context.Context, name string, _ types.PatchType, patch [
 		return nil, err
 	}
 	if a.refused != "" && strings.Contains(string(patch), a.refused) {
-		return nil, errRefused
+		return nil, cmp.Or(a.err, errRefused)
 	}
 	return nil, nil
 }
@@ -150,6 +153,22 @@ func TestRefusedChangeFailsAlone(t *testing.T) {
 		}
 		if len(a.patches) != 4 {
 			t.Errorf("sent %q: want all together, then each alone", a.patches)
+		}
+	})
+}
+
+// A change of a version that the Node no longer has fails at once. It would be refused again.
+func TestConflictIsNotTriedAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &api{refused: "resourceVersion", err: apierrors.NewConflict(corev1.Resource("nodes"), "n", errRefused)}
+		w := New(a)
+		fill(t, w, a)
+		errs := applyAll(w, "n", threeChanges())
+		if !apierrors.IsConflict(errs[0]) || errs[1] != nil || errs[2] != nil {
+			t.Errorf("errors %v", errs)
+		}
+		if len(a.patches) != 3 {
+			t.Errorf("sent %q: want all together, then two alone", a.patches)
 		}
 	})
 }
