@@ -25,6 +25,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
 )
 
+const evictionWorkers = 8
+
 type evictor struct {
 	set      *client.Set
 	nodes    corelisters.NodeLister
@@ -56,7 +58,7 @@ func NewEviction(set *client.Set) (*frame.Controller, error) {
 		set: set, nodes: nodes.Lister(), pods: pods.Lister(), byNode: pods.Informer().GetIndexer(),
 		recorder: recorder, due: map[string]eviction{},
 	}
-	e.frame = frame.New("tainteviction", workers, set.Logger(), e.sync)
+	e.frame = frame.New("tainteviction", evictionWorkers, set.Logger(), e.sync)
 	feed.Changes(e.frame, nodes.Informer(), e.podsOf)
 	feed.Changes(e.frame, pods.Informer(), e.podChanged)
 	e.frame.Also(func(ctx context.Context) { <-ctx.Done(); flush() })
