@@ -101,8 +101,8 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 	return requestunion.NewFailOnError(known, anonymous.NewAuthenticator(unknown.Conditions)), nil
 }
 
-// quietly authenticates as who does. Why credentials are refused is logged for debugging only:
-// every client can send such requests, and upstream's server would log each.
+// quietly wraps an authenticator. Why credentials are refused is logged for debugging only: every
+// client can send such requests, and upstream's server would log each.
 func quietly(who authenticator.Request, log *slog.Logger) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		response, ok, err := who.AuthenticateRequest(r)

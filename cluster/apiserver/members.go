@@ -13,7 +13,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
@@ -142,7 +141,10 @@ func (m members) add(ctx context.Context, w http.ResponseWriter, r *http.Request
 }
 
 func noMembers() error {
-	return apierrors.NewNotFound(schema.GroupResource{Resource: "members"}, "of etcd, which is elsewhere")
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+		Message: "the cluster has no members of etcd: it uses the servers of --etcd-servers",
+	}}
 }
 
 // sameTokenKey refuses a machine whose key of service account tokens was replaced after the machine
