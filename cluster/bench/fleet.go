@@ -75,7 +75,7 @@ func (f *fleet) joinAll(ctx, life context.Context) error {
 // watch tells untainted when no node has a taint, or that it cannot watch any more. A node that the
 // cluster takes for silent says that it is ready again, as its kubelet would.
 func (f *fleet) watch(ctx context.Context, w watch.Interface, o metav1.ListOptions, untainted chan<- error) {
-	free, told := map[string]bool{}, false
+	free, away, told := map[string]bool{}, map[string]bool{}, false
 	seen := func(_ watch.EventType, n *v1.Node) bool {
 		if delete(free, n.Name); len(n.Spec.Taints) == 0 {
 			free[n.Name] = true
@@ -85,8 +85,14 @@ func (f *fleet) watch(ctx context.Context, w watch.Interface, o metav1.ListOptio
 			untainted <- nil
 		}
 		for _, c := range n.Status.Conditions {
-			if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
+			if c.Type != v1.NodeReady {
+				continue
+			}
+			isAway := c.Status != v1.ConditionTrue
+			if isAway && !away[n.Name] {
 				f.silent.Add(1)
+			}
+			if away[n.Name] = isAway; isAway {
 				go f.sayReady(ctx, n.Name)
 			}
 		}
