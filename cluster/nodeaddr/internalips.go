@@ -44,8 +44,11 @@ func InternalIPs(node *corev1.Node) (all []netip.Addr, err error) {
 
 // CheckInternalIP returns an error for an address by which no other machine reaches a node.
 func CheckInternalIP(a netip.Addr) error {
+	if a.Zone() != "" { // which may be any text, of any length
+		return fmt.Errorf("its address %s, with zone %.20q, is none by which another machine reaches it", a.WithZone(""), a.Zone())
+	}
 	switch {
-	case !a.IsValid(), a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast(), a.Is4In6(), a.Zone() != "",
+	case !a.IsValid(), a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast(), a.Is4In6(),
 		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return fmt.Errorf("its address %s is none by which another machine reaches it", a)
 	}

@@ -52,8 +52,10 @@ func TestInternalIPs(t *testing.T) {
 		"broadcast":                {given: "255.255.255.255", err: "its address 255.255.255.255 is none"},
 		"link-local":               {given: "169.254.1.1", err: "its address 169.254.1.1 is none"},
 		"link-local, IPv6":         {given: "fe80::1", err: "its address fe80::1 is none"},
-		"an interface's":           {given: "fe80::1%eth0", err: "its address fe80::1%eth0 is none"},
-		"an interface's, global":   {given: "2001:db8::1%eth0", err: "its address 2001:db8::1%eth0 is none"},
+		"an interface's":           {given: "fe80::1%eth0", err: `its address fe80::1, with zone "eth0", is none`},
+		"an interface's, global":   {given: "2001:db8::1%eth0", err: `its address 2001:db8::1, with zone "eth0", is none`},
+		"escapes in a zone":        {given: "fe80::1%\x1b[2J", err: `its address fe80::1, with zone "\x1b[2J", is none`},
+		"a long zone":              {given: "fe80::1%" + strings.Repeat("a", 1000), err: `with zone "` + strings.Repeat("a", 20) + `", is none`},
 		"IPv4 in IPv6":             {given: "::ffff:192.0.2.1", err: "its address ::ffff:192.0.2.1 is none"},
 		"the first error counts":   {given: "x 127.0.0.1 192.0.2.1", want: "192.0.2.1", err: `its InternalIP "x" is no address`},
 	} {
