@@ -7,8 +7,8 @@ import (
 )
 
 // checkRelease refuses a cluster whose Coracle is older than this program, own: its control plane
-// may not know what a newer node needs of it. The patch release does not count, and neither do
-// builds between releases, which have no number.
+// may not know what a newer node needs of it. The patch release does not count. A build between
+// releases counts as the one before it, and one that names no release is not compared.
 func checkRelease(own, cluster string) error {
 	mine, err := kubeversion.ParseGeneric(own)
 	if err != nil {
