@@ -125,7 +125,7 @@ func (r *Routes) sync() error {
 		warnings = append(warnings, fmt.Sprintf("%d addresses of Services are not announced: a node announces %d routes at most",
 			now.LeftOut, len(now.Prefixes)))
 	}
-	r.Health.Works(fmt.Sprintf("%d routes of this node", len(now.Prefixes)), warnings...)
+	r.Health.Works(health.Count(len(now.Prefixes), "route")+" of this node", warnings...)
 	return nil
 }
 

@@ -12,6 +12,7 @@ package health
 import (
 	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -29,6 +30,14 @@ type State struct {
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 	// Warnings are what an operator should know though the part is healthy.
 	Warnings []string `json:"warnings,omitempty"`
+}
+
+// Count says how many there are of something, as in "1 node" and "2 nodes".
+func Count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
 }
 
 // Board has the states of a process's parts. Its zero value is an empty one.

@@ -76,3 +76,11 @@ func TestWait(t *testing.T) {
 		<-done
 	})
 }
+
+func TestCount(t *testing.T) {
+	for n, want := range []string{"0 other nodes", "1 other node", "2 other nodes"} {
+		if got := Count(n, "other node"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -209,7 +209,7 @@ func (s *Set) sync(ctx context.Context, _ string) error {
 	s.tell(ctx, failed)
 	s.tryAgain(failed)
 	if len(failed) == 0 {
-		s.Health.Works(fmt.Sprintf("%d objects of %d files in %s are applied", len(objects), len(files), s.Dir))
+		s.Health.Works(fmt.Sprintf("applied: %s of %s in %s", health.Count(len(objects), "object"), health.Count(len(files), "file"), s.Dir))
 	}
 	return nil
 }

@@ -236,7 +236,7 @@ func warnings(problems map[string]error) (all []string) {
 // summary is what status says.
 func (v *Overlay) summary(peers []paths.Peer) string {
 	if v.Encryption != nil {
-		return fmt.Sprintf("pods of %d other nodes: encrypted by WireGuard", len(peers))
+		return fmt.Sprintf("pods of %s: encrypted by WireGuard", health.Count(len(peers), "other node"))
 	}
 	direct := 0
 	for _, p := range peers {
@@ -244,7 +244,7 @@ func (v *Overlay) summary(peers []paths.Peer) string {
 			direct++
 		}
 	}
-	return fmt.Sprintf("pods of %d other nodes: %d by direct routes, %d through VXLAN", len(peers), direct, len(peers)-direct)
+	return fmt.Sprintf("pods of %s: %d by direct routes, %d through VXLAN", health.Count(len(peers), "other node"), direct, len(peers)-direct)
 }
 
 // alone is for a node without others that are accepted, or without a range of pods yet.

@@ -178,7 +178,7 @@ func (a *announcing) read(ctx context.Context) (later <-chan time.Time, err erro
 		return nil, err
 	}
 	a.said = ""
-	a.file.Works(fmt.Sprintf("AS %d announces %d routes", a.options.AS, len(r.Prefixes)))
+	a.file.Works(fmt.Sprintf("AS %d announces %s", a.options.AS, health.Count(len(r.Prefixes), "route")))
 	return nil, nil
 }
 

@@ -77,7 +77,8 @@ func tellCertificates(part *health.Part, dir string, log *slog.Logger) (expires 
 			warnings = append(warnings, c.File+": "+c.Warning)
 		}
 	}
-	part.Works(fmt.Sprintf("%d certificates; %s expires first, on %s", len(all), all[0].File, all[0].Expires.Local().Format(time.DateTime)),
+	part.Works(fmt.Sprintf("%s; %s expires first, on %s", health.Count(len(all), "certificate"), all[0].File,
+		all[0].Expires.Local().Format(time.DateTime)),
 		warnings...)
 	return all[0].Expires, nil
 }
