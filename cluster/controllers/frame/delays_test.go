@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-func TestLaterAddsAtTheEarliestTime(t *testing.T) {
+func TestKeysAreAddedAtTheEarliestTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		added := make(chan string, 100)
@@ -45,7 +45,7 @@ func TestLaterAddsAtTheEarliestTime(t *testing.T) {
 }
 
 // A key that has waited is not kept, as it is by upstream's queue.
-func TestLaterForgetsKeys(t *testing.T) {
+func TestAddedKeysAreForgotten(t *testing.T) {
 	for _, upstream := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			queue := workqueue.NewTypedDelayingQueue[string]()

@@ -135,7 +135,7 @@ func (c *controller) sync(ctx context.Context, key string) error {
 	if err != nil || node == nil {
 		return err
 	}
-	if c.countsAnew(node) {
+	if c.recount(node) {
 		c.judgeZones()
 	}
 	if err := c.markPods(ctx, node); err != nil {

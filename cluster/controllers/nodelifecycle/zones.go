@@ -122,9 +122,9 @@ func (c *controller) addLocked(s share, n int) {
 	}
 }
 
-// countsAnew reports whether a node that was just looked at is to its zone what it was not before:
-// heartbeats, by far the most of what nodes say, change nothing about zones.
-func (c *controller) countsAnew(node *corev1.Node) bool {
+// recount counts a node that was just looked at, and reports whether that changed its zone. Most
+// events of nodes are heartbeats, which change nothing about zones.
+func (c *controller) recount(node *corev1.Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := c.health.Entries[node.Name]

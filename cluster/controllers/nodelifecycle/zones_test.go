@@ -33,7 +33,7 @@ func inZone(name, zone string, status corev1.ConditionStatus) *corev1.Node {
 // look is what sync does to a node's share.
 func (c *controller) look(node *corev1.Node) bool {
 	c.health.Entries[node.Name] = &health{ready: readyStatus(node)}
-	return c.countsAnew(node)
+	return c.recount(node)
 }
 
 // Whatever comes, changes, is looked at and goes, and in whatever order, zones are the sums of
