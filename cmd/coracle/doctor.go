@@ -102,15 +102,17 @@ func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 	}
 	for _, n := range nodes {
 		kubelet := n.kubelet()
-		if n.ready(time.Time{}).Status != "True" || n.Metadata.Name == o.Node || kubelet == "" {
+		host, _, _ := net.SplitHostPort(kubelet)
+		addr, err := netip.ParseAddr(host)
+		// The kubelet writes the address, which may be a name, or any text.
+		if n.ready(time.Time{}).Status != "True" || n.Metadata.Name == o.Node || err != nil || addr.Zone() != "" {
 			continue
 		}
 		all = append(all, doctor.Peer{
 			Name: n.Metadata.Name, Part: "kubelet", At: kubelet, Without: "logs, exec and metrics of its pods do not work",
 		})
-		host, _, _ := net.SplitHostPort(kubelet)
 		for _, s := range servers {
-			if s.Addr().String() == host {
+			if s.Addr() == addr {
 				all = append(all, doctor.Peer{
 					Name: n.Metadata.Name, Part: "API server", At: s.String(), Without: "pods and nodes here have one API server less",
 				})

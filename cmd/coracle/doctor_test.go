@@ -16,7 +16,8 @@ func TestPeersOfDoctor(t *testing.T) {
 		"addresses": [{"type": "InternalIP", "address": %q}], "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}}`
 	answers := map[string]string{
 		"/api/v1/nodes": `{"items": [` + fmt.Sprintf(ready, "one", "True", "192.0.2.1") + "," + fmt.Sprintf(ready, "two", "True", "192.0.2.2") + "," +
-			fmt.Sprintf(ready, "agent", "True", "192.0.2.3") + "," + fmt.Sprintf(ready, "off", "Unknown", "192.0.2.4") + `]}`,
+			fmt.Sprintf(ready, "agent", "True", "192.0.2.3") + "," + fmt.Sprintf(ready, "off", "Unknown", "192.0.2.4") + "," +
+			fmt.Sprintf(ready, "name", "True", "example.com") + "," + fmt.Sprintf(ready, "zone", "True", "fe80::1%any text") + `]}`,
 		"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes": `{"ports": [{"port": 7443}],
 			"endpoints": [{"addresses": ["192.0.2.1"]}, {"addresses": ["192.0.2.2"]}]}`,
 		"/coracle/members": `[{"name": "one", "url": "https://192.0.2.1:2380"}, {"name": "two", "url": "https://192.0.2.2:12380"},
