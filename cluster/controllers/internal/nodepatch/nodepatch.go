@@ -8,6 +8,7 @@ package nodepatch
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"sync"
 	"time"
@@ -30,6 +31,8 @@ const (
 	busyRequests = 8
 	busyPeriod   = time.Second
 )
+
+var errPanicked = errors.New("the request for several controllers panicked")
 
 // Change is what is to be set in a Node. What is empty stays as it is. Of two changes of the same
 // field that are made at once, either may be made last.
@@ -105,9 +108,16 @@ func (w *Writer) Apply(ctx context.Context, name string, c Change) error {
 		delete(w.waiting, name)
 	}
 	w.mu.Unlock()
-	r.err = w.send(ctx, name, r.change)
-	close(r.done)
+	w.finish(ctx, name, r)
 	return w.alone(ctx, name, c, r)
+}
+
+// finish sends a request. A controller that panics goes on with its next key, so the others that
+// wait for the request are told even then.
+func (w *Writer) finish(ctx context.Context, name string, r *request) {
+	r.err = errPanicked
+	defer close(r.done)
+	r.err = w.send(ctx, name, r.change)
 }
 
 // wait returns when no more changes are waited for.

@@ -24,6 +24,8 @@ type api struct {
 	typedcorev1.NodeInterface
 	refused string
 	err     error // errRefused if nil
+	// panicWith has the first patch that contains it panic, unless it is empty.
+	panicWith string
 
 	mu      sync.Mutex
 	patches []string
@@ -36,6 +38,10 @@ func (a *api) Patch(ctx context.Context, name string, _ types.PatchType, patch [
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.patches = append(a.patches, name+" "+string(patch))
+	if panics := a.panicWith; panics != "" && strings.Contains(string(patch), panics) {
+		a.panicWith = ""
+		panic(panics)
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -219,6 +225,34 @@ func TestOthersGoOnWithoutTheFirst(t *testing.T) {
 		stop()
 		if err := <-first; !errors.Is(err, context.Canceled) {
 			t.Errorf("the first says %v", err)
+		}
+		if err := <-second; err != nil {
+			t.Errorf("the second says %v", err)
+		}
+	})
+}
+
+// A panic while a request is sent is its sender's: the others send their changes alone.
+func TestOthersGoOnAfterAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &api{}
+		w := New(a)
+		fill(t, w, a)
+		changes := threeChanges()
+		first := make(chan any, 1)
+		go func() {
+			defer func() { first <- recover() }()
+			a.panicWith = "fd00::" // what the second change sets
+			_ = w.Apply(t.Context(), "n", changes[0])
+		}()
+		synctest.Wait()
+		second := make(chan error, 1)
+		go func() {
+			err := w.Apply(t.Context(), "n", changes[1])
+			second <- err
+		}()
+		if <-first == nil {
+			t.Error("no panic")
 		}
 		if err := <-second; err != nil {
 			t.Errorf("the second says %v", err)
