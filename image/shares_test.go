@@ -391,6 +391,28 @@ func TestBlobWithoutFirstByteIsNotArriving(t *testing.T) {
 	}
 }
 
+// Another node does not get all of what arrives before this one knows that it is right: it would
+// leave this one alone for the bytes of a third.
+func TestWrongBytesAreNotPassedOnWhole(t *testing.T) {
+	s := openStore(t, nil)
+	p := s.unpacker.pass(strings.NewReader("archive"), incoming{digest.FromString("blob"), digest.FromString("layer")}, 7)
+	defer p.close()
+	_, err := p.Read(make([]byte, 7))
+	must(t, err)
+	r, err := p.s.follow(t.Context())
+	must(t, err)
+	defer r.Close()
+	buf := make([]byte, 7)
+	if n, err := r.Read(buf); err != nil || string(buf[:n]) != "archiv" {
+		t.Errorf("%q is passed on, %v", buf[:n], err)
+	}
+	wrong := errors.New("another digest")
+	p.finish(wrong)
+	if n, err := r.Read(buf); n != 0 || !errors.Is(err, wrong) {
+		t.Errorf("%q is passed on at the end, %v", buf[:n], err)
+	}
+}
+
 // OpenBlob says that a blob is not here only if it may still come: clients ask for that again.
 func TestUnreadableBlobIsNotMissing(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)

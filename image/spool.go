@@ -59,19 +59,25 @@ func (s *spool) finish(err error) {
 	s.more.Broadcast()
 }
 
-// wait blocks until there are bytes after off, and returns how many. The
-// caller that ends ctx must broadcast.
+// wait blocks until there are bytes after off, and returns how many. The last byte is held back
+// until the file is known to be whole: a node that follows must not find out before this node does
+// that the bytes of a third one are wrong, and leave this one alone for that. The caller that ends
+// ctx must broadcast.
 func (s *spool) wait(ctx context.Context, off int64) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
+		held := int64(1)
+		if s.closed {
+			held = 0
+		}
 		switch {
 		case ctx.Err() != nil:
 			return 0, ctx.Err()
 		case s.closed && s.err != nil:
 			return 0, s.err
-		case s.size > off:
-			return s.size - off, nil
+		case s.size-held > off:
+			return s.size - held - off, nil
 		case s.closed:
 			return 0, io.EOF
 		}
