@@ -88,6 +88,9 @@ func (k *command) run(ctx context.Context, args ...string) ([]byte, error) {
 		k.self, _ = base.Identify(cmd.Process.Pid) // it is there until it is waited for
 		err = cmd.Wait()
 	}
+	if err == nil && k.starts {
+		return nil, nil // the process may have written by now, and made the file as long as it likes
+	}
 	out, rerr := said.read()
 	if err == nil && rerr != nil {
 		return nil, fmt.Errorf("%s %s: %w", filepath.Base(k.path), verb(args), rerr)

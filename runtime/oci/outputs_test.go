@@ -127,6 +127,40 @@ func TestCommandThatSaysTooMuch(t *testing.T) {
 	}
 }
 
+// Regression: a process whose standard error no one wants could make that file long, without
+// filling it. Its exec then counted as failed, while it ran.
+func TestProcessThatMakesItsErrorsLong(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "long")
+	// The command truncates it in the place of the process, whose attempt could come too late.
+	script := "#!/bin/sh\n" + testkit.Crun(t) + " \"$@\" || exit\n" +
+		"case \"$*\" in *\" exec --detach \"*) truncate -s 5000000 /dev/stderr;; esac\n"
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	e := with(path)(t, filepath.Join(t.TempDir(), "state")).(by)
+	defer e.Close()
+	spec := runtimetest.Spec("long", "/bin/sleep", "1000")
+	c, err := e.Create(t.Context(), "long", spec, runtime.CreateOptions{Bundle: runtimetest.Bundle(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Delete(t.Context(), runtime.DeleteOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	exec, err := c.Exec(t.Context(), spec.Process, runtime.ExecOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unix.Kill(exec, unix.SIGKILL), reaped(exec)); err != nil {
+		t.Error(err)
+	}
+}
+
 // reaped waits for a process of an exec, which is our child.
 func reaped(pid int) error {
 	for {
