@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -517,6 +518,36 @@ func TestWhoIsServed(t *testing.T) {
 		if status, err := get(node, path); err != nil || status != want {
 			t.Errorf("%s: status %d, error %v", path, status, err)
 		}
+	}
+}
+
+// Regression: a node that went on asking and read no answers kept its connection, of which there is
+// a limited number for all nodes.
+func TestNodeThatReadsNoAnswers(t *testing.T) {
+	shorten(t, &stall, 200*time.Millisecond)
+	a := newAuthority(t)
+	f := a.settings(t, "node")
+	f.Peers = []Node{{"other", "127.0.0.1:1"}}
+	s := New(newStock(), slog.New(slog.DiscardHandler))
+	must(t, s.Set(f))
+	defer s.Close()
+	data, err := os.ReadFile(a.pair(t, subject("other"), x509.ExtKeyUsageClientAuth))
+	must(t, err)
+	pair, err := tls.X509KeyPair(data, data)
+	must(t, err)
+	c, err := tls.Dial("tcp", f.Listen, &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}})
+	must(t, err)
+	defer c.Close()
+	must(t, c.NetConn().(*net.TCPConn).SetReadBuffer(4<<10))
+	must(t, c.SetWriteDeadline(time.Now().Add(30*time.Second)))
+	// The answer repeats the name, and so fills the buffers soon.
+	question := "GET " + blobPath + "?" + target(strings.Repeat("a", 1900), digest.FromString("x")) + " HTTP/1.1\r\nHost: x\r\n\r\n"
+	questions := []byte(strings.Repeat(question, 100))
+	for err == nil {
+		_, err = c.Write(questions)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection stays")
 	}
 }
 

@@ -90,6 +90,10 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer v.work.Done()
+	// A node that reads no answers must not keep its connection. Uploads set this at each write.
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(stall)); err != nil {
+		panic(http.ErrAbortHandler)
+	}
 	name, err := nodeOf(r.TLS.PeerCertificates)
 	if err != nil { // the handshake has refused it
 		http.Error(w, err.Error(), http.StatusForbidden)
