@@ -92,6 +92,7 @@ func TestEnd(t *testing.T) {
 				if err := x.End(t.Context(), "p", "c"); err != nil {
 					t.Error(err)
 				}
+				synctest.Wait() // the event of its end may still be on its way
 				if tc.want != nil && !slices.Equal(tc.shim.calls, tc.want) {
 					t.Errorf("calls %q, want %q", tc.shim.calls, tc.want)
 				}
