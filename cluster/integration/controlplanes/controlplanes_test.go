@@ -124,8 +124,8 @@ func argv(pid int) []string {
 	return strings.Split(string(data), "\x00")
 }
 
-// program is for the command lines of a program.
-func program(name string) func(words []string) bool {
+// programNamed is for the command lines of the programs with that name.
+func programNamed(name string) func(words []string) bool {
 	return func(words []string) bool { return filepath.Base(words[0]) == name }
 }
 

@@ -170,7 +170,7 @@ func (k *kills) serves(ctx context.Context, t *testing.T, m *machine) {
 func killEachKind(ctx context.Context, t *testing.T, all []*machine, agent *machine, loads *clients) {
 	t.Helper()
 	k := newKills(t, all, agent, loads, 1_000_000)
-	server := program("coracle-kube")
+	server := programNamed("coracle-kube")
 	for _, kind := range []struct {
 		name string
 		argv func(words []string) bool
@@ -178,7 +178,7 @@ func killEachKind(ctx context.Context, t *testing.T, all []*machine, agent *mach
 		serves, up bool
 	}{
 		{"coracle-kube", server, false, false},
-		{"coracled", program("coracled"), true, false},
+		{"coracled", programNamed("coracled"), true, false},
 		{"supervise", func(words []string) bool { return len(words) > 1 && words[1] == "supervise" }, false, true},
 	} {
 		for _, victim := range all {
