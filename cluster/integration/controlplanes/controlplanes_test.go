@@ -32,6 +32,9 @@ import (
 
 var trials = flag.Int("trials", 6, "how often a control-plane node is killed")
 
+// trialLimit bounds one trial on average, the node's next start included: some 8 s on two cores.
+const trialLimit = 30 * time.Second
+
 // answersWithin is how long the API may be away when a control-plane node dies.
 const answersWithin = 2 * time.Second
 
@@ -160,7 +163,7 @@ func (m *machine) kube(t *testing.T) kubernetes.Interface {
 }
 
 func TestThreeControlPlanes(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience+time.Duration(*trials)*trialLimit)
 	defer cancel()
 	all := switched(t, "198.51.100.", "one", "two", "three", "agent")
 	one, two, three, agent := all[0], all[1], all[2], all[3]
