@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -58,14 +57,7 @@ func (p place) isLaunched(pid int, supervisor bool) bool {
 	if sid, err := unix.Getsid(pid); err != nil || sid != pid {
 		return false
 	}
-	data, err := os.ReadFile(procFile(pid, "cmdline"))
-	if err != nil {
-		return false // it has ended
-	}
-	var args []string
-	for arg := range bytes.SplitSeq(bytes.TrimSuffix(data, []byte{0}), []byte{0}) {
-		args = append(args, string(arg))
-	}
+	args := arguments(pid)
 	here := []string{"--root", p.root, "--state", p.state}
 	if supervisor {
 		if len(args) <= 5 || args[1] != "supervise" || !slices.Equal(args[2:6], here) {
@@ -75,6 +67,16 @@ func (p place) isLaunched(pid int, supervisor bool) bool {
 		return false
 	}
 	return ofRoot(pid) && finds(pid, p.root)
+}
+
+// arguments are those that a process was started with, its program's name first. There are none if
+// it has ended.
+func arguments(pid int) []string {
+	data, err := os.ReadFile(procFile(pid, "cmdline"))
+	if err != nil {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
 }
 
 func procFile(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }

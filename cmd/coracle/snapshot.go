@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -202,11 +201,7 @@ func (p place) runs(pid int) error {
 
 // supervisedRoot is the --root of the cluster that a supervisor runs, "" if it cannot be told.
 func supervisedRoot(pid int) string {
-	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil {
-		return "" // it has ended
-	}
-	args := strings.Split(string(line), "\x00")
+	args := arguments(pid)
 	if i := slices.Index(args, "--root"); i >= 0 && i+1 < len(args) {
 		return args[i+1]
 	}
