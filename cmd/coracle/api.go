@@ -204,7 +204,8 @@ type etcdMember struct {
 
 // members lists them.
 func (a *api) members(ctx context.Context) (all []etcdMember, err error) {
-	return all, a.ask(ctx, "/coracle/members", nil, &all)
+	err = a.ask(ctx, "/coracle/members", nil, &all)
+	return all, err
 }
 
 // awaitNode returns when the kubelet of the node called name has said since a time that it is
