@@ -42,10 +42,7 @@ type PodRanges struct {
 func (r PodRanges) Check() error {
 	families := map[bool]netip.Prefix{}
 	for _, p := range r.Pods {
-		bits := nodeBits
-		if p.Addr().Is6() {
-			bits = nodeBits6
-		}
+		bits := nodeSize(p)
 		other, twice := families[p.Addr().Is6()]
 		switch {
 		case p != p.Masked():
@@ -131,25 +128,22 @@ type sparing struct {
 
 // CoreV1 implements kubernetes.Interface.
 func (s sparing) CoreV1() typedcorev1.CoreV1Interface {
-	return sparingCore{s.Interface.CoreV1(), s.write, s.ranges, s.written}
+	return sparingCore{s.Interface.CoreV1(), s}
 }
 
 type sparingCore struct {
 	typedcorev1.CoreV1Interface
-	write   *nodepatch.Writer
-	ranges  PodRanges
-	written *written
+	of sparing
 }
 
 // Nodes implements typedcorev1.CoreV1Interface.
 func (s sparingCore) Nodes() typedcorev1.NodeInterface {
-	return sparingNodes{s.CoreV1Interface.Nodes(), s.write, s.written}
+	return sparingNodes{s.CoreV1Interface.Nodes(), s.of}
 }
 
 type sparingNodes struct {
 	typedcorev1.NodeInterface
-	write   *nodepatch.Writer
-	written *written
+	of sparing
 }
 
 // Patch implements typedcorev1.NodeInterface. The allocator does not use the Node that is returned.
@@ -158,14 +152,14 @@ type sparingNodes struct {
 func (s sparingNodes) Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, o metav1.PatchOptions, sub ...string,
 ) (*corev1.Node, error) {
 	cidrs := networksOf(patch)
-	known, err := s.written.nodes.Get(name)
+	known, err := s.of.written.nodes.Get(name)
 	if cidrs == nil || len(sub) > 0 || err != nil {
 		return s.NodeInterface.Patch(ctx, name, kind, patch, o, sub...)
 	}
-	if err := s.write.Apply(ctx, name, nodepatch.Change{UID: known.UID, PodCIDRs: cidrs}); err != nil {
+	if err := s.of.write.Apply(ctx, name, nodepatch.Change{UID: known.UID, PodCIDRs: cidrs}); err != nil {
 		return nil, err
 	}
-	s.written.add(known, cidrs)
+	s.of.written.add(known, cidrs)
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 }
 
@@ -187,7 +181,7 @@ func networksOf(patch []byte) []string {
 
 // Events implements typedcorev1.CoreV1Interface.
 func (s sparingCore) Events(namespace string) typedcorev1.EventInterface {
-	return sparingEvents{s.CoreV1Interface.Events(namespace), s.ranges}
+	return sparingEvents{s.CoreV1Interface.Events(namespace), s.of.ranges}
 }
 
 type sparingEvents struct {

@@ -37,7 +37,7 @@ func TestWrittenNetworksAreSeenBeforeTheirEvent(t *testing.T) {
 	}
 	expect("at first")
 	nodes := kube.CoreV1().Nodes()
-	patching := sparingNodes{nodes, nodepatch.New(nodes), w}
+	patching := sparingNodes{nodes, sparing{write: nodepatch.New(nodes), written: w}}
 	patch := []byte(`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24","fd00::/64"]}}`)
 	if _, err := patching.Patch(t.Context(), "n", types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestNetworksAreOfOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	nodes := kube.CoreV1().Nodes()
-	patching := sparingNodes{nodes, nodepatch.New(nodes), &written{nodes: corelisters.NewNodeLister(seen)}}
+	patching := sparingNodes{nodes, sparing{write: nodepatch.New(nodes), written: &written{nodes: corelisters.NewNodeLister(seen)}}}
 	_, _ = patching.Patch(t.Context(), "n", types.StrategicMergePatchType,
 		[]byte(`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24"]}}`), metav1.PatchOptions{}) // the fake does not compare UIDs
 	actions := kube.Actions()
