@@ -531,11 +531,15 @@ func TestNodeThatReadsNoAnswers(t *testing.T) {
 	s := New(newStock(), slog.New(slog.DiscardHandler))
 	must(t, s.Set(f))
 	defer s.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	v := s.serve(smallBuffers{l}, f)
+	defer v.close()
 	data, err := os.ReadFile(a.pair(t, subject("other"), x509.ExtKeyUsageClientAuth))
 	must(t, err)
 	pair, err := tls.X509KeyPair(data, data)
 	must(t, err)
-	c, err := tls.Dial("tcp", f.Listen, &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}})
+	c, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}})
 	must(t, err)
 	defer c.Close()
 	must(t, c.NetConn().(*net.TCPConn).SetReadBuffer(4<<10))
@@ -549,6 +553,18 @@ func TestNodeThatReadsNoAnswers(t *testing.T) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("the connection stays")
 	}
+}
+
+// smallBuffers keeps the kernel from holding megabytes of answers, so that few of them fill a
+// connection.
+type smallBuffers struct{ net.Listener }
+
+func (l smallBuffers) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		err = c.(*net.TCPConn).SetWriteBuffer(4 << 10)
+	}
+	return c, err
 }
 
 // A node with another name at a node's address is not believed.

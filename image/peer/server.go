@@ -37,6 +37,10 @@ func (s *Swarm) listen(f Settings) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for other nodes: %w", err)
 	}
+	return s.serve(l, f), nil
+}
+
+func (s *Swarm) serve(l net.Listener, f Settings) *server {
 	v := &server{swarm: s, l: l}
 	ctx, end := context.WithCancel(context.Background())
 	v.end = end
@@ -54,7 +58,7 @@ func (s *Swarm) listen(f Settings) (*server, error) {
 			v.failed = true
 		}
 	})
-	return v, nil
+	return v
 }
 
 // hasFailed says whether the server has ended without close.
