@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,13 +73,16 @@ events and image need only coracled.`,
 		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			for _, dir := range []*string{&p.root, &p.state} {
 				abs, err := filepath.Abs(*dir)
 				if err != nil {
 					return err
 				}
 				*dir = abs
+			}
+			if !cmd.Flags().Changed("state") {
+				p.state = cmp.Or(remembered(p).State, p.state)
 			}
 			if p.node != "" {
 				return p.enter()
@@ -88,7 +92,7 @@ events and image need only coracled.`,
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&p.root, "root", defaultRoot, "directory for data that survives a reboot")
-	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose")
+	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose; without the flag, that of the last up with this --root")
 	f.StringVar(&p.node, "node", "", "`NAME` of the node of 'coracle up --nodes' that the command is for (default: the first)")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p),
 		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p), certificateCommand(&p), joinCommand(&p), leaveCommand(&p),

@@ -43,10 +43,10 @@ changes nothing, and exits with 1 if there is an error.`,
 			if cmd.Flags().Changed("root") {
 				places.Root = p.root
 			}
-			if cmd.Flags().Changed("state") {
+			o := remembered(*p)
+			if cmd.Flags().Changed("state") || o.State != "" {
 				places.State = p.state
 			}
-			o := remembered(*p)
 			if places.Server = o.Server; o.Server == "" {
 				places.Peers = peers(cmd.Context(), *p, o)
 			}

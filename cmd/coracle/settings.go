@@ -198,6 +198,7 @@ func (o *upOptions) checkPorts() error {
 
 // remember writes what down and the next up have to know.
 func (o upOptions) remember(p place) error {
+	o.State = cmp.Or(o.State, p.state)
 	data, err := json.MarshalIndent(o, "", "  ")
 	if err != nil {
 		return err

@@ -33,6 +33,9 @@ func TestWhatUpRemembers(t *testing.T) {
 	if err := first.remember(p); err != nil {
 		t.Fatal(err)
 	}
+	if got := remembered(p).State; got != p.state {
+		t.Errorf("the directory %q is remembered, want %s", got, p.state)
+	}
 	defaults := upOptions{
 		ShortNames: "docker.io", Bind: "127.0.0.1", Port: 6443, Node: "host", PodLogs: "/var/log/pods",
 		CgroupRoot: "/coracle-kube", ServiceCIDR: defaultServices,
@@ -258,7 +261,9 @@ func TestShortNamesOfUp(t *testing.T) {
 // What is remembered can be what it was, nothing included.
 func TestRestore(t *testing.T) {
 	p := place{root: t.TempDir(), state: t.TempDir()}
-	for _, before := range []upOptions{{Port: 6443, Coracled: true, Boot: "now", ServiceCIDR: defaultServices}, {}} {
+	for _, before := range []upOptions{
+		{Port: 6443, Coracled: true, Boot: "now", ServiceCIDR: defaultServices, State: "/run/other"}, {},
+	} {
 		if err := (upOptions{Port: 7443}).remember(p); err != nil {
 			t.Fatal(err)
 		}

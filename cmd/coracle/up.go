@@ -46,6 +46,9 @@ type upOptions struct {
 	// keep their ranges, also if the networks are others by now.
 	PodRanges []string `json:"podRanges,omitempty"`
 
+	// State is --state. Commands with the same --root and no --state use it.
+	State string `json:"state,omitempty"`
+
 	// Server is the API server of the cluster whose node this machine is, "" for a cluster of its
 	// own. Port is the server's then.
 	Server string `json:"server,omitempty"`
