@@ -110,7 +110,7 @@ func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 		}
 		all = append(all, doctor.Peer{
 			Name: n.Metadata.Name, Part: "kubelet", At: kubelet, Without: "logs, exec and metrics of its pods do not work",
-		})
+		}, doctor.LayersOf(n.Metadata.Name, addr))
 		for _, s := range servers {
 			if s.Addr() == addr {
 				all = append(all, doctor.Peer{

@@ -49,7 +49,7 @@ func Gather(ctx context.Context, p Places) *Facts {
 		f.Join = askServer(ctx, p.Server, p.KubeletPort)
 	}
 	f.Peers = callPeers(ctx, p.Peers)
-	f.readBetweenNodes(ctx, p, c.Network.Name)
+	f.readBetweenNodes(ctx, p.sharing(c), c.Network.Name)
 	f.Registries = askRegistries(ctx, registriesOf(&c.Image, append(used, p.Registries...)))
 	return f
 }
@@ -58,7 +58,7 @@ func Gather(ctx context.Context, p Places) *Facts {
 func (f *Facts) readBetweenNodes(ctx context.Context, p Places, own string) {
 	var errs [2]error
 	f.Tunnels, errs[0] = readTunnels(ctx)
-	f.Refusals, errs[1] = readRefusals(own, p.needed(f.Tunnels))
+	f.Refusals, errs[1] = readRefusals(ctx, own, p.needed(f.Tunnels))
 	if err := errors.Join(errs[:]...); err != nil && f.Network.Err == "" {
 		f.Network.Err = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}

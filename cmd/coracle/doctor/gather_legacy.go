@@ -11,18 +11,53 @@ import (
 	"strings"
 )
 
-// readLegacy reads the rules of iptables-legacy, which nftables does not show. The program is only
-// executed where the kernel has its tables: it would make them.
+// readLegacy finds chains of iptables-legacy, which nftables does not show, as readNFTables does.
 func readLegacy(ctx context.Context, w firewalled) (found []Firewall, unread string) {
+	tables, unread := readLegacyTables(ctx, w.families())
+	for _, t := range tables {
+		for _, chain := range []string{"FORWARD", "INPUT"} {
+			dropped := map[bool][]string{t.ipv6: t.dropped(w, chain, t.ipv6)}
+			found = w.found(found, Firewall{Manager: t.managerOf(chain), Table: t.name(), Chain: chain}, dropped)
+		}
+	}
+	return found, unread
+}
+
+// legacyTable is the table filter of a family.
+type legacyTable struct {
+	legacyRules
+	ipv6 bool
+}
+
+func (t legacyTable) name() string {
+	if t.ipv6 {
+		return "ip6 filter"
+	}
+	return "ip filter"
+}
+
+// managerOf is the program whose chain it is.
+func (t legacyTable) managerOf(chain string) string {
+	manager := t.manager()
+	if chain == "INPUT" && manager == "docker" { // which has no rules there
+		return "iptables-legacy"
+	}
+	return manager
+}
+
+// readLegacyTables reads the rules of iptables-legacy of some families, true for IPv6. The program
+// is only executed where the kernel has its tables: it would make them. unread says why some could
+// not be read.
+func readLegacyTables(ctx context.Context, families []bool) (all []legacyTable, unread string) {
 	for _, family := range []struct {
-		names, program, table string
-		ipv6                  bool
+		names, program string
+		ipv6           bool
 	}{
-		{"/proc/thread-self/net/ip_tables_names", "iptables-legacy", "ip filter", false},
-		{"/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", "ip6 filter", true},
+		{"/proc/thread-self/net/ip_tables_names", "iptables-legacy", false},
+		{"/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", true},
 	} {
 		names, err := os.ReadFile(family.names)
-		if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") || !slices.Contains(w.families(), family.ipv6) {
+		if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") || !slices.Contains(families, family.ipv6) {
 			continue
 		}
 		program, err := exec.LookPath(family.program)
@@ -37,17 +72,9 @@ func readLegacy(ctx context.Context, w firewalled) (found []Firewall, unread str
 			unread = fmt.Sprintf("%s -S: %v", family.program, err)
 			continue
 		}
-		rules := parseLegacy(string(out))
-		for _, chain := range []string{"FORWARD", "INPUT"} {
-			manager := rules.manager()
-			if chain == "INPUT" && manager == "docker" { // which has no rules there
-				manager = "iptables-legacy"
-			}
-			dropped := map[bool][]string{family.ipv6: rules.dropped(w, chain, family.ipv6)}
-			found = w.found(found, Firewall{Manager: manager, Table: family.table, Chain: chain}, dropped)
-		}
+		all = append(all, legacyTable{parseLegacy(string(out)), family.ipv6})
 	}
-	return found, unread
+	return all, unread
 }
 
 // legacyRules are the rules of a table, by chain, as words of iptables -S, without "-A CHAIN".
@@ -103,11 +130,15 @@ func (l legacyRules) manager() string {
 // dropped is what the chain FORWARD or INPUT drops of pods' packets, as readNFTables finds it.
 func (l legacyRules) dropped(w firewalled, chain string, ipv6 bool) []string {
 	visited := map[string]bool{}
-	return w.dropped(w.packets(chain == "INPUT", ipv6), func(p packet) (drops, sure bool) {
-		f := legacyFate{legacyRules: l, packet: p, visited: visited}
-		ends := f.pass(chain, 0)
-		return ends == dropped || ends == goesOn && l.policies[chain] == "DROP", !f.mayAccept
-	}, func() bool { return l.names(w.ranges, visited) })
+	return w.dropped(w.packets(chain == "INPUT", ipv6), func(p packet) (drops, sure bool) { return l.drops(chain, p, visited) },
+		func() bool { return l.names(w.ranges, visited) })
+}
+
+// drops is as that of a ruleset.
+func (l legacyRules) drops(chain string, p packet, visited map[string]bool) (drops, sure bool) {
+	f := legacyFate{legacyRules: l, packet: p, visited: visited}
+	ends := f.pass(chain, 0)
+	return ends == dropped || ends == goesOn && l.policies[chain] == "DROP", !f.mayAccept
 }
 
 func (l legacyRules) names(ranges []netip.Prefix, chains map[string]bool) bool {

@@ -98,7 +98,7 @@ func checkJoin(f *Facts) []Finding {
 func Preflight(ctx context.Context, p Places) []Finding {
 	f, c := gatherHost(p)
 	f.Join = askServer(ctx, p.Server, p.KubeletPort)
-	f.Refusals, _ = readRefusals(c.Network.Name, p.beforeJoin()) // what cannot be read does not keep a node from joining
+	f.Refusals, _ = readRefusals(ctx, c.Network.Name, p.sharing(c).beforeJoin()) // what cannot be read does not keep a node from joining
 	var all []Finding
 	for _, check := range []func(*Facts) []Finding{
 		checkUser, checkKernel, checkModules, checkNamespaces, checkCgroups, checkLimits, checkConfig, checkShim, checkDisks, checkJoin,

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Peer is a part of another node that the control plane of this machine calls.
@@ -16,7 +19,10 @@ type Peer struct {
 	Part, At string
 	// Without says what does not work if it cannot be reached.
 	Without string
-	Err     string // why it cannot be reached
+	// Optional says that the node may not have the part: only silence is a finding then, and a
+	// warning.
+	Optional bool
+	Err      string // why it cannot be reached
 	// Dropped is that nothing answered, as where a firewall drops packets.
 	Dropped bool
 }
@@ -27,7 +33,15 @@ const (
 	mostPeers = 32
 )
 
-// callPeers finds out which kubelets can be reached.
+// LayersOf is where a node is asked for layers of images, unless its runtime passes none on.
+func LayersOf(node string, addr netip.Addr) Peer {
+	return Peer{
+		Name: node, Part: "port for layers of images", At: netip.AddrPortFrom(addr, layersPort).String(),
+		Without: "layers that it has come from the registry", Optional: true,
+	}
+}
+
+// callPeers finds out which peers can be reached.
 func callPeers(ctx context.Context, peers []Peer) []Peer {
 	peers = peers[:min(len(peers), mostPeers)]
 	ctx, cancel := context.WithTimeout(ctx, peerPatience)
@@ -36,6 +50,9 @@ func callPeers(ctx context.Context, peers []Peer) []Peer {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.At)
 		if err == nil {
 			_ = conn.Close()
+			return
+		}
+		if p.Optional && errors.Is(err, unix.ECONNREFUSED) {
 			return
 		}
 		if cause := errors.Unwrap(err); cause != nil {
@@ -62,8 +79,12 @@ func checkPeers(f *Facts) []Finding {
 			remedy = fmt.Sprintf("if that machine is up, a firewall drops TCP port %s from this machine to that one: let it pass there, and in what is "+
 				"between them", port)
 		}
+		level := Error
+		if p.Optional {
+			level = Warning
+		}
 		all = append(all, Finding{
-			check, Error,
+			check, level,
 			fmt.Sprintf("the %s of node %s cannot be reached at %s, so %s: %s", p.Part, p.Name, p.At, p.Without, p.Err),
 			remedy + "; docs/cluster.md lists the ports between machines",
 		})

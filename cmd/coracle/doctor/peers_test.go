@@ -34,6 +34,15 @@ func TestPeers(t *testing.T) {
 		!strings.Contains(all[0].Remedy, "a firewall drops TCP port "+port+" from this machine to that one") {
 		t.Errorf("where nothing answers: %+v", all)
 	}
+	layers := three
+	layers.Optional = true // another runtime listens nowhere
+	if all = checkPeers(&Facts{Peers: callPeers(t.Context(), []Peer{layers})}); len(all) != 1 || all[0].Level != OK {
+		t.Errorf("a part that the node does not have: %+v", all)
+	}
+	layers.Err, layers.Dropped = "i/o timeout", true
+	if all = checkPeers(&Facts{Peers: []Peer{layers}}); len(all) != 1 || all[0].Level != Warning {
+		t.Errorf("where nothing answers for layers: %+v", all)
+	}
 	if checkPeers(&Facts{}) != nil {
 		t.Error("a cluster of one machine has findings about others")
 	}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+
+	"github.com/coracle-project/coracle/cmd/coracled/config"
 )
 
 // Port is one of this node that other machines of the cluster need.
@@ -53,6 +56,17 @@ func (p Places) others() netip.Addr {
 	return addr.Unmap()
 }
 
+// layersPort is where nodes ask each other for layers of images (cluster/imagepeers).
+const layersPort = 10266
+
+// sharing adds the port for layers of images, if coracled passes them on.
+func (p Places) sharing(c config.Config) Places {
+	if c.Image.ShareBetweenNodes {
+		p.Ports = append(slices.Clone(p.Ports), Port{Number: layersPort, For: "requests for layers of images"})
+	}
+	return p
+}
+
 // needed are the ports that other machines need, also for the tunnels.
 func (p Places) needed(tunnels []Tunnel) (all []Port) {
 	if from := p.others(); from.IsValid() {
@@ -82,12 +96,13 @@ func (p Places) beforeJoin() []Port {
 
 const podsBetweenNodes = "packets between pods of different nodes"
 
-// readRefusals finds chains of nftables that drop what other machines need. A rule that accepts it
-// under a condition that is not known here counts as accepting.
-func readRefusals(own string, needed []Port) (all []Refusal, err error) {
+// readRefusals finds chains that drop what other machines need. A rule that accepts it under a
+// condition that is not known here counts as accepting.
+func readRefusals(ctx context.Context, own string, needed []Port) (all []Refusal, err error) {
 	if len(needed) == 0 {
 		return nil, nil
 	}
+	all = legacyRefusals(ctx, needed)
 	c, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
@@ -104,9 +119,7 @@ func readRefusals(own string, needed []Port) (all []Refusal, err error) {
 		}
 		rules := newRuleset(c, t)
 		for _, port := range needed {
-			p := packet{
-				in: arrivesBy(port.From), source: port.From, ipv6: port.From.Is6(), state: stateNew, udp: port.UDP, port: port.Number, local: true,
-			}
+			p := port.packet()
 			if !meets(t, p.ipv6) {
 				continue
 			}
@@ -118,6 +131,37 @@ func readRefusals(own string, needed []Port) (all []Refusal, err error) {
 		unread = append(unread, rules.unread...)
 	}
 	return all, errors.Join(unread...)
+}
+
+// legacyRefusals is readRefusals for chains of iptables-legacy. That some could not be read is told
+// where those for pods are looked at.
+func legacyRefusals(ctx context.Context, needed []Port) (all []Refusal) {
+	tables, _ := readLegacyTables(ctx, []bool{false, true})
+	for _, t := range tables {
+		all = append(all, t.refuses(needed)...)
+	}
+	return all
+}
+
+func (t legacyTable) refuses(needed []Port) (all []Refusal) {
+	const chain = "INPUT"
+	for _, port := range needed {
+		p := port.packet()
+		if p.ipv6 != t.ipv6 {
+			continue
+		}
+		if drops, sure := t.drops(chain, p, map[string]bool{}); drops && sure {
+			all = append(all, Refusal{port, t.managerOf(chain), t.name(), chain})
+		}
+	}
+	return all
+}
+
+// packet is the first one of another machine to the port.
+func (p Port) packet() packet {
+	return packet{
+		in: arrivesBy(p.From), source: p.From, ipv6: p.From.Is6(), state: stateNew, udp: p.UDP, port: p.Number, local: true,
+	}
 }
 
 // arrivesBy is the interface that packets of another machine come by: the one that leads there.
