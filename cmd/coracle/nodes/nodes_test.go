@@ -223,6 +223,25 @@ func TestWayOut(t *testing.T) {
 	}
 }
 
+// Regression: the table of IPv6 stayed when the nodes' networks were others, without IPv6.
+func TestNetworksThatLoseIPv6(t *testing.T) {
+	w := newNetwork(t)
+	for _, networks := range [][]netip.Prefix{w.Prefixes, w.Prefixes, w.Prefixes[:1], w.Prefixes} {
+		w.Prefixes = networks
+		if err := w.Make(1); err != nil {
+			t.Fatal(err)
+		}
+		c, err := nftables.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables, err := c.ListTablesOfFamily(nftables.TableFamilyIPv6)
+		if err != nil || len(tables) != len(networks)-1 {
+			t.Errorf("with %v: tables of IPv6 %v, %v", networks, tables, err)
+		}
+	}
+}
+
 // A node uses the name servers of systemd-resolved where this machine has its stub, which listens
 // on this machine's loopback, also after resolved has replaced its file.
 func TestResolver(t *testing.T) {

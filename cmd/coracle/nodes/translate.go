@@ -75,6 +75,9 @@ func (w Network) translate() error {
 		return err
 	}
 	guards := w.guarded(c) || bytes.Equal(bytes.TrimSpace(on), []byte("0"))
+	t6 := w.table6()
+	_, err = c.ListTableOfFamily(t6.Name, t6.Family)
+	had6 := err == nil
 	t := w.table()
 	c.AddTable(t)
 	c.DelTable(t) // of before
@@ -85,10 +88,12 @@ func (w Network) translate() error {
 		}
 	}
 	w.masquerade(c, t)
-	if slices.ContainsFunc(w.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		t6 := w.table6()
+	has6 := slices.ContainsFunc(w.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	if had6 || has6 { // a kernel without IPv6 may refuse the table
 		c.AddTable(t6)
-		c.DelTable(t6) // of before
+		c.DelTable(t6) // of before, when the networks may have been others
+	}
+	if has6 {
 		c.AddTable(t6)
 		w.masquerade(c, t6)
 	}
