@@ -83,7 +83,14 @@ func look(ctx context.Context, p place) []health {
 	for i := range all {
 		all[i].Node = o.Node
 	}
-	for _, further := range p.further(o) {
+	for i, further := range p.further(o) {
+		if p.hasLeft(i + 2) {
+			all = append(all, health{
+				Node: further.node, Component: "node", Healthy: true,
+				Message: fmt.Sprintf("it has left the cluster; 'coracle up%s' has it join again", p.flags()),
+			})
+			continue
+		}
 		all = append(all, lookAtFurther(ctx, further)...)
 	}
 	return all

@@ -91,6 +91,13 @@ func (p place) further(o upOptions) []place {
 	return all
 }
 
+// hasLeft says whether the nth node had joined, and was taken out of the cluster by leave, which
+// removes what the node remembers.
+func (p place) hasLeft(n int) bool {
+	_, err := os.Stat(p.joinedFile(n))
+	return err == nil && remembered(p.of(n, "")).Server == ""
+}
+
 // nodeNetwork is the network that this machine's nodes share.
 func (p place) nodeNetwork(o upOptions) nodes.Network {
 	w := nodes.Network{Cluster: o.Port, Dir: filepath.Join(p.nodesState(), "ns")}

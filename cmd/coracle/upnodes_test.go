@@ -123,6 +123,29 @@ func TestDownEndsJoins(t *testing.T) {
 	}
 }
 
+// Regression: after leave on a further node, status said that its programs do not run, and failed.
+func TestStatusOfANodeThatHasLeft(t *testing.T) {
+	dir := t.TempDir()
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	if err := os.MkdirAll(p.nodesRoot(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	remember(t, p, upOptions{Node: "boat", Port: 6443, Further: 2})
+	if err := os.WriteFile(p.joinedFile(2), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lines := map[string][]health{}
+	for _, h := range look(t.Context(), p) {
+		lines[h.Node] = append(lines[h.Node], h)
+	}
+	if left := lines["boat-2"]; len(left) != 1 || !left[0].Healthy || !strings.Contains(left[0].Message, "it has left the cluster; 'coracle up --root") {
+		t.Errorf("the node that has left: %+v", left)
+	}
+	if never := lines["boat-3"]; len(never) < 2 || never[0].Healthy {
+		t.Errorf("the node that has not joined: %+v", never)
+	}
+}
+
 // Further nodes have the cluster's flags that are about nodes. Regression: they loaded images from
 // the default directory.
 func TestFlagsOfFurtherNodes(t *testing.T) {
