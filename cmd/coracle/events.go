@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 
 // happening is an event in the output of `coracle events`.
 type happening struct {
+	Node      string    `json:"node,omitempty"` // if the machine has several
 	Time      time.Time `json:"time"`
 	What      string    `json:"what"` // created, started, stopped, deleted
 	Kind      string    `json:"kind"` // pod or container
@@ -38,42 +40,61 @@ func (w *workload) eventsCommand() *cobra.Command {
 		Short: "print events of pods and containers as they happen",
 		Long: `Print events of pods and containers, one line each, until interrupted. With -o json
 each line is an object, with -o yaml a document. Earlier events are not shown:
-'coracle pods' and 'coracle ps -a' show the current state.`,
+'coracle pods' and 'coracle ps -a' show the current state. If the machine has several nodes, those
+of all are printed.`,
 		Example: `  coracle events
   coracle events -n shop
   coracle events -o json | jq -r 'select(.exitCode > 0) | .pod'`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
-				write, err := format.Stream(cmd.OutOrStdout())
-				if err != nil {
-					return err
-				}
+			write, err := format.Stream(cmd.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			var mu sync.Mutex // guards what is written
+			_, err = onAll(w, cmd, func(ctx context.Context, n machineNode, c runtimeapi.RuntimeServiceClient) (none struct{}, err error) {
 				print := func(h happening) error {
 					if namespace != "" && h.Namespace != namespace {
 						return nil
 					}
+					h.Node = n.name
+					mu.Lock()
+					defer mu.Unlock()
 					return write(h, h.line())
 				}
-				following, err := followEvents(ctx, c, print)
-				for began := following; began && (status.Code(err) == codes.Unavailable || following && ended(err)); {
-					if following {
-						_, _ = fmt.Fprintln(cmd.ErrOrStderr(),
-							"coracle: the stream of events ended, and is followed again as soon as coracled answers; what happens meanwhile is not shown")
-					}
-					following, err = followEvents(ctx, c, print, grpc.WaitForReady(true))
+				tell := func(what string) {
+					mu.Lock()
+					defer mu.Unlock()
+					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "coracle:", n.named(errors.New(what)))
 				}
-				if ctx.Err() != nil {
-					return nil // that is how this command ends
+				err = n.follow(ctx, c, print, tell)
+				switch {
+				case ctx.Err() != nil:
+					return none, nil // that is how this command ends
+				case err != nil && n.name != "": // the others are followed
+					tell(n.daemon.Plain(err).Error())
 				}
-				return err
+				return none, err
 			})
+			return err
 		},
 	}
 	format.Define(cmd)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "only of pods of this namespace")
 	return cmd
+}
+
+// follow prints events, also of a coracled that is started again, until ctx ends or there are none.
+func (w *workload) follow(ctx context.Context, c runtimeapi.RuntimeServiceClient, print func(happening) error, tell func(string)) error {
+	following, err := followEvents(ctx, c, print)
+	for began := following; began && (status.Code(err) == codes.Unavailable || following && ended(err)); {
+		if following {
+			tell("the stream of events ended, and is followed again as soon as coracled answers; what happens meanwhile is not shown")
+		}
+		following, err = followEvents(ctx, c, print, grpc.WaitForReady(true))
+	}
+	return err
 }
 
 // followEvents calls print for each event until the stream ends, and returns why it did and whether
@@ -168,6 +189,9 @@ func (r roster) name(e *runtimeapi.ContainerEventResponse) happening {
 func (h happening) line() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %-8s  ", h.Time.Local().Format("15:04:05.000"), h.What)
+	if h.Node != "" {
+		b.WriteString(h.Node + "  ")
+	}
 	switch {
 	case h.Pod == "":
 		fmt.Fprintf(&b, "%s %s", h.Kind, shortID(h.ID)) // it came and went while we were not looking

@@ -69,6 +69,16 @@ func (r runtimeDouble) ListPodSandbox(ctx context.Context,
 	}}}, nil
 }
 
+func (r runtimeDouble) ListPodSandboxStats(context.Context,
+	*runtimeapi.ListPodSandboxStatsRequest,
+) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	return &runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{{
+		Attributes: &runtimeapi.PodSandboxAttributes{
+			Id: r.pod, Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod},
+		},
+	}}}, nil
+}
+
 func (runtimeDouble) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{RuntimeName: "coracle", RuntimeVersion: "v0"}, nil
 }

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -212,5 +216,72 @@ func TestNodeThatDoesNotAnswer(t *testing.T) {
 	if len(all.pods) != 1 || nodeOf["second"] != "boat-2" || missing == nil ||
 		!strings.Contains(missing.Error(), "coracled has not answered within 100ms") {
 		t.Errorf("%v on %v, %v", all.pods, nodeOf, missing)
+	}
+}
+
+// Regression: stats, top and events were about the first node of up --nodes.
+func TestUsageAndEventsOfAllNodes(t *testing.T) {
+	t.Setenv("CORACLE_ADDRESS", "")
+	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	further := p.of(2, "boat-2")
+	for _, dir := range []string{p.root, p.state, further.state} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remember(t, p, upOptions{Node: "boat", Port: 6443, Further: 1})
+	serveRuntime(t, p.state, runtimeDouble{pod: "first"})
+	stop := serveRuntime(t, further.state, runtimeDouble{pod: "second"})
+	run := func(args ...string) (string, error) {
+		cmd := command()
+		cmd.SetArgs(append([]string{"--root", p.root, "--state", p.state}, args...))
+		var out strings.Builder
+		cmd.SetOut(&out)
+		err := cmd.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	for _, args := range [][]string{{"stats", "-p"}, {"top", "-p", "--updates", "1"}} {
+		out, err := run(args...)
+		if err != nil || !regexp.MustCompile(`(?s)NODE.*\nboat +shop +first .*\nboat-2 +shop +second `).MatchString(out) {
+			t.Errorf("%v: %v\n%s", args, err, out)
+		}
+	}
+
+	out, in := io.Pipe()
+	cmd := command()
+	cmd.SetArgs([]string{"--root", p.root, "--state", p.state, "events"})
+	cmd.SetOut(in)
+	cmd.SetErr(in)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx); in.Close() }()
+	lines := bufio.NewScanner(out)
+	var seen []string
+	for len(seen) < 2 && lines.Scan() {
+		seen = append(seen, lines.Text())
+	}
+	slices.SortFunc(seen, func(a, b string) int { return len(a) - len(b) })
+	if len(seen) != 2 || !strings.Contains(seen[0], "boat  pod shop/first") || !strings.Contains(seen[1], "boat-2  pod shop/second") {
+		t.Errorf("events: %q, %v", seen, lines.Err())
+	}
+	cancel()
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	if err := <-ended; err != nil {
+		t.Errorf("events: %v", err)
+	}
+
+	stop() // the first is shown without it
+	text, err := run("stats", "-p")
+	if err == nil || !strings.Contains(err.Error(), "node boat-2: ") || !strings.Contains(text, "first") {
+		t.Errorf("without the second node: %v\n%s", err, text)
+	}
+	text, err = run("top", "-p", "--updates", "1")
+	if err != nil || !strings.Contains(text, "not shown: node boat-2: ") || !strings.Contains(text, "first") {
+		t.Errorf("without the second node: %v\n%s", err, text)
 	}
 }

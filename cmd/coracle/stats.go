@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,26 +31,27 @@ func (w *workload) statsCommand() *cobra.Command {
 		Short: "print what containers use",
 		Long: `Print what the running containers use in one second: cores, working set with its limit
 if there is one, and the size of the writable layer. With -p, print the same for whole
-pods, with their processes and network. 'coracle top' refreshes it.`,
+pods, with their processes and network. 'coracle top' refreshes it. If the machine has several
+nodes, all are asked.`,
 		Example: `  coracle stats
   coracle stats -p -n kube-system
   coracle stats -o json | jq 'map(.memoryBytes) | add'`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
-				all, err := readTwice(ctx, c)
-				if err != nil {
-					return err
-				}
-				shown := []usage.Usage{}
-				for _, u := range all {
-					if (u.Container == "") == pods && chosen.matchesUsage(&u) {
-						shown = append(shown, u)
-					}
-				}
-				return format.Print(cmd.OutOrStdout(), shown, func(out io.Writer) { statsRows(out, shown, pods) })
+			all, missing := w.usageOfAll(cmd, func(ctx context.Context, _ string, c runtimeapi.RuntimeServiceClient) ([]usage.Usage, error) {
+				return readTwice(ctx, c)
 			})
+			shown := []usage.Usage{}
+			for _, u := range all {
+				if (u.Container == "") == pods && chosen.matchesUsage(&u) {
+					shown = append(shown, u)
+				}
+			}
+			if missing != nil && len(shown) == 0 {
+				return missing
+			}
+			return errors.Join(missing, format.Print(cmd.OutOrStdout(), shown, func(out io.Writer) { statsRows(out, shown, pods) }))
 		},
 	}
 	cmd.Flags().BoolVarP(&pods, "pods", "p", false, "pods instead of containers")
@@ -75,18 +78,37 @@ func readTwice(ctx context.Context, c runtimeapi.RuntimeServiceClient) ([]usage.
 	return m.Read(ctx, c)
 }
 
+// usageOfAll reads what is used on each node that this machine has.
+func (w *workload) usageOfAll(cmd *cobra.Command,
+	read func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient) ([]usage.Usage, error),
+) ([]usage.Usage, error) {
+	all, missing := onAll(w, cmd, func(ctx context.Context, n machineNode, c runtimeapi.RuntimeServiceClient) ([]usage.Usage, error) {
+		var there []usage.Usage
+		err := n.soon(ctx, func(ctx context.Context) (err error) {
+			there, err = read(ctx, n.name, c)
+			return err
+		})
+		for i := range there {
+			there[i].Node = n.name
+		}
+		return there, err
+	})
+	return slices.Concat(all...), missing
+}
+
 func statsRows(out io.Writer, all []usage.Usage, pods bool) {
+	row := nodeRow(out, slices.ContainsFunc(all, func(u usage.Usage) bool { return u.Node != "" }))
 	if pods {
-		output.Row(out, "NAMESPACE", "POD", "CPU", "MEMORY", "LIMIT", "PROCESSES", "RECEIVED", "SENT", "DISK")
+		row("NODE", "NAMESPACE", "POD", "CPU", "MEMORY", "LIMIT", "PROCESSES", "RECEIVED", "SENT", "DISK")
 	} else {
-		output.Row(out, "NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY", "LIMIT", "DISK")
+		row("NODE", "NAMESPACE", "POD", "CONTAINER", "CPU", "MEMORY", "LIMIT", "DISK")
 	}
 	for _, u := range all {
 		if pods {
-			output.Row(out, u.Namespace, u.Pod, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit), u.Processes,
+			row(u.Node, u.Namespace, u.Pod, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit), u.Processes,
 				rateText(u.Received), rateText(u.Sent), output.Size(int64(u.Disk)))
 		} else {
-			output.Row(out, u.Namespace, u.Pod, u.Container, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit),
+			row(u.Node, u.Namespace, u.Pod, u.Container, coresText(u.CPU), output.Size(int64(u.Memory)), limitText(u.MemoryLimit),
 				output.Size(int64(u.Disk)))
 		}
 	}

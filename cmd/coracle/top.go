@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"slices"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/containerd/console"
@@ -31,21 +34,24 @@ func (w *workload) topCommand() *cobra.Command {
 		Long: `Show what the running containers use, the largest users first, refreshed each second.
 
 Keys: c sorts by cores, m by memory, n by name; p switches between containers and pods; q quits.
-If standard output is not a terminal, one table after the other is printed.`,
+If standard output is not a terminal, one table after the other is printed. If the machine has
+several nodes, all are shown.`,
 		Example: `  coracle top
   coracle top -p -n kube-system
   coracle top --updates 60 > minute.txt`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
-				v := &topView{pods: f.pods, by: byCPU}
-				err := f.show(ctx, c, v, cmd.OutOrStdout())
-				if ctx.Err() != nil {
-					return nil // that is how this command ends
-				}
-				return err
-			})
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			cmd.SetContext(ctx)
+			soon := &workload{daemon: w.daemon, place: w.place, patience: topLimit}
+			r := &usageReader{workload: soon, cmd: cmd, meters: map[string]*usage.Meter{}}
+			err := f.show(ctx, r.read, &topView{pods: f.pods, by: byCPU}, cmd.OutOrStdout())
+			if ctx.Err() != nil {
+				return nil // that is how this command ends
+			}
+			return err
 		},
 	}
 	cmd.Flags().BoolVarP(&f.pods, "pods", "p", false, "begin with pods instead of containers")
@@ -54,11 +60,38 @@ If standard output is not a terminal, one table after the other is printed.`,
 	return cmd
 }
 
+// topLimit is how long one of several nodes may take to answer: the others are shown without it.
+const topLimit = 2 * time.Second
+
+// usageReader reads again and again what is used on the nodes that this machine has.
+type usageReader struct {
+	*workload
+	cmd *cobra.Command
+
+	mu     sync.Mutex
+	meters map[string]*usage.Meter // by node
+}
+
+func (r *usageReader) meter(node string) *usage.Meter {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.meters[node] == nil {
+		r.meters[node] = &usage.Meter{}
+	}
+	return r.meters[node]
+}
+
+func (r *usageReader) read() ([]usage.Usage, error) {
+	return r.usageOfAll(r.cmd, func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient) ([]usage.Usage, error) {
+		return r.meter(node).Read(ctx, c)
+	})
+}
+
 // show draws into our terminal if we have one on both ends, else prints.
-func (f *topFlags) show(ctx context.Context, c runtimeapi.RuntimeServiceClient, v *topView, out io.Writer) error {
+func (f *topFlags) show(ctx context.Context, read func() ([]usage.Usage, error), v *topView, out io.Writer) error {
 	terminal, err := console.ConsoleFromFile(os.Stdin)
 	if file, ok := out.(*os.File); err != nil || !ok || !output.IsTerminal(file) {
-		return f.loop(ctx, c, nil, v, func(all []usage.Usage) error {
+		return f.loop(ctx, read, nil, v, func(all []usage.Usage) error {
 			_, err := fmt.Fprintf(out, "%s\n\n", v.text(all))
 			return err
 		})
@@ -72,7 +105,7 @@ func (f *topFlags) show(ctx context.Context, c runtimeapi.RuntimeServiceClient, 
 	defer func() { _, _ = io.WriteString(out, "\x1b[?25h\x1b[?1049l") }()
 	keys := make(chan byte)
 	go readKeys(ctx, os.Stdin, keys)
-	return f.loop(ctx, c, keys, v, func(all []usage.Usage) error {
+	return f.loop(ctx, read, keys, v, func(all []usage.Usage) error {
 		size, err := terminal.Size()
 		if err != nil {
 			return err
@@ -101,21 +134,21 @@ func readKeys(ctx context.Context, in io.Reader, keys chan<- byte) {
 	}
 }
 
-// loop asks a second after each answer, as the daemon looks once a second, and draws; after a key,
+// loop reads a second after each answer, as the daemon looks once a second, and draws; after a key,
 // too.
-func (f *topFlags) loop(ctx context.Context, c runtimeapi.RuntimeServiceClient, keys <-chan byte, v *topView,
+func (f *topFlags) loop(ctx context.Context, read func() ([]usage.Usage, error), keys <-chan byte, v *topView,
 	draw func([]usage.Usage) error,
 ) error {
-	var m usage.Meter
 	tick := time.NewTicker(between)
 	defer tick.Stop()
 	for n := 1; ; n++ {
-		read, err := m.Read(ctx, c)
-		if err != nil {
-			return err
+		all, missing := read()
+		if missing != nil && len(all) == 0 {
+			return missing
 		}
+		v.missing = missing
 		tick.Reset(between)
-		all := slices.DeleteFunc(read, func(u usage.Usage) bool { return !f.chosen.matchesUsage(&u) })
+		all = slices.DeleteFunc(all, func(u usage.Usage) bool { return !f.chosen.matchesUsage(&u) })
 		if err := draw(all); err != nil || n == f.updates {
 			return err
 		}

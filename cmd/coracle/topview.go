@@ -24,6 +24,8 @@ const (
 type topView struct {
 	pods bool // instead of containers
 	by   order
+	// missing says which of several nodes have not answered.
+	missing error
 }
 
 // interrupt is Ctrl-C, which is a key as any other on a raw terminal.
@@ -79,6 +81,9 @@ func (v *topView) text(all []usage.Usage) string {
 	})
 	var b strings.Builder
 	fmt.Fprintf(&b, "pods %d, containers %d, cores %.3f, memory %s; by %s\n\n", pods, containers, cores, output.Size(int64(memory)), v.by)
+	if v.missing != nil {
+		fmt.Fprintf(&b, "not shown: %s\n\n", output.OneLine(v.missing.Error(), 160))
+	}
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	statsRows(w, shown, v.pods)
 	_ = w.Flush() // into memory

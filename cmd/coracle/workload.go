@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,44 +60,86 @@ func (w *workload) look(cmd *cobra.Command, work func(ctx context.Context, c run
 	})
 }
 
-// lookSoon is look at one of several nodes, which must not keep the others waiting.
-func (w *workload) lookSoon(cmd *cobra.Command,
-	work func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error,
-) error {
-	return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
-		soon, cancel := context.WithTimeout(ctx, w.patience)
-		defer cancel()
-		all, err := takeInventory(soon, c)
-		if err != nil {
-			if soon.Err() != nil && ctx.Err() == nil {
-				err = fmt.Errorf("coracled has not answered within %s", w.patience)
-			}
-			return err
-		}
-		return work(ctx, c, all)
-	})
+// machineNode is one of the nodes that this machine has.
+type machineNode struct {
+	*workload
+	// name is "" if it is the only one.
+	name string
 }
 
-// lookAtAll calls work with all pods and containers of each node that this machine has. The node is
-// "" if that is only one. A node that does not answer does not hide the others.
+// nodes are those that this machine has, or the one whose coracled the user has named.
+func (w *workload) nodes() []machineNode {
+	o := remembered(*w.place)
+	if !o.several() || w.daemon.Socket() != w.place.socket() {
+		return []machineNode{{w, ""}}
+	}
+	all := []machineNode{{w, o.Node}}
+	for _, further := range w.place.further(o) {
+		all = append(all, machineNode{&workload{daemon: daemon.New(further.socket), place: &further, patience: w.patience}, further.node})
+	}
+	return all
+}
+
+// named is an error with the node's name.
+func (n machineNode) named(err error) error {
+	if err == nil || n.name == "" {
+		return err
+	}
+	return fmt.Errorf("node %s: %w", n.name, err)
+}
+
+// soon does work, which must not keep other nodes waiting.
+func (n machineNode) soon(ctx context.Context, work func(ctx context.Context) error) error {
+	if n.name == "" {
+		return work(ctx)
+	}
+	soon, cancel := context.WithTimeout(ctx, n.patience)
+	defer cancel()
+	err := work(soon)
+	if err != nil && soon.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("coracled has not answered within %s", n.patience)
+	}
+	return err
+}
+
+// onAll does work on all nodes that this machine has, at once, and returns their results in the
+// order of the nodes. A node where it fails does not hide the others.
+func onAll[T any](w *workload, cmd *cobra.Command,
+	work func(ctx context.Context, n machineNode, c runtimeapi.RuntimeServiceClient) (T, error),
+) ([]T, error) {
+	all := w.nodes()
+	results, errs := make([]T, len(all)), make([]error, len(all))
+	var group sync.WaitGroup
+	for i, n := range all {
+		group.Go(func() {
+			errs[i] = n.named(n.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) (err error) {
+				results[i], err = work(ctx, n, c)
+				return err
+			}))
+		})
+	}
+	group.Wait()
+	return results, errors.Join(errs...)
+}
+
+// lookAtAll calls work with all pods and containers of each node that this machine has, one after
+// the other. A node that does not answer does not hide the others.
 func (w *workload) lookAtAll(cmd *cobra.Command,
 	work func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient, all inventory) error,
 ) error {
-	at := func(node string) func(context.Context, runtimeapi.RuntimeServiceClient, inventory) error {
-		return func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error {
-			return work(ctx, node, c, all)
-		}
-	}
-	o := remembered(*w.place)
-	if !o.several() || w.daemon.Socket() != w.place.socket() {
-		return w.look(cmd, at(""))
-	}
-	errs := []error{w.lookSoon(cmd, at(o.Node))}
-	for _, further := range w.place.further(o) {
-		there := &workload{daemon: daemon.New(further.socket), place: &further, patience: w.patience}
-		if err := there.lookSoon(cmd, at(further.node)); err != nil {
-			errs = append(errs, fmt.Errorf("node %s: %w", further.node, err))
-		}
+	var errs []error
+	for _, n := range w.nodes() {
+		errs = append(errs, n.named(n.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
+			var all inventory
+			err := n.soon(ctx, func(ctx context.Context) (err error) {
+				all, err = takeInventory(ctx, c)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return work(ctx, n.name, c, all)
+		})))
 	}
 	return errors.Join(errs...)
 }
@@ -106,9 +149,18 @@ func (w *workload) lookAtAll(cmd *cobra.Command,
 func (w *workload) lookFor(cmd *cobra.Command, find func(all inventory) (id string, err error),
 	work func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error,
 ) error {
-	o := remembered(*w.place)
-	if !o.several() || w.daemon.Socket() != w.place.socket() {
-		return w.look(cmd, work)
+	if err := w.goTo(cmd, find); err != nil {
+		return err
+	}
+	return w.look(cmd, work)
+}
+
+// goTo returns nil on the node of this machine that has what find finds. For a further node, this
+// program is executed again there.
+func (w *workload) goTo(cmd *cobra.Command, find func(all inventory) (id string, err error)) error {
+	nodes := w.nodes()
+	if len(nodes) == 1 {
+		return nil
 	}
 	all, nodeOf, missing := w.inventoryOfAll(cmd)
 	id, err := find(all)
@@ -116,8 +168,8 @@ func (w *workload) lookFor(cmd *cobra.Command, find func(all inventory) (id stri
 		return errors.Join(err, missing) // it may be on a node that did not answer
 	}
 	node := nodeOf[id]
-	if node == o.Node {
-		return w.look(cmd, work)
+	if node == nodes[0].name {
+		return nil
 	}
 	w.place.node = node
 	return w.place.enterWith(slices.Insert(slices.Clone(os.Args), 1, "--node", node))

@@ -13,6 +13,7 @@ import (
 
 // Usage is what a pod, or a container in one, uses.
 type Usage struct {
+	Node      string            `json:"node,omitempty"` // if the machine has several
 	ID        string            `json:"id"`
 	Namespace string            `json:"namespace"`
 	Pod       string            `json:"pod"`
