@@ -2,13 +2,16 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 	"github.com/coracle-project/coracle/cmd/coracle/image"
 	"github.com/coracle-project/coracle/internal/manpage"
 	"github.com/coracle-project/coracle/internal/version"
@@ -94,7 +97,7 @@ events and image need only coracled.`,
 	f.StringVar(&p.root, "root", defaultRoot, "directory for data that survives a reboot")
 	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose; without the flag, that of the last up with this --root")
 	f.StringVar(&p.node, "node", "", "`NAME` of the node of 'coracle up --nodes' that the command is for (default: the first)")
-	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), image.Command(p.socket, sibling), kubeconfigCommand(&p),
+	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), imageCommand(&p), kubeconfigCommand(&p),
 		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p), certificateCommand(&p), joinCommand(&p), leaveCommand(&p),
 		upgradeCommand(&p), nodeCommand(&p))
 	root.AddCommand(manpage.Command(manpage.Page{
@@ -106,6 +109,19 @@ events and image need only coracled.`,
 	}))
 	root.AddCommand(append(workloadCommands(&p), shimCommand(&p), doctorCommand(&p), whyCommand(&p))...)
 	return root
+}
+
+func imageCommand(p *place) *cobra.Command {
+	return image.Command(p.socket, sibling, func(cmd *cobra.Command, d *daemon.Daemon, container string) (id string, err error) {
+		w := &workload{daemon: d, place: p, patience: listLimit}
+		err = w.lookForContainer(cmd, container, func(_ context.Context, _ runtimeapi.RuntimeServiceClient, _ inventory,
+			ctr *runtimeapi.Container,
+		) error {
+			id = ctr.GetId()
+			return nil
+		})
+		return id, err
+	})
 }
 
 func kubeconfigCommand(p *place) *cobra.Command {

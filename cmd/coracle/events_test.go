@@ -83,8 +83,10 @@ func (runtimeDouble) Version(context.Context, *runtimeapi.VersionRequest) (*runt
 	return &runtimeapi.VersionResponse{RuntimeName: "coracle", RuntimeVersion: "v0"}, nil
 }
 
-func (runtimeDouble) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	return &runtimeapi.ListContainersResponse{}, nil
+func (r runtimeDouble) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	return &runtimeapi.ListContainersResponse{Containers: []*runtimeapi.Container{{
+		Id: r.pod + "-main", PodSandboxId: r.pod, Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
+	}}}, nil
 }
 
 func (r runtimeDouble) GetContainerEvents(_ *runtimeapi.GetEventsRequest,

@@ -182,6 +182,14 @@ func TestFindNode(t *testing.T) {
 	refused("first", "PodSandboxStatus") // the first node's coracled is asked
 	refused("second", "node boat-2 does not run")
 	refused("third", `no pod is called "third"`)
+	for container, want := range map[string]string{
+		"first/main": "unknown service coracle.images.v1.Images", // the first node's coracled is asked
+		"second":     "node boat-2 does not run", "third": "no container is called",
+	} {
+		if _, err := run("image", "commit", container, "app"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("commit of container %s: %v, want %q", container, err, want)
+		}
+	}
 	if offered, err := run("__complete", "trace", ""); err != nil || !strings.HasPrefix(offered, "first\nsecond\n") {
 		t.Errorf("completion offers %q, %v", offered, err)
 	}

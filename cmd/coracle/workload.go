@@ -149,18 +149,9 @@ func (w *workload) lookAtAll(cmd *cobra.Command,
 func (w *workload) lookFor(cmd *cobra.Command, find func(all inventory) (id string, err error),
 	work func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error,
 ) error {
-	if err := w.goTo(cmd, find); err != nil {
-		return err
-	}
-	return w.look(cmd, work)
-}
-
-// goTo returns nil on the node of this machine that has what find finds. For a further node, this
-// program is executed again there.
-func (w *workload) goTo(cmd *cobra.Command, find func(all inventory) (id string, err error)) error {
 	nodes := w.nodes()
 	if len(nodes) == 1 {
-		return nil
+		return w.look(cmd, work)
 	}
 	all, nodeOf, missing := w.inventoryOfAll(cmd)
 	id, err := find(all)
@@ -169,7 +160,7 @@ func (w *workload) goTo(cmd *cobra.Command, find func(all inventory) (id string,
 	}
 	node := nodeOf[id]
 	if node == nodes[0].name {
-		return nil
+		return w.look(cmd, work)
 	}
 	w.place.node = node
 	return w.place.enterWith(slices.Insert(slices.Clone(os.Args), 1, "--node", node))

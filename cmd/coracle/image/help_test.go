@@ -8,7 +8,7 @@ import (
 // Each command says what it is for, has examples, and
 // completes its arguments instead of offering files, unless it reads files.
 func TestImageCommandsHaveHelp(t *testing.T) {
-	for _, c := range Command(nil, nil).Commands() {
+	for _, c := range Command(nil, nil, nil).Commands() {
 		if c.Short == "" || c.Example == "" || strings.HasSuffix(c.Short, ".") {
 			t.Errorf("%s: short %q, example %q", c.Name(), c.Short, c.Example)
 		}

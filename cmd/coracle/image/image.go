@@ -13,11 +13,18 @@ import (
 )
 
 // images is what the commands below `coracle image` share: where the daemon is.
-type images struct{ daemon *daemon.Daemon }
+type images struct {
+	daemon *daemon.Daemon
+	find   Find
+}
+
+// Find returns the id of a container. If it is on another node of this machine, Find executes the
+// command again there.
+type Find func(cmd *cobra.Command, d *daemon.Daemon, container string) (id string, err error)
 
 // Command returns `coracle image`. program finds another program of ours.
-func Command(socket func() string, program func(name string) (path string, err error)) *cobra.Command {
-	i := &images{daemon: daemon.New(socket)}
+func Command(socket func() string, program func(name string) (path string, err error), find Find) *cobra.Command {
+	i := &images{daemon: daemon.New(socket), find: find}
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "manage images: pull, push, inspect, build, copy, remove",

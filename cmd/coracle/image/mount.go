@@ -71,13 +71,18 @@ func (i *images) commitCommand() *cobra.Command {
 		Short: "create an image from a container, with its changes",
 		Long: `Create an image from a container's image and one more layer: the container's changes
 since it was created. Volumes are not part of it. A running container is not paused: a
-file that it writes at that moment may be incomplete.`,
+file that it writes at that moment may be incomplete. The image is on the container's node.`,
 		Example: `  coracle image commit 1f0c7b2ad1e5 registry.example/app:fixed
+  coracle image commit web/nginx registry.example/nginx:fixed
   coracle image commit --change 'CMD ["/bin/app"]' --change 'ENV MODE=debug' 1f0c7b2ad1e5 app:debug`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r.Container, r.Name = args[0], args[1]
+			id, err := i.find(cmd, i.daemon, args[0])
+			if err != nil {
+				return err
+			}
+			r.Container, r.Name = id, args[1]
 			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
 				answer, err := c.Commit(ctx, r)
 				if err != nil {
