@@ -1,7 +1,9 @@
 package image
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -35,13 +37,18 @@ func preloadedFrom(file string) (preloaded, error) {
 	return preloaded{file, st.ModTime().UnixNano()}, nil
 }
 
-// pins says whether the archive is still what it was.
+// pins says whether the archive is still what it was. It counts as that while it cannot be looked
+// at, as on a file system that fails: without a registry, an image that is collected does not come
+// back.
 func (p preloaded) pins() bool {
 	if p.file == "" {
 		return false
 	}
 	now, err := preloadedFrom(p.file)
-	return err == nil && now == p
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	return now == p
 }
 
 // annotate adds the archive to an entry of the index.
