@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/peer"
+	"github.com/coracle-project/coracle/internal/freespace"
 )
 
 // ratioFree is how much an archive may be larger than the limits say, for headers and padding.
@@ -30,7 +32,7 @@ func (u *unpacker) layerFromNode(ctx context.Context, node *peer.Source, d ocisp
 	defer func() { read.end(err == nil) }()
 	in, pass := io.Reader(read), (*passing)(nil)
 	if node.Crowded() && size > 0 && u.blobs.keepFree(2*size, lim.MinFree) == nil {
-		if pass = u.pass(read, incoming{d.Digest, diffID}, size); pass != nil {
+		if pass = u.pass(read, incoming{d.Digest, diffID}, size, lim.MinFree); pass != nil {
 			in = pass
 		}
 	}
@@ -56,15 +58,23 @@ func (u *unpacker) layerFromNode(ctx context.Context, node *peer.Source, d ocisp
 // passing reads a layer's archive, and keeps what it has read for other nodes until the layer is
 // unpacked. nil does nothing.
 type passing struct {
-	r   io.Reader
-	s   *spool
-	at  int64
-	end func() // no other node finds it any more
+	r  io.Reader
+	s  *spool
+	at int64
+	// minFree is what stays free on the file system, which is looked at when more than passCheck were
+	// written since. Nothing reserves space: other layers may have taken what was there at the start.
+	minFree, sinceCheck int64
+	log                 *slog.Logger
+	end                 func() // no other node finds it any more
+	closed              bool
 }
+
+// passCheck is how many bytes are written between looks at the free space.
+const passCheck = 8 << 20
 
 // pass returns r with other nodes following; nil if there is no file for that, which is no
 // reason to fail: they fetch the layer from elsewhere.
-func (u *unpacker) pass(r io.Reader, of incoming, size int64) *passing {
+func (u *unpacker) pass(r io.Reader, of incoming, size, minFree int64) *passing {
 	f, err := u.blobs.stage()
 	if err != nil {
 		u.log.Warn("layer is not passed on while it arrives", "blob", of.blob.String(), "err", err)
@@ -72,19 +82,42 @@ func (u *unpacker) pass(r io.Reader, of incoming, size int64) *passing {
 	}
 	s := newSpool(f)
 	s.whole = size
-	return &passing{r: r, s: s, end: u.arrivals.add(of, s)}
+	return &passing{r: r, s: s, minFree: minFree, log: u.log, end: u.arrivals.add(of, s)}
 }
 
+// Read implements io.Reader. What cannot be kept for other nodes is no reason to fail: they fetch
+// the layer from elsewhere.
 func (p *passing) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
-	if n > 0 {
-		if _, err := p.s.WriteAt(b[:n], p.at); err != nil {
-			p.s.finish(err) // for those who follow
+	if n > 0 && !p.closed {
+		if err := p.keep(b[:n]); err != nil {
+			p.log.Warn("layer is not passed on any more while it arrives", "err", err)
+			p.s.finish(err)
+			p.close() // the layer needs the space
 		}
-		p.at += int64(n)
-		p.s.Arrived(p.at)
 	}
 	return n, err
+}
+
+// keep writes what has arrived for those who follow.
+func (p *passing) keep(b []byte) error {
+	if p.sinceCheck += int64(len(b)); p.sinceCheck >= passCheck {
+		p.sinceCheck = 0
+		left, err := freespace.Of(p.s.f)
+		if err != nil {
+			return err
+		}
+		// What is still to come is written twice: here, and unpacked.
+		if err := freespace.Keep(p.s.f.Name(), left, 2*(p.s.whole-p.at), p.minFree); err != nil {
+			return err
+		}
+	}
+	if _, err := p.s.WriteAt(b, p.at); err != nil {
+		return err
+	}
+	p.at += int64(len(b))
+	p.s.Arrived(p.at)
+	return nil
 }
 
 // finish says that all was read, or why not.
@@ -96,9 +129,10 @@ func (p *passing) finish(err error) {
 
 // close deletes the file. Those who follow have it open.
 func (p *passing) close() {
-	if p == nil {
+	if p == nil || p.closed {
 		return
 	}
+	p.closed = true
 	p.end()
 	_ = os.Remove(p.s.f.Name()) // the next Open removes what remains
 	_ = p.s.f.Close()

@@ -272,7 +272,7 @@ func TestUnpackedLayerIsPassedOnWhileItArrives(t *testing.T) {
 func TestArchiveThatArrivesIsOfOneBlob(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.KeepBlobs = false })
 	blob, other, diffID := digest.FromString("blob"), digest.FromString("other"), digest.FromString("layer")
-	p := s.unpacker.pass(strings.NewReader("archive"), incoming{blob, diffID}, 7)
+	p := s.unpacker.pass(strings.NewReader("archive"), incoming{blob, diffID}, 7, 0)
 	defer p.close()
 	_, err := p.Read(make([]byte, 7))
 	must(t, err)
@@ -395,7 +395,7 @@ func TestBlobWithoutFirstByteIsNotArriving(t *testing.T) {
 // leave this one alone for the bytes of a third.
 func TestWrongBytesAreNotPassedOnWhole(t *testing.T) {
 	s := openStore(t, nil)
-	p := s.unpacker.pass(strings.NewReader("archive"), incoming{digest.FromString("blob"), digest.FromString("layer")}, 7)
+	p := s.unpacker.pass(strings.NewReader("archive"), incoming{digest.FromString("blob"), digest.FromString("layer")}, 7, 0)
 	defer p.close()
 	_, err := p.Read(make([]byte, 7))
 	must(t, err)
