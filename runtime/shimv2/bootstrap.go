@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -101,7 +102,7 @@ func (e *Engine) action(ctx context.Context, program, id, action string, input [
 		"TTRPC_ADDRESS=" + events, "GRPC_ADDRESS=" + events, "NAMESPACE=" + namespace,
 	}
 	cmd.Stdin = bytes.NewReader(input)
-	var out, errs start
+	var out, errs ends
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.WaitDelay = time.Second // the shim's process may keep the pipes
 	err := cmd.Run()
@@ -109,24 +110,45 @@ func (e *Engine) action(ctx context.Context, program, id, action string, input [
 		err = context.Cause(ctx)
 	}
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
-		return out.kept.Bytes(), nil
+		return out.bytes(), nil
 	}
-	if said := strings.TrimSpace(errs.kept.String()); said != "" {
+	if said := strings.TrimSpace(string(errs.bytes())); said != "" {
 		err = fmt.Errorf("%w: %s", err, said)
 	}
 	return nil, fmt.Errorf("%s %s: %w", filepath.Base(program), action, err)
 }
 
-// start is the start of an output. The rest is dropped: a shim that logs there without end must not
-// take all memory.
-type start struct{ kept bytes.Buffer } // not embedded: it would read without a limit
+// ends are the start and the end of an output. What is between them is dropped: a shim that logs
+// there without end must not take all memory. Why it fails is mostly said last.
+type ends struct {
+	first, last []byte
+	dropped     int
+}
 
-// maxStart is much more than an address or a sentence needs.
-const maxStart = 64 << 10
+// maxEnd is much more than an address or a sentence needs.
+const maxEnd = 32 << 10
 
-func (s *start) Write(p []byte) (int, error) {
-	s.kept.Write(p[:min(len(p), maxStart-s.kept.Len())])
+func (e *ends) Write(p []byte) (int, error) {
+	n := min(len(p), maxEnd-len(e.first))
+	e.first = append(e.first, p[:n]...)
+	rest := p[n:]
+	if over := len(rest) - maxEnd; over > 0 {
+		e.dropped += over
+		rest = rest[over:]
+	}
+	if over := len(e.last) + len(rest) - maxEnd; over > 0 {
+		e.dropped += over
+		e.last = append(e.last[:0], e.last[over:]...)
+	}
+	e.last = append(e.last, rest...)
 	return len(p), nil
+}
+
+func (e *ends) bytes() []byte {
+	if e.dropped == 0 {
+		return slices.Concat(e.first, e.last)
+	}
+	return slices.Concat(e.first, fmt.Appendf(nil, "\n... %d bytes left out ...\n", e.dropped), e.last)
 }
 
 // parseStart reads what "start" has printed: a message of containerd 2.3 and newer, JSON of

@@ -73,9 +73,11 @@ func TestActionThatSaysTooMuch(t *testing.T) {
 		t.Fatal(err)
 	}
 	program := filepath.Join(dir, "shim")
-	for name, tc := range map[string]struct{ script, start string }{
-		"and succeeds": {"echo /run/socket; head -c 3000000 /dev/zero", "/run/socket\n"},
-		"and fails":    {"echo no boat today >&2; head -c 3000000 /dev/zero >&2; exit 1", "shim start: exit status 1: no boat today\n"},
+	for name, tc := range map[string]struct{ script, start, end string }{
+		"and succeeds":           {"echo /run/socket; head -c 3000000 /dev/zero", "/run/socket\n", ""},
+		"and fails":              {"echo no boat today >&2; head -c 3000000 /dev/zero >&2; exit 1", "shim start: exit status 1: no boat today\n", ""},
+		"and says why at last":   {"head -c 3000000 /dev/zero >&2; echo no boat today >&2; exit 1", "shim start: exit status 1: ", "no boat today"},
+		"a little over the ends": {"head -c 65537 /dev/zero >&2; exit 1", "shim start: exit status 1: ", "\x00"},
 	} {
 		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+tc.script+"\n"), 0o755); err != nil {
 			t.Fatal(err)
@@ -85,7 +87,7 @@ func TestActionThatSaysTooMuch(t *testing.T) {
 		if err != nil {
 			said = err.Error()
 		}
-		if !strings.HasPrefix(said, tc.start) || len(said) > 2*maxStart {
+		if !strings.HasPrefix(said, tc.start) || !strings.HasSuffix(said, tc.end) || len(said) > 3*maxEnd {
 			t.Errorf("%s: %d bytes, %.60q", name, len(said), said)
 		}
 	}
