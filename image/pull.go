@@ -99,10 +99,8 @@ func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (
 	if err := p.checkTrust(ctx, src, c); err != nil {
 		return Image{}, err
 	}
-	for _, l := range c.layers {
-		if err := p.cfg.Keys.Check(ctx, l); err != nil {
-			return Image{}, err // before anything is fetched in vain
-		}
+	if err := p.cfg.Keys.Check(ctx, c.layers...); err != nil {
+		return Image{}, err // before anything is fetched in vain
 	}
 	if err := faultPullResolved.At(ctx); err != nil {
 		return Image{}, err

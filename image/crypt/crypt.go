@@ -1,8 +1,8 @@
 // Package crypt reads layers that were encrypted for this node, by OCI image encryption
 // (containers/ocicrypt). An encrypted layer is a blob whose media type ends in +encrypted
 // and whose descriptor has the blob's key, itself encrypted for each recipient (JWE or
-// PKCS #7). Here are the private halves: a directory of files, read for each image, so that
-// a key counts as soon as it is there.
+// PKCS #7). Here are the private halves: a directory of files, read once when an image is checked,
+// and for each layer that is decrypted, so that a key counts as soon as it is there.
 //
 // Of ocicrypt only the cipher of layers is used. Its package ocicrypt would link OpenPGP, too,
 // 0.8 MB of coracled for keys that no setting names.
@@ -44,14 +44,27 @@ func Encrypted(mediaType string) (plain string, encrypted bool) {
 // the certificates that belong to them. Files that are neither are ignored. Empty: there are none.
 type Keys struct{ Dir string }
 
-// Check says whether a layer can be decrypted, without having it. A layer that is not
+// Check says whether layers can be decrypted, without having them. A layer that is not
 // encrypted can. Kinds: ErrNoKey, the file system's, that of ctx.
-func (k Keys) Check(ctx context.Context, d ocispec.Descriptor) error {
-	if _, encrypted := Encrypted(d.MediaType); !encrypted {
-		return nil
+func (k Keys) Check(ctx context.Context, layers ...ocispec.Descriptor) error {
+	var ring ring
+	loaded := false
+	for _, d := range layers {
+		if _, encrypted := Encrypted(d.MediaType); !encrypted {
+			continue
+		}
+		if !loaded {
+			var err error
+			if ring, err = k.load(d); err != nil {
+				return err
+			}
+			loaded = true
+		}
+		if _, err := k.layerKey(ctx, ring, d); err != nil {
+			return err
+		}
 	}
-	_, err := k.layerKey(ctx, d)
-	return err
+	return nil
 }
 
 // Open decrypts a layer that comes from r; one that is not encrypted passes. Reading fails
@@ -60,7 +73,11 @@ func (k Keys) Open(ctx context.Context, d ocispec.Descriptor, r io.Reader) (io.R
 	if _, encrypted := Encrypted(d.MediaType); !encrypted {
 		return r, nil
 	}
-	private, err := k.layerKey(ctx, d)
+	ring, err := k.load(d)
+	if err != nil {
+		return nil, err
+	}
+	private, err := k.layerKey(ctx, ring, d)
 	if err != nil {
 		return nil, err
 	}

@@ -308,6 +308,31 @@ func TestPlainLayersPass(t *testing.T) {
 	}
 }
 
+// The keys are read once for all layers of an image, and each layer is looked at.
+func TestCheckOfAnImage(t *testing.T) {
+	own, other, dir := rsaPair(t), rsaPair(t), t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "node.pem"), own.private, 0o600))
+	layer := func(p pair) ocispec.Descriptor {
+		cc, err := config.EncryptWithJwe([][]byte{p.public})
+		must(t, err)
+		d, _ := encrypt(t, cc, []byte("layer"))
+		return d
+	}
+	plain := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip}
+	good, bad := layer(own), layer(other)
+	must(t, Keys{dir}.Check(t.Context(), plain, good, good, plain))
+	err := (Keys{dir}).Check(t.Context(), plain, good, bad)
+	if !errors.Is(err, ErrNoKey) || !strings.Contains(err.Error(), bad.Digest.String()) {
+		t.Errorf("with a layer for others: %v", err)
+	}
+	// Unread without need: a file that is too large to be a key is an error.
+	must(t, os.Truncate(filepath.Join(dir, "node.pem"), maxKeyFile+1))
+	must(t, Keys{dir}.Check(t.Context(), plain, plain))
+	if err := (Keys{dir}).Check(t.Context(), plain, good); err == nil || errors.Is(err, ErrNoKey) {
+		t.Errorf("with a file that is too large: %v", err)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	p := rsaPair(t)
 	cc, err := config.EncryptWithJwe([][]byte{p.public})

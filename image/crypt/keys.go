@@ -49,15 +49,8 @@ const (
 )
 
 // layerKey decrypts a layer's key: the private options of its cipher, in JSON. Kinds: ErrNoKey,
-// the file system's, that of ctx.
-func (k Keys) layerKey(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
-	if k.Dir == "" {
-		return nil, fmt.Errorf("%w: layer %s: no directory with keys is configured (image.decryption_keys)", ErrNoKey, d.Digest)
-	}
-	ring, err := k.load()
-	if err != nil {
-		return nil, err
-	}
+// that of ctx.
+func (k Keys) layerKey(ctx context.Context, ring ring, d ocispec.Descriptor) ([]byte, error) {
 	var failures []error
 	recipients := 0
 	for _, way := range []struct {
@@ -212,9 +205,12 @@ func guarded(unwrap func() ([]byte, error)) (key []byte, err error) {
 	return unwrap()
 }
 
-// load reads the directory.
-func (k Keys) load() (ring, error) {
+// load reads the directory, for the layer d. Kinds: ErrNoKey, the file system's.
+func (k Keys) load(d ocispec.Descriptor) (ring, error) {
 	var r ring
+	if k.Dir == "" {
+		return r, fmt.Errorf("%w: layer %s: no directory with keys is configured (image.decryption_keys)", ErrNoKey, d.Digest)
+	}
 	files, err := os.ReadDir(k.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return r, fmt.Errorf("decryption keys: %w", err)
