@@ -3,7 +3,6 @@ package integration
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -203,22 +202,13 @@ func TestExitInTheGap(t *testing.T) {
 // command line until it executes its own program; the first of them is the one that was asked for.
 func processWith(t *testing.T, marker string) int {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := 0
-	for _, f := range files {
-		if raw, err := os.ReadFile(f); err == nil && strings.Contains(string(raw), marker) {
-			if pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f))); first == 0 || pid < first {
-				first = pid
-			}
+	for _, p := range testkit.Processes() {
+		if strings.Contains(p.Line(), marker) {
+			return p.PID
 		}
 	}
-	if first == 0 {
-		t.Fatalf("no process with %q", marker)
-	}
-	return first
+	t.Fatalf("no process with %q", marker)
+	return 0
 }
 
 // halt stops a process as a hang would.

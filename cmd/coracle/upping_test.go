@@ -7,11 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 // An up that fails ends what it has started. Regression: it purged each coracled that had not
@@ -73,8 +75,8 @@ func TestUpThatFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := place{root: t.TempDir(), state: t.TempDir()}
 			t.Cleanup(func() {
-				for pid := range processesOf(t, p) {
-					_ = unix.Kill(pid, unix.SIGKILL)
+				for _, r := range processesOf(p) {
+					_ = unix.Kill(r.PID, unix.SIGKILL)
 				}
 			})
 			if test.before != nil {
@@ -122,7 +124,7 @@ func TestUpThatFails(t *testing.T) {
 				t.Errorf("coracled has pid %d afterwards, %v; runs: want %t", pid, err, test.runs)
 			}
 			// The supervisor may not have had its lock when up failed.
-			if all := processesOf(t, p); len(all) != 0 && !test.runs || len(all) > 1 {
+			if all := processesOf(p); len(all) != 0 && !test.runs || len(all) > 1 {
 				t.Errorf("these run afterwards: %v", all)
 			}
 			if got := remembered(p); got.Port != test.want.Port || got.Coracled != test.want.Coracled || got.Boot != test.want.Boot {
@@ -140,21 +142,8 @@ func remember(t *testing.T, p place, o upOptions) {
 }
 
 // processesOf are the processes whose arguments name a place.
-func processesOf(t *testing.T, p place) map[int]string {
-	t.Helper()
-	all := map[int]string{}
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		line, err := os.ReadFile(file)
-		pid, perr := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err == nil && perr == nil && bytes.Contains(line, []byte(p.state)) {
-			all[pid] = string(line)
-		}
-	}
-	return all
+func processesOf(p place) (all []testkit.Process) {
+	return slices.DeleteFunc(testkit.Processes(), func(r testkit.Process) bool { return !strings.Contains(r.Line(), p.state) })
 }
 
 // Neither needs the other to start, so up starts both at once. An up that fails meanwhile ends
@@ -163,8 +152,8 @@ func TestClusterStartsWhileCoracledDoes(t *testing.T) {
 	coracle := withDoubles(t)
 	p := place{root: t.TempDir(), state: t.TempDir()}
 	t.Cleanup(func() {
-		for pid := range processesOf(t, p) {
-			_ = unix.Kill(pid, unix.SIGKILL)
+		for _, r := range processesOf(p) {
+			_ = unix.Kill(r.PID, unix.SIGKILL)
 		}
 	})
 	fifo := filepath.Join(t.TempDir(), "started")
@@ -188,7 +177,7 @@ func TestClusterStartsWhileCoracledDoes(t *testing.T) {
 	if err := cmd.Wait(); err == nil {
 		t.Error("up did not fail")
 	}
-	if all := processesOf(t, p); len(all) != 0 {
+	if all := processesOf(p); len(all) != 0 {
 		t.Errorf("these run afterwards: %v", all)
 	}
 }
@@ -199,8 +188,8 @@ func TestUpThatFailsKeepsTheQuorum(t *testing.T) {
 	coracle := withDoubles(t)
 	p := place{root: t.TempDir(), state: t.TempDir()}
 	t.Cleanup(func() {
-		for pid := range processesOf(t, p) {
-			_ = unix.Kill(pid, unix.SIGKILL)
+		for _, r := range processesOf(p) {
+			_ = unix.Kill(r.PID, unix.SIGKILL)
 		}
 	})
 	peers := filepath.Join(p.kubeRoot(), "etcd", "peers.json")
@@ -228,8 +217,8 @@ func TestUpThatFailsKeepsTheQuorum(t *testing.T) {
 		t.Errorf("up: %v, %s", err, said.String())
 	}
 	var runs []string
-	for _, line := range processesOf(t, p) {
-		runs = append(runs, strings.ReplaceAll(line, "\x00", " "))
+	for _, r := range processesOf(p) {
+		runs = append(runs, r.Line())
 	}
 	if all := strings.Join(runs, "\n"); !strings.Contains(all, " supervise ") || !strings.Contains(all, "coracled ") {
 		t.Errorf("these run afterwards: %s", all)

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/coracle-project/coracle/integration/bench/quiet"
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 // settle is how long a runtime gets, once it is quiet, to give memory back before it is read.
@@ -62,23 +64,13 @@ func rest(ctx context.Context) error {
 // this program and its init, and the registry.
 func runtimeMemory() (sum int64, byName map[string]int64) {
 	byName = map[string]int64{}
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	self, _ := os.Readlink("/proc/self/exe")
-	for _, dir := range dirs {
-		exe, err := os.Readlink(filepath.Join(dir, "exe"))
-		if err != nil || exe == self || filepath.Base(exe) == "registry" {
+	for _, p := range testkit.Processes() {
+		if p.Exe == "" || p.Exe == self || p.Program() == "registry" || slices.Equal(p.Args, []string{"/pause", marker}) {
 			continue
 		}
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil {
-			continue
-		}
-		argv := strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
-		if len(argv) == 2 && argv[0] == "/pause" && argv[1] == marker {
-			continue
-		}
-		kb := field(filepath.Join(dir, "smaps_rollup"), "Pss:")
-		byName[filepath.Base(argv[0])] += kb
+		kb := field(filepath.Join("/proc", strconv.Itoa(p.PID), "smaps_rollup"), "Pss:")
+		byName[filepath.Base(p.Args[0])] += kb
 		sum += kb
 	}
 	return sum, byName

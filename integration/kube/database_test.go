@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -436,52 +435,27 @@ func (d *database) victims(kind string) (pids []int) {
 		"postgres": "/bin/postgres", "backend": "/bin/postgres", "shim": "/bin/containerd-shim-coracle-v1",
 		"coracled": "/bin/coracled", "coracle-kube": "/bin/coracle-kube",
 	}
-	for pid, p := range allProcesses() {
-		if !strings.HasSuffix(p.exe, programs[kind]) {
+	for _, p := range testkit.Processes() {
+		if !strings.HasSuffix(p.Exe, programs[kind]) {
 			continue
 		}
 		switch kind {
 		case "postgres": // its children's titles say what they do
-			if len(p.args) < 2 || p.args[1] != "-D" {
+			if len(p.Args) < 2 || p.Args[1] != "-D" {
 				continue
 			}
 		case "backend":
-			if !strings.HasPrefix(p.args[0], "postgres: ") {
+			if !strings.HasPrefix(p.Args[0], "postgres: ") {
 				continue
 			}
 		case "shim": // the keeper and pods' inits run the same program
-			if len(p.args) < 2 || p.args[1] != "serve" {
+			if len(p.Args) < 2 || p.Args[1] != "serve" {
 				continue
 			}
 		}
-		pids = append(pids, pid)
+		pids = append(pids, p.PID)
 	}
-	slices.Sort(pids)
 	return pids
-}
-
-type process struct {
-	exe  string
-	args []string
-}
-
-// allProcesses are those of the test's process namespace, by their ids.
-func allProcesses() map[int]process {
-	all := map[int]process{}
-	links, _ := filepath.Glob("/proc/[0-9]*/exe") // the pattern is right
-	for _, link := range links {
-		dir := filepath.Dir(link)
-		exe, err := os.Readlink(link)
-		if err != nil { // it has ended
-			continue
-		}
-		line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		pid, e := strconv.Atoi(filepath.Base(dir))
-		if err == nil && e == nil {
-			all[pid] = process{exe, strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")}
-		}
-	}
-	return all
 }
 
 // watchServers looks all the time whether servers of two containers run at once.

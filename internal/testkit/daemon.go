@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -414,22 +413,12 @@ func (d *Daemon) Processes() []int {
 // pids finds processes by executable and arguments. It relies on Isolate: another
 // daemon's processes are not in sight.
 func (d *Daemon) pids(exe string, match func(argv []string) bool) []int {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	var found []int
-	for _, dir := range dirs {
-		target, err := os.Readlink(filepath.Join(dir, "exe"))
-		if err != nil || filepath.Base(strings.TrimSuffix(target, " (deleted)")) != exe {
-			continue
-		}
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || len(cmdline) == 0 || !match(strings.Split(string(cmdline), "\x00")) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
-			found = append(found, pid)
+	for _, p := range Processes() {
+		if p.Program() == exe && match(p.Args) {
+			found = append(found, p.PID)
 		}
 	}
-	slices.Sort(found)
 	return found
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/shim/keeper"
 )
@@ -127,12 +128,10 @@ func (r *rig) halt(pid int) {
 }
 
 // shims returns the processes that serve the rig's state directory.
-func (r *rig) shims() (pids []string) {
-	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range all {
-		b, _ := os.ReadFile(path) // the process may have ended
-		if bytes.Contains(b, []byte("serve\x00-state\x00"+filepath.Join(r.dir, "node")+"\x00")) {
-			pids = append(pids, filepath.Base(filepath.Dir(path)))
+func (r *rig) shims() (pids []int) {
+	for _, p := range testkit.Processes() {
+		if strings.Contains(p.Line()+" ", "serve -state "+filepath.Join(r.dir, "node")+" ") {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids
