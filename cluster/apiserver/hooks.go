@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"log/slog"
 	"net"
 	"time"
 
@@ -60,7 +61,7 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 	})
 	if b.options.Several { // clients go to the others at once
 		if err := server.AddPreShutdownHook("bootstrap-controller", func() error {
-			own.Stop()
+			withdraw(own.Stop, b.options.Log)
 			return nil
 		}); err != nil {
 			return err
@@ -93,6 +94,25 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 		return nil
 	})
 	return nil
+}
+
+// withdrawLimit is how long a server that stops tries to take its endpoint back. Without a quorum
+// of etcd it cannot, and upstream's controller would try for twice reconcileEvery.
+const withdrawLimit = 2 * time.Second
+
+// withdraw has clients go to the other API servers: stop takes the endpoint of this one back.
+func withdraw(stop func(), log *slog.Logger) {
+	done := make(chan struct{})
+	go func() { // it ends with the store at the latest
+		defer close(done)
+		stop()
+	}()
+	select {
+	case <-done:
+	case <-time.After(withdrawLimit):
+		log.Warn("etcd has not answered: this API server's endpoint stays published until its lease expires", "waited", withdrawLimit,
+			"lease", leaseLife)
+	}
 }
 
 // leaseLife is how long the endpoint of an API server that died stays published (upstream's value).

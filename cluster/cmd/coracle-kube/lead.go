@@ -23,6 +23,10 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
+// releaseLimit is how long a node that stops tries to let go of a lease. Without a quorum of etcd
+// it cannot.
+const releaseLimit = 2 * time.Second
+
 // errLedBefore ends a process whose part led and does not any more. It starts again, as upstream's
 // components do: what they have in memory is of a time when they led.
 var errLedBefore = fmt.Errorf("%w: another control-plane node may lead now", errAgain)
@@ -57,7 +61,11 @@ func leading(name, node string, leases coordination.LeasesGetter, log *slog.Logg
 		}()
 		defer func() {
 			letGo()
-			<-ended
+			select {
+			case <-ended:
+			case <-time.After(releaseLimit):
+				log.Warn("etcd has not answered: another node leads only after the lease has expired", "lease", name, "waited", releaseLimit)
+			}
 		}()
 		select {
 		case <-started:

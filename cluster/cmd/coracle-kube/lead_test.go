@@ -76,6 +76,29 @@ func TestOneLeads(t *testing.T) {
 	})
 }
 
+// Regression: a node without a quorum of etcd waited for an answer about its lease when it stopped.
+func TestAStopDoesNotWaitForALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube := fake.NewClientset()
+		one := elect(t.Context(), kube, "one")
+		<-one.leads
+		answer := make(chan struct{})
+		kube.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			<-answer
+			return false, nil, nil
+		})
+		stopped := time.Now()
+		one.stop()
+		if err := <-one.ended; err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(stopped); took > releaseLimit {
+			t.Errorf("it stopped after %v", took)
+		}
+		close(answer)
+	})
+}
+
 func TestALostLeaseEndsThePart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := fake.NewClientset()

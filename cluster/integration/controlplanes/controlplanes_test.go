@@ -38,6 +38,9 @@ const trialLimit = 30 * time.Second
 // answersWithin is how long the API may be away when a control-plane node dies.
 const answersWithin = 2 * time.Second
 
+// downLimit is how long down may take where etcd has no quorum.
+const downLimit = 15 * time.Second
+
 // switched makes machines with namespaces of their own, on one link with each other and with the
 // test. Their addresses are those of network, which ends with a dot, from 1 on; the test has 254.
 func switched(t *testing.T, network string, names ...string) (all []*machine) {
@@ -259,7 +262,11 @@ func TestThreeControlPlanes(t *testing.T) {
 			strings.Contains(out, "--force-new-cluster"), fmt.Errorf("%w: %s", err, out)
 	})
 	one.Refused(t, "'coracle status' says what to do", "node", "remove", "two")
+	began := time.Now()
 	one.Must(t, "down")
+	if took := time.Since(began); took > downLimit {
+		t.Errorf("down without a quorum took %v", took)
+	}
 	one.Must(t, "up", "--force-new-cluster", "--timeout", patience.String())
 	awaitMembers(t, one, "one")
 	if _, err := os.Stat(filepath.Join(one.Root, "kube", "etcd", "peers.json")); !errors.Is(err, os.ErrNotExist) {
