@@ -29,9 +29,10 @@ import (
 )
 
 const (
-	// lagEvery is the time between two looks at the nodes, lagLimit bounds a connection to one, and
-	// lagAtOnce is how many are made at once.
+	// lagEvery is the time between two looks at the nodes, and the first may always take firstLook.
+	// lagLimit bounds a connection to one, and lagAtOnce is how many are made at once.
 	lagEvery  = time.Second
+	firstLook = 10 * time.Second
 	lagLimit  = 5 * time.Second
 	lagAtOnce = 16
 	// mostNamed bounds how many nodes an answer names.
@@ -101,15 +102,23 @@ func uninvited(ctx context.Context, kube kubernetes.Interface) error {
 
 // await returns the nodes that do not follow after some time. That is also the answer to an
 // operator who stops waiting.
-func (r rotation) await(ctx context.Context, wait time.Duration) (last []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, wait)
+func (r rotation) await(ctx context.Context, wait time.Duration) ([]string, error) {
+	return awaitNone(ctx, wait, r.lagging)
+}
+
+// awaitNone looks until lagging returns no nodes, and returns those of the last look after some
+// time. The first look may take longer than that: without it no node could be named.
+func awaitNone(ctx context.Context, wait time.Duration, lagging func(context.Context) ([]string, error)) (last []string, err error) {
+	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	look, stop := context.WithTimeout(ctx, max(wait, firstLook))
+	defer stop()
 	for {
-		now, err := r.lagging(ctx)
+		now, err := lagging(look)
 		switch {
 		case err == nil && len(now) == 0:
 			return nil, nil
-		case ctx.Err() != nil && last != nil: // this look was cut off
+		case look.Err() != nil && last != nil: // this look was cut off
 			return last, nil
 		case err != nil:
 			return nil, err
@@ -117,9 +126,10 @@ func (r rotation) await(ctx context.Context, wait time.Duration) (last []string,
 		last = now
 		select {
 		case <-time.After(lagEvery):
-		case <-ctx.Done():
+		case <-waiting.Done():
 			return last, nil
 		}
+		look = waiting
 	}
 }
 

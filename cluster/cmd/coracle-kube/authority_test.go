@@ -7,8 +7,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -158,4 +161,33 @@ func TestRotationThatChangesNothing(t *testing.T) {
 			t.Errorf("former authority %t: %v", !what.Authority, err)
 		}
 	}
+}
+
+// Regression: with a timeout that the first look at the nodes did not fit in, the answer was an
+// error without their names.
+func TestNodesAreNamedWithAShortTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		lagging := func(ctx context.Context) ([]string, error) {
+			looks++
+			select {
+			case <-time.After(3 * time.Second):
+				return []string{"two"}, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		for wait, want := range map[time.Duration]int{time.Millisecond: 1, 6 * time.Second: 2} {
+			looks = 0
+			got, err := awaitNone(t.Context(), wait, lagging)
+			if err != nil || !slices.Equal(got, []string{"two"}) || looks != want {
+				t.Errorf("with %v: %v after %d looks, %v", wait, got, looks, err)
+			}
+		}
+		began := time.Now()
+		hangs := func(ctx context.Context) ([]string, error) { <-ctx.Done(); return nil, ctx.Err() }
+		if _, err := awaitNone(t.Context(), time.Millisecond, hangs); err == nil || time.Since(began) != firstLook {
+			t.Errorf("without an answer: %v after %v", err, time.Since(began))
+		}
+	})
 }
