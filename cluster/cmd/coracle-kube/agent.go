@@ -194,9 +194,10 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 // tellCertificates returns what says again and again how the node's certificates are.
 func (a *agent) tellCertificates(part *health.Part) func(context.Context) error {
 	return func(ctx context.Context) error {
+		var logged repeated
 		for {
-			expires, err := tellCertificates(part, credentialsDir(a.root), a.log)
-			if err != nil {
+			expires, err := tellCertificates(part, credentialsDir(a.root), a.log, &logged)
+			if err != nil && logged.due(err.Error(), time.Now()) {
 				a.log.Error("the node's certificates", "err", err)
 			}
 			select {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,8 +33,9 @@ type renewer struct {
 	reload func() error
 	part   *health.Part
 
-	mu   sync.Mutex
-	next time.Time // when something is due before the daily look; the zero time for nothing
+	mu     sync.Mutex
+	next   time.Time // when something is due before the daily look; the zero time for nothing
+	logged repeated
 }
 
 // renew renews what is due now, and reports the result to the health part.
@@ -49,8 +51,37 @@ func (r *renewer) renew() error {
 		r.part.Fails(fmt.Errorf("they cannot be renewed: %w", err))
 		return err
 	}
-	_, err = tellCertificates(r.part, bundle.Dir, r.log)
+	_, err = tellCertificates(r.part, bundle.Dir, r.log, &r.logged)
 	return err
+}
+
+// tell says how the certificates in dir are, without renewing any.
+func (r *renewer) tell(dir string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, err := tellCertificates(r.part, dir, r.log, &r.logged)
+	return err
+}
+
+// repeated is a message that may stay true for long. It is logged at once, and then after pauses
+// that double, up to renewEvery.
+type repeated struct {
+	text  string
+	pause time.Duration
+	next  time.Time
+}
+
+// due says whether text, which is true now, is to be logged.
+func (r *repeated) due(text string, now time.Time) bool {
+	switch {
+	case text != r.text:
+		r.text, r.pause = text, 0
+	case now.Before(r.next):
+		return false
+	}
+	r.pause = min(max(2*r.pause, clockEvery), renewEvery)
+	r.next = now.Add(r.pause)
+	return text != ""
 }
 
 // lookAgain is how long after a look at certificates the next one follows, if the first of them
@@ -61,7 +92,7 @@ func lookAgain(expires, now time.Time) time.Duration {
 
 // tellCertificates says which certificate in a directory expires first, and warns of those that
 // ought to have been renewed. It returns when the first expires.
-func tellCertificates(part *health.Part, dir string, log *slog.Logger) (expires time.Time, err error) {
+func tellCertificates(part *health.Part, dir string, log *slog.Logger, logged *repeated) (expires time.Time, err error) {
 	all, err := pki.List(dir)
 	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("there are none in %s", dir)
@@ -73,8 +104,14 @@ func tellCertificates(part *health.Part, dir string, log *slog.Logger) (expires 
 	var warnings []string
 	for _, c := range all {
 		if c.Warning != "" {
-			log.Warn("a certificate", "file", c.File, "warning", c.Warning)
 			warnings = append(warnings, c.File+": "+c.Warning)
+		}
+	}
+	if logged.due(strings.Join(warnings, "; "), time.Now()) {
+		for _, c := range all {
+			if c.Warning != "" {
+				log.Warn("a certificate", "file", c.File, "warning", c.Warning)
+			}
 		}
 	}
 	part.Works(fmt.Sprintf("%s; %s expires first, on %s", health.Count(len(all), "certificate"), all[0].File,

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -85,7 +87,7 @@ func TestRenewalsThatAreDue(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		time.Sleep(355 * 24 * time.Hour)
-		if _, err := tellCertificates(r.part, dir, r.log); err != nil {
+		if _, err := tellCertificates(r.part, dir, r.log, &r.logged); err != nil {
 			t.Error(err)
 		}
 		if s := board.States()[0]; len(s.Warnings) != 4 || !strings.HasPrefix(s.Warnings[0], "admin.kubeconfig: it expires on") {
@@ -104,5 +106,36 @@ func TestShortCertificatesAreLookedAtMoreOften(t *testing.T) {
 		if got := lookAgain(now.Add(left), now); got != want {
 			t.Errorf("with %v left, the next look is after %v, want %v", left, got, want)
 		}
+	}
+}
+
+// Regression: a node logged each minute that its certificates have expired, or cannot be read.
+func TestExpiredCertificatesAreLoggedWithGrowingPauses(t *testing.T) {
+	for name, expired := range map[string]bool{"expired": true, "missing": false} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				want := "the node's certificates"
+				if expired {
+					if _, err := pki.Ensure(credentialsDir(root), "https://127.0.0.1:1", []string{"127.0.0.1"}, nil); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(2 * 365 * 24 * time.Hour)
+					want = "file=admin.kubeconfig"
+				}
+				var said bytes.Buffer
+				var board health.Board
+				a := agent{nodeOptions: nodeOptions{log: slog.New(slog.NewTextHandler(&said, nil))}, root: root}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				if err := a.tellCertificates(board.Add("certificates"))(ctx); err != nil {
+					t.Error(err)
+				}
+				// After 0, 1, 3, 7, 15 and 31 minutes.
+				if n := strings.Count(said.String(), want); n != 6 {
+					t.Errorf("it is logged %d times in an hour:\n%s", n, &said)
+				}
+			})
+		})
 	}
 }

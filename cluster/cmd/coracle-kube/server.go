@@ -295,7 +295,7 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 		case <-server.Ready():
 			server.Log().Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
 			go restWhenCalm(ctx, o.processors, server.Log())
-			if _, err := tellCertificates(renewal.part, filepath.Join(o.root, "pki"), server.Log()); err != nil {
+			if err := renewal.tell(filepath.Join(o.root, "pki")); err != nil {
 				server.Log().Error("certificates", "err", err)
 			}
 			renewal.run(ctx, began)
