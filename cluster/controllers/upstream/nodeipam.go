@@ -281,11 +281,16 @@ type ownership struct {
 
 func (w *written) add(n *corev1.Node, networks []string) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.networks == nil {
 		w.networks = map[string]ownership{}
 	}
 	w.networks[n.Name] = ownership{n.UID, networks}
+	w.mu.Unlock()
+	// The event may have come before the answer, and there is no other for some time. The informer has
+	// the networks before it tells.
+	if now, err := w.nodes.Get(n.Name); err == nil && now.UID == n.UID && len(now.Spec.PodCIDRs) > 0 {
+		w.forget(n.Name)
+	}
 }
 
 // forget is called when the informer has the node's networks, or has seen the node go.

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -57,6 +58,35 @@ func TestWrittenNetworksAreSeenBeforeTheirEvent(t *testing.T) {
 	}
 	w.forget("n")
 	expect("forgotten")
+}
+
+// Regression: what was written stayed on record if its event came before the API server's answer.
+func TestWrittenNetworksWhoseEventIsFirst(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+	kube := fake.NewClientset(node)
+	seen := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := seen.Add(node); err != nil {
+		t.Fatal(err)
+	}
+	w := &written{nodes: corelisters.NewNodeLister(seen)}
+	kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+		now := node.DeepCopy()
+		now.Spec.PodCIDR, now.Spec.PodCIDRs = "10.0.0.0/24", []string{"10.0.0.0/24"}
+		if err := seen.Update(now); err != nil {
+			t.Error(err)
+		}
+		w.forget("n")
+		return false, nil, nil
+	})
+	nodes := kube.CoreV1().Nodes()
+	patching := sparingNodes{nodes, sparing{write: nodepatch.New(nodes), written: w}}
+	patch := []byte(`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24"]}}`)
+	if _, err := patching.Patch(t.Context(), "n", types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.networks) != 0 {
+		t.Errorf("%v is still on record", w.networks)
+	}
 }
 
 // Networks are written to the Node that they were taken for. Regression: they could go to a new one
