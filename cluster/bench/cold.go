@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -150,7 +151,8 @@ func (b *bench) until(ctx context.Context, f wait.ConditionWithContextFunc) erro
 // follow watches pods from now on, calls begin once the watch is open, and shows each event to done
 // until that returns true. A watch that the API server ends, because we read too slowly for a
 // moment, is taken up again where it ended. If the API server has forgotten the events since then,
-// done sees all pods as Added, also those that it has seen.
+// done sees pods that are gone as Deleted, with their names only, and all others as Added, also
+// those that it has seen.
 func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptions, begin func() error,
 	done func(watch.EventType, *v1.Pod) bool,
 ) error {
@@ -160,6 +162,13 @@ func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptio
 	now, err := pods.List(ctx, o)
 	if err != nil {
 		return err
+	}
+	known := map[string]bool{} // pods that done has seen, and not their end
+	show := func(event watch.EventType, p *v1.Pod) bool {
+		if delete(known, p.Name); event != watch.Deleted {
+			known[p.Name] = true
+		}
+		return done(event, p)
 	}
 	for o.ResourceVersion = now.ResourceVersion; ctx.Err() == nil; {
 		w, err := pods.Watch(ctx, o)
@@ -172,7 +181,7 @@ func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptio
 				begin = nil
 			}
 			var finished bool
-			finished, err = drain(w, &o.ResourceVersion, done)
+			finished, err = drain(w, &o.ResourceVersion, show)
 			w.Stop()
 			if finished {
 				return nil
@@ -189,8 +198,17 @@ func (b *bench) follow(ctx context.Context, namespace string, o metav1.ListOptio
 		if err != nil {
 			return firstError(context.Cause(ctx), err)
 		}
+		gone := maps.Clone(known)
 		for i := range all.Items {
-			if done(watch.Added, &all.Items[i]) {
+			delete(gone, all.Items[i].Name)
+		}
+		for name := range gone {
+			if show(watch.Deleted, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}) {
+				return nil
+			}
+		}
+		for i := range all.Items {
+			if show(watch.Added, &all.Items[i]) {
 				return nil
 			}
 		}

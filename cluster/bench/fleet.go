@@ -21,7 +21,8 @@ import (
 const (
 	// beatEvery is how often the lease of each simulated node is renewed, as by kubelets.
 	beatEvery = 10 * time.Second
-	// beatLimit is when a renewal is given up: the next nodes are not to fall silent, too.
+	// beatLimit is when a renewal, or the look after it, is given up: the next nodes are not to fall
+	// silent, too.
 	beatLimit = 5 * time.Second
 )
 
@@ -230,7 +231,9 @@ func (f *fleet) renew(ctx context.Context, i int) {
 	}
 	f.say("heartbeat of %s: %v", lease.Name, err)
 	// The write may have been made: the next one is of the version that there is.
-	if lease, err = f.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(ctx, lease.Name, metav1.GetOptions{}); err == nil {
+	asking, stop := context.WithTimeout(ctx, beatLimit)
+	defer stop()
+	if lease, err = f.kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(asking, lease.Name, metav1.GetOptions{}); err == nil {
 		f.leases[i].Store(lease)
 	}
 }
