@@ -259,7 +259,7 @@ func preflight(ctx context.Context, p place, o upOptions, server string, steps *
 }
 
 // upAgent starts the node of a cluster elsewhere, and returns when it is Ready.
-func (u *upping) upAgent(ctx context.Context, given func(flag string) bool, steps *steps) error {
+func (u *upRun) upAgent(ctx context.Context, given func(flag string) bool, steps *steps) error {
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}

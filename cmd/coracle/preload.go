@@ -34,7 +34,7 @@ func lastPreloaded(p place) (last preloaded) {
 }
 
 // archives says whether there may be archives of images to load: the cluster starts after them.
-func (u *upping) archives() bool {
+func (u *upRun) archives() bool {
 	if u.o.Images == "" || u.o.Images == nothing {
 		return false
 	}
@@ -45,7 +45,7 @@ func (u *upping) archives() bool {
 // preload loads the archives of images that are new or changed. One that cannot be loaded is told,
 // also by status, and does not keep the node from starting: its pods may find their images
 // elsewhere. Loading has limits of its own, so its time does not count for that of --timeout.
-func (u *upping) preload(ctx context.Context, steps *steps) error {
+func (u *upRun) preload(ctx context.Context, steps *steps) error {
 	if !u.archives() {
 		return nil
 	}
@@ -65,7 +65,7 @@ func (u *upping) preload(ctx context.Context, steps *steps) error {
 	return errors.Join(err, u.rememberPreloaded(now))
 }
 
-func (u *upping) rememberPreloaded(now map[string]image.Archive) error {
+func (u *upRun) rememberPreloaded(now map[string]image.Archive) error {
 	data, err := json.MarshalIndent(preloaded{u.o.Images, now}, "", "  ")
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ import (
 const defaultServices = "10.96.0.0/16"
 
 // checkServiceRange refuses a network of Services' addresses that cannot be this cluster's.
-func (u *upping) checkServiceRange() error {
+func (u *upRun) checkServiceRange() error {
 	if u.supervisor != 0 {
 		return nil // it is in use
 	}
@@ -76,7 +76,7 @@ func (o *upOptions) podRanges() []string {
 
 // checkPodRanges refuses networks of pods' addresses that cannot be this cluster's, or that this
 // machine needs itself. It notes those that Nodes will have ranges of.
-func (u *upping) checkPodRanges() error {
+func (u *upRun) checkPodRanges() error {
 	if u.supervisor != 0 {
 		return nil // they are in use
 	}
@@ -111,7 +111,7 @@ func (u *upping) checkPodRanges() error {
 }
 
 // hasData says whether the cluster has objects from before.
-func (u *upping) hasData() bool {
+func (u *upRun) hasData() bool {
 	_, err := os.Stat(filepath.Join(u.kubeRoot(), "etcd"))
 	return err == nil
 }

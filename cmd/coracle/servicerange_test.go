@@ -138,7 +138,7 @@ func TestServiceRangesThatOverlap(t *testing.T) {
 				if free := n.freeRange(services); n.overlaps(netip.MustParsePrefix(free)) != "" {
 					t.Errorf("%s is proposed, and overlaps", free)
 				}
-				u := &upping{place: place{root: t.TempDir()}, o: &upOptions{ServiceCIDR: test.service}}
+				u := &upRun{place: place{root: t.TempDir()}, o: &upOptions{ServiceCIDR: test.service}}
 				if test.answers {
 					return nil // nothing does here
 				}
@@ -183,7 +183,7 @@ func TestPodRangesThatOverlap(t *testing.T) {
 			"10.4.7.0/24":           "overlaps the route to 10.4.0.0/16 by tun7",
 			"10.7.0.0/16":           "overlaps that of another cluster of this machine, whose API server answers at 10.7.0.1:443",
 		} {
-			u := &upping{place: place{root: t.TempDir()}, o: &upOptions{Bind: "192.0.2.1", PodCIDR: strings.Fields(pods)}}
+			u := &upRun{place: place{root: t.TempDir()}, o: &upOptions{Bind: "192.0.2.1", PodCIDR: strings.Fields(pods)}}
 			err := u.checkPodRanges()
 			if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")) {
 				t.Errorf("%q: %v, want %q", pods, err, want)
@@ -204,7 +204,7 @@ func TestPodRangesOfDataStay(t *testing.T) {
 		last := remembered(p)
 		o := upOptions{Bind: bind, PodCIDR: strings.Fields(pods)}
 		o.follow(last, func(flag string) bool { return flag == "bind-address" || flag == "pod-cidr" })
-		u := &upping{place: p, o: &o, last: last}
+		u := &upRun{place: p, o: &o, last: last}
 		var err error
 		onOtherMachine(t, func() error { err = u.checkPodRanges(); return nil })
 		if err == nil {
@@ -252,7 +252,7 @@ func scopeOf(link int) netlink.Scope {
 func TestServiceRangeOfDataStays(t *testing.T) {
 	p := place{root: t.TempDir()}
 	remember(t, p, upOptions{Port: 6443}) // of a release without the flag
-	u := &upping{place: p, o: &upOptions{ServiceCIDR: "10.112.0.0/16"}, last: remembered(p)}
+	u := &upRun{place: p, o: &upOptions{ServiceCIDR: "10.112.0.0/16"}, last: remembered(p)}
 	onOtherMachine(t, u.checkServiceRange) // there is no data yet
 	if err := os.MkdirAll(filepath.Join(p.kubeRoot(), "etcd"), 0o700); err != nil {
 		t.Fatal(err)

@@ -429,7 +429,7 @@ func TestPathsAreRemoved(t *testing.T) {
 			t.Errorf("nft: %v: %s", err, said)
 			return
 		}
-		failed := &upping{place: p, o: &upOptions{Bind: "127.0.0.1", Port: 7443}, last: remembered(p), paths: true}
+		failed := &upRun{place: p, o: &upOptions{Bind: "127.0.0.1", Port: 7443}, last: remembered(p), paths: true}
 		end = func() error { return failed.fail(t.Context(), errors.New("no node")) }
 		expect("they were there before an up that failed", "", "no node")
 		failed.paths = false

@@ -80,8 +80,8 @@ func TestUpFollowsARestore(t *testing.T) {
 			if err := os.MkdirAll(filepath.Join(p.kubeRoot(), "etcd"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			up := func(given ...string) (*upping, error) {
-				u := &upping{place: p, o: &upOptions{ServiceCIDR: defaultServices, Node: "host"}, last: remembered(p)}
+			up := func(given ...string) (*upRun, error) {
+				u := &upRun{place: p, o: &upOptions{ServiceCIDR: defaultServices, Node: "host"}, last: remembered(p)}
 				for flag, value := range map[string]*string{"service-cidr": &u.o.ServiceCIDR, "node-name": &u.o.Node} {
 					if i := slices.Index(given, flag); i >= 0 {
 						*value = given[i+1]

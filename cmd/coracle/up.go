@@ -360,7 +360,7 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	}
 	defer release()
 	last = remembered(p) // of an up that was quicker
-	u := upping{place: p, o: &o, last: last, limit: limit}
+	u := upRun{place: p, o: &o, last: last, limit: limit}
 	differ := o.follow(last, given)
 	if o.Server != "" {
 		if !p.joined() {
@@ -390,13 +390,13 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 }
 
 // moved says that no cluster runs, and that the last one had another port.
-func (u *upping) moved() bool {
+func (u *upRun) moved() bool {
 	return u.supervisor == 0 && u.last.Port != 0 && u.last.Port != u.o.Port
 }
 
 // start starts coracled and the cluster process where they do not run, and returns when both
 // answer. A failure ends what it has started.
-func (u *upping) start(ctx context.Context, given func(flag string) bool, steps *steps) error {
+func (u *upRun) start(ctx context.Context, given func(flag string) bool, steps *steps) error {
 	// What the last cluster announced is the new one's to announce: a pool is refused that is in
 	// use.
 	if u.moved() {
@@ -431,7 +431,7 @@ func (u *upping) start(ctx context.Context, given func(flag string) bool, steps 
 }
 
 // awaitReady returns when the node is Ready and the manifests are applied.
-func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
+func (u *upRun) awaitReady(ctx context.Context, steps *steps) error {
 	p := u.place
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
@@ -464,7 +464,7 @@ func (u *upping) awaitReady(ctx context.Context, steps *steps) error {
 
 // startRuntime starts coracled where it does not run, and has images loaded. Without any to load,
 // the cluster process starts meanwhile.
-func (u *upping) startRuntime(ctx context.Context, steps *steps) error {
+func (u *upRun) startRuntime(ctx context.Context, steps *steps) error {
 	meanwhile := u.launchCluster
 	if u.archives() {
 		meanwhile = func() error { return nil }
@@ -575,7 +575,7 @@ func orOther(ctx context.Context, err error, lock, what, log string, answers fun
 
 // upCluster starts the cluster process under its supervisor if it does not run, and returns when
 // the API server answers.
-func (u *upping) upCluster(ctx context.Context) error {
+func (u *upRun) upCluster(ctx context.Context) error {
 	p := u.place
 	answers := func(ctx context.Context) error {
 		client, err := openAPI(p.kubeconfig())
@@ -596,7 +596,7 @@ func (u *upping) upCluster(ctx context.Context) error {
 }
 
 // launchCluster starts the cluster's supervisor, unless one runs or this up has started one.
-func (u *upping) launchCluster() error {
+func (u *upRun) launchCluster() error {
 	if u.cluster != nil {
 		return nil
 	}

@@ -23,7 +23,7 @@ type launched struct {
 // upCoracled starts coracled, unless one runs, and returns when it answers. While a coracled
 // without pods starts, it calls meanwhile. One that has pods to find again may take longer than the
 // cluster process, whose kubelet would report a node that is not ready.
-func (u *upping) upCoracled(ctx context.Context, meanwhile func() error) error {
+func (u *upRun) upCoracled(ctx context.Context, meanwhile func() error) error {
 	boot, err := bootID()
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (u *upping) upCoracled(ctx context.Context, meanwhile func() error) error {
 
 // awaitOther waits for a coracled that ran before until it answers, or has ended: its lock is free
 // then.
-func (u *upping) awaitOther(ctx context.Context, answers func(context.Context) error) (ended bool, err error) {
+func (u *upRun) awaitOther(ctx context.Context, answers func(context.Context) error) (ended bool, err error) {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	var pid int
@@ -117,7 +117,7 @@ func (u *upping) awaitOther(ctx context.Context, answers func(context.Context) e
 }
 
 // podsRemain says whether a coracled has left pods or a shim in the state directory. They may run.
-func (u *upping) podsRemain() (bool, error) {
+func (u *upRun) podsRemain() (bool, error) {
 	for _, dir := range []string{"pods", "shim"} {
 		if _, err := os.Lstat(filepath.Join(u.state, dir)); !errors.Is(err, fs.ErrNotExist) {
 			return true, err
@@ -128,7 +128,7 @@ func (u *upping) podsRemain() (bool, error) {
 
 // endCoracled ends the coracled that this up has started, if any. It also ends pods and all that
 // belongs to coracled, if all of that is this up's: purged says so.
-func (u *upping) endCoracled(ctx context.Context) (purged bool, err error) {
+func (u *upRun) endCoracled(ctx context.Context) (purged bool, err error) {
 	if u.coracled.cmd == nil {
 		return false, nil
 	}

@@ -177,7 +177,7 @@ func (o *upOptions) checkNodes() error {
 }
 
 // makeNodes makes the namespaces of further nodes, and the network that connects them.
-func (u *upping) makeNodes() error {
+func (u *upRun) makeNodes() error {
 	if !u.o.several() {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (u *upping) makeNodes() error {
 }
 
 // checkNodeNetworks refuses networks that this machine has or reaches already.
-func (u *upping) checkNodeNetworks(w nodes.Network) error {
+func (u *upRun) checkNodeNetworks(w nodes.Network) error {
 	n, err := readNodeNetwork()
 	if err != nil {
 		return fmt.Errorf("up: %w", err)
@@ -296,7 +296,7 @@ func (p *place) enterWith(args []string) error {
 
 // upNodes starts the further nodes, and has those join that have not joined yet. It returns when
 // all are Ready or have failed: if one fails, the others continue.
-func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
+func (u *upRun) upNodes(ctx context.Context, client *api, steps *steps) error {
 	if err := u.removeSurplus(ctx, client, steps); err != nil {
 		return err
 	}
@@ -346,7 +346,7 @@ func (u *upping) upNodes(ctx context.Context, client *api, steps *steps) error {
 }
 
 // invite makes a token for the nodes that are to join.
-func (u *upping) invite(ctx context.Context) (made newToken, err error) {
+func (u *upRun) invite(ctx context.Context) (made newToken, err error) {
 	// The cluster publishes what it takes to join soon after it has started.
 	err = await(ctx, "the cluster's invitation", u.kubeLog(), nil, func(try context.Context) error {
 		return kubeTool(try, &made, "token", "--kubeconfig", u.kubeconfig(), "create", "--ttl", time.Hour.String(),
@@ -356,7 +356,7 @@ func (u *upping) invite(ctx context.Context) (made newToken, err error) {
 }
 
 // upNode starts a further node, or has it join.
-func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() (newToken, error)) error {
+func (u *upRun) upNode(ctx context.Context, client *api, n int, invited func() (newToken, error)) error {
 	name, limit := u.o.nodeName(n), u.limit.remaining().Truncate(time.Millisecond)
 	if limit <= 0 { // which the node's up would refuse as a flag
 		return fmt.Errorf("node %s: %w", name, context.DeadlineExceeded)
@@ -394,7 +394,7 @@ func (u *upping) upNode(ctx context.Context, client *api, n int, invited func() 
 
 // pauseForImages stops the clock of --timeout while a node's up or join, which has the limit, too,
 // may load images.
-func (u *upping) pauseForImages() (resume func()) {
+func (u *upRun) pauseForImages() (resume func()) {
 	if !u.archives() {
 		return func() {}
 	}
@@ -415,7 +415,7 @@ func (o *upOptions) ofNode(p place, n int, limit time.Duration) []string {
 
 // removeNode stops a further node, and removes it from the cluster and from this machine. Its
 // namespaces stay.
-func (u *upping) removeNode(ctx context.Context, client *api, n int) error {
+func (u *upRun) removeNode(ctx context.Context, client *api, n int) error {
 	name := u.o.nodeName(n)
 	registered := cmp.Or(remembered(u.of(n, name)).Node, name) // before another --node-name
 	if u.nodeNetwork(*u.o).Has(n) {
@@ -455,7 +455,7 @@ func (p place) hasVolumes(ctx context.Context) error {
 }
 
 // removeSurplus removes the nodes that an earlier up has made beyond the present number.
-func (u *upping) removeSurplus(ctx context.Context, client *api, steps *steps) error {
+func (u *upRun) removeSurplus(ctx context.Context, client *api, steps *steps) error {
 	for n := u.o.nodes() + 1; n <= nodes.Most; n++ {
 		p := u.of(n, u.o.nodeName(n))
 		if _, err := os.Lstat(p.root); errors.Is(err, fs.ErrNotExist) {

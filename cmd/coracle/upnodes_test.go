@@ -179,7 +179,7 @@ func TestNetworksOfNodesAndPods(t *testing.T) {
 			"10.86.0.0/24": "",
 		} {
 			o := upOptions{Port: 6443, Bind: "127.0.0.1", ServiceCIDR: defaultServices, Further: 1, NodeCIDRs: []string{text}}
-			u := &upping{o: &o}
+			u := &upRun{o: &o}
 			err := u.checkNodeNetworks(u.nodeNetwork(o))
 			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 				t.Errorf("--nodes-cidr %s: %v, want %q", text, err, want)
@@ -190,7 +190,7 @@ func TestNetworksOfNodesAndPods(t *testing.T) {
 
 // joinedNodes is an up of a cluster with further nodes that have joined. The script is executed
 // instead of the commands on them; $6 is the name of the node.
-func joinedNodes(t *testing.T, further furtherNodes, script string) *upping {
+func joinedNodes(t *testing.T, further furtherNodes, script string) *upRun {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "program")
 	if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script), 0o700); err != nil {
@@ -200,7 +200,7 @@ func joinedNodes(t *testing.T, further furtherNodes, script string) *upping {
 	p := place{root: t.TempDir(), state: t.TempDir()}
 	limit, stop := withTimeLimit(t.Context(), time.Minute)
 	t.Cleanup(stop)
-	u := &upping{place: p, o: &upOptions{Node: "one", Port: 6443, Further: further}, limit: limit}
+	u := &upRun{place: p, o: &upOptions{Node: "one", Port: 6443, Further: further}, limit: limit}
 	for i, of := range p.further(*u.o) {
 		if err := os.MkdirAll(of.root, 0o700); err != nil {
 			t.Fatal(err)
@@ -355,7 +355,7 @@ func TestForwardingIsRecorded(t *testing.T) {
 		}
 		p := place{root: t.TempDir(), state: t.TempDir()}
 		o := upOptions{Node: "one", Port: 6443, Bind: "127.0.0.1", ServiceCIDR: defaultServices, Further: 1, NodeCIDRs: []string{"10.84.0.0/24"}}
-		u := &upping{place: p, o: &o}
+		u := &upRun{place: p, o: &o}
 		t.Cleanup(func() { _ = u.nodeNetwork(o).Remove() })
 		if err := u.makeNodes(); err != nil {
 			t.Fatal(err)

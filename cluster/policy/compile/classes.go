@@ -48,7 +48,7 @@ func (s *State) beginClass(c *class) {
 		p.classes[c.data.direction][c] = true
 	}
 	s.stale[c] = true
-	s.areas.stale = s.areas.stale || c.data.tiered
+	s.intervals.stale = s.intervals.stale || c.data.tiered
 }
 
 func (s *State) endClass(c *class) {
@@ -57,7 +57,7 @@ func (s *State) endClass(c *class) {
 		delete(p.classes[c.data.direction], c)
 	}
 	s.stale[c] = true
-	s.areas.stale = s.areas.stale || c.data.tiered
+	s.intervals.stale = s.intervals.stale || c.data.tiered
 }
 
 // live says whether a class has pods.

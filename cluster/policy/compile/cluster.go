@@ -93,7 +93,7 @@ func (s *State) count(more int) {
 	if s.cluster += more; s.cluster > 0 == was {
 		return
 	}
-	s.areas.stale = true
+	s.intervals.stale = true
 	for _, p := range s.pods {
 		s.setEnds(p)
 		if !p.namespace.known {

@@ -18,7 +18,7 @@
 // ClusterNetworkPolicies forbid as well, and the first rule that matches decides. A class that one
 // of them is about is decided here, rule by rule, for each identity that its rules select and for
 // each range of addresses (tiers.go); what comes of it is again only what is allowed. While there
-// are such policies, an identity also says in which of their networks an address is (areas.go).
+// are such policies, an identity also says in which of their networks an address is (intervals.go).
 package compile
 
 import (
@@ -87,7 +87,7 @@ type pod struct {
 type end struct {
 	pod       *pod
 	addresses []netip.Addr
-	area      netip.Addr // that of the identity
+	interval  netip.Addr // that of the identity
 	identity  *identity
 }
 
@@ -97,9 +97,9 @@ type identity = cell[*end, identityData]
 type identityData struct {
 	peers []*selector // sorted by id
 	ports map[portName]uint16
-	// area is the first address of the area that they are in, while there are
-	// ClusterNetworkPolicies; see areas.
-	area netip.Addr
+	// interval is the first address of the interval that they are in, while there are
+	// ClusterNetworkPolicies; see intervals.
+	interval netip.Addr
 }
 
 // ident is an end's ident in the kernel.
@@ -136,11 +136,11 @@ type State struct {
 	pods       map[ID]*pod
 
 	lastSelector, lastPolicy uint32
-	identities               division[*end, identityData]
-	classes                  [2]division[*pod, classData]
+	identities               partition[*end, identityData]
+	classes                  [2]partition[*pod, classData]
 	addresses                map[netip.Addr]*address
 	cluster                  int // how many of the policies are ClusterNetworkPolicies
-	areas                    areas
+	intervals                intervals
 
 	// What Take has to look at.
 	dirty    map[*pod]bool
@@ -169,13 +169,13 @@ func New(node string, limits Limits) *State {
 		reviewed: map[string]bool{},
 		sent:     [2]map[uint32]*rules.Class{{}, {}}, short: map[*class]bool{},
 	}
-	s.identities = newDivision[*end, identityData](crowdedIdent - 1)
+	s.identities = newPartition[*end, identityData](crowdedIdent - 1)
 	s.identities.of = func(e *end) **identity { return &e.identity }
 	s.identities.wish = func(e *end) uint32 { return wished(e.addresses, s.wishedIdents) }
 	s.identities.begin, s.identities.end = s.beginIdentity, s.endIdentity
 	for i := range s.classes {
 		d := &s.classes[i]
-		*d = newDivision[*pod, classData](crowded - 1)
+		*d = newPartition[*pod, classData](crowded - 1)
 		d.of = func(p *pod) **class { return &p.class[i] }
 		d.wish = func(p *pod) uint32 {
 			was := wished(p.addresses, s.wishedClasses)
@@ -310,7 +310,7 @@ func (s *State) numbered(d rules.Direction, number uint32) bool {
 
 // sort finds the identities and classes of the pods that may have others now.
 func (s *State) sort() {
-	if len(s.dirty) == 0 && !s.areas.stale {
+	if len(s.dirty) == 0 && !s.intervals.stale {
 		return
 	}
 	peers := make(map[*pod][]*selector, len(s.dirty))
@@ -377,7 +377,7 @@ func (s *State) unplaced(p *pod) bool { return s.cluster > 0 && !p.namespace.kno
 
 // identityOf returns the identity of an end of a pod that some peers select.
 func (s *State) identityOf(e *end, peers []*selector) place[identityData] {
-	e.area = s.areas.of(e.addresses[0])
+	e.interval = s.intervals.of(e.addresses[0])
 	if s.unplaced(e.pod) {
 		return place[identityData]{key: "unplaced", number: crowdedIdent}
 	}
@@ -394,12 +394,12 @@ func (s *State) identityOf(e *end, peers []*selector) place[identityData] {
 			names = append(names, name)
 		}
 	}
-	data := identityData{peers: peers, area: e.area}
+	data := identityData{peers: peers, interval: e.interval}
 	data.ports = writePorts(&key, p, names)
-	if data.area.IsValid() {
+	if data.interval.IsValid() {
 		writeNumber(&key, 0)
 		key.WriteString("/") // no name of a port
-		key.Write(data.area.AsSlice())
+		key.Write(data.interval.AsSlice())
 	}
 	return place[identityData]{key: key.String(), data: data}
 }

@@ -172,7 +172,7 @@ func (s *State) mean(p *policy, m meaning) {
 		}
 	}
 	if s.cluster > 0 && !slices.EqualFunc(p.spans(), m.spans(), slices.Equal[[]span]) {
-		s.areas.stale = true
+		s.intervals.stale = true
 	}
 	p.meaning, p.told = m, map[notice]bool{}
 	for sel := range changed {

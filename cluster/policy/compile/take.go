@@ -201,7 +201,7 @@ func (s *State) takeAddress(r *Result, a netip.Addr) {
 
 // Pending says whether Take has anything to look at.
 func (s *State) Pending() bool {
-	return s.fresh || s.areas.stale || len(s.dirty)+len(s.stale)+len(s.shifted)+len(s.moved)+len(s.problems)+len(s.reviewed) > 0
+	return s.fresh || s.intervals.stale || len(s.dirty)+len(s.stale)+len(s.shifted)+len(s.moved)+len(s.problems)+len(s.reviewed) > 0
 }
 
 // Reset has the next Take return all there is.

@@ -140,7 +140,7 @@ func (s *State) compileTiers(c *class) *rules.Class {
 	const effort = 64 // per element
 	w := &compiler{classData: &c.data, steps: steps(&c.data), isolated: c.data.isolated(), budget: effort * s.limits.Class}
 	out := &rules.Class{Decided: []uint32{crowdedIdent}}
-	ok := !s.areas.tooMany && w.compile(out, s.limits.Class) && extentOf(out).elements <= s.limits.Class
+	ok := !s.intervals.tooMany && w.compile(out, s.limits.Class) && extentOf(out).elements <= s.limits.Class
 	if !ok {
 		s.tooLarge(c, c.data.policies,
 			"the rules of its pods' policies have more than %d combinations of peers and ports together: these pods may "+
@@ -160,7 +160,7 @@ type turn struct {
 	steps []int
 }
 
-// turns finds the identities that steps select, sorted by their areas.
+// turns finds the identities that steps select, sorted by their intervals.
 func (w *compiler) turns() ([]turn, bool) {
 	by := map[*identity][]int{}
 	for i := range w.steps {
@@ -180,7 +180,7 @@ func (w *compiler) turns() ([]turn, bool) {
 		all = append(all, turn{ident, at})
 	}
 	slices.SortFunc(all, func(a, b turn) int {
-		return cmp.Or(a.data.area.Compare(b.data.area), cmp.Compare(a.number, b.number))
+		return cmp.Or(a.data.interval.Compare(b.data.interval), cmp.Compare(a.number, b.number))
 	})
 	return all, true
 }
@@ -193,7 +193,7 @@ func (w *compiler) compile(out *rules.Class, limit int) bool {
 		return false
 	}
 	edges := w.edges()
-	for len(turns) > 0 && !turns[0].data.area.IsValid() { // before all networks
+	for len(turns) > 0 && !turns[0].data.interval.IsValid() { // before all networks
 		if !w.identity(out, turns[0], nil) {
 			return false
 		}
@@ -216,7 +216,7 @@ func (w *compiler) compile(out *rules.Class, limit int) bool {
 				return false
 			}
 			out.Blocks = appendBlocks(out.Blocks, span{at, last}, allowed.ranges())
-			for len(turns) > 0 && within(at, last, turns[0].data.area) {
+			for len(turns) > 0 && within(at, last, turns[0].data.interval) {
 				if !w.identity(out, turns[0], active) {
 					return false
 				}

@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// upping is one up: what it found, so that a failure ends what it has started and nothing else.
-type upping struct {
+// upRun is one run of up: what it found, so that a failure ends what it has started and nothing
+// else.
+type upRun struct {
 	place
 	o    *upOptions
 	last upOptions
@@ -44,7 +45,7 @@ type upping struct {
 }
 
 // look finds what runs, and refuses flags that differ from what that was started with.
-func (u *upping) look(ctx context.Context, differ []string) (err error) {
+func (u *upRun) look(ctx context.Context, differ []string) (err error) {
 	// Only up uses it, each time.
 	differ = slices.DeleteFunc(differ, func(flag string) bool { return flag == "images" })
 	if u.supervisor, err = holder(u.place.supervisor()); err != nil {
@@ -85,7 +86,7 @@ func (u *upping) look(ctx context.Context, differ []string) (err error) {
 }
 
 // checkPrograms has the programs look at flags that were given and that only they understand.
-func (u *upping) checkPrograms(ctx context.Context, given func(flag string) bool) error {
+func (u *upRun) checkPrograms(ctx context.Context, given func(flag string) bool) error {
 	check := func(name string, args ...string) error {
 		program, err := sibling(name)
 		if err != nil {
@@ -124,7 +125,7 @@ const undoing = time.Minute
 
 // fail ends what this up has started, and returns err with what else went wrong. A cluster with
 // other control-plane nodes goes on. The caller has the place.
-func (u *upping) fail(ctx context.Context, err error) error {
+func (u *upRun) fail(ctx context.Context, err error) error {
 	if u.supervisor != 0 {
 		return err // the cluster ran before, and needs its coracled
 	}
@@ -171,7 +172,7 @@ func (u *upping) fail(ctx context.Context, err error) error {
 
 // unforce takes --force-new-cluster back when the cluster was not started: a later up without the
 // flag must not drop the other members.
-func (u *upping) unforce(ctx context.Context) error {
+func (u *upRun) unforce(ctx context.Context) error {
 	if !u.o.force || u.clusterRuns() || !u.severalControlPlanes() { // a start that got so far has done it
 		return nil
 	}
@@ -182,14 +183,14 @@ func (u *upping) unforce(ctx context.Context) error {
 
 // clusterRuns is whether the cluster's supervisor runs, or this up has started one that has not got
 // its lock yet.
-func (u *upping) clusterRuns() bool {
+func (u *upRun) clusterRuns() bool {
 	pid, err := holder(u.place.supervisor())
 	return err == nil && pid != 0 || u.cluster != nil && u.cluster.Process.Signal(unix.Signal(0)) == nil
 }
 
 // failLate is fail when the place is another's by now: if what this up has started is gone, or
 // replaced, nothing is taken back.
-func (u *upping) failLate(ctx context.Context, err error) error {
+func (u *upRun) failLate(ctx context.Context, err error) error {
 	if u.supervisor != 0 {
 		return err
 	}

@@ -7,22 +7,22 @@ import (
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
 
-// areas divide all addresses so that each network in use has an area as a whole or not at all. In
-// use are those of policies of classes that a ClusterNetworkPolicy is about. Without such a policy
-// there is one area.
+// intervals divide all addresses so that each network in use contains an interval as a whole or not
+// at all. In use are those of policies of classes that a ClusterNetworkPolicy is about. Without
+// such a policy there is one interval.
 //
 // The kernel looks for networks with which a class may talk by address, also for pods. Where a rule
 // forbids what others allow, that would allow too much: in such a class, what a pod is selected by
 // and where its address is decide together.
-type areas struct {
+type intervals struct {
 	starts  []netip.Addr // sorted
 	stale   bool         // the networks in use may be others
 	tooMany bool
 }
 
-// of returns the first address of the area of another one; the zero Addr for what is before all
+// of returns the first address of the interval of another one; the zero Addr for what is before all
 // networks.
-func (s *areas) of(a netip.Addr) netip.Addr {
+func (s *intervals) of(a netip.Addr) netip.Addr {
 	i, found := slices.BinarySearchFunc(s.starts, a, netip.Addr.Compare)
 	if !found {
 		i--
@@ -33,13 +33,13 @@ func (s *areas) of(a netip.Addr) netip.Addr {
 	return s.starts[i]
 }
 
-// survey finds the areas if they may be others, and returns pods with an address in another one
+// survey finds the intervals if they may be others, and returns pods with an address in another one
 // than before.
 func (s *State) survey() (moved []*pod) {
-	if !s.areas.stale {
+	if !s.intervals.stale {
 		return nil
 	}
-	now := areas{}
+	now := intervals{}
 	var starts []netip.Addr
 	for d := range s.classes {
 		policies := map[*policy]bool{}
@@ -61,7 +61,7 @@ func (s *State) survey() (moved []*pod) {
 		slices.SortFunc(starts, netip.Addr.Compare)
 		now.starts = slices.Clip(slices.Compact(starts))
 	}
-	if now.tooMany != s.areas.tooMany {
+	if now.tooMany != s.intervals.tooMany {
 		for d := range s.classes {
 			for _, c := range s.classes[d].cells {
 				if c.data.tiered {
@@ -70,12 +70,12 @@ func (s *State) survey() (moved []*pod) {
 			}
 		}
 	}
-	another := !slices.Equal(now.starts, s.areas.starts)
-	if s.areas = now; !another {
+	another := !slices.Equal(now.starts, s.intervals.starts)
+	if s.intervals = now; !another {
 		return nil
 	}
 	for _, p := range s.pods {
-		if slices.ContainsFunc(p.ends, func(e *end) bool { return now.of(e.addresses[0]) != e.area }) {
+		if slices.ContainsFunc(p.ends, func(e *end) bool { return now.of(e.addresses[0]) != e.interval }) {
 			moved = append(moved, p)
 		}
 	}

@@ -4,14 +4,14 @@ package compile
 // in the kernel.
 type cell[M comparable, T any] struct {
 	number  uint32
-	fixed   bool   // the number is not one of division.numbers
+	fixed   bool   // the number is not one of partition.numbers
 	key     string // of what its members have in common
 	members map[M]bool
 	data    T
 }
 
-// division divides pods, or ends of pods, into cells. Those without a key are in none.
-type division[M comparable, T any] struct {
+// partition divides pods, or ends of pods, into cells. Those without a key are in none.
+type partition[M comparable, T any] struct {
 	cells   map[string]*cell[M, T]
 	numbers numbers
 	// holders are how many cells have a number; 0 is that of those that got none.
@@ -24,8 +24,8 @@ type division[M comparable, T any] struct {
 	begin, end func(*cell[M, T])
 }
 
-func newDivision[M comparable, T any](most uint32) division[M, T] {
-	return division[M, T]{cells: map[string]*cell[M, T]{}, holders: map[uint32]int{}, numbers: numbers{most: most, used: map[uint32]bool{}}}
+func newPartition[M comparable, T any](most uint32) partition[M, T] {
+	return partition[M, T]{cells: map[string]*cell[M, T]{}, holders: map[uint32]int{}, numbers: numbers{most: most, used: map[uint32]bool{}}}
 }
 
 // place is where a pod, or an end of one, belongs.
@@ -39,7 +39,7 @@ type place[T any] struct {
 // assign puts members where they belong, and returns those that are in another cell then. When all
 // members of a cell have another key, the cell keeps its number: the kernel has an element for each
 // address of each pod, and none changes.
-func (d *division[M, T]) assign(places map[M]place[T]) (moved []M) {
+func (d *partition[M, T]) assign(places map[M]place[T]) (moved []M) {
 	type move struct {
 		from *cell[M, T]
 		key  string
@@ -75,7 +75,7 @@ func (d *division[M, T]) assign(places map[M]place[T]) (moved []M) {
 }
 
 // put puts a member where it belongs and returns whether it was elsewhere.
-func (d *division[M, T]) put(p M, to place[T]) bool {
+func (d *partition[M, T]) put(p M, to place[T]) bool {
 	at := d.of(p)
 	from := *at
 	if from == nil && to.key == "" || from != nil && from.key == to.key {
