@@ -94,40 +94,33 @@ func must[T any](v T, err error) T {
 }
 
 // kill ends all processes of the machine with SIGKILL, but the one that holds its namespaces.
-func (m *machine) kill() (ended int) { return m.killIf(func(int) bool { return true }) }
+func (m *machine) kill() (ended int) { return m.killIf(func(testkit.Process) bool { return true }) }
 
 // killIf kills the machine's processes for which the function returns true.
-func (m *machine) killIf(which func(pid int) bool) (ended int) {
+func (m *machine) killIf(which func(p testkit.Process) bool) (ended int) {
 	own := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", m.holder)))
 	network := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/net", m.holder)))
 	dead := map[int]bool{}
 	for { // until none is left: one may start another
 		found := 0
-		for _, entry := range must(os.ReadDir("/proc")) {
-			pid, err := strconv.Atoi(entry.Name())
-			if err != nil || pid == m.holder {
+		for _, p := range testkit.Processes() {
+			if p.PID == m.holder {
 				continue
 			}
-			mnt, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
-			n, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
-			if mnt != own && n != network || !which(pid) {
+			mnt, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", p.PID))
+			n, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID))
+			if mnt != own && n != network || !which(p) {
 				continue
 			}
-			if unix.Kill(pid, unix.SIGKILL) == nil {
+			if unix.Kill(p.PID, unix.SIGKILL) == nil {
 				found++
-				dead[pid] = true
+				dead[p.PID] = true
 			}
 		}
 		if found == 0 {
 			return len(dead)
 		}
 	}
-}
-
-// argv is the command line of a process, one empty word if it is gone.
-func argv(pid int) []string {
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return strings.Split(string(data), "\x00")
 }
 
 // programNamed is for the command lines of the programs with that name.
@@ -138,13 +131,9 @@ func programNamed(name string) func(words []string) bool {
 // pids are the machine's processes with such a command line.
 func (m *machine) pids(which func(words []string) bool) (all []int) {
 	own := must(os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", m.holder)))
-	for _, entry := range must(os.ReadDir("/proc")) {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || !which(argv(pid)) {
-			continue
-		}
-		if mnt, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); mnt == own {
-			all = append(all, pid)
+	for _, p := range testkit.Processes() {
+		if mnt, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", p.PID)); mnt == own && which(p.Args) {
+			all = append(all, p.PID)
 		}
 	}
 	return all

@@ -184,8 +184,8 @@ func killEachKind(ctx context.Context, t *testing.T, all []*machine, agent *mach
 		for _, victim := range all {
 			servers := victim.pids(server)
 			kill := func() (ended int) {
-				return victim.killIf(func(pid int) bool {
-					if ended > 0 || !kind.argv(argv(pid)) { // not the one that takes its place
+				return victim.killIf(func(p testkit.Process) bool {
+					if ended > 0 || !kind.argv(p.Args) { // not the one that takes its place
 						return false
 					}
 					ended++

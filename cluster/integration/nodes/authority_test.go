@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -135,22 +134,11 @@ func (m *machine) killKube(t *testing.T) {
 // kubePID is the cluster process or the agent of a node.
 func (m *machine) kubePID(t *testing.T) int {
 	t.Helper()
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
 	role := map[bool]string{true: "server", false: "agent"}[m.n == 1]
-	for _, path := range commands {
-		command, _ := os.ReadFile(path) // it may have ended
-		words := strings.Split(string(command), "\x00")
-		if len(words) < 2 || filepath.Base(words[0]) != "coracle-kube" || words[1] != role || !strings.Contains(string(command), m.dir) {
-			continue
+	for _, p := range testkit.Processes() {
+		if len(p.Args) > 1 && filepath.Base(p.Args[0]) == "coracle-kube" && p.Args[1] == role && strings.Contains(p.Line(), m.dir) {
+			return p.PID
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pid
 	}
 	t.Fatalf("no %s of node %s runs", role, m.Name)
 	return 0

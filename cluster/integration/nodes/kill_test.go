@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 // However late an up or a down is killed, the next one ends with what it is to reach.
@@ -101,13 +103,8 @@ func (m *machine) killedWhen(t *testing.T, text string, args ...string) {
 // runs says whether there is a process of this cluster whose arguments have some text.
 func (m *machine) runs(t *testing.T, text string) bool {
 	t.Helper()
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slices.ContainsFunc(commands, func(path string) bool {
-		command, err := os.ReadFile(path)
-		return err == nil && strings.Contains(string(command), m.dir) && strings.Contains(string(command), text)
+	return slices.ContainsFunc(testkit.Processes(), func(p testkit.Process) bool {
+		return strings.Contains(p.Line(), m.dir) && strings.Contains(p.Line(), text)
 	})
 }
 
@@ -139,13 +136,9 @@ func (m *machine) gone(t *testing.T) {
 			t.Errorf("cgroups %v %v are still there; %v %v", found, more, err, merr)
 		}
 	}
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range commands {
-		if command, err := os.ReadFile(path); err == nil && strings.Contains(string(command), m.dir) {
-			t.Errorf("a process is still there: %s", strings.ReplaceAll(string(command), "\x00", " "))
+	for _, p := range testkit.Processes() {
+		if strings.Contains(p.Line(), m.dir) {
+			t.Errorf("a process is still there: %s", p.Line())
 		}
 	}
 }
