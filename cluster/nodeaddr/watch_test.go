@@ -106,11 +106,7 @@ func TestAddressesComeBackWithIPv6(t *testing.T) {
 		})
 	}
 	off("1")
-	for deadline := time.Now().Add(time.Minute); node.log.Count("cannot be put back") == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the log does not tell that the address cannot be put back")
-		}
-	}
+	node.log.Await(t, "cannot be put back")
 	if node.log.Count("net.ipv6.conf.lo.disable_ipv6=0") != 1 || node.held() != 1 {
 		t.Errorf("%v are there", node.left())
 	}

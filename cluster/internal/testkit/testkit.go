@@ -16,6 +16,8 @@ import (
 type Log struct {
 	mu   sync.Mutex
 	text strings.Builder
+	// more is closed by the next write; nil while no one waits for it.
+	more chan struct{}
 }
 
 // Logger returns a logger that writes to l.
@@ -25,7 +27,38 @@ func (l *Log) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.more != nil {
+		close(l.more)
+		l.more = nil
+	}
 	return l.text.Write(p)
+}
+
+// Await returns when a text was logged. The test fails if that takes longer than Patience.
+func (l *Log) Await(t testing.TB, text string) {
+	t.Helper()
+	late := time.After(Patience)
+	for {
+		said, more := l.look()
+		if strings.Contains(said, text) {
+			return
+		}
+		select {
+		case <-more:
+		case <-late:
+			t.Fatalf("%q was not logged:\n%s", text, said)
+		}
+	}
+}
+
+// look returns all that was logged, and what is closed when there is more.
+func (l *Log) look() (said string, more <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.more == nil {
+		l.more = make(chan struct{})
+	}
+	return l.text.String(), l.more
 }
 
 // String returns all that was logged.
