@@ -21,7 +21,10 @@ import (
 )
 
 // tokens makes the API issue token-1, token-2 and so on, each good for as long as it was asked for.
-func (n *node) tokens(fail func() error) {
+func (n *node) tokens(fail func() error) { n.tokensBy(0, fail) }
+
+// tokensBy is tokens of an API server whose clock is ahead of this machine's.
+func (n *node) tokensBy(ahead time.Duration, fail func() error) {
 	issued := 0
 	n.kube.PrependReactor("create", "serviceaccounts", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if action.GetSubresource() != "token" {
@@ -34,7 +37,7 @@ func (n *node) tokens(fail func() error) {
 		request := action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenRequest).DeepCopy()
 		request.Status = authenticationv1.TokenRequestStatus{
 			Token:               fmt.Sprintf("token-%d", issued),
-			ExpirationTimestamp: metav1.NewTime(time.Now().Add(time.Duration(*request.Spec.ExpirationSeconds) * time.Second)),
+			ExpirationTimestamp: metav1.NewTime(time.Now().Add(ahead + time.Duration(*request.Spec.ExpirationSeconds)*time.Second)),
 		}
 		return true, request, nil
 	})
@@ -81,6 +84,79 @@ func TestTokensAreRenewed(t *testing.T) {
 		token("token-3")
 		n.unmount(pod)
 	})
+}
+
+// A pod's token ends while its node is cut off, and the pod has a new one soon after. Regression:
+// until then the kubelet asked for it every second.
+func TestTokenThatEndsDuringACut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.looked = nil // it would wait for someone who counts the looks
+		var cut atomic.Bool
+		var asked atomic.Int64
+		n.tokens(func() error {
+			asked.Add(1)
+			if cut.Load() {
+				return context.DeadlineExceeded
+			}
+			return nil
+		})
+		const life = 10 * time.Minute // the shortest that the API gives
+		pod := podWith(vol("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
+			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To(int64(life.Seconds()))}},
+		}}}))
+		n.mount(pod)
+		name := n.path(pod, volumesDir, "kubernetes.io~projected/api/token")
+		token := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			if data, err := os.ReadFile(name); err != nil || string(data) != want {
+				t.Errorf("%q %v, want %s", data, err, want)
+			}
+		}
+		cut.Store(true)
+		time.Sleep(life)
+		token("token-1")
+		before := asked.Load()
+		time.Sleep(life)
+		if tries := time.Duration(asked.Load() - before); tries > life/tokenBackoff+10 {
+			t.Errorf("in %v without the API, a token was asked for %d times", life, tries)
+		}
+		cut.Store(false)
+		time.Sleep(tokenBackoff)
+		token("token-2")
+		n.unmount(pod)
+	})
+}
+
+// Tokens are renewed in time on a node whose clock is wrong. Regression: with a clock that was
+// ahead the kubelet asked for a token every second, with one that was behind the pod's token ended
+// first.
+func TestTokensWithAWrongClock(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{"behind": time.Hour, "ahead": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				n.looked = nil
+				asked := 0
+				n.tokensBy(ahead, func() error { asked++; return nil })
+				pod := podWith(vol("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
+					{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To[int64](600)}},
+				}}}))
+				n.mount(pod)
+				time.Sleep(7 * time.Minute)
+				synctest.Wait()
+				if asked != 1 {
+					t.Errorf("a token of 10 minutes was asked for %d times in 7", asked)
+				}
+				time.Sleep(2 * time.Minute)
+				n.unmount(pod)
+				if asked != 2 {
+					t.Errorf("a token of 10 minutes was asked for %d times in 9", asked)
+				}
+			})
+		})
+	}
 }
 
 func TestTokenErrors(t *testing.T) {

@@ -389,6 +389,9 @@ const (
 	lookTimeout = 2 * time.Minute
 	// Looks that failed are repeated after a second, then after twice as long each time, up to:
 	longestBackoff = 2 * time.Minute
+	// but at most this while a token is overdue: its pod may be unable to work until the token is
+	// replaced.
+	tokenBackoff = 5 * time.Second
 )
 
 // look brings the volumes of a pod up to date after a change or in time before a token expires.
@@ -418,12 +421,15 @@ func (m *Manager) look(p *podVolumes) {
 // tried again.
 func (m *Manager) sleep(p *podVolumes) {
 	var next time.Duration
-	if renew := m.tokens.Next(p.uid); !renew.IsZero() {
-		next = max(time.Until(renew), time.Second)
-	}
 	if p.failures > 0 {
-		if pause := backoff(p.failures); next == 0 || pause < next {
-			next = pause
+		next = backoff(p.failures)
+	}
+	if renew := m.tokens.Next(p.uid); !renew.IsZero() {
+		switch left := time.Until(renew); {
+		case left <= 0 && p.failures > 0:
+			next = min(next, tokenBackoff)
+		case next == 0 || left < next:
+			next = max(left, time.Second)
 		}
 	}
 	if next > 0 {

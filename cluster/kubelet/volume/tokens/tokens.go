@@ -1,5 +1,8 @@
 // Package tokens asks the API for tokens of pods' service accounts, for volumes and for drivers.
 // They are bound to their pods, and made again before they expire.
+//
+// The age of a token counts from its arrival: the API's clock says when it expires, and this
+// machine's clock may differ from that.
 package tokens
 
 import (
@@ -41,7 +44,15 @@ type Want struct {
 // token is never logged.
 type token struct {
 	status authenticationv1.TokenRequestStatus
-	renew  time.Time
+	// renew is when it is to be replaced, and ends when it ends, in both readings of the clock.
+	renew, ends time.Time
+}
+
+// over says whether a time has come: while the process ran, or by the clock, which has also counted
+// the time for which the machine slept.
+func over(at time.Time) bool {
+	now := time.Now()
+	return !now.Before(at) || !now.Round(0).Before(at.Round(0))
 }
 
 // Cache has the tokens of pods. It is safe for concurrent use.
@@ -65,7 +76,7 @@ func (c *Cache) Get(ctx context.Context, pod *v1.Pod, want Want) (authentication
 	c.mu.Lock()
 	old, has := c.pods[pod.UID][want]
 	c.mu.Unlock()
-	if has && time.Now().Before(old.renew) {
+	if has && !over(old.renew) {
 		return old.status, nil
 	}
 	fresh, err := c.request(ctx, pod, want)
@@ -73,11 +84,11 @@ func (c *Cache) Get(ctx context.Context, pod *v1.Pod, want Want) (authentication
 	case err == nil:
 	case !has:
 		return fresh.status, fmt.Errorf("failed to fetch token: %w", err)
-	case time.Now().After(old.status.ExpirationTimestamp.Time):
+	case over(old.ends):
 		return fresh.status, fmt.Errorf("token of service account %q expired and refresh failed: %w", pod.Spec.ServiceAccountName, err)
 	default:
 		c.log.Warn("token not renewed", "pod", pod.Namespace+"/"+pod.Name, "expires", old.status.ExpirationTimestamp, "err", err)
-		fresh = token{status: old.status, renew: time.Now().Add(RenewRetry)}
+		fresh = token{status: old.status, renew: time.Now().Add(RenewRetry), ends: old.ends}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,7 +110,9 @@ func (c *Cache) request(ctx context.Context, pod *v1.Pod, want Want) (token, err
 		request.Spec.Audiences = []string{want.Audience}
 	}
 	var answer *authenticationv1.TokenRequest
+	var asked time.Time
 	err := watched.OnceGranted(ctx, func() (err error) {
+		asked = time.Now()
 		answer, err = c.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request,
 			metav1.CreateOptions{})
 		return err
@@ -110,18 +123,19 @@ func (c *Cache) request(ctx context.Context, pod *v1.Pod, want Want) (token, err
 	if answer.Spec.ExpirationSeconds == nil {
 		answer.Spec.ExpirationSeconds = request.Spec.ExpirationSeconds
 	}
-	return token{status: answer.Status, renew: renewal(answer)}, nil
+	return arrived(answer, asked), nil
 }
 
-// renewal is when a token is to be replaced that the API has made now.
-func renewal(made *authenticationv1.TokenRequest) time.Time {
-	expires := made.Status.ExpirationTimestamp.Time
-	life := time.Until(expires)
+// arrived is a token that was asked for at a time.
+func arrived(made *authenticationv1.TokenRequest, asked time.Time) token {
+	life := made.Status.ExpirationTimestamp.Sub(asked)
 	if made.Spec.ExpirationSeconds != nil {
 		life = time.Duration(*made.Spec.ExpirationSeconds) * time.Second
 	}
-	issued := expires.Add(-life)
-	return issued.Add(min(time.Duration(float64(life)*renewAfter), oldestToken) - rand.N(renewJitter))
+	return token{
+		status: made.Status, ends: asked.Add(life),
+		renew: asked.Add(min(time.Duration(float64(life)*renewAfter), oldestToken) - rand.N(renewJitter)),
+	}
 }
 
 // Next returns when the first of a pod's tokens is to be renewed, the zero time if it has none.
