@@ -45,7 +45,9 @@ func condition(node *corev1.Node, of corev1.NodeConditionType) *corev1.NodeCondi
 	return nil
 }
 
-// alive notes that a node's Lease has come or changed.
+// alive notes that a node's Lease has come or changed. A time before the last one counts, too: the
+// node's clock was set back. Upstream ignores such renewals until the node's clock has caught up,
+// and the node is NotReady meanwhile.
 func (c *controller) alive(node string) {
 	lease, err := c.leases.Get(node)
 	if err != nil || lease.Spec.RenewTime == nil {
@@ -53,7 +55,7 @@ func (c *controller) alive(node string) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h := c.health.Entries[node]; h != nil && lease.Spec.RenewTime.After(h.renewed) {
+	if h := c.health.Entries[node]; h != nil && !lease.Spec.RenewTime.Time.Equal(h.renewed) {
 		h.renewed, h.seen = lease.Spec.RenewTime.Time, time.Now()
 	}
 }

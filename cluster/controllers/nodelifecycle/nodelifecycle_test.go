@@ -109,12 +109,18 @@ func now() *metav1.MicroTime { return &metav1.MicroTime{Time: time.Now()} }
 func (w world) beat(d time.Duration, nodes ...string) {
 	for ; d > 0; d -= 10 * time.Second {
 		for _, name := range nodes {
-			lease := must(w.Kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{}))
-			lease.Spec.RenewTime = now()
-			must(w.Kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Update(ctx, lease, metav1.UpdateOptions{}))
+			w.renew(name, time.Now())
 		}
 		w.Pass(10 * time.Second)
 	}
+}
+
+// renew renews the Lease of a node whose clock says now.
+func (w world) renew(node string, now time.Time) {
+	leases := w.Kube.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	lease := must(leases.Get(ctx, node, metav1.GetOptions{}))
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: now}
+	must(leases.Update(ctx, lease, metav1.UpdateOptions{}))
 }
 
 // say posts a condition of a node.
@@ -343,6 +349,34 @@ func TestGracePeriodAsUpstream(t *testing.T) {
 		note("a is silent, for less than the default")
 		w.beat(40*time.Second, "b")
 		note("a has been silent for long")
+	})
+}
+
+// A node whose clock is wrong is alive while it renews its Lease. Regression: when its clock was
+// set back, it was NotReady until the clock had caught up.
+func TestClocksOfNodesThatAreSet(t *testing.T) {
+	own.Run(t, func(t *testing.T, s *apitest.Server) {
+		w := world{s, t}
+		for _, name := range []string{"set", "silent", "good"} {
+			w.node(name, nil, true)
+		}
+		w.pod("quick", "set", 0)
+		taints := func(name string) []corev1.Taint {
+			return must(w.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})).Spec.Taints
+		}
+		for _, ahead := range []time.Duration{0, time.Hour, 0, -time.Hour, 0, time.Hour} {
+			for range 30 {
+				w.renew("set", time.Now().Add(ahead))
+				w.beat(10*time.Second, "good")
+			}
+			if len(taints("set")) > 0 || len(taints("silent")) == 0 {
+				t.Errorf("with a clock that is %v ahead: %s", ahead, w.state())
+			}
+		}
+		w.beat(2*time.Minute, "good")
+		if pods := w.Pods(t); len(taints("set")) == 0 || len(pods) > 0 && pods[0].DeletionTimestamp == nil {
+			t.Errorf("silent, after its clock was ahead: %s", w.state())
+		}
 	})
 }
 
