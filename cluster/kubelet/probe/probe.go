@@ -201,7 +201,8 @@ func (m *Manager) run(ctx context.Context, kind Kind, spec *v1.Probe, t Target, 
 		}
 	}
 	period := max(time.Duration(spec.PeriodSeconds)*time.Second, time.Second)
-	wait := time.Until(t.StartedAt.Add(time.Duration(spec.InitialDelaySeconds) * time.Second))
+	delay := time.Duration(spec.InitialDelaySeconds) * time.Second
+	wait := min(time.Until(t.StartedAt.Add(delay)), delay) // the clock may have been set back since
 	if t.StartedAt.Before(m.began) {
 		// The kubelet was restarted: do not ask all containers of the node at once.
 		wait = max(wait, time.Duration(rand.Float64()*float64(period)))

@@ -110,22 +110,30 @@ func TestStartupHoldsTheOthersBack(t *testing.T) {
 	})
 }
 
+// Regression: when the clock was set back, a kubelet that started again asked a container only when
+// the clock had caught up with the container's start.
 func TestInitialDelay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, f, _ := newManager(map[Kind][]probe.Result{Liveness: {probe.Success}})
-		defer m.Close()
-		p := every(1, 1, 1)
-		p.InitialDelaySeconds = 5
-		m.Watch(podTarget(v1.Container{LivenessProbe: p}))
-		time.Sleep(4900 * time.Millisecond)
-		if f.count(Liveness) != 0 {
-			t.Error("asked before the initial delay was over")
-		}
-		time.Sleep(200 * time.Millisecond)
-		if f.count(Liveness) != 1 {
-			t.Error("not asked when the initial delay was over")
-		}
-	})
+	for name, ahead := range map[string]time.Duration{"started now": 0, "the clock was set back since": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, f, _ := newManager(map[Kind][]probe.Result{Liveness: {probe.Success}})
+				defer m.Close()
+				p := every(1, 1, 1)
+				p.InitialDelaySeconds = 5
+				target := podTarget(v1.Container{LivenessProbe: p})
+				target.StartedAt = target.StartedAt.Add(ahead)
+				m.Watch(target)
+				time.Sleep(4900 * time.Millisecond)
+				if f.count(Liveness) != 0 {
+					t.Error("asked before the initial delay was over")
+				}
+				time.Sleep(200 * time.Millisecond)
+				if f.count(Liveness) != 1 {
+					t.Error("not asked when the initial delay was over")
+				}
+			})
+		})
+	}
 }
 
 func TestEventsOfProbes(t *testing.T) {

@@ -232,7 +232,8 @@ func (f *Facts) holdBack(a *Actions) {
 		}
 		ended := Exited(f.Observed, s.Container.Name)
 		key := BackOffKey(s.Container)
-		if ended == nil || !f.BackOff.IsInBackOffSince(key, ended.FinishedAt) {
+		// An end in the future was before the clock was set back: how long ago is not known.
+		if ended == nil || ended.FinishedAt.After(f.BackOff.Clock.Now()) || !f.BackOff.IsInBackOffSince(key, ended.FinishedAt) {
 			start = append(start, s)
 			continue
 		}

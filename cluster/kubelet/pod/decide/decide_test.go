@@ -293,6 +293,16 @@ func TestDecideHoldsBackWhatCrashes(t *testing.T) {
 		}
 		clock.Step(crashMost)
 	}
+	// Regression: when the clock was set back, it waited until the clock had caught up.
+	clock.SetTime(clock.Now().Add(-time.Hour))
+	o := observed(t, p, readySand, "i exited:0", "s running", "a exited:1", "b running")
+	for _, s := range o.ContainerStatuses {
+		s.FinishedAt = clock.Now().Add(time.Hour)
+	}
+	if got := summary(Next(Facts{Pod: p, Observed: o, Results: results{}, BackOff: backOff})); got != "start a" {
+		t.Errorf("the clock was set back: %q", got)
+	}
+	clock.Step(time.Hour)
 	// It runs for longer than twice the longest back-off: it starts again.
 	clock.Step(2*crashMost + time.Second)
 	if got := decide("i exited:0", "s running", "a exited:1", "b running"); got != "start a" {
