@@ -191,19 +191,30 @@ func (a *agent) connect(ctx context.Context) (clusterinfo.Settings, *client.Set,
 	return settings, set, all.Follow(set.Informers.Discovery().V1().EndpointSlices())
 }
 
-// tellCertificates returns what says again and again how the node's certificates are.
+// tellCertificates returns what says again and again how the node's certificates are, also when
+// the clock was set.
 func (a *agent) tellCertificates(part *health.Part) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var logged repeated
+		tick := time.NewTicker(clockEvery)
+		defer tick.Stop()
 		for {
 			expires, err := tellCertificates(part, credentialsDir(a.root), a.log, &logged)
 			if err != nil && logged.due(err.Error(), time.Now()) {
 				a.log.Error("the node's certificates", "err", err)
 			}
-			select {
-			case <-time.After(lookAgain(expires, time.Now())):
-			case <-ctx.Done():
-				return nil
+			told := time.Now()
+			next := time.After(lookAgain(expires, told))
+			for waits := true; waits; {
+				select {
+				case <-next:
+					waits = false
+				case <-tick.C:
+					now := time.Now()
+					waits = !wasSet(now.Sub(told), now.Round(0).Sub(told.Round(0)), agentClockSlack)
+				case <-ctx.Done():
+					return nil
+				}
 			}
 		}
 	}

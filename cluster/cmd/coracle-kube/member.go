@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -265,6 +266,10 @@ func (m member) remove(ctx context.Context, o metav1.DeleteOptions) error {
 // unreachable leaves out of an error what the reader knows.
 func (m member) unreachable(err error) error {
 	var request *url.Error
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
+		return fmt.Errorf("the certificate of the cluster at %s: %w; do the clocks of both machines agree?", m.Server, invalid)
+	}
 	if errors.As(err, &request) {
 		return fmt.Errorf("the cluster at %s cannot be reached: %w", m.Server, request.Err)
 	}

@@ -3,8 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,6 +36,17 @@ func podOn(node, name string, change func(*corev1.Pod)) *corev1.Pod {
 		change(p)
 	}
 	return p
+}
+
+// An API server whose certificate seems to have ended may be right.
+func TestCertificatesThatSeemToHaveEnded(t *testing.T) {
+	m := member{Node: credentials.Node{Server: "https://192.0.2.1:6443"}}
+	invalid := x509.CertificateInvalidError{Reason: x509.Expired, Detail: "current time 2026-01-01T00:00:00Z is before 2026-01-01T00:55:00Z"}
+	got := m.unreachable(&url.Error{Op: "Get", URL: m.Server, Err: &tls.CertificateVerificationError{Err: invalid}}).Error()
+	want := "the certificate of the cluster at https://192.0.2.1:6443: " + invalid.Error() + "; do the clocks of both machines agree?"
+	if got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }
 
 // A drained node has no pods but those that belong to it, and a budget is waited for.

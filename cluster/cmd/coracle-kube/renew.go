@@ -20,8 +20,11 @@ const (
 	// clockEvery is how often the clock is checked. After it was set, certificates may have expired or
 	// not be valid yet, and are due, too. A timer alone would not notice.
 	clockEvery = time.Minute
-	// clockSlack is by how much a clock may be set without a new look at the certificates.
-	clockSlack = time.Hour
+	// clockSlack is by how much a clock may be set without a new look at the certificates, and
+	// agentClockSlack the same for a node of a cluster elsewhere, whose certificates may begin a few
+	// minutes before they are signed.
+	clockSlack      = time.Hour
+	agentClockSlack = time.Minute
 )
 
 // renewer renews the credentials of a cluster while it runs. Their users read the files again.
@@ -164,8 +167,12 @@ func (r *renewer) answerRenew(w http.ResponseWriter, asked *http.Request) {
 // due says whether certificates have to be looked at when so much time has passed since the last
 // look, in truth and by the clock.
 func due(passed, byClock time.Duration) bool {
-	return passed >= renewEvery || (byClock-passed).Abs() > clockSlack
+	return passed >= renewEvery || wasSet(passed, byClock, clockSlack)
 }
+
+// wasSet says whether the clock was set by more than slack while so much time has passed, in truth
+// and by the clock.
+func wasSet(passed, byClock, slack time.Duration) bool { return (byClock - passed).Abs() > slack }
 
 // newRenewer returns what keeps the credentials of a cluster and its own node.
 func newRenewer(server *apiserver.Server, api *apiOptions, n *nodeOptions, board *health.Board) *renewer {

@@ -33,6 +33,23 @@ func TestCertificatesAreLookedAtDailyAndWhenTheClockWasSet(t *testing.T) {
 	}
 }
 
+// Regression: a node of a cluster elsewhere said nothing for up to a day of certificates that its
+// clock made invalid.
+func TestANodeNoticesThatItsClockWasSet(t *testing.T) {
+	for name, c := range map[string]struct {
+		byClock time.Duration
+		want    bool
+	}{
+		"it was not set":     {time.Minute + time.Second, false},
+		"it was set forward": {time.Hour + time.Minute, true},
+		"it was set back":    {time.Minute - time.Hour, true},
+	} {
+		if got := wasSet(time.Minute, c.byClock, agentClockSlack); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 func TestRenewalGoesOnAfterAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -166,8 +166,8 @@ func (n Node) Check(now time.Time) error {
 	}
 	switch {
 	case now.After(pair.Leaf.NotAfter):
-		return fmt.Errorf("the node's certificate ended on %s, while nothing renewed it: leave the cluster, and join it again",
-			pair.Leaf.NotAfter.Format(time.DateTime))
+		return fmt.Errorf("the node's certificate ended on %s, and it is %s by this machine's clock: correct the clock, or if it is right, "+
+			"leave the cluster and join it again", pair.Leaf.NotAfter.Format(time.DateTime), now.UTC().Format(time.DateTime))
 	case now.Before(pair.Leaf.NotBefore):
 		return fmt.Errorf("the node's certificate begins on %s, and it is %s by this machine's clock: correct the clock",
 			pair.Leaf.NotBefore.Format(time.DateTime), now.UTC().Format(time.DateTime))

@@ -128,8 +128,13 @@ func TestJoin(t *testing.T) {
 	if err := node.Check(time.Now()); err != nil {
 		t.Error(err)
 	}
-	if err := node.Check(time.Now().Add(2 * 365 * 24 * time.Hour)); err == nil || !strings.Contains(err.Error(), "ended on") {
-		t.Errorf("years later: %v", err)
+	for off, want := range map[time.Duration]string{2 * 365 * 24 * time.Hour: "ended on", -time.Hour: "begins on"} {
+		clock := time.Now().UTC().Add(off)
+		err := node.Check(clock)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "correct the clock") ||
+			!strings.Contains(err.Error(), "it is "+clock.Format(time.DateTime)+" by this machine's clock") {
+			t.Errorf("with a clock that is off by %v: %v", off, err)
+		}
 	}
 
 	// The credentials are a node's: it registers itself.
