@@ -64,6 +64,8 @@ type node struct {
 
 const (
 	key = "nodes" // the only one: all nodes are in one file
+	// pause is between two looks at all nodes: many may join at once, and each changes now and then.
+	pause = 200 * time.Millisecond
 	// again is when a runtime is looked for that does not share layers now.
 	again = time.Minute
 	// maxPeers is how many nodes coracled takes.
@@ -75,7 +77,10 @@ func New(set *client.Set, o Options) *Peers {
 	nodes := set.Informers.Core().V1().Nodes()
 	p := &Peers{Options: o, nodes: nodes.Lister()}
 	p.Controller = frame.New("image peers", 1, set.Logger(), func(context.Context, string) error { return p.sync() })
-	p.Watch(nodes.Informer(), func(any) []string { return []string{key} })
+	p.Watch(nodes.Informer(), func(any) []string {
+		p.AddAfter(key, pause)
+		return nil
+	})
 	return p
 }
 

@@ -1,6 +1,7 @@
 package imagepeers
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -8,13 +9,18 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/controllers/frame"
 )
 
@@ -37,7 +43,7 @@ func TestFile(t *testing.T) {
 		},
 		nodes: corelisters.NewNodeLister(nodes), Controller: frame.New("test", 1, slog.New(slog.DiscardHandler), nil),
 	}
-	sync := func() {
+	look := func() {
 		t.Helper()
 		if err := p.sync(); err != nil {
 			t.Fatal(err)
@@ -51,7 +57,7 @@ func TestFile(t *testing.T) {
 	}
 	add(object("b", "10.0.0.2", "fd00::2"))
 	add(object("a", "10.0.0.1"))
-	sync() // another runtime
+	look() // another runtime
 	if _, err := os.Stat(filepath.Dir(path)); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("a directory was made: %v", err)
 	}
@@ -60,7 +66,7 @@ func TestFile(t *testing.T) {
 	}
 	add(object("c", "fd00::3"))
 	add(object("has-no-address"))
-	sync()
+	look()
 	check := func(peers ...node) {
 		t.Helper()
 		data, err := os.ReadFile(path)
@@ -82,8 +88,51 @@ func TestFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sync()
+	look()
 	check([]node{}...)
+}
+
+// Nodes that join at the same time are written together.
+func TestNodesAreLookedAtTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		state := t.TempDir()
+		path := filepath.Join(state, "image-peers", "nodes.json")
+		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		kube := fake.NewClientset(object("b", "10.0.0.2"), object("a", "10.0.0.1"))
+		set := &client.Set{Kube: kube, Informers: client.NewInformers(kube)}
+		p := New(set, Options{NodeName: "b", Socket: "unix://" + state + "/coracle.sock"})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = p.Run(ctx) })
+		set.Informers.Start(ctx.Done())
+		defer func() {
+			cancel()
+			running.Wait()
+			set.Informers.Shutdown()
+		}()
+		has := func(want int) {
+			t.Helper()
+			synctest.Wait()
+			data, err := os.ReadFile(path)
+			var got file
+			if err = errors.Join(err, json.Unmarshal(data, &got)); err != nil || len(got.Peers) != want {
+				t.Errorf("%d peers, want %d: %v", len(got.Peers), want, err)
+			}
+		}
+		time.Sleep(2 * pause)
+		has(1)
+		for _, name := range []string{"c", "d"} {
+			if _, err := kube.CoreV1().Nodes().Create(ctx, object(name, "10.0.0.3"), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			has(1)
+			time.Sleep(pause / 2)
+		}
+		time.Sleep(time.Millisecond)
+		has(3)
+	})
 }
 
 // A cluster of one node has nothing to tell.

@@ -75,12 +75,16 @@ func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
 		}
 	})}
 	s.Controller = frame.New("load-balancer-speaker", 1, o.Log, func(context.Context, string) error {
-		machines, err := nodeLister.List(labels.Everything())
-		if err != nil {
-			return err
-		}
 		mine := map[netip.Addr]*corev1.Service{}
-		for _, service := range OfType(index, corev1.ServiceTypeLoadBalancer) {
+		all := OfType(index, corev1.ServiceTypeLoadBalancer)
+		var machines []*corev1.Node
+		if len(all) > 0 { // each change of each node leads here
+			var err error
+			if machines, err = nodeLister.List(labels.Everything()); err != nil {
+				return err
+			}
+		}
+		for _, service := range all {
 			if !Concerns(service) {
 				continue
 			}
@@ -115,6 +119,9 @@ func NewSpeaker(set *client.Set, o SpeakerOptions) *Speaker {
 	// Heartbeats of nodes are Leases. With one node, nothing else depends on endpoints.
 	s.Watch(nodes.Informer(), func(any) []string { return []string{key} })
 	s.Watch(slices.Informer(), func(any) []string {
+		if len(OfType(index, corev1.ServiceTypeLoadBalancer)) == 0 {
+			return nil
+		}
 		if machines, err := nodeLister.List(labels.Everything()); err == nil && len(machines) < 2 {
 			return nil
 		}
