@@ -1,9 +1,14 @@
 package apiserver
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apiserver/pkg/storage/cacher/progress"
 )
 
 func TestRoundTimersGoOffTogether(t *testing.T) {
@@ -31,6 +36,30 @@ func TestRoundTimersGoOffTogether(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A list of what there is now waits for etcd to say how far the changes have come. With the etcd in
+// this process, it does not wait for upstream's next time to ask.
+func TestWatchCachesAskForProgressSoon(t *testing.T) {
+	near, far := (&store{direct: func() *clientv3.Client { return nil }}).clock(), (&store{}).clock()
+	for c, want := range map[roundClock]int{near: 200, far: 10} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked atomic.Int32
+			requester := progress.NewConditionalProgressRequester(func(context.Context) error { asked.Add(1); return nil }, c, nil)
+			stop := make(chan struct{})
+			go requester.Run(stop)
+			time.Sleep(time.Hour)
+			if requester.Add(); asked.Load() != 0 {
+				t.Errorf("asked %d times for no list", asked.Load())
+			}
+			time.Sleep(time.Second - time.Microsecond)
+			if int(asked.Load()) != want {
+				t.Errorf("asked %d times in a second, want %d", asked.Load(), want)
+			}
+			requester.Remove()
+			close(stop)
+		})
+	}
 }
 
 func TestHurriedClock(t *testing.T) {

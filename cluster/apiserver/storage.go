@@ -238,7 +238,7 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 					return key(o)
 				},
 				NewFunc: newObject, NewListFunc: newList, GetAttrsFunc: attributes,
-				IndexerFuncs: triggers, Indexers: indexers, Codec: config.Codec, Clock: roundClock{},
+				IndexerFuncs: triggers, Indexers: indexers, Codec: config.Codec, Clock: s.clock(),
 			})
 			if err != nil {
 				closeRaw()
@@ -254,6 +254,14 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 		}
 		return c, s.caches.add(c), nil
 	}
+}
+
+// clock returns that of the watch caches.
+func (s *store) clock() roundClock {
+	if s.direct == nil {
+		return roundClock{}
+	}
+	return roundClock{progress: nearProgressPause}
 }
 
 const unboundedHistory = "watch caches keep up to 75 seconds of changes: their history cannot be bounded in this version of k8s.io/apiserver"
