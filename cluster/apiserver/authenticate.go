@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	requestunion "k8s.io/apiserver/pkg/authentication/request/union"
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
-	"k8s.io/apiserver/pkg/authentication/request/x509"
 	tokencache "k8s.io/apiserver/pkg/authentication/token/cache"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
 	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
@@ -91,7 +90,7 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 	}
 	token := tokenunion.New(inside, tokencache.New(tokenunion.New(tokens...), true, tokenCacheTTL, 0))
 	known := group.NewAuthenticatedGroupAdder(requestunion.New(
-		x509.NewDynamic(ca.VerifyOptions, x509.CommonNameUserConversion),
+		newClientCertificates(ca.VerifyOptions),
 		bearertoken.New(token),
 		websocket.NewProtocolAuthenticator(token),
 	))
