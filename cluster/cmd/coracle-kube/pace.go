@@ -17,6 +17,11 @@ const (
 	// given back. Pages that a few live objects share with much garbage are not given back either.
 	busyRoom     = 96 << 20
 	leastPercent = 40
+	// hugeHeap is what is in use with some thirty thousand pods. Each collection of it takes about
+	// a second of a processor, so it gathers hugePercent of garbage unless next to nothing happens:
+	// collections follow each other too slowly there to tell how much there is to do.
+	hugeHeap    = 640 << 20
+	hugePercent = 100
 	// idlePercent is gcPercent while next to nothing happens: what is collected later would only
 	// lie there.
 	idlePercent = 30
@@ -84,10 +89,12 @@ func (p *pacer) collected(now time.Time, live uint64) {
 	}
 	percent := gcPercent
 	switch {
-	case p.busy:
-		percent = whileBusy(live)
 	case gap > idle:
 		percent = idlePercent
+	case live > hugeHeap:
+		percent = hugePercent
+	case p.busy:
+		percent = whileBusy(live)
 	}
 	p.setLocked(percent)
 }

@@ -28,16 +28,19 @@ func TestPacer(t *testing.T) {
 		{10 * time.Millisecond, small},
 		{100 * time.Millisecond, busyRoom}, // busy with more and more
 		{100 * time.Millisecond, busyRoom * 101 / 100},
-		{100 * time.Millisecond, 10 * busyRoom},
-		{100 * time.Millisecond, small}, // and with less
-		{time.Minute, 10 * busyRoom},    // idle with much in use
+		{100 * time.Millisecond, hugeHeap},
+		{100 * time.Millisecond, 3 * hugeHeap}, // with so much that each collection takes long
+		{2 * late, 3 * hugeHeap},               // and fewer come
+		{100 * time.Millisecond, small},        // and with less
+		{100 * time.Millisecond, small},
+		{time.Minute, 10 * busyRoom}, // idle with much in use
 	} {
 		now = now.Add(c.gap)
 		p.collected(now, c.live)
 	}
 	if want := []int{
 		idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, leastPercent,
-		busyPercent, idlePercent,
+		hugePercent, busyPercent, idlePercent,
 	}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
