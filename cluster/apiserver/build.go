@@ -59,6 +59,7 @@ type build struct {
 	others *aggregate.Aggregator
 	keys   *serviceAccountKeys
 	proxy  *http.Transport
+	leases leases
 	// containers have the routes of the built-in groups, and of custom resource definitions.
 	containers []*restful.Container
 }
@@ -143,7 +144,8 @@ func (b *build) configure(ctx context.Context) error {
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
 		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator, b.options.Log)
-		handler = reportConcurrency(withPlainDiscovery(handler, b.others.HasGroup), b.options.Concurrent, c.LongRunningFunc)
+		handler = &renewals{next: withPlainDiscovery(handler, b.others.HasGroup), leases: &b.leases}
+		handler = reportConcurrency(handler, b.options.Concurrent, c.LongRunningFunc)
 		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler), b.options.Log), &quiet)
 		chain = recordingAborts(chain, c.RequestInfoResolver, b.options.Log)
 		return withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)

@@ -181,6 +181,9 @@ func (b *build) installGroups(server *genericapiserver.GenericAPIServer) error {
 				server.AddPostStartHookOrDie(name, hook)
 			}
 		}
+		if p.GroupName() == leaseResource.Group {
+			b.leases.set(&group, b.config)
+		}
 		if p.GroupName() == "" {
 			if err := server.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &group); err != nil {
 				return fmt.Errorf("API group core: %w", err)
