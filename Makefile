@@ -363,12 +363,13 @@ test-kubelet: build-faults testbins ## upstream's kubelet on coracled: features,
 kubelet-containerd: build bench-peers ## the kubelet's end-to-end tests on containerd
 	cd cluster && $(OTHER) KUBELET_E2E_RUNTIME=containerd $(GO) test -count=1 ./kubelet/e2e
 
-# FOCUS, a regular expression of specs' names, runs others than those that docs/conformance.md lists as passed.
-test-conformance: build testbins ## Kubernetes' conformance suite on the cluster; writes docs/conformance.md (needs root; long)
+# FOCUS, a regular expression of specs' names, runs others than those that docs/conformance.md lists as passed on that many
+# nodes.
+test-conformance: build testbins ## Kubernetes' conformance suite on a cluster of NODES (1 or 2) nodes; writes docs/conformance.md (needs root; long)
 	@hack/conformance/deps.sh
 	@GO="$(GO)" hack/tools.sh busybox registry kubectl
 	@GO="$(GO)" hack/conformance/build.sh
-	@hack/conformance/run.sh $(if $(FOCUS),'$(FOCUS)')
+	@NODES=$(or $(NODES),1) hack/conformance/run.sh $(if $(FOCUS),'$(FOCUS)')
 
 # FOCUS, a regular expression of specs' names, chooses some.
 test-csi-mock: build testbins ## Kubernetes' specs "CSI Mock" on the cluster: each call of the kubelet and the sidecars is checked; writes docs/csi-mock.md (needs root; long)

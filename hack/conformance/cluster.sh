@@ -7,7 +7,7 @@
 # enclose ARGUMENT...: has the script run in namespaces of its own: outside them it starts it again there.
 enclose() {
   if [[ -z ${INSIDE:-} ]]; then
-    ((EUID == 0)) || exec sudo --preserve-env=PROCS,LIMIT,KEEP "$self" "$@"
+    ((EUID == 0)) || exec sudo --preserve-env=PROCS,LIMIT,KEEP,NODES "$self" "$@"
     rm -rf "$keep"
     mkdir -p "$keep"
     INSIDE=1 exec unshare --net --mount --ipc --uts --pid --fork --kill-child --mount-proc "$self" "$@"
@@ -20,16 +20,19 @@ enclose() {
 finish() {
   local code=$?
   trap - EXIT
-  cp "$dir"/root/logs/*.log "$keep/" 2>/dev/null || true
+  (cd "$dir/root" && cp --parents logs/*.log nodes/*/logs/*.log "$keep/") 2>/dev/null || true
   "$coracle" down --purge --delete-volumes "${place[@]}" >>"$keep/cluster.log" 2>&1 || { echo "down failed; see $keep/cluster.log" >&2; code=1; }
   rm -rf "$dir"
   exit "$code"
 }
 
-# start IMAGES: starts the cluster, with one of imagetool's sets of images in the registry, until the script ends.
+# start IMAGES [NODES]: starts the cluster, with one of imagetool's sets of images in the registry, until the script ends. It has
+# one node; with NODES, those of `coracle up --nodes`.
 start() {
   dir=$(mktemp -d /tmp/conf-XXXXXX) # short: sockets' paths are limited
-  registry=127.0.0.1:5000
+  nodes=${2:-1}
+  local address=192.168.77.2
+  registry=$address:5000 # not on loopback, of which each node has its own
   coracle=$bin/coracle
   place=(--root "$dir/root" --state "$dir/state")
   trap finish EXIT
@@ -39,7 +42,7 @@ start() {
   ip link set lo up
   ip link add node0 type veth peer name far0
   ip link set far0 up
-  ip addr add 192.168.77.2/24 dev node0
+  ip addr add "$address/24" dev node0
   ip link set node0 up
   ip route add default via 192.168.77.1
 
@@ -67,7 +70,9 @@ mirrors = ["$registry"]
 [network]
 cni_conf_dir = "$dir/cni" # empty: the built-in network
 C
-  "$coracle" up "${place[@]}" --runtime-config "$dir/coracled.toml" --node-name node --node-ip 192.168.77.2 --cgroup-root "/coracle-${dir##*/}" \
+  local own=(--node-ip "$address")
+  ((nodes == 1)) || own=(--nodes "$nodes") # with addresses on the network that the nodes share
+  "$coracle" up "${place[@]}" --runtime-config "$dir/coracled.toml" --node-name node "${own[@]}" --cgroup-root "/coracle-${dir##*/}" \
     --pod-log-dir "$dir/logs/pods" --eviction-hard 'memory.available<0%' 2>&1 | tee "$keep/cluster.log"
   export KUBECONFIG=$dir/root/kubeconfig
 }

@@ -39,7 +39,7 @@ suite "${1:-CSI Mock}" "$(sed '/^#/d; s/  .*//' "$left" | paste -sd'|')" || code
 
 # The page has those that passed earlier, too, without those that failed now.
 tmp=$(mktemp "$page.XXXXXX")
-had=$({ specs "$page" 2>/dev/null || true; } | cat - "$keep/passed" | sort -u | comm -23 - <(sort -u "$keep/failed"))
+had=$({ specs "$page" Passed 2>/dev/null || true; } | cat - "$keep/passed" | sort -u | comm -23 - <(sort -u "$keep/failed"))
 {
   cat <<'C'
 # Kubernetes' specs of CSI

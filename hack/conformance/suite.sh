@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # cluster.sh sets bin, dir, keep and registry
+# shellcheck disable=SC2154 # cluster.sh sets bin, dir, keep, nodes and registry
 # suite.sh: runs specs of Kubernetes' suite, which build.sh builds, on the cluster of cluster.sh. To be sourced after it.
 #   PROCS=4       how many specs run at a time        LIMIT=3600   seconds for all of them
 
-# specs FILE: the names in a list of passed specs, one per line.
-specs() { sed -n 's/^- \(.*\)$/\1/p' "$1"; }
+# specs PAGE HEADING: the names in the page's list of passed specs below the heading, one per line.
+specs() { awk -v heading="## $2:" '/^## / {below = index($0, heading) == 1} below && sub(/^- /, "")' "$1"; }
 # quoted: names as alternatives of a regular expression.
 quoted() { sed 's/[][().*+?{}|^$\\]/\\&/g' | paste -sd'|'; }
 
@@ -28,7 +28,7 @@ C
     "$bin/conformance/ginkgo" run --procs="${PROCS:-4}" --focus="$1" --skip="$2" \
     --no-color --timeout=3h --keep-going --silence-skips --json-report=report.json --output-dir="$keep" "$bin/conformance/e2e.test" -- \
     --kubeconfig="$KUBECONFIG" --provider=skeleton --kubectl-path="$bin/tools/kubectl" --disable-log-dump --dump-logs-on-failure=false \
-    --allowed-not-ready-nodes=-1 --num-nodes=1 >"$keep/e2e.log" 2>&1 || code=$?
+    --allowed-not-ready-nodes=-1 --num-nodes="$nodes" >"$keep/e2e.log" 2>&1 || code=$?
   [[ -s $keep/report.json ]] || { tail -n 20 "$keep/e2e.log" >&2; exit 1; }
 
   jq -r '.[].SpecReports[] | select(.LeafNodeType == "It" and .State != "skipped" and .State != "pending")

@@ -43,6 +43,9 @@ func (s Source) Conformance() ([]Named, error) {
 		ociimage.Layer{Files: []ociimage.File{{Path: "sample-apiserver", Mode: 0o755, Source: filepath.Join(dir, "sample-apiserver")}}})
 	etcd := base.Over(ocispec.ImageConfig{Env: []string{path}}, ociimage.Layer{Files: append(ociimage.Dirs("usr/local/bin"),
 		ociimage.File{Path: "usr/local/bin/etcd", Mode: 0o755, Source: filepath.Join(dir, "etcd")})})
+	const stray = "regression-issue-74839" // sends segments outside the window
+	strays := base.Over(ocispec.ImageConfig{Entrypoint: []string{"/" + stray}, Env: []string{path}},
+		ociimage.Layer{Files: []ociimage.File{{Path: stray, Mode: 0o755, Source: filepath.Join(dir, stray)}}})
 	const e2e = "e2e-test-images/"
 	list := []Named{
 		{"pause:3.10.2", s.pause("3.10.2")},
@@ -57,6 +60,7 @@ func (s Source) Conformance() ([]Named, error) {
 		{e2e + "agnhost:2.55", host},
 		{e2e + "agnhost:2.63.0", host},
 		{e2e + "sample-apiserver:1.29.2", api},
+		{e2e + stray + ":1.4", strays},
 		{"etcd:3.6.8-0", etcd},
 		{e2e + "glibc-dns-testing:2.0.0", host.Over(ocispec.ImageConfig{Cmd: []string{"sh"}, Env: []string{path}})},
 	}
