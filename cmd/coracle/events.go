@@ -72,7 +72,7 @@ of all are printed.`,
 				switch {
 				case ctx.Err() != nil:
 					return none, nil // that is how this command ends
-				case err != nil && n.name != "": // the others are followed
+				case n.name != "": // the others are followed
 					tell(n.daemon.Plain(err).Error())
 				}
 				return none, err
@@ -85,7 +85,8 @@ of all are printed.`,
 	return cmd
 }
 
-// follow prints events, also of a coracled that is started again, until ctx ends or there are none.
+// follow prints events, also of a coracled that is started again, until ctx ends or there are no
+// more. It returns why, never nil.
 func (w *workload) follow(ctx context.Context, c runtimeapi.RuntimeServiceClient, print func(happening) error, tell func(string)) error {
 	following, err := followEvents(ctx, c, print)
 	for began := following; began && (status.Code(err) == codes.Unavailable || following && ended(err)); {
