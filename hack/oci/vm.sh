@@ -13,6 +13,8 @@
 #   crashmatrix   a sample of the crash matrix
 #   oomkill       coracled, shim and keeper killed for memory, under systemd
 #   reboot        the machine reset in the middle of each operation; VM_RUN has to take --out DIR, too
+#   clock         a node whose clock is an hour off, of a cluster on this machine; VM_RUN has to take --net, too, with which the
+#                 guest reaches the networks that VM_RUN reaches (needs root)
 # each in a guest of its own. Names as arguments choose; none is all. VM_MD is the page of
 # docs/cri-conformance.md, if critest's part of it is to be written.
 # VM_RUN is a command that runs another as root in a throwaway guest:
@@ -26,7 +28,7 @@ if [[ -z ${VM_RUN:-} ]]; then
   echo "test-vm: VM_RUN is not set; name a command that runs another in a virtual machine, see hack/oci/vm.sh" >&2
   exit 1
 fi
-(($#)) || set -- engine lc snapshot storage cgroups wireguard cli cri critest kubelet integration crashmatrix oomkill reboot
+(($#)) || set -- engine lc snapshot storage cgroups wireguard cli cri critest kubelet integration crashmatrix oomkill reboot clock
 out=bin/vm
 mkdir -p "$out"
 # The command line, with its companion.
@@ -113,12 +115,20 @@ reboot() {
   rm -rf "$disk"
 }
 
+# clock: the test runs here, and starts the guest.
+clock() {
+  make --no-print-directory build testbins tools &&
+    mkdir -p "$out/clock" &&
+    CGO_ENABLED=0 "$go" -C cluster test -c -tags nodes,vm,netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/clock/nodes.test" ./integration/nodes &&
+    CORACLE_BIN=$PWD/bin VM_RUN=$VM_RUN "$out/clock/nodes.test" -test.v -test.timeout 0 -test.run 'TestWrongClock$'
+}
+
 bad=0
 for part in "$@"; do
-  if [[ $part == reboot ]]; then
-    reboot || bad=1
-    continue
-  fi
+  case $part in
+    reboot) reboot || bad=1; continue ;;
+    clock) clock || bad=1; continue ;;
+  esac
   "$VM_RUN" --share "$PWD/$out:/b" -t "${VM_TIMEOUT:-3600}" -- sh /b/guest.sh "$part" | tee "$out/$part.log" || {
     echo "test-vm: $part ended with status $?" >&2
     bad=1

@@ -20,11 +20,21 @@ type Node struct {
 	Root string
 	// Argv is the program, and what has it run on the node.
 	Argv func() []string
+	// Exec runs a program and returns what it said on stdout and stderr; nil runs it on this machine.
+	Exec func(argv []string) (out, said string, err error)
 }
 
 // Run runs coracle, and returns what it said on stdout and stderr.
 func (n *Node) Run(args ...string) (out, said string, err error) {
 	argv := slices.Concat(n.Argv(), args)
+	if n.Exec != nil {
+		return n.Exec(argv)
+	}
+	return Exec(argv)
+}
+
+// Exec runs a program on this machine.
+func Exec(argv []string) (out, said string, err error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -51,6 +51,17 @@ func (x *across) stateful(ctx context.Context, t *testing.T, on *machine) (pod *
 	t.Helper()
 	template := drawnTo(on, "state")
 	once = runOnce(t, &template.Spec)
+	pod = x.startStateful(ctx, t, template)
+	if pod.Spec.NodeName != on.Name {
+		t.Fatalf("state-0 is on node %s", pod.Spec.NodeName)
+	}
+	ranOnce(ctx, t, once, pod.UID)
+	return pod, once
+}
+
+// startStateful starts the pod state-0 of a StatefulSet, and returns it when it runs.
+func (x *across) startStateful(ctx context.Context, t *testing.T, template corev1.PodTemplateSpec) *corev1.Pod {
+	t.Helper()
 	_, err := x.kube.AppsV1().StatefulSets("default").Create(ctx, &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "state"},
 		Spec:       appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template},
@@ -58,12 +69,7 @@ func (x *across) stateful(ctx context.Context, t *testing.T, on *machine) (pod *
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod = awaitPod(ctx, t, x.kube, "state-0")
-	if pod.Spec.NodeName != on.Name {
-		t.Fatalf("state-0 is on node %s", pod.Spec.NodeName)
-	}
-	ranOnce(ctx, t, once, pod.UID)
-	return pod, once
+	return awaitPod(ctx, t, x.kube, "state-0")
 }
 
 // runOnce has a pod's containers be once, in a directory that it returns.
@@ -77,6 +83,12 @@ func runOnce(t *testing.T, pod *corev1.PodSpec) (dir string) {
 	if err := os.Chmod(dir, 0o777); err != nil { // the image may have a user
 		t.Fatal(err)
 	}
+	runOnceFrom(program, dir, pod)
+	return dir
+}
+
+// runOnceFrom is runOnce with the paths of this program and a directory on the pod's node.
+func runOnceFrom(program, dir string, pod *corev1.PodSpec) {
 	field := func(name, path string) corev1.EnvVar {
 		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
 	}
@@ -90,20 +102,28 @@ func runOnce(t *testing.T, pod *corev1.PodSpec) (dir string) {
 	c.Env = append(c.Env, corev1.EnvVar{Name: onceVar, Value: "/once"}, field("POD_UID", "metadata.uid"), field("NODE", "spec.nodeName"))
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "program", MountPath: "/program", ReadOnly: true},
 		corev1.VolumeMount{Name: "once", MountPath: "/once"})
-	return dir
 }
 
 // ranOnce waits until the pods with these uids have run, in this order. No two may have run at a
 // time.
 func ranOnce(ctx context.Context, t *testing.T, dir string, uids ...types.UID) {
 	t.Helper()
-	testkit.Eventually(ctx, t, fmt.Sprintf("pods %s ran", uids), func() (bool, error) {
+	ranOnceAs(ctx, t, func() (string, error) {
 		log, err := os.ReadFile(filepath.Join(dir, "log"))
-		if strings.Contains(string(log), "twice") {
+		return string(log), err
+	}, uids...)
+}
+
+// ranOnceAs is ranOnce by a log that is elsewhere.
+func ranOnceAs(ctx context.Context, t *testing.T, read func() (string, error), uids ...types.UID) {
+	t.Helper()
+	testkit.Eventually(ctx, t, fmt.Sprintf("pods %s ran", uids), func() (bool, error) {
+		log, err := read()
+		if strings.Contains(log, "twice") {
 			t.Fatalf("it ran twice at a time:\n%s", log)
 		}
 		var ran []types.UID
-		for line := range strings.Lines(string(log)) {
+		for line := range strings.Lines(log) {
 			if words := strings.Fields(line); len(words) > 1 && words[0] == "runs" {
 				ran = append(ran, types.UID(words[1]))
 			}

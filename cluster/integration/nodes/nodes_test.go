@@ -41,8 +41,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(onceVar); dir != "" { // it is a pod's container
-		os.Exit(once(dir))
+	for name, program := range programs {
+		if value := os.Getenv(name); value != "" {
+			os.Exit(program(value))
+		}
 	}
 	os.Exit(isolate.Run(m.Run))
 }
@@ -97,7 +99,7 @@ func newMachine(n int, name, dir string) *machine {
 	if n > 1 {
 		argv, root = append(argv, "--node", name), filepath.Join(root, "nodes", strconv.Itoa(n))
 	}
-	return &machine{coraclecmd.Node{Name: name, Root: root, Argv: func() []string { return argv }}, n, dir}
+	return &machine{Node: coraclecmd.Node{Name: name, Root: root, Argv: func() []string { return argv }}, n: n, dir: dir}
 }
 
 // flags are those of up and join that keep nodes of one machine apart.

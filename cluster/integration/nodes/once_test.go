@@ -10,6 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// programs are what this program is besides a test. The value of an environment variable is their
+// argument.
+var programs = map[string]func(string) int{onceVar: once}
+
 // onceVar names the directory of once.
 const onceVar = "CORACLE_TEST_ONCE"
 
