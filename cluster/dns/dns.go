@@ -109,7 +109,7 @@ func New(s *client.Set, o Options) (*Server, error) {
 // so and tries again: the rest of the cluster works. A Service kube-dns of the user's own replaces
 // it.
 func (s *Server) Run(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), s.objects.synced()...) {
+	if !cache.WaitFor(ctx, "", s.objects.synced()...) {
 		return nil
 	}
 	for said := ""; ctx.Err() == nil; {

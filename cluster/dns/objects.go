@@ -41,9 +41,9 @@ func newObjects(shared informers.SharedInformerFactory) (*objects, error) {
 }
 
 // synced are functions that report whether all objects are here.
-func (o *objects) synced() (all []cache.InformerSynced) {
+func (o *objects) synced() (all []cache.DoneChecker) {
 	for _, i := range []cache.SharedIndexInformer{o.services, o.namespaces, o.addresses, o.slices} {
-		all = append(all, i.HasSynced)
+		all = append(all, i.HasSyncedChecker())
 	}
 	return all
 }

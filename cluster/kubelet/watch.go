@@ -89,7 +89,7 @@ func (k *Kubelet) watchPods(ctx context.Context) {
 		return
 	}
 	defer func() { _ = k.watched.pods.RemoveEventHandler(registration) }()
-	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) || !k.static.await(ctx) {
+	if !cache.WaitFor(ctx, "", registration.HasSyncedChecker()) || !k.static.await(ctx) {
 		return
 	}
 	k.backlog.open(k.apply)

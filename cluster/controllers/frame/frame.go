@@ -88,7 +88,7 @@ func (c *Controller) AddAfter(key string, d time.Duration) { c.delays.addAfter(k
 // Run works until ctx ends, and returns when all workers have. The informers must be started by
 // their owner; Run waits until they have synced.
 func (c *Controller) Run(ctx context.Context) {
-	synced := make([]cache.InformerSynced, 0, len(c.watches))
+	synced := make([]cache.DoneChecker, 0, len(c.watches))
 	for _, w := range c.watches {
 		registration, err := w.informer.AddEventHandler(c.handler(w))
 		if err != nil { // the informer was stopped: the process is ending
@@ -96,9 +96,9 @@ func (c *Controller) Run(ctx context.Context) {
 			return
 		}
 		defer func() { _ = w.informer.RemoveEventHandler(registration) }()
-		synced = append(synced, registration.HasSynced)
+		synced = append(synced, registration.HasSyncedChecker())
 	}
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitFor(ctx, "", synced...) { // at once: WaitForCacheSync looks every 100 ms
 		return
 	}
 	var wg sync.WaitGroup

@@ -8,9 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 // Regression: each conflict of a first try was a warning, and the second try had nothing to say.
@@ -63,4 +67,34 @@ func TestAPanicIsAFailureOfItsKeyOnly(t *testing.T) {
 			<-ended
 		})
 	}
+}
+
+// Regression: client-go's WaitForCacheSync looks every 100 ms, so each controller rested that long
+// at the start of a cluster.
+func TestWorkBeginsWhenInformersHaveSynced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}}
+		factory := informers.NewSharedInformerFactory(fake.NewClientset(pod), 0)
+		informer := factory.Core().V1().Pods().Informer()
+		ctx, stop := context.WithCancel(t.Context())
+		factory.Start(ctx.Done())
+		synctest.Wait()
+		worked := make(chan time.Time, 1)
+		c := New("test", 1, slog.New(slog.DiscardHandler), func(context.Context, string) error {
+			worked <- time.Now()
+			return nil
+		})
+		c.Watch(informer, Self)
+		began, ended := time.Now(), make(chan struct{})
+		go func() {
+			defer close(ended)
+			c.Run(ctx)
+		}()
+		if rested := (<-worked).Sub(began); rested != 0 {
+			t.Errorf("the first sync was %v after the start", rested)
+		}
+		stop()
+		<-ended
+		factory.Shutdown()
+	})
 }

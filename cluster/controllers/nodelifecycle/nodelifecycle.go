@@ -60,7 +60,7 @@ type controller struct {
 	frame    *frame.Controller
 	recorder record.EventRecorder
 
-	counted cache.InformerSynced // whether all nodes that there were are in shares
+	counted cache.DoneChecker // whether all nodes that there were are in shares
 
 	mu     sync.Mutex
 	health shrink.Map[string, *health]
@@ -116,7 +116,7 @@ func boundPod(old, obj any) []string {
 }
 
 func (c *controller) sync(ctx context.Context, key string) error {
-	if !feed.Synced(ctx, c.informer.HasSynced) || !feed.Synced(ctx, c.counted) {
+	if !feed.Synced(ctx, c.informer.HasSyncedChecker()) || !feed.Synced(ctx, c.counted) {
 		return ctx.Err()
 	}
 	if namespace, name, isPod := strings.Cut(key, "/"); isPod {

@@ -84,7 +84,7 @@ func (c *counted) ensure(ctx context.Context, names []corev1.ResourceName) error
 		if informer == nil && c.registry.Get(resource) == nil {
 			missing = append(missing, resource)
 		} else if informer != nil {
-			feed.Synced(limited, informer.HasSynced)
+			feed.Synced(limited, informer.HasSyncedChecker())
 		}
 	}
 	if len(missing) == 0 {
@@ -99,7 +99,7 @@ func (c *counted) ensure(ctx context.Context, names []corev1.ResourceName) error
 		if !ok || !resource.Namespaced || !resource.Can("list", "watch") {
 			continue // not now: the next look may find it
 		}
-		feed.Synced(limited, c.watch(resource).HasSynced)
+		feed.Synced(limited, c.watch(resource).HasSyncedChecker())
 	}
 	return ctx.Err()
 }

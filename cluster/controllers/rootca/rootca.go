@@ -94,7 +94,7 @@ func (c *publisher) sync(ctx context.Context, namespace string) error {
 	if err != nil {
 		return err
 	}
-	if !feed.Synced(ctx, c.informer.HasSynced) {
+	if !feed.Synced(ctx, c.informer.HasSyncedChecker()) {
 		return ctx.Err()
 	}
 	data := map[string]string{"ca.crt": string(c.ca.CurrentCABundleContent())}

@@ -25,20 +25,30 @@ func Own(f *frame.Controller, informer cache.SharedIndexInformer, keys frame.Key
 }
 
 // Synced waits until what exists has been delivered, and returns false if ctx ended first.
-func Synced(ctx context.Context, delivered cache.InformerSynced) bool {
-	return delivered() || cache.WaitForCacheSync(ctx.Done(), delivered)
+func Synced(ctx context.Context, delivered cache.DoneChecker) bool {
+	select {
+	case <-delivered.Done():
+		return true
+	default:
+	}
+	select {
+	case <-delivered.Done():
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Changes feeds f with what keys says of each change that informer sees: old is nil for an object
 // that came, obj is nil for one that went. As with frame.Watch the work waits until informer has
 // delivered what exists; that keys has seen it, too, is what the result says.
-func Changes(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) cache.InformerSynced {
+func Changes(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) cache.DoneChecker {
 	seen := listen(f, informer, keys)
 	f.Watch(informer, func(any) []string { return nil })
 	return seen
 }
 
-func listen(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) cache.InformerSynced {
+func listen(f *frame.Controller, informer cache.SharedIndexInformer, keys func(old, obj any) []string) cache.DoneChecker {
 	add := func(old, obj any) {
 		for _, key := range keys(old, obj) {
 			f.Add(key)
@@ -56,7 +66,14 @@ func listen(f *frame.Controller, informer cache.SharedIndexInformer, keys func(o
 	})
 	if err != nil { // the informer was stopped: the process is ending
 		f.Log.Error("controller cannot watch", "controller", f.Name, "err", err)
-		return func() bool { return false }
+		return never{}
 	}
-	return registration.HasSynced
+	return registration.HasSyncedChecker()
 }
+
+// never is of an informer that delivers nothing.
+type never struct{}
+
+func (never) Name() string { return "stopped informer" }
+
+func (never) Done() <-chan struct{} { return nil }
