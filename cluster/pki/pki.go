@@ -37,6 +37,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -120,6 +121,8 @@ func Ensure(dir, server string, hosts []string, log *slog.Logger) (*Bundle, erro
 	if err != nil {
 		return nil, err
 	}
+	// Each file is synced, so several at a time are quicker.
+	var work errgroup.Group
 	for _, pair := range []struct {
 		authority
 		path string
@@ -130,14 +133,17 @@ func Ensure(dir, server string, hosts []string, log *slog.Logger) (*Bundle, erro
 		// The group is upstream's for this certificate: kubelets ask the API server what it may do.
 		{b.issuer, b.KubeletClient, subject{name: "kube-apiserver-kubelet-client", groups: []string{"system:masters"}}},
 	} {
-		if err := b.pair(pair.authority, pair.path, pair.subject); err != nil {
-			return nil, err
-		}
+		work.Go(func() error { return b.pair(pair.authority, pair.path, pair.subject) })
 	}
-	if b.Next, err = ensureKey(b.ServiceAccountKey, b.made, rotation.ServiceAccountKey, b.log); err != nil {
+	work.Go(func() (err error) {
+		b.Next, err = ensureKey(b.ServiceAccountKey, b.made, rotation.ServiceAccountKey, b.log)
+		return err
+	})
+	work.Go(func() error { return b.Kubeconfig(b.AdminKubeconfig, "kubernetes-admin", "system:masters") })
+	if err := work.Wait(); err != nil {
 		return nil, err
 	}
-	return b, b.Kubeconfig(b.AdminKubeconfig, "kubernetes-admin", "system:masters")
+	return b, nil
 }
 
 // HasNode says whether a directory has credentials of the node called name that newest has signed.
@@ -165,13 +171,16 @@ func (b *Bundle) Node(name string, hosts []string) (NodeFiles, error) {
 		return NodeFiles{}, fmt.Errorf("pki: %q is no node name", name)
 	}
 	user, group := nodeUser+name, "system:nodes"
-	if err := b.pair(b.issuer, files.Client, subject{name: user, groups: []string{group}}); err != nil {
+	var work errgroup.Group
+	work.Go(func() error { return b.pair(b.issuer, files.Client, subject{name: user, groups: []string{group}}) })
+	work.Go(func() error {
+		return b.pair(b.issuer, files.Serving, subject{name: user, groups: []string{group}, hosts: hosts})
+	})
+	work.Go(func() error { return b.Kubeconfig(files.Kubeconfig, user, group) })
+	if err := work.Wait(); err != nil {
 		return NodeFiles{}, err
 	}
-	if err := b.pair(b.issuer, files.Serving, subject{name: user, groups: []string{group}, hosts: hosts}); err != nil {
-		return NodeFiles{}, err
-	}
-	return files, b.Kubeconfig(files.Kubeconfig, user, group)
+	return files, nil
 }
 
 func (b *Bundle) pair(a authority, path string, s subject) error {
