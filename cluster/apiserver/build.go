@@ -53,6 +53,7 @@ type build struct {
 	loopback  *rest.Config
 	informers informers.SharedInformerFactory
 	held      *atomic.Bool // see Server
+	types     <-chan definedTypes
 
 	config *genericapiserver.Config
 	ca     dynamiccertificates.CAContentProvider
@@ -163,7 +164,9 @@ func (b *build) configure(ctx context.Context) error {
 		return err
 	}
 
-	b.describe()
+	types := <-b.types
+	c.SkipOpenAPIInstallation = true
+	c.OpenAPIConfig, c.OpenAPIV3Config = types.v2, types.v3
 	pki := b.options.PKI
 	cert, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", pki.Serving, pki.Serving)
 	if err != nil {
@@ -193,25 +196,30 @@ func (b *build) configure(ctx context.Context) error {
 	return nil
 }
 
-// describe gives the server the OpenAPI definitions of all types. They are only needed while groups
-// are installed, for the field managers of server-side apply; the documents that clients read are
-// in package openapi.
-func (b *build) describe() {
+// definedTypes are the OpenAPI definitions of all types. They are only needed while groups are
+// installed, for the field managers of server-side apply; the documents that clients read are in
+// package openapi.
+type definedTypes struct {
+	v2 *openapicommon.Config
+	v3 *openapicommon.OpenAPIV3Config
+}
+
+// defineTypes makes the definitions, which takes a processor some time.
+func defineTypes(extra []*runtime.Scheme) (d definedTypes) {
 	const title, scheme = "Kubernetes", "BearerToken"
 	bearer := spec.SecuritySchemeProps{Type: "apiKey", Name: "authorization", In: "header", Description: "Bearer Token authentication"}
 	namer := apiopenapi.NewDefinitionNamer(append([]*runtime.Scheme{legacyscheme.Scheme, apiextensions.Scheme, registrationscheme.Scheme},
-		b.options.ExtraSchemes...)...)
+		extra...)...)
 	definitions := utilopenapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
-	v2 := genericapiserver.DefaultOpenAPIConfig(definitions, namer)
-	v2.Info.Title = title
-	v2.SecurityDefinitions = &spec.SecurityDefinitions{scheme: {SecuritySchemeProps: bearer}}
-	v3 := genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
-	v3.Info.Title = title
-	v3.SecuritySchemes = spec3.SecuritySchemes{scheme: {SecuritySchemeProps: spec3.SecuritySchemeProps{
+	d.v2 = genericapiserver.DefaultOpenAPIConfig(definitions, namer)
+	d.v2.Info.Title = title
+	d.v2.SecurityDefinitions = &spec.SecurityDefinitions{scheme: {SecuritySchemeProps: bearer}}
+	d.v3 = genericapiserver.DefaultOpenAPIV3Config(definitions, namer)
+	d.v3.Info.Title = title
+	d.v3.SecuritySchemes = spec3.SecuritySchemes{scheme: {SecuritySchemeProps: spec3.SecuritySchemeProps{
 		Type: bearer.Type, Name: bearer.Name, In: bearer.In, Description: bearer.Description,
 	}}}
-	b.config.SkipOpenAPIInstallation = true
-	b.config.OpenAPIConfig, b.config.OpenAPIV3Config = v2, v3
+	return d
 }
 
 // forget drops the definitions, which are tens of megabytes.

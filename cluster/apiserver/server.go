@@ -158,6 +158,8 @@ func (s *Server) Run(ctx context.Context) error {
 
 func (s *Server) run(ctx context.Context) error {
 	defer s.end()
+	types := make(chan definedTypes, 1) // meanwhile, the store opens
+	go func() { types <- defineTypes(s.options.ExtraSchemes) }()
 	listener, letGo, err := s.listen(ctx)
 	if err != nil {
 		return err
@@ -181,7 +183,7 @@ func (s *Server) run(ctx context.Context) error {
 	store.caches, s.caches.compact, s.caches.free = &s.caches, store.compact, giveBack
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,
-		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers, held: &s.held,
+		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers, held: &s.held, types: types,
 	}
 	server, err := b.server(ctx)
 	if err != nil {
