@@ -105,13 +105,14 @@ func (b *build) admission(resolver webhook.ServiceResolver) error {
 		return err
 	}
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(cacheddiscovery.NewMemCacheClient(client.Discovery()))
+	prompt := newPromptInformers(b.informers)
 	initializers := admission.PluginInitializers{
 		initializer.NewAPIServerIDInitializer(b.config.APIServerID),
-		initializer.New(client, anything, b.informers, b.config.Authorization.Authorizer, utilfeature.DefaultFeatureGate,
+		initializer.New(client, anything, prompt, b.config.Authorization.Authorizer, utilfeature.DefaultFeatureGate,
 			b.config.EffectiveVersion, b.config.DrainedNotify(), mapper),
 	}
 	more, err := (&controlplaneadmission.Config{
-		LoopbackClientConfig: b.loopback, ExternalInformers: b.informers, APIResourceConfig: b.served,
+		LoopbackClientConfig: b.loopback, ExternalInformers: prompt, APIResourceConfig: b.served,
 	}).New(b.proxy, nil, resolver, b.config.TracerProvider)
 	if err != nil {
 		return err

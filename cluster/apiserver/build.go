@@ -11,6 +11,7 @@ import (
 
 	restful "github.com/emicklei/go-restful/v3"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
@@ -63,6 +64,8 @@ type build struct {
 	leases leases
 	// containers have the routes of the built-in groups, and of custom resource definitions.
 	containers []*restful.Container
+	// definitions are the informers of custom resource definitions.
+	definitions crdinformers.SharedInformerFactory
 }
 
 // server builds the API server: built-in groups first, what is not theirs goes to the custom
@@ -107,6 +110,7 @@ func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer,
 			return nil, fmt.Errorf("extra API group: %w", err)
 		}
 	}
+	b.definitions = custom.Informers
 	crds := custom.Informers.Apiextensions().V1().CustomResourceDefinitions()
 	if err := b.installRegistrations(server, crds); err != nil {
 		return nil, fmt.Errorf("APIs of other servers: %w", err)

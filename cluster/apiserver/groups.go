@@ -110,7 +110,8 @@ func (b *build) providers() ([]provider, error) {
 	authentication, authorizer := b.config.Authentication, b.config.Authorization.Authorizer
 	core, err := corerest.New(corerest.Config{
 		GenericConfig: corerest.GenericConfig{
-			StorageFactory: b.store.factory, EventTTL: b.options.EventTTL, LoopbackClientConfig: b.loopback, Informers: b.informers,
+			StorageFactory: b.store.factory, EventTTL: b.options.EventTTL, LoopbackClientConfig: b.loopback,
+			Informers:            newPromptInformers(b.informers),
 			ServiceAccountIssuer: b.keys, APIAudiences: authentication.APIAudiences,
 			ExtendExpiration: true, MaxExtendedExpiration: serviceaccount.ExpirationExtensionSeconds * time.Second,
 		},

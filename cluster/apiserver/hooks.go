@@ -47,6 +47,10 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 
 	cidrs := defaultservicecidr.NewController(b.addresses.services, net.IPNet{}, client)
 	add("start-kubernetes-service-cidr-controller", func(ctx genericapiserver.PostStartHookContext) error {
+		if b.hasServiceNetwork() {
+			go cidrs.Start(ctx) // looks at it every 10 s, the first time after 100 ms
+			return nil
+		}
 		cidrs.Start(ctx) // returns when the network exists: without it no Service gets an address
 		return nil
 	})

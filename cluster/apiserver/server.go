@@ -42,7 +42,7 @@ const (
 	// insideHost is the host in the URLs of in-process requests; it is never looked up.
 	insideHost = "http://apiserver.inside"
 	// readyPoll is how often a starting server is asked whether it is ready.
-	readyPoll = 10 * time.Millisecond
+	readyPoll = 5 * time.Millisecond
 	// drainLimit is how long requests and connections are waited for when the server stops. Watches
 	// are told to end.
 	drainLimit = 2 * time.Second
@@ -195,6 +195,9 @@ func (s *Server) run(ctx context.Context) error {
 	forgetDocumentation(server.Handler.GoRestfulContainer)
 	s.handler = server.Handler
 	close(s.serving)
+	following, end := context.WithCancel(context.WithoutCancel(ctx)) // requests use informers until the last has ended
+	defer end()
+	b.follow(ctx, following)
 
 	var background sync.WaitGroup
 	defer background.Wait()
