@@ -73,6 +73,7 @@ type Kubelet struct {
 	refused  atomic.Bool // whether pods wait for a network plugin
 	handlers func(class *string) (string, error)
 	listener net.Listener // of the HTTPS API; nil for none
+	load     func() error // reads the records of volumes, once
 
 	// Made by Run.
 	cgroups *cgroups.Manager
@@ -141,6 +142,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 		Kube: s.Kube, Recorder: k.recorder, Wake: func(uid types.UID) { k.volumes.Wake(uid) },
 		Report: k.reporter.Look, LookEvery: claimsEvery(o),
 	})
+	k.load = sync.OnceValue(k.csi.Load)
 	k.volumes = volume.New(s, volume.Options{
 		Log: o.Log, RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.retry,
 		RecursiveReadOnly: k.recursiveReadOnly, NodeLabels: k.labels, Watch: o.shared(s), Provisioned: o.LocalPathDir,
@@ -207,6 +209,14 @@ func runtimeHandlers(s *client.Set) func(*string) (string, error) {
 	}
 }
 
+// Introduce registers the node as soon as the API server answers, if that is possible then. It is
+// for a process with an API server that takes its time until Run may be called.
+func (k *Kubelet) Introduce(ctx context.Context) {
+	if k.load() == nil { // or Run says why not
+		k.reporter.Introduce(ctx)
+	}
+}
+
 // Run runs the node until ctx ends. It returns an error only if it cannot serve its API, or pods'
 // limits would not hold.
 func (k *Kubelet) Run(ctx context.Context) error {
@@ -223,7 +233,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	if err := k.csi.Load(); err != nil {
+	if err := k.load(); err != nil {
 		return fmt.Errorf("kubelet: volumes of CSI drivers: %w", err)
 	}
 	k.watched.start(ctx)

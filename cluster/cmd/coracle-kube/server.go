@@ -109,12 +109,8 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 	if err := checkAll(api, n, d); err != nil {
 		return err
 	}
-	if len(n.ips) == 0 {
-		ip, err := node.Address(n.name)
-		if err != nil {
-			return fmt.Errorf("%w; name one with --node-ip", err)
-		}
-		n.ips = []string{ip}
+	if err := n.findAddress(); err != nil {
+		return err
 	}
 	release, err := claimPort(api.port, api.log)
 	if err != nil {
@@ -177,11 +173,40 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 		return err
 	}
 	more := map[string]http.Handler{health.Path: health.Handler(&board), whyPath: answerWhy(asker)}
+	// No role is needed for it. The controllers then find the node when they begin.
+	defer meanwhile(ctx, ofNode.kubelet.Introduce)()
 	err = together(ctx, server, began, &api, more, newRenewer(server, &api, &n, &board), parts...)
 	if cause := context.Cause(ctx); errors.Is(cause, errAgain) {
 		return errors.Join(err, cause)
 	}
 	return err
+}
+
+// findAddress has the node have an address.
+func (o *nodeOptions) findAddress() error {
+	if len(o.ips) > 0 {
+		return nil
+	}
+	ip, err := node.Address(o.name)
+	if err != nil {
+		return fmt.Errorf("%w; name one with --node-ip", err)
+	}
+	o.ips = []string{ip}
+	return nil
+}
+
+// meanwhile calls f, and returns what ends it and waits for that.
+func meanwhile(ctx context.Context, f func(context.Context)) (end func()) {
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f(ctx)
+	}()
+	return func() {
+		stop()
+		<-ended
+	}
 }
 
 // leadingParts are the scheduler and the controllers, of which one of several control-plane nodes

@@ -87,6 +87,11 @@ type Reporter struct {
 	latest   atomic.Pointer[v1.Node]
 	unready  atomic.Pointer[error]
 	changed  chan struct{}
+	// mu is held while the node is registered before Run.
+	mu sync.Mutex
+	// introduced is whether Introduce has registered the node, ready whether it is Ready since.
+	introduced, ready bool
+
 	reported time.Time
 	rebooted sync.Once // the Event of a reboot
 	// inUse is what the API has of the volumes in use, as far as this process knows.
@@ -137,9 +142,33 @@ func (r *Reporter) Look() {
 	}
 }
 
+// Introduce registers the node if the API has none of its name and the runtime answers. It is for
+// the time before Run, or while Run begins, and leaves everything else to that.
+func (r *Reporter) Introduce(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		return
+	}
+	if _, err := r.runtime.Version(ctx); err != nil {
+		return
+	}
+	n := r.initial()
+	ready := r.fill(ctx, n)
+	if made, err := r.kube.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{}); err == nil {
+		r.registered(made, ready)
+		r.introduced, r.ready = true, ready
+	}
+}
+
 // Run registers and reports until ctx ends.
 func (r *Reporter) Run(ctx context.Context) {
-	ready := r.register(ctx)
+	r.mu.Lock()
+	ready := r.ready
+	if !r.introduced {
+		ready = r.register(ctx)
+	}
+	r.mu.Unlock()
 	if ctx.Err() != nil {
 		return
 	}
@@ -192,13 +221,7 @@ func (r *Reporter) register(ctx context.Context) bool {
 		ready := r.fill(ctx, n)
 		made, err := r.kube.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
 		if err == nil {
-			r.config.Log.Info("node registered", "node", n.Name, "ready", ready)
-			r.latest.Store(made)
-			if r.config.Registered != nil {
-				r.config.Registered(made)
-			}
-			r.reported = time.Now()
-			r.tell(n.Status.VolumesInUse)
+			r.registered(made, ready)
 			return ready
 		}
 		if apierrors.IsAlreadyExists(err) {
@@ -215,6 +238,17 @@ func (r *Reporter) register(ctx context.Context) bool {
 		}
 	}
 	return false
+}
+
+// registered notes that the node was made.
+func (r *Reporter) registered(made *v1.Node, ready bool) {
+	r.config.Log.Info("node registered", "node", made.Name, "ready", ready)
+	r.latest.Store(made)
+	if r.config.Registered != nil {
+		r.config.Registered(made)
+	}
+	r.reported = time.Now()
+	r.tell(made.Status.VolumesInUse)
 }
 
 // relabel sets the labels that the kubelet owns on an existing node.

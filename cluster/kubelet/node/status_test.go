@@ -175,6 +175,60 @@ func TestTheNodeIsReadyFromItsFirstMoment(t *testing.T) {
 	})
 }
 
+// A process with an API server of its own registers the node before Run may begin.
+func TestTheNodeIsIntroduced(t *testing.T) {
+	for name, tc := range map[string]struct {
+		exists, down bool
+		want         bool // whether Introduce has made the node
+	}{
+		"first start":                 {want: true},
+		"the API has it":              {exists: true},
+		"the runtime does not answer": {down: true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			kube, f := fake.NewClientset(), critest.New()
+			f.SetReady("")
+			if tc.exists {
+				old := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+				if _, err := kube.CoreV1().Nodes().Create(t.Context(), old, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tc.down {
+				f.Fail("Version", errors.New("connection refused"))
+			}
+			r := reporter(t, kube, f)
+			creations := func() (n int) {
+				for _, a := range kube.Actions() {
+					if a.Matches("create", "nodes") {
+						n++
+					}
+				}
+				kube.ClearActions()
+				return n
+			}
+			creations()
+			r.Introduce(t.Context())
+			if made := creations() == 1; made != tc.want {
+				t.Errorf("%s: made %t, want %t", name, made, tc.want)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { defer close(done); r.Run(ctx) }()
+			synctest.Wait()
+			if made := creations() == 1; tc.want && made {
+				t.Errorf("%s: Run has made the node again", name)
+			}
+			n, err := kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+			if err != nil || n.Labels["own"] != "x" {
+				t.Errorf("%s: %+v, %v", name, n, err)
+			}
+			stop()
+			<-done
+		})
+	}
+}
+
 func TestARuntimeThatIsDown(t *testing.T) {
 	kube, f := fake.NewClientset(), critest.New()
 	f.Fail("Version", errors.New("connection refused"))
