@@ -133,10 +133,17 @@ func purged(p place) string { return filepath.Join(p.root, "purged") }
 // kubeDouble is a cluster process whose API server never becomes ready.
 func kubeDouble(args []string) int {
 	if slices.Contains(args, "--check") {
+		if flagOf(args, "--eviction-hard") == silent {
+			fmt.Fprintln(os.Stderr, "coracle-kube: --eviction-hard silent is wrong")
+			return 1
+		}
 		return 0
 	}
 	if slices.Contains(args, "controlplane") {
 		return askedDouble(args)
+	}
+	if code := gateDouble(args); code != 0 {
+		return code
 	}
 	if fifo := os.Getenv(startedFIFO); fifo != "" {
 		started, err := os.OpenFile(fifo, os.O_RDWR, 0) // kept open: what is written stays until it is read
@@ -154,6 +161,36 @@ func kubeDouble(args []string) int {
 	<-ctx.Done()
 	return 0
 }
+
+// gateDouble waits at the gate of the double of coracle-kube, if it has one. The double's flag
+// --eviction-hard says what it does instead.
+func gateDouble(args []string) int {
+	if os.Getenv(gateVariable) == "" {
+		return 0
+	}
+	file := os.NewFile(3, "gate")
+	defer file.Close()
+	said := "ok\n"
+	switch flag := flagOf(args, "--eviction-hard"); flag {
+	case silent:
+		return 2
+	case refuses:
+		said = "--eviction-hard " + flag + " is wrong\n"
+	}
+	if _, err := file.WriteString(said); err != nil || said != "ok\n" {
+		return exitRefused
+	}
+	if n, _ := file.Read(make([]byte, 1)); n == 0 {
+		return exitRefused
+	}
+	return 0
+}
+
+// What a double of coracle-kube does at its gate.
+const (
+	silent  = "silent"  // it ends without a word
+	refuses = "refuses" // it does not take its flags
+)
 
 // asked is the file with what the double was asked about control planes.
 func asked(p place) string { return filepath.Join(p.kubeRoot(), "asked") }

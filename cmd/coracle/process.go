@@ -27,6 +27,12 @@ func lookPath(name string) (string, error) {
 // launch starts a program that outlives this one, in a session of its own, with its output
 // appended to the file log.
 func launch(log, program string, args ...string) (*exec.Cmd, error) {
+	return launchWith(nil, log, program, args...)
+}
+
+// launchWith is launch with a gate, of which the program gets the far end as descriptor 3, nil for
+// none.
+func launchWith(g *gate, log, program string, args ...string) (*exec.Cmd, error) {
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		return nil, err
 	}
@@ -39,6 +45,10 @@ func launch(log, program string, args ...string) (*exec.Cmd, error) {
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	if g != nil {
+		cmd.ExtraFiles = []*os.File{g.far}
+		defer func() { _ = g.far.Close() }()
+	}
 	return cmd, cmd.Start()
 }
 

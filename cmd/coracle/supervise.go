@@ -48,6 +48,7 @@ const (
 // if there is one.
 func superviseCommand(p *place) *cobra.Command {
 	var logs []string
+	var gated bool
 	cmd := &cobra.Command{
 		Use:    "supervise -- PROGRAM [ARGS] [-- PROGRAM [ARGS]]",
 		Short:  "keep the cluster process running",
@@ -64,6 +65,9 @@ func superviseCommand(p *place) *cobra.Command {
 			// For months it does next to nothing.
 			defer time.AfterFunc(calm, slim).Stop()
 			programs := supervised(args)
+			if gated {
+				programs[0].gate = os.NewFile(3, "gate")
+			}
 			for k, path := range logs[:min(len(logs), len(programs))] {
 				file, err := logfile.Open(path)
 				if err != nil {
@@ -80,6 +84,7 @@ func superviseCommand(p *place) *cobra.Command {
 	}
 	cmd.Flags().StringArrayVar(&logs, "log", nil,
 		"file for what the first program and the supervisor say, kept within bounds; again for the second program")
+	cmd.Flags().BoolVar(&gated, "gate", false, "descriptor 3 is where the first program waits until it may begin")
 	return cmd
 }
 
@@ -88,6 +93,8 @@ type program struct {
 	args []string
 	// log is where its output goes; nil is where our own goes.
 	log io.Writer
+	// gate is where the program waits in its first life, nil for nowhere.
+	gate *os.File
 	// optional is for a program whose failure does not end the supervisor.
 	optional bool
 }
@@ -145,8 +152,12 @@ func (p program) supervise(ctx context.Context) error {
 	for {
 		began := time.Now()
 		err := p.once(ctx)
+		p.gate = nil
 		if ctx.Err() != nil {
 			return err
+		}
+		if code(err) == exitRefused {
+			return fmt.Errorf("%s was not let in: %w", name, err)
 		}
 		if !p.optional && code(err) == exitForGood {
 			slog.Error(name+" ended and is not started again", "err", err)
@@ -195,10 +206,19 @@ func (p program) once(ctx context.Context) error {
 		cmd.Stdout, cmd.Stderr = p.log, p.log
 	}
 	cmd.Env = shallowProfiles(os.Environ())
+	if p.gate != nil {
+		cmd.ExtraFiles, cmd.Env = []*os.File{p.gate}, append(cmd.Env, gateVariable+"=3")
+	}
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
-	err := cmd.Run()
+	err := cmd.Start()
+	if p.gate != nil {
+		_ = p.gate.Close() // the starter notices the end of the program by the end of the connection
+	}
+	if err == nil {
+		err = cmd.Wait()
+	}
 	if ctx.Err() != nil {
 		return nil // however it took the signal
 	}

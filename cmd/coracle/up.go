@@ -597,9 +597,19 @@ func (u *upRun) upCluster(ctx context.Context) error {
 
 // launchCluster starts the cluster's supervisor, unless one runs or this up has started one.
 func (u *upRun) launchCluster() error {
-	if u.cluster != nil {
+	switch {
+	case u.gate != nil:
+		u.gate.open()
+		u.gate = nil
+		return nil
+	case u.cluster != nil:
 		return nil
 	}
+	return u.launchSupervisor(nil)
+}
+
+// launchSupervisor starts the cluster's supervisor, unless one runs. Its program waits at g.
+func (u *upRun) launchSupervisor(g *gate) error {
 	p := u.place
 	if pid, err := holder(p.supervisor()); err != nil || pid != 0 {
 		return err
@@ -612,7 +622,11 @@ func (u *upRun) launchCluster() error {
 	if err != nil {
 		return err
 	}
-	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", p.kubeLog(), "--log", p.bgpLog(), "--", program}
+	args := []string{"supervise", "--root", p.root, "--state", p.state, "--log", p.kubeLog(), "--log", p.bgpLog()}
+	if g != nil {
+		args = append(args, "--gate")
+	}
+	args = append(args, "--", program)
 	args = append(args, kubeArgs(p, *u.o)...)
 	if len(u.o.BGPPeers) > 0 {
 		if err := os.MkdirAll(p.bgp(), 0o755); err != nil { // the cluster process may be quicker than coracle-bgp
@@ -624,7 +638,7 @@ func (u *upRun) launchCluster() error {
 		}
 		args = append(append(args, "--", speaker), bgpArgs(p, *u.o)...)
 	}
-	cmd, err := launch(p.kubeLog(), self, args...)
+	cmd, err := launchWith(g, p.kubeLog(), self, args...)
 	if err != nil {
 		return err
 	}

@@ -40,6 +40,8 @@ type upRun struct {
 	since time.Time
 	// cluster is the supervisor that this up has launched, nil if none.
 	cluster *exec.Cmd
+	// gate is where its cluster process waits, nil if it does not.
+	gate *gate
 	// started is the supervisor that ran when the API server answered.
 	started int
 }
@@ -111,13 +113,61 @@ func (u *upRun) checkPrograms(ctx context.Context, given func(flag string) bool)
 		both.Go(func() { runtime = check("coracled", "config", "check", u.o.Config) })
 	}
 	if u.supervisor == 0 && slices.ContainsFunc(slices.Collect(maps.Keys(u.o.settings())), given) {
-		both.Go(func() { cluster = check("coracle-kube", append(kubeArgs(u.place, *u.o), "--check")...) })
+		both.Go(func() {
+			if cluster = u.startGated(ctx); errors.Is(cluster, errSilent) {
+				cluster = check("coracle-kube", append(kubeArgs(u.place, *u.o), "--check")...)
+			}
+		})
 	}
 	if u.supervisor == 0 && len(u.o.BGPPeers) > 0 { // also of before: the files of passwords may have changed
 		both.Go(func() { bgp = check(bgpProgram, append(bgpArgs(u.place, *u.o), "--check")...) })
 	}
 	both.Wait()
 	return cmp.Or(runtime, cluster, bgp)
+}
+
+// startGated starts the cluster process, and returns nil when it waits with good flags. The error
+// is errSilent if it does not check them so: a node's does not, coracle-bgp would not wait, and
+// another supervisor may have been quicker.
+func (u *upRun) startGated(ctx context.Context) error {
+	if u.o.Server != "" || len(u.o.BGPPeers) > 0 {
+		return errSilent
+	}
+	g, err := newGate()
+	if err != nil {
+		return err
+	}
+	if err := u.launchSupervisor(g); err != nil || u.cluster == nil {
+		g.close()
+		return cmp.Or(err, errSilent)
+	}
+	u.gate = g
+	err = g.await(ctx)
+	switch refused := badFlags(""); {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		err = fmt.Errorf("up: %w", refused)
+	case ctx.Err() != nil:
+		err = fmt.Errorf("up: coracle-kube, which checks flags, has not ended: %w", err)
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
+	defer cancel()
+	return errors.Join(err, u.endGated(end))
+}
+
+// endGated ends a cluster process that waits at its gate: it has done nothing yet.
+func (u *upRun) endGated(ctx context.Context) error {
+	if u.gate == nil {
+		return nil
+	}
+	err := endLaunched(ctx, u.cluster)
+	u.gate.close()
+	if err == nil {
+		_ = u.cluster.Wait() // or it would count as running
+	}
+	u.gate, u.cluster = nil, nil
+	return err
 }
 
 // undoing is how long taking back a failed up may take.
@@ -129,14 +179,15 @@ func (u *upRun) fail(ctx context.Context, err error) error {
 	if u.supervisor != 0 {
 		return err // the cluster ran before, and needs its coracled
 	}
-	if u.severalControlPlanes() && u.clusterRuns() {
+	if u.severalControlPlanes() && u.gate == nil && u.clusterRuns() {
 		// Its member of etcd may have a vote that the others need for a quorum, also to remove it.
 		return fmt.Errorf("%w\nthe cluster process goes on, because other control-plane nodes may need its member of etcd; 'coracle down%s' ends it",
 			err, u.flags())
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
 	defer cancel()
-	errs := []error{err, endLaunched(ctx, u.cluster)}
+	errs := []error{err, u.endGated(ctx)}
+	errs = append(errs, endLaunched(ctx, u.cluster))
 	if pid, err := holder(u.place.supervisor()); err != nil {
 		errs = append(errs, err)
 	} else if pid != 0 {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -142,8 +143,11 @@ func remember(t *testing.T, p place, o upOptions) {
 }
 
 // processesOf are the processes whose arguments name a place.
-func processesOf(p place) (all []testkit.Process) {
-	return slices.DeleteFunc(testkit.Processes(), func(r testkit.Process) bool { return !strings.Contains(r.Line(), p.state) })
+func processesOf(p place) (all []testkit.Process) { return processesWith(p.state) }
+
+// processesWith are the processes with an argument that contains text.
+func processesWith(text string) (all []testkit.Process) {
+	return slices.DeleteFunc(testkit.Processes(), func(r testkit.Process) bool { return !strings.Contains(r.Line(), text) })
 }
 
 // Neither needs the other to start, so up starts both at once. An up that fails meanwhile ends
@@ -192,13 +196,7 @@ func TestUpThatFailsKeepsTheQuorum(t *testing.T) {
 			_ = unix.Kill(r.PID, unix.SIGKILL)
 		}
 	})
-	peers := filepath.Join(p.kubeRoot(), "etcd", "peers.json")
-	if err := os.MkdirAll(filepath.Dir(peers), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(peers, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	makeSeveral(t, p)
 	cmd := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--timeout", "1m", "--cgroup-root", "/coracle-test-none")
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -271,5 +269,98 @@ func TestChecksThatSayNothing(t *testing.T) {
 		if err == nil || string(said) != test.want {
 			t.Errorf("%v, %q, want %q", err, said, test.want)
 		}
+		if all := processesOf(p); len(all) != 0 { // such as a cluster process that waits for the other checks
+			t.Errorf("%s: these run afterwards: %v", name, all)
+		}
+	}
+}
+
+// The cluster process is started to check its flags, and goes on if they are good. Nothing else is
+// started before, and nothing is left if they are not.
+func TestFlagsAreCheckedFirst(t *testing.T) {
+	coracle := withDoubles(t)
+	for flag, want := range map[string]string{
+		refuses: "coracle: up: --eviction-hard refuses is wrong\n",
+		// One that has no gate, or was killed, is asked as before.
+		silent: "coracle: up: --eviction-hard silent is wrong\n",
+	} {
+		p := place{root: t.TempDir(), state: t.TempDir()}
+		for _, several := range []bool{false, true} { // which is no reason to leave it running
+			if several {
+				makeSeveral(t, p)
+			}
+			said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--eviction-hard", flag).CombinedOutput()
+			if err == nil || string(said) != want {
+				t.Errorf("%s: %v, %q, want %q", flag, err, said, want)
+			}
+			if all := processesOf(p); len(all) != 0 {
+				t.Errorf("%s: these run afterwards: %v", flag, all)
+			}
+			if _, err := os.Stat(p.runtime()); err == nil {
+				t.Errorf("%s: coracled was started", flag)
+			}
+			if got := remembered(p); got.EvictionHard != "" {
+				t.Errorf("%s is remembered", flag)
+			}
+		}
+	}
+}
+
+// makeSeveral has the place look like one of several control-plane nodes.
+func makeSeveral(t *testing.T, p place) {
+	t.Helper()
+	peers := filepath.Join(p.kubeRoot(), "etcd", "peers.json")
+	if err := os.MkdirAll(filepath.Dir(peers), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(peers, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An up that is killed while the cluster process waits leaves nothing that runs.
+func TestGateOfAnUpThatIsKilled(t *testing.T) {
+	coracle := withDoubles(t)
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	config := filepath.Join(t.TempDir(), "slow.toml")
+	if err := os.WriteFile(config, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--runtime-config", config)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	of := func(program string) (pid int) {
+		for _, r := range processesOf(p) {
+			if r.Program() == program {
+				return r.PID
+			}
+		}
+		return 0
+	}
+	for end := time.Now().Add(time.Minute); of("coracle-kube") == 0; {
+		if time.Now().After(end) {
+			t.Fatal("the cluster process is not started")
+		}
+	}
+	supervisor, err := holder(p.supervisor())
+	if err != nil || supervisor == 0 {
+		t.Fatalf("supervisor %d, %v", supervisor, err)
+	}
+	ended, err := unix.PidfdOpen(supervisor, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ended)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(ended), Events: unix.POLLIN}}, 60_000); n != 1 || err != nil {
+		t.Errorf("the supervisor has not ended: %v", err)
+	}
+	if pid := of("coracle-kube"); pid != 0 {
+		t.Errorf("the cluster process runs")
+	}
+	for _, r := range processesWith(config) { // its check hangs
+		_ = unix.Kill(r.PID, unix.SIGKILL)
 	}
 }

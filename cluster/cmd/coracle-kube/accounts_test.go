@@ -144,7 +144,7 @@ func TestControllersAloneWaitForTheAPIServer(t *testing.T) {
 	defer api.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := command(discard, &slog.LevelVar{})
+	cmd := command(discard, &slog.LevelVar{}, nil)
 	cmd.SetArgs([]string{"controllers", "--kubeconfig", kubeconfig(t, api.URL)})
 	err := cmd.ExecuteContext(ctx)
 	select {
@@ -177,7 +177,7 @@ func TestControllersAloneEndWhileTheyStart(t *testing.T) {
 			}))
 			defer api.Close()
 			defer close(ended)
-			cmd := command(discard, &slog.LevelVar{})
+			cmd := command(discard, &slog.LevelVar{}, nil)
 			cmd.SetArgs([]string{"controllers", "--kubeconfig", kubeconfig(t, api.URL)})
 			result := make(chan error, 1)
 			go func() { result <- cmd.ExecuteContext(ctx) }()

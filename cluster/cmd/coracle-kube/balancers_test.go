@@ -53,7 +53,8 @@ func TestNamesOfSinks(t *testing.T) {
 	if name := balancerSink(65535); len(name) > 15 {
 		t.Errorf("%s has %d characters", name, len(name))
 	}
-	if flags := serverCommand(discard).Flags(); flags.Lookup("load-balancer-cidr") == nil || flags.Lookup("load-balancer-interface") == nil {
+	flags := serverCommand(discard, nil).Flags()
+	if flags.Lookup("load-balancer-cidr") == nil || flags.Lookup("load-balancer-interface") == nil {
 		t.Error("server has no flags for load balancers")
 	}
 }

@@ -17,8 +17,8 @@ import (
 // Set by the linker.
 var version, commit string
 
-// command logs by log, whose level --log-level sets.
-func command(log *slog.Logger, levels *slog.LevelVar) *cobra.Command {
+// command logs by log, whose level --log-level sets. A server waits at g.
+func command(log *slog.Logger, levels *slog.LevelVar, g *gate) *cobra.Command {
 	var level string
 	var version bool
 	root := &cobra.Command{
@@ -47,7 +47,7 @@ Kubernetes. "coracle up" runs "coracle-kube server" and keeps it running.`,
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	// cobra's own flag needs a template, and then no method can be left out by the linker.
 	root.Flags().BoolVarP(&version, "version", "v", false, "print the version")
-	root.AddCommand(serverCommand(log), apiserverCommand(log), schedulerCommand(log), controllersCommand(log), kubeletCommand(log),
+	root.AddCommand(serverCommand(log, g), apiserverCommand(log), schedulerCommand(log), controllersCommand(log), kubeletCommand(log),
 		proxyCommand(log), policyCommand(log), dnsCommand(log), balancersCommand(), overlayCommand(), snapshotCommand(log), tokenCommand(log),
 		certificateCommand(), agentCommand(log), controlPlaneCommand(log))
 	return root

@@ -17,7 +17,7 @@ var discard = slog.New(slog.DiscardHandler)
 func try(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	cmd := command(discard, &slog.LevelVar{})
+	cmd := command(discard, &slog.LevelVar{}, nil)
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)

@@ -126,7 +126,7 @@ func TestAgentForgetsAnInterruptedJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	input := strings.NewReader("abcdef.0123456789abcdef\n")
-	cmd := command(discard, &slog.LevelVar{})
+	cmd := command(discard, &slog.LevelVar{}, nil)
 	cmd.SetIn(input)
 	cmd.SetArgs([]string{"agent", "join", "https://127.0.0.1:1", "--root", root, "--ca-hash", "sha256:" + strings.Repeat("0", 64)})
 	if err := cmd.ExecuteContext(t.Context()); err == nil {

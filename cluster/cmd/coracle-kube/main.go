@@ -31,13 +31,19 @@ func run() int {
 	defer stop()
 	var levels slog.LevelVar
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: &levels}))
-	err := command(log, &levels).ExecuteContext(ctx)
+	g, err := inheritedGate()
+	if err == nil {
+		err = command(log, &levels, g).ExecuteContext(ctx)
+	}
 	if ctx.Err() == nil && errors.Is(err, errAgain) {
 		log.Warn("serving ends", "err", err)
 		stop()
 		err = startAgain()
 	}
 	if err != nil {
+		if g.refuse(err) || errors.Is(err, errGivenUp) {
+			return exitRefused
+		}
 		fmt.Fprintln(os.Stderr, "coracle-kube:", err)
 		if errors.Is(err, etcd.ErrRemoved) {
 			return exitForGood

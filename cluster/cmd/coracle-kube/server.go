@@ -34,7 +34,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/unserved"
 )
 
-func serverCommand(log *slog.Logger) *cobra.Command {
+func serverCommand(log *slog.Logger, g *gate) *cobra.Command {
 	api, n := apiOptions{log: log}, nodeOptions{log: log}
 	var d dnsOptions
 	var m manifestsDir
@@ -51,14 +51,14 @@ it finds them again when it is started.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			api.pods = nodeaddr.NewPods(log)
 			api.clusterDomain, n.pods = n.domain, api.pods
-			if check {
-				release, err := claimPort(api.port, log)
-				if err == nil {
-					err = release()
+			if check || g != nil {
+				if err := checkMachine(api, n, d, m); err != nil || check {
+					return err
 				}
-				return errors.Join(checkAll(api, n, d), m.check(), err, api.settings().Listens(), api.balancers.checkHost(api.port))
+			} else if err := m.check(); err != nil {
+				return err
 			}
-			if err := m.check(); err != nil {
+			if err := g.pass(cmd.Context()); err != nil {
 				return err
 			}
 			return serve(cmd.Context(), api, n, d, m)
@@ -77,6 +77,15 @@ it finds them again when it is started.`,
 	n.define(cmd.Flags())
 	d.define(cmd.Flags())
 	return cmd
+}
+
+// checkMachine says what is wrong with the flags, if anything, also on this machine as it is now.
+func checkMachine(api apiOptions, n nodeOptions, d dnsOptions, m manifestsDir) error {
+	release, err := claimPort(api.port, api.log)
+	if err == nil {
+		err = release()
+	}
+	return errors.Join(checkAll(api, n, d), m.check(), err, api.settings().Listens(), api.balancers.checkHost(api.port))
 }
 
 // claimPort keeps other clusters of this machine from using the port at another address: nftables

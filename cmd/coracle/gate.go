@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// gateVariable names, in the environment of the cluster process, the descriptor of its end of a
+// gate.
+const gateVariable = "CORACLE_START_GATE"
+
+// exitRefused is the exit code of a cluster process that has said on its gate why it does not
+// start, or whose gate was closed. Its supervisor ends with it.
+const exitRefused = 79
+
+// mostSaid bounds what is read of a gate.
+const mostSaid = 64 << 10
+
+// gate is where a cluster process that has been started waits until it may begin. It has checked
+// its flags by then. A start is quicker so than with a check by a process of its own: it takes the
+// program a tenth of a second to get as far as to read its flags.
+type gate struct {
+	conn *net.UnixConn
+	far  *os.File // for the supervisor
+}
+
+func newGate() (*gate, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make a gate: %w", err)
+	}
+	near, far := os.NewFile(uintptr(fds[0]), "gate"), os.NewFile(uintptr(fds[1]), "gate")
+	defer func() { _ = near.Close() }()
+	conn, err := net.FileConn(near)
+	if err != nil {
+		return nil, errors.Join(err, far.Close())
+	}
+	return &gate{conn: conn.(*net.UnixConn), far: far}, nil
+}
+
+// errSilent is for a process that ended before it has said anything.
+var errSilent = errors.New("it has said nothing")
+
+// badFlags is what a cluster process says is wrong with its flags.
+type badFlags string
+
+func (r badFlags) Error() string { return string(r) }
+
+// await returns nil when the flags are good, badFlags if they are not. Nothing but the process may
+// have the far end open.
+func (g *gate) await(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() { _ = g.conn.CloseRead() })()
+	said := make([]byte, 0, 512)
+	for len(said) < mostSaid {
+		if len(said) == cap(said) {
+			said = append(said, 0)[:len(said)]
+		}
+		n, err := g.conn.Read(said[len(said):cap(said)])
+		said = said[:len(said)+n]
+		switch {
+		case string(said) == "ok\n":
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil:
+			continue
+		case !errors.Is(err, io.EOF) || len(said) == 0:
+			return errors.Join(errSilent, err)
+		}
+		break
+	}
+	return badFlags(strings.TrimSpace(string(said)))
+}
+
+// open lets the process begin. That it has ended meanwhile is seen by what waits for it.
+func (g *gate) open() {
+	_, _ = g.conn.Write([]byte{0})
+	_ = g.conn.Close()
+}
+
+// close gives the start up.
+func (g *gate) close() {
+	_ = g.far.Close()
+	_ = g.conn.Close()
+}
