@@ -34,7 +34,7 @@ import (
 //
 // Authentication, authorization, fairness, audit, admission, the check of the version and watches
 // are as for any other update. What is no plain renewal is left to upstream's handler, among others
-// one whose field is owned by a second manager.
+// one whose field is owned by a second manager. docs/decisions/renewals.md has the reasons.
 type renewals struct {
 	next http.Handler
 	*leases
