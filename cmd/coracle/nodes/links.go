@@ -74,6 +74,11 @@ func (w Network) attach(n int) error {
 		err = netlink.LinkSetMaster(near, bridge)
 	}
 	if err == nil {
+		// With net.bridge.bridge-nf-call-iptables, the bridge itself, not the machine's routes, passes
+		// on what a Service's node port sends back to the node that it came from.
+		err = netlink.LinkSetHairpin(near, true)
+	}
+	if err == nil {
 		err = netlink.LinkSetUp(near)
 	}
 	if err != nil {

@@ -355,6 +355,26 @@ func TestNodes(t *testing.T) {
 
 // A Make that was killed at any point is continued by the next one. Remove leaves forwarding and
 // its guard. Regression: it turned forwarding off, which others may need.
+// Regression: a node did not reach a pod of its own through a node port of the machine, where
+// bridges pass their packets to nftables.
+func TestBackToTheSameNode(t *testing.T) {
+	w := newNetwork(t)
+	if err := w.Make(2); err != nil {
+		t.Fatal(err)
+	}
+	link, err := netlink.LinkByName(w.Link(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := netlink.LinkGetProtinfo(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !port.Hairpin {
+		t.Errorf("the bridge does not send packets back to the link that they came from: %+v", port)
+	}
+}
+
 func TestMakeContinues(t *testing.T) {
 	for name, spoil := range map[string]func(w Network) error{
 		"nothing is missing": func(Network) error { return nil },
