@@ -22,7 +22,9 @@ and removes those that fail. hack/conformance writes this page.
 | | |
 | --- | --- |
 | on one node | all specs marked Conformance that one node can run |
-| on two nodes | the two specs marked Conformance that need them, and specs about traffic, DaemonSets and scheduling whose pods are on both nodes |
+| on two nodes | the two specs marked Conformance that need them, the others of [sig-network], DaemonSets and preemption that are marked so, and some about traffic |
+| fail on two nodes | some of the specs "Networking Granular Checks: Services", and others with clients on the network of the first node: it has a second address, and packets from that to pods of the other node are dropped there; "service endpoints using hostNetwork", because both nodes have the host name of the machine |
+| not run on two nodes yet | most specs of scheduling, and those of [sig-network] that are not marked Conformance and not listed below |
 | left out | specs marked Disruptive, Flaky or Slow; on two nodes also those about SCTP, and those that need three nodes or zones |
 C
   for heading in 'Passed on one node' 'Passed on two nodes'; do
