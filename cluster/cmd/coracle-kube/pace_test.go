@@ -40,7 +40,7 @@ func TestPacer(t *testing.T) {
 	}
 	if want := []int{
 		idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, leastPercent,
-		hugePercent, busyPercent, idlePercent,
+		gcPercent, busyPercent, idlePercent,
 	}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
