@@ -87,8 +87,8 @@ type Reporter struct {
 	latest   atomic.Pointer[v1.Node]
 	unready  atomic.Pointer[error]
 	changed  chan struct{}
-	// mu is held while the node is registered before Run.
-	mu sync.Mutex
+	// turn has a value while the node is registered: Introduce and Run take turns.
+	turn chan struct{}
 	// introduced is whether Introduce has registered the node, ready whether it is Ready since.
 	introduced, ready bool
 
@@ -107,7 +107,10 @@ func New(c Config, kube kubernetes.Interface, runtime *cri.Client, get func() (*
 	if err != nil {
 		return nil, err
 	}
-	r := &Reporter{config: c, kube: kube, runtime: runtime, get: get, recorder: recorder, machine: m, changed: make(chan struct{}, 1)}
+	r := &Reporter{
+		config: c, kube: kube, runtime: runtime, get: get, recorder: recorder, machine: m, changed: make(chan struct{}, 1),
+		turn: make(chan struct{}, 1),
+	}
 	n := r.initial()
 	r.fillMachine(n) // static pods are admitted before there is a runtime or an API
 	r.latest.Store(n)
@@ -142,15 +145,23 @@ func (r *Reporter) Look() {
 	}
 }
 
-// Introduce registers the node if the API has none of its name and the runtime answers. It is for
-// the time before Run, or while Run begins, and leaves everything else to that.
+// Introduce registers the node if the API has none of its name and the runtime answers soon. It is
+// for the time before Run, or while Run begins, and leaves everything else to that: Run also
+// registers a node whose runtime does not answer.
 func (r *Reporter) Introduce(ctx context.Context) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	select {
+	case r.turn <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-r.turn }()
 	if _, err := r.kube.CoreV1().Nodes().Get(ctx, r.config.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		return
 	}
-	if _, err := r.runtime.Version(ctx); err != nil {
+	asked, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	// The call waits for the runtime's socket.
+	if _, err := r.runtime.Version(asked); err != nil {
 		return
 	}
 	n := r.initial()
@@ -163,12 +174,16 @@ func (r *Reporter) Introduce(ctx context.Context) {
 
 // Run registers and reports until ctx ends.
 func (r *Reporter) Run(ctx context.Context) {
-	r.mu.Lock()
+	select {
+	case r.turn <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
 	ready := r.ready
 	if !r.introduced {
 		ready = r.register(ctx)
 	}
-	r.mu.Unlock()
+	<-r.turn
 	if ctx.Err() != nil {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -225,6 +226,41 @@ func TestTheNodeIsIntroduced(t *testing.T) {
 			}
 			stop()
 			<-done
+		})
+	}
+}
+
+// Regression: Introduce waited for a runtime without a socket, and Run waited for Introduce. The
+// node was not registered before the runtime answered, and a process that was to end did not.
+func TestTheNodeIsNotIntroducedForLong(t *testing.T) {
+	for name, after := range map[string]time.Duration{"Run is ended meanwhile": askTimeout / 2, "Run goes on": time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			kube, f := fake.NewClientset(), critest.New()
+			release := f.Block("Version")
+			defer release()
+			r := reporter(t, kube, f)
+			introduction, forget := context.WithCancel(t.Context())
+			ctx, stop := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			defer running.Wait()
+			running.Go(func() { r.Introduce(introduction) })
+			synctest.Wait()
+			ended := make(chan struct{})
+			go func() { defer close(ended); r.Run(ctx) }()
+			time.Sleep(after)
+			_, err := kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+			if registered := err == nil; registered != (after > askTimeout) {
+				t.Errorf("%s: after %v: %v", name, after, err)
+			}
+			stop()
+			synctest.Wait()
+			select {
+			case <-ended:
+			default:
+				t.Errorf("%s: Run goes on", name)
+			}
+			forget()
+			<-ended
 		})
 	}
 }
