@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/endpoints/handlers/finisher"
+	requestmetrics "k8s.io/apiserver/pkg/endpoints/handlers/metrics"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/metrics"
@@ -88,7 +90,7 @@ func (e equivalents) GetEquivalentResourceMapper() runtime.EquivalentResourceMap
 
 // ServeHTTP implements [http.Handler].
 func (n *renewals) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if n.storage == nil || !mayRenew(r) {
+	if n.storage == nil || !n.mayRenew(r) {
 		n.next.ServeHTTP(w, r)
 		return
 	}
@@ -100,9 +102,10 @@ func (n *renewals) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	kind := leaseKind
-	sent, _, err := n.decoder.Decode(body, &kind, &coordination.Lease{})
-	if lease, ok := sent.(*coordination.Lease); err == nil && ok {
+	sent, of, err := n.decoder.Decode(body, &kind, &coordination.Lease{})
+	if lease, ok := sent.(*coordination.Lease); err == nil && ok && *of == leaseKind { // another version is refused
 		if renewed, err := n.renew(r, lease); !errors.Is(err, errNotRenewal) {
+			requestmetrics.RecordRequestBodySize(r.Context(), leaseResource.GroupResource(), requestmetrics.Update, len(body))
 			n.answer(w, r, renewed, err)
 			return
 		}
@@ -117,7 +120,7 @@ type again struct {
 }
 
 // mayRenew says whether a request may be a renewal, without reading its body.
-func mayRenew(r *http.Request) bool {
+func (n *renewals) mayRenew(r *http.Request) bool {
 	info, ok := request.RequestInfoFrom(r.Context())
 	if !ok || info.Resource != leaseResource.Resource || info.Verb != "update" || info.Namespace != corev1.NamespaceNodeLease ||
 		info.APIGroup != leaseResource.Group || info.APIVersion != leaseResource.Version || info.Subresource != "" || info.Name == "" {
@@ -128,7 +131,12 @@ func mayRenew(r *http.Request) bool {
 			return false
 		}
 	}
-	return r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf && !strings.Contains(r.Header.Get("Accept"), ";as=")
+	if r.Header.Get("Content-Type") != runtime.ContentTypeProtobuf {
+		return false
+	}
+	// As a table, or in a format that there is not, for example.
+	_, _, err := negotiation.NegotiateOutputMediaType(r, n.serializer, negotiation.DefaultEndpointRestrictions)
+	return err == nil
 }
 
 // renew writes a renewal, and returns the lease as it is then.
@@ -146,17 +154,20 @@ func (n *renewals) renew(r *http.Request, sent *coordination.Lease) (runtime.Obj
 		return admission.NewAttributesRecord(obj, old, leaseKind, info.Namespace, info.Name, leaseResource, "", admission.Update, options,
 			false, who)
 	}
+	audit.LogRequestObject(ctx, sent, leaseKind.GroupVersion(), leaseResource, "", n.serializer)
 	manager, _, _ := strings.Cut(r.UserAgent(), "/")
-	renewed, _, err := n.storage.Update(ctx, info.Name, rest.DefaultUpdatedObjectInfo(nil,
-		func(ctx context.Context, _, old runtime.Object) (runtime.Object, error) {
-			lease, err := renewal(old.(*coordination.Lease), sent, manager, time.Now())
-			if err != nil {
-				return nil, err
-			}
-			audit.LogRequestObject(ctx, sent, leaseKind.GroupVersion(), leaseResource, "", n.serializer)
-			return lease, n.mutate(ctx, lease, about(lease, old))
-		}), noCreation, rest.AdmissionToValidateObjectUpdateFunc(n.admit, about(nil, nil), n.objects), false, options)
-	return renewed, err
+	update := rest.DefaultUpdatedObjectInfo(nil, func(ctx context.Context, _, old runtime.Object) (runtime.Object, error) {
+		lease, err := renewal(old.(*coordination.Lease), sent, manager, time.Now())
+		if err != nil {
+			return nil, err
+		}
+		return lease, n.mutate(ctx, lease, about(lease, old))
+	})
+	validate := rest.AdmissionToValidateObjectUpdateFunc(n.admit, about(nil, nil), n.objects)
+	return finisher.FinishRequest(ctx, func() (runtime.Object, error) { // answers in time
+		renewed, _, err := n.storage.Update(ctx, info.Name, update, noCreation, validate, false, options)
+		return renewed, err
+	})
 }
 
 // mutate lets admission change a lease.
@@ -165,12 +176,12 @@ func (n *renewals) mutate(ctx context.Context, lease *coordination.Lease, a admi
 	if !ok || !mutating.Handles(admission.Update) {
 		return nil
 	}
-	fields := lease.ManagedFields
+	fields, owners := lease.ManagedFields, lease.OwnerReferences
 	if err := mutating.Admit(ctx, a, n.objects); err != nil {
 		return err
 	}
-	if !equality.Semantic.DeepEqual(fields, lease.ManagedFields) {
-		return errNotRenewal // upstream's handler checks them
+	if !equality.Semantic.DeepEqual(fields, lease.ManagedFields) || !equality.Semantic.DeepEqual(owners, lease.OwnerReferences) {
+		return errNotRenewal // upstream's handler checks the fields, and drops owners that are there twice
 	}
 	return nil
 }

@@ -11,16 +11,21 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	coordinationv1beta1 "k8s.io/api/coordination/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	registry "k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/apis/coordination"
 	"k8s.io/utils/ptr"
 )
 
@@ -133,6 +138,8 @@ func TestWhatIsNoRenewal(t *testing.T) {
 		r     *http.Request
 		info  *request.RequestInfo
 		body  []byte
+		// version is that of the body.
+		version schema.GroupVersion
 	}
 	for name, test := range map[string]struct {
 		change func(a *attempt)
@@ -143,6 +150,9 @@ func TestWhatIsNoRenewal(t *testing.T) {
 		"without the managed fields":     {func(a *attempt) { a.lease.ManagedFields = nil }, true},
 		"a dry run":                      {func(a *attempt) { a.r.URL.RawQuery = "dryRun=All" }, false},
 		"as a table":                     {func(a *attempt) { a.r.Header.Set("Accept", "application/json;as=Table") }, false},
+		"as a table, with a space":       {func(a *attempt) { a.r.Header.Set("Accept", "application/json; as=Table;g=meta.k8s.io;v=v1") }, false},
+		"in a format that there is not":  {func(a *attempt) { a.r.Header.Set("Accept", "text/html") }, false},
+		"of another version":             {func(a *attempt) { a.version = coordinationv1beta1.SchemeGroupVersion }, false},
 		"as JSON":                        {func(a *attempt) { a.r.Header.Set("Content-Type", runtime.ContentTypeJSON) }, false},
 		"of another namespace":           {func(a *attempt) { a.info.Namespace = "default" }, false},
 		"of another name than the URL's": {func(a *attempt) { a.info.Name = "x" }, false},
@@ -176,12 +186,16 @@ func TestWhatIsNoRenewal(t *testing.T) {
 			a := &attempt{lease: later(lease, time.Second), r: r, info: &request.RequestInfo{
 				IsResourceRequest: true, Verb: "update", APIGroup: coordinationv1.GroupName, APIVersion: "v1", Resource: "leases",
 				Namespace: corev1.NamespaceNodeLease, Name: lease.Name,
-			}}
+			}, version: coordinationv1.SchemeGroupVersion}
 			test.change(a)
 			if a.body == nil {
 				info, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-				encoder := legacyscheme.Codecs.EncoderForVersion(info.Serializer, coordinationv1.SchemeGroupVersion)
-				if a.body, err = runtime.Encode(encoder, a.lease); err != nil {
+				encoder := legacyscheme.Codecs.EncoderForVersion(info.Serializer, a.version)
+				lease, err := legacyscheme.Scheme.ConvertToVersion(a.lease, coordination.SchemeGroupVersion)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a.body, err = runtime.Encode(encoder, lease); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -200,5 +214,78 @@ func TestWhatIsNoRenewal(t *testing.T) {
 				t.Errorf("upstream's handler asked: %v; status %d", passed, answer.Code)
 			}
 		})
+	}
+}
+
+// hungUpdater is a storage that does not answer in time.
+type hungUpdater struct {
+	registry.Updater
+	until <-chan struct{}
+}
+
+func (h hungUpdater) Update(context.Context, string, registry.UpdatedObjectInfo, registry.ValidateObjectFunc,
+	registry.ValidateObjectUpdateFunc, bool, *metav1.UpdateOptions,
+) (runtime.Object, bool, error) {
+	select {
+	case <-h.until:
+	case <-time.After(patience):
+	}
+	return nil, false, context.DeadlineExceeded
+}
+
+// bodySizes is how many updates of leases the metric of bodies' sizes has.
+func bodySizes(t *testing.T) (n uint64) {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "apiserver_request_body_size_bytes" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if labels["resource"] == "leases" && labels["verb"] == "update" {
+				n += m.GetHistogram().GetSampleCount()
+			}
+		}
+	}
+	return n
+}
+
+// Regression: a renewal that took too long was answered with 500, and only when the storage had
+// given up.
+func TestARenewalThatTakesLong(t *testing.T) {
+	lease := nodeLease(t, asKubelet(), "slow")
+	info, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	encoder := legacyscheme.Codecs.EncoderForVersion(info.Serializer, coordinationv1.SchemeGroupVersion)
+	body, err := runtime.Encode(encoder, later(lease, time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan struct{})
+	defer close(answered)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	ctx = request.WithUser(request.WithRequestInfo(ctx, &request.RequestInfo{
+		IsResourceRequest: true, Verb: "update", APIGroup: coordinationv1.GroupName, APIVersion: "v1", Resource: "leases",
+		Namespace: corev1.NamespaceNodeLease, Name: lease.Name,
+	}), &user.DefaultInfo{Name: "admin", Groups: []string{"system:masters"}})
+	r := httptest.NewRequest(http.MethodPut, "/", bytes.NewReader(body)).WithContext(ctx)
+	r.Header.Set("Content-Type", runtime.ContentTypeProtobuf)
+	r.Header.Set("Accept", runtime.ContentTypeJSON)
+	hung, sizes := built.leases, bodySizes(t)
+	hung.storage = hungUpdater{until: answered}
+	answer := httptest.NewRecorder()
+	(&renewals{leases: &hung}).ServeHTTP(answer, r)
+	if answer.Code != http.StatusGatewayTimeout {
+		t.Errorf("status %d: %s", answer.Code, answer.Body)
+	}
+	if bodySizes(t) <= sizes {
+		t.Error("the metric of bodies' sizes does not have the renewal")
 	}
 }
