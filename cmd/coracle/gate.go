@@ -23,9 +23,9 @@ const exitRefused = 79
 // mostSaid bounds what is read of a gate.
 const mostSaid = 64 << 10
 
-// gate is where a cluster process that has been started waits until it may begin. It has checked
-// its flags by then. A start is quicker so than with a check by a process of its own: it takes the
-// program a tenth of a second to get as far as to read its flags.
+// gate is where a new cluster process waits, after it has checked its flags, until it may begin. A
+// separate process for the check would cost a tenth of a second: the program needs that long before
+// it reads its flags.
 type gate struct {
 	conn *net.UnixConn
 	far  *os.File // for the supervisor
@@ -79,13 +79,13 @@ func (g *gate) await(ctx context.Context) error {
 	return badFlags(strings.TrimSpace(string(said)))
 }
 
-// open lets the process begin. That it has ended meanwhile is seen by what waits for it.
+// open lets the process begin. The caller notices elsewhere if the process has ended meanwhile.
 func (g *gate) open() {
 	_, _ = g.conn.Write([]byte{0})
 	_ = g.conn.Close()
 }
 
-// close gives the start up.
+// close cancels the start.
 func (g *gate) close() {
 	_ = g.far.Close()
 	_ = g.conn.Close()

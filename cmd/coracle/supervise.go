@@ -157,7 +157,7 @@ func (p program) supervise(ctx context.Context) error {
 			return err
 		}
 		if code(err) == exitRefused {
-			return fmt.Errorf("%s was not let in: %w", name, err)
+			return fmt.Errorf("%s did not start: its flags were refused, or up has ended: %w", name, err)
 		}
 		if !p.optional && code(err) == exitForGood {
 			slog.Error(name+" ended and is not started again", "err", err)

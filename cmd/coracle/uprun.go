@@ -128,9 +128,10 @@ func (u *upRun) checkPrograms(ctx context.Context, given func(flag string) bool)
 
 // startGated starts the cluster process, and returns nil when it waits with good flags. The error
 // is errSilent if it does not check them so: a node's does not, coracle-bgp would not wait, and
-// another supervisor may have been quicker.
+// another supervisor may have been quicker. Nor does it wait while images are loaded: its
+// supervisor would take minutes at the gate for a life in which it has worked, and never give up.
 func (u *upRun) startGated(ctx context.Context) error {
-	if u.o.Server != "" || len(u.o.BGPPeers) > 0 {
+	if u.o.Server != "" || len(u.o.BGPPeers) > 0 || u.archives() {
 		return errSilent
 	}
 	g, err := newGate()

@@ -306,6 +306,26 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 	}
 }
 
+// Regression: a cluster process that waited while images were loaded counted as one that had
+// worked, so its supervisor started it again and again when it failed afterwards.
+func TestNothingWaitsWhileImagesAreLoaded(t *testing.T) {
+	coracle := withDoubles(t)
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	images := t.TempDir()
+	if err := os.WriteFile(filepath.Join(images, "app.tar"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The double refuses these flags only at a gate, and the double of coracled loads no images.
+	said, err := exec.Command(coracle, "up", "--root", p.root, "--state", p.state, "--cgroup-root", "/coracle-test-none", "--images", images,
+		"--eviction-hard", refuses).CombinedOutput()
+	if err == nil || !strings.Contains(string(said), "up: --images "+images) {
+		t.Errorf("%v, %q", err, said)
+	}
+	if all := processesOf(p); len(all) != 0 {
+		t.Errorf("these run afterwards: %v", all)
+	}
+}
+
 // makeSeveral has the place look like one of several control-plane nodes.
 func makeSeveral(t *testing.T, p place) {
 	t.Helper()

@@ -10,17 +10,17 @@ import (
 	"strconv"
 )
 
-// gateVariable names the descriptor of a gate in the environment. "coracle up" starts a server with
-// flags that were given before anything else: the server checks them, says what is wrong on the
-// gate, a unix socket, or "ok" and a newline, and then waits for a byte. If the socket is closed
-// instead, the start is off.
+// gateVariable names the descriptor of a gate in the environment. If "coracle up" was given flags
+// for the server, it starts the server first. The server checks the flags and writes to the gate, a
+// unix socket, what is wrong with them, or "ok" and a newline. Then it waits for a byte. If the
+// socket is closed instead, the start is cancelled.
 const gateVariable = "CORACLE_START_GATE"
 
 // exitRefused is the exit code of a server that does not start: it has said on its gate why, or the
-// start is off. Its supervisor ends with it.
+// start was cancelled. Its supervisor ends with it.
 const exitRefused = 79
 
-var errGivenUp = errors.New("the start was given up")
+var errGivenUp = errors.New("the start was cancelled")
 
 // gate is where the server waits until it may start; nil is always open.
 type gate struct {
