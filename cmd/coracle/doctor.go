@@ -80,8 +80,8 @@ func findingRows(w io.Writer, all []doctor.Finding) {
 }
 
 // peers are what this machine calls on the other nodes of its cluster that say that they are Ready:
-// kubelets, and the API servers and members of etcd of other control-plane nodes. Without an answer
-// of the API server there are none: status tells that.
+// kubelets, the API servers and members of etcd of other control-plane nodes, and where layers of
+// images are asked for. Without an answer of the API server there are none: status tells that.
 func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 	client, err := openAPI(p.kubeconfig())
 	if err != nil {
@@ -100,6 +100,7 @@ func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 		servers, _ = client.servers(ctx)
 		members, _ = client.members(ctx)
 	}
+	var layers []doctor.Peer
 	for _, n := range nodes {
 		kubelet := n.kubelet()
 		host, _, _ := net.SplitHostPort(kubelet)
@@ -110,7 +111,8 @@ func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 		}
 		all = append(all, doctor.Peer{
 			Name: n.Metadata.Name, Part: "kubelet", At: kubelet, Without: "logs, exec and metrics of its pods do not work",
-		}, doctor.LayersOf(n.Metadata.Name, addr))
+		})
+		layers = append(layers, doctor.LayersOf(n.Metadata.Name, addr))
 		for _, s := range servers {
 			if s.Addr() == addr {
 				all = append(all, doctor.Peer{
@@ -126,7 +128,7 @@ func peers(ctx context.Context, p place, o upOptions) (all []doctor.Peer) {
 			}
 		}
 	}
-	return all
+	return append(all, layers...) // last: only so many are called, and the cluster works without them
 }
 
 func (o *upOptions) etcdPeerPort() int { return cmp.Or(o.EtcdPeerPort, defaultPeerPort) }
