@@ -82,7 +82,7 @@ func (u *unpacker) pass(r io.Reader, of incoming, size, minFree int64) *passing 
 	}
 	s := newSpool(f)
 	s.whole = size
-	return &passing{r: r, s: s, minFree: minFree, log: u.log, end: u.arrivals.add(of, s)}
+	return &passing{r: r, s: s, minFree: minFree, log: u.log.With("blob", of.blob.String()), end: u.arrivals.add(of, s)}
 }
 
 // Read implements io.Reader. What cannot be kept for other nodes is no reason to fail: they fetch
