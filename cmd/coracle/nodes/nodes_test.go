@@ -353,8 +353,6 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// A Make that was killed at any point is continued by the next one. Remove leaves forwarding and
-// its guard. Regression: it turned forwarding off, which others may need.
 // Regression: a node did not reach a pod of its own through a node port of the machine, where
 // bridges pass their packets to nftables.
 func TestBackToTheSameNode(t *testing.T) {
@@ -375,6 +373,8 @@ func TestBackToTheSameNode(t *testing.T) {
 	}
 }
 
+// A Make that was killed at any point is continued by the next one. Remove leaves forwarding and
+// its guard. Regression: it turned forwarding off, which others may need.
 func TestMakeContinues(t *testing.T) {
 	for name, spoil := range map[string]func(w Network) error{
 		"nothing is missing": func(Network) error { return nil },
