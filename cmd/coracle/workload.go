@@ -93,11 +93,14 @@ func (n machineNode) soon(ctx context.Context, work func(ctx context.Context) er
 	if n.name == "" {
 		return work(ctx)
 	}
-	soon, cancel := context.WithTimeout(ctx, n.patience)
-	defer cancel()
+	late := fmt.Errorf("coracled has not answered within %s", n.patience)
+	// Not a deadline: gRPC would tell coracled, which could end the call a moment before.
+	soon, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer time.AfterFunc(n.patience, func() { cancel(late) }).Stop()
 	err := work(soon)
-	if err != nil && soon.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("coracled has not answered within %s", n.patience)
+	if err != nil && errors.Is(context.Cause(soon), late) {
+		return late
 	}
 	return err
 }
