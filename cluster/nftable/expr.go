@@ -1,6 +1,7 @@
 package nftable
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 
@@ -112,6 +113,14 @@ func (f *Family) compare(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.An
 		},
 		&expr.Cmp{Op: op, Register: Reg(0), Data: p.Masked().Addr().AsSlice()},
 	})
+}
+
+// FromNode matches packets with a source that the machine itself has.
+func FromNode() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: Reg(0), FlagSADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: Reg(0), Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)},
+	}
 }
 
 // Within matches if a set has what is in the registers.

@@ -70,6 +70,86 @@ func TestAConnectionOutlivesAnotherKindOfPath(t *testing.T) {
 	}
 }
 
+// TestASecondAddressOfANode has the default route of a node lead to another network. For a
+// connection to a Service, the kernel then chooses the node's address there, which other nodes do
+// not know.
+func TestASecondAddressOfANode(t *testing.T) {
+	w := newWorld(t)
+	second := []netip.Addr{netip.MustParseAddr("192.168.77.2"), netip.MustParseAddr("2001:db8:77::2")}
+	elsewhere := testnet.NewSpace(t, "elsewhere")
+	testnet.Wire(elsewhere, "eth0", w.a.Space, "eth1")
+	w.a.Run("ip addr add 192.168.77.2/24 dev eth1")
+	w.a.Run("ip addr add 2001:db8:77::2/64 dev eth1 nodad")
+	w.a.Run("ip route add 10.1.0.0/24 via 10.0.0.254")
+	w.a.Run("ip route add 2001:db8:1::/64 via 2001:db8::fe")
+	w.a.Run("ip route replace default via 192.168.77.1")
+	w.a.Run("ip -6 route replace default via 2001:db8:77::1")
+	services := map[netip.Addr]*machine{}
+	w.a.Run("nft add table inet services")
+	w.a.Run("nft add chain inet services output { type nat hook output priority -100 ; }")
+	for i, m := range []*machine{w.b, w.c} {
+		of4, of6 := fmt.Sprintf("10.96.0.%d", i+1), fmt.Sprintf("fd00:96::%d", i+1)
+		w.a.Run("nft add rule inet services output ip daddr " + of4 + " dnat ip to " + m.pod.IPv4.String())
+		w.a.Run("nft add rule inet services output ip6 daddr " + of6 + " dnat ip6 to " + m.pod.IPv6.String())
+		services[netip.MustParseAddr(of4)], services[netip.MustParseAddr(of6)] = m, m
+	}
+	w.connect()
+	for _, m := range w.machines() {
+		m.guard()
+	}
+	check := func() {
+		t.Helper()
+		for service, to := range services {
+			family := 0
+			pod, want := to.pod.IPv4, w.a.node.Addresses
+			if service.Is6() {
+				family, pod = 1, to.pod.IPv6
+			}
+			if to == w.c { // by the tunnel
+				want = []netip.Addr{paths.End(w.a.node.Ranges[0]), paths.End(w.a.node.Ranges[1])}
+			}
+			text := to.pod.Name + " " + want[family].String()
+			for _, network := range []string{"tcp", "udp"} {
+				if answer, err := w.a.Ask(network, netip.AddrPortFrom(service, 80).String()); err != nil || answer != text {
+					t.Fatalf("%s to a Service of node %s: %q, %v; want %q", network, to.Name, answer, err, text)
+				}
+			}
+			for _, from := range []netip.Addr{second[family], w.a.node.Addresses[family]} {
+				if answer, err := w.a.askFrom(from, pod, 80); err != nil || answer != text {
+					t.Fatalf("from %s to a pod of node %s: %q, %v; want %q", from, to.Name, answer, err, text)
+				}
+			}
+		}
+	}
+	check()
+
+	// Nodes, and pods of this one, see the address that was chosen.
+	w.b.Run("ip route add 192.168.77.2 via 10.0.0.1")
+	w.b.Run("ip route add 2001:db8:77::2 via 2001:db8::1")
+	w.b.Serve("tcp", 81)
+	for i, from := range second {
+		if answer, err := w.a.askFrom(from, w.b.node.Addresses[i], 81); err != nil || answer != "b "+from.String() {
+			t.Errorf("from %s to node b: %q, %v", from, answer, err)
+		}
+		own := []netip.Addr{w.a.pod.IPv4, w.a.pod.IPv6}[i]
+		if answer, err := w.a.askFrom(from, own, 80); err != nil || answer != "pod of a "+from.String() {
+			t.Errorf("from %s to the node's own pod: %q, %v", from, answer, err)
+		}
+	}
+	w.reaches()
+
+	// The node gets another InternalIP. The former one stays on the machine.
+	conn := dial(t, w.a.Space, netip.MustParseAddr("10.96.0.1"))
+	w.a.Run("ip addr add 10.0.0.11/24 dev eth0")
+	second[0], w.a.node.Addresses = w.a.node.Addresses[0], []netip.Addr{netip.MustParseAddr("10.0.0.11"), w.a.node.Addresses[1]}
+	for _, m := range w.machines() {
+		m.apply(m.choose(w.others(m)).Peers)
+		m.guard()
+	}
+	echo(t, conn, "after another InternalIP")
+	check()
+}
+
 // TestPacketsFitTheTunnel sends more than a link's MTU in each packet, if the pods could.
 func TestPacketsFitTheTunnel(t *testing.T) {
 	w := newWorld(t)
@@ -154,6 +234,8 @@ func TestRepair(t *testing.T) {
 		"ip link del coracle4-6443",
 		"nft delete table inet coracle-overlay-6443",
 		"nft flush chain inet coracle-overlay-6443 tunnelled",
+		"nft flush set inet coracle-overlay-6443 own4",
+		"nft flush map inet coracle-overlay-6443 source6",
 		"ip route add 10.244.77.0/24 via 10.0.0.2 proto 86 metric 6443",
 	} {
 		w.a.Run(change)

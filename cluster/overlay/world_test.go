@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"log/slog"
@@ -213,6 +214,41 @@ func (w *world) reaches() {
 			}
 		}
 	}
+}
+
+// guard lets packets to the pod in as coracled does: from the networks and gateways of routes to
+// other nodes' pods.
+func (m *machine) guard() {
+	m.t.Helper()
+	m.Run("nft add chain inet runtime forward { type filter hook forward priority filter ; }")
+	m.Run("nft flush chain inet runtime forward")
+	m.Run("nft add rule inet runtime forward oifname != pod accept")
+	m.Run("nft add rule inet runtime forward ct state established,related accept")
+	for family, match := range map[string]string{"-4": "ip", "-6": "ip6"} {
+		for line := range strings.Lines(m.Run("ip " + family + " route show proto 86")) {
+			fields := strings.Fields(line)
+			m.Run("nft add rule inet runtime forward " + match + " saddr " + fields[0] + " accept")
+			if fields[1] == "via" {
+				m.Run("nft add rule inet runtime forward " + match + " saddr " + fields[2] + " accept")
+			}
+		}
+	}
+	m.Run("nft add rule inet runtime forward drop")
+}
+
+// askFrom asks a server, from a socket that is bound to an address.
+func (m *machine) askFrom(from, to netip.Addr, port uint16) (answer string, err error) {
+	m.Within(func() {
+		d := net.Dialer{Timeout: testnet.Patience, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+		var conn net.Conn
+		if conn, err = d.DialContext(m.t.Context(), "tcp", netip.AddrPortFrom(to, port).String()); err != nil {
+			return
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(testnet.Patience))
+		answer, err = bufio.NewReader(conn).ReadString('\n')
+	})
+	return strings.TrimSpace(answer), err
 }
 
 // echo checks that a connection is alive.

@@ -62,6 +62,9 @@ type Filter struct {
 	Nodes map[netip.Addr]struct{}
 	// Peers are the ranges of peers' pods.
 	Peers map[netip.Prefix]struct{}
+	// Own are this node's addresses. On a direct route, peers take packets of the node itself only
+	// from these: others of its addresses are replaced by the first of the family.
+	Own []netip.Addr
 }
 
 // New computes the plan for a node with peers. It is empty without peers.
@@ -80,6 +83,7 @@ func New(self Node, peers []Peer) Plan {
 	if len(peers) == 0 {
 		return p
 	}
+	p.Filter.Own = self.Addresses
 	own := map[Underlay]netip.Prefix{} // by the family of the range
 	for _, r := range self.Ranges {
 		own[UnderlayOf(r.Addr())] = r
@@ -177,9 +181,9 @@ func (p *Plan) Empty() bool {
 	return len(p.Devices)+len(p.Routes)+len(p.Filter.Nodes)+len(p.Filter.Peers) == 0
 }
 
-// union is a filter that lets through what either does.
+// union is a filter that lets through what either does, with the addresses of the other one.
 func (f Filter) union(other Filter) Filter {
-	u := Filter{Nodes: maps.Clone(f.Nodes), Peers: maps.Clone(f.Peers)}
+	u := Filter{Nodes: maps.Clone(f.Nodes), Peers: maps.Clone(f.Peers), Own: other.Own}
 	maps.Copy(u.Nodes, other.Nodes)
 	maps.Copy(u.Peers, other.Peers)
 	return u

@@ -54,6 +54,7 @@ func TestPlan(t *testing.T) {
 			Peers: map[netip.Prefix]struct{}{
 				prefix("10.244.2.0/24"): {}, prefix("fd00:244:2::/64"): {}, prefix("10.244.3.0/24"): {}, prefix("10.244.4.0/24"): {},
 			},
+			Own: self.Addresses,
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -84,6 +85,7 @@ func TestEncryptedPlan(t *testing.T) {
 		prefix("fd00:244:2::/64"): {Device: Encrypted, Source: addr("fd00:244:1::")},
 		prefix("10.244.3.0/24"):   {Device: Encrypted, Source: addr("10.244.1.0"), MTU: 1420},
 	}
+	want.Filter.Own = self.Addresses
 	for _, p := range []string{"10.244.2.0/24", "fd00:244:2::/64", "10.244.3.0/24"} {
 		want.Filter.Peers[prefix(p)] = struct{}{}
 	}

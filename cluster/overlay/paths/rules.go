@@ -20,6 +20,8 @@ import (
 //	table inet coracle-overlay-6443 {
 //	  set nodes4 { ip }                              # other nodes
 //	  set peers4 { nfproto . ip range }              # ranges of their pods
+//	  set own4 { ip }                                # this node's InternalIPs
+//	  map source4 { nfproto : ip }                   # the first of these
 //	  chain input { type filter hook input priority raw
 //	    udp dport PORT @th,96,24 VNI ip saddr != @nodes4 drop }
 //	  chain prerouting { type filter hook prerouting priority raw
@@ -34,7 +36,9 @@ import (
 //	  chain postrouting { type nat hook postrouting priority srcnat - 2
 //	    ip saddr OWN meta nfproto . ip daddr @peers4 snat to ip saddr   # no other table changes it
 //	    oifname TUNNEL ip saddr OWN return
-//	    oifname TUNNEL snat to END }                 # answers come back through the tunnel
+//	    oifname TUNNEL snat to END                   # answers come back through the tunnel
+//	    meta nfproto . ip daddr @peers4 ip saddr != @own4 fib saddr type local
+//	      snat to meta nfproto map @source4 }        # on a direct route
 //	}
 //
 // With encryption, TUNNEL is the device that encrypts, and the chain prerouting goes on with
@@ -47,6 +51,11 @@ import (
 // The chain postrouting precedes that of Services, which would give packets the node's address. In
 // a tunnel, the answer would go to that address by the underlay, with a pod's address as source,
 // which networks of clouds drop.
+//
+// On a direct route, other nodes let only a node's InternalIP and its pods in. A machine may have
+// more addresses, and the kernel chooses one for a connection to a Service by the route to the
+// Service's address, which is often the default route, before the endpoint is known. An address
+// that a program has bound its socket to is replaced, too.
 type rules struct {
 	Config
 	table *nftable.Table
@@ -56,6 +65,8 @@ type rules struct {
 const (
 	setNodes = iota
 	setPeers
+	setOwn
+	setSource
 	setsOfFamily
 )
 
@@ -98,6 +109,21 @@ func (r *rules) repair(ctx context.Context) error {
 
 func pairs(f Filter) iter.Seq2[nftable.Element, struct{}] {
 	return func(yield func(nftable.Element, struct{}) bool) {
+		known := map[*nftable.Family]bool{}
+		for _, a := range f.Own {
+			family := familyOf(a)
+			sets, value := family.Index*setsOfFamily, nftable.Field(a)
+			if !yield(nftable.Element{Set: sets + setOwn, Key: value}, struct{}{}) {
+				return
+			}
+			if known[family] {
+				continue
+			}
+			known[family] = true
+			if !yield(nftable.Element{Set: sets + setSource, Key: string([]byte{family.Protocol}), Value: value}, struct{}{}) {
+				return
+			}
+		}
 		for a := range f.Nodes {
 			if !yield(nftable.Element{Set: familyOf(a).Index*setsOfFamily + setNodes, Key: nftable.Field(a)}, struct{}{}) {
 				return
@@ -141,7 +167,9 @@ func (r *rules) Sets() []*nftables.Set {
 			&nftables.Set{Name: "nodes" + f.Name, KeyType: f.Addr},
 			&nftables.Set{
 				Name: "peers" + f.Name, KeyType: nftables.MustConcatSetType(nftables.TypeNFProto, f.Addr), Concatenation: true, Interval: true,
-			})
+			},
+			&nftables.Set{Name: "own" + f.Name, KeyType: f.Addr},
+			&nftables.Set{Name: "source" + f.Name, KeyType: nftables.TypeNFProto, DataType: f.Addr, IsMap: true})
 	}
 	return all
 }
@@ -158,37 +186,18 @@ func (r *rules) Chains() []nftable.Chain {
 	forward := nftable.Chain{
 		Name: "forward", Hook: nftables.ChainHookForward, Kind: nftables.ChainTypeFilter, Priority: *nftables.ChainPriorityMangle,
 	}
-	postrouting := nftable.Chain{
-		Name: "postrouting", Hook: nftables.ChainHookPostrouting, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATSource - 2,
-	}
 	for _, f := range nftable.Families {
 		nodes, peers := nftable.Without(0, "nodes"+f.Name), nftable.Within(0, "peers"+f.Name)
 		input.Rules = append(input.Rules, nftable.Rule(f.Is(), r.isTunnelled(), f.Source(0), nodes, nftable.Drop))
 		tunnelled.Rules = append(tunnelled.Rules,
 			nftable.Rule(f.Is(), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Source(1), peers, nftable.Pass),
 			nftable.Rule(f.Is(), f.Source(0), nftable.Within(0, "nodes"+f.Name), nftable.Pass))
-		for _, own := range r.Node.Ranges {
-			if familyOf(own.Addr()) == f {
-				postrouting.Rules = append(postrouting.Rules, nftable.Rule(
-					f.Is(), f.Inside(f.Src, own), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Target(1), peers,
-					f.Source(0), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}}))
-			}
-		}
 	}
 	tunnelled.Rules = append(tunnelled.Rules, nftable.Drop)
 	for _, u := range r.tunnels() {
 		in, out := device(expr.MetaKeyIIFNAME, DeviceOf(r.Cluster, u)), device(expr.MetaKeyOIFNAME, DeviceOf(r.Cluster, u))
 		prerouting.Rules = append(prerouting.Rules, nftable.Rule(in, nftable.Goto(tunnelled.Name)))
 		forward.Rules = append(forward.Rules, nftable.Rule(in, clampSegments()), nftable.Rule(out, clampSegments()))
-		for _, own := range r.Node.Ranges {
-			f := familyOf(own.Addr())
-			postrouting.Rules = append(postrouting.Rules,
-				nftable.Rule(out, f.Is(), f.Inside(f.Src, own), nftable.Pass),
-				nftable.Rule(out, f.Is(), []expr.Any{
-					&expr.Immediate{Register: nftable.Reg(0), Data: End(own).AsSlice()},
-					&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0), FullyRandom: true},
-				}))
-		}
 	}
 	if r.Encryption != nil {
 		for _, f := range nftable.Families {
@@ -196,7 +205,44 @@ func (r *rules) Chains() []nftable.Chain {
 				f.Is(), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Source(1), nftable.Within(0, "peers"+f.Name), nftable.Drop))
 		}
 	}
-	return []nftable.Chain{tunnelled, input, prerouting, forward, postrouting}
+	return []nftable.Chain{tunnelled, input, prerouting, forward, r.postrouting()}
+}
+
+// postrouting chooses the sources of connections to other nodes' pods.
+func (r *rules) postrouting() nftable.Chain {
+	c := nftable.Chain{
+		Name: "postrouting", Hook: nftables.ChainHookPostrouting, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATSource - 2,
+	}
+	toPeers := func(f *nftable.Family) []expr.Any {
+		return nftable.Rule(nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Target(1), nftable.Within(0, "peers"+f.Name))
+	}
+	for _, own := range r.Node.Ranges {
+		f := familyOf(own.Addr())
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), f.Inside(f.Src, own), toPeers(f),
+			f.Source(0), []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0)}}))
+	}
+	for _, u := range r.tunnels() {
+		out := device(expr.MetaKeyOIFNAME, DeviceOf(r.Cluster, u))
+		for _, own := range r.Node.Ranges {
+			f := familyOf(own.Addr())
+			c.Rules = append(c.Rules,
+				nftable.Rule(out, f.Is(), f.Inside(f.Src, own), nftable.Pass),
+				nftable.Rule(out, f.Is(), []expr.Any{&expr.Immediate{Register: nftable.Reg(0), Data: End(own).AsSlice()}}, another(f)))
+		}
+	}
+	for _, f := range nftable.Families {
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), toPeers(f), f.Source(0), nftable.Without(0, "own"+f.Name), nftable.FromNode(),
+			nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), nftable.Lookup(0, 0, "source"+f.Name), another(f)))
+	}
+	return c
+}
+
+// another gives a connection the source in the register, with a random port: that of the client may
+// be in use there.
+func another(f *nftable.Family) []expr.Any {
+	return []expr.Any{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Protocol), RegAddrMin: nftable.Reg(0), FullyRandom: true}}
 }
 
 // tunnels are the devices that packets of other nodes' pods may come from.

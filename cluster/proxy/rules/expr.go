@@ -45,17 +45,10 @@ func setMark(bit uint32) []expr.Any {
 	return nftable.Rule(nftable.LoadMeta(expr.MetaKeyMARK, 0), nftable.Mask(0, ^bit, bit), nftable.SetMeta(expr.MetaKeyMARK, 0))
 }
 
-// notLocal matches destinations that the node does not have itself, fromNode sources that it has.
+// notLocal matches destinations that the node does not have itself.
 func notLocal() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: nftable.Reg(0), FlagDADDR: true, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: nftable.Reg(0), Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)},
-	}
-}
-
-func fromNode() []expr.Any {
-	return []expr.Any{
-		&expr.Fib{Register: nftable.Reg(0), FlagSADDR: true, ResultADDRTYPE: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: nftable.Reg(0), Data: binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)},
 	}
 }

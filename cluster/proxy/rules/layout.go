@@ -240,7 +240,7 @@ func (t *Table) postrouting() nftable.Chain {
 		hairpin := nftable.Rule(f.Source(0), f.Target(f.Words()), nftable.Within(0, "hairpin"+f.Name))
 		c.Rules = append(c.Rules,
 			nftable.Rule(f.Is(), hairpin, t.asNode(f)),
-			nftable.Rule(f.Is(), fromNode(), f.Target(0), nftable.Within(0, "pods"+f.Name), t.asIs(f)),
+			nftable.Rule(f.Is(), nftable.FromNode(), f.Target(0), nftable.Within(0, "pods"+f.Name), t.asIs(f)),
 			nftable.Rule(f.Is(), t.told(noteMasquerade), t.asNode(f)),
 			nftable.Rule(f.Is(), f.Target(0), nftable.Within(0, "pods"+f.Name), t.asIs(f)),
 		)
