@@ -267,7 +267,6 @@ func TestANewProcessTakesOver(t *testing.T) {
 	want := w.a.state()
 	conn := dial(t, w.a.pod, w.c.pod.IPv4)
 	for cut := range 6 { // it may be killed anywhere: some of what it made is missing
-		w.a.open()
 		switch cut {
 		case 1:
 			w.a.Run("ip route flush proto 86")
@@ -280,6 +279,7 @@ func TestANewProcessTakesOver(t *testing.T) {
 		case 5:
 			w.a.Run("ip link set coracle4-6443 down")
 		}
+		w.a.open()
 		w.a.apply(w.a.choose(w.others(w.a)).Peers)
 		if got := w.a.state(); got != want {
 			t.Errorf("%d: got:\n%s\nwant:\n%s", cut, got, want)
