@@ -46,8 +46,8 @@ func condition(node *corev1.Node, of corev1.NodeConditionType) *corev1.NodeCondi
 }
 
 // alive notes that a node's Lease has come or changed. A time before the last one counts, too: the
-// node's clock was set back. Upstream ignores such renewals until the node's clock has caught up,
-// and the node is NotReady meanwhile.
+// node's clock was set back. Upstream ignores such renewals until it has found the node silent, so
+// the node is NotReady once, until its kubelet reports again.
 func (c *controller) alive(node string) {
 	lease, err := c.leases.Get(node)
 	if err != nil || lease.Spec.RenewTime == nil {

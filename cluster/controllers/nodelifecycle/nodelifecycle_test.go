@@ -353,7 +353,7 @@ func TestGracePeriodAsUpstream(t *testing.T) {
 }
 
 // A node whose clock is wrong is alive while it renews its Lease. Regression: when its clock was
-// set back, it was NotReady until the clock had caught up.
+// set back, it was found silent again and again until the clock had caught up.
 func TestClocksOfNodesThatAreSet(t *testing.T) {
 	own.Run(t, func(t *testing.T, s *apitest.Server) {
 		w := world{s, t}
