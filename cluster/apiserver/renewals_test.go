@@ -3,6 +3,7 @@ package apiserver
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	registry "k8s.io/apiserver/pkg/registry/rest"
@@ -214,6 +216,27 @@ func TestWhatIsNoRenewal(t *testing.T) {
 				t.Errorf("upstream's handler asked: %v; status %d", passed, answer.Code)
 			}
 		})
+	}
+}
+
+// twice is admission that names an owner twice.
+type twice struct{ admission.Interface }
+
+func (twice) Handles(admission.Operation) bool { return true }
+
+func (twice) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: "n", UID: "u"}
+	a.GetObject().(*coordination.Lease).OwnerReferences = []metav1.OwnerReference{owner, owner}
+	return nil
+}
+
+// Upstream's handler drops the second.
+func TestOwnersFromAdmissionAreUpstreams(t *testing.T) {
+	of := leases{admit: twice{}}
+	lease := &coordination.Lease{}
+	a := admission.NewAttributesRecord(lease, nil, leaseKind, "", "", leaseResource, "", admission.Update, nil, false, nil)
+	if err := (&renewals{leases: &of}).mutate(t.Context(), lease, a); !errors.Is(err, errNotRenewal) {
+		t.Errorf("an owner that admission names twice is written: %v", err)
 	}
 }
 
