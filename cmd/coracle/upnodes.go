@@ -280,7 +280,7 @@ func (p *place) enterWith(args []string) error {
 	if os.Getenv(inside) != name {
 		self, err := os.Executable()
 		if err == nil {
-			err = w.Exec(n, self, args, append(os.Environ(), inside+"="+name))
+			err = w.Exec(n, name, self, args, append(os.Environ(), inside+"="+name))
 		}
 		if errors.Is(err, nodes.ErrNotMade) {
 			return fmt.Errorf("node %s does not run: 'coracle up%s' starts it", name, p.flags())

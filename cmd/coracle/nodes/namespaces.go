@@ -198,8 +198,9 @@ func furnish(hidden []string) error {
 // ErrNotMade is that a node has no namespaces.
 var ErrNotMade = errors.New("it has no namespaces")
 
-// Exec replaces this process by a program on node n. It returns only if that fails.
-func (w Network) Exec(n int, program string, args, env []string) error {
+// Exec replaces this process by a program on node n, whose host name there, and that of what it
+// starts, is name. It returns only if that fails.
+func (w Network) Exec(n int, name, program string, args, env []string) error {
 	// Shared until the program runs: by then Inside shows the process.
 	release, err := w.lock(unix.LOCK_SH)
 	if err != nil {
@@ -225,8 +226,11 @@ func (w Network) Exec(n int, program string, args, env []string) error {
 		dir = "/"
 	}
 	// Threads share their root directory, and one that does cannot enter a mount namespace.
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWUTS); err != nil {
 		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := unix.Sethostname([]byte(name)); err != nil {
+		return fmt.Errorf("set the host name %s: %w", name, err)
 	}
 	for i, kind := range []int{unix.CLONE_NEWNET, unix.CLONE_NEWNS} {
 		if err := unix.Setns(int(spaces[i].Fd()), kind); err != nil {

@@ -75,7 +75,12 @@ func callHome() int {
 	}
 	names, _ := os.ReadFile(resolvConf) // a machine may have none
 	hidden := strings.Count(string(mounts), "/hidden/")
-	fmt.Printf("%s from %s; hidden mounts: %d; name servers: %q\n", said[:n], conn.LocalAddr(), hidden, names)
+	host, err := os.Hostname()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Printf("%s from %s; hidden mounts: %d; host name: %s; name servers: %q\n", said[:n], conn.LocalAddr(), hidden, host, names)
 	return 0
 }
 
@@ -312,7 +317,7 @@ func TestExecOnNode(t *testing.T) {
 	w := Network{Dir: os.Getenv("DIR")}
 	if w.Dir == "" {
 		w.Dir = t.TempDir()
-		if err := w.Exec(2, "/bin/true", nil, nil); !errors.Is(err, ErrNotMade) {
+		if err := w.Exec(2, "node-2", "/bin/true", nil, nil); !errors.Is(err, ErrNotMade) {
 			t.Errorf("Exec on a node that was not made: %v", err)
 		}
 		return
@@ -321,11 +326,11 @@ func TestExecOnNode(t *testing.T) {
 	if _, err := fmt.Sscan(os.Getenv("N"), &n); err != nil {
 		t.Fatal(err)
 	}
-	t.Fatal(w.Exec(n, "/proc/self/exe", []string{"node", os.Getenv("AT")}, []string{stage + "=" + onNode}))
+	t.Fatal(w.Exec(n, fmt.Sprint("node-", n), "/proc/self/exe", []string{"node", os.Getenv("AT")}, []string{stage + "=" + onNode}))
 }
 
-// Nodes reach this machine in both families, with their own addresses, and do not have the mounts
-// of its pods.
+// Nodes reach this machine in both families, with their own addresses and host names, and do not
+// have the mounts of its pods.
 func TestNodes(t *testing.T) {
 	w := newNetwork(t)
 	hidden := filepath.Join(t.TempDir(), "hidden")
@@ -343,8 +348,8 @@ func TestNodes(t *testing.T) {
 	for n := 2; n <= 3; n++ {
 		for family, address := range w.Address(n) {
 			if said, want := call(t, w, n, family), greeting+" from "+netip.AddrPortFrom(address, 0).String(); !strings.Contains(said,
-				strings.TrimSuffix(want, "0")) || !strings.Contains(said, "hidden mounts: 0") {
-				t.Errorf("on node %d: %s, want %s", n, said, want)
+				strings.TrimSuffix(want, "0")) || !strings.Contains(said, fmt.Sprintf("hidden mounts: 0; host name: node-%d;", n)) {
+				t.Errorf("on node %d: %s, want %s, no hidden mounts and the node's name", n, said, want)
 			}
 		}
 	}
