@@ -149,10 +149,11 @@ func (p program) supervise(ctx context.Context) error {
 	}
 	next := backoff(firstPause)
 	failures, worked := 0, p.optional
+	gate := p.gate
 	for {
 		began := time.Now()
-		err := p.once(ctx)
-		p.gate = nil
+		err := p.once(ctx, gate)
+		gate = nil
 		if ctx.Err() != nil {
 			return err
 		}
@@ -198,23 +199,24 @@ func (b *backoff) after(lived time.Duration, refused bool) time.Duration {
 	return pause
 }
 
-// once runs a program until it ends, or ctx does. The program does not outlive us, however we end.
-func (p program) once(ctx context.Context) error {
+// once runs a program until it ends, or ctx does. It closes the gate, if there is one. The program
+// does not outlive us, however we end.
+func (p program) once(ctx context.Context, gate *os.File) error {
 	cmd := exec.CommandContext(ctx, p.args[0], p.args[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if p.log != nil {
 		cmd.Stdout, cmd.Stderr = p.log, p.log
 	}
 	cmd.Env = shallowProfiles(os.Environ())
-	if p.gate != nil {
-		cmd.ExtraFiles, cmd.Env = []*os.File{p.gate}, append(cmd.Env, gateVariable+"=3")
+	if gate != nil {
+		cmd.ExtraFiles, cmd.Env = []*os.File{gate}, append(cmd.Env, gateVariable+"=3")
 	}
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
 	err := cmd.Start()
-	if p.gate != nil {
-		_ = p.gate.Close() // the starter notices the end of the program by the end of the connection
+	if gate != nil {
+		_ = gate.Close() // the starter notices the end of the program by the end of the connection
 	}
 	if err == nil {
 		err = cmd.Wait()

@@ -242,7 +242,7 @@ func TestSupervisedProgramsEnvironment(t *testing.T) {
 		}
 	}
 	var log strings.Builder
-	if err := (program{args: []string{"/usr/bin/env"}, log: &log}).once(t.Context()); err == nil {
+	if err := (program{args: []string{"/usr/bin/env"}, log: &log}).once(t.Context(), nil); err == nil {
 		t.Error("a supervised program that ends with 0 is no error")
 	}
 	if os.Getenv("GODEBUG") == "" && !strings.Contains(log.String(), "GODEBUG=profstackdepth=32\n") {

@@ -138,21 +138,21 @@ func TestTokensWithAWrongClock(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newNode(t)
 				n.looked = nil
-				asked := 0
-				n.tokensBy(ahead, func() error { asked++; return nil })
+				var asked atomic.Int64
+				n.tokensBy(ahead, func() error { asked.Add(1); return nil })
 				pod := podWith(vol("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
 					{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To[int64](600)}},
 				}}}))
 				n.mount(pod)
 				time.Sleep(7 * time.Minute)
 				synctest.Wait()
-				if asked != 1 {
-					t.Errorf("a token of 10 minutes was asked for %d times in 7", asked)
+				if n := asked.Load(); n != 1 {
+					t.Errorf("a token of 10 minutes was asked for %d times in 7", n)
 				}
 				time.Sleep(2 * time.Minute)
 				n.unmount(pod)
-				if asked != 2 {
-					t.Errorf("a token of 10 minutes was asked for %d times in 9", asked)
+				if n := asked.Load(); n != 2 {
+					t.Errorf("a token of 10 minutes was asked for %d times in 9", n)
 				}
 			})
 		})
