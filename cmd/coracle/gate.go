@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -57,26 +58,23 @@ func (r badFlags) Error() string { return string(r) }
 // have the far end open.
 func (g *gate) await(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = g.conn.CloseRead() })()
-	said := make([]byte, 0, 512)
-	for len(said) < mostSaid {
-		if len(said) == cap(said) {
-			said = append(said, 0)[:len(said)]
-		}
-		n, err := g.conn.Read(said[len(said):cap(said)])
-		said = said[:len(said)+n]
-		switch {
-		case string(said) == "ok\n":
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err == nil:
-			continue
-		case !errors.Is(err, io.EOF) || len(said) == 0:
-			return errors.Join(errSilent, err)
-		}
-		break
+	r := bufio.NewReader(io.LimitReader(g.conn, mostSaid))
+	said, err := r.ReadString('\n')
+	if said == "ok\n" {
+		return nil
 	}
-	return badFlags(strings.TrimSpace(string(said)))
+	if err == nil {
+		var rest []byte
+		rest, err = io.ReadAll(r)
+		said += string(rest)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case said == "" || err != nil && !errors.Is(err, io.EOF):
+		return errors.Join(errSilent, err)
+	}
+	return badFlags(strings.TrimSpace(said))
 }
 
 // open lets the process begin. The caller notices elsewhere if the process has ended meanwhile.
