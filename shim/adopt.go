@@ -142,7 +142,7 @@ func (s *Service) takeOver(ctx context.Context, rec record) (_ *container, err e
 	for _, rec := range intents {
 		c.adoptIntent(ctx, rec)
 	}
-	c.holdFiles()
+	_ = c.holdFiles()
 	return c, nil
 }
 

@@ -139,7 +139,9 @@ func (c *container) make(ctx context.Context, spec *specs.Spec, opts runtime.Cre
 func (c *container) made(restored bool) error {
 	s := c.s
 	holder := s.hold.keeper()
-	c.holdFiles()
+	if err := c.holdFiles(); err != nil {
+		return err // its output would end with this shim
+	}
 	s.oom.begin(c)
 	phase := phaseCreated
 	if restored {
@@ -154,7 +156,7 @@ func (c *container) made(restored bool) error {
 	go c.awaitExit()
 	s.add(c)
 	if s.hold.keeper() != holder {
-		c.holdFiles() // holdAll may have gone by before we were there to be seen
+		_ = c.holdFiles() // holdAll may have gone by before we were there to be seen
 	}
 	return nil
 }
@@ -445,15 +447,16 @@ func (c *container) close() {
 	c.stdio.close()
 }
 
-// holdFiles puts copies of the files that must outlive the shim into the keeper.
-func (c *container) holdFiles() {
+// holdFiles puts copies of the files that must outlive the shim into the keeper. It fails as
+// [hold.put] does.
+func (c *container) holdFiles() error {
 	c.holding.Lock()
 	defer c.holding.Unlock()
 	files := c.stdio.files()
 	if c.init.exitState() == nil {
 		files["pid"] = c.init.pidfd
 	}
-	c.s.hold.put("c/"+c.id, files)
+	return c.s.hold.put("c/"+c.id, files)
 }
 
 // dropHeld drops all that the keeper has of a container, execs that were cut short too.

@@ -279,7 +279,9 @@ func (c *container) killStarted(ctx context.Context, rec execRecord) error {
 
 // record has the process outlive this shim.
 func (e *execution) record(ctx context.Context) error {
-	e.holdFiles()
+	if err := e.holdFiles(); err != nil {
+		return err
+	}
 	if err := faultExecHeld.At(ctx); err != nil {
 		return err
 	}
@@ -320,7 +322,7 @@ func (e *execution) persist() error {
 	return writeRecord(e.path(), rec, rec.kept)
 }
 
-func (e *execution) holdFiles() {
+func (e *execution) holdFiles() error {
 	e.c.holding.Lock() // or what is older may be put there last
 	defer e.c.holding.Unlock()
 	e.mu.Lock()
@@ -329,7 +331,7 @@ func (e *execution) holdFiles() {
 		files["pid"] = e.proc.pidfd
 	}
 	e.mu.Unlock()
-	e.c.s.hold.put(e.key(), files)
+	return e.c.s.hold.put(e.key(), files)
 }
 
 func (e *execution) closeInput() {
@@ -339,7 +341,7 @@ func (e *execution) closeInput() {
 	e.mu.Unlock()
 	if in != nil {
 		in.Close()
-		e.holdFiles()
+		_ = e.holdFiles()
 	}
 	if p := e.process(); p != nil {
 		p.closeStdin()

@@ -71,11 +71,11 @@ func (h *hold) keeper() *keeper.Keeper {
 }
 
 // put replaces what is held under key. Without a keeper it does nothing: the files are
-// put there when it is back.
-func (h *hold) put(key string, files named) {
+// put there when it is back. It logs and returns a refusal, which leaves what was held before.
+func (h *hold) put(key string, files named) error {
 	k := h.keeper()
 	if k == nil {
-		return
+		return nil
 	}
 	names, list := make([]string, 0, len(files)), make([]*os.File, 0, len(files))
 	for n, f := range files {
@@ -85,12 +85,15 @@ func (h *hold) put(key string, files named) {
 	}
 	if len(list) == 0 {
 		h.drop(key)
-		return
+		return nil
 	}
-	if err := k.Put(key, strings.Join(names, " "), list...); err != nil &&
-		!errors.Is(err, keeper.ErrGone) && !errors.Is(err, keeper.ErrHung) && !errors.Is(err, os.ErrClosed) { // the container is being deleted
-		h.log.Error("keeper refused descriptors", "key", key, "err", err)
+	err := k.Put(key, strings.Join(names, " "), list...)
+	if err == nil || errors.Is(err, keeper.ErrGone) || errors.Is(err, keeper.ErrHung) ||
+		errors.Is(err, os.ErrClosed) { // the container is being deleted
+		return nil
 	}
+	h.log.Error("keeper refused descriptors", "key", key, "err", err)
+	return fmt.Errorf("give files of %s to the keeper: %w", key, err)
 }
 
 // get returns what is held under key; empty if nothing is. It fails with an error that may pass if

@@ -172,15 +172,15 @@ func (s *Service) holdAll(l net.Listener) {
 			// If the name is no longer ours, the daemon has made another listener, and the next
 			// shim must get that one.
 			if named, err := sock.Named(f, s.cfg.StateDir, sock.Shim); err != nil || named {
-				s.hold.put("pass/"+s.cfg.Name, map[string]*os.File{"listen": f})
+				_ = s.hold.put("pass/"+s.cfg.Name, map[string]*os.File{"listen": f})
 			}
 			f.Close()
 		}
 	}
 	for _, c := range s.all() {
-		c.holdFiles()
+		_ = c.holdFiles()
 		for _, e := range c.allExecs() {
-			e.holdFiles()
+			_ = e.holdFiles()
 		}
 	}
 	s.dropStale() // it may be the same keeper again

@@ -276,7 +276,7 @@ func (s *stdio) recover() error {
 		errs = append(errs, p.stage.recover(s.log))
 	}
 	if s.log != nil && s.log.cutShort() {
-		errs = append(errs, s.log.reopen(s.c.holdFiles))
+		errs = append(errs, s.log.reopen(s.keep))
 	}
 	for _, p := range s.pumps {
 		p.more = true
@@ -350,7 +350,7 @@ func (s *stdio) closeInput() error {
 		return nil
 	}
 	in.Close()
-	s.c.holdFiles()
+	_ = s.c.holdFiles()
 	s.c.init.closeStdin()
 	return s.c.update(func(r *record) { r.StdinClosed = true })
 }
@@ -386,12 +386,15 @@ func (s *stdio) reopenLog() error {
 		return nil
 	}
 	s.awaitRecovered()
-	return s.log.reopen(s.c.holdFiles)
+	return s.log.reopen(s.keep)
 }
 
 // rotateLog makes room in the log for n bytes. The keeper must hold the next file before anything
 // is written to it. Otherwise the next shim would look for an unfinished write in the old one.
-func (s *stdio) rotateLog(n int) error { return s.log.rotate(n, s.c.holdFiles) }
+func (s *stdio) rotateLog(n int) error { return s.log.rotate(n, s.keep) }
+
+// keep has the keeper hold a new log file; a refusal is logged.
+func (s *stdio) keep() { _ = s.c.holdFiles() }
 
 // close closes all files and waits for the pumps.
 func (s *stdio) close() {

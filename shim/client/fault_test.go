@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -233,28 +234,11 @@ func TestKillAtEachStep(t *testing.T) {
 		r := newRig(t)
 		first, req := r.request("sleep 1000"), r.request("exit 3")
 		r.run(first)
-		shim := r.shimPID()
-		var limit unix.Rlimit
-		if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
-			t.Fatal(err)
-		}
-		arm(t, "shim.create.launched=once*emfile")
-		created := make(chan error, 1)
-		ctx := r.ctx()
-		go func() {
+		err := r.withoutDescriptors(faults, "shim.create.launched", func(ctx context.Context) error {
 			_, err := r.c.Create(ctx, req)
-			created <- err
-		}()
-		r.waitFor("the lack of descriptors", func() bool {
-			_, err := os.Stat(faults + fault.TakenSuffix)
-			return err == nil
+			return err
 		})
-		// Until the shim fails for the first time.
-		r.waitFor("a failure", func() bool { return strings.Contains(r.shimLog(), "too many open files") })
-		if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-created; err == nil {
+		if err == nil {
 			t.Error("created without descriptors")
 		}
 		if left, _ := filepath.Glob(filepath.Join(r.dir, "node", "*", req.ID)); len(left) != 0 {
@@ -265,4 +249,47 @@ func TestKillAtEachStep(t *testing.T) {
 			t.Errorf("event %+v", ev)
 		}
 	})
+	// An exec whose files the keeper does not hold would lose its output with the shim.
+	t.Run("shim.exec.launched/emfile", func(t *testing.T) {
+		r := newRig(t)
+		req := r.request("sleep 1000")
+		r.run(req)
+		err := r.withoutDescriptors(faults, "shim.exec.launched", func(ctx context.Context) error {
+			_, err := r.c.Exec(ctx, client.ExecRequest{PodID: pod, ID: req.ID, Process: process("/bin/sleep", "1000")})
+			return err
+		})
+		if err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("exec without descriptors: %v", err)
+		}
+		r.waitFor("end of the exec", func() bool {
+			left, _ := filepath.Glob(filepath.Join(r.dir, "node", "c", "*", "exec-*"))
+			return len(left) == 0
+		})
+	})
+}
+
+// withoutDescriptors calls f while the shim cannot open another descriptor from the fault point on,
+// until it has failed for the first time.
+func (r *rig) withoutDescriptors(faults, point string, f func(context.Context) error) error {
+	r.Helper()
+	shim := r.shimPID()
+	var limit unix.Rlimit
+	if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		r.Fatal(err)
+	}
+	if err := os.WriteFile(faults, []byte(point+"=once*emfile"), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	done := make(chan error, 1)
+	ctx := r.ctx()
+	go func() { done <- f(ctx) }()
+	r.waitFor("the lack of descriptors", func() bool {
+		_, err := os.Stat(faults + fault.TakenSuffix)
+		return err == nil
+	})
+	r.waitFor("a failure", func() bool { return strings.Contains(r.shimLog(), "too many open files") })
+	if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		r.Fatal(err)
+	}
+	return <-done
 }
