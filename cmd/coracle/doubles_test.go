@@ -133,8 +133,8 @@ func purged(p place) string { return filepath.Join(p.root, "purged") }
 // kubeDouble is a cluster process whose API server never becomes ready.
 func kubeDouble(args []string) int {
 	if slices.Contains(args, "--check") {
-		if flagOf(args, "--eviction-hard") == silent {
-			fmt.Fprintln(os.Stderr, "coracle-kube: --eviction-hard silent is wrong")
+		if flag := flagOf(args, "--eviction-hard"); flag == silent || flag == gateless {
+			fmt.Fprintf(os.Stderr, "coracle-kube: --eviction-hard %s is wrong\n", flag)
 			return 1
 		}
 		return 0
@@ -174,6 +174,12 @@ func gateDouble(args []string) int {
 	switch flag := flagOf(args, "--eviction-hard"); flag {
 	case silent:
 		return 2
+	case gateless:
+		if slices.Contains(args, gateFlag) {
+			fmt.Fprintln(os.Stderr, "coracle-kube: unknown flag: "+gateFlag)
+			return 1
+		}
+		return 0
 	case refuses:
 		said = "--eviction-hard " + flag + " is wrong\n"
 	}
@@ -188,8 +194,9 @@ func gateDouble(args []string) int {
 
 // What a double of coracle-kube does at its gate.
 const (
-	silent  = "silent"  // it ends without a word
-	refuses = "refuses" // it does not take its flags
+	silent   = "silent"   // it ends without a word
+	refuses  = "refuses"  // it does not take its flags
+	gateless = "gateless" // it is of a release without gates
 )
 
 // asked is the file with what the double was asked about control planes.

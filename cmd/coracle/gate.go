@@ -17,6 +17,10 @@ import (
 // gate.
 const gateVariable = "CORACLE_START_GATE"
 
+// gateFlag says to the cluster process that it has a gate. One of an earlier release, which would
+// start without waiting, refuses the flag instead.
+const gateFlag = "--at-gate"
+
 // exitRefused is the exit code of a cluster process that has said on its gate why it does not
 // start, or whose gate was closed. Its supervisor ends with it.
 const exitRefused = 79
@@ -30,6 +34,9 @@ const mostSaid = 64 << 10
 type gate struct {
 	conn *net.UnixConn
 	far  *os.File // for the supervisor
+	// order and ordered are a pipe's ends. What is written to it tells the supervisor, which has
+	// the latter, that the gate was opened.
+	order, ordered *os.File
 }
 
 func newGate() (*gate, error) {
@@ -43,7 +50,11 @@ func newGate() (*gate, error) {
 	if err != nil {
 		return nil, errors.Join(err, far.Close())
 	}
-	return &gate{conn: conn.(*net.UnixConn), far: far}, nil
+	ordered, order, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make a gate: %w", err), conn.Close(), far.Close())
+	}
+	return &gate{conn: conn.(*net.UnixConn), far: far, order: order, ordered: ordered}, nil
 }
 
 // errSilent is for a process that ended before it has said anything.
@@ -79,6 +90,8 @@ func (g *gate) await(ctx context.Context) error {
 
 // open lets the process begin. The caller notices elsewhere if the process has ended meanwhile.
 func (g *gate) open() {
+	_, _ = g.order.Write([]byte{0})
+	_ = g.order.Close()
 	_, _ = g.conn.Write([]byte{0})
 	_ = g.conn.Close()
 }
@@ -86,5 +99,7 @@ func (g *gate) open() {
 // close cancels the start.
 func (g *gate) close() {
 	_ = g.far.Close()
+	_ = g.ordered.Close()
+	_ = g.order.Close()
 	_ = g.conn.Close()
 }

@@ -30,8 +30,8 @@ func launch(log, program string, args ...string) (*exec.Cmd, error) {
 	return launchWith(nil, log, program, args...)
 }
 
-// launchWith is launch with a gate, of which the program gets the far end as descriptor 3, nil for
-// none.
+// launchWith is launch with a gate, of which the program gets the far end as descriptor 3 and the
+// end of the pipe as descriptor 4, nil for none.
 func launchWith(g *gate, log, program string, args ...string) (*exec.Cmd, error) {
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		return nil, err
@@ -46,8 +46,8 @@ func launchWith(g *gate, log, program string, args ...string) (*exec.Cmd, error)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	if g != nil {
-		cmd.ExtraFiles = []*os.File{g.far}
-		defer func() { _ = g.far.Close() }()
+		cmd.ExtraFiles = []*os.File{g.far, g.ordered}
+		defer func() { _, _ = g.far.Close(), g.ordered.Close() }()
 	}
 	return cmd, cmd.Start()
 }

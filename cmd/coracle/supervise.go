@@ -66,7 +66,9 @@ func superviseCommand(p *place) *cobra.Command {
 			defer time.AfterFunc(calm, slim).Stop()
 			programs := supervised(args)
 			if gated {
-				programs[0].gate = os.NewFile(3, "gate")
+				if programs[0].gate, err = inheritedGate(); err != nil {
+					return err
+				}
 			}
 			for k, path := range logs[:min(len(logs), len(programs))] {
 				file, err := logfile.Open(path)
@@ -84,7 +86,7 @@ func superviseCommand(p *place) *cobra.Command {
 	}
 	cmd.Flags().StringArrayVar(&logs, "log", nil,
 		"file for what the first program and the supervisor say, kept within bounds; again for the second program")
-	cmd.Flags().BoolVar(&gated, "gate", false, "descriptor 3 is where the first program waits until it may begin")
+	cmd.Flags().BoolVar(&gated, "gate", false, "descriptor 3 is where the first program waits until it may begin, descriptor 4 tells when it may")
 	return cmd
 }
 
@@ -94,9 +96,37 @@ type program struct {
 	// log is where its output goes; nil is where our own goes.
 	log io.Writer
 	// gate is where the program waits in its first life, nil for nowhere.
-	gate *os.File
+	gate *farGate
 	// optional is for a program whose failure does not end the supervisor.
 	optional bool
+}
+
+// farGate is the supervisor's part of a gate: the program's end, and the pipe that has a byte when
+// the gate was opened.
+type farGate struct{ file, ordered *os.File }
+
+func inheritedGate() (*farGate, error) {
+	const program, pipe = 3, 4
+	unix.CloseOnExec(program)
+	unix.CloseOnExec(pipe)
+	if err := unix.SetNonblock(pipe, true); err != nil {
+		return nil, fmt.Errorf("the pipe of the gate: %w", err)
+	}
+	return &farGate{file: os.NewFile(program, "gate"), ordered: os.NewFile(pipe, "pipe of the gate")}, nil
+}
+
+// opened is whether the gate was opened. The starter has done so before the program notices.
+func (g *farGate) opened() bool {
+	conn, err := g.ordered.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	_ = conn.Read(func(fd uintptr) bool {
+		n, _ = unix.Read(int(fd), make([]byte, 1))
+		return true // it does not wait
+	})
+	return n == 1
 }
 
 // supervised are the programs in the arguments of supervise. All but the first are optional.
@@ -153,9 +183,15 @@ func (p program) supervise(ctx context.Context) error {
 	for {
 		began := time.Now()
 		err := p.once(ctx, gate)
-		gate = nil
 		if ctx.Err() != nil {
 			return err
+		}
+		if gate != nil {
+			if !gate.opened() && code(err) != exitRefused {
+				return fmt.Errorf("%s ended before it was to start: %w", name, err)
+			}
+			_ = gate.ordered.Close()
+			gate = nil
 		}
 		if code(err) == exitRefused {
 			return fmt.Errorf("%s did not start: its flags were refused, or up has ended: %w", name, err)
@@ -201,22 +237,26 @@ func (b *backoff) after(lived time.Duration, refused bool) time.Duration {
 
 // once runs a program until it ends, or ctx does. It closes the gate, if there is one. The program
 // does not outlive us, however we end.
-func (p program) once(ctx context.Context, gate *os.File) error {
-	cmd := exec.CommandContext(ctx, p.args[0], p.args[1:]...)
+func (p program) once(ctx context.Context, gate *farGate) error {
+	args := p.args[1:]
+	if gate != nil {
+		args = append(slices.Clone(args), gateFlag)
+	}
+	cmd := exec.CommandContext(ctx, p.args[0], args...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if p.log != nil {
 		cmd.Stdout, cmd.Stderr = p.log, p.log
 	}
 	cmd.Env = shallowProfiles(os.Environ())
 	if gate != nil {
-		cmd.ExtraFiles, cmd.Env = []*os.File{gate}, append(cmd.Env, gateVariable+"=3")
+		cmd.ExtraFiles, cmd.Env = []*os.File{gate.file}, append(cmd.Env, gateVariable+"=3")
 	}
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
 	err := cmd.Start()
 	if gate != nil {
-		_ = gate.Close() // the starter notices the end of the program by the end of the connection
+		_ = gate.file.Close() // the starter notices the end of the program by the end of the connection
 	}
 	if err == nil {
 		err = cmd.Wait()

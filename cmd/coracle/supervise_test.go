@@ -211,6 +211,40 @@ func TestSupervisorGivesUp(t *testing.T) {
 	}
 }
 
+// Regression: a program that was killed at its gate was started again, without a gate.
+func TestSupervisorWithGate(t *testing.T) {
+	for name, test := range map[string]struct {
+		opened bool
+		script string
+		want   string
+		lives  int
+	}{
+		"killed before":     {false, `kill -9 $$`, "the cluster process ended before it was to start: signal: killed", 1},
+		"an error before":   {false, `exit 1`, "the cluster process ended before it was to start: exit status 1", 1},
+		"killed afterwards": {true, `[ $# = 1 ] && kill -9 $$; exit 78`, "the cluster process ended and would end again: exit status 78", 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "lives")
+			g, err := newGate()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer g.close()
+			if test.opened {
+				g.open()
+			}
+			p := program{args: []string{"sh", "-c", `echo life >>"$0"; ` + test.script, file}, gate: &farGate{g.far, g.ordered}}
+			if err := p.supervise(t.Context()); err == nil || err.Error() != test.want {
+				t.Errorf("the supervisor ended with %v, want %s", err, test.want)
+			}
+			lived, err := os.ReadFile(file)
+			if lives := strings.Count(string(lived), "life\n"); err != nil || lives != test.lives {
+				t.Errorf("%d lives, %v, want %d", lives, err, test.lives)
+			}
+		})
+	}
+}
+
 // No exit code of an optional program ends its supervision.
 func TestSupervisorKeepsOptionalProgram(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lives")

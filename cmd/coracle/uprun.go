@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -13,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/logfile"
 )
 
 // upRun is one run of up: what it found, so that a failure ends what it has started and nothing
@@ -40,8 +44,10 @@ type upRun struct {
 	since time.Time
 	// cluster is the supervisor that this up has launched, nil if none.
 	cluster *exec.Cmd
-	// gate is where its cluster process waits, nil if it does not.
-	gate *gate
+	// gate is where its cluster process waits, nil if it does not. firstLog is whether there was no
+	// log of such a process before.
+	gate     *gate
+	firstLog bool
 	// started is the supervisor that ran when the API server answered.
 	started int
 }
@@ -103,7 +109,7 @@ func (u *upRun) checkPrograms(ctx context.Context, given func(flag string) bool)
 		case ctx.Err() != nil:
 			return fmt.Errorf("up: %s, which checks flags, has not ended: %w", name, ctx.Err())
 		case errors.As(err, &ended) && said != "":
-			return fmt.Errorf("up: %s", said)
+			return fmt.Errorf("up: %w", outdated(program, errors.New(said)))
 		}
 		return fmt.Errorf("up: %s, which checks flags: %w", name, err)
 	}
@@ -138,6 +144,8 @@ func (u *upRun) startGated(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	_, err = os.Stat(u.kubeLog())
+	u.firstLog = errors.Is(err, fs.ErrNotExist)
 	if err := u.launchSupervisor(g); err != nil || u.cluster == nil {
 		g.close()
 		return cmp.Or(err, errSilent)
@@ -148,16 +156,20 @@ func (u *upRun) startGated(ctx context.Context) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &refused):
-		err = fmt.Errorf("up: %w", refused)
+		err = fmt.Errorf("up: %w", outdated("coracle-kube", refused))
 	case ctx.Err() != nil:
 		err = fmt.Errorf("up: coracle-kube, which checks flags, has not ended: %w", err)
+	}
+	if errors.Is(err, errSilent) {
+		u.firstLog = false // it may tell why
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing)
 	defer cancel()
 	return errors.Join(err, u.endGated(end))
 }
 
-// endGated ends a cluster process that waits at its gate: it has done nothing yet.
+// endGated ends a cluster process that waits at its gate: it has done nothing yet. Its log has
+// nothing that up does not say.
 func (u *upRun) endGated(ctx context.Context) error {
 	if u.gate == nil {
 		return nil
@@ -166,6 +178,10 @@ func (u *upRun) endGated(ctx context.Context) error {
 	u.gate.close()
 	if err == nil {
 		_ = u.cluster.Wait() // or it would count as running
+		if u.firstLog {
+			err = logfile.Remove(u.kubeLog())
+			_ = os.Remove(u.logs()) // unless there are other logs
+		}
 	}
 	u.gate, u.cluster = nil, nil
 	return err

@@ -282,7 +282,8 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 	for flag, want := range map[string]string{
 		refuses: "coracle: up: --eviction-hard refuses is wrong\n",
 		// One that has no gate, or was killed, is asked as before.
-		silent: "coracle: up: --eviction-hard silent is wrong\n",
+		silent:   "coracle: up: --eviction-hard silent is wrong\n",
+		gateless: "coracle: up: --eviction-hard gateless is wrong\n",
 	} {
 		p := place{root: t.TempDir(), state: t.TempDir()}
 		for _, several := range []bool{false, true} { // which is no reason to leave it running
@@ -301,6 +302,9 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 			}
 			if got := remembered(p); got.EvictionHard != "" {
 				t.Errorf("%s is remembered", flag)
+			}
+			if _, err := os.Stat(p.logs()); err == nil && flag == refuses {
+				t.Errorf("%s: there are logs", flag)
 			}
 		}
 	}

@@ -16,6 +16,9 @@ import (
 // socket is closed instead, the start is cancelled.
 const gateVariable = "CORACLE_START_GATE"
 
+// gateFlag is given with the gate: a server of a release without gates refuses it.
+const gateFlag = "at-gate"
+
 // exitRefused is the exit code of a server that does not start: it has said on its gate why, or the
 // start was cancelled. Its supervisor ends with it.
 const exitRefused = 79

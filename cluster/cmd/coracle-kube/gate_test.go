@@ -89,7 +89,8 @@ func TestGateRefuses(t *testing.T) {
 	for _, flags := range [][]string{{"--port", "x"}, {"--port", "30001"}} {
 		starter := newGate(t)
 		before := os.Args
-		os.Args = append([]string{"coracle-kube", "server", "--node-name", "n", "--node-ip", "127.0.0.1", "--root", t.TempDir()}, flags...)
+		always := []string{"coracle-kube", "server", "--" + gateFlag, "--node-name", "n", "--node-ip", "127.0.0.1", "--root", t.TempDir()}
+		os.Args = append(always, flags...)
 		code := run()
 		os.Args = before
 		said, err := io.ReadAll(starter)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	_ "time/tzdata" // CronJobs have time zones, and a machine may lack the files
 
@@ -53,12 +54,13 @@ func run() int {
 	return 0
 }
 
-// startAgain replaces this process by another of the same program and arguments. It keeps its ID,
-// so its supervisor does not take it for one that failed.
+// startAgain replaces this process by another of the same program and arguments, which does not
+// wait at a gate. It keeps its ID, so its supervisor does not take it for one that failed.
 func startAgain() error {
 	program, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	return unix.Exec(program, os.Args, os.Environ())
+	args := slices.DeleteFunc(slices.Clone(os.Args), func(arg string) bool { return arg == "--"+gateFlag })
+	return unix.Exec(program, args, os.Environ())
 }

@@ -38,7 +38,7 @@ func serverCommand(log *slog.Logger, g *gate) *cobra.Command {
 	api, n := apiOptions{log: log}, nodeOptions{log: log}
 	var d dnsOptions
 	var m manifestsDir
-	var check bool
+	var check, atGate bool
 	cmd := &cobra.Command{
 		Use:   "server",
 		Short: "run API server, scheduler, controllers and kubelet in this process",
@@ -49,6 +49,9 @@ it finds them again when it is started.`,
   coracle-kube server --root /srv/kube --port 7443 --cri unix:///run/containerd/containerd.sock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if atGate && g == nil {
+				return fmt.Errorf("--%s without $%s", gateFlag, gateVariable)
+			}
 			api.pods = nodeaddr.NewPods(log)
 			api.clusterDomain, n.pods = n.domain, api.pods
 			if check || g != nil {
@@ -65,6 +68,8 @@ it finds them again when it is started.`,
 		},
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "only say what is wrong with the flags, if anything")
+	cmd.Flags().BoolVar(&atGate, gateFlag, false, "wait at the gate that the environment names")
+	_ = cmd.Flags().MarkHidden(gateFlag) // "coracle up" gives it
 	cmd.Flags().BoolVar(&api.proxy, "service-proxy", true, "route connections to Services on this node; false if another proxy does")
 	cmd.Flags().BoolVar(&api.externalIPs, "allow-external-ips", false, "route the externalIPs of Services, which can take over any address")
 	cmd.Flags().StringVar(&api.scheduler, "scheduler-config", "", schedulerConfigUsage)
