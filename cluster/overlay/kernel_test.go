@@ -93,11 +93,22 @@ func TestASecondAddressOfANode(t *testing.T) {
 		w.a.Run("nft add rule inet services output ip6 daddr " + of6 + " dnat ip6 to " + m.pod.IPv6.String())
 		services[netip.MustParseAddr(of4)], services[netip.MustParseAddr(of6)] = m, m
 	}
+	// Pods on the networks of their nodes, and Services of them.
+	hosts := map[netip.Addr]*machine{}
+	for i, m := range []*machine{w.b, w.c} {
+		for _, network := range []string{"tcp", "udp"} {
+			m.Serve(network, 82)
+		}
+		of4, of6 := fmt.Sprintf("10.96.1.%d", i+1), fmt.Sprintf("fd00:96::1:%d", i+1)
+		w.a.Run("nft add rule inet services output ip daddr " + of4 + " dnat ip to " + m.node.Addresses[0].String())
+		w.a.Run("nft add rule inet services output ip6 daddr " + of6 + " dnat ip6 to " + m.node.Addresses[1].String())
+		hosts[netip.MustParseAddr(of4)], hosts[netip.MustParseAddr(of6)] = m, m
+	}
 	w.connect()
 	for _, m := range w.machines() {
 		m.guard()
 	}
-	check := func() {
+	checkPods := func() {
 		t.Helper()
 		for service, to := range services {
 			family := 0
@@ -120,6 +131,22 @@ func TestASecondAddressOfANode(t *testing.T) {
 				}
 			}
 		}
+	}
+	check := func() {
+		t.Helper()
+		for service, to := range hosts {
+			want := w.a.node.Addresses[0]
+			if service.Is6() {
+				want = w.a.node.Addresses[1]
+			}
+			text := to.Name + " " + want.String()
+			for _, network := range []string{"tcp", "udp"} {
+				if answer, err := w.a.Ask(network, netip.AddrPortFrom(service, 82).String()); err != nil || answer != text {
+					t.Fatalf("%s to a Service on the network of node %s: %q, %v; want %q", network, to.Name, answer, err, text)
+				}
+			}
+		}
+		checkPods()
 	}
 	check()
 

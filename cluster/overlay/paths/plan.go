@@ -58,12 +58,13 @@ type Route struct {
 
 // Filter is what the rules know.
 type Filter struct {
-	// Nodes may send tunnelled packets.
+	// Nodes are peers' addresses. They may send packets by VXLAN, if there is no encryption.
 	Nodes map[netip.Addr]struct{}
 	// Peers are the ranges of peers' pods.
 	Peers map[netip.Prefix]struct{}
-	// Own are this node's addresses. On a direct route, peers take packets of the node itself only
-	// from these: others of its addresses are replaced by the first of the family.
+	// Own are this node's addresses. Peers are sure to know the way only to these, and on a direct
+	// route they take packets of the node itself only from these: others of its addresses are
+	// replaced by the first of the family.
 	Own []netip.Addr
 }
 
@@ -112,14 +113,14 @@ func New(self Node, peers []Peer) Plan {
 
 func (p *Plan) add(peer Peer, own map[Underlay]netip.Prefix) {
 	device, mac := peer.device(), MACOf(peer.Name)
+	for _, a := range peer.Addresses {
+		p.Filter.Nodes[a] = struct{}{}
+	}
 	if peer.Key != (wireguard.Key{}) {
 		if device == Encrypted {
 			p.encrypt(peer, own)
 		}
 		return
-	}
-	for _, a := range peer.Addresses {
-		p.Filter.Nodes[a] = struct{}{}
 	}
 	if device != None {
 		p.Forward[Far{device, mac}] = peer.Tunnel

@@ -86,6 +86,9 @@ func TestEncryptedPlan(t *testing.T) {
 		prefix("10.244.3.0/24"):   {Device: Encrypted, Source: addr("10.244.1.0"), MTU: 1420},
 	}
 	want.Filter.Own = self.Addresses
+	for _, a := range []string{"10.0.0.2", "2001:db8::3", "2001:db8::4"} {
+		want.Filter.Nodes[addr(a)] = struct{}{}
+	}
 	for _, p := range []string{"10.244.2.0/24", "fd00:244:2::/64", "10.244.3.0/24"} {
 		want.Filter.Peers[prefix(p)] = struct{}{}
 	}

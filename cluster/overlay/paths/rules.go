@@ -38,15 +38,17 @@ import (
 //	    oifname TUNNEL ip saddr OWN return
 //	    oifname TUNNEL snat to END                   # answers come back through the tunnel
 //	    meta nfproto . ip daddr @peers4 ip saddr != @own4 fib saddr type local
-//	      snat to meta nfproto map @source4 }        # on a direct route
+//	      snat to meta nfproto map @source4          # on a direct route
+//	    ip daddr @nodes4 ct status dnat ip saddr != @own4 fib saddr type local
+//	      snat to meta nfproto map @source4 }        # an endpoint of a Service
 //	}
 //
 // With encryption, TUNNEL is the device that encrypts, and the chain prerouting goes on with
 //
 //	meta nfproto . ip saddr @peers4 drop
 //
-// so that unencrypted packets in the name of another node's pod reach nothing. nodes4 is empty
-// then.
+// so that unencrypted packets in the name of another node's pod reach nothing. The chains input and
+// tunnelled let no node in then.
 //
 // The chain postrouting precedes that of Services, which would give packets the node's address. In
 // a tunnel, the answer would go to that address by the underlay, with a pod's address as source,
@@ -55,7 +57,9 @@ import (
 // On a direct route, other nodes let only a node's InternalIP and its pods in. A machine may have
 // more addresses, and the kernel chooses one for a connection to a Service by the route to the
 // Service's address, which is often the default route, before the endpoint is known. An address
-// that a program has bound its socket to is replaced, too.
+// that a program has bound its socket to is replaced, too. So is the source of a connection to a
+// Service that was translated to another node's address: that of a pod on the node's network, which
+// may have no way back to another address. What goes to a node's address itself stays.
 type rules struct {
 	Config
 	table *nftable.Table
@@ -187,11 +191,16 @@ func (r *rules) Chains() []nftable.Chain {
 		Name: "forward", Hook: nftables.ChainHookForward, Kind: nftables.ChainTypeFilter, Priority: *nftables.ChainPriorityMangle,
 	}
 	for _, f := range nftable.Families {
-		nodes, peers := nftable.Without(0, "nodes"+f.Name), nftable.Within(0, "peers"+f.Name)
-		input.Rules = append(input.Rules, nftable.Rule(f.Is(), r.isTunnelled(), f.Source(0), nodes, nftable.Drop))
+		peers := nftable.Within(0, "peers"+f.Name)
 		tunnelled.Rules = append(tunnelled.Rules,
-			nftable.Rule(f.Is(), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Source(1), peers, nftable.Pass),
-			nftable.Rule(f.Is(), f.Source(0), nftable.Within(0, "nodes"+f.Name), nftable.Pass))
+			nftable.Rule(f.Is(), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Source(1), peers, nftable.Pass))
+		if r.Encryption != nil {
+			input.Rules = append(input.Rules, nftable.Rule(f.Is(), r.isTunnelled(), nftable.Drop))
+			continue
+		}
+		nodes := nftable.Without(0, "nodes"+f.Name)
+		input.Rules = append(input.Rules, nftable.Rule(f.Is(), r.isTunnelled(), f.Source(0), nodes, nftable.Drop))
+		tunnelled.Rules = append(tunnelled.Rules, nftable.Rule(f.Is(), f.Source(0), nftable.Within(0, "nodes"+f.Name), nftable.Pass))
 	}
 	tunnelled.Rules = append(tunnelled.Rules, nftable.Drop)
 	for _, u := range r.tunnels() {
@@ -208,7 +217,8 @@ func (r *rules) Chains() []nftable.Chain {
 	return []nftable.Chain{tunnelled, input, prerouting, forward, r.postrouting()}
 }
 
-// postrouting chooses the sources of connections to other nodes' pods.
+// postrouting chooses the sources of connections to other nodes' pods, also to those on their
+// nodes' networks.
 func (r *rules) postrouting() nftable.Chain {
 	c := nftable.Chain{
 		Name: "postrouting", Hook: nftables.ChainHookPostrouting, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATSource - 2,
@@ -231,10 +241,15 @@ func (r *rules) postrouting() nftable.Chain {
 				nftable.Rule(out, f.Is(), []expr.Any{&expr.Immediate{Register: nftable.Reg(0), Data: End(own).AsSlice()}}, another(f)))
 		}
 	}
+	const translated = 1 << 5 // IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)
 	for _, f := range nftable.Families {
-		c.Rules = append(c.Rules, nftable.Rule(
-			f.Is(), toPeers(f), f.Source(0), nftable.Without(0, "own"+f.Name), nftable.FromNode(),
-			nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), nftable.Lookup(0, 0, "source"+f.Name), another(f)))
+		toNodes := nftable.Rule(
+			f.Target(0), nftable.Within(0, "nodes"+f.Name), nftable.CtBits(expr.CtKeySTATUS, translated, expr.CmpOpNeq))
+		for _, to := range [][]expr.Any{toPeers(f), toNodes} {
+			c.Rules = append(c.Rules, nftable.Rule(
+				f.Is(), to, f.Source(0), nftable.Without(0, "own"+f.Name), nftable.FromNode(),
+				nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), nftable.Lookup(0, 0, "source"+f.Name), another(f)))
+		}
 	}
 	return c
 }
