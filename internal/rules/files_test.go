@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,5 +40,25 @@ func TestNoLargeFileIsCommitted(t *testing.T) {
 		if info.Size() > mostBytes {
 			t.Errorf("%s has %d bytes, and %d are allowed", name, info.Size(), mostBytes)
 		}
+	}
+}
+
+// mostLines is how long a Go file outside of tests may be. Past about 500 lines, a file has a
+// second subject, which a reader would look for under a name of its own.
+const mostLines = 550
+
+func TestFilesAreShort(t *testing.T) {
+	files := 0
+	forGoFiles(t, func(path string, text []byte) {
+		if strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		files++
+		if n := bytes.Count(text, []byte("\n")); n > mostLines {
+			t.Errorf("%s has %d lines (%d allowed): split it by subject", path, n, mostLines)
+		}
+	})
+	if files < 700 {
+		t.Errorf("only %d files were read", files)
 	}
 }
