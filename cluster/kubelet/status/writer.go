@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,9 +22,10 @@ import (
 )
 
 const (
-	// patience is how long a status waits that says only that a pod is being made: mostly a better
-	// one follows within it, and the API is spared a write per pod.
-	patience = 100 * time.Millisecond
+	// patience is how long a status waits that says only that a pod is being made, or that its
+	// deletion was seen: mostly a better one follows within it, and the API is spared a write. Pods
+	// that start or end together take several tenths of a second.
+	patience = 500 * time.Millisecond
 	// retryAfter is how long after a failed write the next one is tried, and it doubles up to
 	// retryMost.
 	retryAfter = 100 * time.Millisecond
@@ -76,7 +78,7 @@ func (w *Writer) Object(uid types.UID, object *v1.Pod) {
 	}
 	e.object = object
 	if e.want != nil {
-		w.kick(uid, e, true)
+		w.kick(uid, e)
 	}
 }
 
@@ -88,7 +90,7 @@ func (w *Writer) Set(uid types.UID, s v1.PodStatus, running, over bool) {
 	defer w.mu.Unlock()
 	e := w.entry(uid)
 	e.want, e.running, e.over = s.DeepCopy(), running, e.over || over
-	w.kick(uid, e, !fresh(&s))
+	w.kick(uid, e)
 }
 
 // Forget drops what is known of a pod that is no longer this node's.
@@ -123,9 +125,30 @@ func fresh(s *v1.PodStatus) bool {
 	return true
 }
 
+// canWait says whether a better status is likely to follow within patience, and nothing but that
+// waits for it.
+func (e *entry) canWait() bool {
+	if e.over || fresh(e.want) {
+		return !e.over
+	}
+	return e.object != nil && e.object.DeletionTimestamp != nil && e.running && onlyObserved(e.object.Status, merged(e.object, e))
+}
+
+// onlyObserved says whether two statuses differ in nothing but the generation that they are of.
+func onlyObserved(a, b v1.PodStatus) bool {
+	of := func(s v1.PodStatus) v1.PodStatus {
+		s.ObservedGeneration, s.Conditions = 0, slices.Clone(s.Conditions)
+		for i := range s.Conditions {
+			s.Conditions[i].ObservedGeneration = 0
+		}
+		return s
+	}
+	return same(of(a), of(b))
+}
+
 // kick starts a writer for the pod if there is none and something is to be written.
-func (w *Writer) kick(uid types.UID, e *entry, now bool) {
-	if now {
+func (w *Writer) kick(uid types.UID, e *entry) {
+	if !e.canWait() {
 		select {
 		case e.urgent <- struct{}{}:
 		default:
@@ -143,14 +166,17 @@ func (w *Writer) kick(uid types.UID, e *entry, now bool) {
 
 // write brings the newest status to the API until there is nothing new.
 func (w *Writer) write(uid types.UID, e *entry) {
-	wait := time.Duration(0)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer func() { e.busy = false }()
-	if fresh(e.want) && !e.over {
+	select {
+	case <-e.urgent: // of what was there already
+	default:
+	}
+	wait, delay := time.Duration(0), retryAfter
+	if e.canWait() {
 		wait = patience
 	}
-	delay := retryAfter
 	for {
 		if wait > 0 {
 			w.mu.Unlock()
@@ -190,6 +216,9 @@ func (w *Writer) write(uid types.UID, e *entry) {
 		wait, delay = 0, retryAfter
 		if object != nil && e.object.UID == object.UID && !older(object, e.object) {
 			e.object = object
+		}
+		if e.canWait() && !same(merged(e.object, e), e.object.Status) {
+			wait = patience
 		}
 	}
 }

@@ -66,7 +66,14 @@ func TestAPodThatStartsQuicklyIsWrittenOnce(t *testing.T) {
 	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
 		w.Object(p.UID, p)
 		w.Set(p.UID, creating(), true, false)
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(patience / 2)
+		w.Object(p.UID, p) // the API tells of a change that is not the kubelet's
+		w.Set(p.UID, creating(), true, false)
+		synctest.Wait()
+		if n := patches(kube); n != 0 {
+			t.Errorf("%d patches before the pod runs", n)
+		}
+		time.Sleep(patience / 4)
 		w.Set(p.UID, runningStatus(), true, false)
 		synctest.Wait()
 		if got := get(t, kube); got.Status.Phase != v1.PodRunning || patches(kube) != 1 {
@@ -83,6 +90,83 @@ func TestAPodThatStartsSlowlyIsShownToBeMade(t *testing.T) {
 		synctest.Wait()
 		if got := get(t, kube); len(got.Status.ContainerStatuses) != 1 {
 			t.Errorf("status %v", got.Status)
+		}
+	})
+}
+
+// Each step of a pod that is being made can wait, also the one after a step that was written.
+func TestAPodThatStartsSlowlyIsNotWrittenAtEachStep(t *testing.T) {
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		connected := creating()
+		connected.PodIP = "192.0.2.1"
+		kube.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+			w.Set(p.UID, connected, true, false) // while the first status is being written
+			return false, nil, nil
+		})
+		w.Object(p.UID, p)
+		w.Set(p.UID, creating(), true, false)
+		time.Sleep(patience + patience/2)
+		synctest.Wait()
+		if n := patches(kube); n != 1 {
+			t.Errorf("%d patches before the pod runs", n)
+		}
+		time.Sleep(patience)
+		synctest.Wait()
+		if got := get(t, kube); got.Status.PodIP != connected.PodIP {
+			t.Errorf("the address %q is in the status", got.Status.PodIP)
+		}
+	})
+}
+
+// That the kubelet has seen a pod's deletion is written only if the pod takes long to end.
+func TestADeletionThatIsSeenWaitsForThePodsEnd(t *testing.T) {
+	begin := func(w *Writer, kube *fake.Clientset, p *v1.Pod) v1.PodStatus {
+		s := runningStatus()
+		s.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, ObservedGeneration: 1}}
+		p = p.DeepCopy()
+		p.Status = *s.DeepCopy()
+		w.Object(p.UID, p)
+		w.Set(p.UID, s, true, false) // nothing new
+		p = p.DeepCopy()
+		p.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		if err := kube.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), p, "ns"); err != nil {
+			t.Fatal(err)
+		}
+		w.Object(p.UID, p)
+		s.ObservedGeneration, s.Conditions[0].ObservedGeneration = 2, 2
+		w.Set(p.UID, s, true, false)
+		time.Sleep(patience / 2)
+		synctest.Wait()
+		if n := patches(kube); n != 0 {
+			t.Errorf("%d patches at once", n)
+		}
+		return s
+	}
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		begin(w, kube, p)
+		time.Sleep(patience)
+		synctest.Wait()
+		if got := get(t, kube); got.Status.ObservedGeneration != 2 {
+			t.Errorf("generation %d was observed", got.Status.ObservedGeneration)
+		}
+	})
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		s := begin(w, kube, p)
+		s.Phase = v1.PodSucceeded
+		w.Set(p.UID, s, false, true)
+		synctest.Wait()
+		_, err := kube.CoreV1().Pods("ns").Get(t.Context(), "p", metav1.GetOptions{})
+		if n := patches(kube); n != 1 || !apierrors.IsNotFound(err) {
+			t.Errorf("%d patches, then %v", n, err)
+		}
+	})
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		s := begin(w, kube, p)
+		s.Conditions[0].Status = v1.ConditionFalse // what takes it out of its Services
+		w.Set(p.UID, s, true, false)
+		synctest.Wait()
+		if n := patches(kube); n != 1 {
+			t.Errorf("%d patches when the pod is no longer ready", n)
 		}
 	})
 }
