@@ -98,6 +98,38 @@ func TestCreatesEachPodOnceAndWritesStatusOnce(t *testing.T) {
 	})
 }
 
+// Pods that become ready together cost few writes, but that the last one is ready is written at
+// once, and so is that one is not ready any more.
+func TestReadyPodsAreCountedAtAPace(t *testing.T) {
+	run(t, func(t *testing.T, s *apitest.Server) {
+		create(t, s, set(20))
+		s.Writes()
+		pods := s.Pods(t)
+		writes := func() int { return s.Writes()["update replicasets/status"] }
+		for _, pod := range pods[:19] {
+			s.Start(t, pod)
+			s.Pass(10 * time.Millisecond)
+		}
+		if n := writes(); n < 2 || n > 3 {
+			t.Errorf("%d writes in 190 ms", n)
+		}
+		s.Pass(80 * time.Millisecond)
+		wantStatus(t, get(t, s).Status, 20, 19, 19, 0)
+		writes()
+		s.Start(t, pods[19])
+		s.Pass(time.Millisecond)
+		wantStatus(t, get(t, s).Status, 20, 20, 20, 0)
+		s.SetPod(t, pods[0], func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.Now()}}
+		})
+		s.Pass(time.Millisecond)
+		wantStatus(t, get(t, s).Status, 20, 19, 19, 0)
+		if n := writes(); n != 2 {
+			t.Errorf("%d writes for the last pod and one that is not ready any more", n)
+		}
+	})
+}
+
 func TestIdleWritesNothing(t *testing.T) {
 	run(t, func(t *testing.T, s *apitest.Server) {
 		create(t, s, set(3))

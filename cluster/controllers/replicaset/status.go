@@ -72,5 +72,6 @@ func (c *controller) writeStatus(ctx context.Context, key string, rs *appsv1.Rep
 		return err
 	}
 	c.writes.Wrote(key, c.setCache, written.ResourceVersion)
+	c.pace.wrote(key, rs, time.Now())
 	return nil
 }
