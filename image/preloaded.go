@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 // preloaded is the archive that an image was loaded from to be on this machine without a registry,
@@ -46,7 +47,7 @@ func (p preloaded) pins() bool {
 	}
 	now, err := preloadedFrom(p.file)
 	if err != nil {
-		return !errors.Is(err, fs.ErrNotExist)
+		return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) // a directory above it may be a file now
 	}
 	return now == p
 }

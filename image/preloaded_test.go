@@ -10,7 +10,9 @@ import (
 // Regression: an image lost its archive, and was collected, when the archive could not be looked at
 // for a moment.
 func TestWhatPinsAnImage(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "images.tar")
+	dir := filepath.Join(t.TempDir(), "images")
+	file := filepath.Join(dir, "images.tar")
+	must(t, os.Mkdir(dir, 0o700))
 	must(t, os.WriteFile(file, []byte("archive"), 0o600))
 	p, err := preloadedFrom(file)
 	must(t, err)
@@ -29,6 +31,9 @@ func TestWhatPinsAnImage(t *testing.T) {
 	must(t, os.WriteFile(file, []byte("another"), 0o600))
 	must(t, os.Chtimes(file, time.Time{}, time.Unix(1, 0)))
 	pins("it is another", false)
+	must(t, os.RemoveAll(dir))
+	must(t, os.WriteFile(dir, nil, 0o600))
+	pins("its directory is a file now", false)
 	if (preloaded{}).pins() {
 		t.Error("no archive pins an image")
 	}
