@@ -97,12 +97,17 @@ func (p Places) beforeJoin() []Port {
 const podsBetweenNodes = "packets between pods of different nodes"
 
 // readRefusals finds chains that drop what other machines need. A rule that accepts it under a
-// condition that is not known here counts as accepting.
+// condition that is not known here counts as accepting. An error is about what could not be read.
 func readRefusals(ctx context.Context, own string, needed []Port) (all []Refusal, err error) {
 	if len(needed) == 0 {
 		return nil, nil
 	}
-	all = legacyRefusals(ctx, needed)
+	all, err = tableRefusals(own, needed)
+	return append(legacyRefusals(ctx, needed), all...), err
+}
+
+// tableRefusals is readRefusals for chains of nftables.
+func tableRefusals(own string, needed []Port) (all []Refusal, err error) {
 	c, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
