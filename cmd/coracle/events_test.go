@@ -54,6 +54,8 @@ type runtimeDouble struct {
 	pod string
 	// listed, if not nil, is closed when its pods are asked for, which it does not answer.
 	listed chan struct{}
+	// idle is whether it runs nothing.
+	idle bool
 }
 
 func (r runtimeDouble) ListPodSandbox(ctx context.Context,
@@ -72,6 +74,9 @@ func (r runtimeDouble) ListPodSandbox(ctx context.Context,
 func (r runtimeDouble) ListPodSandboxStats(context.Context,
 	*runtimeapi.ListPodSandboxStatsRequest,
 ) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	if r.idle {
+		return &runtimeapi.ListPodSandboxStatsResponse{}, nil
+	}
 	return &runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{{
 		Attributes: &runtimeapi.PodSandboxAttributes{
 			Id: r.pod, Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod},

@@ -293,3 +293,36 @@ func TestUsageAndEventsOfAllNodes(t *testing.T) {
 		t.Errorf("without the second node: %v\n%s", err, text)
 	}
 }
+
+// Regression: top ended when one node did not answer and the others ran nothing.
+func TestTopOfIdleNodes(t *testing.T) {
+	t.Setenv("CORACLE_ADDRESS", "")
+	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	for _, dir := range []string{p.root, p.state, p.of(2, "boat-2").state} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remember(t, p, upOptions{Node: "boat", Port: 6443, Further: 1})
+	stop := serveRuntime(t, p.state, runtimeDouble{idle: true})
+	top := func() (string, error) {
+		cmd := command()
+		cmd.SetArgs([]string{"--root", p.root, "--state", p.state, "top", "--updates", "1"})
+		var out strings.Builder
+		cmd.SetOut(&out)
+		err := cmd.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	if text, err := top(); err != nil || !strings.Contains(text, "not shown: node boat-2: ") {
+		t.Errorf("a node that runs nothing: %v\n%s", err, text)
+	}
+	stop()
+	if _, err := top(); err == nil {
+		t.Error("no node answers, and top goes on")
+	}
+}

@@ -78,7 +78,8 @@ func readTwice(ctx context.Context, c runtimeapi.RuntimeServiceClient) ([]usage.
 	return m.Read(ctx, c)
 }
 
-// usageOfAll reads what is used on each node that this machine has.
+// usageOfAll reads what is used on each node that this machine has. It is nil only if no node
+// answers.
 func (w *workload) usageOfAll(cmd *cobra.Command,
 	read func(ctx context.Context, node string, c runtimeapi.RuntimeServiceClient) ([]usage.Usage, error),
 ) ([]usage.Usage, error) {
@@ -93,7 +94,11 @@ func (w *workload) usageOfAll(cmd *cobra.Command,
 		}
 		return there, err
 	})
-	return slices.Concat(all...), missing
+	answered := slices.ContainsFunc(all, func(there []usage.Usage) bool { return there != nil })
+	if together := slices.Concat(all...); together != nil || !answered {
+		return together, missing
+	}
+	return []usage.Usage{}, missing
 }
 
 func statsRows(out io.Writer, all []usage.Usage, pods bool) {

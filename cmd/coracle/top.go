@@ -143,7 +143,7 @@ func (f *topFlags) loop(ctx context.Context, read func() ([]usage.Usage, error),
 	defer tick.Stop()
 	for n := 1; ; n++ {
 		all, missing := read()
-		if missing != nil && len(all) == 0 {
+		if missing != nil && all == nil { // no node answers
 			return missing
 		}
 		v.missing = missing
