@@ -156,10 +156,12 @@ func (s sparingNodes) Patch(ctx context.Context, name string, kind types.PatchTy
 	if cidrs == nil || len(sub) > 0 || err != nil {
 		return s.NodeInterface.Patch(ctx, name, kind, patch, o, sub...)
 	}
+	// The events of the networks, and of the Node's end, may come before the answer.
+	s.of.written.add(known, cidrs)
 	if err := s.of.write.Apply(ctx, name, nodepatch.Change{UID: known.UID, PodCIDRs: cidrs}); err != nil {
+		s.of.written.drop(known)
 		return nil, err
 	}
-	s.of.written.add(known, cidrs)
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 }
 
@@ -263,7 +265,8 @@ func warnOfForeign(set *client.Set, r PodRanges) (cache.ResourceEventHandler, fu
 	}, flush
 }
 
-// written are the networks that nodes have in the API and not yet in the informer. In this process
+// written are the networks that nodes have in the API, or get just now, and that the informer does
+// not have yet. In this process
 // the API server's answer comes before the event. An allocator that does not know them takes a
 // second network for the node, and tries three times to write what the API server refuses.
 type written struct {
@@ -281,15 +284,19 @@ type ownership struct {
 
 func (w *written) add(n *corev1.Node, networks []string) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.networks == nil {
 		w.networks = map[string]ownership{}
 	}
 	w.networks[n.Name] = ownership{n.UID, networks}
-	w.mu.Unlock()
-	// The event may have come before the answer, and there is no other for some time. The informer has
-	// the networks before it tells.
-	if now, err := w.nodes.Get(n.Name); err == nil && now.UID == n.UID && len(now.Spec.PodCIDRs) > 0 {
-		w.forget(n.Name)
+}
+
+// drop is called when the networks of the node were not written.
+func (w *written) drop(n *corev1.Node) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.networks[n.Name].uid == n.UID {
+		delete(w.networks, n.Name)
 	}
 }
 

@@ -6,9 +6,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	ktesting "k8s.io/client-go/testing"
@@ -86,6 +88,62 @@ func TestWrittenNetworksWhoseEventIsFirst(t *testing.T) {
 	}
 	if len(w.networks) != 0 {
 		t.Errorf("%v is still on record", w.networks)
+	}
+}
+
+// Regression: if the event of a Node's end came before the API server's answer about its networks,
+// these stayed on record, and taken.
+func TestWrittenNetworksOfANodeThatGoes(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+	kube := fake.NewClientset(node)
+	factory := informers.NewSharedInformerFactory(kube, 0)
+	informer := factory.Core().V1().Nodes()
+	w := &written{nodes: informer.Lister()}
+	freed := make(chan []string, 1)
+	_, err := ownNodes{NodeInformer: informer, written: w}.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		DeleteFunc: func(obj any) { freed <- obj.(*corev1.Node).Spec.PodCIDRs },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	factory.Start(t.Context().Done())
+	factory.WaitForCacheSync(t.Context().Done())
+	var got []string
+	kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+		if err := kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "n"); err != nil {
+			t.Error(err)
+		}
+		got = <-freed
+		return true, node, nil
+	})
+	nodes := kube.CoreV1().Nodes()
+	patching := sparingNodes{nodes, sparing{write: nodepatch.New(nodes), written: w}}
+	patch := []byte(`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24"]}}`)
+	if _, err := patching.Patch(t.Context(), "n", types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.networks) != 0 || !slices.Equal(got, []string{"10.0.0.0/24"}) {
+		t.Errorf("on record: %v; freed: %v", w.networks, got)
+	}
+}
+
+// What was not written is not on record.
+func TestNetworksThatAreNotWritten(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+	kube := fake.NewClientset(node)
+	seen := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := seen.Add(node); err != nil {
+		t.Fatal(err)
+	}
+	w := &written{nodes: corelisters.NewNodeLister(seen)}
+	kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewNotFound(corev1.Resource("nodes"), "n")
+	})
+	nodes := kube.CoreV1().Nodes()
+	_, err := sparingNodes{nodes, sparing{write: nodepatch.New(nodes), written: w}}.Patch(t.Context(), "n", types.StrategicMergePatchType,
+		[]byte(`{"spec":{"podCIDR":"10.0.0.0/24","podCIDRs":["10.0.0.0/24"]}}`), metav1.PatchOptions{})
+	if !apierrors.IsNotFound(err) || len(w.networks) != 0 {
+		t.Errorf("%v; on record: %v", err, w.networks)
 	}
 }
 
