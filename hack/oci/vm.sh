@@ -120,7 +120,7 @@ clock() {
   make --no-print-directory build testbins tools &&
     mkdir -p "$out/clock" &&
     CGO_ENABLED=0 "$go" -C cluster test -c -tags nodes,vm,netgo,osusergo -ldflags '-s -w' -o "$PWD/$out/clock/nodes.test" ./integration/nodes &&
-    CORACLE_BIN=$PWD/bin VM_RUN=$VM_RUN "$out/clock/nodes.test" -test.v -test.timeout 0 -test.run 'TestWrongClock$'
+    CORACLE_BIN=$PWD/bin VM_RUN=$VM_RUN "$out/clock/nodes.test" -test.v -test.timeout "${VM_TIMEOUT:-3600}s" -test.run 'TestWrongClock$'
 }
 
 bad=0
