@@ -20,13 +20,14 @@ const verifiedLimit = 8192
 // upstream's authenticator. That verifies the signatures of a chain again for each request, which
 // takes about a tenth of a small one's processor time. Here a chain is verified once, until one of
 // its certificates ends or the authorities change.
-//
-// The metric apiserver_client_certificate_expiration_seconds therefore counts verifications, not
-// requests.
 type clientCertificates struct {
 	authorities x509request.VerifyOptionFunc
 	upstream    authenticator.Request
-	verified    *lru.Cache // chainKey to *verifiedChain
+	// observe only counts the certificate in apiserver_client_certificate_expiration_seconds, which
+	// upstream's authenticator does before it verifies: without authorities there is no signature to
+	// verify.
+	observe  authenticator.Request
+	verified *lru.Cache // chainKey to *verifiedChain
 }
 
 // chainKey is what decides whether a chain is valid, but for the time.
@@ -46,6 +47,7 @@ func newClientCertificates(authorities x509request.VerifyOptionFunc) *clientCert
 	return &clientCertificates{
 		authorities: authorities,
 		upstream:    x509request.NewDynamic(authorities, x509request.UserConversionFunc(userOfChain)),
+		observe:     x509request.New(x509.VerifyOptions{Roots: x509.NewCertPool()}, x509request.UserConversionFunc(userOfChain)),
 		verified:    lru.New(verifiedLimit),
 	}
 }
@@ -81,6 +83,7 @@ func (c *clientCertificates) AuthenticateRequest(r *http.Request) (*authenticato
 	if found, ok := c.verified.Get(key); ok {
 		v, now := found.(*verifiedChain), time.Now()
 		if !now.Before(v.from) && !now.After(v.until) {
+			_, _, _ = c.observe.AuthenticateRequest(r)
 			return &authenticator.Response{User: v.Info}, true, nil
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/component-base/metrics/legacyregistry"
 )
 
 // signedBy is a certificate and its key.
@@ -170,4 +171,36 @@ func TestCertificatesNotYetValid(t *testing.T) {
 			t.Error("a certificate is accepted before it begins")
 		}
 	})
+}
+
+// Regression: the metric counted verifications.
+func TestEachRequestWithACertificateIsObserved(t *testing.T) {
+	authority := issue(t, "ca", nil, 24*time.Hour)
+	node := issue(t, "node", authority, time.Hour)
+	roots := x509.NewCertPool()
+	roots.AddCert(authority.cert)
+	c := newClientCertificates(func() (x509.VerifyOptions, bool) {
+		return x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, true
+	})
+	observed := func() (count uint64) {
+		families, err := legacyregistry.DefaultGatherer.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "apiserver_client_certificate_expiration_seconds" {
+				count = f.GetMetric()[0].GetHistogram().GetSampleCount()
+			}
+		}
+		return count
+	}
+	before := observed()
+	for range 3 {
+		if _, ok, err := c.AuthenticateRequest(certificateRequest(node.cert)); !ok || err != nil {
+			t.Fatalf("refused: %v", err)
+		}
+	}
+	if got := observed() - before; got != 3 {
+		t.Errorf("%d of 3 requests", got)
+	}
 }
