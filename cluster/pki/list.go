@@ -24,6 +24,8 @@ type Certificate struct {
 	Replaced time.Time `json:"replaced,omitzero"`
 	// Warning says what is wrong, "" for nothing.
 	Warning string `json:"warning,omitempty"`
+
+	cert *x509.Certificate // nil if it is damaged
 }
 
 // lateShare is the part of a certificate's life that is left when it ought to have been renewed
@@ -80,6 +82,7 @@ func listed(file string, data []byte, now time.Time) []Certificate {
 func described(file string, cert *x509.Certificate, now time.Time) Certificate {
 	c := Certificate{
 		File: file, Subject: cert.Subject.CommonName, Issuer: cert.Issuer.CommonName, Made: madeAt(cert), Expires: cert.NotAfter,
+		cert: cert,
 	}
 	switch left := cert.NotAfter.Sub(now); {
 	case left <= 0:

@@ -81,6 +81,9 @@ type Bundle struct {
 
 const authorityFile = "ca.pem"
 
+// tokenKeyFile has the key that signs service account tokens, and its former ones.
+const tokenKeyFile = "service-account.pem"
+
 // FrontProxyName is the name in the certificate FrontProxyClient.
 const FrontProxyName = "front-proxy-client"
 
@@ -105,7 +108,7 @@ func Ensure(dir, server string, hosts []string, log *slog.Logger) (*Bundle, erro
 	b := &Bundle{
 		log: cmp.Or(log, slog.New(slog.DiscardHandler)),
 		Dir: dir, CACert: in("ca.crt"), CA: in(authorityFile), Serving: in("apiserver.pem"), KubeletClient: in("kubelet-client.pem"),
-		ServiceAccountKey: in("service-account.pem"), AdminKubeconfig: in("admin.kubeconfig"), server: server,
+		ServiceAccountKey: in(tokenKeyFile), AdminKubeconfig: in("admin.kubeconfig"), server: server,
 		FrontProxyClient: in("front-proxy-client.pem"), FrontProxyCACert: in("front-proxy-ca.crt"),
 	}
 	now := time.Now()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -66,7 +67,7 @@ func Rotate(dir string, w What) error {
 		}
 	}
 	if w.ServiceAccountKey {
-		data, err := read(filepath.Join(dir, "service-account.pem"))
+		data, err := read(filepath.Join(dir, tokenKeyFile))
 		if err != nil {
 			return err
 		}
@@ -85,6 +86,60 @@ func Rotate(dir string, w What) error {
 		return err
 	}
 	return Replace(rotationFile(dir), append(data, '\n'), 0o600)
+}
+
+// Holding are the credentials in a directory, by their files.
+type Holding map[string]held
+
+type held struct {
+	what string // no other has the same
+	made time.Time
+}
+
+// Hold returns what a rotation of certificates, or of the key of service account tokens, replaces.
+func Hold(dir string, w What) (Holding, error) {
+	h := Holding{}
+	if w.Certificates {
+		all, err := List(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range all {
+			if c.cert != nil && !c.cert.IsCA {
+				h[c.File] = held{string(c.cert.Raw), c.Made}
+			}
+		}
+	}
+	if w.ServiceAccountKey {
+		data, err := read(filepath.Join(dir, tokenKeyFile))
+		if err != nil {
+			return nil, err
+		}
+		if k := decodeTokenKeys(data); k.key != nil {
+			der, err := marshalKey(k.key)
+			if err != nil {
+				return nil, err
+			}
+			h[tokenKeyFile] = held{string(der), k.made}
+		}
+	}
+	return h, nil
+}
+
+// Kept returns the files in which now still has what h has, although a rotation was noted at a
+// time: all of them, or those that seem to be younger than the rotation. Others may be no files of
+// [Ensure].
+func (h Holding) Kept(now Holding, noted time.Time) (files []string) {
+	for file, before := range h {
+		if now[file].what == before.what {
+			files = append(files, file)
+		}
+	}
+	if len(files) < len(h) {
+		files = slices.DeleteFunc(files, func(file string) bool { return h[file].made.Before(noted) })
+	}
+	slices.Sort(files)
+	return files
 }
 
 // Succession is the cluster's authority in a directory, and the one that it replaced.

@@ -17,7 +17,7 @@ import (
 
 // shared are the files that all control-plane nodes of a cluster have in common. Each makes the
 // others of them.
-var shared = []string{authorityFile, "front-proxy-ca.pem", "service-account.pem", etcdAuthority}
+var shared = []string{authorityFile, "front-proxy-ca.pem", tokenKeyFile, etcdAuthority}
 
 // Shared returns what another control-plane node of the cluster with its credentials in dir has to
 // have, by file name. log may be nil.

@@ -50,6 +50,11 @@ type rotation struct {
 
 // rotate notes what is to be made again, and has the cluster process do it.
 func (r rotation) rotate(ctx context.Context, what pki.What) (rotated, error) {
+	noted := time.Now()
+	before, err := pki.Hold(r.dir, what)
+	if err != nil {
+		return rotated{}, err
+	}
 	if err := pki.Rotate(r.dir, what); err != nil {
 		return rotated{}, err
 	}
@@ -57,7 +62,18 @@ func (r rotation) rotate(ctx context.Context, what pki.What) (rotated, error) {
 	if err != nil {
 		return rotated{}, fmt.Errorf("the rotation is noted, and not finished: %w; the cluster tries again within a day, and when it is started", err)
 	}
-	return rotated{Running: running}, nil
+	if !running {
+		return rotated{}, nil
+	}
+	after, err := pki.Hold(r.dir, what)
+	if err != nil {
+		return rotated{}, err
+	}
+	if kept := before.Kept(after, noted); len(kept) > 0 {
+		return rotated{}, fmt.Errorf("the cluster process has not replaced %s, because the clock was set back, or was ahead when they were made: "+
+			"correct the clock, and repeat this", strings.Join(kept, ", "))
+	}
+	return rotated{Running: true}, nil
 }
 
 // replaceAuthority makes another authority, which signs at once, and waits until the nodes follow.

@@ -84,6 +84,16 @@ func TestRotateCertificates(t *testing.T) {
 	if serving() == second || reloads != 1 {
 		t.Errorf("the running cluster has not replaced it, %d reloads", reloads)
 	}
+	// The clock was set back meanwhile, so the rotation is none.
+	r.ensure = func() (*pki.Bundle, error) { return bundle, nil }
+	for flag, want := range map[string]string{
+		"--certificates": "admin.kubeconfig, apiserver.pem, ", "--service-account-key": "has not replaced service-account.pem",
+	} {
+		_, err = try(t, append([]string{"certificate", "rotate", flag}, place...)...)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "correct the clock") {
+			t.Errorf("%s that replaces nothing: %v", flag, err)
+		}
+	}
 	// It cannot be done now: the next renewal does it.
 	r.ensure = func() (*pki.Bundle, error) { return nil, os.ErrPermission }
 	_, err = try(t, append([]string{"certificate", "rotate", "--service-account-key"}, place...)...)
