@@ -21,6 +21,9 @@ import (
 // another --root, and do not follow what is in /etc.
 const defaultRoot = "/var/lib/coracle"
 
+// defaultState is where it has what a reboot may lose.
+const defaultState = "/run/coracle"
+
 // place is where one cluster lives; all that is found by it.
 type place struct {
 	root, state string
@@ -73,29 +76,14 @@ events and image need only coracled.`,
   coracle why pod/cart svc/db
   coracle down --purge
   coracle join https://10.0.0.1:6443 --token TOKEN --ca-hash HASH`,
-		Version:       version.String(),
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			for _, dir := range []*string{&p.root, &p.state} {
-				abs, err := filepath.Abs(*dir)
-				if err != nil {
-					return err
-				}
-				*dir = abs
-			}
-			if !cmd.Flags().Changed("state") {
-				p.state = cmp.Or(remembered(p).State, p.state)
-			}
-			if p.node != "" {
-				return p.enter()
-			}
-			return nil
-		},
+		Version:           version.String(),
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return p.settle(cmd) },
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&p.root, "root", defaultRoot, "directory for data that survives a reboot")
-	f.StringVar(&p.state, "state", "/run/coracle", "directory for data that a reboot may lose; without the flag, that of the last up with this --root")
+	f.StringVar(&p.state, "state", defaultState, "directory for data that a reboot may lose; without the flag, that of the last up with this --root")
 	f.StringVar(&p.node, "node", "", "`NAME` of the node of 'coracle up --nodes' that the command is for (default: the first)")
 	root.AddCommand(upCommand(&p), downCommand(&p), statusCommand(&p), imageCommand(&p), kubeconfigCommand(&p),
 		superviseCommand(&p), snapshotCommand(&p), tokenCommand(&p), certificateCommand(&p), joinCommand(&p), leaveCommand(&p),
@@ -108,7 +96,47 @@ events and image need only coracled.`,
 		SeeAlso: "coracled(8), coracle-oci(8)",
 	}))
 	root.AddCommand(append(workloadCommands(&p), shimCommand(&p), doctorCommand(&p), whyCommand(&p))...)
+	p.completeHere(root)
 	return root
+}
+
+// settle makes p what the flags of a command say, or the last up with this --root.
+func (p *place) settle(cmd *cobra.Command) error {
+	for _, dir := range []*string{&p.root, &p.state} {
+		abs, err := filepath.Abs(*dir)
+		if err != nil {
+			return err
+		}
+		*dir = abs
+	}
+	if !cmd.Flags().Changed("state") {
+		p.state = cmp.Or(remembered(*p).State, defaultState)
+	}
+	if p.node != "" {
+		return p.enter()
+	}
+	return nil
+}
+
+// settled is complete for the place that a command's flags say. For a completion, cobra parses them
+// after PersistentPreRunE.
+func (p *place) settled(complete cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		if err := p.settle(cmd); err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return complete(cmd, args, begun)
+	}
+}
+
+// completeHere has the arguments of a command, and of those below it, completed by settled.
+func (p *place) completeHere(cmd *cobra.Command) {
+	if cmd.ValidArgsFunction != nil {
+		cmd.ValidArgsFunction = p.settled(cmd.ValidArgsFunction)
+	}
+	for _, sub := range cmd.Commands() {
+		p.completeHere(sub)
+	}
 }
 
 func imageCommand(p *place) *cobra.Command {
@@ -149,7 +177,7 @@ func (p place) flags() string {
 	if p.root != defaultRoot {
 		b.WriteString(" --root " + p.root)
 	}
-	if p.state != "/run/coracle" {
+	if p.state != defaultState {
 		b.WriteString(" --state " + p.state)
 	}
 	return b.String()

@@ -326,3 +326,38 @@ func TestTopOfIdleNodes(t *testing.T) {
 		t.Error("no node answers, and top goes on")
 	}
 }
+
+// Regression: the completion of names looked at the default --state, whatever the last up with this
+// --root had.
+func TestCompletionAtARememberedPlace(t *testing.T) {
+	t.Setenv("CORACLE_ADDRESS", "")
+	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
+	for _, dir := range []string{p.root, p.state} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remember(t, p, upOptions{Node: "boat", Port: 6443, State: p.state})
+	serveRuntime(t, p.state, runtimeDouble{pod: "first"})
+	for _, place := range [][]string{{"--root", p.root}, {"--root", filepath.Join(dir, "other"), "--state", p.state}} {
+		cmd := command()
+		cmd.SetArgs(append(append([]string{cobra.ShellCompNoDescRequestCmd}, place...), "logs", ""))
+		var out strings.Builder
+		cmd.SetOut(&out)
+		if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(out.String(), "first") {
+			t.Errorf("%v: %q, %v", place, out.String(), err)
+		}
+	}
+	cmd := command()
+	cmd.SetArgs([]string{cobra.ShellCompNoDescRequestCmd, "--root", p.root, "ps", "--namespace", ""})
+	var out strings.Builder
+	cmd.SetOut(&out)
+	if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(out.String(), "shop") {
+		t.Errorf("namespaces: %q, %v", out.String(), err)
+	}
+}

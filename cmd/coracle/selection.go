@@ -17,13 +17,13 @@ type selection struct {
 func (s *selection) define(w *workload, cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", "", "only pods of this namespace")
 	cmd.Flags().StringArrayVarP(&s.labels, "label", "l", nil, "only pods with this label, as `KEY=VALUE` or KEY; may be given again")
-	_ = cmd.RegisterFlagCompletionFunc("namespace", w.complete(true, func(all inventory) []string {
+	_ = cmd.RegisterFlagCompletionFunc("namespace", w.place.settled(w.complete(true, func(all inventory) []string {
 		var names []string
 		for _, p := range all.pods {
 			names = append(names, p.GetMetadata().GetNamespace())
 		}
 		return names
-	}))
+	})))
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		for _, l := range s.labels {
 			if key, _, _ := strings.Cut(l, "="); key == "" {
