@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -111,5 +112,63 @@ func TestLongLinesAreFound(t *testing.T) {
 	got := longLines([]byte(text))
 	if len(got) != 3 || got[0] != 2 || got[1] != 4 || got[2] != 9 {
 		t.Errorf("got %v, want 2, 4 and 9", got)
+	}
+}
+
+// measuredPages are written by programs that test or measure: lists of tests, and of machines.
+var measuredPages = map[string]bool{
+	"benchmarks.md": true, "conformance.md": true, "cri-conformance.md": true, "csi-mock.md": true,
+	"network-policy-conformance.md": true,
+}
+
+// Prose of the pages has lines of at most maxCode, so that changes of it can be read.
+func TestLinesOfPagesAreShort(t *testing.T) {
+	root := filepath.Join("..", "..")
+	var pages []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s: %d pages found, error %v", pattern, len(found), err)
+		}
+		pages = append(pages, found...)
+	}
+	for _, page := range pages {
+		if measuredPages[filepath.Base(page)] {
+			continue
+		}
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range longProse(string(text)) {
+			t.Errorf("%s:%d is longer than %d characters", page, line, maxCode)
+		}
+	}
+}
+
+// longProse returns the numbers of lines that are too long, without those of tables and of code.
+func longProse(text string) (long []int) {
+	code := false
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		if strings.HasPrefix(line, "```") {
+			code = !code
+		}
+		if code || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    ") {
+			continue
+		}
+		if utf8.RuneCountInString(strings.TrimRight(line, "\n")) > maxCode {
+			long = append(long, n)
+		}
+	}
+	return long
+}
+
+func TestLongProseIsFound(t *testing.T) {
+	wide := strings.Repeat("x", maxCode+1)
+	text := "short\n" + wide + "\n| " + wide + "\n    " + wide + "\n```\n" + wide + "\n```\n" + wide[1:] + "\n- " + wide + "\n"
+	if got := longProse(text); !slices.Equal(got, []int{2, 9}) {
+		t.Errorf("long lines are %v, and should be 2 and 9", got)
 	}
 }
