@@ -13,7 +13,7 @@ import (
 )
 
 // volumeRestrictions keeps a claim that only one pod may use (ReadWriteOncePod) to that pod, and
-// pods that write to one disk without a claim off each other's nodes (disks.go).
+// pods that write to one disk without a claim off each other's nodes (diskconflict.go).
 type volumeRestrictions struct {
 	claims corelisters.PersistentVolumeClaimLister
 }
