@@ -158,7 +158,7 @@ func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.
 	return err
 }
 
-// arrivals are the blobs and archives that are being fetched, from wherever.
+// arrivals are the blobs and archives that are being fetched, from a registry or a node.
 type arrivals struct {
 	mu  sync.Mutex
 	all map[incoming][]*spool

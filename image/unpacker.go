@@ -32,7 +32,7 @@ import (
 var errRotten = errors.New("stored blob is damaged")
 
 // layerKey tells apart what is fetched: a blob that should unpack to a diff id. The
-// registry is a part of it, lest a pull waits for a slower registry than its own.
+// registry is a part of it, so a pull does not wait for a slower registry than its own.
 type layerKey struct {
 	registry     string
 	blob, diffID digest.Digest

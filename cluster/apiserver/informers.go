@@ -21,8 +21,8 @@ import (
 const askedEvery = 100 * time.Millisecond
 
 // promptInformers are the shared informers for upstream's code that asks every 100 ms whether they
-// have synced. An informer of theirs does not answer no before that time has passed, so the caller
-// goes on as soon as the informer has synced. A start of the API server has several such waits, one
+// have synced. Such an informer does not say no before that time has passed, so the caller goes
+// on as soon as the informer has synced. A start of the API server has several such waits, one
 // after the other.
 type promptInformers struct {
 	informers.SharedInformerFactory

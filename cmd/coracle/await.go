@@ -34,8 +34,7 @@ func orOther(ctx context.Context, err error, lock, what, log string, answers fun
 	return nil
 }
 
-// longestTry is how long an answer is waited for: who listens there may be another, who says
-// nothing.
+// longestTry is how long to wait for an answer: another program may listen there and say nothing.
 const longestTry = 2 * time.Second
 
 // await returns when answers does not fail any more, or fails with otherRelease. If cmd ends

@@ -18,8 +18,8 @@ const tokenPath = "/.coracle-token-service/"
 // operator has named, though they have private addresses.
 //
 // The client in package auth refuses a service on another host than the registry's
-// that has a private or loopback address, lest a hostile registry makes us knock at
-// doors inside (GHSA-xf85-363p-868w), and has no setting for it. So a challenge that
+// that has a private or loopback address, and has no setting for it: a hostile registry could have
+// us send requests into our own network (GHSA-xf85-363p-868w). So a challenge that
 // names a trusted service is changed to name a path on the registry's own host, and a
 // request for that path goes to the service. All other challenges reach the client as
 // they are, and so does one that would fall back from HTTPS to HTTP.

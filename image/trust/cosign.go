@@ -140,8 +140,8 @@ func (c *cosign) simple(ctx context.Context, repo Repository, d digest.Digest, l
 	return c.of(repo, said.Critical.Identity.DockerReference)
 }
 
-// of checks which repository a signature names, lest one of another repository with the
-// same key be copied here. Cosign's own bundles name none.
+// of checks which repository a signature names: the signature of another repository with the same
+// key could be copied here. Cosign's own bundles name none.
 func (c *cosign) of(repo Repository, claimed string) error {
 	if c.anyRepository {
 		return nil

@@ -1,5 +1,5 @@
-// Package handler is the engine of a program that has more than one: each container is made by
-// who CreateOptions.Handler says, and from then on driven by who has made it.
+// Package handler is the engine of a program that has more than one: CreateOptions.Handler says
+// which one makes a container, and the same one drives it from then on.
 //
 // All share one state directory, so that an id is taken once; a container's record names its
 // engine.
