@@ -43,6 +43,7 @@ export GOFLAGS="-trimpath -buildvcs=false -tags=$tags" CGO_ENABLED=0
 replaced=github.com/google/go-cmp/... # cluster/replaced, a module of its own
 (cd cluster && "$go" vet ./... "$replaced") || bad=1
 (cd cluster && "$go" vet -tags "$tags,nodes" ./integration/nodes) || bad=1
+(cd cluster && "$go" vet -tags "$tags,nodes,vm" ./integration/nodes) || bad=1
 (cd cluster && "$go" vet -tags "$tags,ha,skew" ./integration/controlplanes) || bad=1
 (cd cluster && "$go" vet -tags "$tags,bgp" ./integration/bgp ./integration/nodes) || bad=1
 (cd cluster && "$go" vet -tags "$tags,vm" ./controllers/localpath ./kubelet/cgroups ./kubelet/volume) || bad=1

@@ -350,7 +350,7 @@ func TestCNIGarbageIsCollected(t *testing.T) {
 	// The record is gone, as after the loss of the state directory; and an address that
 	// no one knows.
 	must(t, os.Remove(filepath.Join(c.StateDir, "cni", "lost.json")))
-	must(t, os.WriteFile(filepath.Join(dir, "192.0.2.200"), []byte("stranger"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "192.0.2.200"), []byte("unrelated"), 0o600))
 	m = started(t, c)
 	must(t, m.Recover(t.Context(), []string{"kept"}))
 	if n := taken(t, dir); n != 1 {

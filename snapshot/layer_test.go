@@ -174,7 +174,7 @@ func TestStartTakesWhatIsNotWholeOutOfUse(t *testing.T) {
 			write(t, filepath.Join(layerDir(s, d), "layer.json"), record)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(layer.Top(s.root), "stranger"), 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(layer.Top(s.root), "unrelated"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	s = restarted(t, s)

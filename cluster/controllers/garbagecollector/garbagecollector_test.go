@@ -241,7 +241,7 @@ func TestOwnerThatWasDeletedBeforeTheStart(t *testing.T) {
 		w.make(pods, "lost", set("gone", true))
 		other := set("a", true)
 		other.UID = "uid-of-an-earlier-a"
-		w.make(pods, "stranger", other)
+		w.make(pods, "unrelated", other)
 	}, func(w world) {
 		w.want(pods, "kept<a")
 	})

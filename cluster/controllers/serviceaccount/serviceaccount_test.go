@@ -110,9 +110,9 @@ func TestTokenSecrets(t *testing.T) {
 			t.Errorf("annotations: %v", got.Annotations)
 		}
 
-		secret(s, "stranger", "nobody", "")
+		secret(s, "unrelated", "nobody", "")
 		secret(s, "earlier", "robot", "uid-of-an-earlier-robot")
-		for _, name := range []string{"stranger", "earlier"} {
+		for _, name := range []string{"unrelated", "earlier"} {
 			if _, err := s.Kube.CoreV1().Secrets(ns).Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				t.Errorf("%s is kept: %v", name, err)
 			}
