@@ -27,9 +27,9 @@ func giveBack() {
 }
 
 // dropPages drops the program's pages that calls have used.
-func dropPages() {
+func dropPages(log *slog.Logger) {
 	if err := programpages.Drop(); err != nil {
-		slog.Debug("more of the program than it uses stays in memory", "err", err)
+		log.Debug("more of the program than it uses stays in memory", "err", err)
 	}
 }
 

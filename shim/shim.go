@@ -90,7 +90,7 @@ func New(cfg Config) *Service {
 		cfg: cfg, log: cfg.Log,
 		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
 		garbage:    afterwards{delay: garbageDelay, do: giveBack},
-		pages:      afterwards{first: pagesStart, delay: pagesDelay, do: dropPages},
+		pages:      afterwards{first: pagesStart, delay: pagesDelay, do: func() { dropPages(cfg.Log) }},
 		share:      newShare(),
 		done:       make(chan struct{}),
 		containers: make(map[string]*container),
