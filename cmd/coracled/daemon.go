@@ -44,7 +44,7 @@ func runDaemon(ctx context.Context, c config.Config, s source, respawn []string,
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	klog.SetSlogLogger(log) // what the stream library has to say
-	memory := limitMemory()
+	memory := limitMemory(log)
 	defer memory.stop()
 
 	began := time.Now()

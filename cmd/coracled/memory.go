@@ -28,10 +28,10 @@ const (
 type memory struct{ garbage, pages *time.Timer }
 
 // limitMemory sets the collector's limits and starts with the burst that a start is.
-func limitMemory() *memory {
+func limitMemory(log *slog.Logger) *memory {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
-	return newMemory(collect, dropPages)
+	return newMemory(collect, func() { dropPages(log) })
 }
 
 // collect collects twice, because a sync.Pool keeps its buffers over one collection.
@@ -40,9 +40,9 @@ func collect() {
 	debug.FreeOSMemory()
 }
 
-func dropPages() {
+func dropPages(log *slog.Logger) {
 	if err := programpages.Drop(); err != nil {
-		slog.Debug("more of the program than it uses stays in memory", "err", err)
+		log.Debug("more of the program than it uses stays in memory", "err", err)
 	}
 }
 
