@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -157,9 +158,11 @@ func (s sparingNodes) Patch(ctx context.Context, name string, kind types.PatchTy
 		return s.NodeInterface.Patch(ctx, name, kind, patch, o, sub...)
 	}
 	// The events of the networks, and of the Node's end, may come before the answer.
-	s.of.written.add(known, cidrs)
-	if err := s.of.write.Apply(ctx, name, nodepatch.Change{UID: known.UID, PodCIDRs: cidrs}); err != nil {
-		s.of.written.drop(known)
+	record := s.of.written.add(known, cidrs)
+	err = s.of.write.Apply(ctx, name, nodepatch.Change{UID: known.UID, PodCIDRs: cidrs})
+	// After an error the allocator frees the networks. If the Node's end has freed them already,
+	// another node may have them by now.
+	if err != nil && s.of.written.drop(name, record) {
 		return nil, err
 	}
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
@@ -266,41 +269,59 @@ func warnOfForeign(set *client.Set, r PodRanges) (cache.ResourceEventHandler, fu
 }
 
 // written are the networks that nodes have in the API, or get just now, and that the informer does
-// not have yet. In this process
-// the API server's answer comes before the event. An allocator that does not know them takes a
-// second network for the node, and tries three times to write what the API server refuses.
+// not have yet. In this process the API server's answer comes before the event. An allocator that
+// does not know them takes a second network for the node, and tries three times to write what the
+// API server refuses.
 type written struct {
 	nodes corelisters.NodeLister
 
 	mu       sync.Mutex
-	networks map[string]ownership // by the node's name
+	networks map[string]*ownership // by the node's name
 }
 
 // ownership is which Node of a name has networks.
 type ownership struct {
 	uid      types.UID
 	networks []string
+	freed    bool // with the Node's end
 }
 
-func (w *written) add(n *corev1.Node, networks []string) {
+func (w *written) add(n *corev1.Node, networks []string) *ownership {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.networks == nil {
-		w.networks = map[string]ownership{}
+		w.networks = map[string]*ownership{}
 	}
-	w.networks[n.Name] = ownership{n.UID, networks}
+	record := &ownership{uid: n.UID, networks: networks}
+	w.networks[n.Name] = record
+	return record
 }
 
-// drop is called when the networks of the node were not written.
-func (w *written) drop(n *corev1.Node) {
+// drop is called when the networks of the node were not written. It says whether they are still
+// taken.
+func (w *written) drop(node string, record *ownership) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.networks[n.Name].uid == n.UID {
-		delete(w.networks, n.Name)
+	if w.networks[node] == record {
+		delete(w.networks, node)
 	}
+	return !record.freed
 }
 
-// forget is called when the informer has the node's networks, or has seen the node go.
+// free returns the node, which has gone, with the networks that are free then.
+func (w *written) free(n *corev1.Node) *corev1.Node {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	record := w.networks[n.Name]
+	n = record.of(n)
+	if record != nil && record.uid == n.UID {
+		record.freed = slices.Equal(n.Spec.PodCIDRs, record.networks)
+		delete(w.networks, n.Name)
+	}
+	return n
+}
+
+// forget is called when the informer has the node's networks.
 func (w *written) forget(node string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -310,13 +331,17 @@ func (w *written) forget(node string) {
 // with returns the node with its networks.
 func (w *written) with(n *corev1.Node) *corev1.Node {
 	w.mu.Lock()
-	has := w.networks[n.Name]
-	w.mu.Unlock()
-	if len(has.networks) == 0 || has.uid != n.UID || len(n.Spec.PodCIDRs) > 0 {
+	defer w.mu.Unlock()
+	return w.networks[n.Name].of(n)
+}
+
+// of returns the node with the networks, if they are its own and it has no others.
+func (o *ownership) of(n *corev1.Node) *corev1.Node {
+	if o == nil || o.uid != n.UID || len(n.Spec.PodCIDRs) > 0 {
 		return n
 	}
 	n = n.DeepCopy()
-	n.Spec.PodCIDR, n.Spec.PodCIDRs = has.networks[0], has.networks
+	n.Spec.PodCIDR, n.Spec.PodCIDRs = o.networks[0], o.networks
 	return n
 }
 
@@ -365,12 +390,8 @@ func (o ownNodesInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.R
 			see(obj, func(n any) { h.OnUpdate(old, n) })
 		},
 		DeleteFunc: func(obj any) {
-			see(obj, func(n any) {
-				// One that goes before the event of its networks leaves them to others.
-				n = o.written.with(n.(*corev1.Node))
-				o.written.forget(n.(*corev1.Node).Name)
-				h.OnDelete(n)
-			})
+			// One that goes before the event of its networks leaves them to others.
+			see(obj, func(n any) { h.OnDelete(o.written.free(n.(*corev1.Node))) })
 		},
 	})
 }

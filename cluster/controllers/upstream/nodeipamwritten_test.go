@@ -93,7 +93,18 @@ func TestWrittenNetworksWhoseEventIsFirst(t *testing.T) {
 
 // Regression: if the event of a Node's end came before the API server's answer about its networks,
 // these stayed on record, and taken.
-func TestWrittenNetworksOfANodeThatGoes(t *testing.T) {
+func TestWrittenNetworksOfANodeThatGoes(t *testing.T) { nodeGoesMeanwhile(t, nil) }
+
+// Regression: if the Node's end came before the networks, these were freed twice, and another node
+// could have them already.
+func TestNetworksOfANodeThatGoesAreFreedOnce(t *testing.T) {
+	nodeGoesMeanwhile(t, apierrors.NewNotFound(corev1.Resource("nodes"), "n"))
+}
+
+// nodeGoesMeanwhile has the event of a Node's end come before the API server's answer about the
+// Node's networks. The allocator frees them with the event, and again after an error.
+func nodeGoesMeanwhile(t *testing.T, answer error) {
+	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
 	kube := fake.NewClientset(node)
 	factory := informers.NewSharedInformerFactory(kube, 0)
@@ -114,7 +125,7 @@ func TestWrittenNetworksOfANodeThatGoes(t *testing.T) {
 			t.Error(err)
 		}
 		got = <-freed
-		return true, node, nil
+		return true, node, answer
 	})
 	nodes := kube.CoreV1().Nodes()
 	patching := sparingNodes{nodes, sparing{write: nodepatch.New(nodes), written: w}}
