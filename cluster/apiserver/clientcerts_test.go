@@ -153,15 +153,20 @@ func TestClientCertificatesAreVerifiedOnce(t *testing.T) {
 	})
 }
 
+// certificatesBy authenticates by the certificates of one authority, and returns the pool of it.
+func certificatesBy(authority *signedBy) (*clientCertificates, *x509.CertPool) {
+	roots := x509.NewCertPool()
+	roots.AddCert(authority.cert)
+	return newClientCertificates(func() (x509.VerifyOptions, bool) {
+		return x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, true
+	}), roots
+}
+
 func TestCertificatesNotYetValid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		authority := issue(t, "ca", nil, 24*time.Hour)
 		node := issue(t, "node", authority, time.Hour)
-		roots := x509.NewCertPool()
-		roots.AddCert(authority.cert)
-		c := newClientCertificates(func() (x509.VerifyOptions, bool) {
-			return x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, true
-		})
+		c, roots := certificatesBy(authority)
 		if _, ok, err := c.AuthenticateRequest(certificateRequest(node.cert)); !ok || err != nil {
 			t.Fatalf("refused: %v", err)
 		}
@@ -177,11 +182,7 @@ func TestCertificatesNotYetValid(t *testing.T) {
 func TestEachRequestWithACertificateIsObserved(t *testing.T) {
 	authority := issue(t, "ca", nil, 24*time.Hour)
 	node := issue(t, "node", authority, time.Hour)
-	roots := x509.NewCertPool()
-	roots.AddCert(authority.cert)
-	c := newClientCertificates(func() (x509.VerifyOptions, bool) {
-		return x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, true
-	})
+	c, _ := certificatesBy(authority)
 	observed := func() (count uint64) {
 		families, err := legacyregistry.DefaultGatherer.Gather()
 		if err != nil {

@@ -64,13 +64,7 @@ func TestWrittenNetworksAreSeenBeforeTheirEvent(t *testing.T) {
 
 // Regression: what was written stayed on record if its event came before the API server's answer.
 func TestWrittenNetworksWhoseEventIsFirst(t *testing.T) {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
-	kube := fake.NewClientset(node)
-	seen := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	if err := seen.Add(node); err != nil {
-		t.Fatal(err)
-	}
-	w := &written{nodes: corelisters.NewNodeLister(seen)}
+	node, kube, seen, w := nodeWithoutNetworks(t)
 	kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
 		now := node.DeepCopy()
 		now.Spec.PodCIDR, now.Spec.PodCIDRs = "10.0.0.0/24", []string{"10.0.0.0/24"}
@@ -140,13 +134,7 @@ func nodeGoesMeanwhile(t *testing.T, answer error) {
 
 // What was not written is not on record.
 func TestNetworksThatAreNotWritten(t *testing.T) {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
-	kube := fake.NewClientset(node)
-	seen := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	if err := seen.Add(node); err != nil {
-		t.Fatal(err)
-	}
-	w := &written{nodes: corelisters.NewNodeLister(seen)}
+	_, kube, _, w := nodeWithoutNetworks(t)
 	kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewNotFound(corev1.Resource("nodes"), "n")
 	})
@@ -194,4 +182,17 @@ func TestPatchOfNetworks(t *testing.T) {
 			t.Errorf("%s sets %v, want %v", patch, got, want)
 		}
 	}
+}
+
+// nodeWithoutNetworks is a Node that the API has and an informer has seen, and a record of
+// networks.
+func nodeWithoutNetworks(t *testing.T) (*corev1.Node, *fake.Clientset, cache.Indexer, *written) {
+	t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+	kube := fake.NewClientset(node)
+	seen := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := seen.Add(node); err != nil {
+		t.Fatal(err)
+	}
+	return node, kube, seen, &written{nodes: corelisters.NewNodeLister(seen)}
 }
