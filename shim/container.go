@@ -152,12 +152,16 @@ func (c *container) made(restored bool) error {
 	}); err != nil {
 		return err
 	}
+	c.op.Lock() // a caller that finds it in a list waits until it is followed
+	defer c.op.Unlock()
+	for !s.addHeldBy(holder, c) {
+		holder = s.hold.keeper()
+		if err := c.holdFiles(); err != nil {
+			return err
+		}
+	}
 	c.stdio.run()
 	go c.awaitExit()
-	s.add(c)
-	if s.hold.keeper() != holder {
-		_ = c.holdFiles() // holdAll may have gone by before we were there to be seen
-	}
 	return nil
 }
 

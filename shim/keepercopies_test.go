@@ -2,6 +2,8 @@ package shim
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -224,4 +226,67 @@ func waitForInotify(t *testing.T) {
 		}
 	}
 	t.Fatal("no inotify watch")
+}
+
+// The keeper is replaced while a container is made, and the next one has no room for its files. The
+// creation succeeded, and the container's output would have ended with the shim.
+func TestNextKeeperRefusesNewContainer(t *testing.T) {
+	c, r := drainRig(t)
+	c.s.forget(c.id)
+	c.stdio.log = r.p.log
+	next := fakeKeeper(t, func() unix.Errno { return unix.ENFILE })
+	c.s.hold.set(fakeKeeper(t, func() unix.Errno {
+		c.s.hold.set(next, nil)
+		c.s.holdAll(nil) // as watch does with a new keeper
+		return 0
+	}), nil)
+	if err := c.made(false); !errors.Is(err, unix.ENFILE) {
+		t.Errorf("creation whose files the next keeper refuses: %v", err)
+	}
+	if all := c.s.all(); len(all) != 0 {
+		t.Errorf("containers after a creation that failed: %d", len(all))
+	}
+}
+
+// fakeKeeper connects to a keeper that answers each request to hold files with put.
+func fakeKeeper(t *testing.T, put func() unix.Errno) *keeper.Keeper {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := keeper.Listen(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		for b := make([]byte, 1000); ; {
+			n, _, _, _, err := c.ReadMsgUnix(b, nil)
+			if err != nil || n < 4 {
+				return
+			}
+			const opPut = 1
+			answer := unix.ENOSYS
+			if binary.NativeEndian.Uint32(b) == opPut {
+				answer = put()
+			}
+			if _, err := c.Write(binary.NativeEndian.AppendUint64(nil, uint64(uint32(-int32(answer))))); err != nil {
+				return
+			}
+		}
+	}()
+	k, err := keeper.Dial(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		k.Close()
+		l.Close()
+		<-ended
+	})
+	return k
 }

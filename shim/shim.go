@@ -44,6 +44,7 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/keeper"
 	"github.com/coracle-project/coracle/shim/sock"
 )
 
@@ -255,6 +256,23 @@ func (s *Service) forget(id string) {
 func (s *Service) add(c *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.addLocked(c)
+}
+
+// addHeldBy adds a container unless the keeper is no longer holder. After that, holdAll gives the
+// container's files to each new keeper; the holdAll of a keeper that came before may have missed
+// it.
+func (s *Service) addHeldBy(holder *keeper.Keeper, c *container) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hold.keeper() != holder {
+		return false
+	}
+	s.addLocked(c)
+	return true
+}
+
+func (s *Service) addLocked(c *container) {
 	s.createdLocked(c.id)
 	s.containers[c.id] = c
 	delete(s.unmanaged, c.id)
