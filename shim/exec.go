@@ -128,7 +128,8 @@ func (c *container) allExecs() []*execution {
 func (e *execution) path() string { return filepath.Join(e.c.dir, execPrefix+e.id+execSuffix) }
 func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 
-// start starts the process and records it.
+// start starts the process and records it. A process that is not recorded is killed: its caller is
+// told that it has not started, and may never delete it.
 func (e *execution) start(ctx context.Context) (pid int, err error) {
 	e.op.Lock()
 	defer e.op.Unlock()
@@ -136,7 +137,11 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return p.pid, e.record(ctx)
+	if err := e.record(ctx); err != nil {
+		_ = p.signal(unix.SIGKILL) // it may have ended
+		return 0, err
+	}
+	return p.pid, nil
 }
 
 // run is start, but it does not wait for the record of a process that has ended: it returns the

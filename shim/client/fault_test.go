@@ -2,18 +2,23 @@ package client_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/client"
+	"github.com/coracle-project/coracle/shim/sock"
 )
 
 // A shim that kills itself at a step of Create or Delete: the next one rolls the
@@ -266,6 +271,43 @@ func TestKillAtEachStep(t *testing.T) {
 			return len(left) == 0
 		})
 	})
+}
+
+// containerd starts an exec with two calls. It is told that the second one has failed, and need not
+// delete what has not started: the process ran on.
+func TestExecThatIsNotRecordedIsKilled(t *testing.T) {
+	faults := filepath.Join(t.TempDir(), "faults")
+	t.Setenv("CORACLE_FAULTS_FILE", faults)
+	defer func(old string) { binary = old }(binary)
+	binary = testkit.Bin(t, "faults", testkit.ShimExe)
+	r := newRig(t)
+	req := r.request("sleep 1000")
+	r.run(req)
+	nc, err := sock.Dial(filepath.Join(r.dir, "node"), sock.Shim, "unix")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := ttrpc.NewClient(nc)
+	defer c.Close()
+	shim := task.NewTTRPCTaskClient(c)
+	spec, err := json.Marshal(process("/bin/sleep", "1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shim.Exec(r.ctx(), &task.ExecProcessRequest{ID: req.ID, ExecID: "x", Spec: &anypb.Any{Value: spec}}); err != nil {
+		t.Fatal(err)
+	}
+	must(t, os.WriteFile(faults, []byte("shim.exec.held=error"), 0o600))
+	if _, err := shim.Start(r.ctx(), &task.StartRequest{ID: req.ID, ExecID: "x"}); err == nil {
+		t.Error("started")
+	}
+	must(t, os.Remove(faults))
+	if end, err := shim.Wait(r.ctx(), &task.WaitRequest{ID: req.ID, ExecID: "x"}); err != nil || end.ExitStatus != 137 {
+		t.Errorf("end of the exec: %v, %v", end, err)
+	}
+	if _, err := shim.Delete(r.ctx(), &task.DeleteRequest{ID: req.ID, ExecID: "x"}); err != nil {
+		t.Error(err)
+	}
 }
 
 // withoutDescriptors calls f while the shim cannot open another descriptor from the fault point on,
