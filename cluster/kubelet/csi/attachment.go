@@ -38,7 +38,7 @@ func (n *Node) Reported(inUse []v1.UniqueVolumeName) {
 
 // NodeChanged is told of the node's object as the API has it now.
 func (n *Node) NodeChanged(node *v1.Node) {
-	n.state.nodeIs(node.UID)
+	n.registry.NodeIs(node.UID)
 	for _, a := range node.Status.VolumesAttached {
 		n.wake(attachKey(a.Name))
 	}
@@ -116,7 +116,7 @@ func (n *Node) checkAttachment(a *storagev1.VolumeAttachment, s *staged) error {
 			s.driver)
 	}
 	if failure.ErrorCode != nil && *failure.ErrorCode == int32(codes.ResourceExhausted) {
-		n.countAgain(s.driver)
+		n.registry.CountAgain(s.driver)
 	}
 	return fmt.Errorf("volume %q cannot be attached to node %q: %s", s.handle, n.opts.NodeName, failure.Message)
 }
@@ -134,20 +134,6 @@ func (n *Node) checkNode(ctx context.Context, s *staged) error {
 		return fmt.Errorf("volume %q is not attached to node %q yet: the node's status does not list it", s.handle, n.opts.NodeName)
 	}
 	return nil
-}
-
-// driverObject returns the CSIDriver object of a driver, nil if there is none.
-func (n *Node) driverObject(ctx context.Context, name string) (*storagev1.CSIDriver, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	o, err := n.opts.Kube.StorageV1().CSIDrivers().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read csidriver %s: %w", name, err)
-	}
-	return o, nil
 }
 
 // secrets reads the secret that a volume names, if it names one. Nodes are granted it with the pod.

@@ -1,6 +1,6 @@
-// Package csi is the node's part of the Container Storage Interface: it finds drivers, publishes
-// what they say of this node, and has them stage, publish and take away the volumes of this node's
-// pods. It is a volume.Source.
+// Package csi is the node's part of the Container Storage Interface. It has drivers stage, publish
+// and take away the volumes of this node's pods. Package registration finds the drivers and
+// publishes what they say of this node; package client makes the calls. It is a volume.Source.
 //
 // # Words
 //
@@ -56,6 +56,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	recording "k8s.io/client-go/tools/record"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/background"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 )
@@ -87,22 +90,19 @@ type Options struct {
 // Node is the node's part. It is safe for concurrent use.
 type Node struct {
 	opts Options
+	// noRoot is why RootDir is not known as an absolute path.
+	noRoot error
 	// real is RootDir without links, as the kernel lists mounts.
-	real   string
-	life   context.Context
-	end    context.CancelFunc
-	work   sync.WaitGroup
-	state  *csiNode
-	usages usages
-	index  index
+	real     string
+	work     *background.Group
+	registry *registration.Registry
+	usages   usages
+	index    index
 	// tokens are the pods' tokens for drivers.
 	tokens *tokens.Cache
 
 	mu      sync.Mutex
-	closed  bool
-	drivers map[string][]*driver // by name, the newest registration last
-	sockets map[string]*socket   // by file name
-	volumes map[string]*staged   // by the directory of the record
+	volumes map[string]*staged // by the directory of the record
 	// reported are the volumes that the API knows to be in use; again is closed when they change.
 	reported map[v1.UniqueVolumeName]struct{}
 	again    chan struct{}
@@ -122,12 +122,18 @@ var (
 func New(o Options) *Node {
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	n := &Node{
-		opts: o, drivers: map[string][]*driver{}, sockets: map[string]*socket{}, volumes: map[string]*staged{},
+		opts: o, work: background.New(), volumes: map[string]*staged{},
 		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
 		tokens: tokens.New(o.Kube, o.Log),
 	}
-	n.life, n.end = context.WithCancel(context.Background())
-	n.state = newCSINode(n)
+	n.opts.RootDir, n.noRoot = filepath.Abs(o.RootDir)
+	n.registry = registration.New(registration.Options{
+		RootDir: n.opts.RootDir, NodeName: o.NodeName, Kube: o.Kube, Log: o.Log, Work: n.work,
+		Registered: func(driver string) {
+			n.wake(driverKey(driver))
+			n.sweep(driver)
+		},
+	})
 	n.usages.known, n.usages.late, n.usages.patience = map[string]*usage{}, map[string]int{}, usagePatience
 	return n
 }
@@ -135,12 +141,11 @@ func New(o Options) *Node {
 // Load reads what earlier kubelets have left. VolumesInUse is right from then on. Call it once,
 // before the node is registered and before any pod is mounted.
 func (n *Node) Load() error {
-	root, err := filepath.Abs(n.opts.RootDir)
-	if err != nil {
-		return err
+	if n.noRoot != nil {
+		return n.noRoot
 	}
-	n.opts.RootDir = root
-	if n.real, err = filepath.EvalSymlinks(root); err != nil {
+	var err error
+	if n.real, err = filepath.EvalSymlinks(n.opts.RootDir); err != nil {
 		return err
 	}
 	if n.opts.BootID == "" {
@@ -151,34 +156,12 @@ func (n *Node) Load() error {
 
 // Run serves until ctx ends. Then no call is under way any more.
 func (n *Node) Run(ctx context.Context) {
-	stop := context.AfterFunc(ctx, n.end)
+	stop := context.AfterFunc(ctx, n.work.Cancel)
 	defer stop()
 	n.tellDamaged()
 	n.sweep("")
-	n.watchSockets(ctx)
-	n.end()
-	n.mu.Lock()
-	n.closed = true
-	for name, s := range n.sockets {
-		s.end()
-		delete(n.sockets, name)
-	}
-	n.mu.Unlock()
-	n.state.close()
-	n.work.Wait()
-}
-
-// startLocked runs f in the background, unless Run is ending.
-func (n *Node) startLocked(f func()) bool {
-	if n.closed {
-		return false
-	}
-	n.work.Add(1)
-	go func() {
-		defer n.work.Done()
-		f()
-	}()
-	return true
+	n.registry.Run(ctx)
+	n.work.Close()
 }
 
 // Plugin implements volume.Source.
@@ -191,6 +174,18 @@ func (*Node) Serves(v *volume.Spec) bool {
 	}
 	return v.Inline != nil && v.Inline.CSI != nil
 }
+
+// driverFor returns the driver, or has the pod woken when it registers.
+func (n *Node) driverFor(name string, user user) (*client.Driver, error) {
+	n.wait(driverKey(name), user) // first: a driver that comes after the look wakes the pod
+	d, err := n.registry.Driver(name)
+	if err == nil {
+		n.waitNoMore(driverKey(name), user)
+	}
+	return d, err
+}
+
+func driverKey(name string) string { return "driver/" + name }
 
 // wait has the pod woken at the next call of wake for key.
 func (n *Node) wait(key string, u user) {

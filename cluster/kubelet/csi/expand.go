@@ -14,6 +14,7 @@ import (
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 	volumetypes "k8s.io/kubernetes/pkg/volume/util/types"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
@@ -107,7 +108,7 @@ func (n *Node) mayGrow(ctx context.Context, v *volume.Spec) bool {
 
 // grow has the driver grow what is on the volume, if the claim waits for that, and writes into the
 // claim how that went.
-func (n *Node) grow(ctx context.Context, session *session, r *request, when moment) error {
+func (n *Node) grow(ctx context.Context, session *client.Session, r *request, when moment) error {
 	g, err := n.growthOf(ctx, r.spec)
 	if err != nil || g == nil {
 		return err
@@ -115,7 +116,7 @@ func (n *Node) grow(ctx context.Context, session *session, r *request, when mome
 	if earlier := n.index.get(r.spec.State).failed; when == later && earlier != nil && *earlier == (failedGrowth{g.size, g.wanted, true}) {
 		return nil
 	}
-	if !session.has[csipb.NodeServiceCapability_RPC_EXPAND_VOLUME] {
+	if !session.Can[csipb.NodeServiceCapability_RPC_EXPAND_VOLUME] {
 		if g.told {
 			return nil
 		}
@@ -127,7 +128,7 @@ func (n *Node) grow(ctx context.Context, session *session, r *request, when mome
 		}
 	}
 	if err := n.expand(ctx, session, r, g); err != nil {
-		return n.growFailed(g, r, err, codeOf(err))
+		return n.growFailed(g, r, err, client.CodeOf(err))
 	}
 	n.index.update(r.spec.State, func(p *publication) { p.grown, p.failed = &g.size, nil })
 	n.usages.forget(r.spec.State)
@@ -141,24 +142,24 @@ func (n *Node) grow(ctx context.Context, session *session, r *request, when mome
 	return err
 }
 
-func (n *Node) expand(ctx context.Context, session *session, r *request, g *growth) error {
+func (n *Node) expand(ctx context.Context, session *client.Session, r *request, g *growth) error {
 	secrets, err := n.secrets(ctx, g.pv.Spec.CSI.NodeExpandSecretRef)
 	if err != nil {
 		return err
 	}
 	request := &csipb.NodeExpandVolumeRequest{
-		VolumeId: r.handle, VolumePath: n.seen(session.driver, n.target(r.user, r.spec.Mounted, r.spec.Block)),
+		VolumeId: r.handle, VolumePath: session.Seen(n.target(r.user, r.spec.Mounted, r.spec.Block)),
 		CapacityRange: &csipb.CapacityRange{RequiredBytes: g.size}, VolumeCapability: r.capability(session), Secrets: secrets,
 	}
-	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+	if session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
 		s, err := n.use(r)
 		if err != nil {
 			return err
 		}
-		request.StagingTargetPath = n.seen(session.driver, n.stagePath(s))
+		request.StagingTargetPath = session.Seen(n.stagePath(s))
 	}
-	return session.call(ctx, "NodeExpandVolume", func(ctx context.Context) error {
-		_, err := session.node.NodeExpandVolume(ctx, request)
+	return session.Call(ctx, "NodeExpandVolume", func(ctx context.Context) error {
+		_, err := session.Node.NodeExpandVolume(ctx, request)
 		return err
 	})
 }
@@ -173,7 +174,7 @@ func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code)
 	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v",
 		r.spec.Name, failure)
 	mark, refused := volumeutil.MarkNodeExpansionFailedCondition, false
-	if !final(code) {
+	if !client.Final(code) {
 		return failure // it may go on in the driver
 	}
 	switch code {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 )
 
 var conflict = apierrors.NewConflict(schema.GroupResource{Resource: "csinodes"}, "n1", nil)
@@ -178,7 +180,7 @@ func TestAGrowthThatFails(t *testing.T) {
 			}
 			return nil
 		})
-		if err := n.Keep(t.Context(), s); codeOf(err) != c.code {
+		if err := n.Keep(t.Context(), s); client.CodeOf(err) != c.code {
 			t.Errorf("%s: error %v", c.code, err)
 		}
 		if got := n.claim().Status; got.AllocatedResourceStatuses[v1.ResourceStorage] != c.status || got.Capacity.Storage().String() != "1Gi" {
@@ -216,7 +218,7 @@ func TestARefusedGrowthIsToldTheClaimInTheEnd(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	if err := n.Keep(t.Context(), s); !failed.Load() || codeOf(err) != codes.OutOfRange {
+	if err := n.Keep(t.Context(), s); !failed.Load() || client.CodeOf(err) != codes.OutOfRange {
 		t.Fatalf("the claim was written: %v", err)
 	}
 	_ = n.Keep(t.Context(), s)
@@ -241,7 +243,7 @@ func TestAGrowthIsTriedAgainForAClaimThatAsksForLess(t *testing.T) {
 			}
 			return nil
 		})
-		if err := n.Keep(t.Context(), s); codeOf(err) != code {
+		if err := n.Keep(t.Context(), s); client.CodeOf(err) != code {
 			t.Errorf("%s: error %v", code, err)
 		}
 		if got := n.claim().Status.AllocatedResourceStatuses[v1.ResourceStorage]; got != v1.PersistentVolumeClaimNodeResizeInProgress {
@@ -252,7 +254,7 @@ func TestAGrowthIsTriedAgainForAClaimThatAsksForLess(t *testing.T) {
 		if _, err := n.kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := n.Keep(t.Context(), s); codeOf(err) != code {
+		if err := n.Keep(t.Context(), s); client.CodeOf(err) != code {
 			t.Errorf("%s: error for another request: %v", code, err)
 		}
 		if got := n.claim().Status.AllocatedResourceStatuses[v1.ResourceStorage]; got != v1.PersistentVolumeClaimNodeResizeInfeasible {
@@ -305,7 +307,7 @@ func TestADriverThatHangsHasNoFigures(t *testing.T) {
 		return ctx.Err()
 	})
 	began := time.Now()
-	if _, ok := n.Usage(t.Context(), stuck); ok || time.Since(began) > callTimeout/2 {
+	if _, ok := n.Usage(t.Context(), stuck); ok || time.Since(began) > client.CallTimeout/2 {
 		t.Errorf("figures %v after %v", ok, time.Since(began))
 	}
 	<-hanging

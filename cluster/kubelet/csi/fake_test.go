@@ -179,6 +179,9 @@ func (d *fakeDriver) NodeGetCapabilities(ctx context.Context,
 	return answer, d.enter(ctx, "NodeGetCapabilities")
 }
 
+// kubeletDir is where drivers expect the kubelet's directory.
+const kubeletDir = "/var/lib/kubelet"
+
 // mine is a path as this process has it: the driver may see the kubelet's directory elsewhere.
 func (d *fakeDriver) mine(path string) string {
 	if rest, ok := strings.CutPrefix(path, kubeletDir+"/"); ok {

@@ -45,15 +45,15 @@ func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
 	if err != nil {
 		return err
 	}
-	d, err := n.driver(r.driverName)
+	d, err := n.registry.Driver(r.driverName)
 	if err != nil {
 		return err
 	}
-	session, err := d.open(ctx)
+	session, err := d.Open(ctx)
 	if err != nil {
 		return err
 	}
-	defer session.close()
+	defer session.Close()
 	if republish {
 		s, err := n.take(ctx, r)
 		if err != nil {

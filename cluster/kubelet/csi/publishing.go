@@ -12,6 +12,7 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
@@ -30,16 +31,16 @@ func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	n.state.follow(d, r.object)
+	n.registry.Follow(d.Name, r.object)
 	s, err := n.take(ctx, r)
 	if err != nil {
 		return "", err
 	}
-	session, err := d.open(ctx)
+	session, err := d.Open(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer session.close()
+	defer session.Close()
 	if s != nil {
 		if err := n.stage(ctx, session, s, r); err != nil {
 			return "", err
@@ -106,27 +107,27 @@ func (n *Node) prepare(r *request, target string) error {
 }
 
 // publish has the driver publish the volume for the pod, the first time or again.
-func (n *Node) publish(ctx context.Context, session *session, s *staged, r *request, target string) error {
+func (n *Node) publish(ctx context.Context, session *client.Session, s *staged, r *request, target string) error {
 	attributes, secrets, err := n.volumeContext(ctx, r)
 	if err != nil {
 		return err
 	}
 	request := &csipb.NodePublishVolumeRequest{
-		VolumeId: r.handle, PublishContext: r.publishContext, TargetPath: n.seen(session.driver, target),
+		VolumeId: r.handle, PublishContext: r.publishContext, TargetPath: session.Seen(target),
 		VolumeCapability: r.capability(session), Readonly: r.readOnly, Secrets: secrets, VolumeContext: attributes,
 	}
-	if s != nil && session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-		request.StagingTargetPath = n.seen(session.driver, n.stagePath(s))
+	if s != nil && session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		request.StagingTargetPath = session.Seen(n.stagePath(s))
 	}
-	return session.call(ctx, "NodePublishVolume", func(ctx context.Context) error {
-		_, err := session.node.NodePublishVolume(ctx, request)
+	return session.Call(ctx, "NodePublishVolume", func(ctx context.Context) error {
+		_, err := session.Node.NodePublishVolume(ctx, request)
 		return err
 	})
 }
 
 // finish checks what the driver has made, gives it to the pod's group, and records that it is
 // ready.
-func (n *Node) finish(ctx context.Context, session *session, r *request, target string) error {
+func (n *Node) finish(ctx context.Context, session *client.Session, r *request, target string) error {
 	if r.spec.Block {
 		if !isDevice(target) {
 			return fmt.Errorf(
@@ -222,14 +223,13 @@ func (n *Node) unpublish(ctx context.Context, r *record, u user, target, dir str
 	if err != nil {
 		return err
 	}
-	conn, err := dial(d.endpoint)
+	session, err := d.Connect()
 	if err != nil {
 		return err
 	}
-	session := &session{driver: d, conn: conn, node: csipb.NewNodeClient(conn)}
-	defer session.close()
-	err = session.call(ctx, "NodeUnpublishVolume", func(ctx context.Context) error {
-		_, err := session.node.NodeUnpublishVolume(ctx, &csipb.NodeUnpublishVolumeRequest{VolumeId: r.Handle, TargetPath: n.seen(d, target)})
+	defer session.Close()
+	err = session.Call(ctx, "NodeUnpublishVolume", func(ctx context.Context) error {
+		_, err := session.Node.NodeUnpublishVolume(ctx, &csipb.NodeUnpublishVolumeRequest{VolumeId: r.Handle, TargetPath: d.Seen(target)})
 		return err
 	})
 	if err != nil {

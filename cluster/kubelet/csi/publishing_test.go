@@ -25,6 +25,8 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
@@ -149,11 +151,12 @@ func TestAnUnpublishThatFailsLosesNothing(t *testing.T) {
 	}
 	intact("refused")
 
+	written := n.written()
 	d.die("a.sock")
-	if err := n.lookForSockets(t.Context()); err != nil {
-		t.Fatal(err)
+	for len(n.csinode().Spec.Drivers) > 0 {
+		<-written
 	}
-	unknown := errUnknown(driverName)
+	unknown := registration.Unknown(driverName)
 	if err := n.Unmount(t.Context(), s.Mounted); !errors.As(err, &unknown) {
 		t.Errorf("without its driver: %v", err)
 	}
@@ -180,20 +183,20 @@ func TestADriverThatLiesAboutItsMount(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "f"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.mu.Lock()
-	honest := n.drivers[driverName][0]
-	n.drivers[driverName][0] = &driver{name: driverName, endpoint: honest.endpoint, root: "/elsewhere", from: honest.from}
-	n.mu.Unlock()
-	err := n.Unmount(t.Context(), s.Mounted)
+	known, err := n.registry.Driver(driverName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	honest := known.There
+	known.There = "/elsewhere"
+	err = n.Unmount(t.Context(), s.Mounted)
 	if err == nil || !strings.Contains(err.Error(), "still mounted") {
 		t.Errorf("error: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(path, "f")); err != nil {
 		t.Error(err)
 	}
-	n.mu.Lock()
-	n.drivers[driverName][0] = honest
-	n.mu.Unlock()
+	known.There = honest
 	n.unmount(s)
 	n.awaitUse()
 	n.nothingLeft()
@@ -298,15 +301,15 @@ func TestVolumesWithTwoSELinuxLabels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known, err := n.driver(driverName)
+	known, err := n.registry.Driver(driverName)
 	if err != nil {
 		t.Fatal(err)
 	}
-	session, err := known.open(t.Context())
+	session, err := known.Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer session.close()
+	defer session.Close()
 	if err := n.stage(t.Context(), session, entry, r); err == nil || !strings.Contains(err.Error(), "SELinux label") {
 		t.Errorf("shared: %v", err)
 	}
@@ -373,7 +376,7 @@ func TestAStageThatHangsIsUndone(t *testing.T) {
 	d.set(nil)
 	n.mount(other) // another volume of the same driver goes on meanwhile
 	cancel()       // the pod is deleted
-	if err := <-failed; codeOf(err) != codes.Canceled {
+	if err := <-failed; client.CodeOf(err) != codes.Canceled {
 		t.Errorf("error: %v", err)
 	}
 	n.awaitUse("handle-1", "handle-2")
@@ -748,7 +751,7 @@ func TestFSGroup(t *testing.T) {
 		pv := persistent("pv", "h")
 		pv.Spec.AccessModes = c.modes
 		r := &request{spec: &volume.Spec{Pod: p, PV: pv}, object: c.object, fsType: c.fsType, mode: storagev1.VolumeLifecyclePersistent}
-		s := &session{has: map[csipb.NodeServiceCapability_RPC_Type]bool{c.can: true}}
+		s := &client.Session{Can: map[csipb.NodeServiceCapability_RPC_Type]bool{c.can: true}}
 		if got, err := r.givesGroup(s); got != c.want || err != nil {
 			t.Errorf("%s: %v, %v", c.name, got, err)
 		}
@@ -775,7 +778,9 @@ func TestFilesAreGivenToTheGroup(t *testing.T) {
 }
 
 func TestAccessModes(t *testing.T) {
-	several := &session{has: map[csipb.NodeServiceCapability_RPC_Type]bool{csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER: true}}
+	several := &client.Session{Can: map[csipb.NodeServiceCapability_RPC_Type]bool{
+		csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER: true,
+	}}
 	for mode, want := range map[v1.PersistentVolumeAccessMode][2]csipb.VolumeCapability_AccessMode_Mode{
 		v1.ReadWriteOnce:    {csipb.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csipb.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
 		v1.ReadWriteOncePod: {csipb.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csipb.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
@@ -785,7 +790,7 @@ func TestAccessModes(t *testing.T) {
 			csipb.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 		},
 	} {
-		if got := [2]csipb.VolumeCapability_AccessMode_Mode{accessMode(mode, &session{}), accessMode(mode, several)}; got != want {
+		if got := [2]csipb.VolumeCapability_AccessMode_Mode{accessMode(mode, &client.Session{}), accessMode(mode, several)}; got != want {
 			t.Errorf("%s: %v", mode, got)
 		}
 	}

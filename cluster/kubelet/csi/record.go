@@ -13,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
@@ -44,7 +45,7 @@ const (
 
 // Directories of staged volumes.
 const (
-	devicesDir = "volumeDevices"
+	devicesDir = client.DevicesDir
 	globalName = "globalmount"
 	mountName  = "mount"
 	stagingDir = "staging"
@@ -96,7 +97,7 @@ func parseRecord(raw []byte) (*record, error) {
 	if r.Handle == "" {
 		return nil, errors.New("the record names no volume")
 	}
-	return &r, checkDriverName(r.Driver)
+	return &r, client.CheckName(r.Driver)
 }
 
 // writeRecord writes the record of a directory, made if there is none, at once and whole, also if

@@ -21,6 +21,8 @@ import (
 	storageconversion "k8s.io/kubernetes/pkg/apis/storage/v1"
 	storagevalidation "k8s.io/kubernetes/pkg/apis/storage/validation"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
@@ -65,14 +67,14 @@ func TestADriverIsPublished(t *testing.T) {
 		t.Errorf("drivers: %+v", drivers)
 	}
 	node, err := n.kube.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
-	if err != nil || node.Labels["example.com/zone"] != "z1" || node.Annotations[nodeIDs] != `{"`+driverName+`":"id-of-n1"}` {
+	if err != nil || node.Labels["example.com/zone"] != "z1" || node.Annotations["csi.volume.kubernetes.io/nodeid"] != `{"`+driverName+`":"id-of-n1"}` {
 		t.Errorf("node: %v %v, %v", node.Labels, node.Annotations, err)
 	}
 	// How many volumes the node can have has changed.
 	d.mu.Lock()
 	d.node.MaxVolumesPerNode = 5
 	d.mu.Unlock()
-	if err := n.count(t.Context(), driverName); err != nil {
+	if err := n.registry.Count(t.Context(), driverName); err != nil {
 		t.Fatal(err)
 	}
 	if got := n.csinode().Spec.Drivers; len(got) != 2 || *got[1].Allocatable.Count != 5 {
@@ -91,7 +93,7 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 		"no name for the node":       {func(d *fakeDriver) { d.node.NodeId = "" }, "node_id"},
 		"a relative endpoint":        {func(d *fakeDriver) { d.info.Endpoint = "csi.sock" }, "absolute path"},
 		"an endpoint without socket": {func(d *fakeDriver) { d.info.Endpoint = d.root + "/nothing.sock" }, "no such file"},
-		"an answer without end":      {func(d *fakeDriver) { d.node.NodeId = strings.Repeat("x", 2*mostAnswer) }, "larger than max"},
+		"an answer without end":      {func(d *fakeDriver) { d.node.NodeId = strings.Repeat("x", 2*client.MostAnswer) }, "larger than max"},
 		"a topology that the node has otherwise": {func(d *fakeDriver) {
 			d.node.AccessibleTopology = &csipb.Topology{Segments: map[string]string{v1.LabelHostname: "n2"}}
 		}, "topology value collision"},
@@ -104,8 +106,8 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 			if told := <-d.told; told.PluginRegistered || !strings.Contains(told.Error, c.want) {
 				t.Errorf("told %v, want %q", told, c.want)
 			}
-			unknown := errUnknown(driverName)
-			if _, err := n.driver(driverName); !errors.As(err, &unknown) {
+			unknown := registration.Unknown(driverName)
+			if _, err := n.registry.Driver(driverName); !errors.As(err, &unknown) {
 				t.Errorf("registered: %v", err)
 			}
 			// One that cannot be published keeps no other from it.
@@ -145,7 +147,7 @@ func TestAVolumeThatIsGoneEndsNoOthersWait(t *testing.T) {
 	n := newTestNode(t, unattached())
 	gone, waits := n.spec(pod("p1"), persistent("pv1", "handle-1")), n.spec(pod("p1"), persistent("pv2", "handle-2"))
 	for _, s := range []*volume.Spec{gone, waits} {
-		unknown := errUnknown(driverName)
+		unknown := registration.Unknown(driverName)
 		if _, err := n.Mount(t.Context(), s); !errors.As(err, &unknown) {
 			t.Fatal(err)
 		}
@@ -160,12 +162,12 @@ func TestAVolumeThatIsGoneEndsNoOthersWait(t *testing.T) {
 
 func TestDriverNames(t *testing.T) {
 	for _, name := range []string{"", ".", "..", "a/b", "../x", "volumeDevices", strings.Repeat("a", 64), "a_b", "\x00"} {
-		if checkDriverName(name) == nil {
+		if client.CheckName(name) == nil {
 			t.Errorf("%q was accepted", name)
 		}
 	}
 	for _, name := range []string{"ebs.csi.aws.com", "Secrets-Store.csi.k8s.io"} {
-		if err := checkDriverName(name); err != nil {
+		if err := client.CheckName(name); err != nil {
 			t.Error(err)
 		}
 	}
@@ -217,7 +219,7 @@ func TestADriverGoesAndComesBack(t *testing.T) {
 	for len(n.csinode().Spec.Drivers) > 0 {
 		<-written
 	}
-	if _, err := n.driver(driverName); err == nil || !mountedOn(path) || len(n.volumeNames()) != 1 {
+	if _, err := n.registry.Driver(driverName); err == nil || !mountedOn(path) || len(n.volumeNames()) != 1 {
 		t.Error("the driver is still known, or its volume is not", err)
 	}
 	p2 := n.spec(pod("p2"), persistent("pv2", "handle-2"))
@@ -248,7 +250,7 @@ func TestTwoSocketsOfOneDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	second.serve("b.sock").registered()
-	if d, err := n.driver(driverName); err != nil || d.endpoint != second.info.Endpoint {
+	if d, err := n.registry.Driver(driverName); err != nil || d.Endpoint != second.info.Endpoint {
 		t.Errorf("driver %+v, %v", d, err)
 	}
 	written := n.written()
@@ -258,7 +260,7 @@ func TestTwoSocketsOfOneDriver(t *testing.T) {
 	for drivers := n.csinode().Spec.Drivers; len(drivers) != 1 || drivers[0].NodeID == "second"; drivers = n.csinode().Spec.Drivers {
 		<-written
 	}
-	if d, err := n.driver(driverName); err != nil || d.endpoint != first.info.Endpoint {
+	if d, err := n.registry.Driver(driverName); err != nil || d.Endpoint != first.info.Endpoint {
 		t.Errorf("driver %+v, %v", d, err)
 	}
 }
@@ -266,7 +268,7 @@ func TestTwoSocketsOfOneDriver(t *testing.T) {
 func TestTheSocketsDirectoryIsMadeAgain(t *testing.T) {
 	n := newTestNode(t)
 	newDriver(t, n.root, driverName).serve("a.sock").registered()
-	if err := os.RemoveAll(n.socketDir()); err != nil {
+	if err := os.RemoveAll(n.registry.Dir()); err != nil {
 		t.Fatal(err)
 	}
 	newDriver(t, n.root, "next.example.com").serve("b.sock").registered()
@@ -275,15 +277,12 @@ func TestTheSocketsDirectoryIsMadeAgain(t *testing.T) {
 func TestJunkInTheSocketsDirectory(t *testing.T) {
 	n := newTestNode(t)
 	if err := errors.Join(
-		os.MkdirAll(filepath.Join(n.socketDir(), "dir"), 0o750), os.WriteFile(filepath.Join(n.socketDir(), "file"), nil, 0o600),
-		os.Symlink("/dev/null", filepath.Join(n.socketDir(), "link")),
+		os.MkdirAll(filepath.Join(n.registry.Dir(), "dir"), 0o750), os.WriteFile(filepath.Join(n.registry.Dir(), "file"), nil, 0o600),
+		os.Symlink("/dev/null", filepath.Join(n.registry.Dir(), "link")),
 	); err != nil {
 		t.Fatal(err)
 	}
 	newDriver(t, n.root, driverName).serve("a.sock").registered()
-	if found, err := n.findSockets(); err != nil || len(found) != 1 {
-		t.Errorf("sockets %v, %v", found, err)
-	}
 }
 
 func TestANodeThatIsMadeAgainHasItsDrivers(t *testing.T) {
@@ -351,14 +350,6 @@ func TestADriverComesBackWithAnotherNodeID(t *testing.T) {
 		!slices.Equal(drivers[at].TopologyKeys, []string{"example.com/zone"}) {
 		t.Errorf("drivers: %+v", drivers)
 	}
-	// Another order of the keys is no change.
-	c := n.csinode()
-	setDriver(c, &driver{name: driverName, nodeID: "x", topology: map[string]string{"a": "", "b": ""}})
-	slices.Reverse(c.Spec.Drivers[at].TopologyKeys)
-	setDriver(c, &driver{name: driverName, nodeID: "x", topology: map[string]string{"a": "", "b": ""}, limit: 3})
-	if got := c.Spec.Drivers[at]; !slices.Equal(got.TopologyKeys, []string{"b", "a"}) || *got.Allocatable.Count != 3 {
-		t.Errorf("entry: %+v", got)
-	}
 }
 
 func TestAConflictIsReadAgain(t *testing.T) {
@@ -379,23 +370,6 @@ func TestAConflictIsReadAgain(t *testing.T) {
 	if got := n.csinode().Spec.Drivers; len(got) != 3 || conflicts != 2 {
 		t.Errorf("drivers %+v after %d updates", got, conflicts)
 	}
-}
-
-// FuzzRegistration reads what registrars may say.
-func FuzzRegistration(f *testing.F) {
-	f.Add("CSIPlugin", driverName, "/var/lib/kubelet/plugins/x/csi.sock", "1.0.0")
-	f.Add("CSIPlugin", "../../x", "unix:///../etc", "1.x")
-	n := New(Options{RootDir: "/root-dir"})
-	f.Fuzz(func(t *testing.T, kind, name, endpoint, version string) {
-		d, err := n.describe(&socket{path: "/root-dir/plugins_registry/a.sock"},
-			&registerapi.PluginInfo{Type: kind, Name: name, Endpoint: endpoint, SupportedVersions: []string{version}})
-		if err != nil {
-			return
-		}
-		if filepath.Base(d.name) != d.name || d.name == ".." || !filepath.IsAbs(d.endpoint) || filepath.Clean(d.endpoint) != d.endpoint {
-			t.Errorf("accepted %+v", d)
-		}
-	})
 }
 
 // FuzzRecord reads what may be in a vol_data.json.

@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
@@ -63,7 +65,7 @@ func (n *Node) newRequest(ctx context.Context, v *volume.Spec) (*request, error)
 	default:
 		return nil, errNoSource
 	}
-	if err := checkDriverName(r.driverName); err != nil {
+	if err := client.CheckName(r.driverName); err != nil {
 		return nil, err
 	}
 	if r.handle == "" {
@@ -73,7 +75,7 @@ func (n *Node) newRequest(ctx context.Context, v *volume.Spec) (*request, error)
 		return nil, err
 	}
 	var err error
-	if r.object, err = n.driverObject(ctx, r.driverName); err != nil {
+	if r.object, err = registration.Object(ctx, n.opts.Kube, r.driverName); err != nil {
 		return nil, err
 	}
 	if err := r.checkMode(); err != nil {
@@ -112,14 +114,14 @@ func (r *request) republished() bool {
 }
 
 // capability is how the volume is used, as the driver is told it.
-func (r *request) capability(s *session) *csipb.VolumeCapability {
+func (r *request) capability(s *client.Session) *csipb.VolumeCapability {
 	c := &csipb.VolumeCapability{AccessMode: &csipb.VolumeCapability_AccessMode{Mode: accessMode(r.access, s)}}
 	if r.spec.Block {
 		c.AccessType = &csipb.VolumeCapability_Block{Block: &csipb.VolumeCapability_BlockVolume{}}
 		return c
 	}
 	m := &csipb.VolumeCapability_MountVolume{FsType: r.fsType, MountFlags: r.options}
-	if group := r.group(); group != nil && s.has[csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP] {
+	if group := r.group(); group != nil && s.Can[csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP] {
 		m.VolumeMountGroup = strconv.FormatInt(*group, 10)
 	}
 	c.AccessType = &csipb.VolumeCapability_Mount{Mount: m}
@@ -128,8 +130,8 @@ func (r *request) capability(s *session) *csipb.VolumeCapability {
 
 // accessMode is the driver's word for an access mode. One that cannot tell pods from nodes gets the
 // nearest that it knows.
-func accessMode(mode v1.PersistentVolumeAccessMode, s *session) csipb.VolumeCapability_AccessMode_Mode {
-	several := s.has[csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER]
+func accessMode(mode v1.PersistentVolumeAccessMode, s *client.Session) csipb.VolumeCapability_AccessMode_Mode {
+	several := s.Can[csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER]
 	switch {
 	case mode == v1.ReadWriteOnce && several:
 		return csipb.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
@@ -154,8 +156,8 @@ func (r *request) group() *int64 {
 }
 
 // givesGroup says whether the kubelet, and not the driver, gives the files to the pod's group.
-func (r *request) givesGroup(s *session) (bool, error) {
-	if r.spec.Block || r.readOnly || r.group() == nil || s.has[csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP] {
+func (r *request) givesGroup(s *client.Session) (bool, error) {
+	if r.spec.Block || r.readOnly || r.group() == nil || s.Can[csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP] {
 		return false, nil
 	}
 	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy

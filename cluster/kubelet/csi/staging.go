@@ -12,6 +12,8 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 )
 
 // user is a pod that has a volume, by the name of the PersistentVolume or of the inline volume.
@@ -125,7 +127,7 @@ func (n *Node) dropLocked(s *staged) {
 	delete(n.volumes, s.id)
 	n.unread.settle(s.name())
 	if len(n.waiting[stageKey(s.id)]) > 0 {
-		n.startLocked(func() { n.wake(stageKey(s.id)) })
+		n.work.Start(func(context.Context) { n.wake(stageKey(s.id)) })
 	}
 }
 
@@ -164,10 +166,10 @@ func (n *Node) unstageLocked(s *staged) {
 		n.dropLocked(s)
 		return
 	}
-	if len(n.drivers[s.driver]) == 0 {
+	if !n.registry.Has(s.driver) {
 		return
 	}
-	s.unstaging = n.startLocked(func() { n.unstage(s) })
+	s.unstaging = n.work.Start(func(ctx context.Context) { n.unstage(ctx, s) })
 }
 
 const (
@@ -176,16 +178,16 @@ const (
 )
 
 // unstage unstages a volume, until that succeeds, it has users, or its driver has gone.
-func (n *Node) unstage(s *staged) {
+func (n *Node) unstage(ctx context.Context, s *staged) {
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-		err := n.tryUnstage(n.life, s)
+		err := n.tryUnstage(ctx, s)
 		if n.unstaged(s, err) {
 			return
 		}
 		n.opts.Log.Warn("csi: a volume is not unstaged yet", "driver", s.driver, "volume", s.handle, "err", err)
 		select {
 		case <-time.After(wait):
-		case <-n.life.Done():
+		case <-ctx.Done():
 			return
 		}
 	}
@@ -195,7 +197,7 @@ func (n *Node) unstage(s *staged) {
 func (n *Node) unstaged(s *staged, err error) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err != nil && len(s.users) == 0 && len(n.drivers[s.driver]) > 0 {
+	if err != nil && len(s.users) == 0 && n.registry.Has(s.driver) {
 		return false
 	}
 	s.unstaging = false
@@ -215,15 +217,15 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 	if used {
 		return nil
 	}
-	d, err := n.driver(s.driver)
+	d, err := n.registry.Driver(s.driver)
 	if err != nil {
 		return err
 	}
-	session, err := d.open(ctx)
+	session, err := d.Open(ctx)
 	if err != nil {
 		return err
 	}
-	defer session.close()
+	defer session.Close()
 	if err := n.undoStage(ctx, session, s); err != nil {
 		return err
 	}
@@ -241,13 +243,13 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 }
 
 // undoStage has the driver unstage a volume. The record stays.
-func (n *Node) undoStage(ctx context.Context, session *session, s *staged) error {
+func (n *Node) undoStage(ctx context.Context, session *client.Session, s *staged) error {
 	s.done = false
 	path := n.stagePath(s)
-	if session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-		err := session.call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
-			_, err := session.node.NodeUnstageVolume(ctx,
-				&csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: n.seen(session.driver, path)})
+	if session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
+		err := session.Call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
+			_, err := session.Node.NodeUnstageVolume(ctx,
+				&csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: session.Seen(path)})
 			return err
 		})
 		if err != nil {
@@ -278,7 +280,7 @@ func (n *Node) unrecord(s *staged) error {
 
 // changeLabel unstages a volume that has another SELinux label than the request's, so that it can
 // be staged with that one. Pods with different labels cannot share a volume.
-func (n *Node) changeLabel(ctx context.Context, session *session, s *staged, r *request) error {
+func (n *Node) changeLabel(ctx context.Context, session *client.Session, s *staged, r *request) error {
 	n.mu.Lock()
 	recorded, users := s.recorded, len(s.users)
 	n.mu.Unlock()
@@ -295,7 +297,7 @@ func (n *Node) changeLabel(ctx context.Context, session *session, s *staged, r *
 // stage stages the request's volume, if the driver does that and this process has not done it. The
 // record is written in any case: it says that the volume is in use. As upstream's, it goes when the
 // driver ends the call with an error and nothing is left: then there is nothing to unstage.
-func (n *Node) stage(ctx context.Context, session *session, s *staged, r *request) error {
+func (n *Node) stage(ctx context.Context, session *client.Session, s *staged, r *request) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
@@ -306,7 +308,7 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 	if s.done {
 		return nil
 	}
-	stages := session.has[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME]
+	stages := session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME]
 	var secrets map[string]string
 	if stages {
 		var err error
@@ -332,15 +334,15 @@ func (n *Node) stage(ctx context.Context, session *session, s *staged, r *reques
 		n.notStaged(s, path)
 		return err
 	}
-	err := session.call(ctx, "NodeStageVolume", func(ctx context.Context) error {
-		_, err := session.node.NodeStageVolume(ctx, &csipb.NodeStageVolumeRequest{
-			VolumeId: s.handle, PublishContext: r.publishContext, StagingTargetPath: n.seen(session.driver, path),
+	err := session.Call(ctx, "NodeStageVolume", func(ctx context.Context) error {
+		_, err := session.Node.NodeStageVolume(ctx, &csipb.NodeStageVolumeRequest{
+			VolumeId: s.handle, PublishContext: r.publishContext, StagingTargetPath: session.Seen(path),
 			VolumeCapability: r.capability(session), Secrets: secrets, VolumeContext: r.pv().VolumeAttributes,
 		})
 		return err
 	})
 	s.done = err == nil
-	if err != nil && final(codeOf(err)) {
+	if err != nil && client.Final(client.CodeOf(err)) {
 		n.notStaged(s, path)
 	}
 	return err

@@ -17,6 +17,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 )
 
 // failStage has NodeStageVolume end with a code, after it did what before does.
@@ -79,7 +81,7 @@ func TestOnlyWhatMayBeStagedIsUnstaged(t *testing.T) {
 					}
 				}
 			})
-			if _, err := n.Mount(t.Context(), s); codeOf(err) != c.code {
+			if _, err := n.Mount(t.Context(), s); client.CodeOf(err) != c.code {
 				t.Fatalf("mounted: %v", err)
 			}
 			if got := n.recorded("handle-1"); got != (c.unstage > 0) {

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 )
 
@@ -62,10 +63,7 @@ func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats,
 	var done chan struct{}
 	if u.done == nil && time.Since(u.asked) >= usageAge {
 		u.asked, u.done = time.Now(), make(chan struct{})
-		n.mu.Lock()
-		started := n.startLocked(func() { n.measure(v, u) })
-		n.mu.Unlock()
-		if !started {
+		if !n.work.Start(func(ctx context.Context) { n.measure(ctx, v, u) }) {
 			close(u.done)
 			u.done = nil
 		}
@@ -101,8 +99,8 @@ func driverOf(v *volume.Spec) string {
 }
 
 // measure asks the driver.
-func (n *Node) measure(v *volume.Spec, u *usage) {
-	figure, condition, err := n.askUsage(n.life, v)
+func (n *Node) measure(ctx context.Context, v *volume.Spec, u *usage) {
+	figure, condition, err := n.askUsage(ctx, v)
 	if err != nil {
 		n.opts.Log.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
 	}
@@ -136,21 +134,21 @@ func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.Vo
 	if err != nil {
 		return figure, condition, err
 	}
-	d, err := n.driver(r.Driver)
+	d, err := n.registry.Driver(r.Driver)
 	if err != nil {
 		return figure, condition, err
 	}
-	session, err := d.open(ctx)
+	session, err := d.Open(ctx)
 	if err != nil {
 		return figure, condition, err
 	}
-	defer session.close()
-	if !session.has[csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS] {
+	defer session.Close()
+	if !session.Can[csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS] {
 		return figure, condition, errNoUsage
 	}
 	var answer *csipb.NodeGetVolumeStatsResponse
-	err = session.call(ctx, "NodeGetVolumeStats", func(ctx context.Context) (err error) {
-		answer, err = session.node.NodeGetVolumeStats(ctx, &csipb.NodeGetVolumeStatsRequest{VolumeId: r.Handle, VolumePath: n.seen(d, target)})
+	err = session.Call(ctx, "NodeGetVolumeStats", func(ctx context.Context) (err error) {
+		answer, err = session.Node.NodeGetVolumeStats(ctx, &csipb.NodeGetVolumeStatsRequest{VolumeId: r.Handle, VolumePath: d.Seen(target)})
 		return err
 	})
 	if err != nil {
@@ -166,7 +164,7 @@ func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.Vo
 			figure.InodesFree, figure.Inodes, figure.InodesUsed = available, total, used
 		}
 	}
-	if c := answer.GetVolumeCondition(); c != nil && session.has[csipb.NodeServiceCapability_RPC_VOLUME_CONDITION] {
+	if c := answer.GetVolumeCondition(); c != nil && session.Can[csipb.NodeServiceCapability_RPC_VOLUME_CONDITION] {
 		figure.VolumeHealthStats = &statsapi.VolumeHealthStats{Abnormal: c.GetAbnormal()}
 		if c.GetAbnormal() {
 			if condition = short(c.GetMessage()); condition == "" {
@@ -187,8 +185,8 @@ func count(n int64) *uint64 {
 }
 
 func short(message string) string {
-	if len(message) > mostMessage {
-		return message[:mostMessage] + "..."
+	if len(message) > client.MostMessage {
+		return message[:client.MostMessage] + "..."
 	}
 	return message
 }

@@ -1,4 +1,4 @@
-package csi
+package registration
 
 import (
 	"context"
@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -25,10 +24,16 @@ import (
 // nodeIDs is the annotation of the Node with the drivers' names for it.
 const nodeIDs = "csi.volume.kubernetes.io/nodeid"
 
+// A write that failed is tried again after firstWrite, then after twice as long each time.
+const (
+	firstWrite = time.Second
+	lastWrite  = 2 * time.Minute
+)
+
 // csiNode keeps this node's CSINode, and the labels and the annotation of its Node, as the drivers
 // that are registered want them. What other drivers have written stays.
 type csiNode struct {
-	n *Node
+	r *Registry
 	// writing holds one token: its owner writes.
 	writing chan struct{}
 
@@ -44,9 +49,9 @@ type csiNode struct {
 	wait  time.Duration
 }
 
-func newCSINode(n *Node) *csiNode {
+func newCSINode(r *Registry) *csiNode {
 	return &csiNode{
-		n: n, writing: make(chan struct{}, 1), drivers: map[string]*driver{}, gone: map[string]struct{}{},
+		r: r, writing: make(chan struct{}, 1), drivers: map[string]*driver{}, gone: map[string]struct{}{},
 		timers: map[string]*time.Timer{},
 	}
 }
@@ -67,13 +72,13 @@ func (c *csiNode) close() {
 // publish writes what the driver has said of this node. It returns when that is in the API.
 func (c *csiNode) publish(ctx context.Context, d *driver) error {
 	c.mu.Lock()
-	before := c.drivers[d.name]
-	c.drivers[d.name] = d
-	delete(c.gone, d.name)
+	before := c.drivers[d.Name]
+	c.drivers[d.Name] = d
+	delete(c.gone, d.Name)
 	c.mu.Unlock()
 	refused, err := c.write(ctx)
 	if err == nil {
-		err = refused[d.name]
+		err = refused[d.Name]
 	}
 	if err == nil {
 		return nil
@@ -81,11 +86,11 @@ func (c *csiNode) publish(ctx context.Context, d *driver) error {
 	c.mu.Lock() // what cannot be written must not keep others from being written
 	defer c.mu.Unlock()
 	switch {
-	case c.drivers[d.name] != d:
+	case c.drivers[d.Name] != d:
 	case before == nil:
-		delete(c.drivers, d.name)
+		delete(c.drivers, d.Name)
 	default:
-		c.drivers[d.name] = before
+		c.drivers[d.Name] = before
 	}
 	return err
 }
@@ -125,10 +130,8 @@ func (c *csiNode) nodeIs(uid types.UID) {
 
 // later writes in the background, until that succeeds.
 func (c *csiNode) later() {
-	c.n.mu.Lock()
-	defer c.n.mu.Unlock()
-	c.n.startLocked(func() {
-		refused, err := c.write(c.n.life)
+	c.r.opts.Work.Start(func(ctx context.Context) {
+		refused, err := c.write(ctx)
 		err = errors.Join(append(slices.Collect(maps.Values(refused)), err)...)
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -136,8 +139,8 @@ func (c *csiNode) later() {
 			c.wait = 0
 			return
 		}
-		c.n.opts.Log.Warn("csi: the node's drivers are not published yet", "err", err)
-		c.wait = min(max(2*c.wait, firstRetry), lastRetry)
+		c.r.opts.Log.Warn("csi: the node's drivers are not published yet", "err", err)
+		c.wait = min(max(2*c.wait, firstWrite), lastWrite)
 		if c.retry != nil {
 			c.retry.Stop()
 		}
@@ -170,9 +173,9 @@ func (c *csiNode) writeOnce(ctx context.Context) (refused map[string]error, err 
 	c.mu.Lock()
 	drivers, gone := maps.Clone(c.drivers), maps.Clone(c.gone)
 	c.mu.Unlock()
-	node, err := c.n.opts.Kube.CoreV1().Nodes().Get(ctx, c.n.opts.NodeName, metav1.GetOptions{})
+	node, err := c.r.opts.Kube.CoreV1().Nodes().Get(ctx, c.r.opts.NodeName, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("read node %s: %w", c.n.opts.NodeName, err)
+		return nil, fmt.Errorf("read node %s: %w", c.r.opts.NodeName, err)
 	}
 	refused = refuseCollisions(node, drivers)
 	if err := c.writeNode(ctx, node, drivers, gone); err != nil {
@@ -199,7 +202,7 @@ func refuseCollisions(node *v1.Node, drivers map[string]*driver) map[string]erro
 	labels := map[string]string{}
 	maps.Copy(labels, node.Labels)
 	for _, name := range slices.Sorted(maps.Keys(drivers)) {
-		topology := drivers[name].topology
+		topology := drivers[name].Topology
 		for _, key := range slices.Sorted(maps.Keys(topology)) {
 			if have, is := labels[key]; is && have != topology[key] {
 				refused[name] = fmt.Errorf("detected topology value collision: driver %s reported %q:%q but existing label is %q:%q", name, key,
@@ -221,14 +224,14 @@ func (c *csiNode) writeNode(ctx context.Context, old *v1.Node, drivers map[strin
 	ids := map[string]string{}
 	if was := node.Annotations[nodeIDs]; was != "" {
 		if err := json.Unmarshal([]byte(was), &ids); err != nil {
-			c.n.opts.Log.Warn("csi: an annotation of the node is damaged and is written again", "annotation", nodeIDs, "err", err)
+			c.r.opts.Log.Warn("csi: an annotation of the node is damaged and is written again", "annotation", nodeIDs, "err", err)
 			ids = map[string]string{}
 		}
 	}
 	maps.DeleteFunc(ids, func(name, _ string) bool { _, is := gone[name]; return is })
 	for name, d := range drivers {
-		ids[name] = d.nodeID
-		for key, value := range d.topology {
+		ids[name] = d.NodeID
+		for key, value := range d.Topology {
 			metav1.SetMetaDataLabel(&node.ObjectMeta, key, value)
 		}
 	}
@@ -256,7 +259,7 @@ func (c *csiNode) writeNode(ctx context.Context, old *v1.Node, drivers map[strin
 	if err != nil {
 		return err
 	}
-	if _, err := c.n.opts.Kube.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch,
+	if _, err := c.r.opts.Kube.CoreV1().Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, patch,
 		metav1.PatchOptions{}, "status"); err != nil {
 		return fmt.Errorf("write node %s: %w", node.Name, err)
 	}
@@ -264,7 +267,7 @@ func (c *csiNode) writeNode(ctx context.Context, old *v1.Node, drivers map[strin
 }
 
 func (c *csiNode) writeCSINode(ctx context.Context, node *v1.Node, drivers map[string]*driver, gone map[string]struct{}) error {
-	objects := c.n.opts.Kube.StorageV1().CSINodes()
+	objects := c.r.opts.Kube.StorageV1().CSINodes()
 	old, err := objects.Get(ctx, node.Name, metav1.GetOptions{})
 	missing := apierrors.IsNotFound(err)
 	if err != nil && !missing {
@@ -332,12 +335,12 @@ func updateCSINode(ctx context.Context, objects storageclient.CSINodeInterface, 
 
 // setDriver puts a driver into its place in the list, or at its end.
 func setDriver(object *storagev1.CSINode, d *driver) {
-	entry := storagev1.CSINodeDriver{Name: d.name, NodeID: d.nodeID, TopologyKeys: slices.Sorted(maps.Keys(d.topology))}
-	if d.limit > 0 {
-		limit := int32(min(d.limit, math.MaxInt32))
+	entry := storagev1.CSINodeDriver{Name: d.Name, NodeID: d.NodeID, TopologyKeys: slices.Sorted(maps.Keys(d.Topology))}
+	if d.Limit > 0 {
+		limit := int32(min(d.Limit, math.MaxInt32))
 		entry.Allocatable = &storagev1.VolumeNodeResources{Count: &limit}
 	}
-	at := slices.IndexFunc(object.Spec.Drivers, func(e storagev1.CSINodeDriver) bool { return e.Name == d.name })
+	at := slices.IndexFunc(object.Spec.Drivers, func(e storagev1.CSINodeDriver) bool { return e.Name == d.Name })
 	if at < 0 {
 		object.Spec.Drivers = append(object.Spec.Drivers, entry)
 		return
@@ -350,73 +353,20 @@ func setDriver(object *storagev1.CSINode, d *driver) {
 
 // follow asks a driver from time to time how many volumes the node can have, if its CSIDriver says
 // so.
-func (c *csiNode) follow(d *driver, object *storagev1.CSIDriver) {
+func (c *csiNode) follow(name string, object *storagev1.CSIDriver) {
 	if object == nil || object.Spec.NodeAllocatableUpdatePeriodSeconds == nil {
 		return
 	}
 	period := time.Duration(max(*object.Spec.NodeAllocatableUpdatePeriodSeconds, 10)) * time.Second
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.timers[d.name] != nil || c.drivers[d.name] == nil {
+	if c.closed || c.timers[name] != nil || c.drivers[name] == nil {
 		return
 	}
-	c.timers[d.name] = time.AfterFunc(period, func() {
+	c.timers[name] = time.AfterFunc(period, func() {
 		c.mu.Lock()
-		delete(c.timers, d.name)
+		delete(c.timers, name)
 		c.mu.Unlock()
-		c.n.countAgain(d.name)
+		c.r.CountAgain(name)
 	})
-}
-
-// countAgain asks a driver how many volumes the node can have now.
-func (n *Node) countAgain(name string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.startLocked(func() {
-		if err := n.count(n.life, name); err != nil {
-			n.opts.Log.Warn("csi: how many volumes the node can have is not known", "driver", name, "err", err)
-		}
-	})
-}
-
-func (n *Node) count(ctx context.Context, name string) error {
-	d, err := n.driver(name)
-	if err != nil {
-		return nil // gone; its next registration tells
-	}
-	object, err := n.driverObject(ctx, name)
-	if err == nil {
-		n.state.follow(d, object)
-	}
-	now := *d
-	if e := now.ask(ctx); e != nil {
-		return errors.Join(err, e)
-	}
-	if latest, e := n.driver(name); e != nil || latest != d {
-		return err
-	}
-	return errors.Join(err, n.state.publish(ctx, &now))
-}
-
-// ask has the driver say what it knows of this node.
-func (d *driver) ask(ctx context.Context) error {
-	conn, err := dial(d.endpoint)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	s := &session{driver: d, conn: conn, node: csipb.NewNodeClient(conn)}
-	var answer *csipb.NodeGetInfoResponse
-	err = s.call(ctx, "NodeGetInfo", func(ctx context.Context) (err error) {
-		answer, err = s.node.NodeGetInfo(ctx, &csipb.NodeGetInfoRequest{})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if answer.GetNodeId() == "" {
-		return fmt.Errorf("CSI driver %s has no name for this node: NodeGetInfo answers without node_id", d.name)
-	}
-	d.nodeID, d.limit, d.topology = answer.GetNodeId(), answer.GetMaxVolumesPerNode(), answer.GetAccessibleTopology().GetSegments()
-	return nil
 }
