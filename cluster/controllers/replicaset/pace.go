@@ -38,7 +38,9 @@ func (p *pace) left(key string, rs *appsv1.ReplicaSet, status *appsv1.ReplicaSet
 func growing(rs *appsv1.ReplicaSet, status *appsv1.ReplicaSetStatus) bool {
 	was := &rs.Status
 	return was.ReadyReplicas < status.ReadyReplicas && was.AvailableReplicas <= status.AvailableReplicas && unfinished(rs, status) &&
-		was.Replicas == status.Replicas && was.ObservedGeneration == status.ObservedGeneration &&
+		was.Replicas == status.Replicas && was.FullyLabeledReplicas == status.FullyLabeledReplicas &&
+		was.ObservedGeneration == status.ObservedGeneration &&
+		apiequality.Semantic.DeepEqual(was.TerminatingReplicas, status.TerminatingReplicas) &&
 		apiequality.Semantic.DeepEqual(was.Conditions, status.Conditions)
 }
 
