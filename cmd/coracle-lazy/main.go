@@ -26,7 +26,7 @@ import (
 func main() {
 	fault.Main()
 	if err := run(); err != nil {
-		slog.Error("coracle-lazy failed", "err", err)
+		fmt.Fprintln(os.Stderr, "coracle-lazy:", err)
 		os.Exit(1)
 	}
 }

@@ -62,8 +62,7 @@ func superviseCommand(p *place) *cobra.Command {
 			defer func() { _ = lock.Close() }()
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			// For months it does next to nothing.
-			defer time.AfterFunc(calm, slim).Stop()
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			programs := supervised(args)
 			if gated {
 				if programs[0].gate, err = inheritedGate(); err != nil {
@@ -78,10 +77,12 @@ func superviseCommand(p *place) *cobra.Command {
 				defer func() { _ = file.Close() }()
 				programs[k].log = file
 				if k == 0 {
-					slog.SetDefault(slog.New(slog.NewTextHandler(file, nil)))
+					log = slog.New(slog.NewTextHandler(file, nil))
 				}
 			}
-			return superviseAll(ctx, programs)
+			// For months it does next to nothing.
+			defer time.AfterFunc(calm, func() { slim(log) }).Stop()
+			return superviseAll(ctx, programs, log)
 		},
 	}
 	cmd.Flags().StringArrayVar(&logs, "log", nil,
@@ -144,23 +145,23 @@ func supervised(args []string) []program {
 }
 
 // superviseAll runs programs until ctx ends, or the first cannot be started.
-func superviseAll(ctx context.Context, programs []program) error {
+func superviseAll(ctx context.Context, programs []program, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	defer others.Wait()
 	defer cancel()
 	for _, p := range programs[1:] {
-		others.Go(func() { _ = p.supervise(ctx) }) // it returns when ctx has ended, and has logged all before
+		others.Go(func() { _ = p.supervise(ctx, log) }) // it returns when ctx has ended, and has logged all before
 	}
-	return programs[0].supervise(ctx)
+	return programs[0].supervise(ctx, log)
 }
 
 // slim returns to the kernel what a start has needed: all of the program was linked in for other
 // commands.
-func slim() {
+func slim(log *slog.Logger) {
 	debug.FreeOSMemory()
 	if err := programpages.Drop(); err != nil {
-		slog.Debug("more of the program than it uses stays in memory", "err", err)
+		log.Debug("more of the program than it uses stays in memory", "err", err)
 	}
 }
 
@@ -169,7 +170,7 @@ func slim() {
 // The program writes its log into a pipe, which the supervisor reads: so the supervisor knows the
 // size of the log, and rotates it between two lines. If the supervisor is killed, the kernel ends
 // the program, whose last messages are lost.
-func (p program) supervise(ctx context.Context) error {
+func (p program) supervise(ctx context.Context, log *slog.Logger) error {
 	// The kernel sends the death signal when the thread that has forked ends: keep this one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -197,7 +198,7 @@ func (p program) supervise(ctx context.Context) error {
 			return fmt.Errorf("%s did not start: its flags were refused, or up has ended: %w", name, err)
 		}
 		if !p.optional && code(err) == exitForGood {
-			slog.Error(name+" ended and is not started again", "err", err)
+			log.Error(name+" ended and is not started again", "err", err)
 			return forGood{fmt.Errorf("%s ended and would end again: %w", name, err)}
 		}
 		lived := time.Since(began)
@@ -210,7 +211,7 @@ func (p program) supervise(ctx context.Context) error {
 			return fmt.Errorf("%s cannot be started: %w", name, err)
 		}
 		pause := next.after(lived, refused(err))
-		slog.Error(name+" ended and is started again", "err", err, "lived", lived, "pause", pause)
+		log.Error(name+" ended and is started again", "err", err, "lived", lived, "pause", pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

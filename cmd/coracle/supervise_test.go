@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -198,7 +199,7 @@ func TestSupervisorGivesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "lives")
 			synctest.Test(t, func(t *testing.T) {
-				err := program{args: []string{"sh", "-c", test.script, file}}.supervise(t.Context())
+				err := program{args: []string{"sh", "-c", test.script, file}}.supervise(t.Context(), slog.New(slog.DiscardHandler))
 				if err == nil || err.Error() != "the cluster process cannot be started: exit status 1" {
 					t.Errorf("the supervisor ended with %v", err)
 				}
@@ -221,6 +222,7 @@ func TestSupervisorWithGate(t *testing.T) {
 	}{
 		"killed before":     {false, `kill -9 $$`, "the cluster process ended before it was to start: signal: killed", 1},
 		"an error before":   {false, `exit 1`, "the cluster process ended before it was to start: exit status 1", 1},
+		"no error before":   {false, `exit 0`, "the cluster process ended before it was to start: it exited with 0 unexpectedly", 1},
 		"killed afterwards": {true, `[ $# = 1 ] && kill -9 $$; exit 78`, "the cluster process ended and would end again: exit status 78", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -234,7 +236,7 @@ func TestSupervisorWithGate(t *testing.T) {
 				g.open()
 			}
 			p := program{args: []string{"sh", "-c", `echo life >>"$0"; ` + test.script, file}, gate: &farGate{g.far, g.ordered}}
-			if err := p.supervise(t.Context()); err == nil || err.Error() != test.want {
+			if err := p.supervise(t.Context(), slog.New(slog.DiscardHandler)); err == nil || err.Error() != test.want {
 				t.Errorf("the supervisor ended with %v, want %s", err, test.want)
 			}
 			lived, err := os.ReadFile(file)
@@ -251,7 +253,7 @@ func TestSupervisorKeepsOptionalProgram(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
-		err := program{args: []string{"sh", "-c", `echo life >>"$0"; exit 78`, file}, optional: true}.supervise(ctx)
+		err := program{args: []string{"sh", "-c", `echo life >>"$0"; exit 78`, file}, optional: true}.supervise(ctx, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Error(err)
 		}
