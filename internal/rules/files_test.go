@@ -62,3 +62,38 @@ func TestFilesAreShort(t *testing.T) {
 		t.Errorf("only %d files were read", files)
 	}
 }
+
+// The name of a file is one word for its subject. After a `_` come only what the go command reads,
+// and vm for tests that need a virtual machine and have the tag of that name.
+func TestFileNames(t *testing.T) {
+	files := 0
+	forGoFiles(t, func(path string, _ []byte) {
+		files++
+		if name := filepath.Base(path); !wellNamed(name) {
+			t.Errorf("%s: write %s", path, strings.ReplaceAll(name, "_", ""))
+		}
+	})
+	if files < 1000 {
+		t.Errorf("only %d files were read", files)
+	}
+	for name, want := range map[string]bool{
+		"start.go": true, "start_test.go": true, "start_amd64.go": true, "start_vm_test.go": true, "start_linux_test.go": true,
+		"container_start.go": false, "start_faults_test.go": false,
+	} {
+		if wellNamed(name) != want {
+			t.Errorf("%s: %v, want %v", name, !want, want)
+		}
+	}
+}
+
+func wellNamed(name string) bool {
+	parts := strings.Split(strings.TrimSuffix(strings.TrimSuffix(name, ".go"), "_test"), "_")
+	for _, part := range parts[1:] {
+		switch part {
+		case "linux", "amd64", "arm64", "vm":
+		default:
+			return false
+		}
+	}
+	return true
+}

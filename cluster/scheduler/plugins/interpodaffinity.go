@@ -14,7 +14,7 @@ import (
 
 // interPodAffinity brings pods to where certain other pods are, and keeps them away from there. It
 // works both ways: a pod on a node can keep new ones away from it. What is required is in this
-// file, what is preferred in interpodaffinity_score.go, what may help in interpodaffinity_hints.go.
+// file, what is preferred in interpodaffinityscore.go, what may help in interpodaffinityhints.go.
 type interPodAffinity struct {
 	handle     *framework.Handle
 	namespaces corelisters.NamespaceLister

@@ -17,7 +17,7 @@ import (
 )
 
 // podTopologySpread keeps pods that match a constraint's selector evenly spread over the values of
-// a node label: strictly (this file) or as a preference (podtopologyspread_score.go). Pods without
+// a node label: strictly (this file) or as a preference (podtopologyspreadscore.go). Pods without
 // constraints are spread, as a preference, over hosts and zones with the pods of their services and
 // controllers.
 type podTopologySpread struct {
