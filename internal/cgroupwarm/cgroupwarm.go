@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/cgroupmode"
 )
 
 const (
@@ -34,16 +36,10 @@ type Warmer struct {
 	running bool
 }
 
-// unified says whether the machine has only the unified hierarchy (cgroups(7)).
-var unified = sync.OnceValue(func() bool {
-	var st unix.Statfs_t
-	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
-})
-
 // Keep returns at once. Its goroutine ends by itself after warmFor without a call. With only
 // the unified hierarchy there is one move per container and nothing to win.
 func (w *Warmer) Keep() {
-	if unified() {
+	if cgroupmode.Unified() {
 		return
 	}
 	w.mu.Lock()

@@ -12,7 +12,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/opencontainers/cgroups"
@@ -20,6 +19,8 @@ import (
 	v2 "github.com/opencontainers/cgroups/fs2"
 	"github.com/opencontainers/cgroups/fscommon"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/cgroupmode"
 )
 
 // ErrNone says that there is no such cgroup.
@@ -82,12 +83,6 @@ type Stall struct {
 
 const mountPoint = "/sys/fs/cgroup"
 
-// unified says whether the host has only cgroup v2.
-var unified = sync.OnceValue(func() bool {
-	var st unix.Statfs_t
-	return unix.Statfs(mountPoint, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
-})
-
 // controllers are the hierarchies of v1 that have something to read.
 var controllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio", "hugetlb"}
 
@@ -112,7 +107,7 @@ func Read(path string) (Usage, error) {
 }
 
 func read(path string) (Usage, error) {
-	if unified() {
+	if cgroupmode.Unified() {
 		return readV2(filepath.Join(mountPoint, path))
 	}
 	dirs := map[string]string{}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/cgroups"
+
+	"github.com/coracle-project/coracle/internal/cgroupmode"
 )
 
 // group writes files of a cgroup into a directory, which the library takes for one.
@@ -138,7 +140,7 @@ func TestNoSuchCgroup(t *testing.T) {
 func TestReadOurOwn(t *testing.T) {
 	path := fmt.Sprintf("/coracle-cgstat-test-%d", os.Getpid()) // others may test here too
 	var dirs []string
-	if unified() {
+	if cgroupmode.Unified() {
 		dirs = []string{filepath.Join(mountPoint, path)}
 	} else {
 		for _, name := range append([]string{"freezer", "unified"}, controllers...) {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/cgroupmode"
 )
 
 // Processes is what can only be learned by looking at every process.
@@ -33,7 +35,7 @@ type States struct{ Running, Sleeping, Stopped, Uninterruptible uint64 }
 // cgroup, ctx's error if that ends first: processes may have millions of open files.
 func ReadProcesses(ctx context.Context, path string, first int) (Processes, error) {
 	dir := filepath.Join(mountPoint, path)
-	if !unified() {
+	if !cgroupmode.Unified() {
 		// The freezer has every process of a container, whatever it did to the others.
 		dir = filepath.Join(mountPoint, "freezer", path)
 	}

@@ -6,8 +6,7 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/coracle-project/coracle/internal/cgroupmode"
 	"github.com/coracle-project/coracle/pod/ocispec"
 )
 
@@ -20,7 +19,7 @@ var LimitsOfHost = sync.OnceValue(func() HostLimits {
 		_, err := os.Stat(path)
 		return err == nil
 	}
-	if cgroupV2() {
+	if cgroupmode.Unified() {
 		// Without swap accounting libcontainer takes "no swap" without a word.
 		controllers, _ := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 		return HostLimits{Hugepages: slices.Contains(strings.Fields(string(controllers)), "hugetlb"), Swap: true}
@@ -97,9 +96,3 @@ func merged[V any](a, b map[string]V) map[string]V {
 	}
 	return out
 }
-
-// cgroupV2 says whether the host has only cgroup v2.
-var cgroupV2 = sync.OnceValue(func() bool {
-	var st unix.Statfs_t
-	return unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
-})
