@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/shim/client"
 	"github.com/coracle-project/coracle/shim/keeper"
+	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // With ScopePod each pod has a shim, which ends with the pod.
@@ -50,13 +51,20 @@ func TestScopePod(t *testing.T) {
 		if err := r.c.Delete(r.ctx(), p, req.ID); err != nil {
 			t.Fatal(err)
 		}
+		shim, err := pidfd.Open(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer shim.Close()
 		for range 2 {
 			if err := r.c.DeletePod(r.ctx(), p); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
-			t.Errorf("shim %d of a deleted pod: %v", pid, err)
+		// Its pid may last a little longer: until the keeper has reaped it.
+		end := []unix.PollFd{{Fd: int32(shim.Fd()), Events: unix.POLLIN}}
+		if n, err := unix.Poll(end, 0); err != nil || n != 1 {
+			t.Errorf("shim %d of a deleted pod runs: %d, %v", pid, n, err)
 		}
 		if _, err := os.Stat(filepath.Join(r.dir, "pods", p)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("directory of a deleted pod: %v", err)
