@@ -128,8 +128,8 @@ func (c *container) allExecs() []*execution {
 func (e *execution) path() string { return filepath.Join(e.c.dir, execPrefix+e.id+execSuffix) }
 func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 
-// start starts the process and records it. A process that is not recorded is killed: its caller is
-// told that it has not started, and may never delete it.
+// start starts the process and records it. If the keeper refuses its files, the process is killed:
+// its caller is told that it has not started, and may never delete it.
 func (e *execution) start(ctx context.Context) (pid int, err error) {
 	e.op.Lock()
 	defer e.op.Unlock()

@@ -260,8 +260,8 @@ func (s *Service) add(c *container) {
 }
 
 // addHeldBy adds a container unless the keeper is no longer holder. After that, holdAll gives the
-// container's files to each new keeper; the holdAll of a keeper that came before may have missed
-// it.
+// container's files to each new keeper. If a new keeper came before, its holdAll may have missed
+// the container.
 func (s *Service) addHeldBy(holder *keeper.Keeper, c *container) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
