@@ -2,7 +2,6 @@ package status
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"slices"
@@ -15,10 +14,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/client-go/kubernetes"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
+
+	"github.com/coracle-project/coracle/cluster/internal/mergepatch"
 )
 
 const (
@@ -263,16 +263,8 @@ func (w *Writer) send(base *v1.Pod, want v1.PodStatus, remove bool) (object *v1.
 
 // patch sends the difference between the object's status and the wanted one.
 func (w *Writer) patch(ctx context.Context, base *v1.Pod, want v1.PodStatus) (*v1.Pod, error) {
-	from, err := json.Marshal(v1.Pod{Status: base.Status})
-	if err != nil {
-		return nil, err
-	}
 	// A UID in the new object alone is in the patch, and makes it fail on another pod of this name.
-	to, err := json.Marshal(v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: base.UID}, Status: want})
-	if err != nil {
-		return nil, err
-	}
-	patch, err := strategicpatch.CreateTwoWayMergePatch(from, to, v1.Pod{})
+	patch, err := mergepatch.Between(&v1.Pod{Status: base.Status}, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: base.UID}, Status: want})
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package framework
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	v1 "k8s.io/api/core/v1"
@@ -10,23 +9,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/coracle-project/coracle/cluster/internal/mergepatch"
 )
 
 // PatchStatus changes pod's status to status at the API server: only what is different, since
 // others write there too. A server that is not there for a moment is tried again.
 func PatchStatus(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, status *v1.PodStatus) error {
-	before, err := json.Marshal(v1.Pod{Status: pod.Status})
-	if err != nil {
-		return err
-	}
-	after, err := json.Marshal(v1.Pod{Status: *status})
-	if err != nil {
-		return err
-	}
-	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, &v1.Pod{})
+	patch, err := mergepatch.Between(&v1.Pod{Status: pod.Status}, &v1.Pod{Status: *status})
 	if err != nil {
 		return fmt.Errorf("status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}

@@ -17,8 +17,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	storageclient "k8s.io/client-go/kubernetes/typed/storage/v1"
+
+	"github.com/coracle-project/coracle/cluster/internal/mergepatch"
 )
 
 // nodeIDs is the annotation of the Node with the drivers' names for it.
@@ -247,15 +248,7 @@ func (c *csiNode) writeNode(ctx context.Context, old *v1.Node, drivers map[strin
 	if equality.Semantic.DeepEqual(old, node) {
 		return nil
 	}
-	before, err := json.Marshal(old)
-	if err != nil {
-		return err
-	}
-	after, err := json.Marshal(node)
-	if err != nil {
-		return err
-	}
-	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, v1.Node{})
+	patch, err := mergepatch.Between(old, node)
 	if err != nil {
 		return err
 	}
