@@ -167,7 +167,7 @@ func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.Vo
 	if c := answer.GetVolumeCondition(); c != nil && session.Can[csipb.NodeServiceCapability_RPC_VOLUME_CONDITION] {
 		figure.VolumeHealthStats = &statsapi.VolumeHealthStats{Abnormal: c.GetAbnormal()}
 		if c.GetAbnormal() {
-			if condition = short(c.GetMessage()); condition == "" {
+			if condition = client.Shorten(c.GetMessage()); condition == "" {
 				condition = "the driver says that the volume is not well"
 			}
 			n.opts.Log.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", condition)
@@ -182,11 +182,4 @@ func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.Vo
 func count(n int64) *uint64 {
 	u := uint64(min(max(n, 0), math.MaxInt64))
 	return &u
-}
-
-func short(message string) string {
-	if len(message) > client.MostMessage {
-		return message[:client.MostMessage] + "..."
-	}
-	return message
 }

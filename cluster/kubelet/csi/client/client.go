@@ -1,5 +1,5 @@
-// Package client makes calls of CSI drivers on this node. Drivers are hostile: the time of a call,
-// the size of an answer and the length of an error message have limits.
+// Package client makes calls of CSI drivers on this node. Drivers may be hostile: the time of a
+// call, the size of an answer and the length of an error message have limits.
 package client
 
 import (
@@ -27,8 +27,8 @@ const (
 	// MostAnswer bounds one answer, mostHeader its status and metadata.
 	MostAnswer = 1 << 20
 	mostHeader = 64 << 10
-	// MostMessage is how much of a driver's error message is passed on.
-	MostMessage = 1024
+	// mostMessage is how much of a driver's message is passed on.
+	mostMessage = 1024
 	// longestName is the API's limit for drivers' names.
 	longestName = 63
 )
@@ -79,7 +79,7 @@ func (d *Driver) Seen(path string) string {
 type Session struct {
 	*Driver
 	Node csipb.NodeClient
-	// Can are the driver's capabilities. It is empty after Connect.
+	// Can has the driver's capabilities. It is empty after Connect.
 	Can  map[csipb.NodeServiceCapability_RPC_Type]bool
 	conn *grpc.ClientConn
 }
@@ -115,7 +115,7 @@ func (d *Driver) Open(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
-// Ask has the driver say what it knows of this node.
+// Ask has the driver say what it knows of this node, and sets NodeID, Limit and Topology.
 func (d *Driver) Ask(ctx context.Context) error {
 	s, err := d.Connect()
 	if err != nil {
@@ -158,11 +158,15 @@ type callError struct {
 
 func (e *callError) Error() string {
 	s := status.Convert(e.err)
-	message := s.Message()
-	if len(message) > MostMessage {
-		message = strings.ToValidUTF8(message[:MostMessage], "") + "..."
+	return fmt.Sprintf("%s of CSI driver %s: rpc error: code = %s desc = %s", e.call, e.driver, s.Code(), Shorten(s.Message()))
+}
+
+// Shorten returns as much of a driver's message as is passed on.
+func Shorten(message string) string {
+	if len(message) > mostMessage {
+		return strings.ToValidUTF8(message[:mostMessage], "") + "..."
 	}
-	return fmt.Sprintf("%s of CSI driver %s: rpc error: code = %s desc = %s", e.call, e.driver, s.Code(), message)
+	return message
 }
 
 func (e *callError) Unwrap() error { return e.err }
