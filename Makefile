@@ -99,9 +99,12 @@ help: ## list the targets
 deps: ## install what is missing to build and test (apt; needs root or sudo)
 	@GO="$(GO)" hack/deps.sh
 
-generate: ## make the generated files of the daemon's own services again (needs protoc)
+generate: ## make the generated files of the daemon's and the shim's own services again (needs protoc)
 	@mkdir -p bin/tools/protoc
 	cd packaging/tools && GOBIN=$(BINDIR)/tools/protoc $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	GOBIN=$(BINDIR)/tools/protoc $(GO) install github.com/containerd/ttrpc/cmd/protoc-gen-go-ttrpc
+	PATH=$(BINDIR)/tools/protoc:$$PATH protoc -I . --go_out=. --go_opt=paths=source_relative \
+	  --go-ttrpc_out=. --go-ttrpc_opt=paths=source_relative shim/api/shim.proto
 	PATH=$(BINDIR)/tools/protoc:$$PATH protoc -I . --go_out=. --go_opt=paths=source_relative \
 	  --go-grpc_out=. --go-grpc_opt=paths=source_relative image/api/v1/images.proto shim/nodeapi/v1/node.proto
 

@@ -361,7 +361,7 @@ func TestStartAfterAStrayCreate(t *testing.T) {
 	m, h := b.manager()
 	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
 	id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
-	_, err := fakeShim{h}.Create(t.Context(), client.CreateRequest{PodID: podID, ID: id, Bundle: m.dirs.Containers().Of(id)})
+	_, err := fakeShim{h}.create(t.Context(), client.LaunchRequest{PodID: podID, ID: id, Bundle: m.dirs.Containers().Of(id)})
 	ok(t, err)
 	ok(t, m.StartContainer(t.Context(), id))
 	if c := must[state.Container](t)(m.Container(id)); c.State != state.Running || c.Pid != b.proc(id).pid {

@@ -125,7 +125,6 @@ func TestCrashAtEveryPoint(t *testing.T) {
 		{"pod.init.recorded", 0, want{state.Ready, ""}},
 		{"pod.init.started", 0, want{state.Ready, ""}},
 		{"pod.start.recorded", 0, want{state.Ready, state.Created}},
-		{"pod.start.created", 0, want{state.Ready, state.Created}},
 		{"pod.start.started", 0, want{state.Ready, state.Running}},
 		{"pod.update.changed", 0, want{state.Ready, state.Running}},
 		{"pod.update.rewritten", 0, want{state.Ready, state.Running}},

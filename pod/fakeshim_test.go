@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -21,7 +22,16 @@ type fakeShim struct{ *hands }
 
 func (s fakeShim) Events() <-chan client.Event { return s.events }
 
-func (s fakeShim) Create(ctx context.Context, r client.CreateRequest) (pid int, err error) {
+func (s fakeShim) Launch(ctx context.Context, r client.LaunchRequest) (client.Launched, error) {
+	pid, err := s.create(ctx, r)
+	created := time.Now()
+	if err == nil {
+		err = s.start(ctx, r.ID)
+	}
+	return client.Launched{Pid: pid, Created: created}, err
+}
+
+func (s fakeShim) create(ctx context.Context, r client.LaunchRequest) (pid int, err error) {
 	err = s.do(ctx, "shim.Create", func() error {
 		if s.procs[r.ID] != nil {
 			return client.ErrExists
@@ -48,7 +58,7 @@ func (s fakeShim) Create(ctx context.Context, r client.CreateRequest) (pid int, 
 	return pid, err
 }
 
-func (s fakeShim) StartContainer(ctx context.Context, _, id string) error {
+func (s fakeShim) start(ctx context.Context, id string) error {
 	return s.do(ctx, "shim.StartContainer", func() error {
 		p := s.procs[id]
 		if p == nil {

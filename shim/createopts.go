@@ -24,15 +24,7 @@ func createOptions(a *anypb.Any, rec *record) (runtime.CreateOptions, error) {
 		if err := proto.Unmarshal(a.Value, &o); err != nil {
 			return opts, fmt.Errorf("%w: options: %w", errInvalid, err)
 		}
-		rec.PodID, rec.Log, rec.LogPath, rec.LogDirectory = o.PodId, o.Log, o.LogPath, o.LogDirectory
-		rec.LogFileBytes, rec.LogFiles = o.LogFileBytes, int(o.LogFiles)
-		if err := rec.logLimit().check(); err != nil {
-			return opts, err
-		}
-		if o.Log {
-			rec.Stdin, rec.StdinOnce = o.Stdin, o.StdinOnce
-		}
-		opts.SystemdCgroup, opts.Handler = o.SystemdCgroup, o.Handler
+		return optionsOf(&o, rec)
 	case "containerd.runc.v1.Options":
 		var o options.Options
 		if err := proto.Unmarshal(a.Value, &o); err != nil {
@@ -44,4 +36,18 @@ func createOptions(a *anypb.Any, rec *record) (runtime.CreateOptions, error) {
 	}
 	rec.SystemdCgroup, rec.Handler = opts.SystemdCgroup, opts.Handler
 	return opts, nil
+}
+
+// optionsOf reads Coracle's own options; nil has none.
+func optionsOf(o *api.CreateOptions, rec *record) (runtime.CreateOptions, error) {
+	rec.PodID, rec.Log, rec.LogPath, rec.LogDirectory = o.GetPodId(), o.GetLog(), o.GetLogPath(), o.GetLogDirectory()
+	rec.LogFileBytes, rec.LogFiles = o.GetLogFileBytes(), int(o.GetLogFiles())
+	if err := rec.logLimit().check(); err != nil {
+		return runtime.CreateOptions{}, err
+	}
+	if o.GetLog() {
+		rec.Stdin, rec.StdinOnce = o.GetStdin(), o.GetStdinOnce()
+	}
+	rec.SystemdCgroup, rec.Handler = o.GetSystemdCgroup(), o.GetHandler()
+	return runtime.CreateOptions{SystemdCgroup: rec.SystemdCgroup, Handler: rec.Handler}, nil
 }

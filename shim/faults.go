@@ -15,6 +15,7 @@ var (
 	faultExecLaunched   = fault.New("shim.exec.launched")
 	faultExecSignalled  = fault.New("shim.exec.signalled")
 	faultExecStarted    = fault.New("shim.exec.started")
+	faultLaunchCreated  = fault.New("shim.launch.created")
 	faultLogOpened      = fault.New("shim.log.opened")
 	faultLogPruned      = fault.New("shim.log.pruned")
 	faultLogRenamed     = fault.New("shim.log.renamed")

@@ -64,11 +64,12 @@ func (s *Service) exits() []*api.Event {
 }
 
 // Protocol is the value of InfoResponse.Protocol.
-const Protocol = 2
+const Protocol = 3
 
 // Features are what clients of this shim can rely on. A name never changes its meaning.
 var Features = []string{
 	"info",      // Info
+	"launch",    // Launch
 	"lock",      // the state directory is locked, see LockState
 	"restart",   // SIGTERM ends the shim after the calls in progress, and the next one adopts
 	"unmanaged", // List reports what could not be adopted, instead of removing it

@@ -16,8 +16,8 @@
 // list of NAME=ACTION:
 //
 //	pod.run.network=error          At returns ErrInjected
-//	pod.start.created=kill         the process kills itself with SIGKILL
-//	pod.start.created=kill:17+23   it kills these processes, itself last if it is one of them
+//	pod.start.started=kill         the process kills itself with SIGKILL
+//	pod.start.started=kill:17+23   it kills these processes, itself last if it is one of them
 //	image.pull.layer=hang          At blocks until its context ends
 //	pod.run.ready=fill:/run/x      it fills the file system of that directory, with a file
 //	                               named FillName, and goes on

@@ -36,8 +36,7 @@ const (
 
 // Shim runs containers.
 type Shim interface {
-	Create(ctx context.Context, r client.CreateRequest) (pid int, err error)
-	StartContainer(ctx context.Context, podID, id string) error
+	Launch(ctx context.Context, r client.LaunchRequest) (client.Launched, error)
 	Kill(ctx context.Context, r client.KillRequest) error
 	Status(ctx context.Context, podID, id string) (client.Status, error)
 	Update(ctx context.Context, podID, id string, r *specs.LinuxResources) error

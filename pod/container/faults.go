@@ -12,7 +12,6 @@ var (
 	faultRemoveContainerRecorded = fault.New("pod.remove.container.recorded")
 	faultRemoveContainerSnapshot = fault.New("pod.remove.container.snapshot")
 	faultStartAgain              = fault.New("pod.start.again")
-	faultStartCreated            = fault.New("pod.start.created")
 	faultStartRecorded           = fault.New("pod.start.recorded")
 	faultStartStarted            = fault.New("pod.start.started")
 	faultStopContainerKill       = fault.New("pod.stop.container.kill")

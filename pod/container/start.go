@@ -100,12 +100,12 @@ func (s *starting) run(ctx context.Context) error {
 	if err := s.Notify.Container(ctx, plugins.ContainerStarts, s.e); err != nil {
 		return err
 	}
-	create, err := s.request()
+	request, err := s.request()
 	if err != nil {
 		return err
 	}
 	recorded := s.watch.Step("record the start", s.begin)
-	launch := func() (int, error) { return s.launch(ctx, create, recorded) }
+	launch := func() (int, error) { return s.launch(ctx, request, recorded) }
 	pid, err := launch()
 	if errors.Is(err, client.ErrUnavailable) && ctx.Err() == nil {
 		pid, err = s.relaunch(ctx, s.e, err, launch)
@@ -129,40 +129,35 @@ func (s *starting) run(ctx context.Context) error {
 }
 
 // request is what the shim is asked to make.
-func (s *starting) request() (client.CreateRequest, error) {
+func (s *starting) request() (client.LaunchRequest, error) {
 	pod := &s.pod.Get().Config
 	handler, err := s.Handlers.Of(pod)
 	if err != nil {
-		return client.CreateRequest{}, err
+		return client.LaunchRequest{}, err
 	}
-	return client.CreateRequest{
+	return client.LaunchRequest{
 		PodID: s.rec.PodID, ID: s.e.ID, Bundle: s.Dirs.Containers().Of(s.e.ID), Handler: handler.Runtime,
 		Terminal: s.rec.Config.TTY, Stdin: s.rec.Config.Stdin, StdinOnce: s.rec.Config.StdinOnce,
 		LogPath: s.rec.LogPath, LogDirectory: pod.LogDirectory, LogLimit: handler.LogLimit, Checkpoint: s.rec.Checkpoint,
 	}, nil
 }
 
-// launch makes the container's process and releases it.
-func (s *starting) launch(ctx context.Context, create client.CreateRequest, recorded time.Time) (pid int, err error) {
-	if pid, err = s.Shim.Create(ctx, create); errors.Is(err, client.ErrExists) {
+// launch makes the container's process and has it execute the program.
+func (s *starting) launch(ctx context.Context, r client.LaunchRequest, recorded time.Time) (pid int, err error) {
+	done, err := s.Shim.Launch(ctx, r)
+	if errors.Is(err, client.ErrExists) {
 		// The last daemon began this start, and the shim had not finished it when this daemon
 		// asked what it has.
-		if err = s.Exits.End(ctx, create.PodID, create.ID); err == nil {
-			pid, err = s.Shim.Create(ctx, create)
+		if err = s.Exits.End(ctx, r.PodID, r.ID); err == nil {
+			done, err = s.Shim.Launch(ctx, r)
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
-	created := s.watch.Step("make process (shim and engine)", recorded)
-	if err := s.stage(ctx, faultStartCreated); err != nil {
-		return 0, err
-	}
-	if err := s.Shim.StartContainer(ctx, create.PodID, create.ID); err != nil {
-		return 0, err
-	}
-	s.watch.Step("execute program", created)
-	return pid, nil
+	s.watch.Between("make process (shim and engine)", recorded, done.Created)
+	s.watch.Step("execute program", done.Created)
+	return done.Pid, nil
 }
 
 // relaunch continues a start that was interrupted by the shim's death. The next shim knows how far

@@ -114,11 +114,8 @@ func (ps *Pods) startInit(ctx context.Context, e *state.PodEntry) (pid int, err 
 	if err := ocispec.Write(bundle, made); err != nil {
 		return 0, err
 	}
-	pid, err = ps.Shim.Create(ctx, client.CreateRequest{PodID: e.ID, ID: e.ID, Bundle: bundle, Handler: handler.Runtime})
-	if err != nil {
-		return 0, err
-	}
-	return pid, ps.Shim.StartContainer(ctx, e.ID, e.ID)
+	done, err := ps.Shim.Launch(ctx, client.LaunchRequest{PodID: e.ID, ID: e.ID, Bundle: bundle, Handler: handler.Runtime})
+	return done.Pid, err
 }
 
 // endInit kills the pod's init and has the shim forget it. It succeeds if there is none.

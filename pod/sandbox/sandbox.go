@@ -32,8 +32,7 @@ const (
 
 // Shim runs pods' inits, and forgets pods.
 type Shim interface {
-	Create(ctx context.Context, r client.CreateRequest) (pid int, err error)
-	StartContainer(ctx context.Context, podID, id string) error
+	Launch(ctx context.Context, r client.LaunchRequest) (client.Launched, error)
 	Status(ctx context.Context, podID, id string) (client.Status, error)
 	DeletePod(ctx context.Context, podID string) error
 }

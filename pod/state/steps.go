@@ -23,10 +23,15 @@ type Stopwatch struct {
 // Step notes one that began then and ends now, which it returns.
 func (w *Stopwatch) Step(what string, began time.Time) (now time.Time) {
 	now = time.Now()
+	w.Between(what, began, now)
+	return now
+}
+
+// Between notes one that began then and ended then.
+func (w *Stopwatch) Between(what string, began, ended time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.steps = append(w.steps, Step{what, began, now.Sub(began)})
-	return now
+	w.steps = append(w.steps, Step{what, began, ended.Sub(began)})
 }
 
 // All are the steps so far, after those before.

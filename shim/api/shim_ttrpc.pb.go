@@ -9,6 +9,7 @@ import (
 
 type ShimService interface {
 	Events(context.Context, *EventsRequest, Shim_EventsServer) error
+	Launch(context.Context, *LaunchRequest) (*LaunchResponse, error)
 	Run(context.Context, *RunRequest) (*RunResponse, error)
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
@@ -32,6 +33,13 @@ func (x *shimEventsServer) Send(m *Event) error {
 func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 	srv.RegisterService("coracle.shim.v1.Shim", &ttrpc.ServiceDesc{
 		Methods: map[string]ttrpc.Method{
+			"Launch": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req LaunchRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Launch(ctx, &req)
+			},
 			"Run": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req RunRequest
 				if err := unmarshal(&req); err != nil {
@@ -86,6 +94,7 @@ func RegisterShimService(srv *ttrpc.Server, svc ShimService) {
 
 type ShimClient interface {
 	Events(context.Context, *EventsRequest) (Shim_EventsClient, error)
+	Launch(context.Context, *LaunchRequest) (*LaunchResponse, error)
 	Run(context.Context, *RunRequest) (*RunResponse, error)
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*ReopenLogResponse, error)
@@ -130,6 +139,14 @@ func (x *shimEventsClient) Recv() (*Event, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+func (c *shimClient) Launch(ctx context.Context, req *LaunchRequest) (*LaunchResponse, error) {
+	var resp LaunchResponse
+	if err := c.client.Call(ctx, "coracle.shim.v1.Shim", "Launch", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
 }
 
 func (c *shimClient) Run(ctx context.Context, req *RunRequest) (*RunResponse, error) {

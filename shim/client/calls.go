@@ -17,44 +17,6 @@ import (
 	"github.com/coracle-project/coracle/shim/api"
 )
 
-// Create makes the container and leaves init blocked; returns init's pid. On error
-// nothing is left behind. ErrExists if the id is taken.
-func (c *Client) Create(ctx context.Context, r CreateRequest) (pid int, err error) {
-	options, err := anypb.New(&api.CreateOptions{
-		PodId: r.PodID, SystemdCgroup: c.cfg.SystemdCgroup, Stdin: r.Stdin, StdinOnce: r.StdinOnce,
-		Log: true, LogPath: r.LogPath, LogDirectory: r.LogDirectory, Handler: r.Handler,
-		LogFileBytes: r.LogLimit.FileBytes, LogFiles: int32(r.LogLimit.Files),
-	})
-	if err != nil {
-		return 0, fmt.Errorf("create container %s: %w", r.ID, err)
-	}
-	name := nodeShim
-	if c.cfg.Scope == ScopePod {
-		name = r.PodID
-	}
-	l, err := c.open(ctx, name)
-	if err != nil {
-		return 0, fmt.Errorf("create container %s: %w", r.ID, err)
-	}
-	c.forget(l, r.ID) // an exit of an earlier container with this id
-	err = l.call(ctx, func(ctx context.Context, k *conn) error {
-		res, err := k.task.Create(ctx, &task.CreateTaskRequest{
-			ID: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Options: options, Checkpoint: r.Checkpoint,
-		})
-		pid = int(res.GetPid())
-		return err
-	})
-	return pid, err
-}
-
-// StartContainer lets init execute the user's program.
-func (c *Client) StartContainer(ctx context.Context, podID, id string) error {
-	return c.once(ctx, podID, func(ctx context.Context, k *conn) error {
-		_, err := k.task.Start(ctx, &task.StartRequest{ID: id})
-		return err
-	})
-}
-
 // Kill sends a signal. ErrNotRunning if the container has ended.
 func (c *Client) Kill(ctx context.Context, r KillRequest) error {
 	err := c.retried(ctx, r.PodID, func(ctx context.Context, k *conn) error {

@@ -10,8 +10,7 @@
 //
 //	c, _ := client.New(client.Config{…})
 //	_ = c.Start(ctx)   // finds or starts the keeper and the shims; adopts what runs
-//	pid, _ := c.Create(ctx, client.CreateRequest{…})
-//	_ = c.StartContainer(ctx, id)
+//	_, _ = c.Launch(ctx, client.LaunchRequest{…})
 //	for ev := range c.Events() { … }   // exits of containers, once each
 //	_ = c.Delete(ctx, id)
 //	_ = c.Close()      // containers, shims and keeper stay
@@ -80,9 +79,9 @@ type Respawn struct {
 	Env  []string // a closed list
 }
 
-// CreateRequest describes a container's init process. The bundle's config.json
+// LaunchRequest describes a container's init process. The bundle's config.json
 // has been written; its root file system is mounted.
-type CreateRequest struct {
+type LaunchRequest struct {
 	PodID, ID string
 	Bundle    string // absolute path of the directory with config.json
 	// Handler is who makes the container, see runtime.CreateOptions; empty: the shim's engine.
@@ -99,6 +98,12 @@ type CreateRequest struct {
 	// of LogPath is not followed.
 	LogPath, LogDirectory string
 	LogLimit              LogLimit
+}
+
+// Launched is a container that has been started.
+type Launched struct {
+	Pid     int       // of init
+	Created time.Time // when init was ready to execute the program
 }
 
 // LogLimit has the shim rotate a log itself. The zero value is no limit.

@@ -78,13 +78,11 @@ func TestExitInTheGap(t *testing.T) {
 			r := newRig(t)
 			req := r.request("trap 'echo last words; exit 42' TERM; echo ready; while :; do sleep 0.02; done")
 			req.Terminal = terminal
-			pid, err := r.c.Create(r.ctx(), req)
+			done, err := r.c.Launch(r.ctx(), req)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
-				t.Fatal(err)
-			}
+			pid := done.Pid
 			r.waitLog(req.LogPath, "ready")
 			r.disconnect()
 			// The keeper is stopped so that no new shim comes before the container has ended.
@@ -130,13 +128,11 @@ func TestStartOutlivesDaemon(t *testing.T) {
 func TestUnseenExit(t *testing.T) {
 	r := newRig(t)
 	req := r.request("sleep 1000")
-	pid, err := r.c.Create(r.ctx(), req)
+	done, err := r.c.Launch(r.ctx(), req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
-		t.Fatal(err)
-	}
+	pid := done.Pid
 	r.disconnect()
 	shim := r.shimPID()
 	r.sendSignal(r.keeperPID(), unix.SIGKILL)

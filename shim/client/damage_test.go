@@ -124,7 +124,7 @@ func TestDamagedRecords(t *testing.T) {
 }
 
 // endAndDelete kills a container and checks that nothing of it is left.
-func (r *rig) endAndDelete(req client.CreateRequest, pid int) {
+func (r *rig) endAndDelete(req client.LaunchRequest, pid int) {
 	r.Helper()
 	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL, All: true}); err != nil {
 		r.Fatal(err)

@@ -1,6 +1,12 @@
 package client
 
-import "time"
+import (
+	"context"
+	"time"
+
+	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+)
 
 // KillTimeout is killTimeout.
 const KillTimeout = killTimeout
@@ -31,3 +37,32 @@ func (c *Config) SetLimits(l Limits) { c.limits = l }
 
 // Starts is the number of starts in a window that is not yet a restart loop.
 func (l limits) Starts() int { return l.starts }
+
+// Create makes a container by the Task API and leaves init blocked, as containerd does.
+func (c *Client) Create(ctx context.Context, r LaunchRequest) (pid int, err error) {
+	l, err := c.shimFor(ctx, r.PodID)
+	if err != nil {
+		return 0, err
+	}
+	c.forget(l, r.ID)
+	options, err := anypb.New(c.options(r))
+	if err != nil {
+		return 0, err
+	}
+	err = l.call(ctx, func(ctx context.Context, k *conn) error {
+		res, err := k.task.Create(ctx, &task.CreateTaskRequest{
+			ID: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Options: options, Checkpoint: r.Checkpoint,
+		})
+		pid = int(res.GetPid())
+		return err
+	})
+	return pid, err
+}
+
+// StartContainer lets init of a container that Create has made execute the user's program.
+func (c *Client) StartContainer(ctx context.Context, podID, id string) error {
+	return c.once(ctx, podID, func(ctx context.Context, k *conn) error {
+		_, err := k.task.Start(ctx, &task.StartRequest{ID: id})
+		return err
+	})
+}

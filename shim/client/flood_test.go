@@ -16,7 +16,7 @@ import (
 )
 
 // flood is a container that writes empty lines as fast as it can with 5 % of a CPU.
-func (r *rig) flood() client.CreateRequest {
+func (r *rig) flood() client.LaunchRequest {
 	r.Helper()
 	req := r.request("")
 	spec := runtimetest.Spec(req.ID, "/bin/sh", "-c", `exec tr '\000' '\n' </dev/zero`)
@@ -48,7 +48,7 @@ func (r *rig) shimTime() time.Duration {
 // meanwhile.
 func TestFloodsShare(t *testing.T) {
 	r := newRig(t)
-	var floods []client.CreateRequest
+	var floods []client.LaunchRequest
 	for range 4 {
 		floods = append(floods, r.flood())
 	}
@@ -57,7 +57,7 @@ func TestFloodsShare(t *testing.T) {
 	for _, req := range floods {
 		r.run(req)
 	}
-	size := func(req client.CreateRequest) int64 {
+	size := func(req client.LaunchRequest) int64 {
 		st, err := os.Stat(req.LogPath)
 		if err != nil {
 			t.Fatal(err)

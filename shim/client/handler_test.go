@@ -78,13 +78,11 @@ func TestShimDies(t *testing.T) {
 	handler := "shim:" + testkit.Bin(t, "tools", "containerd-shim-runc-v2")
 	req := r.request("sleep 1000")
 	req.Handler = handler
-	pid, err := r.c.Create(r.ctx(), req)
+	done, err := r.c.Launch(r.ctx(), req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
-		t.Fatal(err)
-	}
+	pid := done.Pid
 	shim := parent(t, pid)
 	r.sendSignal(shim, unix.SIGKILL)
 	if ev := r.exit(req.ID); ev.ExitCode != 255 || !ev.ExitedAt.IsZero() {

@@ -201,20 +201,20 @@ func TestBadCreate(t *testing.T) {
 	r.run(good)
 	shim := r.shimPID()
 	for name, tc := range map[string]struct {
-		change func(*client.CreateRequest)
+		change func(*client.LaunchRequest)
 		want   error
 	}{
-		"duplicate id":           {func(q *client.CreateRequest) { q.ID = good.ID }, client.ErrExists},
-		"empty id":               {func(q *client.CreateRequest) { q.ID = "" }, client.ErrInvalid},
-		"id with slash":          {func(q *client.CreateRequest) { q.ID = "../x" }, client.ErrInvalid},
-		"long id":                {func(q *client.CreateRequest) { q.ID = strings.Repeat("x", 77) }, client.ErrInvalid},
-		"missing bundle":         {func(q *client.CreateRequest) { q.Bundle = "/no/such" }, client.ErrInvalid},
-		"no log directory":       {func(q *client.CreateRequest) { q.LogPath = "/no/such/dir/0.log" }, client.ErrInvalid},
-		"relative log":           {func(q *client.CreateRequest) { q.LogPath = "0.log" }, client.ErrInvalid},
-		"log is a directory":     {func(q *client.CreateRequest) { q.LogPath = r.bundles }, client.ErrInvalid},
-		"log parent is a file":   {func(q *client.CreateRequest) { q.LogPath = q.Bundle + "/config.json/0.log" }, client.ErrInvalid},
-		"log is a device":        {func(q *client.CreateRequest) { q.LogPath = "/dev/null" }, client.ErrInvalid},
-		"program does not exist": {func(q *client.CreateRequest) { q.Bundle = r.badBundle() }, nil},
+		"duplicate id":           {func(q *client.LaunchRequest) { q.ID = good.ID }, client.ErrExists},
+		"empty id":               {func(q *client.LaunchRequest) { q.ID = "" }, client.ErrInvalid},
+		"id with slash":          {func(q *client.LaunchRequest) { q.ID = "../x" }, client.ErrInvalid},
+		"long id":                {func(q *client.LaunchRequest) { q.ID = strings.Repeat("x", 77) }, client.ErrInvalid},
+		"missing bundle":         {func(q *client.LaunchRequest) { q.Bundle = "/no/such" }, client.ErrInvalid},
+		"no log directory":       {func(q *client.LaunchRequest) { q.LogPath = "/no/such/dir/0.log" }, client.ErrInvalid},
+		"relative log":           {func(q *client.LaunchRequest) { q.LogPath = "0.log" }, client.ErrInvalid},
+		"log is a directory":     {func(q *client.LaunchRequest) { q.LogPath = r.bundles }, client.ErrInvalid},
+		"log parent is a file":   {func(q *client.LaunchRequest) { q.LogPath = q.Bundle + "/config.json/0.log" }, client.ErrInvalid},
+		"log is a device":        {func(q *client.LaunchRequest) { q.LogPath = "/dev/null" }, client.ErrInvalid},
+		"program does not exist": {func(q *client.LaunchRequest) { q.Bundle = r.badBundle() }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := r.request("true")

@@ -88,7 +88,7 @@ func TestDirectoryOfShimRemoved(t *testing.T) {
 }
 
 // alive ends a container that prints "ready" and traps TERM, through the shim.
-func (r *rig) alive(req client.CreateRequest) {
+func (r *rig) alive(req client.LaunchRequest) {
 	r.Helper()
 	// An exec is not repeated when the connection to the old shim ends.
 	if _, err := r.c.Status(r.ctx(), pod, req.ID); err != nil {

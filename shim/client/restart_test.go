@@ -28,7 +28,7 @@ func TestRestartShim(t *testing.T) {
 		code <- n
 	}()
 	// Creations continue meanwhile: each happens once.
-	created := make(chan client.CreateRequest, 20)
+	created := make(chan client.LaunchRequest, 20)
 	go func() {
 		defer close(created)
 		for range 20 {
@@ -73,7 +73,7 @@ func TestRestartShim(t *testing.T) {
 	}
 }
 
-func (r *rig) start(req client.CreateRequest) {
+func (r *rig) start(req client.LaunchRequest) {
 	r.Helper()
 	if err := r.c.StartContainer(r.ctx(), pod, req.ID); err != nil {
 		r.Error(err)

@@ -249,7 +249,7 @@ func (r *rig) shimLog() string {
 }
 
 // request is a container that runs a shell script, with its bundle and a log.
-func (r *rig) request(script string) client.CreateRequest {
+func (r *rig) request(script string) client.LaunchRequest {
 	r.Helper()
 	id := fmt.Sprintf("%s-%d", strings.ToLower(strings.NewReplacer("/", "-", "_", "-", "=", "-").Replace(r.Name())), r.ids.Add(1))
 	bundle := filepath.Join(r.bundles, id)
@@ -263,7 +263,7 @@ func (r *rig) request(script string) client.CreateRequest {
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		r.Fatal(err)
 	}
-	return client.CreateRequest{PodID: pod, ID: id, Bundle: bundle, LogPath: filepath.Join(logs, id+".log"), Handler: r.handler()}
+	return client.LaunchRequest{PodID: pod, ID: id, Bundle: bundle, LogPath: filepath.Join(logs, id+".log"), Handler: r.handler()}
 }
 
 func (r *rig) writeSpec(bundle string, spec *specs.Spec) {
@@ -277,12 +277,9 @@ func (r *rig) writeSpec(bundle string, spec *specs.Spec) {
 	}
 }
 
-func (r *rig) run(req client.CreateRequest) {
+func (r *rig) run(req client.LaunchRequest) {
 	r.Helper()
-	if _, err := r.c.Create(r.ctx(), req); err != nil {
-		r.Fatal(err)
-	}
-	if err := r.c.StartContainer(r.ctx(), req.PodID, req.ID); err != nil {
+	if _, err := r.c.Launch(r.ctx(), req); err != nil {
 		r.Fatal(err)
 	}
 }

@@ -109,7 +109,7 @@ func TestRotationSurvivesKill(t *testing.T) {
 	r.withinLimit(req)
 }
 
-func (r *rig) withinLimit(req client.CreateRequest) {
+func (r *rig) withinLimit(req client.LaunchRequest) {
 	r.Helper()
 	files, sum := r.logFiles(req.LogPath), int64(0)
 	for _, name := range files {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -17,10 +18,19 @@ import (
 	"github.com/coracle-project/coracle/shim/api"
 )
 
-// olderShim has no Run.
+// olderShim has neither Launch nor Run.
 type olderShim struct {
 	task.TTRPCTaskService
 	calls []string
+}
+
+func (o *olderShim) Create(_ context.Context, r *task.CreateTaskRequest) (*task.CreateTaskResponse, error) {
+	var options api.CreateOptions
+	if err := r.Options.UnmarshalTo(&options); err != nil {
+		return nil, err
+	}
+	o.calls = append(o.calls, "create "+r.ID+" "+r.Bundle+" "+r.Checkpoint+" "+options.PodId)
+	return &task.CreateTaskResponse{Pid: 7}, nil
 }
 
 func (o *olderShim) Exec(_ context.Context, r *task.ExecProcessRequest) (*emptypb.Empty, error) {
@@ -33,7 +43,9 @@ func (o *olderShim) Start(_ context.Context, r *task.StartRequest) (*task.StartR
 	return &task.StartResponse{Pid: 1}, nil
 }
 
-func TestRunByAnOlderShim(t *testing.T) {
+// older is a connection to a shim of the Task API alone.
+func older(t *testing.T) (*olderShim, *conn) {
+	t.Helper()
 	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "shim"))
 	if err != nil {
 		t.Fatal(err)
@@ -42,27 +54,42 @@ func TestRunByAnOlderShim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	older, served := &olderShim{}, make(chan error, 1)
-	task.RegisterTTRPCTaskService(srv, older)
+	o, served := &olderShim{}, make(chan error, 1)
+	task.RegisterTTRPCTaskService(srv, o)
 	go func() { served <- srv.Serve(t.Context(), listener) }()
 	nc, err := net.Dial("unix", listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := ttrpc.NewClient(nc)
-	k := &conn{Client: c, task: task.NewTTRPCTaskClient(c), shim: api.NewShimClient(c)}
+	t.Cleanup(func() {
+		if err := errors.Join(c.Close(), srv.Close()); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; err != ttrpc.ErrServerClosed {
+			t.Error(err)
+		}
+	})
+	return o, &conn{Client: c, task: task.NewTTRPCTaskClient(c), shim: api.NewShimClient(c)}
+}
+
+func TestRunByAnOlderShim(t *testing.T) {
+	o, k := older(t)
 	res, err := k.run(t.Context(), &api.RunRequest{Id: "web", ExecId: "x", Process: []byte("{}"), Stdin: "i", Stdout: "o", Stderr: "e"})
-	if want := []string{"exec web x {} ioe", "start web x"}; err != nil || res.Exited || !slices.Equal(older.calls, want) {
-		t.Errorf("run: %v, %v; calls %q", res, err, older.calls)
+	if want := []string{"exec web x {} ioe", "start web x"}; err != nil || res.Exited || !slices.Equal(o.calls, want) {
+		t.Errorf("run: %v, %v; calls %q", res, err, o.calls)
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
+}
+
+func TestLaunchByAnOlderShim(t *testing.T) {
+	o, k := older(t)
+	before := time.Now().UnixNano()
+	res, err := k.launch(t.Context(), &api.LaunchRequest{Id: "web", Bundle: "/b", Checkpoint: "/c", Options: &api.CreateOptions{PodId: "p"}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := srv.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := <-served; err != ttrpc.ErrServerClosed {
-		t.Error(err)
+	if want := []string{"create web /b /c p", "start web "}; res.Pid != 7 || res.CreatedNs < before || !slices.Equal(o.calls, want) {
+		t.Errorf("launch: %v; calls %q", res, o.calls)
 	}
 }
 
