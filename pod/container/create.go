@@ -92,7 +92,7 @@ func (cs *Containers) create(ctx context.Context, p *state.PodEntry, c podconfig
 	undo, cancel := life.Undoing(ctx)
 	defer cancel()
 	if derr := cs.dropContainer(undo, e); derr != nil {
-		cs.Log.Error("half-made container not cleaned up, trying again in the background", "id", id, "err", derr)
+		cs.Log.Error("half-made container not cleaned up, trying again in the background", "container", id, "err", derr)
 		cs.queueDrop(e)
 	}
 	return "", cs.Reserve.Explain(err)

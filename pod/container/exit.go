@@ -34,14 +34,14 @@ func (cs *Containers) Exited(e *state.ContainerEntry, code int32, at time.Time, 
 		return
 	}
 	cs.Exits.Happened(e.ID)
-	cs.Log.Debug("container exited", "id", e.ID, "code", code)
+	cs.Log.Debug("container exited", "container", e.ID, "code", code)
 	cs.Life.Start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, life.CleanupLimit)
 		defer cancel()
 		_ = cs.Notify.Container(ctx, plugins.ContainerStopped, e) // logged
 		// Removal and recovery do it again, so nothing is lost if it fails here.
 		if err := cs.Exits.Forget(ctx, e.Get().PodID, e.ID); err != nil && ctx.Err() == nil {
-			cs.Log.Warn("shim did not free an exited container", "id", e.ID, "err", err)
+			cs.Log.Warn("shim did not free an exited container", "container", e.ID, "err", err)
 		}
 	})
 }
@@ -55,7 +55,7 @@ func (cs *Containers) OutOfMemory(e *state.ContainerEntry) {
 // Lost records that a container has ended unobserved.
 func (cs *Containers) Lost(e *state.ContainerEntry) {
 	if e.Get().Running() {
-		cs.Log.Error("container is lost: its shim does not know it", "id", e.ID, "pod", e.Get().PodID)
+		cs.Log.Error("container is lost: its shim does not know it", "container", e.ID, "pod", e.Get().PodID)
 	}
 	cs.Exited(e, exits.UnknownCode, time.Time{}, false)
 }

@@ -120,7 +120,7 @@ func (cs *Containers) layers(ctx context.Context, m *making) (layers []digest.Di
 		undo, cancel := life.Undoing(ctx)
 		defer cancel()
 		if err := let(undo); err != nil {
-			cs.Log.Warn("layer of a checkpoint is kept for longer than it is needed", "id", m.e.ID, "err", err)
+			cs.Log.Warn("layer of a checkpoint is kept for longer than it is needed", "container", m.e.ID, "err", err)
 		}
 	}, nil
 }

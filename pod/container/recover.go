@@ -78,7 +78,7 @@ func (cs *Containers) startCutOff(e *state.ContainerEntry) error {
 func (cs *Containers) finishStop(e *state.ContainerEntry, grace time.Duration) {
 	cs.Life.Start(func(ctx context.Context) {
 		if err := cs.Stop(ctx, e, max(grace, 0)); err != nil && ctx.Err() == nil {
-			cs.Log.Error("stop from before the restart failed", "id", e.ID, "err", err)
+			cs.Log.Error("stop from before the restart failed", "container", e.ID, "err", err)
 		}
 	})
 }

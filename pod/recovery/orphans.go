@@ -230,7 +230,7 @@ func (rv *Recoverer) endRecordless(ctx context.Context, podID, id string) error 
 			return nil
 		}
 	}
-	rv.Log.Warn("killing container of the shim that has no record", "id", id, "pod", podID)
+	rv.Log.Warn("killing container of the shim that has no record", "container", id, "pod", podID)
 	return rv.Exits.EndLeftover(ctx, podID, id)
 }
 

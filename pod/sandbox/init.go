@@ -132,7 +132,7 @@ func (ps *Pods) InitExited(e *state.PodEntry) {
 	err := e.Observe(func(r *state.PodRecord) {
 		if r.InitPid != 0 && r.Phase == state.PodReady {
 			r.Phase = state.PodBroken
-			ps.Log.Warn("pod is not ready", "id", e.ID, "err", r.Config.InitDied())
+			ps.Log.Warn("pod is not ready", "pod", e.ID, "err", r.Config.InitDied())
 		}
 		r.InitPid = 0
 	})

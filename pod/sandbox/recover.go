@@ -52,7 +52,7 @@ func (ps *Pods) recoverReady(ctx context.Context, e *state.PodEntry, initInShim 
 		if _, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		} else if err != nil {
-			ps.Log.Error("namespace of pod is gone; the pod is not ready any more", "id", e.ID, "err", err)
+			ps.Log.Error("namespace of pod is gone; the pod is not ready any more", "pod", e.ID, "err", err)
 			return e.Intend(func(r *state.PodRecord) { r.Phase = state.PodBroken })
 		}
 	}

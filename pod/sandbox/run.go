@@ -66,7 +66,7 @@ func (ps *Pods) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	undo, cancel := life.Undoing(ctx)
 	defer cancel()
 	if uerr := ps.undoPod(undo, e); uerr != nil {
-		ps.Log.Error("half-made pod not cleaned up, trying again in the background", "id", id, "err", uerr)
+		ps.Log.Error("half-made pod not cleaned up, trying again in the background", "pod", id, "err", uerr)
 		ps.Pods.Release(e)
 		ps.Clean.Queue("pod", id, func(ctx context.Context) error { return ps.undoPod(ctx, e) })
 	}
@@ -77,7 +77,7 @@ func (ps *Pods) makePod(ctx context.Context, e *state.PodEntry) error {
 	begin := time.Now()
 	var watch state.Stopwatch
 	stage := func(point fault.Point) error {
-		ps.Log.Debug("pod starting", "id", e.ID, "stage", point, "after", time.Since(begin))
+		ps.Log.Debug("pod starting", "pod", e.ID, "stage", point, "after", time.Since(begin))
 		return ps.FaultAt(ctx, point)
 	}
 	if err := ps.Dirs.Pods().Make(e.ID); err != nil {
@@ -146,7 +146,7 @@ func (ps *Pods) makePod(ctx context.Context, e *state.PodEntry) error {
 	// Only now does the record say that the pod is whole; an error at this point
 	// leaves it so.
 	if err := stage(faultRunReady); err != nil {
-		ps.Log.Warn("fault after the pod was ready", "id", e.ID, "err", err)
+		ps.Log.Warn("fault after the pod was ready", "pod", e.ID, "err", err)
 	}
 	return nil
 }

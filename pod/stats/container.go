@@ -59,7 +59,7 @@ func readAll[R, T any](ctx context.Context, x *Reader, es []*table.Entry[R], rea
 			defer func() { <-slots }()
 			s, err := read(ctx, e)
 			if err != nil {
-				x.Log.Debug("stats left out", "id", e.ID, "err", err)
+				x.Log.Debug("stats left out", "container", e.ID, "err", err)
 				return
 			}
 			mu.Lock()
