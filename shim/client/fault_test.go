@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/ttrpc"
@@ -54,7 +55,7 @@ func TestKillAtEachStep(t *testing.T) {
 				req := r.request("echo done")
 				req.Handler = by
 				arm(t, point+"="+action)
-				_, err := r.c.Create(r.ctx(), req)
+				_, err := r.c.Launch(r.ctx(), req)
 				if err == nil || (action == "kill" && !errors.Is(err, client.ErrUnavailable)) {
 					t.Errorf("create: %v", err)
 				}
@@ -234,13 +235,40 @@ func TestKillAtEachStep(t *testing.T) {
 			return len(left) == 0
 		})
 	})
+	// A launch that is cut off when the container has been created does not run the program.
+	for _, action := range []string{"kill", "error", "hang"} {
+		t.Run("shim.launch.created/"+action, func(t *testing.T) {
+			arm(t, "")
+			r := newRig(t)
+			req := r.request("echo done")
+			arm(t, "shim.launch.created="+action)
+			ctx, cancel := context.WithTimeout(r.ctx(), 2*time.Second) // how long it hangs
+			defer cancel()
+			if _, err := r.c.Launch(ctx, req); err == nil || action == "kill" && !errors.Is(err, client.ErrUnavailable) {
+				t.Errorf("launch: %v", err)
+			}
+			arm(t, "")
+			if st, err := r.c.Status(r.ctx(), pod, req.ID); err != nil || st.State != client.StateCreated {
+				t.Errorf("status %+v, %v", st, err)
+			}
+			must(t, r.c.Delete(r.ctx(), pod, req.ID))
+			if out := r.log(req.LogPath, "stdout"); out != "" {
+				t.Errorf("log %q", out)
+			}
+			r.run(req)
+			r.exit(req.ID)
+			if out := r.log(req.LogPath, "stdout"); out != "done\n" {
+				t.Errorf("log %q", out)
+			}
+		})
+	}
 	// A shim without free descriptors cannot undo a creation until it has some again.
 	t.Run("shim.create.launched/emfile", func(t *testing.T) {
 		r := newRig(t)
 		first, req := r.request("sleep 1000"), r.request("exit 3")
 		r.run(first)
 		err := r.withoutDescriptors(faults, "shim.create.launched", func(ctx context.Context) error {
-			_, err := r.c.Create(ctx, req)
+			_, err := r.c.Launch(ctx, req)
 			return err
 		})
 		if err == nil {
