@@ -161,13 +161,8 @@ type containerInfo struct {
 }
 
 func (s *service) containerInfo(c pod.Container) containerInfo {
-	i := containerInfo{SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: containerConfigBack(&c.Config), Steps: c.Steps}
-	if s.deps.EngineSteps != nil {
-		steps, err := s.deps.EngineSteps(c)
-		if err != nil {
-			s.deps.Log.Warn("cannot read the steps of a container's start", "container", c.ID, "err", err)
-		}
-		i.EngineSteps = steps
+	i := containerInfo{
+		SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: containerConfigBack(&c.Config), Steps: c.Steps, EngineSteps: c.EngineSteps,
 	}
 	if s.deps.Spec == nil {
 		return i

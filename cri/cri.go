@@ -93,9 +93,6 @@ type Deps struct {
 	BuiltInNetwork func() string
 	// Spec reads a container's OCI spec for a verbose ContainerStatus. May be nil.
 	Spec func(c pod.Container) (json.RawMessage, error)
-	// EngineSteps tells, for a verbose ContainerStatus, where the engine's part of making a
-	// container went. May be nil.
-	EngineSteps func(c pod.Container) ([]pod.Step, error)
 	// Unpack, if not nil, is called after each pull for a runtime handler other than the unnamed
 	// one, with its name.
 	Unpack func(ctx context.Context, handler string, img *image.Image) error

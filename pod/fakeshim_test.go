@@ -15,6 +15,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/client"
 )
 
@@ -28,7 +29,8 @@ func (s fakeShim) Launch(ctx context.Context, r client.LaunchRequest) (client.La
 	if err == nil {
 		err = s.start(ctx, r.ID)
 	}
-	return client.Launched{Pid: pid, Created: created}, err
+	steps := []runtime.Step{{What: "clone", Began: created, Took: time.Millisecond}}
+	return client.Launched{Pid: pid, Created: created, EngineSteps: steps}, err
 }
 
 func (s fakeShim) create(ctx context.Context, r client.LaunchRequest) (pid int, err error) {

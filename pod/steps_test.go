@@ -11,10 +11,12 @@ import (
 // the daemon.
 func TestSteps(t *testing.T) {
 	b := newBench(t)
+	first, h := b.manager()
+	podID := must[string](t)(first.Run(t.Context(), podConfig("p")))
+	id := must[string](t)(first.Create(t.Context(), podID, containerConfig("run")))
+	ok(t, first.StartContainer(t.Context(), id))
+	b.kill(h)
 	m, _ := b.manager()
-	podID := must[string](t)(m.Run(t.Context(), podConfig("p")))
-	id := must[string](t)(m.Create(t.Context(), podID, containerConfig("run")))
-	ok(t, m.StartContainer(t.Context(), id))
 	for _, tc := range []struct {
 		of    string
 		steps []state.Step
@@ -25,6 +27,7 @@ func TestSteps(t *testing.T) {
 			"container", must[state.Container](t)(m.Container(id)).Steps,
 			[]string{"mount root file system", "compute and write specification", "make process (shim and engine)", "execute program"},
 		},
+		{"container's engine", must[state.Container](t)(m.Container(id)).EngineSteps, []string{"clone"}},
 	} {
 		for _, want := range tc.want {
 			if !slices.ContainsFunc(tc.steps, func(s state.Step) bool { return s.What == want && s.Took >= 0 && !s.Began.IsZero() }) {

@@ -79,6 +79,16 @@ type CreateOptions struct {
 	// RootlessCgroups says whether to go on where cgroups cannot be written. nil finds
 	// out by who the caller is.
 	RootlessCgroups *bool
+	// Made, if not nil, is told the steps of this process once the container has been made, by an
+	// engine that takes the time of them: two readings of the clock each.
+	Made func([]Step)
+}
+
+// Step is a part of making a container, or a pod.
+type Step struct {
+	What  string        `json:"what"`
+	Began time.Time     `json:"began,omitzero"` // zero if it is not known
+	Took  time.Duration `json:"took"`           // ns
 }
 
 // What CreateOptions.Handler starts with.

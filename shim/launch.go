@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
 )
 
@@ -14,6 +15,12 @@ func (s *Service) Launch(ctx context.Context, r *api.LaunchRequest) (*api.Launch
 	opts, err := optionsOf(r.Options, &rec)
 	if err != nil {
 		return nil, fmt.Errorf("create container %s: %w", r.Id, err)
+	}
+	var steps []*api.Step
+	opts.Made = func(made []runtime.Step) {
+		for _, m := range made {
+			steps = append(steps, &api.Step{What: m.What, BeganNs: m.Began.UnixNano(), TookNs: int64(m.Took)})
+		}
 	}
 	c, err := s.create(ctx, rec, opts, r.Checkpoint)
 	if err != nil {
@@ -31,5 +38,5 @@ func (s *Service) Launch(ctx context.Context, r *api.LaunchRequest) (*api.Launch
 	if err := c.start(ctx); err != nil {
 		return nil, err
 	}
-	return &api.LaunchResponse{Pid: uint32(c.init.pid), CreatedNs: created.UnixNano()}, nil
+	return &api.LaunchResponse{Pid: uint32(c.init.pid), CreatedNs: created.UnixNano(), EngineSteps: steps}, nil
 }

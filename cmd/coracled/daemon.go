@@ -90,7 +90,7 @@ func makeDirs(c config.Config) error {
 func (n *node) serve(ctx context.Context, worked func(), began time.Time, hangup <-chan os.Signal, s source) error {
 	deps := cri.Deps{
 		Pods: n.pods, Images: n.images, RuntimeReady: n.shim.Health, BuiltInNetwork: n.network.BuiltIn, Unpack: n.unpackFor,
-		Spec: n.spec, EngineSteps: n.engineSteps, Worked: worked, Log: n.log, Services: n.services,
+		Spec: n.spec, Worked: worked, Log: n.log, Services: n.services,
 	}
 	if err := n.observe(ctx, &deps, began); err != nil {
 		return err
@@ -153,16 +153,6 @@ func (n *node) services(r grpc.ServiceRegistrar) {
 		Images: n.images, Snapshots: n.snapshots, Containers: n.pods, Root: n.config.Root,
 		State: n.config.State,
 	})
-}
-
-// engineSteps reads what the shim has left of how it made a container.
-func (n *node) engineSteps(c pod.Container) ([]pod.Step, error) {
-	left, err := n.shim.EngineSteps(c.PodID, c.ID)
-	out := make([]pod.Step, len(left))
-	for i, s := range left {
-		out[i] = pod.Step(s)
-	}
-	return out, err
 }
 
 // spec reads the OCI spec that the shim made a container from.

@@ -50,6 +50,8 @@ type starting struct {
 	pod   *state.PodEntry
 	begin time.Time
 	watch state.Stopwatch
+	// engine are the steps of the engine, a part of one of those of watch.
+	engine []state.Step
 }
 
 func (cs *Containers) startContainer(ctx context.Context, e *state.ContainerEntry) error {
@@ -88,7 +90,7 @@ func (s *starting) check() error {
 }
 
 func (s *starting) stage(ctx context.Context, point fault.Point) error {
-	s.Log.Debug("container starting", "id", s.e.ID, "stage", point, "after", time.Since(s.begin))
+	s.Log.Debug("container starting", "container", s.e.ID, "stage", point, "after", time.Since(s.begin))
 	return s.FaultAt(ctx, point)
 }
 
@@ -120,7 +122,7 @@ func (s *starting) run(ctx context.Context) error {
 		return err
 	}
 	return s.e.Update(func(r *state.ContainerRecord) {
-		r.Steps = s.watch.All(r.Steps)
+		r.Steps, r.EngineSteps = s.watch.All(r.Steps), s.engine
 		// Its end may have been noted already.
 		if r.Phase == state.ContainerStarting {
 			r.Phase, r.Pid = state.ContainerRunning, pid
@@ -157,6 +159,7 @@ func (s *starting) launch(ctx context.Context, r client.LaunchRequest, recorded 
 	}
 	s.watch.Between("make process (shim and engine)", recorded, done.Created)
 	s.watch.Step("execute program", done.Created)
+	s.engine = done.EngineSteps
 	return done.Pid, nil
 }
 
@@ -185,7 +188,7 @@ func (cs *Containers) relaunch(ctx context.Context, e *state.ContainerEntry, cau
 			return 0, errors.Join(cause, err)
 		}
 	}
-	cs.Log.Warn("shim died during a start; repeating the start", "id", e.ID, "err", cause)
+	cs.Log.Warn("shim died during a start; repeating the start", "container", e.ID, "err", cause)
 	if err := cs.FaultAt(ctx, faultStartAgain); err != nil {
 		return 0, err
 	}

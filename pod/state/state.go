@@ -133,8 +133,10 @@ type ContainerRecord struct {
 	Saving []string `json:"saving,omitempty"`
 	// VolumeRefs: see Container.
 	VolumeRefs map[string]string `json:"volumeRefs,omitempty"`
-	// Steps are those of making and starting it.
-	Steps []Step `json:"steps,omitempty"`
+	// Steps are those of making and starting it, EngineSteps those of the engine in the shim: a part
+	// of one of Steps.
+	Steps       []Step `json:"steps,omitempty"`
+	EngineSteps []Step `json:"engineSteps,omitempty"`
 }
 
 // Visible says whether callers may see the container: not while it is half-made or half-removed.
@@ -171,7 +173,7 @@ func (r *ContainerRecord) Value() Container {
 		ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		LogPath: r.LogPath, Pid: r.Pid, StopSignal: syscall.Signal(r.StopSignal),
 		UID: r.UID, GID: r.GID, SupplementalGroups: r.Groups, Snapshot: r.Upper,
-		VolumeRefs: r.VolumeRefs, Steps: r.Steps,
+		VolumeRefs: r.VolumeRefs, Steps: r.Steps, EngineSteps: r.EngineSteps,
 	}
 	if c.State == Created {
 		c.StartedAt, c.Pid = time.Time{}, 0

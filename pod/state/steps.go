@@ -3,16 +3,14 @@ package state
 import (
 	"sync"
 	"time"
+
+	"github.com/coracle-project/coracle/runtime"
 )
 
 // Step is a part of making a pod, or of making and starting a container. Steps are always recorded:
 // each costs two readings of the clock, and all of them are written with a record that is written
 // anyway.
-type Step struct {
-	What  string        `json:"what"`
-	Began time.Time     `json:"began"`
-	Took  time.Duration `json:"took"` // ns
-}
+type Step = runtime.Step
 
 // Stopwatch takes steps, of several goroutines too.
 type Stopwatch struct {
@@ -31,7 +29,7 @@ func (w *Stopwatch) Step(what string, began time.Time) (now time.Time) {
 func (w *Stopwatch) Between(what string, began, ended time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.steps = append(w.steps, Step{what, began, ended.Sub(began)})
+	w.steps = append(w.steps, Step{What: what, Began: began, Took: ended.Sub(began)})
 }
 
 // All are the steps so far, after those before.

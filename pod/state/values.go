@@ -63,7 +63,9 @@ type Container struct {
 	// VolumeRefs are digest references (else ids) of the images of image volumes, by
 	// container path.
 	VolumeRefs map[string]string
-	Steps      []Step // of making it and, once it is started, of that
+	// Steps are those of making it and, once it is started, of that. EngineSteps are those of the
+	// engine in the shim, a part of one of Steps; none if another engine than Coracle's made it.
+	Steps, EngineSteps []Step
 }
 
 // PodFilter and ContainerFilter choose what List returns; zero fields match all.

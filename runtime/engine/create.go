@@ -61,9 +61,7 @@ func (e *Engine) create(ctx context.Context, id string, spec *specs.Spec, opts r
 		go func() { _, _ = e.filters.Compile(spec.Linux.Seccomp) }()
 	}
 	watch := e.stopwatch("create " + id)
-	if e.made != nil {
-		watch.made = func(steps []plan.Step) { e.made(id, steps) }
-	}
+	watch.made = opts.Made
 	cg, err := e.hierarchies.newCgroup(id, spec, opts)
 	if err != nil {
 		return nil, err

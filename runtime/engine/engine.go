@@ -63,9 +63,6 @@ type Config struct {
 	Fallback Fallback
 	// Trace, if not nil, is told where the time of each Create and Exec went.
 	Trace Trace
-	// Made, if not nil, is told the steps of this process of each Create that succeeds, which costs
-	// two readings of the clock each, where Trace makes longer plans.
-	Made func(id string, steps []plan.Step)
 	// Alone says that this process makes one container at a time, as a command does: the starter
 	// then makes namespaces while the engine prepares the rest, and makes no second container.
 	Alone bool
@@ -93,7 +90,6 @@ type Engine struct {
 	onlyLoad bool
 	resctrl  string // Config.Resctrl
 	trace    Trace
-	made     func(id string, steps []plan.Step)
 	alone    bool
 	patience zygote.Patience
 	early    *program.Starting // Config.Early
@@ -113,7 +109,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{store: store, log: store.Log(), lc: cfg.Fallback, trace: cfg.Trace, made: cfg.Made, resctrl: cfg.Resctrl, alone: cfg.Alone}
+	e := &Engine{store: store, log: store.Log(), lc: cfg.Fallback, trace: cfg.Trace, resctrl: cfg.Resctrl, alone: cfg.Alone}
 	e.early = cfg.Early
 	if e.patience = cfg.Patience; e.patience == (zygote.Patience{}) {
 		e.patience = zygote.DefaultPatience

@@ -5,21 +5,22 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/plan"
 )
 
 // Trace takes where the time of one Create or Exec went: the steps of this process in order,
 // and between them those of the container's own ("inside").
-type Trace func(what string, ours, inside []plan.Step)
+type Trace func(what string, ours, inside []runtime.Step)
 
 // stopwatch times the steps of this process. The zero value does nothing.
 type stopwatch struct {
 	to     Trace
-	made   func([]plan.Step) // see Config.Made
+	made   func([]runtime.Step) // see runtime.CreateOptions
 	what   string
 	last   time.Time
-	steps  []plan.Step
-	inside []plan.Step
+	steps  []runtime.Step
+	inside []runtime.Step
 }
 
 func (e *Engine) stopwatch(what string) stopwatch {
@@ -32,7 +33,7 @@ func (s *stopwatch) lap(what string) {
 		return
 	}
 	now := time.Now()
-	s.steps = append(s.steps, plan.Step{What: what, Took: now.Sub(s.last)})
+	s.steps = append(s.steps, runtime.Step{What: what, Began: s.last, Took: now.Sub(s.last)})
 	s.last = now
 }
 

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/runtime"
 )
 
 // ReportTrace is followed by a struct timespec for each operation so far, in order, at which
@@ -47,20 +49,15 @@ func (a *asm) sendTrace() {
 	a.call(unix.SYS_SENDMSG, a.sync, msg, unix.MSG_NOSIGNAL)
 }
 
-// Step is an operation and how long it took.
-type Step struct {
-	What string        `json:"what"`
-	Took time.Duration `json:"took"`
-}
-
-// Steps are the operations whose times a child has reported after the header of ReportTrace.
-func (p *Plan) Steps(times []byte) []Step {
+// Steps are the operations whose times a child has reported after the header of ReportTrace, and
+// how long each took.
+func (p *Plan) Steps(times []byte) []runtime.Step {
 	at := func(i int) time.Duration {
 		return time.Duration(le.Uint64(times[16*i:]))*time.Second + time.Duration(le.Uint64(times[16*i+8:]))
 	}
-	var out []Step
+	var out []runtime.Step
 	for i := 0; i < len(p.Ops) && 16*(i+2) <= len(times); i++ {
-		out = append(out, Step{p.Ops[i].String(), at(i+1) - at(i)})
+		out = append(out, runtime.Step{What: p.Ops[i].String(), Took: at(i+1) - at(i)})
 	}
 	return out
 }

@@ -74,7 +74,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{8, 0}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{9, 0}
 }
 
 type LaunchRequest struct {
@@ -155,8 +155,9 @@ func (x *LaunchRequest) GetOptions() *CreateOptions {
 
 type LaunchResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`                              // of init
-	CreatedNs     int64                  `protobuf:"varint,2,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // when init was ready to execute the program: Unix time, nanoseconds
+	Pid           uint32                 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`                                   // of init
+	CreatedNs     int64                  `protobuf:"varint,2,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"`      // when init was ready to execute the program: Unix time, nanoseconds
+	EngineSteps   []*Step                `protobuf:"bytes,3,rep,name=engine_steps,json=engineSteps,proto3" json:"engine_steps,omitempty"` // of making it, in the shim; none if its engine does not take the time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -205,6 +206,73 @@ func (x *LaunchResponse) GetCreatedNs() int64 {
 	return 0
 }
 
+func (x *LaunchResponse) GetEngineSteps() []*Step {
+	if x != nil {
+		return x.EngineSteps
+	}
+	return nil
+}
+
+type Step struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`
+	BeganNs       int64                  `protobuf:"varint,2,opt,name=began_ns,json=beganNs,proto3" json:"began_ns,omitempty"` // Unix time, nanoseconds
+	TookNs        int64                  `protobuf:"varint,3,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Step) Reset() {
+	*x = Step{}
+	mi := &file_shim_api_shim_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Step) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Step) ProtoMessage() {}
+
+func (x *Step) ProtoReflect() protoreflect.Message {
+	mi := &file_shim_api_shim_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Step.ProtoReflect.Descriptor instead.
+func (*Step) Descriptor() ([]byte, []int) {
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Step) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *Step) GetBeganNs() int64 {
+	if x != nil {
+		return x.BeganNs
+	}
+	return 0
+}
+
+func (x *Step) GetTookNs() int64 {
+	if x != nil {
+		return x.TookNs
+	}
+	return 0
+}
+
 // CreateOptions go into the options field of the Task service's Create. Without
 // them (containerd's own options or none), stdio are the caller's FIFOs.
 type CreateOptions struct {
@@ -234,7 +302,7 @@ type CreateOptions struct {
 
 func (x *CreateOptions) Reset() {
 	*x = CreateOptions{}
-	mi := &file_shim_api_shim_proto_msgTypes[2]
+	mi := &file_shim_api_shim_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +314,7 @@ func (x *CreateOptions) String() string {
 func (*CreateOptions) ProtoMessage() {}
 
 func (x *CreateOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[2]
+	mi := &file_shim_api_shim_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +327,7 @@ func (x *CreateOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateOptions.ProtoReflect.Descriptor instead.
 func (*CreateOptions) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{2}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *CreateOptions) GetPodId() string {
@@ -340,7 +408,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[3]
+	mi := &file_shim_api_shim_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -352,7 +420,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[3]
+	mi := &file_shim_api_shim_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -365,7 +433,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{3}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{4}
 }
 
 type ListResponse struct {
@@ -377,7 +445,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[4]
+	mi := &file_shim_api_shim_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -389,7 +457,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[4]
+	mi := &file_shim_api_shim_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -402,7 +470,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{4}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListResponse) GetContainers() []*ListResponse_Container {
@@ -420,7 +488,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[5]
+	mi := &file_shim_api_shim_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +500,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[5]
+	mi := &file_shim_api_shim_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +513,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{5}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{6}
 }
 
 type InfoResponse struct {
@@ -463,7 +531,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[6]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -475,7 +543,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[6]
+	mi := &file_shim_api_shim_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -488,7 +556,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{6}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *InfoResponse) GetPid() uint32 {
@@ -534,7 +602,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[7]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +614,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[7]
+	mi := &file_shim_api_shim_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +627,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{7}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{8}
 }
 
 type Event struct {
@@ -578,7 +646,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_shim_api_shim_proto_msgTypes[8]
+	mi := &file_shim_api_shim_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +658,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[8]
+	mi := &file_shim_api_shim_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +671,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{8}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -681,7 +749,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[9]
+	mi := &file_shim_api_shim_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +761,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[9]
+	mi := &file_shim_api_shim_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +774,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{9}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RunRequest) GetId() string {
@@ -784,7 +852,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_shim_api_shim_proto_msgTypes[10]
+	mi := &file_shim_api_shim_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +864,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[10]
+	mi := &file_shim_api_shim_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +877,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{10}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Owner) GetPid() uint32 {
@@ -843,7 +911,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[11]
+	mi := &file_shim_api_shim_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +923,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[11]
+	mi := &file_shim_api_shim_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +936,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{11}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RunResponse) GetExited() bool {
@@ -897,7 +965,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[12]
+	mi := &file_shim_api_shim_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +977,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[12]
+	mi := &file_shim_api_shim_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +990,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{12}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -961,7 +1029,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[13]
+	mi := &file_shim_api_shim_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +1041,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[13]
+	mi := &file_shim_api_shim_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +1054,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{13}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{14}
 }
 
 type ReopenLogRequest struct {
@@ -998,7 +1066,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_api_shim_proto_msgTypes[14]
+	mi := &file_shim_api_shim_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1078,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[14]
+	mi := &file_shim_api_shim_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1091,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{14}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -1041,7 +1109,7 @@ type ReopenLogResponse struct {
 
 func (x *ReopenLogResponse) Reset() {
 	*x = ReopenLogResponse{}
-	mi := &file_shim_api_shim_proto_msgTypes[15]
+	mi := &file_shim_api_shim_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1121,7 @@ func (x *ReopenLogResponse) String() string {
 func (*ReopenLogResponse) ProtoMessage() {}
 
 func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[15]
+	mi := &file_shim_api_shim_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1134,7 @@ func (x *ReopenLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogResponse.ProtoReflect.Descriptor instead.
 func (*ReopenLogResponse) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{15}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{16}
 }
 
 type ListResponse_Container struct {
@@ -1082,7 +1150,7 @@ type ListResponse_Container struct {
 
 func (x *ListResponse_Container) Reset() {
 	*x = ListResponse_Container{}
-	mi := &file_shim_api_shim_proto_msgTypes[16]
+	mi := &file_shim_api_shim_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1162,7 @@ func (x *ListResponse_Container) String() string {
 func (*ListResponse_Container) ProtoMessage() {}
 
 func (x *ListResponse_Container) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_api_shim_proto_msgTypes[16]
+	mi := &file_shim_api_shim_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1175,7 @@ func (x *ListResponse_Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse_Container.ProtoReflect.Descriptor instead.
 func (*ListResponse_Container) Descriptor() ([]byte, []int) {
-	return file_shim_api_shim_proto_rawDescGZIP(), []int{4, 0}
+	return file_shim_api_shim_proto_rawDescGZIP(), []int{5, 0}
 }
 
 func (x *ListResponse_Container) GetId() string {
@@ -1143,11 +1211,16 @@ const file_shim_api_shim_proto_rawDesc = "" +
 	"\n" +
 	"checkpoint\x18\x04 \x01(\tR\n" +
 	"checkpoint\x128\n" +
-	"\aoptions\x18\x05 \x01(\v2\x1e.coracle.shim.v1.CreateOptionsR\aoptions\"A\n" +
+	"\aoptions\x18\x05 \x01(\v2\x1e.coracle.shim.v1.CreateOptionsR\aoptions\"{\n" +
 	"\x0eLaunchResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x1d\n" +
 	"\n" +
-	"created_ns\x18\x02 \x01(\x03R\tcreatedNs\"\xb1\x02\n" +
+	"created_ns\x18\x02 \x01(\x03R\tcreatedNs\x128\n" +
+	"\fengine_steps\x18\x03 \x03(\v2\x15.coracle.shim.v1.StepR\vengineSteps\"N\n" +
+	"\x04Step\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\x12\x19\n" +
+	"\bbegan_ns\x18\x02 \x01(\x03R\abeganNs\x12\x17\n" +
+	"\atook_ns\x18\x03 \x01(\x03R\x06tookNs\"\xb1\x02\n" +
 	"\rCreateOptions\x12\x15\n" +
 	"\x06pod_id\x18\x01 \x01(\tR\x05podId\x12%\n" +
 	"\x0esystemd_cgroup\x18\x02 \x01(\bR\rsystemdCgroup\x12\x14\n" +
@@ -1248,51 +1321,53 @@ func file_shim_api_shim_proto_rawDescGZIP() []byte {
 }
 
 var file_shim_api_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_shim_api_shim_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_shim_api_shim_proto_goTypes = []any{
 	(Event_Kind)(0),                // 0: coracle.shim.v1.Event.Kind
 	(*LaunchRequest)(nil),          // 1: coracle.shim.v1.LaunchRequest
 	(*LaunchResponse)(nil),         // 2: coracle.shim.v1.LaunchResponse
-	(*CreateOptions)(nil),          // 3: coracle.shim.v1.CreateOptions
-	(*ListRequest)(nil),            // 4: coracle.shim.v1.ListRequest
-	(*ListResponse)(nil),           // 5: coracle.shim.v1.ListResponse
-	(*InfoRequest)(nil),            // 6: coracle.shim.v1.InfoRequest
-	(*InfoResponse)(nil),           // 7: coracle.shim.v1.InfoResponse
-	(*EventsRequest)(nil),          // 8: coracle.shim.v1.EventsRequest
-	(*Event)(nil),                  // 9: coracle.shim.v1.Event
-	(*RunRequest)(nil),             // 10: coracle.shim.v1.RunRequest
-	(*Owner)(nil),                  // 11: coracle.shim.v1.Owner
-	(*RunResponse)(nil),            // 12: coracle.shim.v1.RunResponse
-	(*AttachRequest)(nil),          // 13: coracle.shim.v1.AttachRequest
-	(*AttachResponse)(nil),         // 14: coracle.shim.v1.AttachResponse
-	(*ReopenLogRequest)(nil),       // 15: coracle.shim.v1.ReopenLogRequest
-	(*ReopenLogResponse)(nil),      // 16: coracle.shim.v1.ReopenLogResponse
-	(*ListResponse_Container)(nil), // 17: coracle.shim.v1.ListResponse.Container
+	(*Step)(nil),                   // 3: coracle.shim.v1.Step
+	(*CreateOptions)(nil),          // 4: coracle.shim.v1.CreateOptions
+	(*ListRequest)(nil),            // 5: coracle.shim.v1.ListRequest
+	(*ListResponse)(nil),           // 6: coracle.shim.v1.ListResponse
+	(*InfoRequest)(nil),            // 7: coracle.shim.v1.InfoRequest
+	(*InfoResponse)(nil),           // 8: coracle.shim.v1.InfoResponse
+	(*EventsRequest)(nil),          // 9: coracle.shim.v1.EventsRequest
+	(*Event)(nil),                  // 10: coracle.shim.v1.Event
+	(*RunRequest)(nil),             // 11: coracle.shim.v1.RunRequest
+	(*Owner)(nil),                  // 12: coracle.shim.v1.Owner
+	(*RunResponse)(nil),            // 13: coracle.shim.v1.RunResponse
+	(*AttachRequest)(nil),          // 14: coracle.shim.v1.AttachRequest
+	(*AttachResponse)(nil),         // 15: coracle.shim.v1.AttachResponse
+	(*ReopenLogRequest)(nil),       // 16: coracle.shim.v1.ReopenLogRequest
+	(*ReopenLogResponse)(nil),      // 17: coracle.shim.v1.ReopenLogResponse
+	(*ListResponse_Container)(nil), // 18: coracle.shim.v1.ListResponse.Container
 }
 var file_shim_api_shim_proto_depIdxs = []int32{
-	3,  // 0: coracle.shim.v1.LaunchRequest.options:type_name -> coracle.shim.v1.CreateOptions
-	17, // 1: coracle.shim.v1.ListResponse.containers:type_name -> coracle.shim.v1.ListResponse.Container
-	0,  // 2: coracle.shim.v1.Event.kind:type_name -> coracle.shim.v1.Event.Kind
-	11, // 3: coracle.shim.v1.RunRequest.owner:type_name -> coracle.shim.v1.Owner
-	8,  // 4: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
-	1,  // 5: coracle.shim.v1.Shim.Launch:input_type -> coracle.shim.v1.LaunchRequest
-	10, // 6: coracle.shim.v1.Shim.Run:input_type -> coracle.shim.v1.RunRequest
-	13, // 7: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
-	15, // 8: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
-	4,  // 9: coracle.shim.v1.Shim.List:input_type -> coracle.shim.v1.ListRequest
-	6,  // 10: coracle.shim.v1.Shim.Info:input_type -> coracle.shim.v1.InfoRequest
-	9,  // 11: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
-	2,  // 12: coracle.shim.v1.Shim.Launch:output_type -> coracle.shim.v1.LaunchResponse
-	12, // 13: coracle.shim.v1.Shim.Run:output_type -> coracle.shim.v1.RunResponse
-	14, // 14: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
-	16, // 15: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
-	5,  // 16: coracle.shim.v1.Shim.List:output_type -> coracle.shim.v1.ListResponse
-	7,  // 17: coracle.shim.v1.Shim.Info:output_type -> coracle.shim.v1.InfoResponse
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	4,  // 0: coracle.shim.v1.LaunchRequest.options:type_name -> coracle.shim.v1.CreateOptions
+	3,  // 1: coracle.shim.v1.LaunchResponse.engine_steps:type_name -> coracle.shim.v1.Step
+	18, // 2: coracle.shim.v1.ListResponse.containers:type_name -> coracle.shim.v1.ListResponse.Container
+	0,  // 3: coracle.shim.v1.Event.kind:type_name -> coracle.shim.v1.Event.Kind
+	12, // 4: coracle.shim.v1.RunRequest.owner:type_name -> coracle.shim.v1.Owner
+	9,  // 5: coracle.shim.v1.Shim.Events:input_type -> coracle.shim.v1.EventsRequest
+	1,  // 6: coracle.shim.v1.Shim.Launch:input_type -> coracle.shim.v1.LaunchRequest
+	11, // 7: coracle.shim.v1.Shim.Run:input_type -> coracle.shim.v1.RunRequest
+	14, // 8: coracle.shim.v1.Shim.Attach:input_type -> coracle.shim.v1.AttachRequest
+	16, // 9: coracle.shim.v1.Shim.ReopenLog:input_type -> coracle.shim.v1.ReopenLogRequest
+	5,  // 10: coracle.shim.v1.Shim.List:input_type -> coracle.shim.v1.ListRequest
+	7,  // 11: coracle.shim.v1.Shim.Info:input_type -> coracle.shim.v1.InfoRequest
+	10, // 12: coracle.shim.v1.Shim.Events:output_type -> coracle.shim.v1.Event
+	2,  // 13: coracle.shim.v1.Shim.Launch:output_type -> coracle.shim.v1.LaunchResponse
+	13, // 14: coracle.shim.v1.Shim.Run:output_type -> coracle.shim.v1.RunResponse
+	15, // 15: coracle.shim.v1.Shim.Attach:output_type -> coracle.shim.v1.AttachResponse
+	17, // 16: coracle.shim.v1.Shim.ReopenLog:output_type -> coracle.shim.v1.ReopenLogResponse
+	6,  // 17: coracle.shim.v1.Shim.List:output_type -> coracle.shim.v1.ListResponse
+	8,  // 18: coracle.shim.v1.Shim.Info:output_type -> coracle.shim.v1.InfoResponse
+	12, // [12:19] is the sub-list for method output_type
+	5,  // [5:12] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_shim_api_shim_proto_init() }
@@ -1306,7 +1381,7 @@ func file_shim_api_shim_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_api_shim_proto_rawDesc), len(file_shim_api_shim_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/coracle-project/coracle/runtime"
 )
 
 // Kinds of error, for errors.Is.
@@ -104,6 +106,8 @@ type LaunchRequest struct {
 type Launched struct {
 	Pid     int       // of init
 	Created time.Time // when init was ready to execute the program
+	// EngineSteps are those of making it, in the shim; none if its engine does not take the time.
+	EngineSteps []runtime.Step
 }
 
 // LogLimit has the shim rotate a log itself. The zero value is no limit.

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
 )
 
@@ -32,7 +33,11 @@ func (c *Client) Launch(ctx context.Context, r LaunchRequest) (Launched, error) 
 	if err != nil {
 		return Launched{}, err
 	}
-	return Launched{Pid: int(res.Pid), Created: time.Unix(0, res.CreatedNs)}, nil
+	steps := make([]runtime.Step, len(res.EngineSteps))
+	for i, s := range res.EngineSteps {
+		steps[i] = runtime.Step{What: s.What, Began: time.Unix(0, s.BeganNs), Took: time.Duration(s.TookNs)}
+	}
+	return Launched{Pid: int(res.Pid), Created: time.Unix(0, res.CreatedNs), EngineSteps: steps}, nil
 }
 
 // shimFor is the shim that makes the pod's containers; it is started if there is none.

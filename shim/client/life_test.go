@@ -17,6 +17,32 @@ import (
 	"github.com/coracle-project/coracle/shim/client"
 )
 
+// The answer to a launch says when the container was ready, and where the time until then went.
+func TestLaunchSteps(t *testing.T) {
+	r := newRig(t)
+	req := r.request("sleep 1000")
+	before := time.Now()
+	done, err := r.c.Launch(r.ctx(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := r.c.Status(r.ctx(), pod, req.ID)
+	if err != nil || st.State != client.StateRunning || st.Pid != done.Pid {
+		t.Errorf("status %+v, %v; launched %+v", st, err, done)
+	}
+	if done.Created.Before(before) || done.Created.After(time.Now()) {
+		t.Errorf("created %v, asked %v", done.Created, before)
+	}
+	if len(done.EngineSteps) < 3 {
+		t.Errorf("steps %+v", done.EngineSteps)
+	}
+	for _, s := range done.EngineSteps {
+		if s.What == "" || s.Took <= 0 || s.Began.Before(before) || s.Began.Add(s.Took).After(done.Created) {
+			t.Errorf("step %+v of %v to %v", s, before, done.Created)
+		}
+	}
+}
+
 func TestLife(t *testing.T) {
 	r := newRig(t)
 	req := r.request("echo out; echo err >&2; printf unfinished; exit 3")

@@ -8,14 +8,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
-	"github.com/coracle-project/coracle/runtime/plan"
 )
 
 // stopwatch times the steps of an invocation for --trace-steps.
 type stopwatch struct {
 	last  time.Time
-	steps []plan.Step
+	steps []runtime.Step
 	// later prints what the engine told: printing in between would count as a step.
 	later []func()
 }
@@ -26,14 +26,14 @@ func (s *stopwatch) begin() {
 	s.last = time.Now()
 	var before unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &before); err == nil {
-		s.steps = append(s.steps, plan.Step{What: "load the program (CPU time)", Took: time.Duration(before.Nano())})
+		s.steps = append(s.steps, runtime.Step{What: "load the program (CPU time)", Took: time.Duration(before.Nano())})
 	}
 }
 
 // lap ends a step.
 func (s *stopwatch) lap(what string) {
 	now := time.Now()
-	s.steps = append(s.steps, plan.Step{What: what, Took: now.Sub(s.last)})
+	s.steps = append(s.steps, runtime.Step{What: what, Took: now.Sub(s.last)})
 	s.last = now
 }
 
@@ -52,13 +52,13 @@ func (a *app) trace() engine.Trace {
 	if !a.traceSteps {
 		return nil
 	}
-	return func(what string, ours, inside []plan.Step) {
+	return func(what string, ours, inside []runtime.Step) {
 		a.watch.later = append(a.watch.later, func() { printSteps(a.stderr, what, ours, inside) })
 	}
 }
 
 // printSteps prints steps, and those of the container's process below that of its plan.
-func printSteps(to io.Writer, what string, ours, inside []plan.Step) {
+func printSteps(to io.Writer, what string, ours, inside []runtime.Step) {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	var total time.Duration
