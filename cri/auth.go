@@ -8,6 +8,7 @@ import (
 	"github.com/distribution/reference"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/image"
 )
 
@@ -28,11 +29,11 @@ func credentials(a *runtimeapi.AuthConfig, ref string) (image.Auth, error) {
 		// Docker's config file pads the decoded form with NUL bytes.
 		plain, err := base64.StdEncoding.DecodeString(a.GetAuth())
 		if err != nil {
-			return image.Auth{}, invalid("auth.auth", "is not base64")
+			return image.Auth{}, field.Invalid("auth.auth", "is not base64")
 		}
 		user, password, ok := strings.Cut(strings.Trim(string(plain), "\x00"), ":")
 		if !ok {
-			return image.Auth{}, invalid("auth.auth", "does not decode to user:password")
+			return image.Auth{}, field.Invalid("auth.auth", "does not decode to user:password")
 		}
 		out.Username, out.Password = user, password
 	}

@@ -9,6 +9,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
@@ -24,10 +26,10 @@ type Checkpoints interface {
 func (s *service) CheckpointContainer(ctx context.Context,
 	r *runtimeapi.CheckpointContainerRequest,
 ) (*runtimeapi.CheckpointContainerResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
-	if err := required("location", r.GetLocation()); err != nil {
+	if err := field.Required("location", r.GetLocation()); err != nil {
 		return nil, err
 	}
 	timeout, err := seconds("timeout", r.GetTimeout())
@@ -42,10 +44,10 @@ func (s *service) CheckpointContainer(ctx context.Context,
 
 // CheckpointPod saves containers of a pod at one moment.
 func (s *service) CheckpointPod(ctx context.Context, r *runtimeapi.CheckpointPodRequest) (*runtimeapi.CheckpointPodResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	if err := required("output_path", r.GetOutputPath()); err != nil {
+	if err := field.Required("output_path", r.GetOutputPath()); err != nil {
 		return nil, err
 	}
 	if err := limited(ctx, r.GetOptions()); err != nil {
@@ -59,19 +61,19 @@ func (s *service) CheckpointPod(ctx context.Context, r *runtimeapi.CheckpointPod
 
 // RestorePod makes a pod whose containers go on from a checkpoint once they are started.
 func (s *service) RestorePod(ctx context.Context, r *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
-	if err := required("checkpoint_path", r.GetCheckpointPath()); err != nil {
+	if err := field.Required("checkpoint_path", r.GetCheckpointPath()); err != nil {
 		return nil, err
 	}
 	if err := limited(ctx, r.GetOptions()); err != nil {
 		return nil, err
 	}
-	c, err := podConfig(r.GetConfig(), r.GetRuntimeHandler())
+	c, err := convert.Pod(r.GetConfig(), r.GetRuntimeHandler())
 	if err != nil {
 		return nil, err
 	}
 	var containers []podconfig.Container
 	for _, one := range r.GetContainerConfigs() {
-		cc, err := containerConfig(one)
+		cc, err := convert.Container(one)
 		if err != nil {
 			return nil, err
 		}
@@ -92,10 +94,10 @@ func (s *service) RestorePod(ctx context.Context, r *runtimeapi.RestorePodReques
 // are documented, of which there are none.
 func limited(ctx context.Context, options map[string]string) error {
 	if _, ok := ctx.Deadline(); !ok {
-		return invalid("deadline", "the call needs one")
+		return field.Invalid("deadline", "the call needs one")
 	}
 	if len(options) > 0 {
-		return invalid("options", "%s: there are no options", strings.Join(slices.Sorted(maps.Keys(options)), ", "))
+		return field.Invalid("options", "%s: there are no options", strings.Join(slices.Sorted(maps.Keys(options)), ", "))
 	}
 	return nil
 }

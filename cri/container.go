@@ -9,6 +9,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
@@ -29,10 +31,10 @@ type Containers interface {
 // CreateContainer makes a container in a pod. The request's copy of the pod's config is
 // not looked at: the pod knows its own.
 func (s *service) CreateContainer(ctx context.Context, r *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	c, err := containerConfig(r.GetConfig())
+	c, err := convert.Container(r.GetConfig())
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +47,7 @@ func (s *service) CreateContainer(ctx context.Context, r *runtimeapi.CreateConta
 
 // StartContainer starts a created container.
 func (s *service) StartContainer(ctx context.Context, r *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	if err := s.containers.StartContainer(ctx, r.GetContainerId()); err != nil {
@@ -56,7 +58,7 @@ func (s *service) StartContainer(ctx context.Context, r *runtimeapi.StartContain
 
 // StopContainer stops a container, by force when the timeout is over.
 func (s *service) StopContainer(ctx context.Context, r *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	grace, err := seconds("timeout", r.GetTimeout())
@@ -71,7 +73,7 @@ func (s *service) StopContainer(ctx context.Context, r *runtimeapi.StopContainer
 
 // RemoveContainer removes a container, killing it if it still runs.
 func (s *service) RemoveContainer(ctx context.Context, r *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	if err := s.containers.RemoveContainer(ctx, r.GetContainerId()); err != nil {
@@ -86,13 +88,15 @@ func (s *service) listContainers(r *runtimeapi.ListContainersRequest) (encodedLi
 }
 
 func (s *service) containerItems(f *runtimeapi.ContainerFilter) ([][]byte, error) {
-	return s.containers.ContainerItems(containerFilter(f), func(c *pod.Container) ([]byte, error) { return encodeItem(containerItem(c)) })
+	return s.containers.ContainerItems(convert.ContainerFilter(f), func(c *pod.Container) ([]byte, error) {
+		return encodeItem(convert.ContainerItem(c))
+	})
 }
 
 // ContainerStatus reports one container from memory. With verbose it also reads
 // the container's OCI spec.
 func (s *service) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	c, err := s.containers.Container(r.GetContainerId())
@@ -108,7 +112,7 @@ func (s *service) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStat
 
 // containerStatus is a container's status with its image by name.
 func (s *service) containerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
-	out := containerStatus(c)
+	out := convert.ContainerStatus(c)
 	out.Image.Image = s.imageName(c)
 	return out
 }
@@ -162,7 +166,8 @@ type containerInfo struct {
 
 func (s *service) containerInfo(c pod.Container) containerInfo {
 	i := containerInfo{
-		SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: containerConfigBack(&c.Config), Steps: c.Steps, EngineSteps: c.EngineSteps,
+		SandboxID: c.PodID, PID: c.Pid, Snapshot: c.Snapshot, Config: convert.ContainerBack(&c.Config),
+		Steps: c.Steps, EngineSteps: c.EngineSteps,
 	}
 	if s.deps.Spec == nil {
 		return i
@@ -180,13 +185,13 @@ func (s *service) containerInfo(c pod.Container) containerInfo {
 func (s *service) UpdateContainerResources(ctx context.Context,
 	r *runtimeapi.UpdateContainerResourcesRequest,
 ) (*runtimeapi.UpdateContainerResourcesResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	if r.GetWindows() != nil {
-		return nil, invalid("windows", "this node runs Linux")
+		return nil, field.Invalid("windows", "this node runs Linux")
 	}
-	if err := s.containers.UpdateResources(ctx, r.GetContainerId(), resources(r.GetLinux()), r.GetAnnotations()); err != nil {
+	if err := s.containers.UpdateResources(ctx, r.GetContainerId(), convert.Resources(r.GetLinux()), r.GetAnnotations()); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
@@ -196,7 +201,7 @@ func (s *service) UpdateContainerResources(ctx context.Context,
 func (s *service) ReopenContainerLog(ctx context.Context,
 	r *runtimeapi.ReopenContainerLogRequest,
 ) (*runtimeapi.ReopenContainerLogResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	if err := s.containers.ReopenLog(ctx, r.GetContainerId()); err != nil {
@@ -207,11 +212,11 @@ func (s *service) ReopenContainerLog(ctx context.Context,
 
 // ExecSync runs a command in a container and returns what it printed.
 func (s *service) ExecSync(ctx context.Context, r *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	if len(r.GetCmd()) == 0 {
-		return nil, invalid("cmd", "is required")
+		return nil, field.Invalid("cmd", "is required")
 	}
 	timeout, err := seconds("timeout", r.GetTimeout())
 	if err != nil {
@@ -253,10 +258,10 @@ func fit(a, b []byte, limit int) (cutA, cutB []byte) {
 }
 
 // seconds turns a count of seconds into a duration.
-func seconds(field string, n int64) (time.Duration, error) {
+func seconds(where string, n int64) (time.Duration, error) {
 	const most = math.MaxInt64 / int64(time.Second)
 	if n < 0 {
-		return 0, invalid(field, "%d seconds is negative", n)
+		return 0, field.Invalid(where, "%d seconds is negative", n)
 	}
 	return time.Duration(min(n, most)) * time.Second, nil
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
@@ -171,12 +172,12 @@ func TestContainerConfigRejections(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := fullContainerConfig()
 			spoil(c)
-			if _, err := containerConfig(c); status.Code(err) != codes.InvalidArgument {
+			if _, err := convert.Container(c); status.Code(err) != codes.InvalidArgument {
 				t.Errorf("%v, want InvalidArgument", err)
 			}
 		})
 	}
-	if _, err := containerConfig(nil); status.Code(err) != codes.InvalidArgument {
+	if _, err := convert.Container(nil); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("no config: %v", err)
 	}
 }
@@ -186,29 +187,9 @@ func TestContainerConfigRejections(t *testing.T) {
 func TestImageSubPathWithoutImage(t *testing.T) {
 	c := fullContainerConfig()
 	c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/x", HostPath: "/y", ImageSubPath: "sub"}}
-	got, err := containerConfig(c)
+	got, err := convert.Container(c)
 	if err != nil || got.Mounts[0].ImageSubPath != "" {
 		t.Errorf("%+v, %v", got.Mounts, err)
-	}
-}
-
-func TestAppArmorForms(t *testing.T) {
-	type profile = runtimeapi.SecurityProfile
-	for _, tt := range []struct {
-		p    *profile
-		old  string
-		want string
-	}{
-		{nil, "", ""},
-		{nil, "runtime/default", "runtime/default"},
-		{nil, "localhost/x", "localhost/x"},
-		{&profile{}, "unconfined", "runtime/default"},
-		{&profile{ProfileType: runtimeapi.SecurityProfile_Unconfined}, "", "unconfined"},
-		{&profile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "localhost/x"}, "", "localhost/x"},
-	} {
-		if got, err := apparmor("f", tt.p, tt.old); err != nil || got != tt.want {
-			t.Errorf("%v, %q: %q, %v", tt.p, tt.old, got, err)
-		}
 	}
 }
 
@@ -330,18 +311,6 @@ func TestListContainers(t *testing.T) {
 	}}
 	if diff := cmp.Diff(want, resp.Containers, protocmp.Transform()); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestStatesSurviveTheWayBack(t *testing.T) {
-	for s, wire := range states {
-		f := containerFilter(&runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: wire}})
-		if f.State != s {
-			t.Errorf("%s became %s", s, f.State)
-		}
-	}
-	if containerState("new") != runtimeapi.ContainerState_CONTAINER_UNKNOWN {
-		t.Error("a state of the future is not unknown")
 	}
 }
 

@@ -78,16 +78,3 @@ func pullError(err error) error {
 	}
 	return err
 }
-
-// invalid is an InvalidArgument naming the field of the request that is wrong.
-func invalid(field, format string, args ...any) error {
-	return status.Error(codes.InvalidArgument, field+": "+fmt.Sprintf(format, args...))
-}
-
-// required rejects a field that may not be empty.
-func required(field, value string) error {
-	if value == "" {
-		return invalid(field, "is required")
-	}
-	return nil
-}

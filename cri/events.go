@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -52,12 +53,12 @@ func (s *service) GetContainerEvents(_ *runtimeapi.GetEventsRequest,
 
 func (s *service) event(e pod.Event) *runtimeapi.ContainerEventResponse {
 	out := &runtimeapi.ContainerEventResponse{
-		ContainerId: e.ID, ContainerEventType: eventTypes[e.Kind], CreatedAt: nanos(e.At),
+		ContainerId: e.ID, ContainerEventType: eventTypes[e.Kind], CreatedAt: convert.Nanos(e.At),
 	}
 	p, err := s.sandboxes.Pod(e.PodID)
 	if err != nil {
 		return out // it is gone by now
 	}
-	out.PodSandboxStatus, out.ContainersStatuses = podStatus(p), s.containerStatuses(p.ID)
+	out.PodSandboxStatus, out.ContainersStatuses = convert.PodStatus(p), s.containerStatuses(p.ID)
 	return out
 }

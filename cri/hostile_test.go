@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
 	"github.com/coracle-project/coracle/internal/testkit/spoil"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/errdefs"
@@ -163,12 +164,12 @@ func FuzzRequests(f *testing.F) {
 		}
 		switch m := m.(type) {
 		case *runtimeapi.RunPodSandboxRequest:
-			if c, err := podConfig(m.GetConfig(), m.GetRuntimeHandler()); err == nil {
-				podConfigBack(&c)
+			if c, err := convert.Pod(m.GetConfig(), m.GetRuntimeHandler()); err == nil {
+				convert.PodBack(&c)
 			}
 		case *runtimeapi.CreateContainerRequest:
-			if c, err := containerConfig(m.GetConfig()); err == nil {
-				containerConfigBack(&c)
+			if c, err := convert.Container(m.GetConfig()); err == nil {
+				convert.ContainerBack(&c)
 			}
 		}
 	})

@@ -9,13 +9,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/image"
 )
 
 // PullImage fetches an image and answers with its id.
 func (s *service) PullImage(ctx context.Context, r *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	ref := r.GetImage().GetImage()
-	if err := required("image.image", ref); err != nil {
+	if err := field.Required("image.image", ref); err != nil {
 		return nil, err
 	}
 	auth, err := credentials(r.GetAuth(), ref)
@@ -51,7 +52,7 @@ func (s *service) knowsHandler(name string) error {
 			return nil
 		}
 	}
-	return invalid("image.runtime_handler", "%q is not configured", name)
+	return field.Invalid("image.runtime_handler", "%q is not configured", name)
 }
 
 // ListImages lists images, or the one that the filter names.
@@ -85,7 +86,7 @@ func (s *service) imageItems(f *runtimeapi.ImageFilter) ([]*runtimeapi.Image, er
 // ImageStatus reports one image. An absent one is an empty answer, not an error.
 func (s *service) ImageStatus(_ context.Context, r *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
 	ref := r.GetImage().GetImage()
-	if err := required("image.image", ref); err != nil {
+	if err := field.Required("image.image", ref); err != nil {
 		return nil, err
 	}
 	img, err := s.deps.Images.Get(ref)
@@ -124,7 +125,7 @@ func digests(img *image.Image) []string {
 // RemoveImage removes an image with all its names. Removing an absent one succeeds.
 func (s *service) RemoveImage(ctx context.Context, r *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	ref := r.GetImage().GetImage()
-	if err := required("image.image", ref); err != nil {
+	if err := field.Required("image.image", ref); err != nil {
 		return nil, err
 	}
 	if err := s.deps.Images.Remove(ctx, ref); err != nil && !errors.Is(err, image.ErrNotFound) {

@@ -7,6 +7,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
@@ -23,7 +25,7 @@ type Sandboxes interface {
 
 // RunPodSandbox makes and starts a pod.
 func (s *service) RunPodSandbox(ctx context.Context, r *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
-	c, err := podConfig(r.GetConfig(), r.GetRuntimeHandler())
+	c, err := convert.Pod(r.GetConfig(), r.GetRuntimeHandler())
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +38,7 @@ func (s *service) RunPodSandbox(ctx context.Context, r *runtimeapi.RunPodSandbox
 
 // StopPodSandbox stops a pod's containers and frees its network.
 func (s *service) StopPodSandbox(ctx context.Context, r *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	if err := s.sandboxes.Stop(ctx, r.GetPodSandboxId()); err != nil {
@@ -49,7 +51,7 @@ func (s *service) StopPodSandbox(ctx context.Context, r *runtimeapi.StopPodSandb
 func (s *service) RemovePodSandbox(ctx context.Context,
 	r *runtimeapi.RemovePodSandboxRequest,
 ) (*runtimeapi.RemovePodSandboxResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	if err := s.sandboxes.Remove(ctx, r.GetPodSandboxId()); err != nil {
@@ -62,7 +64,7 @@ func (s *service) RemovePodSandbox(ctx context.Context,
 // decides by the timestamp whether this or an event is newer (KEP 3386): it is taken first, so that
 // it never claims more than what was read.
 func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	asOf := time.Now()
@@ -71,12 +73,12 @@ func (s *service) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxSt
 		return nil, err
 	}
 	resp := &runtimeapi.PodSandboxStatusResponse{
-		Status: podStatus(p), ContainersStatuses: s.containerStatuses(p.ID), Timestamp: nanos(asOf),
+		Status: convert.PodStatus(p), ContainersStatuses: s.containerStatuses(p.ID), Timestamp: convert.Nanos(asOf),
 	}
 	if r.GetVerbose() {
 		resp.Info, err = info(podInfo{
 			PID: p.Pid, NetNS: p.NetNS, IPs: p.IPs, RuntimeHandler: p.Config.RuntimeHandler,
-			Config: podConfigBack(&p.Config), Steps: p.Steps,
+			Config: convert.PodBack(&p.Config), Steps: p.Steps,
 		})
 	}
 	return resp, err
@@ -97,11 +99,11 @@ type podInfo struct {
 func (s *service) UpdatePodSandboxResources(ctx context.Context,
 	r *runtimeapi.UpdatePodSandboxResourcesRequest,
 ) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
-	if err := s.sandboxes.UpdatePodResources(ctx, r.GetPodSandboxId(), optionalResources(r.GetOverhead()),
-		optionalResources(r.GetResources())); err != nil {
+	if err := s.sandboxes.UpdatePodResources(ctx, r.GetPodSandboxId(), convert.OptionalResources(r.GetOverhead()),
+		convert.OptionalResources(r.GetResources())); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
@@ -113,5 +115,5 @@ func (s *service) listPods(r *runtimeapi.ListPodSandboxRequest) (encodedList, er
 }
 
 func (s *service) podItems(f *runtimeapi.PodSandboxFilter) ([][]byte, error) {
-	return s.sandboxes.PodItems(podFilter(f), func(p *pod.Pod) ([]byte, error) { return encodeItem(podItem(p)) })
+	return s.sandboxes.PodItems(convert.PodFilter(f), func(p *pod.Pod) ([]byte, error) { return encodeItem(convert.PodItem(p)) })
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
 	"github.com/coracle-project/coracle/image"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
@@ -117,27 +118,13 @@ func TestPodConfigRejections(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := fullPodConfig()
 			spoil(c)
-			if _, err := podConfig(c, ""); status.Code(err) != codes.InvalidArgument {
+			if _, err := convert.Pod(c, ""); status.Code(err) != codes.InvalidArgument {
 				t.Errorf("%v, want InvalidArgument", err)
 			}
 		})
 	}
-	if _, err := podConfig(nil, ""); status.Code(err) != codes.InvalidArgument {
+	if _, err := convert.Pod(nil, ""); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("no config: %v", err)
-	}
-}
-
-func TestOldSeccompForms(t *testing.T) {
-	for old, want := range map[string]podconfig.Seccomp{
-		"":                {Type: podconfig.ProfileUnconfined},
-		"unconfined":      {Type: podconfig.ProfileUnconfined},
-		"runtime/default": {Type: podconfig.ProfileRuntimeDefault},
-		"docker/default":  {Type: podconfig.ProfileRuntimeDefault},
-		"localhost//p":    {Type: podconfig.ProfileLocalhost, Localhost: "/p"},
-	} {
-		if got, err := seccomp("f", nil, old); err != nil || got != want {
-			t.Errorf("%q: %+v, %v", old, got, err)
-		}
 	}
 }
 
@@ -232,7 +219,7 @@ func TestListPodSandbox(t *testing.T) {
 		"ready": {&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{}}, pod.PodFilter{State: pod.Ready}},
 		"of the future": {
 			&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: 99}},
-			pod.PodFilter{State: noPods},
+			pod.PodFilter{State: convert.NoPods},
 		},
 		"not ready, labels": {
 			&runtimeapi.PodSandboxFilter{

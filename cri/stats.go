@@ -6,6 +6,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 )
@@ -21,7 +23,7 @@ type Statistics interface {
 
 // ContainerStats reads what one container uses.
 func (s *service) ContainerStats(ctx context.Context, r *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	c, err := s.containers.Container(r.GetContainerId())
@@ -60,7 +62,7 @@ func (s *service) withContainers(all []pod.ContainerStats) []*runtimeapi.Contain
 
 // PodSandboxStats reads what one pod uses.
 func (s *service) PodSandboxStats(ctx context.Context, r *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	p, err := s.sandboxes.Pod(r.GetPodSandboxId())
@@ -100,7 +102,7 @@ func (s *service) ImageFsInfo(_ context.Context, _ *runtimeapi.ImageFsInfoReques
 		return nil, err
 	}
 	usage := &runtimeapi.FilesystemUsage{
-		Timestamp:  nanos(time.Now()),
+		Timestamp:  convert.Nanos(time.Now()),
 		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: s.config.ImageFS},
 		UsedBytes:  value(uint64(bytes)),
 		InodesUsed: value(uint64(inodes)),

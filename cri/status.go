@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coracle-project/coracle/cri/field"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -121,7 +122,7 @@ func (s *service) UpdateRuntimeConfig(ctx context.Context,
 	for one := range strings.SplitSeq(text, ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(one))
 		if err != nil {
-			return nil, invalid("runtime_config.network_config.pod_cidr", "%q is not an address range such as 10.85.0.0/16", one)
+			return nil, field.Invalid("runtime_config.network_config.pod_cidr", "%q is not an address range such as 10.85.0.0/16", one)
 		}
 		ranges = append(ranges, p.Masked())
 	}

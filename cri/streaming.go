@@ -16,6 +16,7 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	utilexec "k8s.io/utils/exec"
 
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod"
 )
 
@@ -34,11 +35,11 @@ type Sessions interface {
 // Exec checks that the container runs and answers with a URL that runs the command
 // once.
 func (s *service) Exec(_ context.Context, r *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	if len(r.GetCmd()) == 0 {
-		return nil, invalid("cmd", "is required")
+		return nil, field.Invalid("cmd", "is required")
 	}
 	if err := s.sessions.CheckExec(r.GetContainerId()); err != nil {
 		return nil, err
@@ -56,7 +57,7 @@ func (s *service) Exec(_ context.Context, r *runtimeapi.ExecRequest) (*runtimeap
 
 // Attach checks that the container runs and answers with a URL to attach to it once.
 func (s *service) Attach(_ context.Context, r *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
-	if err := required("container_id", r.GetContainerId()); err != nil {
+	if err := field.Required("container_id", r.GetContainerId()); err != nil {
 		return nil, err
 	}
 	if err := s.sessions.CheckAttach(r.GetContainerId()); err != nil {
@@ -78,9 +79,9 @@ func streamOptions(stdin, stdout, stderr, tty bool) (remotecommand.Options, erro
 	o := remotecommand.Options{Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: tty}
 	switch {
 	case tty && stderr:
-		return o, invalid("stderr", "cannot be combined with tty: a terminal has one output")
+		return o, field.Invalid("stderr", "cannot be combined with tty: a terminal has one output")
 	case !stdin && !stdout && !stderr:
-		return o, invalid("stdin", "one of stdin, stdout and stderr is required")
+		return o, field.Invalid("stdin", "one of stdin, stdout and stderr is required")
 	}
 	return o, nil
 }
@@ -88,12 +89,12 @@ func streamOptions(stdin, stdout, stderr, tty bool) (remotecommand.Options, erro
 // PortForward checks that the pod is ready and answers with a URL to forward its
 // ports once.
 func (s *service) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
-	if err := required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
+	if err := field.Required("pod_sandbox_id", r.GetPodSandboxId()); err != nil {
 		return nil, err
 	}
 	for _, port := range r.GetPort() {
 		if port < 1 || port > 65535 {
-			return nil, invalid("port", "%d is outside 1 to 65535", port)
+			return nil, field.Invalid("port", "%d is outside 1 to 65535", port)
 		}
 	}
 	if err := s.sessions.CheckPod(r.GetPodSandboxId()); err != nil {
@@ -185,7 +186,7 @@ func (s *streamServer) attachURL(r *runtimeapi.AttachRequest, o remotecommand.Op
 func (s *streamServer) forwardURL(r *runtimeapi.PortForwardRequest) (string, error) {
 	o, err := portforward.BuildV4Options(r.GetPort())
 	if err != nil {
-		return "", invalid("port", "%v", err)
+		return "", field.Invalid("port", "%v", err)
 	}
 	return s.url("portforward", func(w http.ResponseWriter, req *http.Request) {
 		portforward.ServePortForward(w, req, s.runtime, r.GetPodSandboxId(), "", o,

@@ -1,16 +1,17 @@
-package cri
+package convert
 
 import (
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
 // security converts a container's security context; nil is the zero one.
 func security(s *runtimeapi.LinuxContainerSecurityContext) (podconfig.Security, error) {
-	const field = "config.linux.security_context"
+	const where = "config.linux.security_context"
 	out := podconfig.Security{
 		Privileged:             s.GetPrivileged(),
 		AddCapabilities:        s.GetCapabilities().GetAddCapabilities(),
@@ -28,24 +29,24 @@ func security(s *runtimeapi.LinuxContainerSecurityContext) (podconfig.Security, 
 	case runtimeapi.SupplementalGroupsPolicy_Strict:
 		out.SupplementalGroupsStrict = true
 	default:
-		return podconfig.Security{}, invalid(field, "unknown supplemental_groups_policy %d", s.GetSupplementalGroupsPolicy())
+		return podconfig.Security{}, field.Invalid(where, "unknown supplemental_groups_policy %d", s.GetSupplementalGroupsPolicy())
 	}
 	for _, gid := range out.SupplementalGroups {
 		if gid < 0 || gid > maxID {
-			return podconfig.Security{}, invalid(field+".supplemental_groups", "%d is not a group id", gid)
+			return podconfig.Security{}, field.Invalid(where+".supplemental_groups", "%d is not a group id", gid)
 		}
 	}
 	var err error
-	if out.Namespaces, err = namespaces(field+".namespace_options", s.GetNamespaceOptions()); err != nil {
+	if out.Namespaces, err = namespaces(where+".namespace_options", s.GetNamespaceOptions()); err != nil {
 		return podconfig.Security{}, err
 	}
-	if out.User, err = user(field, s.GetRunAsUser(), s.GetRunAsGroup(), s.GetRunAsUsername()); err != nil {
+	if out.User, err = user(where, s.GetRunAsUser(), s.GetRunAsGroup(), s.GetRunAsUsername()); err != nil {
 		return podconfig.Security{}, err
 	}
-	if out.Seccomp, err = seccomp(field+".seccomp", s.GetSeccomp(), deprecatedSeccomp(s)); err != nil {
+	if out.Seccomp, err = seccomp(where+".seccomp", s.GetSeccomp(), deprecatedSeccomp(s)); err != nil {
 		return podconfig.Security{}, err
 	}
-	if out.AppArmor, err = apparmor(field+".apparmor", s.GetApparmor(), deprecatedAppArmor(s)); err != nil {
+	if out.AppArmor, err = apparmor(where+".apparmor", s.GetApparmor(), deprecatedAppArmor(s)); err != nil {
 		return podconfig.Security{}, err
 	}
 	return out, nil
@@ -56,12 +57,12 @@ const maxID = 1<<32 - 2
 
 // user converts who to run as. CRI: a user by id or by name, not both; a group
 // only together with a user.
-func user(field string, uid, gid *runtimeapi.Int64Value, name string) (podconfig.User, error) {
+func user(where string, uid, gid *runtimeapi.Int64Value, name string) (podconfig.User, error) {
 	if uid != nil && name != "" {
-		return podconfig.User{}, invalid(field, "has both run_as_user %d and run_as_username %q", uid.GetValue(), name)
+		return podconfig.User{}, field.Invalid(where, "has both run_as_user %d and run_as_username %q", uid.GetValue(), name)
 	}
 	if gid != nil && uid == nil && name == "" {
-		return podconfig.User{}, invalid(field+".run_as_group", "needs run_as_user or run_as_username")
+		return podconfig.User{}, field.Invalid(where+".run_as_group", "needs run_as_user or run_as_username")
 	}
 	out := podconfig.User{Name: name}
 	for _, id := range []struct {
@@ -74,7 +75,7 @@ func user(field string, uid, gid *runtimeapi.Int64Value, name string) (podconfig
 		}
 		n := id.in.GetValue()
 		if n < 0 || n > maxID {
-			return podconfig.User{}, invalid(field+"."+id.name, "%d is not an id", n)
+			return podconfig.User{}, field.Invalid(where+"."+id.name, "%d is not an id", n)
 		}
 		*id.out = &n
 	}
@@ -89,7 +90,7 @@ const localhost = "localhost/"
 
 // seccomp converts a profile. old is the deprecated form, which counts only without
 // the new one.
-func seccomp(field string, p *runtimeapi.SecurityProfile, old string) (podconfig.Seccomp, error) {
+func seccomp(where string, p *runtimeapi.SecurityProfile, old string) (podconfig.Seccomp, error) {
 	if p == nil {
 		switch {
 		case old == "" || old == "unconfined":
@@ -99,7 +100,7 @@ func seccomp(field string, p *runtimeapi.SecurityProfile, old string) (podconfig
 		case strings.HasPrefix(old, localhost):
 			return podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: strings.TrimPrefix(old, localhost)}, nil
 		}
-		return podconfig.Seccomp{}, invalid(field+"_profile_path", "unknown profile %q", old)
+		return podconfig.Seccomp{}, field.Invalid(where+"_profile_path", "unknown profile %q", old)
 	}
 	switch p.GetProfileType() {
 	case runtimeapi.SecurityProfile_RuntimeDefault:
@@ -109,20 +110,20 @@ func seccomp(field string, p *runtimeapi.SecurityProfile, old string) (podconfig
 	case runtimeapi.SecurityProfile_Localhost:
 		path := strings.TrimPrefix(p.GetLocalhostRef(), localhost)
 		if path == "" {
-			return podconfig.Seccomp{}, invalid(field+".localhost_ref", "is required with Localhost")
+			return podconfig.Seccomp{}, field.Invalid(where+".localhost_ref", "is required with Localhost")
 		}
 		return podconfig.Seccomp{Type: podconfig.ProfileLocalhost, Localhost: path}, nil
 	}
-	return podconfig.Seccomp{}, invalid(field, "unknown profile type %d", p.GetProfileType())
+	return podconfig.Seccomp{}, field.Invalid(where, "unknown profile type %d", p.GetProfileType())
 }
 
 // apparmor converts a profile to the form that pod.Security has.
-func apparmor(field string, p *runtimeapi.SecurityProfile, old string) (string, error) {
+func apparmor(where string, p *runtimeapi.SecurityProfile, old string) (string, error) {
 	if p == nil {
 		if old == "" || old == "unconfined" || old == "runtime/default" || len(old) > len(localhost) && strings.HasPrefix(old, localhost) {
 			return old, nil
 		}
-		return "", invalid(field+"_profile", "unknown profile %q", old)
+		return "", field.Invalid(where+"_profile", "unknown profile %q", old)
 	}
 	switch p.GetProfileType() {
 	case runtimeapi.SecurityProfile_RuntimeDefault:
@@ -132,11 +133,11 @@ func apparmor(field string, p *runtimeapi.SecurityProfile, old string) (string, 
 	case runtimeapi.SecurityProfile_Localhost:
 		name := strings.TrimPrefix(p.GetLocalhostRef(), localhost)
 		if name == "" {
-			return "", invalid(field+".localhost_ref", "is required with Localhost")
+			return "", field.Invalid(where+".localhost_ref", "is required with Localhost")
 		}
 		return localhost + name, nil
 	}
-	return "", invalid(field, "unknown profile type %d", p.GetProfileType())
+	return "", field.Invalid(where, "unknown profile type %d", p.GetProfileType())
 }
 
 // The deprecated fields are still what older kubelets send.

@@ -1,4 +1,4 @@
-package cri
+package convert
 
 import (
 	"net/netip"
@@ -7,21 +7,22 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
-// podConfig converts and checks a pod's config. Everything a name may contain, and
+// Pod converts and checks a pod's config. Everything a name may contain, and
 // what this node supports, is checked by pod/.
-func podConfig(c *runtimeapi.PodSandboxConfig, handler string) (podconfig.Pod, error) {
+func Pod(c *runtimeapi.PodSandboxConfig, handler string) (podconfig.Pod, error) {
 	if c == nil {
-		return podconfig.Pod{}, invalid("config", "is required")
+		return podconfig.Pod{}, field.Invalid("config", "is required")
 	}
 	if c.GetWindows() != nil {
-		return podconfig.Pod{}, invalid("config.windows", "this node runs Linux")
+		return podconfig.Pod{}, field.Invalid("config.windows", "this node runs Linux")
 	}
 	meta := c.GetMetadata()
-	if err := required("config.metadata.name", meta.GetName()); err != nil {
+	if err := field.Required("config.metadata.name", meta.GetName()); err != nil {
 		return podconfig.Pod{}, err
 	}
 	out := podconfig.Pod{
@@ -37,8 +38,8 @@ func podConfig(c *runtimeapi.PodSandboxConfig, handler string) (podconfig.Pod, e
 		RuntimeHandler: handler,
 		CgroupParent:   c.GetLinux().GetCgroupParent(),
 		Sysctls:        c.GetLinux().GetSysctls(),
-		Overhead:       optionalResources(c.GetLinux().GetOverhead()),
-		Resources:      optionalResources(c.GetLinux().GetResources()),
+		Overhead:       OptionalResources(c.GetLinux().GetOverhead()),
+		Resources:      OptionalResources(c.GetLinux().GetResources()),
 	}
 	var err error
 	if out.Ports, err = ports(c.GetPortMappings()); err != nil {
@@ -48,18 +49,18 @@ func podConfig(c *runtimeapi.PodSandboxConfig, handler string) (podconfig.Pod, e
 }
 
 func sandboxSecurity(out *podconfig.Pod, s *runtimeapi.LinuxSandboxSecurityContext) error {
-	const field = "config.linux.security_context"
+	const where = "config.linux.security_context"
 	var err error
-	if out.Namespaces, err = namespaces(field+".namespace_options", s.GetNamespaceOptions()); err != nil {
+	if out.Namespaces, err = namespaces(where+".namespace_options", s.GetNamespaceOptions()); err != nil {
 		return err
 	}
-	if out.Seccomp, err = seccomp(field+".seccomp", s.GetSeccomp(), deprecatedSandboxSeccomp(s)); err != nil {
+	if out.Seccomp, err = seccomp(where+".seccomp", s.GetSeccomp(), deprecatedSandboxSeccomp(s)); err != nil {
 		return err
 	}
-	if out.AppArmor, err = apparmor(field+".apparmor", s.GetApparmor(), ""); err != nil {
+	if out.AppArmor, err = apparmor(where+".apparmor", s.GetApparmor(), ""); err != nil {
 		return err
 	}
-	if out.User, err = user(field, s.GetRunAsUser(), s.GetRunAsGroup(), ""); err != nil {
+	if out.User, err = user(where, s.GetRunAsUser(), s.GetRunAsGroup(), ""); err != nil {
 		return err
 	}
 	out.Privileged = s.GetPrivileged()
@@ -72,19 +73,19 @@ func sandboxSecurity(out *podconfig.Pod, s *runtimeapi.LinuxSandboxSecurityConte
 func ports(in []*runtimeapi.PortMapping) ([]podconfig.Port, error) {
 	var out []podconfig.Port
 	for _, p := range in {
-		const field = "config.port_mappings"
+		const where = "config.port_mappings"
 		protocol, ok := runtimeapi.Protocol_name[int32(p.GetProtocol())]
 		if !ok {
-			return nil, invalid(field, "unknown protocol %d", p.GetProtocol())
+			return nil, field.Invalid(where, "unknown protocol %d", p.GetProtocol())
 		}
 		for _, port := range []int32{p.GetContainerPort(), p.GetHostPort()} {
 			if port < 0 || port > 65535 {
-				return nil, invalid(field, "port %d is outside 0 to 65535", port)
+				return nil, field.Invalid(where, "port %d is outside 0 to 65535", port)
 			}
 		}
 		if ip := p.GetHostIp(); ip != "" {
 			if _, err := netip.ParseAddr(ip); err != nil {
-				return nil, invalid(field, "host_ip %q is not an IP address", ip)
+				return nil, field.Invalid(where, "host_ip %q is not an IP address", ip)
 			}
 		}
 		out = append(out, podconfig.Port{
@@ -105,19 +106,19 @@ var modes = map[runtimeapi.NamespaceMode]podconfig.NamespaceMode{
 }
 
 // namespaces converts namespace options; without any, each namespace is the pod's.
-func namespaces(field string, o *runtimeapi.NamespaceOption) (podconfig.Namespaces, error) {
+func namespaces(where string, o *runtimeapi.NamespaceOption) (podconfig.Namespaces, error) {
 	for _, m := range []runtimeapi.NamespaceMode{o.GetNetwork(), o.GetPid(), o.GetIpc(), o.GetUsernsOptions().GetMode()} {
 		if _, ok := modes[m]; !ok {
-			return podconfig.Namespaces{}, invalid(field, "unknown namespace mode %d", m)
+			return podconfig.Namespaces{}, field.Invalid(where, "unknown namespace mode %d", m)
 		}
 	}
 	for name, m := range map[string]runtimeapi.NamespaceMode{"network": o.GetNetwork(), "ipc": o.GetIpc()} {
 		if m != runtimeapi.NamespaceMode_POD && m != runtimeapi.NamespaceMode_NODE {
-			return podconfig.Namespaces{}, invalid(field, "%s namespace cannot be %s", name, m)
+			return podconfig.Namespaces{}, field.Invalid(where, "%s namespace cannot be %s", name, m)
 		}
 	}
 	if target := o.GetPid() == runtimeapi.NamespaceMode_TARGET; target != (o.GetTargetId() != "") {
-		return podconfig.Namespaces{}, invalid(field, "pid namespace TARGET and target_id go together")
+		return podconfig.Namespaces{}, field.Invalid(where, "pid namespace TARGET and target_id go together")
 	}
 	out := podconfig.Namespaces{
 		Network:  modes[o.GetNetwork()],
@@ -152,7 +153,8 @@ func namespaceOptions(n podconfig.Namespaces) *runtimeapi.NamespaceOption {
 	return out
 }
 
-func podMetadata(c *podconfig.Pod) *runtimeapi.PodSandboxMetadata {
+// PodMetadata are the names of a pod.
+func PodMetadata(c *podconfig.Pod) *runtimeapi.PodSandboxMetadata {
 	return &runtimeapi.PodSandboxMetadata{Name: c.Name, Uid: c.UID, Namespace: c.Namespace, Attempt: c.Attempt}
 }
 
@@ -163,19 +165,21 @@ func podState(s pod.State) runtimeapi.PodSandboxState {
 	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 }
 
-func podItem(p *pod.Pod) *runtimeapi.PodSandbox {
+// PodItem is a pod in a list.
+func PodItem(p *pod.Pod) *runtimeapi.PodSandbox {
 	return &runtimeapi.PodSandbox{
 		Id:             p.ID,
-		Metadata:       podMetadata(&p.Config),
+		Metadata:       PodMetadata(&p.Config),
 		State:          podState(p.State),
-		CreatedAt:      nanos(p.CreatedAt),
+		CreatedAt:      Nanos(p.CreatedAt),
 		Labels:         p.Config.Labels,
 		Annotations:    p.Config.Annotations,
 		RuntimeHandler: p.Config.RuntimeHandler,
 	}
 }
 
-func podStatus(p pod.Pod) *runtimeapi.PodSandboxStatus {
+// PodStatus is a pod's status.
+func PodStatus(p pod.Pod) *runtimeapi.PodSandboxStatus {
 	network := &runtimeapi.PodSandboxNetworkStatus{}
 	for i, ip := range p.IPs {
 		if i == 0 {
@@ -186,9 +190,9 @@ func podStatus(p pod.Pod) *runtimeapi.PodSandboxStatus {
 	}
 	return &runtimeapi.PodSandboxStatus{
 		Id:        p.ID,
-		Metadata:  podMetadata(&p.Config),
+		Metadata:  PodMetadata(&p.Config),
 		State:     podState(p.State),
-		CreatedAt: nanos(p.CreatedAt),
+		CreatedAt: Nanos(p.CreatedAt),
 		Network:   network,
 		Linux: &runtimeapi.LinuxPodSandboxStatus{
 			Namespaces: &runtimeapi.Namespace{Options: namespaceOptions(p.Config.Namespaces)},
@@ -199,7 +203,8 @@ func podStatus(p pod.Pod) *runtimeapi.PodSandboxStatus {
 	}
 }
 
-func podFilter(f *runtimeapi.PodSandboxFilter) pod.PodFilter {
+// PodFilter converts the filter of a list; nil chooses all.
+func PodFilter(f *runtimeapi.PodSandboxFilter) pod.PodFilter {
 	out := pod.PodFilter{ID: f.GetId(), Labels: f.GetLabelSelector()}
 	if f.GetState() == nil {
 		return out
@@ -210,16 +215,16 @@ func podFilter(f *runtimeapi.PodSandboxFilter) pod.PodFilter {
 	case runtimeapi.PodSandboxState_SANDBOX_NOTREADY:
 		out.State = pod.NotReady
 	default:
-		out.State = noPods
+		out.State = NoPods
 	}
 	return out
 }
 
-// noPods is the state in a filter for one that CRI does not have: no pod is in it.
-const noPods pod.State = "unknown"
+// NoPods is the state in a filter for one that CRI does not have: no pod is in it.
+const NoPods pod.State = "unknown"
 
-// nanos is CRI's time: nanoseconds since 1970, 0 for not yet.
-func nanos(t time.Time) int64 {
+// Nanos is CRI's time: nanoseconds since 1970, 0 for not yet.
+func Nanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
 	}

@@ -1,10 +1,11 @@
-package cri
+package convert
 
 import (
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
@@ -23,7 +24,7 @@ const signalPrefix = "SIGNAL_"
 func signalName(s runtimeapi.Signal) (string, error) {
 	name, ok := runtimeapi.Signal_name[int32(s)]
 	if !ok {
-		return "", invalid("config.stop_signal", "unknown signal %d", s)
+		return "", field.Invalid("config.stop_signal", "unknown signal %d", s)
 	}
 	if s == runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return "", nil

@@ -1,4 +1,4 @@
-package cri
+package convert
 
 import (
 	"maps"
@@ -26,7 +26,8 @@ func containerState(s pod.ContainerState) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_UNKNOWN
 }
 
-func containerMetadata(c *pod.Container) *runtimeapi.ContainerMetadata {
+// ContainerMetadata are the name of a container and its attempt.
+func ContainerMetadata(c *pod.Container) *runtimeapi.ContainerMetadata {
 	return &runtimeapi.ContainerMetadata{Name: c.Config.Name, Attempt: c.Config.Attempt}
 }
 
@@ -43,29 +44,32 @@ func imageRef(c *pod.Container) string {
 	return c.ImageID
 }
 
-func containerItem(c *pod.Container) *runtimeapi.Container {
+// ContainerItem is a container in a list.
+func ContainerItem(c *pod.Container) *runtimeapi.Container {
 	return &runtimeapi.Container{
 		Id:           c.ID,
 		PodSandboxId: c.PodID,
-		Metadata:     containerMetadata(c),
+		Metadata:     ContainerMetadata(c),
 		Image:        containerImage(c),
 		ImageRef:     imageRef(c),
 		ImageId:      c.ImageID,
 		State:        containerState(c.State),
-		CreatedAt:    nanos(c.CreatedAt),
+		CreatedAt:    Nanos(c.CreatedAt),
 		Labels:       c.Config.Labels,
 		Annotations:  c.Config.Annotations,
 	}
 }
 
-func containerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
+// ContainerStatus is a container's status, but for the name of its image, which only the image
+// store knows.
+func ContainerStatus(c *pod.Container) *runtimeapi.ContainerStatus {
 	out := &runtimeapi.ContainerStatus{
 		Id:          c.ID,
-		Metadata:    containerMetadata(c),
+		Metadata:    ContainerMetadata(c),
 		State:       containerState(c.State),
-		CreatedAt:   nanos(c.CreatedAt),
-		StartedAt:   nanos(c.StartedAt),
-		FinishedAt:  nanos(c.FinishedAt),
+		CreatedAt:   Nanos(c.CreatedAt),
+		StartedAt:   Nanos(c.StartedAt),
+		FinishedAt:  Nanos(c.FinishedAt),
 		ExitCode:    c.ExitCode,
 		Image:       containerImage(c),
 		ImageRef:    imageRef(c),

@@ -3,6 +3,7 @@ package cri
 import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/convert"
 	"github.com/coracle-project/coracle/internal/cgstat"
 	"github.com/coracle-project/coracle/pod"
 )
@@ -12,16 +13,16 @@ func (s *service) containerStats(c *pod.Container, st *pod.ContainerStats) *runt
 	out := &runtimeapi.ContainerStats{
 		Attributes: &runtimeapi.ContainerAttributes{
 			Id:          c.ID,
-			Metadata:    containerMetadata(c),
+			Metadata:    convert.ContainerMetadata(c),
 			Labels:      c.Config.Labels,
 			Annotations: c.Config.Annotations,
 		},
 		Cpu:    cpuUsage(u, st.CPURate),
 		Memory: memoryUsage(u),
-		Swap:   &runtimeapi.SwapUsage{Timestamp: nanos(u.Time), SwapUsageBytes: value(u.Memory.Swap)},
+		Swap:   &runtimeapi.SwapUsage{Timestamp: convert.Nanos(u.Time), SwapUsageBytes: value(u.Memory.Swap)},
 		Io:     ioUsage(u),
 		WritableLayer: &runtimeapi.FilesystemUsage{
-			Timestamp:  nanos(st.DiskTime),
+			Timestamp:  convert.Nanos(st.DiskTime),
 			FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: s.config.ImageFS},
 			UsedBytes:  value(st.DiskBytes),
 			InodesUsed: value(st.DiskInodes),
@@ -39,18 +40,18 @@ func (s *service) podStats(p *pod.Pod, st *pod.PodStats) *runtimeapi.PodSandboxS
 		Cpu:        cpuUsage(u, st.CPURate),
 		Memory:     memoryUsage(u),
 		Io:         ioUsage(u),
-		Process:    &runtimeapi.ProcessUsage{Timestamp: nanos(u.Time), ProcessCount: value(u.Tasks)},
+		Process:    &runtimeapi.ProcessUsage{Timestamp: convert.Nanos(u.Time), ProcessCount: value(u.Tasks)},
 		Containers: s.withContainers(st.Containers),
 	}
 	if len(st.Interfaces) > 0 {
-		linux.Network = &runtimeapi.NetworkUsage{Timestamp: nanos(st.NetworkTime), DefaultInterface: interfaceUsage(&st.Interfaces[0])}
+		linux.Network = &runtimeapi.NetworkUsage{Timestamp: convert.Nanos(st.NetworkTime), DefaultInterface: interfaceUsage(&st.Interfaces[0])}
 		for i := range st.Interfaces[1:] {
 			linux.Network.Interfaces = append(linux.Network.Interfaces, interfaceUsage(&st.Interfaces[i+1]))
 		}
 	}
 	return &runtimeapi.PodSandboxStats{
 		Attributes: &runtimeapi.PodSandboxAttributes{
-			Id: p.ID, Metadata: podMetadata(&p.Config), Labels: p.Config.Labels, Annotations: p.Config.Annotations,
+			Id: p.ID, Metadata: convert.PodMetadata(&p.Config), Labels: p.Config.Labels, Annotations: p.Config.Annotations,
 		},
 		Linux: linux,
 	}
@@ -58,7 +59,7 @@ func (s *service) podStats(p *pod.Pod, st *pod.PodStats) *runtimeapi.PodSandboxS
 
 func cpuUsage(u *cgstat.Usage, rate *uint64) *runtimeapi.CpuUsage {
 	out := &runtimeapi.CpuUsage{
-		Timestamp: nanos(u.Time), UsageCoreNanoSeconds: value(uint64(u.CPU.Total)), Psi: psi(u.CPUPressure),
+		Timestamp: convert.Nanos(u.Time), UsageCoreNanoSeconds: value(uint64(u.CPU.Total)), Psi: psi(u.CPUPressure),
 	}
 	if rate != nil {
 		out.UsageNanoCores = value(*rate)
@@ -70,7 +71,7 @@ func cpuUsage(u *cgstat.Usage, rate *uint64) *runtimeapi.CpuUsage {
 func memoryUsage(u *cgstat.Usage) *runtimeapi.MemoryUsage {
 	m := &u.Memory
 	out := &runtimeapi.MemoryUsage{
-		Timestamp:       nanos(u.Time),
+		Timestamp:       convert.Nanos(u.Time),
 		WorkingSetBytes: value(m.WorkingSet),
 		UsageBytes:      value(m.Used),
 		RssBytes:        value(m.RSS),
@@ -85,7 +86,7 @@ func memoryUsage(u *cgstat.Usage) *runtimeapi.MemoryUsage {
 }
 
 func ioUsage(u *cgstat.Usage) *runtimeapi.IoUsage {
-	return &runtimeapi.IoUsage{Timestamp: nanos(u.Time), Psi: psi(u.IOPressure)}
+	return &runtimeapi.IoUsage{Timestamp: convert.Nanos(u.Time), Psi: psi(u.IOPressure)}
 }
 
 func psi(p *cgstat.Pressure) *runtimeapi.PsiStats {

@@ -7,36 +7,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/coracle-project/coracle/pod/podconfig"
+	"github.com/coracle-project/coracle/cri/convert"
 )
 
 func TestConfigsSurviveTheWayBack(t *testing.T) {
 	p := convertedPodConfig()
-	againPod, err := podConfig(podConfigBack(&p), p.RuntimeHandler)
+	againPod, err := convert.Pod(convert.PodBack(&p), p.RuntimeHandler)
 	if diff := cmp.Diff(p, againPod); diff != "" || err != nil {
 		t.Error(err, diff)
 	}
 	c := convertedContainerConfig()
-	againContainer, err := containerConfig(containerConfigBack(&c))
+	againContainer, err := convert.Container(convert.ContainerBack(&c))
 	if diff := cmp.Diff(c, againContainer); diff != "" || err != nil {
 		t.Error(err, diff)
-	}
-}
-
-func TestProfilesSurviveTheWayBack(t *testing.T) {
-	for _, s := range []podconfig.Seccomp{
-		{Type: podconfig.ProfileUnconfined},
-		{Type: podconfig.ProfileRuntimeDefault},
-		{Type: podconfig.ProfileLocalhost, Localhost: "/p"},
-	} {
-		if got, err := seccomp("f", seccompBack(s), ""); got != s || err != nil {
-			t.Errorf("%+v: %+v, %v", s, got, err)
-		}
-	}
-	for _, a := range []string{"", "runtime/default", "unconfined", "localhost/p"} {
-		if got, err := apparmor("f", apparmorBack(a), ""); got != a || err != nil {
-			t.Errorf("%q: %q, %v", a, got, err)
-		}
 	}
 }
 
@@ -48,7 +31,7 @@ func TestInfoHasTheNamesOfCRI(t *testing.T) {
 		want []string
 	}{
 		{
-			podInfo{Config: podConfigBack(&p.Config)},
+			podInfo{Config: convert.PodBack(&p.Config)},
 			[]string{`"config":{"metadata":{"name":"web","uid":"u1","namespace":"default"`, `"log_directory":`, `"port_mappings":`},
 		},
 		{(&service{}).containerInfo(c), []string{

@@ -1,4 +1,4 @@
-package cri
+package convert
 
 import (
 	"syscall"
@@ -35,13 +35,13 @@ func TestStopSignalThatWasNotAskedFor(t *testing.T) {
 		50:              runtimeapi.Signal_SIGNAL_SIGRTMAXMINUS14,
 		32:              runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT, // CRI has no name for it
 	} {
-		if got := containerStatus(&pod.Container{StopSignal: n}).StopSignal; got != want {
+		if got := ContainerStatus(&pod.Container{StopSignal: n}).StopSignal; got != want {
 			t.Errorf("%d: %s, want %s", n, got, want)
 		}
 	}
 	// One signal, two names: the one that was asked for.
 	c := pod.Container{Config: podconfig.Container{StopSignal: "SIGPOLL"}, StopSignal: syscall.SIGIO}
-	if got := containerStatus(&c).StopSignal; got != runtimeapi.Signal_SIGNAL_SIGPOLL {
+	if got := ContainerStatus(&c).StopSignal; got != runtimeapi.Signal_SIGNAL_SIGPOLL {
 		t.Errorf("SIGPOLL: %s", got)
 	}
 }
@@ -49,7 +49,7 @@ func TestStopSignalThatWasNotAskedFor(t *testing.T) {
 // Every signal that CRI can ask for has a name for its number, too.
 func TestEverySignalIsReported(t *testing.T) {
 	for n := syscall.Signal(1); n <= 64; n++ {
-		got := containerStatus(&pod.Container{StopSignal: n}).StopSignal
+		got := ContainerStatus(&pod.Container{StopSignal: n}).StopSignal
 		if (got == runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT) != (n == 32 || n == 33) {
 			t.Errorf("%d: %s", n, got)
 		}

@@ -1,4 +1,6 @@
-package cri
+// Package convert turns CRI's messages into the values of package pod, with errors that name the
+// field that is wrong, and those values into CRI's messages.
+package convert
 
 import (
 	"strings"
@@ -11,9 +13,10 @@ import (
 // The conversions here turn a config back into CRI's form, for verbose answers: crictl inspect, and
 // programs that read its JSON, know CRI's names.
 
-func podConfigBack(c *podconfig.Pod) *runtimeapi.PodSandboxConfig {
+// PodBack is a pod's config in CRI's form. Pod makes the same config of it.
+func PodBack(c *podconfig.Pod) *runtimeapi.PodSandboxConfig {
 	out := &runtimeapi.PodSandboxConfig{
-		Metadata:     podMetadata(c),
+		Metadata:     PodMetadata(c),
 		Hostname:     c.Hostname,
 		LogDirectory: c.LogDirectory,
 		DnsConfig:    &runtimeapi.DNSConfig{Servers: c.DNS.Servers, Searches: c.DNS.Searches, Options: c.DNS.Options},
@@ -41,7 +44,8 @@ func podConfigBack(c *podconfig.Pod) *runtimeapi.PodSandboxConfig {
 	return out
 }
 
-func containerConfigBack(c *podconfig.Container) *runtimeapi.ContainerConfig {
+// ContainerBack is a container's config in CRI's form. Container makes the same config of it.
+func ContainerBack(c *podconfig.Container) *runtimeapi.ContainerConfig {
 	out := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: c.Name, Attempt: c.Attempt},
 		Image:    &runtimeapi.ImageSpec{Image: c.Image, UserSpecifiedImage: c.UserImage},

@@ -1,4 +1,4 @@
-package cri
+package convert
 
 import (
 	"fmt"
@@ -8,23 +8,24 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/cri/field"
 	"github.com/coracle-project/coracle/pod"
 	"github.com/coracle-project/coracle/pod/podconfig"
 )
 
-// containerConfig converts and checks a container's config.
-func containerConfig(c *runtimeapi.ContainerConfig) (podconfig.Container, error) {
+// Container converts and checks a container's config.
+func Container(c *runtimeapi.ContainerConfig) (podconfig.Container, error) {
 	none := podconfig.Container{}
 	if c == nil {
-		return none, invalid("config", "is required")
+		return none, field.Invalid("config", "is required")
 	}
 	if c.GetWindows() != nil {
-		return none, invalid("config.windows", "this node runs Linux")
+		return none, field.Invalid("config.windows", "this node runs Linux")
 	}
-	if err := required("config.metadata.name", c.GetMetadata().GetName()); err != nil {
+	if err := field.Required("config.metadata.name", c.GetMetadata().GetName()); err != nil {
 		return none, err
 	}
-	if err := required("config.image.image", c.GetImage().GetImage()); err != nil {
+	if err := field.Required("config.image.image", c.GetImage().GetImage()); err != nil {
 		return none, err
 	}
 	out := podconfig.Container{
@@ -35,7 +36,7 @@ func containerConfig(c *runtimeapi.ContainerConfig) (podconfig.Container, error)
 		Labels:     c.GetLabels(), Annotations: c.GetAnnotations(),
 		LogPath: c.GetLogPath(),
 		Stdin:   c.GetStdin(), StdinOnce: c.GetStdinOnce(), TTY: c.GetTty(),
-		Resources: resources(c.GetLinux().GetResources()),
+		Resources: Resources(c.GetLinux().GetResources()),
 	}
 	var err error
 	if out.Env, err = env(c.GetEnvs()); err != nil {
@@ -64,12 +65,12 @@ func env(in []*runtimeapi.KeyValue) ([][2]string, error) {
 	for _, kv := range in {
 		key, val := kv.GetKey(), string(kv.GetValue())
 		if key == "" || strings.ContainsAny(key, "=\x00") || strings.Contains(val, "\x00") {
-			return nil, invalid("config.envs", "%q is not a variable", key)
+			return nil, field.Invalid("config.envs", "%q is not a variable", key)
 		}
 		// The OCI configuration is JSON, which cannot hold other bytes: they would be replaced
 		// without a word.
 		if !utf8.ValidString(val) {
-			return nil, invalid("config.envs", "the value of %s is not UTF-8; encode it (base64), or mount it as a file", key)
+			return nil, field.Invalid("config.envs", "the value of %s is not UTF-8; encode it (base64), or mount it as a file", key)
 		}
 		out = append(out, [2]string{key, val})
 	}
@@ -85,26 +86,26 @@ var propagations = map[runtimeapi.MountPropagation]podconfig.Propagation{
 func mounts(in []*runtimeapi.Mount) ([]podconfig.Mount, error) {
 	var out []podconfig.Mount
 	for i, m := range in {
-		field := fmt.Sprintf("config.mounts[%d]", i)
-		if err := required(field+".container_path", m.GetContainerPath()); err != nil {
+		where := fmt.Sprintf("config.mounts[%d]", i)
+		if err := field.Required(where+".container_path", m.GetContainerPath()); err != nil {
 			return nil, err
 		}
 		propagation, ok := propagations[m.GetPropagation()]
 		if !ok {
-			return nil, invalid(field, "unknown propagation %d", m.GetPropagation())
+			return nil, field.Invalid(where, "unknown propagation %d", m.GetPropagation())
 		}
 		image := m.GetImage().GetImage()
 		switch host := m.GetHostPath(); {
 		case host == "" && image == "":
-			return nil, invalid(field, "needs host_path or image")
+			return nil, field.Invalid(where, "needs host_path or image")
 		case host != "" && image != "":
-			return nil, invalid(field, "has both host_path %q and image %q", host, image)
+			return nil, field.Invalid(where, "has both host_path %q and image %q", host, image)
 		case host != "" && !filepath.IsAbs(host):
-			return nil, invalid(field+".host_path", "%q is not absolute", host)
+			return nil, field.Invalid(where+".host_path", "%q is not absolute", host)
 		}
 		// CRI: recursive_read_only needs readonly and private propagation.
 		if m.GetRecursiveReadOnly() && (!m.GetReadonly() || propagation != podconfig.PropagationPrivate) {
-			return nil, invalid(field, "recursive_read_only needs readonly and PROPAGATION_PRIVATE")
+			return nil, field.Invalid(where, "recursive_read_only needs readonly and PROPAGATION_PRIVATE")
 		}
 		sub := m.GetImageSubPath()
 		if image == "" {
@@ -150,12 +151,12 @@ func idMapsBack(maps []podconfig.IDMap) (out []*runtimeapi.IDMapping) {
 func devices(in []*runtimeapi.Device) ([]podconfig.Device, error) {
 	var out []podconfig.Device
 	for i, d := range in {
-		field := fmt.Sprintf("config.devices[%d]", i)
-		if err := required(field+".host_path", d.GetHostPath()); err != nil {
+		where := fmt.Sprintf("config.devices[%d]", i)
+		if err := field.Required(where+".host_path", d.GetHostPath()); err != nil {
 			return nil, err
 		}
 		if strings.Trim(d.GetPermissions(), "rwm") != "" {
-			return nil, invalid(field+".permissions", "%q has letters other than r, w and m", d.GetPermissions())
+			return nil, field.Invalid(where+".permissions", "%q has letters other than r, w and m", d.GetPermissions())
 		}
 		dev := podconfig.Device{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()}
 		if dev.ContainerPath == "" {
@@ -169,7 +170,8 @@ func devices(in []*runtimeapi.Device) ([]podconfig.Device, error) {
 	return out, nil
 }
 
-func resources(r *runtimeapi.LinuxContainerResources) podconfig.Resources {
+// Resources converts limits; those that CRI leaves out are zero.
+func Resources(r *runtimeapi.LinuxContainerResources) podconfig.Resources {
 	out := podconfig.Resources{
 		CPUPeriod: r.GetCpuPeriod(), CPUQuota: r.GetCpuQuota(), CPUShares: r.GetCpuShares(),
 		MemoryLimit: r.GetMemoryLimitInBytes(), MemorySwapLimit: r.GetMemorySwapLimitInBytes(),
@@ -186,15 +188,17 @@ func resources(r *runtimeapi.LinuxContainerResources) podconfig.Resources {
 	return out
 }
 
-func optionalResources(r *runtimeapi.LinuxContainerResources) *podconfig.Resources {
+// OptionalResources is Resources, and nil for nil.
+func OptionalResources(r *runtimeapi.LinuxContainerResources) *podconfig.Resources {
 	if r == nil {
 		return nil
 	}
-	out := resources(r)
+	out := Resources(r)
 	return &out
 }
 
-func containerFilter(f *runtimeapi.ContainerFilter) pod.ContainerFilter {
+// ContainerFilter converts the filter of a list; nil chooses all.
+func ContainerFilter(f *runtimeapi.ContainerFilter) pod.ContainerFilter {
 	out := pod.ContainerFilter{ID: f.GetId(), PodID: f.GetPodSandboxId(), Labels: f.GetLabelSelector()}
 	if f.GetState() != nil {
 		out.State = pod.Unknown
