@@ -128,8 +128,8 @@ func (c *container) allExecs() []*execution {
 func (e *execution) path() string { return filepath.Join(e.c.dir, execPrefix+e.id+execSuffix) }
 func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 
-// start starts the process and records it. If the keeper refuses its files, the process is killed:
-// its caller is told that it has not started, and may never delete it.
+// start starts the process and records it. If the keeper refuses its files, the process is killed,
+// with what it has started: its caller is told that it has not started, and may never delete it.
 func (e *execution) start(ctx context.Context) (pid int, err error) {
 	e.op.Lock()
 	defer e.op.Unlock()
@@ -138,7 +138,11 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 		return 0, err
 	}
 	if err := e.record(ctx); err != nil {
-		_ = p.signal(unix.SIGKILL) // it may have ended
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		if kerr := e.c.killExec(undo, e, p); kerr != nil {
+			e.c.log.Error("cannot kill an exec that is not recorded", "exec", e.id, "pid", p.pid, "err", kerr)
+		}
 		return 0, err
 	}
 	return p.pid, nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -318,21 +319,34 @@ func TestExecThatIsNotRecordedIsKilled(t *testing.T) {
 	c := ttrpc.NewClient(nc)
 	defer c.Close()
 	shim := task.NewTTRPCTaskClient(c)
-	spec, err := json.Marshal(process("/bin/sleep", "1000"))
+	// Its program starts another one, which the kill of one process would leave.
+	spec, err := json.Marshal(process("/bin/sh", "-c", "sleep 2011 & exec sleep 2012"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := shim.Exec(r.ctx(), &task.ExecProcessRequest{ID: req.ID, ExecID: "x", Spec: &anypb.Any{Value: spec}}); err != nil {
 		t.Fatal(err)
 	}
-	must(t, os.WriteFile(faults, []byte("shim.exec.held=error"), 0o600))
-	if _, err := shim.Start(r.ctx(), &task.StartRequest{ID: req.ID, ExecID: "x"}); err == nil {
+	runs := func(line string) bool {
+		return slices.ContainsFunc(testkit.Processes(), func(p testkit.Process) bool { return p.Line() == line })
+	}
+	must(t, os.WriteFile(faults, []byte("shim.exec.held=hang"), 0o600))
+	started := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(r.ctx(), 5*time.Second) // how long the start hangs
+		defer cancel()
+		_, err := shim.Start(ctx, &task.StartRequest{ID: req.ID, ExecID: "x"})
+		started <- err
+	}()
+	r.waitFor("both processes", func() bool { return runs("sleep 2011") && runs("sleep 2012") })
+	if err := <-started; err == nil {
 		t.Error("started")
 	}
 	must(t, os.Remove(faults))
 	if end, err := shim.Wait(r.ctx(), &task.WaitRequest{ID: req.ID, ExecID: "x"}); err != nil || end.ExitStatus != 137 {
 		t.Errorf("end of the exec: %v, %v", end, err)
 	}
+	r.waitFor("the end of what it has started", func() bool { return !runs("sleep 2011") })
 	if _, err := shim.Delete(r.ctx(), &task.DeleteRequest{ID: req.ID, ExecID: "x"}); err != nil {
 		t.Error(err)
 	}
