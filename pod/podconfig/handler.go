@@ -14,7 +14,7 @@ import (
 
 // Handler is what a RuntimeClass chooses. The zero value is Coracle's own runtime.
 type Handler struct {
-	// Runtime makes the containers: client.CreateRequest.Handler.
+	// Runtime makes the containers: client.LaunchRequest.Handler.
 	Runtime string
 	// PrivilegedWithoutHostDevices gives privileged containers only those devices that they
 	// ask for.
