@@ -25,7 +25,7 @@ type node struct {
 	avoid     time.Time // until when it is left alone; guarded by Swarm.mu
 }
 
-func newNode(n Node, id *identity) *node {
+func newNode(n Node, id *identity, stall time.Duration) *node {
 	dialer := net.Dialer{Timeout: time.Second}
 	return &node{Node: n, transport: &http.Transport{
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -198,11 +198,10 @@ func (s *Source) get(ctx context.Context, path string, size int64) (*body, error
 		<-s.p.s.downloads
 		return nil, err
 	}
-	b := &body{release: func() { <-s.p.s.downloads }, left: size}
+	b := &body{release: func() { <-s.p.s.downloads }, left: size, stall: s.p.s.stall}
 	ctx, b.cancel = context.WithCancelCause(ctx)
 	b.ctx = ctx
-	limit := stall // tests change it, also when this timer has just gone off
-	b.timer = time.AfterFunc(limit, func() { b.cancel(fmt.Errorf("%w: nothing came for %s", errUnfit, limit)) })
+	b.timer = time.AfterFunc(b.stall, func() { b.cancel(fmt.Errorf("%w: nothing came for %s", errUnfit, b.stall)) })
 	if err := s.open(ctx, b, path, size); err != nil {
 		err = b.because(err)
 		b.end()
@@ -262,7 +261,7 @@ func (s *Source) judge(ctx context.Context, err error) error {
 	defer s.p.s.mu.Unlock()
 	w := s.p.wants[s.blob]
 	if errors.Is(err, errBusy) {
-		w.refused(s.n, time.Now())
+		w.refused(s.n, time.Now(), s.p.s.patience)
 	} else {
 		// Each node is tried once. The time that this took was not spent waiting for a turn.
 		w.failed[s.n], w.since = true, time.Time{}
@@ -280,6 +279,7 @@ type body struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	timer   *time.Timer
+	stall   time.Duration // see Swarm
 	release func()
 	judge   func(error) error // nil: the caller does
 
@@ -291,7 +291,7 @@ type body struct {
 
 func (b *body) Read(p []byte) (int, error) {
 	began := time.Now()
-	b.timer.Reset(stall)
+	b.timer.Reset(b.stall)
 	n, err := b.r.Read(p)
 	b.timer.Stop()
 	b.waited += time.Since(began)
@@ -301,7 +301,7 @@ func (b *body) Read(p []byte) (int, error) {
 		n, err = 0, fmt.Errorf("%w: sends more than %d bytes", errUnfit, b.left)
 	case err != nil && !errors.Is(err, io.EOF):
 		err = b.because(err)
-	case b.waited > stall && float64(b.got) < b.waited.Seconds()*slowest:
+	case b.waited > b.stall && float64(b.got) < b.waited.Seconds()*slowest:
 		err = fmt.Errorf("%w: sent %d bytes in %s", errUnfit, b.got, b.waited)
 	}
 	switch {

@@ -105,7 +105,7 @@ var (
 	errLeftAlone = errors.New("left alone")
 )
 
-// The bounds. Variables are shortened by tests.
+// The bounds.
 const (
 	maxAsked     = 32 // nodes that each pull asks
 	maxFound     = 32 // nodes that it asks because others have named them
@@ -122,12 +122,9 @@ const (
 	// it did not answer.
 	avoidFor = time.Minute
 	awayFor  = 30 * time.Second
-)
-
-var (
 	askLimit = 2 * time.Second  // of asking all nodes
-	stall    = 10 * time.Second // without a byte
-	patience = 10 * time.Second // for a node to begin with a blob that is its turn
+	stall    = 10 * time.Second // see Swarm
+	patience = 10 * time.Second // see Swarm
 )
 
 // maxTurns is how many nodes a blob waits for in vain, one after the other, before it waits for

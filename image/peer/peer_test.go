@@ -321,8 +321,8 @@ func fetch(ctx context.Context, p *Pull, blob digest.Digest, size int64, registr
 
 // A node that wants a blob and never fetches it holds up others for a while only.
 func TestNodeThatNeverFetches(t *testing.T) {
-	shorten(t, &patience, 50*time.Millisecond)
 	swarms, _ := cluster(t, newAuthority(t), 4)
+	swarms[0].patience = 50 * time.Millisecond
 	blob := digest.FromString("wanted by all")
 	for _, s := range swarms[1:] {
 		defer s.Pull(repository, []digest.Digest{blob}).End()
@@ -336,14 +336,8 @@ func TestNodeThatNeverFetches(t *testing.T) {
 	}
 }
 
-func shorten(t testing.TB, v *time.Duration, d time.Duration) {
-	before := *v
-	*v = d
-	t.Cleanup(func() { *v = before })
-}
-
 // hostile serves as the only other node of a swarm, and sends what a test says.
-func hostile(t *testing.T, blob ocispec.Descriptor, send http.HandlerFunc) (*Swarm, *Pull) {
+func hostile(t *testing.T, blob ocispec.Descriptor, send http.HandlerFunc, change ...func(*Swarm)) (*Swarm, *Pull) {
 	a := newAuthority(t)
 	victim, other := a.settings(t, "victim"), a.settings(t, "hostile")
 	l, err := net.Listen("tcp", other.Listen)
@@ -359,6 +353,9 @@ func hostile(t *testing.T, blob ocispec.Descriptor, send http.HandlerFunc) (*Swa
 	}()
 	victim.Peers = []Node{{other.Self, other.Listen}}
 	s := New(newStock(), slog.New(slog.DiscardHandler))
+	for _, f := range change {
+		f(s)
+	}
 	must(t, s.Set(victim))
 	p := s.Pull(repository, []digest.Digest{blob.Digest})
 	t.Cleanup(func() {
@@ -415,8 +412,7 @@ func TestHostileNode(t *testing.T) {
 	}
 	for name, send := range attacks {
 		t.Run(name, func(t *testing.T) {
-			shorten(t, &stall, 200*time.Millisecond)
-			_, p := hostile(t, d, send)
+			_, p := hostile(t, d, send, func(s *Swarm) { s.stall = 200 * time.Millisecond })
 			asked := false
 			began := time.Now()
 			must(t, fetch(t.Context(), p, d.Digest, d.Size, func() { asked = true }))
@@ -524,11 +520,11 @@ func TestWhoIsServed(t *testing.T) {
 // Regression: a node that went on asking and read no answers kept its connection, of which there is
 // a limited number for all nodes.
 func TestNodeThatReadsNoAnswers(t *testing.T) {
-	shorten(t, &stall, 200*time.Millisecond)
 	a := newAuthority(t)
 	f := a.settings(t, "node")
 	f.Peers = []Node{{"other", "127.0.0.1:1"}}
 	s := New(newStock(), slog.New(slog.DiscardHandler))
+	s.stall = 200 * time.Millisecond
 	must(t, s.Set(f))
 	defer s.Close()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -584,8 +580,8 @@ func TestAnotherNodesAddress(t *testing.T) {
 }
 
 func TestTooManyUploads(t *testing.T) {
-	shorten(t, &patience, 100*time.Millisecond)
 	swarms, stocks := cluster(t, newAuthority(t), 2)
+	swarms[0].patience = 100 * time.Millisecond
 	d := stocks[1].has([]byte("a blob"))
 	for range maxUploads {
 		swarms[1].uploads.take("node-0", time.Now())
@@ -602,7 +598,6 @@ func TestTooManyUploads(t *testing.T) {
 // A node is not asked forever for a blob that it has and refuses to send, also where the answers
 // about who has what are always too old when it refuses.
 func TestNodeThatRefusesForever(t *testing.T) {
-	shorten(t, &patience, 100*time.Millisecond)
 	for _, status := range []int{http.StatusServiceUnavailable, http.StatusNotFound} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			d := ocispec.Descriptor{Digest: digest.FromString("x"), Size: 1}
@@ -613,7 +608,7 @@ func TestNodeThatRefusesForever(t *testing.T) {
 				age()
 				late <- age
 				w.WriteHeader(status)
-			})
+			}, func(s *Swarm) { s.patience = 100 * time.Millisecond })
 			late <- func() {
 				p.s.mu.Lock()
 				defer p.s.mu.Unlock()

@@ -162,11 +162,11 @@ func (p *Pull) Release(blob digest.Digest, here bool) {
 func (p *Pull) waitFor(blob digest.Digest, winner string) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
-	p.wants[blob].wait(winner, time.Now())
+	p.wants[blob].wait(winner, time.Now(), p.s.patience)
 }
 
 // wait counts the time that a blob waits for a node, which is "" if all that have it are busy.
-func (w *want) wait(winner string, now time.Time) {
+func (w *want) wait(winner string, now time.Time, patience time.Duration) {
 	switch {
 	case w.since.IsZero():
 		w.since = now
@@ -177,14 +177,14 @@ func (w *want) wait(winner string, now time.Time) {
 
 // refused notes that a node was too busy to send the blob. It is left alone for a while, longer
 // each time. Without that, a node that refuses slowly would be asked forever, without a pause.
-func (w *want) refused(n *node, now time.Time) {
+func (w *want) refused(n *node, now time.Time, patience time.Duration) {
 	r := w.busy[n]
 	pause := longestPause
 	if r.times < 5 { // before firstPause<<times is more than that
 		pause = firstPause << r.times
 	}
 	w.busy[n] = refusal{times: r.times + 1, until: now.Add(pause)}
-	w.wait("", now)
+	w.wait("", now, patience)
 }
 
 func (p *Pull) choose(blob digest.Digest, unpacked bool) (src *Source, winner string) {

@@ -95,7 +95,7 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer v.work.Done()
 	// A node that reads no answers must not keep its connection. Uploads set this at each write.
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(stall)); err != nil {
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(v.swarm.stall)); err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	name, err := nodeOf(r.TLS.PeerCertificates)
@@ -148,7 +148,7 @@ func (v *server) upload(w http.ResponseWriter, r *http.Request, name string,
 		return
 	}
 	defer v.swarm.uploads.done(name)
-	out := &sending{w: w, control: http.NewResponseController(w)}
+	out := &sending{w: w, control: http.NewResponseController(w), stall: v.swarm.stall}
 	err = send(r.Context(), out, repository, blob)
 	switch {
 	case err == nil:
@@ -185,12 +185,13 @@ func (v *server) layer(ctx context.Context, out *sending, repository string, blo
 type sending struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+	stall   time.Duration // see Swarm
 	began   bool
 }
 
 func (s *sending) Write(p []byte) (int, error) {
 	s.began = true
-	if err := s.control.SetWriteDeadline(time.Now().Add(stall)); err != nil {
+	if err := s.control.SetWriteDeadline(time.Now().Add(s.stall)); err != nil {
 		return 0, err
 	}
 	return s.w.Write(p)

@@ -28,12 +28,15 @@ type Swarm struct {
 
 	// ask is (*node).ask, but in simulations.
 	ask func(*node, context.Context, question) (answer, error)
+	// stall is how long a node may send nothing, or take nothing, and patience how long it may take
+	// to begin with a blob that is its turn. Tests shorten them.
+	stall, patience time.Duration
 }
 
 // New returns a Swarm that knows no other node yet.
 func New(stock Stock, log *slog.Logger) *Swarm {
 	return &Swarm{
-		stock: stock, log: log, pulls: map[*Pull]bool{}, ask: (*node).ask,
+		stock: stock, log: log, pulls: map[*Pull]bool{}, ask: (*node).ask, stall: stall, patience: patience,
 		downloads: make(chan struct{}, maxDownloads), uploads: newUploads(),
 	}
 }
@@ -83,7 +86,7 @@ func (s *Swarm) take(f Settings) {
 	for _, n := range f.Peers {
 		known := before[n]
 		if known == nil {
-			known = newNode(n, id)
+			known = newNode(n, id, s.stall)
 		}
 		s.nodes = append(s.nodes, known)
 		s.byName[n.Name] = known
