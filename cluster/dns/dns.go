@@ -44,7 +44,7 @@ import (
 const port, firstPort, lastPort = 53, 334, 343
 
 // retry is how long to wait before the address is tried again that another has.
-var retry = 10 * time.Second
+const retry = 10 * time.Second
 
 // Options say where and what the server answers. Empty fields take the defaults that are written
 // with them.
@@ -80,6 +80,7 @@ type Server struct {
 	kube    kubernetes.Interface
 	objects *objects
 	changed chan struct{} // has a value when the Service kube-dns may have changed
+	retry   time.Duration // retry, but in tests
 }
 
 // New returns a Server. It asks for its informers and makes no call.
@@ -98,7 +99,7 @@ func New(s *client.Set, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cluster DNS: %w", err)
 	}
-	server := &Server{opts: o, kube: s.Kube, objects: objects, changed: make(chan struct{}, 1)}
+	server := &Server{opts: o, kube: s.Kube, objects: objects, changed: make(chan struct{}, 1), retry: retry}
 	if err := server.watchService(); err != nil {
 		return nil, fmt.Errorf("cluster DNS: %w", err)
 	}
@@ -117,7 +118,7 @@ func (s *Server) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		wait := retry
+		wait := s.retry
 		if errors.Is(err, errReplaced) {
 			s.opts.Log.Info("the cluster's DNS is the user's own", "service", serviceNamespace+"/"+serviceName)
 			s.opts.Health.Works("the Service " + serviceNamespace + "/" + serviceName + " is the user's own")

@@ -124,8 +124,7 @@ func TestRun(t *testing.T) {
 	kube := fake.NewClientset()
 	log := &testkit.Log{}
 	first, second := newServer(t, kube, log), newServer(t, kube, log)
-	defer func(before time.Duration) { retry = before }(retry)
-	retry = 10 * time.Millisecond
+	first.retry, second.retry = 10*time.Millisecond, 10*time.Millisecond
 	alone(t, func() {
 		during(t, first, func(<-chan struct{}) {
 			answered(t, true)
@@ -290,11 +289,10 @@ func TestUsersOwnDNS(t *testing.T) {
 
 // A DNS that works goes on when its Service, which was deleted, cannot be made again at once.
 func TestFailedCallsDoNotEndTheDNS(t *testing.T) {
-	defer func(before time.Duration) { retry = before }(retry)
-	retry = 10 * time.Millisecond
 	kube := fake.NewClientset()
 	log := &testkit.Log{}
 	s := newServer(t, kube, log)
+	s.retry = 10 * time.Millisecond
 	services := kube.CoreV1().Services("kube-system")
 	var refuse, refused atomic.Bool
 	kube.PrependReactor("create", "services", func(ktesting.Action) (bool, kuberuntime.Object, error) {

@@ -90,8 +90,8 @@ func (s *Server) follow(ctx context.Context) error {
 				return err
 			}
 			if err != nil && ctx.Err() == nil {
-				s.opts.Log.Warn("users do not see the Service of the cluster's DNS", "err", err, "again", retry)
-				again = time.After(retry)
+				s.opts.Log.Warn("users do not see the Service of the cluster's DNS", "err", err, "again", s.retry)
+				again = time.After(s.retry)
 			}
 		case have.Labels[proxyLabel] != onNode:
 			return errReplaced
