@@ -24,7 +24,7 @@ import (
 // holdAgain is how long to wait before the node tries again to hold the address. Another cluster
 // process may just be ending, or an operator follow what the log says; a try takes some system
 // calls.
-var holdAgain = 5 * time.Second
+const holdAgain = 5 * time.Second
 
 // listen opens the server's sockets. If the node cannot hold the kubernetes Service's address, only
 // pods miss it: the server goes on without, and tries again until ctx ends. letGo undoes it.
@@ -38,7 +38,7 @@ func (s *Server) listen(ctx context.Context) (_ net.Listener, letGo func(), err 
 	}
 	all := merge(first)
 	at := netip.AddrPortFrom(toAddr(s.addresses.kubernetes), uint16(first.Addr().(*net.TCPAddr).Port))
-	h := &heldAddress{server: s, at: at, listeners: all}
+	h := &heldAddress{server: s, at: at, listeners: all, again: holdAgain}
 	return all, h.start(ctx), nil
 }
 
@@ -47,6 +47,7 @@ type heldAddress struct {
 	server    *Server
 	at        netip.AddrPort
 	listeners *listeners
+	again     time.Duration // holdAgain, but in tests
 }
 
 // start holds the address, now or as soon as that is possible. stop gives it up.
@@ -55,7 +56,7 @@ func (h *heldAddress) start(ctx context.Context) (stop func()) {
 	release, err := h.hold(ctx)
 	var trying sync.WaitGroup
 	if err != nil {
-		h.server.options.Log.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", holdAgain)
+		h.server.options.Log.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", h.again)
 		h.server.options.PodsHealth.Fails(fmt.Errorf("pods do not reach the API server: %w", err))
 		trying.Go(func() { release = h.keepTrying(ctx, err) })
 	}
@@ -68,7 +69,7 @@ func (h *heldAddress) start(ctx context.Context) (stop func()) {
 
 // keepTrying is for when the first try has failed. It says so again only for another reason.
 func (h *heldAddress) keepTrying(ctx context.Context, said error) (release func()) {
-	again := time.NewTicker(holdAgain)
+	again := time.NewTicker(h.again)
 	defer again.Stop()
 	for {
 		select {
@@ -82,7 +83,7 @@ func (h *heldAddress) keepTrying(ctx context.Context, said error) (release func(
 			return release
 		}
 		if err.Error() != said.Error() && ctx.Err() == nil {
-			h.server.options.Log.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", holdAgain)
+			h.server.options.Log.Warn("pods do not reach the API server", "address", h.at, "err", err, "again", h.again)
 			h.server.options.PodsHealth.Fails(fmt.Errorf("pods do not reach the API server: %w", err))
 			said = err
 		}

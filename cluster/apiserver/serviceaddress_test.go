@@ -33,8 +33,6 @@ func (a *asked) ReconcileEndpoints(string, net.IP, []corev1.EndpointPort, bool) 
 // A server that cannot hold the kubernetes Service's address when it starts serves pods as soon as
 // it can. Until then the Service has no endpoint.
 func TestTheServicesAddressIsTriedAgain(t *testing.T) {
-	defer func(before time.Duration) { holdAgain = before }(holdAgain)
-	holdAgain = 5 * time.Millisecond
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -54,7 +52,7 @@ func TestTheServicesAddressIsTriedAgain(t *testing.T) {
 		all := merge(first)
 		at := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.1"), uint16(first.Addr().(*net.TCPAddr).Port))
 		s := &Server{options: Options{BindAddress: "127.0.0.1", Log: slog.New(slog.DiscardHandler)}}
-		h := &heldAddress{server: s, at: at, listeners: all}
+		h := &heldAddress{server: s, at: at, listeners: all, again: 5 * time.Millisecond}
 		counted := &asked{}
 		endpoints := heldEndpoints{counted, &s.held}
 		reconcile := func() int {
