@@ -32,7 +32,8 @@ func (s *Service) Launch(ctx context.Context, r *api.LaunchRequest) (*api.Launch
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		// The next daemon must find it created, not running: it takes the start back.
+		// The next daemon finds it created, and takes the start back. One that was restored
+		// from a checkpoint runs already.
 		return nil, fmt.Errorf("start container %s: %w", c.id, err)
 	}
 	if err := c.start(ctx); err != nil {

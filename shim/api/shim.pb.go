@@ -273,7 +273,7 @@ func (x *Step) GetTookNs() int64 {
 	return 0
 }
 
-// CreateOptions go into the options field of the Task service's Create. Without
+// CreateOptions are those of Launch, and go into the options field of the Task service's Create. Without
 // them (containerd's own options or none), stdio are the caller's FIFOs.
 type CreateOptions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -284,7 +284,7 @@ type CreateOptions struct {
 	Stdin     bool `protobuf:"varint,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	StdinOnce bool `protobuf:"varint,4,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"`
 	// log: the shim itself keeps the stdio and writes log_path in the CRI log format
-	// (empty: nowhere). The stdio fields of the Create request are then empty.
+	// (empty: nowhere). The stdio fields of a Create request are then empty.
 	Log     bool   `protobuf:"varint,5,opt,name=log,proto3" json:"log,omitempty"`
 	LogPath string `protobuf:"bytes,6,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`
 	// handler is who makes the container, see runtime.CreateOptions; empty: the shim's own engine.

@@ -14,9 +14,9 @@ import (
 	"github.com/coracle-project/coracle/shim/api"
 )
 
-// Launch makes the container and executes the user's program in it, or has the processes of a
-// checkpoint go on. After an error the container may be there, created: Delete frees it. ErrExists
-// if the id is taken, which changes nothing.
+// Launch makes the container and executes the user's program in it, or restores a
+// checkpoint. After an error the container may be there, created or running: the caller kills and
+// deletes it. ErrExists if the id is taken; that container goes on.
 func (c *Client) Launch(ctx context.Context, r LaunchRequest) (Launched, error) {
 	l, err := c.shimFor(ctx, r.PodID)
 	if err != nil {
@@ -48,7 +48,7 @@ func (c *Client) shimFor(ctx context.Context, podID string) (*link, error) {
 	return c.open(ctx, nodeShim)
 }
 
-// options are what the shim's Create takes beyond containerd's.
+// options are what a shim of ours takes beyond containerd's Create.
 func (c *Client) options(r LaunchRequest) *api.CreateOptions {
 	return &api.CreateOptions{
 		PodId: r.PodID, SystemdCgroup: c.cfg.SystemdCgroup, Stdin: r.Stdin, StdinOnce: r.StdinOnce,
