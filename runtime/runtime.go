@@ -79,8 +79,8 @@ type CreateOptions struct {
 	// RootlessCgroups says whether to go on where cgroups cannot be written. nil finds
 	// out by who the caller is.
 	RootlessCgroups *bool
-	// Made, if not nil, is told the steps of this process once the container has been made, by an
-	// engine that takes the time of them: two readings of the clock each.
+	// Made, if not nil, is told the steps of this process once the container has been made, if the
+	// engine measures them: a reading of the clock each.
 	Made func([]Step)
 }
 

@@ -14,28 +14,26 @@ import (
 // createOptions reads the options of a Create request: Coracle's own, containerd's for
 // runc, or none.
 func createOptions(a *anypb.Any, rec *record) (runtime.CreateOptions, error) {
-	var opts runtime.CreateOptions
 	if a == nil {
-		return opts, nil
+		return runtime.CreateOptions{}, nil
 	}
 	switch name := lastElement(a.TypeUrl); name {
 	case "coracle.shim.v1.CreateOptions":
 		var o api.CreateOptions
 		if err := proto.Unmarshal(a.Value, &o); err != nil {
-			return opts, fmt.Errorf("%w: options: %w", errInvalid, err)
+			return runtime.CreateOptions{}, fmt.Errorf("%w: options: %w", errInvalid, err)
 		}
 		return optionsOf(&o, rec)
 	case "containerd.runc.v1.Options":
 		var o options.Options
 		if err := proto.Unmarshal(a.Value, &o); err != nil {
-			return opts, fmt.Errorf("%w: options: %w", errInvalid, err)
+			return runtime.CreateOptions{}, fmt.Errorf("%w: options: %w", errInvalid, err)
 		}
-		opts.SystemdCgroup, opts.NoPivot, opts.NoNewKeyring = o.SystemdCgroup, o.NoPivotRoot, o.NoNewKeyring
+		rec.SystemdCgroup = o.SystemdCgroup
+		return runtime.CreateOptions{SystemdCgroup: o.SystemdCgroup, NoPivot: o.NoPivotRoot, NoNewKeyring: o.NoNewKeyring}, nil
 	default:
-		return opts, fmt.Errorf("%w: options of type %q", errInvalid, name)
+		return runtime.CreateOptions{}, fmt.Errorf("%w: options of type %q", errInvalid, name)
 	}
-	rec.SystemdCgroup, rec.Handler = opts.SystemdCgroup, opts.Handler
-	return opts, nil
 }
 
 // optionsOf reads Coracle's own options; nil has none.

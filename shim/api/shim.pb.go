@@ -273,8 +273,8 @@ func (x *Step) GetTookNs() int64 {
 	return 0
 }
 
-// CreateOptions are those of Launch, and go into the options field of the Task service's Create. Without
-// them (containerd's own options or none), stdio are the caller's FIFOs.
+// CreateOptions are those of Launch, and go into the options field of the Task service's Create.
+// Without them (containerd's own options or none), stdio are the caller's FIFOs.
 type CreateOptions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PodId         string                 `protobuf:"bytes,1,opt,name=pod_id,json=podId,proto3" json:"pod_id,omitempty"`

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
-	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // KillTimeout is killTimeout.
@@ -45,14 +44,8 @@ func (c *Client) Create(ctx context.Context, r LaunchRequest) (pid int, err erro
 		return 0, err
 	}
 	c.forget(l, r.ID)
-	options, err := anypb.New(c.options(r))
-	if err != nil {
-		return 0, err
-	}
 	err = l.call(ctx, func(ctx context.Context, k *conn) error {
-		res, err := k.task.Create(ctx, &task.CreateTaskRequest{
-			ID: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Options: options, Checkpoint: r.Checkpoint,
-		})
+		res, err := k.create(ctx, c.request(r))
 		pid = int(res.GetPid())
 		return err
 	})

@@ -25,9 +25,7 @@ func (c *Client) Launch(ctx context.Context, r LaunchRequest) (Launched, error) 
 	c.forget(l, r.ID) // an exit of an earlier container with this id
 	var res *api.LaunchResponse
 	err = l.call(ctx, func(ctx context.Context, k *conn) (err error) {
-		res, err = k.launch(ctx, &api.LaunchRequest{
-			Id: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Checkpoint: r.Checkpoint, Options: c.options(r),
-		})
+		res, err = k.launch(ctx, c.request(r))
 		return err
 	})
 	if err != nil {
@@ -48,12 +46,15 @@ func (c *Client) shimFor(ctx context.Context, podID string) (*link, error) {
 	return c.open(ctx, nodeShim)
 }
 
-// options are what a shim of ours takes beyond containerd's Create.
-func (c *Client) options(r LaunchRequest) *api.CreateOptions {
-	return &api.CreateOptions{
-		PodId: r.PodID, SystemdCgroup: c.cfg.SystemdCgroup, Stdin: r.Stdin, StdinOnce: r.StdinOnce,
-		Log: true, LogPath: r.LogPath, LogDirectory: r.LogDirectory, Handler: r.Handler,
-		LogFileBytes: r.LogLimit.FileBytes, LogFiles: int32(r.LogLimit.Files),
+// request is a LaunchRequest on the wire.
+func (c *Client) request(r LaunchRequest) *api.LaunchRequest {
+	return &api.LaunchRequest{
+		Id: r.ID, Bundle: r.Bundle, Terminal: r.Terminal, Checkpoint: r.Checkpoint,
+		Options: &api.CreateOptions{
+			PodId: r.PodID, SystemdCgroup: c.cfg.SystemdCgroup, Stdin: r.Stdin, StdinOnce: r.StdinOnce,
+			Log: true, LogPath: r.LogPath, LogDirectory: r.LogDirectory, Handler: r.Handler,
+			LogFileBytes: r.LogLimit.FileBytes, LogFiles: int32(r.LogLimit.Files),
+		},
 	}
 }
 
@@ -64,13 +65,7 @@ func (k *conn) launch(ctx context.Context, r *api.LaunchRequest) (*api.LaunchRes
 	if status.Code(err) != codes.Unimplemented {
 		return res, err
 	}
-	options, err := anypb.New(r.Options)
-	if err != nil {
-		return nil, err
-	}
-	made, err := k.task.Create(ctx, &task.CreateTaskRequest{
-		ID: r.Id, Bundle: r.Bundle, Terminal: r.Terminal, Options: options, Checkpoint: r.Checkpoint,
-	})
+	made, err := k.create(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +74,17 @@ func (k *conn) launch(ctx context.Context, r *api.LaunchRequest) (*api.LaunchRes
 		return nil, err
 	}
 	return &api.LaunchResponse{Pid: made.Pid, CreatedNs: created.UnixNano()}, nil
+}
+
+// create makes a container by the Task API and leaves init blocked.
+func (k *conn) create(ctx context.Context, r *api.LaunchRequest) (*task.CreateTaskResponse, error) {
+	options, err := anypb.New(r.Options)
+	if err != nil {
+		return nil, err
+	}
+	return k.task.Create(ctx, &task.CreateTaskRequest{
+		ID: r.Id, Bundle: r.Bundle, Terminal: r.Terminal, Options: options, Checkpoint: r.Checkpoint,
+	})
 }
 
 // run starts a process. A shim that an upgrade has left running may be older than its Run, and
