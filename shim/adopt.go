@@ -261,7 +261,7 @@ func (c *container) openExecs() (all []*execution, intents []execRecord, err err
 			}
 			continue
 		}
-		e.stdin, e.tty = held[stdinName], held["tty"]
+		e.stdin, e.tty, e.recorded = held[stdinName], held["tty"], true
 		all = append(all, e)
 	}
 	return all, intents, nil

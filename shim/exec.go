@@ -36,6 +36,11 @@ type execution struct {
 	started chan struct{} // closed when it has been started, or never will be
 	watched chan struct{} // closed when the goroutine that waits for the end has ended
 
+	// writing is held while the record's file is written or removed, and not for longer: a kill
+	// writes it during a start or a removal, which may wait for the process. Taken before mu.
+	writing  sync.Mutex
+	recorded bool // the file says which process it is
+
 	// See bind.
 	life     context.Context // ends with the owner
 	bound    context.Context // ends with life or at the deadline
@@ -323,12 +328,38 @@ func (e *execution) process() *process {
 	return e.proc
 }
 
+// persist records the process for the first time.
 func (e *execution) persist() error {
+	e.writing.Lock()
+	defer e.writing.Unlock()
+	e.recorded = true // also if the write fails: a later one may not
+	return e.write()
+}
+
+// persistAgain records a change, unless persist is still to come or the record has been removed.
+func (e *execution) persistAgain() error {
+	e.writing.Lock()
+	defer e.writing.Unlock()
+	if !e.recorded {
+		return nil
+	}
+	return e.write()
+}
+
+func (e *execution) write() error {
 	e.mu.Lock()
 	rec := e.rec
 	rec.Process = &processRecord{PID: e.proc.pid, StartTime: e.proc.startTime}
 	e.mu.Unlock()
 	return writeRecord(e.path(), rec, rec.kept)
+}
+
+// unrecord removes the record.
+func (e *execution) unrecord() error {
+	e.writing.Lock()
+	defer e.writing.Unlock()
+	e.recorded = false
+	return os.Remove(e.path())
 }
 
 func (e *execution) holdFiles() error {
@@ -390,7 +421,7 @@ func (e *execution) remove(ctx context.Context) {
 			e.c.log.Error("cannot remove record of exec", "exec", e.id, "err", err)
 			return
 		}
-		if err := os.Remove(e.path()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := e.unrecord(); err != nil && !errors.Is(err, os.ErrNotExist) {
 			e.c.log.Error("cannot forget exec", "exec", e.id, "err", err)
 		}
 	}

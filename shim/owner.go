@@ -151,7 +151,7 @@ func (e *execution) ends(p *process) bool {
 	now := e.rec.Ending
 	e.mu.Unlock()
 	if now && !begun {
-		if err := e.persist(); err != nil {
+		if err := e.persistAgain(); err != nil {
 			e.c.log.Error("cannot record the kill of an exec", "exec", e.id, "err", err)
 		}
 	}
@@ -160,20 +160,8 @@ func (e *execution) ends(p *process) bool {
 
 // kill kills an exec for a caller. It is recorded first, so that the next shim goes on if this one
 // dies meanwhile. A start or a removal under way is not waited for: it may wait for the process.
-// The start's own record says so, too.
 func (e *execution) kill(ctx context.Context, p *process) error {
-	ends := false
-	if e.op.TryLock() {
-		known, err := e.c.exec(e.id)
-		ends = err == nil && known == e && e.ends(p)
-		e.op.Unlock()
-	} else {
-		e.mu.Lock()
-		e.rec.Ending = e.rec.Ending || p.exitState() == nil
-		ends = e.rec.Ending
-		e.mu.Unlock()
-	}
-	if !ends {
+	if known, err := e.c.exec(e.id); err != nil || known != e || !e.ends(p) {
 		return fmt.Errorf("kill exec %s in container %s: %w", e.id, e.c.id, runtime.ErrNotFound)
 	}
 	if err := e.c.killExec(ctx, e, p); err != nil {

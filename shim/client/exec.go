@@ -48,10 +48,10 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 	defer p.close()
 	execID := rand.Text()
 	// The caller need not wait for the shim to forget the process.
-	exited, started := false, false
+	exited, refused := false, false
 	defer func() {
 		gone := c.discardExec(ctx, l, r.ID, execID, exited)
-		if started && !exited {
+		if !exited && !refused {
 			select {
 			case <-gone:
 			case <-time.After(killTimeout):
@@ -68,9 +68,10 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (exitCode int32, err e
 		})
 		return err
 	}); err != nil {
+		refused = ctx.Err() == nil // or the process may run
 		return 0, err
 	}
-	started, exited = true, run.Exited
+	exited = run.Exited
 	p.dropGuards()
 	p.copy(r.Streams.Stdin, func() {
 		// Where another program keeps the process's stdin open besides us, it has to be told.

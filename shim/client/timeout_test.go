@@ -80,28 +80,41 @@ func TestTimedOutExecIsGoneWithItsChildren(t *testing.T) {
 }
 
 // An exec whose caller gives up is gone with what it started also if the shim dies when it has
-// killed the process alone: the next shim is asked again, and goes on.
+// killed the process alone: the next shim is asked again, and goes on. So it is if the exec was
+// still being recorded.
 func TestTimedOutExecIsGoneThoughTheShimDies(t *testing.T) {
 	faults := filepath.Join(t.TempDir(), "faults")
 	t.Setenv("CORACLE_FAULTS_FILE", faults)
 	defer func(old string) { binary = old }(binary)
 	binary = testkit.Bin(t, "faults", testkit.ShimExe)
-	r := newRig(t)
-	req := r.request("sleep 1000")
-	r.run(req)
-	shim := r.shimPID()
-	must(t, os.WriteFile(faults, []byte("shim.exec.signalled=kill"), 0o600))
-	disarmed := make(chan error, 1)
-	go func() {
-		r.waitDead(shim)
-		disarmed <- os.Remove(faults)
-	}()
-	abandon(t, r, req.ID, "sleep 2001 & setsid sh -c 'echo ready; exec sleep 2003' & exec sleep 2004", "")
-	if now := r.shimPID(); now == shim {
-		t.Error("the shim did not die")
-		r.killShim()
+	for _, hung := range []string{"none", "shim.exec.held", "shim.exec.started"} {
+		t.Run(hung, func(t *testing.T) {
+			r := newRig(t)
+			req := r.request("sleep 1000")
+			r.run(req)
+			shim := r.shimPID()
+			must(t, os.WriteFile(faults, []byte(hung+"=hang,shim.exec.signalled=kill"), 0o600))
+			disarmed := make(chan error, 1)
+			go func() {
+				r.waitDead(shim)
+				disarmed <- os.Remove(faults)
+			}()
+			in := filepath.Join(req.Bundle, "rootfs", "ready")
+			must(t, unix.Mkfifo(in, 0o600))
+			ready := make(firstWrite, 1)
+			go func() {
+				if b, err := os.ReadFile(in); err == nil {
+					ready.Write(b)
+				}
+			}()
+			abandonWhen(t, r, req.ID, "sleep 2001 & setsid sh -c 'echo >/ready; exec sleep 2003' & exec sleep 2004", "", ready)
+			if now := r.shimPID(); now == shim {
+				t.Error("the shim did not die")
+				r.killShim()
+			}
+			must(t, <-disarmed)
+		})
 	}
-	must(t, <-disarmed)
 }
 
 // A server that an exec has handed its streams to was there before, and is not the exec's.
@@ -120,9 +133,15 @@ func TestTimedOutExecLeavesServersAlone(t *testing.T) {
 // abandon runs a script that says when it is ready, gives up on it then, and sees which of the
 // sleeps from 2000 on are left.
 func abandon(t *testing.T, r *rig, id, script, want string) {
+	abandonWhen(t, r, id, script, want, make(firstWrite, 1))
+}
+
+// abandonWhen is abandon; the script may say that it is ready in another way than by its output,
+// which comes when the exec has been recorded.
+func abandonWhen(t *testing.T, r *rig, id, script, want string, ready firstWrite) {
 	ctx, giveUp := context.WithCancel(r.ctx())
 	defer giveUp()
-	ready, gaveUp := make(firstWrite, 1), make(chan time.Time, 1)
+	gaveUp := make(chan time.Time, 1)
 	go func() {
 		gaveUp <- <-ready
 		giveUp()
