@@ -37,7 +37,7 @@ type execution struct {
 	watched chan struct{} // closed when the goroutine that waits for the end has ended
 
 	// writing is held while the record's file is written or removed, and not for longer: a kill
-	// writes it during a start or a removal, which may wait for the process. Taken before mu.
+	// writes it during a start or a removal, which may wait for the process. Locked before mu.
 	writing  sync.Mutex
 	recorded bool // the file says which process it is
 
@@ -336,16 +336,7 @@ func (e *execution) persist() error {
 	return e.write()
 }
 
-// persistAgain records a change, unless persist is still to come or the record has been removed.
-func (e *execution) persistAgain() error {
-	e.writing.Lock()
-	defer e.writing.Unlock()
-	if !e.recorded {
-		return nil
-	}
-	return e.write()
-}
-
+// write is called with writing held.
 func (e *execution) write() error {
 	e.mu.Lock()
 	rec := e.rec

@@ -143,15 +143,18 @@ func (e *execution) bind() {
 }
 
 // ends reports whether to kill an exec: it runs, or an earlier shim began to kill it and may have
-// killed only the process itself. The record says so before the kill.
+// killed only the process itself. The record says so before the kill, unless the process is still
+// to be recorded (that record says so, too) or the record has been removed.
 func (e *execution) ends(p *process) bool {
+	e.writing.Lock() // of two kills, the second waits for the record, too
+	defer e.writing.Unlock()
 	e.mu.Lock()
 	begun := e.rec.Ending
 	e.rec.Ending = begun || p.exitState() == nil
 	now := e.rec.Ending
 	e.mu.Unlock()
-	if now && !begun {
-		if err := e.persistAgain(); err != nil {
+	if now && !begun && e.recorded {
+		if err := e.write(); err != nil {
 			e.c.log.Error("cannot record the kill of an exec", "exec", e.id, "err", err)
 		}
 	}
