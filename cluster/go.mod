@@ -5,6 +5,7 @@ go 1.26.8
 require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/container-storage-interface/spec v1.12.0
+	github.com/coracle-project/coracle/internal/crilog v0.0.0
 	github.com/coracle-project/coracle/internal/programpages v0.0.0
 	github.com/dustin/go-humanize v1.0.1
 	github.com/emicklei/go-restful/v3 v3.13.0
@@ -229,6 +230,8 @@ require (
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
+
+replace github.com/coracle-project/coracle/internal/crilog => ../internal/crilog
 
 replace github.com/coracle-project/coracle/internal/programpages => ../internal/programpages
 

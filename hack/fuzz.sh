@@ -30,6 +30,7 @@ for line in "${all[@]}"; do
   module=. flags=$tags
   case $package in
     cluster/*) module=cluster flags=$others ;;
+    internal/crilog) module=$package ;;
     image/build/*) module=image/build flags=$others ;;
   esac
   path=$(realpath -m --relative-to="$module" "$package")

@@ -17,9 +17,9 @@ if [[ -n $unformatted ]]; then
   printf 'lint: not formatted (run %s tool -modfile=packaging/tools/go.mod gofumpt -w FILE):\n%s\n' "$go" "$unformatted" >&2
   bad=1
 fi
-pages=github.com/coracle-project/coracle/internal/programpages # a module of its own
-"$go" vet ./... $pages || bad=1
-tool staticcheck -tags "$tags" ./... $pages || bad=1
+modules=(github.com/coracle-project/coracle/internal/{crilog,programpages}) # each a module of its own
+"$go" vet ./... "${modules[@]}" || bad=1
+tool staticcheck -tags "$tags" ./... "${modules[@]}" || bad=1
 # Packages with their own files for a tag.
 mapfile -t faulty < <(grep -rlE '^//go:build .*\bfaults\b' --include='*.go' . | xargs -n1 dirname | sort -u)
 "$go" vet -tags "$tags,faults" "${faulty[@]}" || bad=1

@@ -6,7 +6,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/coracle-project/coracle/cmd/coracle/crilog"
+	"github.com/coracle-project/coracle/internal/crilog"
 )
 
 // logPrinter writes records as the container wrote them, each stream to its place and, where

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/coracle-project/coracle/cmd/coracle/crilog"
+	"github.com/coracle-project/coracle/internal/crilog"
 )
 
 // logFlags are those of `coracle logs`.

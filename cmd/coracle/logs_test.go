@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/coracle-project/coracle/cmd/coracle/crilog"
+	"github.com/coracle-project/coracle/internal/crilog"
 )
 
 func TestParseSince(t *testing.T) {

@@ -9,9 +9,10 @@ import (
 	"path/filepath"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/cri-client/pkg/logs"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	"k8s.io/kubernetes/pkg/util/tail"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/server/logs"
 )
 
 // terminationMessage is what an exited container left as its last word: the end of the file that is
@@ -44,8 +45,7 @@ func terminationMessage(s *runtimeapi.ContainerStatus) string {
 func lastLines(path string) string {
 	lines := int64(kubecontainer.MaxContainerTerminationMessageLogLines)
 	var out bytes.Buffer
-	// No runtime is needed: it is asked only when following.
-	if err := logs.ReadLogs(context.Background(), path, "", &logs.LogOptions{TailLines: &lines}, nil, &out, &out); err != nil {
+	if err := logs.Read(context.Background(), path, logs.Options{Tail: &lines}, &out, &out); err != nil {
 		return fmt.Sprintf("Error on reading termination message from logs: %v", err)
 	}
 	b := out.Bytes()

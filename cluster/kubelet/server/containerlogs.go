@@ -55,7 +55,11 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 	}
 	read := logs.OptionsOf(opts, time.Now())
 	read.Log = s.opts.Log
-	read.Running = func(ctx context.Context) (bool, error) { return s.running(ctx, id) }
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	if opts.Follow {
+		read.Ended = s.whenEnded(ctx, id)
+	}
 	out := newLogWriter(w)
 	var stdout, stderr io.Writer = out, out
 	switch {
@@ -71,7 +75,7 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	err = logs.Read(r.Context(), about.GetStatus().GetLogPath(), read, stdout, stderr)
+	err = logs.Read(ctx, about.GetStatus().GetLogPath(), read, stdout, stderr)
 	if err != nil && !out.begun && r.Context().Err() == nil {
 		fail(w, http.StatusBadRequest, err.Error())
 		return
@@ -79,18 +83,33 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 	_ = out.Flush()
 }
 
+// checkEvery is how often the runtime is asked whether a container whose log is followed still
+// runs.
+const checkEvery = time.Second
+
+// whenEnded returns a channel that is closed when a container does not run any more, or ctx ends.
+func (s *Server) whenEnded(ctx context.Context, id string) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() { // ends with ctx
+		defer close(ended)
+		tick := time.NewTicker(checkEvery)
+		defer tick.Stop()
+		for s.running(ctx, id) {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ended
+}
+
 // running says whether a container runs. While the runtime is away it is taken to run on.
-func (s *Server) running(ctx context.Context, id string) (bool, error) {
+func (s *Server) running(ctx context.Context, id string) bool {
 	about, err := s.runtime.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
-	switch status.Code(err) {
-	case codes.OK:
-		return about.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING, nil
-	case codes.Unavailable:
-		return true, nil
-	case codes.NotFound:
-		return false, nil
-	}
-	return false, err
+	return status.Code(err) == codes.Unavailable ||
+		err == nil && about.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING
 }
 
 // logWriter holds back a log until there is a good deal of it, or nothing more for now.

@@ -83,28 +83,12 @@ func TestReadOnlyOneStream(t *testing.T) {
 	}
 }
 
-func TestTailStartOnLargeFiles(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "0.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for i := range 9000 {
-		fmt.Fprintf(f, "%06d\n", i)
-	}
-	for _, n := range []int64{1, 2, 2340, 2341, 5000, 8999, 9000, 9001} {
-		if at, err := tailStart(f, n); err != nil || at != 7*max(9000-n, 0) {
-			t.Errorf("%d lines begin at %d, %v", n, at, err)
-		}
-	}
-}
-
 func TestOptionsOf(t *testing.T) {
 	now := time.Unix(1000, 0)
 	if o := OptionsOf(&v1.PodLogOptions{
 		SinceSeconds: ptr.To[int64](60), TailLines: ptr.To[int64](5),
-		Follow: true,
-	}, now); o.Since != time.Unix(940, 0) || *o.Tail != 5 || !o.Follow {
+		Timestamps: true,
+	}, now); o.Since != time.Unix(940, 0) || *o.Tail != 5 || !o.Timestamps {
 		t.Error(o)
 	}
 	at := metav1.NewTime(time.Unix(7, 0))
@@ -140,16 +124,11 @@ func TestFollowOverRotations(t *testing.T) {
 	w := &writer{t: t, path: filepath.Join(t.TempDir(), "0.log")}
 	w.open()
 	w.write(3)
-	running := make(chan bool, 1)
-	running <- true
+	ended := make(chan struct{})
 	reader, pipe := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		done <- Read(t.Context(), w.path, Options{Follow: true, Running: func(context.Context) (bool, error) {
-			r := <-running
-			running <- r
-			return r, nil
-		}}, pipe, pipe)
+		done <- Read(t.Context(), w.path, Options{Ended: ended}, pipe, pipe)
 		pipe.Close()
 	}()
 	seen := 0
@@ -184,8 +163,7 @@ func TestFollowOverRotations(t *testing.T) {
 		expect(w.line)
 	}
 	w.write(1)
-	<-running
-	running <- false
+	close(ended)
 	expect(w.line)
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -200,7 +178,7 @@ func TestFollowEndsWithItsContext(t *testing.T) {
 	reader, pipe := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		done <- Read(ctx, w.path, Options{Follow: true, Running: func(context.Context) (bool, error) { return true, nil }}, pipe, nil)
+		done <- Read(ctx, w.path, Options{Ended: make(chan struct{})}, pipe, nil)
 	}()
 	var buf [100]byte
 	if _, err := reader.Read(buf[:]); err != nil {
@@ -218,7 +196,7 @@ func TestFollowTellsTheReadersError(t *testing.T) {
 	w.write(1)
 	reader, pipe := io.Pipe()
 	reader.CloseWithError(os.ErrClosed)
-	err := Read(t.Context(), w.path, Options{Follow: true, Running: func(context.Context) (bool, error) { return true, nil }}, pipe, nil)
+	err := Read(t.Context(), w.path, Options{Ended: make(chan struct{})}, pipe, nil)
 	if !errors.Is(err, os.ErrClosed) {
 		t.Error(err)
 	}
@@ -230,7 +208,7 @@ func TestFollowEndsAtTheLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	opts := Options{Follow: true, Limit: ptr.To[int64](7), Running: func(context.Context) (bool, error) { return true, nil }}
+	opts := Options{Ended: make(chan struct{}), Limit: ptr.To[int64](7)}
 	if err := Read(t.Context(), path, opts, &out, nil); err != nil || out.String() != "one\nthr" {
 		t.Errorf("%q %v", out.String(), err)
 	}

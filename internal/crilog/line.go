@@ -4,8 +4,11 @@
 //	2026-01-02T03:04:05.678901234Z stdout F text
 //
 // where the tag is F for a whole line and P for a piece of one that the next record of the
-// stream goes on with. Files are followed with inotify, through rotation: the writer renames
+// stream goes on with. Memory is bounded whatever the records are: what is longer than the buffer
+// is passed on in pieces. Files are followed with inotify, through rotation: the writer renames
 // the file away and goes on with a new one of the old name.
+//
+// It is a module of its own, because `coracle logs` and the cluster's kubelet both read logs.
 package crilog
 
 import (
@@ -23,12 +26,12 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Line is one record.
+// Line is one record, or a piece of a long one.
 type Line struct {
 	Time    time.Time
 	Stream  Stream
-	Partial bool   // the line goes on in the stream's next record
-	Text    []byte // without the newline; valid until the next record is read
+	Partial bool   // the line goes on in the stream's next Line
+	Text    []byte // without the newline; valid until the next Line is read
 }
 
 // Parse reads a record, given without its newline.

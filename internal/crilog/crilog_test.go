@@ -126,13 +126,50 @@ func TestReadRefuses(t *testing.T) {
 		t.Errorf("bad record: %v", err)
 	}
 	long := filepath.Join(dir, "long")
-	write(t, long, strings.Repeat("x", maxRecord+1))
+	write(t, long, strings.Repeat("x", 4<<20+1))
 	if err := Read(t.Context(), long, Options{Tail: -1}, sink); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("endless record: %v", err)
 	}
 	stop := errors.New("stop")
 	if err := Read(t.Context(), path, Options{Tail: -1}, func(Line) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("a sink's error: %v", err)
+	}
+}
+
+func TestLastRecordsOnLargeFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	var all strings.Builder
+	for i := range 9000 {
+		fmt.Fprintf(&all, "%06d\n", i)
+	}
+	write(t, path, all.String())
+	r, err := open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	for _, n := range []int{1, 2, 2340, 2341, 5000, 8999, 9000, 9001} {
+		if at, err := r.lastRecords(n); err != nil || at != int64(7*max(9000-n, 0)) {
+			t.Errorf("%d records begin at %d, %v", n, at, err)
+		}
+	}
+}
+
+// A record that does not fit the buffer comes in pieces, of which only the last ends the line.
+func TestReadInPieces(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	long := strings.Repeat("x", 200<<10)
+	write(t, path, record(1, "F", "a"), record(2, "F", long), record(3, "F", "b"))
+	var lines []string
+	open := ""
+	err := Read(t.Context(), path, Options{Tail: 2}, func(l Line) error {
+		if open += string(l.Text); !l.Partial {
+			lines, open = append(lines, open), ""
+		}
+		return nil
+	})
+	if err != nil || len(lines) != 2 || lines[0] != long || lines[1] != "b" || open != "" {
+		t.Errorf("%d lines, %d bytes more, %v", len(lines), len(open), err)
 	}
 }
 

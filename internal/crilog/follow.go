@@ -6,17 +6,21 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 )
 
-// Options choose what is read of a log.
+// Options choose what is read of a log, and how.
 type Options struct {
 	// Tail is the number of last lines; negative: all. A line counts once however many records it
 	// has.
 	Tail int
+	// TailRecords has Tail count records, before any are left out, as the kubelet's API does.
+	// Without Ended, no more than these are read.
+	TailRecords bool
 	// Since leaves out what is older.
 	Since time.Time
 	// Ended, if not nil, makes Read follow the log until it is closed; then it reads what is left
@@ -24,6 +28,11 @@ type Options struct {
 	Ended <-chan struct{}
 	// Idle, if not nil, is called before waiting for more: all that is there was handed on.
 	Idle func() error
+	// Odd, if not nil, is told of what is no record, which is left out then. If nil, that ends the
+	// reading.
+	Odd func(error)
+	// Unfinished has a record handed on, too, that a file ends with and whose newline is missing.
+	Unfinished bool
 }
 
 // Read hands the records of the log at path to sink, in order, until its end; with Ended, until the
@@ -45,14 +54,13 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 		return fmt.Errorf("log: %w", err)
 	}
 	defer func() { r.close() }()
-	if o.Tail >= 0 {
-		if err := r.skipTo(o.Tail, o.Since); err != nil {
-			return err
-		}
+	d := drainer{Options: o, sink: sink, records: math.MaxInt}
+	if err := d.skip(r); err != nil {
+		return err
 	}
 	ended := o.Ended
 	for {
-		if err := r.drain(ctx, o.Since, sink); err != nil {
+		if err := d.drain(ctx, r, false); err != nil || d.records == 0 {
 			return err
 		}
 		next, err := r.successor(path)
@@ -61,7 +69,7 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 		}
 		if next != nil {
 			// The writer is in the new file by now, so what the old one has is all.
-			if err := r.drain(ctx, o.Since, sink); err != nil {
+			if err := d.drain(ctx, r, true); err != nil {
 				next.close()
 				return err
 			}
@@ -76,7 +84,7 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 			continue
 		}
 		if ended == nil {
-			return nil
+			return d.drain(ctx, r, true)
 		}
 		if o.Idle != nil {
 			if err := o.Idle(); err != nil {
@@ -111,28 +119,65 @@ func await(ctx context.Context, path string, changed, ended <-chan struct{}) (*r
 	}
 }
 
-// drain hands on what is there.
-func (r *reader) drain(ctx context.Context, since time.Time, sink func(Line) error) error {
-	for ctx.Err() == nil {
-		l, err := r.next()
+// drainer hands on what is in files.
+type drainer struct {
+	Options
+	sink    func(Line) error
+	records int // to be read yet
+}
+
+// skip goes to where Tail begins.
+func (d *drainer) skip(r *reader) error {
+	var at int64
+	var err error
+	switch {
+	case d.Tail < 0:
+		return nil
+	case d.TailRecords:
+		if d.Ended == nil {
+			d.records = d.Tail
+		}
+		at, err = r.lastRecords(d.Tail)
+	default:
+		at, err = r.lastLines(d.Tail, d.Since, d.Odd)
+	}
+	if err != nil {
+		return err
+	}
+	return r.seek(at)
+}
+
+// drain hands on what is there; last says that no more is expected.
+func (d *drainer) drain(ctx context.Context, r *reader, last bool) error {
+	for d.records > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		before := r.ended
+		l, err := r.next(last && d.Unfinished)
+		d.records -= r.ended - before
 		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if odd, is := errors.AsType[oddRecord](err); is && d.Odd != nil {
+			d.Odd(odd)
+			continue
 		}
 		if err != nil {
 			return err
 		}
-		if l.Time.Before(since) {
+		if l.Time.Before(d.Since) {
 			continue
 		}
-		if err := sink(l); err != nil {
+		if err := d.sink(l); err != nil {
 			return err
 		}
 	}
-	return ctx.Err()
+	return nil
 }
 
-// successor opens the file that the writer went on with after this one; nil if it is still in this
-// one.
+// successor opens the file that the writer went on with after this one; nil if it may still be in
+// this one: it writes to the old file until it has opened the new one.
 func (r *reader) successor(path string) (*reader, error) {
 	now, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -145,7 +190,11 @@ func (r *reader) successor(path string) (*reader, error) {
 	if err != nil || os.SameFile(now, mine) {
 		return nil, err
 	}
-	next, err := open(between(mine, path))
+	name := between(mine, path)
+	if name == path && now.Size() == 0 {
+		return nil, nil
+	}
+	next, err := open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
