@@ -322,9 +322,10 @@ bench-image: build testbins bench-peers ## benchmark pulling and unpacking image
 bench-oci: deps ## benchmark one container: coracle-oci against crun and runc, the engine against libcontainer
 	@mkdir -p bin/test
 	$(GOBUILD) -ldflags "$(LDFLAGS)" -o bin/coracle-oci ./cmd/coracle-oci
+	$(GOBUILD) -ldflags '-s -w' -o bin/test/ ./integration/bench
 	CGO_ENABLED=1 $(GOBUILD) -ldflags '-s -w $(STATIC)' -o bin/test/ocibench ./integration/ocibench
 	@GO="$(GO)" hack/peers/install.sh
-	bin/test/ocibench -md docs/benchmarks.md $(BENCH_FLAGS)
+	bin/test/bench -oci -md docs/benchmarks.md $(BENCH_FLAGS)
 
 bench-peers: deps testbins ## install containerd + runc and CRI-O + crun for `make bench`
 	@GO="$(GO)" hack/tools.sh crictl registry cni

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,8 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -22,30 +19,6 @@ import (
 
 // nodeIP is an address that is not the loopback's, which kubelet and API server insist on.
 const nodeIP = "10.99.0.1"
-
-// figure and clusterOutput are what cluster-bench (cluster/bench) prints.
-type figure struct {
-	Stack string  `json:"stack"`
-	Name  string  `json:"name"`
-	Unit  string  `json:"unit"`
-	Value float64 `json:"value"`
-	More  bool    `json:"more"` // more is better
-}
-
-type clusterOutput struct {
-	Version string   `json:"version"`
-	Figures []figure `json:"figures"`
-}
-
-type clusterReport struct {
-	Date     string            `json:"date"`
-	Machine  machine           `json:"machine"`
-	Versions map[string]string `json:"versions"` // and the load, by stack
-	Figures  []figure          `json:"figures"`
-}
-
-// clusterStacks are the columns; one is up at a time.
-var clusterStacks = []string{"coracle", "upstream"}
 
 // benchmarkCluster measures whole clusters: Coracle's, and upstream's over containerd and runc.
 func benchmarkCluster(ctx context.Context, o options) error {
@@ -73,8 +46,8 @@ func benchmarkCluster(ctx context.Context, o options) error {
 	if o.scale {
 		flags = "-only nodes,reads -nodes 5000 -pods 100000 " + flags
 	}
-	rep := clusterReport{Date: time.Now().UTC().Format(time.DateOnly), Machine: thisMachine(o), Versions: map[string]string{}}
-	for _, stack := range clusterStacks {
+	rep := newReport(o, page.Clusters, nil, page.ClusterTable)
+	for _, stack := range page.Stacks {
 		if o.targets != "" && !slices.Contains(strings.Split(o.targets, ","), stack) {
 			continue
 		}
@@ -87,20 +60,16 @@ func benchmarkCluster(ctx context.Context, o options) error {
 		rep.Versions[stack] = fmt.Sprintf("%s, load %s before and %s after", out.Version, before, loadAverage())
 		rep.Figures = append(rep.Figures, out.Figures...)
 		if err != nil {
-			fmt.Fprint(os.Stderr, "bench: not all has been measured; this was:\n", aligned(clusterRows(rep)))
+			fmt.Fprintln(os.Stderr, "bench: not all has been measured; this was:")
+			rep.Print(os.Stderr)
 			return fmt.Errorf("%s: %w\nlogs are in %s", stack, err, dir)
 		}
 	}
-	rep.Machine.LoadAfter = loadAverage()
-	fmt.Print(aligned(clusterRows(rep)))
-	if o.md != "" {
-		err = page.Write(o.md, page.Clusters, clusterPage(rep))
-	}
-	return errors.Join(err, writeJSON(o.out, rep), os.RemoveAll(dir))
+	return errors.Join(finish(rep, o), os.RemoveAll(dir))
 }
 
 // measureStack runs cluster-bench for one stack in a directory of its own.
-func measureStack(ctx context.Context, stack, dir, flags string) (out clusterOutput, err error) {
+func measureStack(ctx context.Context, stack, dir, flags string) (out measured, err error) {
 	program, err := testkit.FindBin("test", "cluster-bench")
 	if err != nil {
 		return out, err
@@ -138,13 +107,8 @@ func measureStack(ctx context.Context, stack, dir, flags string) (out clusterOut
 		// Volumes that kubelet mounts have to be seen by the runtime.
 		argv = append([]string{"nsenter", "--mount", "--target", strconv.Itoa(t.pid())}, append(argv, "-cri", t.socket)...)
 	}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 3 * time.Minute
-	cmd.Stderr = os.Stderr
-	raw, err := cmd.Output()
-	if err := errors.Join(err, json.Unmarshal(raw, &out)); err != nil { // out has what was measured before
-		return out, fmt.Errorf("cluster-bench: %w", err)
+	if out, err = runProgram(ctx, argv); err != nil {
+		return out, err
 	}
 	out.Version = "Kubernetes " + out.Version
 	if stack == "coracle" { // and of which commit
@@ -155,86 +119,4 @@ func measureStack(ctx context.Context, stack, dir, flags string) (out clusterOut
 		out.Version = strings.TrimSpace(string(said))
 	}
 	return out, nil
-}
-
-// clusterRows are the table, a row per figure in the order in which they were found.
-func clusterRows(rep clusterReport) [][]string {
-	all := [][]string{append(append([]string{""}, clusterStacks...), "×")}
-	var names []string
-	for _, f := range rep.Figures {
-		if slices.Contains(names, f.Name) {
-			continue
-		}
-		names = append(names, f.Name)
-		row := []string{f.Name + ", " + f.Unit}
-		values := map[string]float64{}
-		for _, stack := range clusterStacks {
-			cell := ""
-			for _, g := range rep.Figures {
-				if g.Name == f.Name && g.Stack == stack {
-					values[stack], cell = g.Value, significant(g.Value)
-				}
-			}
-			row = append(row, cell)
-		}
-		ours, theirs, ratio := values[clusterStacks[0]], values[clusterStacks[1]], ""
-		if f.More {
-			ours, theirs = theirs, ours
-		}
-		if ours > 0 && theirs > 0 {
-			ratio = fmt.Sprintf("%.1f", theirs/ours)
-		}
-		all = append(all, append(row, ratio))
-	}
-	return all
-}
-
-// significant writes three digits at least, and no exponent.
-func significant(v float64) string {
-	digits := 0
-	for limit := 100.0; digits < 2 && v < limit; limit /= 10 {
-		digits++
-	}
-	return strconv.FormatFloat(v, 'f', digits, 64)
-}
-
-func clusterPage(rep clusterReport) string {
-	var b strings.Builder
-	b.WriteString(string(page.Clusters) + "\n" + `
-One run, one machine, first Coracle's cluster (` + "`coracle up`" + `), then upstream's own: etcd, kube-apiserver,
-kube-controller-manager, kube-scheduler and kubelet over containerd and runc. To repeat it:
-
-    make bench-cluster
-
-(` + "`BENCH_FLAGS=-md=docs/benchmarks.md`" + ` writes this part of the page.) × says how many times better Coracle's figure is.
-
-`)
-	b.WriteString(clusterTable(rep))
-	b.WriteString(`
-- Cold start: nothing on disk, certificates included; the first pod's image comes from a registry on
-  loopback. Coracle's time includes the start of its runtime; containerd runs before the clock does.
-- Idle: control plane and kubelet without the runtime, one pod running, 20 seconds after the cold start.
-- Upstream runs without leader election, and all clients' own limits are lifted.
-- A pod's way: pods one at a time, median. What only one of the two can be asked is left out for the other.
-- Deployment: until the last pod is Ready; until the last pod is gone from the API. Median of 5.
-- API: pods that no scheduler cares for, protobuf, 20 clients.
-- Simulated nodes are objects whose leases are renewed; 20 clients create the pods.
-- Memory but for files: RssAnon of control plane and kubelet. The most is looked for twice a second while nodes are simulated. Then pods,
-  nodes, leases and events are deleted, and it is read for ten minutes, or until it is at most 1.2 times what it was when idle.
-- Scheduler alone: all pods wait before it starts; both schedulers run against kube-apiserver.
-`)
-	return b.String()
-}
-
-// clusterTable is the table, with which machine and programs it is of.
-func clusterTable(rep clusterReport) string {
-	var b strings.Builder
-	b.WriteString(page.Table(clusterRows(rep)))
-	fmt.Fprintf(&b, "\n%s.\n", rep.Machine.describe(rep.Date))
-	for _, stack := range clusterStacks {
-		if about := rep.Versions[stack]; about != "" {
-			fmt.Fprintf(&b, "- %s: %s\n", stack, about)
-		}
-	}
-	return b.String()
 }

@@ -32,13 +32,13 @@ func benchmarkImages(ctx context.Context, o options) error {
 		if err != nil {
 			return err
 		}
-		rep := newReport(targets, o)
+		rep := reportOf(targets, o, page.Images, map[string]any{"runs": o.runs, "pullers": pullers, "creates": creates})
 		for _, w := range work {
 			if err := inTurns(targets, o.runs, func(_ int, t *target) error { return t.measurePull(ctx, w) }); err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
 			}
 		}
-		return rep.finish(o, page.Images, func() string { return imagePage(rep, o) })
+		return finishTargets(rep, targets, o)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/integration/bench/page"
 	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"github.com/coracle-project/coracle/internal/testkit"
 )
@@ -202,7 +203,7 @@ func measureLatency(ctx context.Context, targets []*target, o options) (err erro
 			return err
 		}
 		t.add("stop + remove until nothing is left, ms", took)
-		t.say("run %d: pod start %.1f ms, gone in %.0f ms", run, quantile(t.Values[string(podStart)+", ms"][run-1:], .5), took)
+		t.say("run %d: pod start %.1f ms, gone in %.0f ms", run, page.Quantile(page.Values(t.figures, t.name, string(podStart)+", ms")[run-1:], .5), took)
 		return quiet.Wait(ctx)
 	})
 }
@@ -234,9 +235,9 @@ func (t *target) latency(ctx context.Context, n int) error {
 		}
 	}
 	for _, s := range steps {
-		t.add(string(s)+", ms", quantile(times[s], .5))
+		t.add(string(s)+", ms", page.Quantile(times[s], .5))
 		if s == podStart {
-			t.add(fmt.Sprintf("… the slowest of %d, ms", n), quantile(times[s], 1))
+			t.add(fmt.Sprintf("… the slowest of %d, ms", n), page.Quantile(times[s], 1))
 		}
 	}
 	return nil

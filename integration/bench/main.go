@@ -7,6 +7,7 @@
 //	bin/test/bench -o out/bench.json -md docs/benchmarks.md
 //	bin/test/bench -cluster              whole clusters, Coracle's and upstream's
 //	bin/test/bench -images               pulling and unpacking
+//	bin/test/bench -oci                  one container, by the OCI runtimes and in process
 //	bin/test/bench -writers 4            starts and execs next to containers that write at full speed
 //
 // Runtimes and images are measured in several runs, in which the runtimes take turns, and each time
@@ -18,6 +19,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -25,7 +27,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -41,17 +42,14 @@ import (
 const registryAddr = "127.0.0.1:5000"
 
 type options struct {
-	targets, parts, out, md string
-	runs, n, warm           int
-	pods, crowd, clients    int
-	seccomp, busy           bool
-	cluster, scale, images  bool
-	clusterFlags            string
-	tiny, writers           int
+	targets, parts, out, md     string
+	runs, n, warm               int
+	pods, crowd, clients        int
+	seccomp, busy               bool
+	cluster, scale, images, oci bool
+	clusterFlags                string
+	tiny, writers               int
 }
-
-// cpus is how many the machine has.
-var cpus = runtime.NumCPU()
 
 func main() { os.Exit(testkit.Isolate(run)) }
 
@@ -62,7 +60,9 @@ func run() int {
 			"-cluster: coracle, upstream")
 	flag.StringVar(&o.parts, "parts", "latency,memory,crowd,scale", "what is measured of runtimes, comma-separated")
 	flag.IntVar(&o.runs, "runs", 5, "how often everything is measured")
-	flag.IntVar(&o.n, "n", 20, "pods, one after another, per runtime and run")
+	flag.IntVar(&o.n, "n", 0,
+		"pods, one after another, per runtime and run (default 20); with -oci: runs of each command, a third of it with many "+
+			"mounts (default 150)")
 	flag.IntVar(&o.warm, "warmup", 3, "pods per runtime that are not counted")
 	flag.IntVar(&o.pods, "pods", 50, "idle pods that memory is measured with")
 	flag.IntVar(&o.crowd, "crowd", 100, "pods that are started at once")
@@ -73,6 +73,7 @@ func run() int {
 	flag.BoolVar(&o.scale, "scale", false,
 		"measure whole clusters with 5,000 simulated nodes and 100,000 pods instead (-cluster-flags overrides it)")
 	flag.StringVar(&o.clusterFlags, "cluster-flags", "", "flags for cluster-bench, which -cluster runs")
+	flag.BoolVar(&o.oci, "oci", false, "measure one container instead: coracle-oci next to crun and runc, the engine next to libcontainer")
 	flag.BoolVar(&o.images, "images", false, "measure pulling and unpacking images instead")
 	flag.IntVar(&o.tiny, "tiny", 1000, "tiny images of -images")
 	flag.IntVar(&o.writers, "writers", 0,
@@ -86,7 +87,7 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "bench: -scale has no page: it prints its table")
 		return 2
 	}
-	measure := benchmark
+	measure, n := benchmark, 20
 	if o.cluster || o.scale {
 		measure = benchmarkCluster
 	}
@@ -96,6 +97,10 @@ func run() int {
 	if o.writers > 0 {
 		measure = benchmarkWriters
 	}
+	if o.oci {
+		measure, n = benchmarkContainer, 150
+	}
+	o.n = cmp.Or(o.n, n)
 	quiet.OnBusyMachine = o.busy
 	err := quiet.Require(ctx)
 	if err == nil {
@@ -111,7 +116,10 @@ func run() int {
 // benchmark measures runtimes, all of them or one at a time, which take turns.
 func benchmark(ctx context.Context, o options) error {
 	return withTargets(ctx, o, func(targets []*target) error {
-		rep := newReport(targets, o)
+		rep := reportOf(targets, o, page.Runtimes, map[string]any{
+			"runs": o.runs, "n": o.n, "gone": gonePods, "pods": o.pods, "crowd": o.crowd, "clients": o.clients, "lists": lists,
+			"window": quiet.Window, "busy": quiet.Busy, "seccomp": o.seccomp,
+		})
 		alone := func(measure func(context.Context, *target, options) error) func() error {
 			return func() error {
 				return inTurns(targets, o.runs, func(_ int, t *target) error { return measure(ctx, t, o) })
@@ -135,11 +143,29 @@ func benchmark(ctx context.Context, o options) error {
 			if err := parts[part](); err != nil {
 				fmt.Fprintln(os.Stderr, "bench: not all has been measured; this was:")
 				o.md = "" // the page has whole runs
-				return errors.Join(fmt.Errorf("%s: %w", part, err), rep.finish(o, page.Runtimes, nil))
+				return errors.Join(fmt.Errorf("%s: %w", part, err), finishTargets(rep, targets, o))
 			}
 		}
-		return rep.finish(o, page.Runtimes, func() string { return runtimesPage(rep, o) })
+		return finishTargets(rep, targets, o)
 	})
+}
+
+// reportOf begins a report that compares runtimes.
+func reportOf(targets []*target, o options, part page.Part, given map[string]any) *page.Report {
+	var names []string
+	for _, t := range targets {
+		names = append(names, t.name)
+	}
+	return newReport(o, part, given, page.Compared(names))
+}
+
+// finishTargets finishes a report with the runtimes' figures.
+func finishTargets(rep *page.Report, targets []*target, o options) error {
+	for _, t := range targets {
+		rep.Versions[t.name] = t.version
+		rep.Figures = append(rep.Figures, t.figures...)
+	}
+	return finish(rep, o)
 }
 
 // withTargets calls measure with the runtimes on their own disk, and a registry that has the

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coracle-project/coracle/integration/bench/page"
 	"github.com/coracle-project/coracle/integration/bench/quiet"
 	"github.com/coracle-project/coracle/internal/testkit/leak"
 )
@@ -35,7 +36,7 @@ func (t *target) untilGone(ctx context.Context) (float64, error) {
 			return 0, err
 		}
 	}
-	return quantile(all, .5), nil
+	return page.Quantile(all, .5), nil
 }
 
 func (t *target) onePodGone(ctx context.Context) (float64, error) {

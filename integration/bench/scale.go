@@ -9,6 +9,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/integration/bench/page"
 	"github.com/coracle-project/coracle/integration/bench/quiet"
 )
 
@@ -59,7 +60,7 @@ func measureScale(ctx context.Context, t *target, o options) (err error) {
 				return err
 			}
 		}
-		t.say("among %d pods: start %s ms", size, spread(t.Values[amongName(size)]))
+		t.say("among %d pods: start %.1f ms", size, page.Quantile(page.Values(t.figures, t.name, amongName(size)), .5))
 	}
 	slices.Reverse(held)
 	return removeAll(ctx, c, held)
@@ -80,7 +81,7 @@ func (t *target) among(ctx context.Context, pods, n int, inUse float64) error {
 		}
 		more, took = append(more, p), append(took, p.took[podStart])
 	}
-	t.add(amongName(pods), quantile(took, .5))
+	t.add(amongName(pods), page.Quantile(took, .5))
 	if err := errors.Join(removeAll(ctx, t.client, more), quiet.Below(ctx, inUse)); err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func (t *target) among(ctx context.Context, pods, n int, inUse float64) error {
 				return err
 			}
 		}
-		t.add(fmt.Sprintf("%s of %d, ms", l.call, pods), quantile(took, .5))
+		t.add(fmt.Sprintf("%s of %d, ms", l.call, pods), page.Quantile(took, .5))
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/integration/bench/page"
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -25,7 +26,7 @@ type target struct {
 	launch  func(t *target) (stop func() error, socket string, err error)
 	peer    bool
 
-	figures
+	figures []page.Figure
 	version string
 
 	client *client
@@ -126,6 +127,11 @@ func (t *target) open() error {
 	}
 	t.version = v.GetRuntimeName() + " " + v.GetRuntimeVersion()
 	return nil
+}
+
+// add notes the value of one run.
+func (t *target) add(name string, value float64) {
+	t.figures = append(t.figures, page.Figure{Of: t.name, Name: name, Value: value})
 }
 
 // say tells how the measurement goes.

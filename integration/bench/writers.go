@@ -10,6 +10,8 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/integration/bench/page"
 )
 
 // A container that writes empty lines causes a record of 40 bytes for each byte, so with little CPU
@@ -56,14 +58,14 @@ func measureWriters(ctx context.Context, t *target, o options) (err error) {
 		fmt.Printf("%s: round %d: quiet %s; %d writers %s; %s\n", t.name, round+1, q, o.writers, l, note)
 		quiet, loud = quiet.and(q), loud.and(l)
 	}
-	start, exec := quantile(loud.starts, .5)/quantile(quiet.starts, .5), quantile(loud.execs, .5)/quantile(quiet.execs, .5)
+	start, exec := page.Quantile(loud.starts, .5)/page.Quantile(quiet.starts, .5), page.Quantile(loud.execs, .5)/page.Quantile(quiet.execs, .5)
 	fmt.Printf("%s: all rounds: quiet %s; %d writers %s; pod start %.2f times, ExecSync %.2f times\n", t.name, quiet, o.writers, loud, start,
 		exec)
 	return nil
 }
 
 func (b durations) String() string {
-	return fmt.Sprintf("pod start %.1f ms, ExecSync %.1f ms", quantile(b.starts, .5), quantile(b.execs, .5))
+	return fmt.Sprintf("pod start %.1f ms, ExecSync %.1f ms", page.Quantile(b.starts, .5), page.Quantile(b.execs, .5))
 }
 
 func (b durations) and(more durations) durations {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 )
@@ -26,12 +25,8 @@ type command struct {
 // sample are the measurements of one command.
 type sample struct {
 	name string
-	wall []time.Duration // sorted
-	cpu  time.Duration   // mean, of the command and what it has waited for
-}
-
-func (s *sample) at(quantile float64) time.Duration {
-	return s.wall[int(float64(len(s.wall)-1)*quantile)]
+	wall []time.Duration
+	cpu  time.Duration // mean, of the command and what it has waited for
 }
 
 // commands runs `run` of true with every runtime, so many times in a row before it is another one's
@@ -45,15 +40,10 @@ func (w *workshop) commands(runs, inRow int) ([]sample, error) {
 		{"floor: namespaces, cgroups, mount and exec in C", []string{w.floor, rootfs, filepath.Dir(cgroupPath) + "-floor", "/bin/true"}},
 	}
 	for _, profile := range []string{noSeccomp, defaultSeccomp} {
-		for _, rt := range []struct{ name, path string }{
-			{"coracle-oci", "coracle-oci"}, {"crun", "peers/bin/crun"}, {"runc", "peers/bin/runc"},
-		} {
-			path := filepath.Join(w.bin, rt.path)
-			if _, err := os.Stat(path); err != nil {
-				return nil, fmt.Errorf("%s is missing, use make bench-oci: %w", rt.name, err)
-			}
-			root := filepath.Join("/run", "ocibench-"+rt.name)
-			list = append(list, command{rt.name + ", " + profile, []string{path, "--root", root, "run", "--bundle", w.bundles[profile], "one"}})
+		for _, name := range []string{"coracle-oci", "crun", "runc"} {
+			root := filepath.Join("/run", "ocibench-"+name)
+			argv := []string{programs(w.bin)[name], "--root", root, "run", "--bundle", w.bundles[profile], "one"}
+			list = append(list, command{name + ", " + profile, argv})
 		}
 	}
 	out := make([]sample, len(list))
@@ -77,9 +67,6 @@ func (w *workshop) commands(runs, inRow int) ([]sample, error) {
 				out[k].cpu += cpu / time.Duration(runs/inRow*inRow)
 			}
 		}
-	}
-	for i := range out {
-		slices.Sort(out[i].wall)
 	}
 	return out, nil
 }

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +17,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/integration/bench/page"
 	oci "github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
@@ -27,7 +26,7 @@ import (
 // engineFigures are one engine's, in process as in the shim, with the default seccomp profile.
 type engineFigures struct {
 	name                  string
-	exited, deleted, exec []time.Duration // sorted; from Create on, of exec from Exec on
+	exited, deleted, exec []time.Duration // from Create on, of exec from Exec on
 	made                  int             // containers, by four callers at once,
 	making                time.Duration   // and how long that took
 	starterPSS            int             // kB, 0: it has no starter
@@ -42,7 +41,6 @@ func (f *engineFigures) perSecond() float64 { return float64(f.made) / f.making.
 func (f *engineFigures) join(more *engineFigures) {
 	for _, d := range []struct{ to, from *[]time.Duration }{{&f.exited, &more.exited}, {&f.deleted, &more.deleted}, {&f.exec, &more.exec}} {
 		*d.to = append(*d.to, *d.from...)
-		slices.Sort(*d.to)
 	}
 	f.made += more.made
 	f.making += more.making
@@ -54,7 +52,7 @@ func (f *engineFigures) join(more *engineFigures) {
 func (w *workshop) engines(runs int, many *crowd) (without, with []engineFigures, err error) {
 	names := []string{engine.Name, lc.Name}
 	without, with = make([]engineFigures, len(names)), make([]engineFigures, len(names))
-	for turn := range 2 * turns {
+	for turn := range 2 * page.Turns {
 		mounted := turn%4 == 1 || turn%4 == 2 // without, with, with, without, …
 		figures := without
 		if mounted {
@@ -65,7 +63,7 @@ func (w *workshop) engines(runs int, many *crowd) (without, with []engineFigures
 		}
 		for i := range names {
 			i = (i + turn/2) % len(names)
-			f, ferr := w.engineOf(names[i], max(runs/turns, 1))
+			f, ferr := w.engineOf(names[i], page.InRow(runs))
 			if ferr != nil {
 				err = fmt.Errorf("engine %s: %w", names[i], ferr)
 				break
@@ -114,9 +112,6 @@ func (w *workshop) engineOf(name string, runs int) (*engineFigures, error) {
 	if err := w.execs(e, f, runs); err != nil {
 		return nil, err
 	}
-	slices.Sort(f.exited)
-	slices.Sort(f.deleted)
-	slices.Sort(f.exec)
 	began := time.Now()
 	err = w.parallel(e, runs)
 	f.made, f.making = runs, time.Since(began)
@@ -249,5 +244,3 @@ func starterPSS() int {
 	}
 	return 0
 }
-
-func cpus() int { return runtime.NumCPU() }

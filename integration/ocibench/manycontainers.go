@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/integration/bench/page"
 )
 
-// crowd is manyMounts more mounts below a directory, which is made with them.
+// crowd is page.Mounts more mounts below a directory, which is made with them.
 type crowd struct{ dir string }
 
 // mount makes them, or none.
@@ -37,7 +39,7 @@ func (c *crowd) fill() error {
 	if err := os.Mkdir(source, 0o755); err != nil {
 		return err
 	}
-	for i := range manyMounts {
+	for i := range page.Mounts {
 		d := filepath.Join(c.dir, fmt.Sprint(i))
 		if err := os.Mkdir(d, 0o755); err != nil {
 			return err

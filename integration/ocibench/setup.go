@@ -90,17 +90,3 @@ func (w *workshop) close() {
 		_ = unix.Rmdir(dir)
 	}
 }
-
-// sizes are the programs' in bytes.
-func (w *workshop) sizes() map[string]int64 {
-	out := map[string]int64{}
-	for name, path := range map[string]string{
-		"coracle-oci": w.bin + "/coracle-oci", "crun": w.bin + "/peers/bin/crun",
-		"runc": w.bin + "/peers/bin/runc",
-	} {
-		if st, err := os.Stat(path); err == nil {
-			out[name] = st.Size()
-		}
-	}
-	return out
-}

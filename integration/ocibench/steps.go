@@ -13,8 +13,7 @@ import (
 
 // step is a line of --trace-steps.
 type step struct {
-	depth  int
-	what   string
+	what   string // indented as it is printed
 	median time.Duration
 }
 
@@ -46,8 +45,7 @@ func (w *workshop) steps(runs int) ([]step, error) {
 	var list []step
 	for _, key := range order {
 		slices.Sort(took[key])
-		what := strings.TrimLeft(key, " ")
-		list = append(list, step{depth: (len(key) - len(what)) / 2, what: what, median: took[key][len(took[key])/2]})
+		list = append(list, step{what: key, median: took[key][len(took[key])/2]})
 	}
 	return list, nil
 }

@@ -1,10 +1,9 @@
-// Package page keeps docs/benchmarks.md, whose parts are written by different programs at
-// different times.
+// Package page writes docs/benchmarks.md, whose parts are measured at different times: tables,
+// which are described as data, and the text of each part, a template.
 package page
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -20,7 +19,7 @@ const (
 	Clusters  Part = "## Whole clusters"
 	Memory    Part = "## What is in memory" // written by hand
 	Images    Part = "## Images"
-	Services  Part = "## Services"             // written by the cluster's module
+	Services  Part = "## Services"             // by hand, from what cluster/bench/proxy prints
 	Network   Part = "## The built-in network" // written by hand
 )
 
@@ -59,16 +58,4 @@ func split(page string) map[Part]string {
 		have[now] += line
 	}
 	return have
-}
-
-// Table is a table in Markdown; the first row is its head.
-func Table(rows [][]string) string {
-	var b strings.Builder
-	for i, row := range rows {
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
-		if i == 0 {
-			fmt.Fprintf(&b, "| --- |%s\n", strings.Repeat(" ---: |", len(row)-1))
-		}
-	}
-	return b.String()
 }
