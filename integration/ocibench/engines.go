@@ -25,7 +25,6 @@ import (
 
 // engineFigures are one engine's, in process as in the shim, with the default seccomp profile.
 type engineFigures struct {
-	name                  string
 	exited, deleted, exec []time.Duration // from Create on, of exec from Exec on
 	made                  int             // containers, by four callers at once,
 	making                time.Duration   // and how long that took
@@ -37,70 +36,63 @@ const callers = 4
 
 func (f *engineFigures) perSecond() float64 { return float64(f.made) / f.making.Seconds() }
 
-// join takes in what was measured of the same engine another time.
-func (f *engineFigures) join(more *engineFigures) {
-	for _, d := range []struct{ to, from *[]time.Duration }{{&f.exited, &more.exited}, {&f.deleted, &more.deleted}, {&f.exec, &more.exec}} {
-		*d.to = append(*d.to, *d.from...)
-	}
-	f.made += more.made
-	f.making += more.making
-	f.name, f.starterPSS = more.name, more.starterPSS
-}
-
 // engines measures the engines with few mounts on the host and with many. They take turns, and
 // the order of both changes from one turn to the next.
-func (w *workshop) engines(runs int, many *crowd) (without, with []engineFigures, err error) {
-	names := []string{engine.Name, lc.Name}
-	without, with = make([]engineFigures, len(names)), make([]engineFigures, len(names))
+func (w *workshop) engines(runs int, many *crowd) (map[string]*engineFigures, error) {
+	names, all := []string{engine.Name, lc.Name}, map[string]*engineFigures{}
+	for _, name := range names {
+		all[name], all[page.OnCrowdedHost(name)] = &engineFigures{}, &engineFigures{}
+	}
 	for turn := range 2 * page.Turns {
 		mounted := turn%4 == 1 || turn%4 == 2 // without, with, with, without, …
-		figures := without
 		if mounted {
 			if err := many.mount(); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
-			figures = with
 		}
+		var err error
 		for i := range names {
-			i = (i + turn/2) % len(names)
-			f, ferr := w.engineOf(names[i], page.InRow(runs))
-			if ferr != nil {
-				err = fmt.Errorf("engine %s: %w", names[i], ferr)
+			name := names[(i+turn/2)%len(names)]
+			f := all[name]
+			if mounted {
+				f = all[page.OnCrowdedHost(name)]
+			}
+			if err = w.engine(name, f, page.InRow(runs)); err != nil {
+				err = fmt.Errorf("engine %s: %w", name, err)
 				break
 			}
-			figures[i].join(f)
 		}
 		if mounted {
 			err = errors.Join(err, many.unmount())
 		}
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	return without, with, nil
+	return all, nil
 }
 
-func (w *workshop) engineOf(name string, runs int) (*engineFigures, error) {
+// engine measures one in one turn.
+func (w *workshop) engine(name string, f *engineFigures, runs int) error {
 	state := filepath.Join("/run/ocibench-engine", name)
 	var e oci.Engine
 	fallback, err := lc.New(lc.Config{StateDir: state})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	e = fallback
 	if name == engine.Name {
 		ours, err := engine.New(engine.Config{StateDir: state})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		defer ours.Close()
 		e = ours
 	}
-	f := &engineFigures{name: name}
 	for i := range runs + warmUp {
 		exited, deleted, err := w.life(e, "one")
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if i >= warmUp {
 			f.exited, f.deleted = append(f.exited, exited), append(f.deleted, deleted)
@@ -110,12 +102,12 @@ func (w *workshop) engineOf(name string, runs int) (*engineFigures, error) {
 		f.starterPSS = starterPSS()
 	}
 	if err := w.execs(e, f, runs); err != nil {
-		return nil, err
+		return err
 	}
 	began := time.Now()
 	err = w.parallel(e, runs)
-	f.made, f.making = runs, time.Since(began)
-	return f, err
+	f.made, f.making = f.made+runs, f.making+time.Since(began)
+	return err
 }
 
 // life is a container that runs true.

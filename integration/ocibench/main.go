@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/integration/bench/page"
+	"github.com/coracle-project/coracle/runtime/engine"
 	"github.com/coracle-project/coracle/runtime/lc"
 )
 
@@ -87,7 +88,7 @@ func (o *output) measure(bin string, runs int) error {
 	}
 	many := &crowd{dir: filepath.Join(dir, "many")}
 	say(fmt.Sprintf("engines, without and with %d mounts", page.Mounts))
-	without, with, err := w.engines(runs, many)
+	engines, err := w.engines(runs, many)
 	if err != nil {
 		return err
 	}
@@ -100,11 +101,13 @@ func (o *output) measure(bin string, runs int) error {
 		return err
 	}
 	o.commands(page.WithMounts, mounted)
-	for i := range without {
-		o.engine(without[i].name, &without[i])
-		o.engine(page.OnCrowdedHost(with[i].name), &with[i])
+	for name, f := range engines {
+		o.times(name, "create, start, exit seen", f.exited...)
+		o.times(name, "… and deleted", f.deleted...)
+		o.times(name, "exec of true, exit seen", f.exec...)
+		o.found(name, fmt.Sprintf("containers/s, %d callers", callers), "", f.perSecond())
 	}
-	o.found(page.Starter, "PSS", "kB", float64(without[0].starterPSS))
+	o.found(page.Starter, "PSS", "kB", float64(engines[engine.Name].starterPSS))
 	for _, s := range steps {
 		const least = 10 * time.Microsecond
 		if s.median >= least {
@@ -136,13 +139,6 @@ func (o *output) commands(how string, all []sample) {
 		o.times(how, s.name, s.wall...)
 		o.times(page.CPU(how), s.name, s.cpu)
 	}
-}
-
-func (o *output) engine(name string, f *engineFigures) {
-	o.times(name, "create, start, exit seen", f.exited...)
-	o.times(name, "… and deleted", f.deleted...)
-	o.times(name, "exec of true, exit seen", f.exec...)
-	o.found(name, fmt.Sprintf("containers/s, %d callers", callers), "", f.perSecond())
 }
 
 // programs are those that are compared.

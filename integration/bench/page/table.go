@@ -113,11 +113,12 @@ func at(q float64, write func(float64) string) func([]float64) string {
 	return func(values []float64) string { return write(Quantile(values, q)) }
 }
 
-// spread writes the median and, in brackets, two more quantiles; of one value only that.
-func spread(low, high float64, write func(float64) string) func([]float64) string {
+// spread writes the median and, in brackets, two more quantiles; what has only one value, as single
+// does.
+func spread(low, high float64, write, single func(float64) string) func([]float64) string {
 	return func(values []float64) string {
 		if len(values) == 1 {
-			return write(values[0])
+			return single(values[0])
 		}
 		return fmt.Sprintf("%s (%s–%s)", write(Quantile(values, .5)), write(Quantile(values, low)), write(Quantile(values, high)))
 	}

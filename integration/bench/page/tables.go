@@ -7,16 +7,13 @@ import "fmt"
 func Compared(runtimes []string) Table {
 	t := Table{Corner: "median (lowest–highest)"}
 	for i, name := range runtimes {
-		t.Columns = append(t.Columns, Column{Head: name, Of: name, Cell: spread(0, 1, short)})
+		t.Columns = append(t.Columns, Column{Head: name, Of: name, Cell: spread(0, 1, short, short)})
 		if i > 0 {
 			t.Columns = append(t.Columns, Column{Head: "×", Of: name, Than: &Than{Of: runtimes[0], Digits: 1, None: "–"}})
 		}
 	}
 	return t
 }
-
-// Stacks are what ClusterTable compares.
-var Stacks = []string{"coracle", "upstream"}
 
 // ClusterTable is that of whole clusters.
 var ClusterTable = Table{Columns: []Column{
@@ -76,15 +73,9 @@ var ContainerTables = []Table{
 }
 
 func engineTable(names ...string) Table {
-	times := spread(.1, .9, hundredths)
 	t := Table{Corner: "ms"}
-	for _, name := range names {
-		t.Columns = append(t.Columns, Column{Head: name, Of: name, Cell: func(values []float64) string {
-			if len(values) == 1 {
-				return whole(values[0]) // a rate
-			}
-			return times(values)
-		}})
+	for _, name := range names { // a rate has a single value
+		t.Columns = append(t.Columns, Column{Head: name, Of: name, Cell: spread(.1, .9, hundredths, whole)})
 	}
 	return t
 }
