@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // Mount implements volume.Source.
@@ -77,7 +78,7 @@ func (n *Node) take(ctx context.Context, r *request) (s *staged, err error) {
 // published says whether an earlier Mount, perhaps of another process, has succeeded, and what it
 // made is still there. The driver is not asked.
 func (n *Node) published(v *volume.Spec, target string) (bool, error) {
-	boot, err := volume.ReadFile(filepath.Join(v.State, publishedFile), 64)
+	boot, err := layout.ReadFile(filepath.Join(v.State, publishedFile), 64)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

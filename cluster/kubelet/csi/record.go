@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // record is a vol_data.json, in upstream's format.
@@ -78,7 +78,7 @@ func inlineHandle(pod types.UID, name string) string {
 // readRecord reads the record in a directory. It waits for nothing and follows no link.
 func readRecord(dir string) (*record, error) {
 	path := filepath.Join(dir, recordFile)
-	raw, err := volume.ReadFile(path, mostRecord)
+	raw, err := layout.ReadFile(path, mostRecord)
 	if err != nil {
 		return nil, err
 	}
@@ -208,14 +208,14 @@ func (n *Node) recordOf(u user, block bool) *record {
 // readUsersLocked finds the pods that have volumes.
 func (n *Node) readUsersLocked() error {
 	pods := filepath.Join(n.opts.RootDir, "pods")
-	uids, err := volume.Directories(pods)
+	uids, err := layout.Directories(pods)
 	if err != nil {
 		return err
 	}
 	for _, uid := range uids {
 		for _, place := range []string{"volumes", "plugins"} {
 			dir := filepath.Join(pods, uid, place, pluginName)
-			specs, err := volume.Directories(dir)
+			specs, err := layout.Directories(dir)
 			if err != nil {
 				n.opts.Log.Error("csi: a pod's volumes cannot be listed", "dir", dir, "err", err)
 				continue
@@ -252,12 +252,12 @@ func (n *Node) readUsersLocked() error {
 
 // recordDirs lists the directories that have, or had, the record of a staged volume.
 func recordDirs(plugin string) (dirs []string, err error) {
-	drivers, err := volume.Directories(plugin)
+	drivers, err := layout.Directories(plugin)
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range drivers {
-		all, err := volume.Directories(filepath.Join(plugin, d))
+		all, err := layout.Directories(filepath.Join(plugin, d))
 		if err != nil {
 			return nil, err
 		}

@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/client"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 func service(namespace, name, ip string) *v1.Service {
@@ -202,7 +202,7 @@ func TestResolve(t *testing.T) {
 			r := newResolver(t, objects...)
 			p := pod()
 			p.Spec.Containers[0].Env, p.Spec.Containers[0].EnvFrom = c.env, c.from
-			dir := volume.EmptyDir(r.opts.RootDir, p.UID, "data")
+			dir := layout.Dirs{Root: r.opts.RootDir}.EmptyDir(p.UID, "data")
 			host := filepath.Join(t.TempDir(), "host")
 			for _, err := range []error{
 				os.MkdirAll(dir+"/dir", 0o700), os.WriteFile(dir+"/dir/vars", []byte("X='from file'\n"), 0o600),

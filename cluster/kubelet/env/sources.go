@@ -21,7 +21,7 @@ import (
 	envfile "k8s.io/kubernetes/pkg/kubelet/util/env"
 	netutils "k8s.io/utils/net"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
@@ -201,7 +201,7 @@ func (c *call) file(ref *v1.FileKeySelector) (value string, set bool, err error)
 	if !slices.ContainsFunc(c.pod.Spec.Volumes, emptyDir) {
 		return "", false, fmt.Errorf("cannot find the volume %q referenced by FileKeyRef", ref.VolumeName)
 	}
-	value, err = readEnvFile(volume.EmptyDir(c.opts.RootDir, c.pod.UID, ref.VolumeName), ref.Path, ref.Key)
+	value, err = readEnvFile(layout.Dirs{Root: c.opts.RootDir}.EmptyDir(c.pod.UID, ref.VolumeName), ref.Path, ref.Key)
 	if err != nil {
 		c.opts.Log.Warn("env file not read", "pod", c.pod.Namespace+"/"+c.pod.Name, "volume", ref.VolumeName, "path", ref.Path, "err", err)
 		return "", false, fmt.Errorf("couldn't parse env file")

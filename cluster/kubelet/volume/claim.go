@@ -13,6 +13,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
@@ -45,7 +46,7 @@ func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*Spe
 	if err := m.checkReach(pv); err != nil {
 		return nil, err
 	}
-	return s, plainNames(s.Name)
+	return s, layout.PlainNames(s.Name)
 }
 
 // readOnlyInPod says whether no volume of the pod may write to the claim: several can be of one.

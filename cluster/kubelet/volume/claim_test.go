@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 const pluginLocal = "kubernetes.io~local-volume"
@@ -138,7 +140,7 @@ func TestALocalVolume(t *testing.T) {
 	n, disk, pod := newBound(t, nil)
 	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4242)}
 	n.mount(pod)
-	want := n.path(pod, volumesDir, pluginLocal, "pv-data")
+	want := n.path(pod, layout.VolumesDir, pluginLocal, "pv-data")
 	paths, readOnly := n.mounts(pod)
 	if !slices.Equal(paths, []string{want}) || readOnly[0] || !isMountPoint(want) {
 		t.Errorf("mounts %q, read-only %v, want %q", paths, readOnly, want)
@@ -168,7 +170,7 @@ func TestAVolumeOutlivesTheKubelet(t *testing.T) {
 	if err := os.Chown(disk+"/later", 0, 7); err != nil {
 		t.Fatal(err)
 	}
-	mounted := n.path(pod, volumesDir, pluginLocal, "pv-data")
+	mounted := n.path(pod, layout.VolumesDir, pluginLocal, "pv-data")
 	var before, after unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, mounted, 0, unix.STATX_MNT_ID, &before); err != nil {
 		t.Fatal(err)
@@ -358,7 +360,7 @@ func TestAProvisionedVolumeThatIsALink(t *testing.T) {
 				n.wantRefused(pod, "leads through a symbolic link")
 			} else {
 				n.mount(pod)
-				wantFile(t, n.path(pod, volumesDir, pluginLocal, "pv-data", "secret"), "hush")
+				wantFile(t, n.path(pod, layout.VolumesDir, pluginLocal, "pv-data", "secret"), "hush")
 			}
 			n.unmount(pod)
 			wantFile(t, secret+"/secret", "hush")
@@ -374,7 +376,7 @@ func TestASubPathOfAClaimThatIsALink(t *testing.T) {
 	}
 	pod.Spec.Containers[0].VolumeMounts[0].SubPath = "out"
 	n.mount(pod)
-	if _, err := os.Stat(n.path(pod, volumesDir, pluginLocal, "pv-data", "out", "passwd")); err != nil {
+	if _, err := os.Stat(n.path(pod, layout.VolumesDir, pluginLocal, "pv-data", "out", "passwd")); err != nil {
 		t.Error("the link leads nowhere, so it proves nothing:", err)
 	}
 	if _, err := n.Mounts(t.Context(), pod, &pod.Spec.Containers[0], nil); err == nil ||
@@ -448,7 +450,7 @@ func TestAPodThatCannotBeRemovedKeepsNoSuccessorWaiting(t *testing.T) {
 				first.Spec = podWith(claimVolume("v", "data"), vol("e", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}})).Spec
 				n.mount(first)
 				n.wantRefused(second, "volume")
-				log := n.path(first, volumesDir, "kubernetes.io~empty-dir", "e", "log")
+				log := n.path(first, layout.VolumesDir, "kubernetes.io~empty-dir", "e", "log")
 				write(t, log, "x")
 				appendOnly(t, log, true)
 				t.Cleanup(func() { appendOnly(t, log, false) })
@@ -521,7 +523,7 @@ func TestADamagedNeighbour(t *testing.T) {
 				if err := os.MkdirAll(n.path(neighbour), 0o700); err != nil {
 					t.Fatal(err)
 				}
-				if err := damage(n.path(neighbour, pluginsDir), n.path(neighbour, pluginsDir, pluginLocal, "pv-data", claimedFile)); err != nil {
+				if err := damage(n.path(neighbour, layout.PluginsDir), n.path(neighbour, layout.PluginsDir, pluginLocal, "pv-data", claimedFile)); err != nil {
 					t.Fatal(err)
 				}
 				held := name != "plugins are a file"
@@ -548,7 +550,7 @@ func inNewDirectory(path string, make func() error) error {
 func TestTheRecordIsNotWrittenAgain(t *testing.T) {
 	n, _, pod := newBound(t, nil)
 	n.mount(pod)
-	file := n.path(pod, pluginsDir, pluginLocal, "pv-data", claimedFile)
+	file := n.path(pod, layout.PluginsDir, pluginLocal, "pv-data", claimedFile)
 	wantFile(t, file, "ns/p")
 	past := time.Unix(1e9, 0)
 	if err := os.Chtimes(file, past, past); err != nil {

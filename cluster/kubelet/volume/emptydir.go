@@ -12,13 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
 	corev1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // makeEmptyDir makes an emptyDir once. The ready file says that it was completed: from then on
 // containers may have changed all of it, so it is left alone.
 func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
-	dir := m.dirOf(pod.UID, vol)
-	ready := filepath.Join(m.podDir(pod.UID), pluginsDir, pluginEmptyDir, vol.Name, "ready")
+	dir := m.dirs.Volume(pod.UID, vol)
+	ready := filepath.Join(m.dirs.Pod(pod.UID), layout.PluginsDir, layout.PluginEmptyDir, vol.Name, "ready")
 	medium := vol.EmptyDir.Medium
 	if _, err := os.Lstat(ready); err == nil && emptyDirStands(dir, medium) {
 		return nil

@@ -2,18 +2,16 @@ package volume
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 
-	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // holders maps each PersistentVolume's name to the pods on this node that have it: UID to
@@ -28,33 +26,33 @@ const longestName = 1024
 // directory hides no other pod: the error then says what could not be read, and the holders are not
 // nil. They are nil if the pods themselves cannot be listed.
 func readHolders(rootDir string, log *slog.Logger) (holders, error) {
-	pods, err := Directories(filepath.Join(rootDir, "pods"))
+	pods, err := layout.Directories(filepath.Join(rootDir, "pods"))
 	if err != nil {
 		return nil, err
 	}
 	all := holders{}
 	var errs []error
 	for _, pod := range pods {
-		errs = append(errs, all.readPod(types.UID(pod), filepath.Join(rootDir, "pods", pod, pluginsDir), log))
+		errs = append(errs, all.readPod(types.UID(pod), filepath.Join(rootDir, "pods", pod, layout.PluginsDir), log))
 	}
 	return all, errors.Join(errs...)
 }
 
 // readPod adds what a pod has; dir is its plugins' directory.
 func (h holders) readPod(pod types.UID, dir string, log *slog.Logger) error {
-	plugins, err := Directories(dir)
+	plugins, err := layout.Directories(dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, plugin := range plugins {
-		volumes, err := Directories(filepath.Join(dir, plugin))
+		volumes, err := layout.Directories(filepath.Join(dir, plugin))
 		if err != nil {
 			errs = append(errs, err)
 		}
 		for _, volume := range volumes {
 			file := filepath.Join(dir, plugin, volume, claimedFile)
-			name, err := ReadFile(file, longestName)
+			name, err := layout.ReadFile(file, longestName)
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
 				continue
@@ -65,45 +63,6 @@ func (h holders) readPod(pod types.UID, dir string, log *slog.Logger) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// ReadFile reads a regular file of at most limit bytes. It waits for nothing and follows no link,
-// whatever is there.
-func ReadFile(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, &os.PathError{Op: "read", Path: path, Err: errors.New("not a regular file")}
-	}
-	content, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(content)) > limit {
-		err = &os.PathError{Op: "read", Path: path, Err: fmt.Errorf("more than %d bytes", limit)}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return content, nil
-}
-
-// Directories are the names of those in dir, which need not be there, nor be a directory.
-func Directories(dir string) (names []string, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-		return nil, err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			names = append(names, e.Name())
-		}
-	}
-	return names, nil
 }
 
 func (h holders) add(volume string, pod types.UID, name string) {

@@ -11,14 +11,16 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // make brings one volume to where it should be.
 func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error {
-	if err := plainNames(vol.Name); err != nil {
+	if err := layout.PlainNames(vol.Name); err != nil {
 		return fmt.Errorf("volume name: %w", err)
 	}
 	switch {
@@ -44,7 +46,7 @@ func errNotServed(vol *v1.Volume) error {
 }
 
 // isProjection says whether the volume's files come from the API and so may change.
-func isProjection(vol *v1.Volume) bool { return vol.EmptyDir == nil && pluginOf(vol) != "" }
+func isProjection(vol *v1.Volume) bool { return vol.EmptyDir == nil && layout.PluginOf(vol) != "" }
 
 // sourceName is how the API calls the source of a volume that is not served.
 func sourceName(vol *v1.Volume) string {
@@ -65,7 +67,7 @@ func (m *Manager) makeProjection(ctx context.Context, p *podVolumes, vol *v1.Vol
 	if err != nil {
 		return err
 	}
-	dir := m.dirOf(p.uid, vol)
+	dir := m.dirs.Volume(p.uid, vol)
 	fresh, err := m.makeBacking(p.pod, vol, dir)
 	if err != nil {
 		return err
@@ -144,4 +146,25 @@ func nestedMountPoints(pod *v1.Pod, name string) ([]string, error) {
 		return true
 	})
 	return nested, refused
+}
+
+// usedVolumes are the names of volumes that some container mounts or reads its environment from;
+// upstream makes no others.
+func usedVolumes(pod *v1.Pod) sets.Set[string] {
+	used := sets.New[string]()
+	podutil.VisitContainers(&pod.Spec, podutil.AllContainers, func(c *v1.Container, _ podutil.ContainerType) bool {
+		for i := range c.VolumeMounts {
+			used.Insert(c.VolumeMounts[i].Name)
+		}
+		for i := range c.VolumeDevices {
+			used.Insert(c.VolumeDevices[i].Name)
+		}
+		for i := range c.Env {
+			if from := c.Env[i].ValueFrom; from != nil && from.FileKeyRef != nil {
+				used.Insert(from.FileKeyRef.VolumeName)
+			}
+		}
+		return true
+	})
+	return used
 }

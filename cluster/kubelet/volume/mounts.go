@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/kubernetes/third_party/forked/golang/expansion"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // Mounts returns what CRI has to mount into the container, in the order of its volumeMounts. Sub
@@ -22,7 +24,7 @@ import (
 func (m *Manager) Mounts(ctx context.Context, pod *v1.Pod, container *v1.Container,
 	envs []*runtimeapi.KeyValue,
 ) ([]*runtimeapi.Mount, error) {
-	if err := plainNames(string(pod.UID), container.Name); err != nil {
+	if err := layout.PlainNames(string(pod.UID), container.Name); err != nil {
 		return nil, err
 	}
 	p, err := m.enter(ctx, pod.UID)

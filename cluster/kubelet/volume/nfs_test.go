@@ -9,6 +9,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // newNFS returns a node whose mount.nfs is a script, and a pod with an NFS volume.
@@ -33,7 +35,7 @@ func newNFS(t *testing.T, script string) (n *node, pod *v1.Pod, log string) {
 func TestNFS(t *testing.T) {
 	n, pod, log := newNFS(t, `exec mount -t tmpfs none "$2"`)
 	n.mount(pod)
-	dir := n.path(pod, volumesDir, "kubernetes.io~nfs", "share")
+	dir := n.path(pod, layout.VolumesDir, "kubernetes.io~nfs", "share")
 	wantFile(t, log, "[fd00::1]:/export "+dir+" -o ro\n")
 	if paths, _ := n.mounts(pod); len(paths) != 1 || paths[0] != dir || !isMountPoint(dir) {
 		t.Errorf("mounts %q", paths)

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // These tests need a kernel's NFS server that runs, and its tools: `make test-vm` runs them in a
@@ -56,7 +58,7 @@ func TestNFSServer(t *testing.T) {
 	exported := export(t)
 	n, pod := newNode(t), sharePod(exported)
 	n.mount(pod)
-	dir := n.path(pod, volumesDir, "kubernetes.io~nfs", "share")
+	dir := n.path(pod, layout.VolumesDir, "kubernetes.io~nfs", "share")
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil || fs.Type != unix.NFS_SUPER_MAGIC {
 		t.Fatalf("the volume is %#x, %v", fs.Type, err)
@@ -83,7 +85,7 @@ func TestNFSServerGoesAway(t *testing.T) {
 	exported := export(t)
 	n, pod := newNode(t), sharePod(exported)
 	n.mount(pod)
-	dir := n.path(pod, volumesDir, "kubernetes.io~nfs", "share")
+	dir := n.path(pod, layout.VolumesDir, "kubernetes.io~nfs", "share")
 	if err := os.WriteFile(filepath.Join(dir, "before"), []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // Volumes that a Source mounts are recorded before that, so that a kubelet that starts after a
@@ -41,9 +43,9 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	if err != nil {
 		return err
 	}
-	pod := m.podDir(p.uid)
-	s.Dir = filepath.Join(pod, volumesDir, source.Plugin(), s.Name)
-	s.State = filepath.Join(pod, pluginsDir, source.Plugin(), s.Name)
+	pod := m.dirs.Pod(p.uid)
+	s.Dir = filepath.Join(pod, layout.VolumesDir, source.Plugin(), s.Name)
+	s.State = filepath.Join(pod, layout.PluginsDir, source.Plugin(), s.Name)
 	if err := m.take(p.pod, s); err != nil {
 		return err
 	}
@@ -151,7 +153,7 @@ func (m *Manager) wakeForVolumes(volumes []string) {
 // Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
 // ended. rootDir is the kubelet's directory.
 func Users(rootDir, volume string, log *slog.Logger) ([]types.UID, error) {
-	if err := plainNames(volume); err != nil {
+	if err := layout.PlainNames(volume); err != nil {
 		return nil, err
 	}
 	found, err := readHolders(rootDir, log)
@@ -174,14 +176,14 @@ func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) error {
 		errs = append(errs, err)
 	}
 	for _, source := range m.sources {
-		states := filepath.Join(m.podDir(uid), pluginsDir, source.Plugin())
+		states := filepath.Join(m.dirs.Pod(uid), layout.PluginsDir, source.Plugin())
 		names, err := os.ReadDir(states)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			failed(err)
 		}
 		for _, name := range names {
 			mounted := Mounted{
-				Dir:   filepath.Join(m.podDir(uid), volumesDir, source.Plugin(), name.Name()),
+				Dir:   filepath.Join(m.dirs.Pod(uid), layout.VolumesDir, source.Plugin(), name.Name()),
 				State: filepath.Join(states, name.Name()),
 			}
 			group.Go(func() error {

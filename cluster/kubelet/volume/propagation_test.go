@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // shareDisk mounts a file system on dir whose mounts others receive, as on most hosts.
@@ -81,7 +83,7 @@ func TestMountsOfTheHostBelowAVolume(t *testing.T) {
 		n, disk, pod := newBound(t, nil)
 		shareDisk(t, disk)
 		n.mount(pod)
-		target := n.path(pod, volumesDir, pluginLocal, "pv-data")
+		target := n.path(pod, layout.VolumesDir, pluginLocal, "pv-data")
 		wantPropagation(t, target)
 		file := mountNested(t, disk)
 		wantFile(t, target+"/nested/file", "the host's")
@@ -91,7 +93,7 @@ func TestMountsOfTheHostBelowAVolume(t *testing.T) {
 	t.Run("bound before, and not ready", func(t *testing.T) {
 		n, disk, pod := newBound(t, nil)
 		shareDisk(t, disk)
-		target := n.path(pod, volumesDir, pluginLocal, "pv-data")
+		target := n.path(pod, layout.VolumesDir, pluginLocal, "pv-data")
 		if err := os.MkdirAll(target, 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // bindSubPath resolves subPath in the volume at volumeDir and binds what it finds on a place that
@@ -37,7 +38,7 @@ func (m *Manager) bindSubPath(ctx context.Context, uid types.UID, volumeDir, sub
 		return "", err
 	}
 	defer unix.Close(source)
-	target := filepath.Join(m.podDir(uid), subPathsDir, vol, container, strconv.Itoa(index))
+	target := filepath.Join(m.dirs.Pod(uid), layout.SubPathsDir, vol, container, strconv.Itoa(index))
 	return target, bindAt(ctx, source, target)
 }
 
@@ -108,7 +109,7 @@ func makeDirAt(parent int, name string, mode uint32) (int, error) {
 	if err := unix.Mkdirat(parent, name, mode&0o777); err != nil {
 		return -1, &os.PathError{Op: "mkdir", Path: name, Err: err}
 	}
-	dir, err := unix.Openat(parent, name, openDir, 0)
+	dir, err := unix.Openat(parent, name, layout.OpenDir, 0)
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: name, Err: err}
 	}
@@ -205,5 +206,5 @@ func (m *Manager) sourceDir(uid types.UID, vol *v1.Volume) string {
 	if vol.HostPath != nil {
 		return m.realHostPath(vol.HostPath).Path
 	}
-	return m.dirOf(uid, vol)
+	return m.dirs.Volume(uid, vol)
 }

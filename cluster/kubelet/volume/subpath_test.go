@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // withSubPath returns a pod with one emptyDir, mounted with that subPath or subPathExpr.
@@ -65,7 +66,7 @@ func TestSubPaths(t *testing.T) {
 			n := newNode(t)
 			pod := withSubPath(c.subPath, c.expr)
 			n.mount(pod)
-			dir := n.path(pod, volumesDir, "kubernetes.io~empty-dir/data")
+			dir := n.path(pod, layout.VolumesDir, "kubernetes.io~empty-dir/data")
 			if c.prepare != nil {
 				if err := c.prepare(dir); err != nil {
 					t.Fatal(err)
@@ -80,7 +81,7 @@ func TestSubPaths(t *testing.T) {
 			} else if err != nil {
 				t.Error(err)
 			} else {
-				want := n.path(pod, subPathsDir, "data/c/0")
+				want := n.path(pod, layout.SubPathsDir, "data/c/0")
 				if mounts[0].HostPath != want || !isMountPoint(want) || !sameFile(t, want, filepath.Join(dir, c.shows)) {
 					t.Errorf("%s is not %s", mounts[0].HostPath, c.shows)
 				}
@@ -116,8 +117,8 @@ func TestSubPathFollowsWhatThePathLeadsToNow(t *testing.T) {
 	n := newNode(t)
 	pod := withSubPath("f", "")
 	n.mount(pod)
-	file := n.path(pod, volumesDir, "kubernetes.io~empty-dir/data/f")
-	target := n.path(pod, subPathsDir, "data/c/0")
+	file := n.path(pod, layout.VolumesDir, "kubernetes.io~empty-dir/data/f")
+	target := n.path(pod, layout.SubPathsDir, "data/c/0")
 	for i, make := range []func() error{
 		func() error { return os.WriteFile(file, []byte("1"), 0o600) },
 		func() error { return nil },
@@ -145,7 +146,7 @@ func TestSubPathRace(t *testing.T) {
 	host := t.TempDir()
 	pod := withSubPath("a/b", "")
 	n.mount(pod)
-	dir := n.path(pod, volumesDir, "kubernetes.io~empty-dir/data")
+	dir := n.path(pod, layout.VolumesDir, "kubernetes.io~empty-dir/data")
 	if err := os.MkdirAll(dir+"/real/b", 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +214,7 @@ func TestMountsOfAContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m := mounts[0]; !m.Readonly || m.ContainerPath != "/cm" || m.HostPath != n.path(pod, volumesDir, "kubernetes.io~configmap/cm") {
+	if m := mounts[0]; !m.Readonly || m.ContainerPath != "/cm" || m.HostPath != n.path(pod, layout.VolumesDir, "kubernetes.io~configmap/cm") {
 		t.Error(m)
 	}
 	if m := mounts[1]; m.Readonly || m.ContainerPath != "/relative" || m.HostPath != "/srv" ||
@@ -270,8 +271,8 @@ func TestUnmountOfHostileVolumes(t *testing.T) {
 	}
 	pod := podWith(vol("data", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}))
 	n.mount(pod)
-	dir := n.path(pod, volumesDir, "kubernetes.io~empty-dir/data")
-	deep, err := unix.Open(dir, openDir, 0)
+	dir := n.path(pod, layout.VolumesDir, "kubernetes.io~empty-dir/data")
+	deep, err := unix.Open(dir, layout.OpenDir, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +280,7 @@ func TestUnmountOfHostileVolumes(t *testing.T) {
 		if err := unix.Mkdirat(deep, "d", 0o700); err != nil {
 			t.Fatal(err)
 		}
-		next, err := unix.Openat(deep, "d", openDir, 0)
+		next, err := unix.Openat(deep, "d", layout.OpenDir, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// openDir opens a directory of our own, which must not be a link.
+// layout.OpenDir opens a directory of our own, which must not be a link.
 const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
 // mountTmpfs mounts a tmpfs of at most size bytes (0: half of the machine's memory) on dir, unless

@@ -17,6 +17,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 )
 
@@ -58,7 +59,7 @@ func TestTokensAreRenewed(t *testing.T) {
 		}}}))
 		pod.Spec.SecurityContext = &v1.PodSecurityContext{RunAsUser: ptr.To[int64](1234)}
 		n.mount(pod)
-		name := n.path(pod, volumesDir, "kubernetes.io~projected/api/token")
+		name := n.path(pod, layout.VolumesDir, "kubernetes.io~projected/api/token")
 		token := func(want string) {
 			t.Helper()
 			synctest.Wait()
@@ -106,7 +107,7 @@ func TestTokenThatEndsDuringACut(t *testing.T) {
 			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To(int64(life.Seconds()))}},
 		}}}))
 		n.mount(pod)
-		name := n.path(pod, volumesDir, "kubernetes.io~projected/api/token")
+		name := n.path(pod, layout.VolumesDir, "kubernetes.io~projected/api/token")
 		token := func(want string) {
 			t.Helper()
 			synctest.Wait()

@@ -10,6 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // countedDepth is how deep into a volume its files are counted.
@@ -29,8 +31,8 @@ func (m *Manager) OwnUsage(ctx context.Context, pod *v1.Pod) []statsapi.VolumeSt
 		if isPersistent(vol) {
 			continue
 		}
-		dir := m.dirOf(pod.UID, vol)
-		if dir == "" || checkUID(pod.UID) != nil {
+		dir := m.dirs.Volume(pod.UID, vol)
+		if dir == "" || layout.CheckUID(pod.UID) != nil {
 			continue
 		}
 		stats, err := usageOf(ctx, dir)
@@ -98,7 +100,7 @@ func (m *Manager) persistentUsage(ctx context.Context, pod *v1.Pod, vol *v1.Volu
 }
 
 func usageOf(ctx context.Context, dir string) (*statsapi.FsStats, error) {
-	fd, err := unix.Open(dir, openDir, 0)
+	fd, err := unix.Open(dir, layout.OpenDir, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
@@ -164,7 +166,7 @@ func (c *count) add(fd, depth int) error {
 				continue
 			}
 			next, err := unix.Openat2(fd, name,
-				&unix.OpenHow{Flags: openDir, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH})
+				&unix.OpenHow{Flags: layout.OpenDir, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH})
 			if err != nil {
 				continue
 			}

@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 func TestUsage(t *testing.T) {
@@ -22,7 +24,7 @@ func TestUsage(t *testing.T) {
 		t.Error("before they are made:", got)
 	}
 	n.mount(pod)
-	disk, memory := n.path(pod, volumesDir, pluginEmptyDir, "disk"), n.path(pod, volumesDir, pluginEmptyDir, "memory")
+	disk, memory := n.path(pod, layout.VolumesDir, layout.PluginEmptyDir, "disk"), n.path(pod, layout.VolumesDir, layout.PluginEmptyDir, "memory")
 	megabyte := bytes.Repeat([]byte("x"), 1<<20)
 	for _, err := range []error{
 		os.WriteFile(host+"/large", bytes.Repeat(megabyte, 4), 0o600), os.MkdirAll(disk+"/a/b", 0o700), os.Mkdir(disk+"/m", 0o700),

@@ -61,6 +61,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
@@ -100,6 +101,7 @@ type Options struct {
 // Manager owns all volumes on this node. It is safe for concurrent use.
 type Manager struct {
 	opts    Options
+	dirs    layout.Dirs
 	kube    kubernetes.Interface
 	objects *watched.Objects
 	tokens  *tokens.Cache
@@ -122,6 +124,7 @@ func New(set *client.Set, opts Options) *Manager {
 	opts.Log = cmp.Or(opts.Log, slog.New(slog.DiscardHandler))
 	m := &Manager{
 		opts:    opts,
+		dirs:    layout.Dirs{Root: opts.RootDir},
 		kube:    set.Kube,
 		objects: watched.New(set.Kube),
 		tokens:  tokens.New(set.Kube, opts.Log),
@@ -211,7 +214,7 @@ func (p *podVolumes) leave() { <-p.turn }
 // Mount makes every volume of the pod that is not mounted yet, and keeps all of them up to date
 // until Unmount. It is idempotent. Its error joins one for each volume that could not be made.
 func (m *Manager) Mount(ctx context.Context, pod *v1.Pod) error {
-	if err := checkUID(pod.UID); err != nil {
+	if err := layout.CheckUID(pod.UID); err != nil {
 		return err
 	}
 	p, err := m.enter(ctx, pod.UID)
@@ -262,7 +265,7 @@ func (m *Manager) follow(ctx context.Context, p *podVolumes) error {
 // from what is on disk, so it may be called for pods that this process never mounted. It is
 // idempotent.
 func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
-	if err := checkUID(uid); err != nil {
+	if err := layout.CheckUID(uid); err != nil {
 		return err
 	}
 	p, err := m.enter(ctx, uid)
@@ -286,13 +289,13 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	m.tokens.Forget(uid)
 	m.waiting.forget(uid)
 	if err = p.stopKeeping(ctx); err == nil {
-		err = m.removeSubPaths(ctx, uid)
+		err = m.dirs.RemoveSubPaths(ctx, uid)
 	}
 	if err == nil {
 		err = m.unmountPersistent(ctx, uid)
 	}
 	if err == nil {
-		err = m.removeAll(ctx, uid)
+		err = m.dirs.RemoveAll(ctx, uid)
 	}
 	if err != nil {
 		p.mu.Lock()
@@ -308,6 +311,10 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	m.mu.Unlock()
 	return nil
 }
+
+// OnDisk returns the UIDs of the pods that have a directory, for the clean-up after pods that went
+// away while the kubelet did not run.
+func (m *Manager) OnDisk() ([]types.UID, error) { return m.dirs.OnDisk() }
 
 // Wake is told that what has failed in Mount of this pod may succeed now.
 func (m *Manager) Wake(uid types.UID) {
@@ -325,7 +332,7 @@ func (m *Manager) Wake(uid types.UID) {
 // makeAll makes or brings up to date each volume that a container of the pod uses, among those
 // wanted.
 func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Volume) bool) error {
-	if err := m.makePodDirs(p.uid); err != nil {
+	if err := m.dirs.MakePod(p.uid); err != nil {
 		return err
 	}
 	select {

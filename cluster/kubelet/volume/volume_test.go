@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
 // node is a manager over a fake API.
@@ -71,7 +72,7 @@ func (n *node) unmount(pod *v1.Pod) {
 	if err := n.Unmount(context.Background(), pod.UID); err != nil {
 		n.t.Fatal(err)
 	}
-	for _, dir := range []string{volumesDir, subPathsDir, pluginsDir} {
+	for _, dir := range []string{layout.VolumesDir, layout.SubPathsDir, layout.PluginsDir} {
 		if _, err := os.Lstat(n.path(pod, dir)); !os.IsNotExist(err) {
 			n.t.Errorf("%s is left: %v", dir, err)
 		}
@@ -160,7 +161,7 @@ func TestProjectionsAndTheirUpdates(t *testing.T) {
 
 	check := func(when, dir string, want map[string]string) {
 		t.Helper()
-		if got := read(t, n.path(pod, volumesDir, dir)); !maps.Equal(got, want) {
+		if got := read(t, n.path(pod, layout.VolumesDir, dir)); !maps.Equal(got, want) {
 			t.Errorf("%s: %s shows %v, want %v", when, dir, got, want)
 		}
 	}
@@ -174,14 +175,14 @@ func TestProjectionsAndTheirUpdates(t *testing.T) {
 		"kubernetes.io~configmap/cm": false, "kubernetes.io~secret/secret": true, "kubernetes.io~downward-api/down": true,
 		"kubernetes.io~projected/all": true,
 	} {
-		if tmpfsAt(t, n.path(pod, volumesDir, dir)) != memory {
+		if tmpfsAt(t, n.path(pod, layout.VolumesDir, dir)) != memory {
 			t.Errorf("%s: on tmpfs: %v", dir, !memory)
 		}
 	}
-	if info, err := os.Stat(n.path(pod, volumesDir, "kubernetes.io~secret/secret/pw")); err != nil || info.Mode() != 0o600 {
+	if info, err := os.Stat(n.path(pod, layout.VolumesDir, "kubernetes.io~secret/secret/pw")); err != nil || info.Mode() != 0o600 {
 		t.Error(info.Mode(), err)
 	}
-	if _, err := os.Lstat(n.path(pod, volumesDir, "kubernetes.io~configmap/unused")); err == nil {
+	if _, err := os.Lstat(n.path(pod, layout.VolumesDir, "kubernetes.io~configmap/unused")); err == nil {
 		t.Error("a volume that no container mounts was made")
 	}
 
@@ -261,8 +262,8 @@ func TestMountFails(t *testing.T) {
 			if want := `MountVolume.SetUp failed for volume "v" : ` + c.want; err == nil || err.Error() != want {
 				t.Errorf("got  %v\nwant %v", err, want)
 			}
-			if plugin := pluginOf(&pod.Spec.Volumes[0]); plugin != "" {
-				if _, err := os.Lstat(n.path(pod, volumesDir, plugin, "v")); err == nil {
+			if plugin := layout.PluginOf(&pod.Spec.Volumes[0]); plugin != "" {
+				if _, err := os.Lstat(n.path(pod, layout.VolumesDir, plugin, "v")); err == nil {
 					t.Error("a volume that could not be made is left")
 				}
 			}
@@ -298,7 +299,7 @@ func TestVolumesOfEphemeralContainers(t *testing.T) {
 	if _, err := n.Mounts(context.Background(), pod, &debugger, nil); err != nil {
 		t.Fatal(err)
 	}
-	if got := read(t, n.path(pod, volumesDir, "kubernetes.io~configmap/v")); got["a"] != "1" {
+	if got := read(t, n.path(pod, layout.VolumesDir, "kubernetes.io~configmap/v")); got["a"] != "1" {
 		t.Error(got)
 	}
 	n.unmount(pod)
@@ -373,7 +374,7 @@ func TestEmptyDirs(t *testing.T) {
 		vol("large", memory("1Gi")))
 	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4321)}
 	n.mount(pod)
-	dir := func(name string) string { return n.path(pod, volumesDir, "kubernetes.io~empty-dir", name) }
+	dir := func(name string) string { return n.path(pod, layout.VolumesDir, "kubernetes.io~empty-dir", name) }
 	for name, size := range map[string]uint64{"small": 1 << 20, "large": 64 << 20} {
 		var s unix.Statfs_t
 		if err := unix.Statfs(dir(name), &s); err != nil || s.Blocks*uint64(s.Bsize) != size {
@@ -413,7 +414,7 @@ func TestEmptyDirs(t *testing.T) {
 	if uids, err := n.OnDisk(); err != nil || len(uids) != 1 { // its directory may have more than volumes
 		t.Error(uids, err)
 	}
-	if err := os.Remove(n.podDir(pod.UID)); err != nil {
+	if err := os.Remove(n.dirs.Pod(pod.UID)); err != nil {
 		t.Error("something is left of its volumes:", err)
 	}
 	if uids, err := n.OnDisk(); err != nil || len(uids) != 0 {
