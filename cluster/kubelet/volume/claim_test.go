@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 const pluginLocal = "kubernetes.io~local-volume"
@@ -142,7 +143,7 @@ func TestALocalVolume(t *testing.T) {
 	n.mount(pod)
 	want := n.path(pod, layout.VolumesDir, pluginLocal, "pv-data")
 	paths, readOnly := n.mounts(pod)
-	if !slices.Equal(paths, []string{want}) || readOnly[0] || !isMountPoint(want) {
+	if !slices.Equal(paths, []string{want}) || readOnly[0] || !mountpoint.Is(want) {
 		t.Errorf("mounts %q, read-only %v, want %q", paths, readOnly, want)
 	}
 	wantFile(t, want+"/data", "precious")

@@ -14,6 +14,7 @@ import (
 	corev1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // makeEmptyDir makes an emptyDir once. The ready file says that it was completed: from then on
@@ -31,7 +32,7 @@ func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 	switch {
 	case medium == v1.StorageMediumDefault:
 	case medium == v1.StorageMediumMemory:
-		if err := mountTmpfs(dir, m.memoryLimit(pod, vol.EmptyDir.SizeLimit)); err != nil {
+		if err := mountpoint.Tmpfs(dir, m.memoryLimit(pod, vol.EmptyDir.SizeLimit)); err != nil {
 			return err
 		}
 	case corev1helper.IsHugePageMedium(medium):
@@ -39,7 +40,7 @@ func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 		if err != nil {
 			return err
 		}
-		if err := mountHugePages(dir, size); err != nil {
+		if err := mountpoint.HugePages(dir, size); err != nil {
 			return err
 		}
 	default:
@@ -72,9 +73,9 @@ func emptyDirStands(dir string, medium v1.StorageMedium) bool {
 	case medium == v1.StorageMediumDefault:
 		return true
 	case medium == v1.StorageMediumMemory:
-		return s.Type == unix.TMPFS_MAGIC && isMountPoint(dir)
+		return s.Type == unix.TMPFS_MAGIC && mountpoint.Is(dir)
 	default:
-		return s.Type == unix.HUGETLBFS_MAGIC && isMountPoint(dir)
+		return s.Type == unix.HUGETLBFS_MAGIC && mountpoint.Is(dir)
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // keeper is a Source of volumes that are looked after. A volume is a directory in v.Dir.
@@ -274,13 +276,13 @@ func TestSubPathsGoBeforeTheirVolume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !isMountPoint(mounts[0].HostPath) {
+	if !mountpoint.Is(mounts[0].HostPath) {
 		t.Fatalf("%s is no mount", mounts[0].HostPath)
 	}
 	asked := false
 	k.unmounting = func() {
 		asked = true
-		if isMountPoint(mounts[0].HostPath) {
+		if mountpoint.Is(mounts[0].HostPath) {
 			t.Error("the subPath is still mounted when the volume is taken away")
 		}
 	}

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // readyFile in a volume's state says that it was mounted and given to the pod's group: from then on
@@ -92,10 +94,10 @@ func (l localVolumes) open(path string) (int, error) {
 
 func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 	ready := filepath.Join(v.State, readyFile)
-	if _, err := os.Lstat(ready); err == nil && shows(v.Dir, dir) {
+	if _, err := os.Lstat(ready); err == nil && mountpoint.Shows(v.Dir, dir) {
 		return nil
 	}
-	if err := bindAt(ctx, dir, v.Dir); err != nil {
+	if err := mountpoint.Bind(ctx, dir, v.Dir); err != nil {
 		return err
 	}
 	if !v.ReadOnly {
@@ -108,12 +110,6 @@ func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 
 // Unmount has nothing to do but what is done for all.
 func (localVolumes) Unmount(context.Context, Mounted) error { return nil }
-
-// shows says whether what source is open on is mounted on target.
-func shows(target string, source int) bool {
-	var want, have unix.Stat_t
-	return unix.Fstat(source, &want) == nil && unix.Lstat(target, &have) == nil && have.Dev == want.Dev && have.Ino == want.Ino
-}
 
 // Give makes what is in a volume belong to the pod's fsGroup, as far as its fsGroupChangePolicy
 // says.

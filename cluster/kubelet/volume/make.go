@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // make brings one volume to where it should be.
@@ -91,7 +92,7 @@ func (m *Manager) makeBacking(pod *v1.Pod, vol *v1.Volume, dir string) (fresh bo
 	if vol.ConfigMap != nil {
 		return fresh, nil
 	}
-	return fresh, mountTmpfs(dir, m.memoryLimit(pod, nil))
+	return fresh, mountpoint.Tmpfs(dir, m.memoryLimit(pod, nil))
 }
 
 func writeProjection(ctx context.Context, pod *v1.Pod, vol *v1.Volume, dir string, files map[string]file) error {

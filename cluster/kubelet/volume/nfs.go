@@ -12,8 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // nfsVolumes mounts NFS by the helper that the node has for it.
@@ -52,7 +53,7 @@ func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 	if v.Block {
 		return "", errors.New("nfs volumes have no volumeMode Block")
 	}
-	if mounted, err := inMountTable(v.Dir); mounted || err != nil {
+	if mounted, err := mountpoint.Listed(v.Dir); mounted || err != nil {
 		return v.Dir, err
 	}
 	if strings.HasPrefix(source.Server, "-") { // it would be an option of the helper
@@ -86,7 +87,7 @@ func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "/", nfsLinger
 	said, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrWaitDelay) { // it has succeeded, and something that it started goes on
-		if mounted, e := inMountTable(v.Dir); mounted && e == nil {
+		if mounted, e := mountpoint.Listed(v.Dir); mounted && e == nil {
 			err = nil
 		}
 	}
@@ -112,23 +113,3 @@ func (n nfsVolumes) find() (string, error) {
 
 // Unmount has nothing to do but what is done for all.
 func (nfsVolumes) Unmount(context.Context, Mounted) error { return nil }
-
-// inMountTable says whether something is mounted on dir, without looking at what.
-func inMountTable(dir string) (bool, error) {
-	dir, err := realParent(dir)
-	if err != nil {
-		return false, err
-	}
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
-	return len(mounts) > 0, err
-}
-
-// realParent resolves links in the path up to its last element: the kernel lists mounts by their
-// real paths.
-func realParent(path string) (string, error) {
-	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if errors.Is(err, fs.ErrNotExist) {
-		return path, nil
-	}
-	return filepath.Join(parent, filepath.Base(path)), err
-}

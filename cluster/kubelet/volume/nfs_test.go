@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // newNFS returns a node whose mount.nfs is a script, and a pod with an NFS volume.
@@ -37,14 +38,14 @@ func TestNFS(t *testing.T) {
 	n.mount(pod)
 	dir := n.path(pod, layout.VolumesDir, "kubernetes.io~nfs", "share")
 	wantFile(t, log, "[fd00::1]:/export "+dir+" -o ro\n")
-	if paths, _ := n.mounts(pod); len(paths) != 1 || paths[0] != dir || !isMountPoint(dir) {
+	if paths, _ := n.mounts(pod); len(paths) != 1 || paths[0] != dir || !mountpoint.Is(dir) {
 		t.Errorf("mounts %q", paths)
 	}
 	n.restart(n.opts.RootDir)
 	n.mount(pod) // it is mounted: no helper is needed
 	wantFile(t, log, "[fd00::1]:/export "+dir+" -o ro\n")
 	n.unmount(pod)
-	if isMountPoint(dir) {
+	if mountpoint.Is(dir) {
 		t.Error("it is still mounted")
 	}
 }

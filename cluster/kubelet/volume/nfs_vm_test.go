@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // These tests need a kernel's NFS server that runs, and its tools: `make test-vm` runs them in a
@@ -123,7 +124,7 @@ func TestNFSServerGoesAway(t *testing.T) {
 			t.Fatal("unmounting waits for a server that is gone")
 		}
 	}
-	if isMountPoint(dir) {
+	if mountpoint.Is(dir) {
 		t.Error("it is still mounted")
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // withSubPath returns a pod with one emptyDir, mounted with that subPath or subPathExpr.
@@ -82,7 +83,7 @@ func TestSubPaths(t *testing.T) {
 				t.Error(err)
 			} else {
 				want := n.path(pod, layout.SubPathsDir, "data/c/0")
-				if mounts[0].HostPath != want || !isMountPoint(want) || !sameFile(t, want, filepath.Join(dir, c.shows)) {
+				if mounts[0].HostPath != want || !mountpoint.Is(want) || !sameFile(t, want, filepath.Join(dir, c.shows)) {
 					t.Errorf("%s is not %s", mounts[0].HostPath, c.shows)
 				}
 			}

@@ -12,6 +12,7 @@ import (
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // countedDepth is how deep into a volume its files are counted.
@@ -113,7 +114,7 @@ func usageOf(ctx context.Context, dir string) (*statsapi.FsStats, error) {
 	block := uint64(fs.Bsize)
 	available, capacity, used := fs.Bavail*block, fs.Blocks*block, (fs.Blocks-fs.Bfree)*block
 	inodes, inodesFree, inodesUsed := fs.Files, fs.Ffree, fs.Files-fs.Ffree
-	if isMountPoint(dir) { // a file system of its own, which knows
+	if mountpoint.Is(dir) { // a file system of its own, which knows
 		unix.Close(fd)
 	} else {
 		c := &count{ctx: ctx, device: top.Dev, linked: map[uint64]struct{}{}, inodes: 1, blocks: uint64(top.Blocks)}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
 // node is a manager over a fake API.
@@ -130,7 +131,7 @@ func tmpfsAt(t *testing.T, dir string) bool {
 	if err := unix.Statfs(dir, &s); err != nil {
 		t.Fatal(err)
 	}
-	return s.Type == unix.TMPFS_MAGIC && isMountPoint(dir)
+	return s.Type == unix.TMPFS_MAGIC && mountpoint.Is(dir)
 }
 
 func TestProjectionsAndTheirUpdates(t *testing.T) {

@@ -1,4 +1,4 @@
-package volume
+package mountpoint
 
 import (
 	"errors"
@@ -13,15 +13,15 @@ import (
 // layout.OpenDir opens a directory of our own, which must not be a link.
 const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
-// mountTmpfs mounts a tmpfs of at most size bytes (0: half of the machine's memory) on dir, unless
+// Tmpfs mounts a tmpfs of at most size bytes (0: half of the machine's memory) on dir, unless
 // one is mounted there. What is in it is never swapped out where the kernel can promise that (6.4
 // and newer).
-func mountTmpfs(dir string, size int64) error {
+func Tmpfs(dir string, size int64) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
 		return &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
-	if s.Type == unix.TMPFS_MAGIC && isMountPoint(dir) {
+	if s.Type == unix.TMPFS_MAGIC && Is(dir) {
 		return nil
 	}
 	var options string
@@ -38,8 +38,9 @@ func mountTmpfs(dir string, size int64) error {
 	return nil
 }
 
-func mountHugePages(dir string, page resource.Quantity) error {
-	if isMountPoint(dir) {
+// HugePages mounts a hugetlbfs of pages of that size on dir, unless something is mounted there.
+func HugePages(dir string, page resource.Quantity) error {
+	if Is(dir) {
 		return nil
 	}
 	if err := unix.Mount("nodev", dir, "hugetlbfs", 0, fmt.Sprintf("pagesize=%d", page.Value())); err != nil {
@@ -48,8 +49,8 @@ func mountHugePages(dir string, page resource.Quantity) error {
 	return nil
 }
 
-// isMountPoint says whether something is mounted on path (Linux 5.8 and newer tell it directly).
-func isMountPoint(path string) bool {
+// Is says whether something is mounted on path (Linux 5.8 and newer tell it directly).
+func Is(path string) bool {
 	var s unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &s)
 	return err == nil && s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
