@@ -14,6 +14,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
@@ -151,7 +152,7 @@ func (n *Node) finish(ctx context.Context, session *client.Session, r *request, 
 		return err
 	}
 	if gives {
-		if err := volume.Give(ctx, target, r.spec.Pod); err != nil {
+		if err := fsgroup.Give(ctx, target, r.spec.Pod); err != nil {
 			return fmt.Errorf("give volume %q to the pod's fsGroup: %w", r.spec.Name, err)
 		}
 	}

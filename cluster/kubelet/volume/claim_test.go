@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 	"k8s.io/utils/ptr"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/internal/volumetest"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
@@ -55,7 +55,7 @@ func newBound(t *testing.T, change func(*v1.PersistentVolumeClaim, *v1.Persisten
 	if err := os.Mkdir(disk, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(disk, "data"), "precious")
+	volumetest.Write(t, filepath.Join(disk, "data"), "precious")
 	claim, pv := bound("data", disk)
 	if change != nil {
 		change(claim, pv)
@@ -94,27 +94,11 @@ func (n *node) wantWoken(pod *v1.Pod) {
 	}
 }
 
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func wantFile(t *testing.T, path, want string) {
 	t.Helper()
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("%s has %q, %v, want %q", path, got, err, want)
 	}
-}
-
-func groupOf(t *testing.T, path string) (gid uint32, mode os.FileMode) {
-	t.Helper()
-	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info.Sys().(*syscall.Stat_t).Gid, info.Mode()
 }
 
 func (n *node) mounts(pod *v1.Pod) (paths []string, readOnly []bool) {
@@ -147,10 +131,10 @@ func TestALocalVolume(t *testing.T) {
 		t.Errorf("mounts %q, read-only %v, want %q", paths, readOnly, want)
 	}
 	wantFile(t, want+"/data", "precious")
-	if gid, mode := groupOf(t, disk); gid != 4242 || mode&os.ModeSetgid == 0 {
+	if gid, mode := volumetest.GroupOf(t, disk); gid != 4242 || mode&os.ModeSetgid == 0 {
 		t.Errorf("the volume belongs to group %d, mode %v", gid, mode)
 	}
-	if gid, mode := groupOf(t, disk+"/data"); gid != 4242 || mode.Perm() != 0o664 {
+	if gid, mode := volumetest.GroupOf(t, disk+"/data"); gid != 4242 || mode.Perm() != 0o664 {
 		t.Errorf("its file belongs to group %d, mode %v", gid, mode)
 	}
 	if got := n.Usage(context.Background(), pod); len(got) != 1 || got[0].PVCRef == nil || got[0].PVCRef.Name != "data" ||
@@ -167,7 +151,7 @@ func TestAVolumeOutlivesTheKubelet(t *testing.T) {
 	n, disk, pod := newBound(t, nil)
 	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4242)}
 	n.mount(pod)
-	write(t, disk+"/later", "x")
+	volumetest.Write(t, disk+"/later", "x")
 	if err := os.Chown(disk+"/later", 0, 7); err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +165,7 @@ func TestAVolumeOutlivesTheKubelet(t *testing.T) {
 	if err := unix.Statx(unix.AT_FDCWD, mounted, 0, unix.STATX_MNT_ID, &after); err != nil || before.Mnt_id != after.Mnt_id {
 		t.Errorf("mounted again: %v, mount %d, was %d", err, after.Mnt_id, before.Mnt_id)
 	}
-	if gid, _ := groupOf(t, disk+"/later"); gid != 7 {
+	if gid, _ := volumetest.GroupOf(t, disk+"/later"); gid != 7 {
 		t.Errorf("a file of a pod that runs was given to group %d", gid)
 	}
 	if paths, _ := n.mounts(pod); !slices.Equal(paths, []string{mounted}) {
@@ -334,7 +318,7 @@ func TestAClaimThatIsDeletedWhileMounted(t *testing.T) {
 // on them.
 func TestAProvisionedVolumeThatIsALink(t *testing.T) {
 	secret := t.TempDir()
-	write(t, secret+"/secret", "hush")
+	volumetest.Write(t, secret+"/secret", "hush")
 	for name, provisioned := range map[string]bool{"provisioned": true, "the administrator's": false} {
 		t.Run(name, func(t *testing.T) {
 			n, _, pod := newBound(t, nil)
@@ -452,7 +436,7 @@ func TestAPodThatCannotBeRemovedKeepsNoSuccessorWaiting(t *testing.T) {
 				n.mount(first)
 				n.wantRefused(second, "volume")
 				log := n.path(first, layout.VolumesDir, "kubernetes.io~empty-dir", "e", "log")
-				write(t, log, "x")
+				volumetest.Write(t, log, "x")
 				appendOnly(t, log, true)
 				t.Cleanup(func() { appendOnly(t, log, false) })
 				if restarted {
@@ -595,7 +579,7 @@ func TestHostPathAndReadOnlyVolumes(t *testing.T) {
 	if paths, readOnly := n.mounts(pod); !slices.Equal(paths, []string{disk}) || !readOnly[0] {
 		t.Errorf("mounts %q, read-only %v", paths, readOnly)
 	}
-	if gid, _ := groupOf(t, disk); gid == 4242 {
+	if gid, _ := volumetest.GroupOf(t, disk); gid == 4242 {
 		t.Error("a path of the host was given to the pod's group")
 	}
 	n.unmount(pod)
@@ -611,7 +595,7 @@ func TestTwoVolumesOfOneClaim(t *testing.T) {
 	pod := podWith(reader, claimVolume("writer", "data"))
 	pod.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](4242)}
 	n.mount(pod)
-	if gid, _ := groupOf(t, disk); gid != 4242 {
+	if gid, _ := volumetest.GroupOf(t, disk); gid != 4242 {
 		t.Errorf("the volume belongs to group %d", gid)
 	}
 	if _, readOnly := n.mounts(pod); !slices.Equal(readOnly, []bool{true, false}) {
@@ -633,7 +617,7 @@ func TestTheGroupOfAVolumeThatHasItAlready(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.mount(pod)
-	if gid, _ := groupOf(t, disk+"/data"); gid != 7 {
+	if gid, _ := volumetest.GroupOf(t, disk+"/data"); gid != 7 {
 		t.Errorf("its file was given to group %d", gid)
 	}
 	n.unmount(pod)

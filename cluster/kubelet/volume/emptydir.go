@@ -13,6 +13,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 	corev1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
@@ -46,12 +47,12 @@ func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 	default:
 		return fmt.Errorf("unknown storage medium %q", medium)
 	}
-	if group := fsGroup(pod); group != nil {
+	if group := fsgroup.Of(pod); group != nil {
 		root, err := os.OpenRoot(dir)
 		if err != nil {
 			return err
 		}
-		err = giveToGroup(ctx, root, group, readWrite)
+		err = fsgroup.Set(ctx, root, group, fsgroup.ReadWrite)
 		if err = errors.Join(err, root.Close()); err != nil {
 			return err
 		}

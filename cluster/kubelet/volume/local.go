@@ -11,8 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
@@ -101,7 +101,7 @@ func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 		return err
 	}
 	if !v.ReadOnly {
-		if err := Give(ctx, v.Dir, v.Pod); err != nil {
+		if err := fsgroup.Give(ctx, v.Dir, v.Pod); err != nil {
 			return err
 		}
 	}
@@ -110,30 +110,6 @@ func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 
 // Unmount has nothing to do but what is done for all.
 func (localVolumes) Unmount(context.Context, Mounted) error { return nil }
-
-// Give makes what is in a volume belong to the pod's fsGroup, as far as its fsGroupChangePolicy
-// says.
-func Give(ctx context.Context, dir string, pod *v1.Pod) error {
-	group := fsGroup(pod)
-	if group == nil {
-		return nil
-	}
-	if policy := pod.Spec.SecurityContext.FSGroupChangePolicy; policy != nil && *policy == v1.FSGroupChangeOnRootMismatch {
-		var s unix.Stat_t
-		if err := unix.Lstat(dir, &s); err != nil {
-			return &os.PathError{Op: "stat", Path: dir, Err: err}
-		}
-		const wanted = unix.S_ISGID | 0o770
-		if int64(s.Gid) == *group && s.Mode&wanted == wanted {
-			return nil
-		}
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(giveToGroup(ctx, root, group, readWrite), root.Close())
-}
 
 // hostPaths are PersistentVolumes that are paths of the host.
 type hostPaths struct{}

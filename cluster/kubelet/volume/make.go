@@ -15,6 +15,7 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
@@ -110,7 +111,7 @@ func writeProjection(ctx context.Context, pod *v1.Pod, vol *v1.Volume, dir strin
 			return fmt.Errorf("unable to create nested volume mountpoints: %w", err)
 		}
 	}
-	_, err = writeAtomic(root, files, func() error { return giveToGroup(ctx, root, fsGroup(pod), readOnly) })
+	_, err = writeAtomic(root, files, func() error { return fsgroup.Set(ctx, root, fsgroup.Of(pod), fsgroup.ReadOnly) })
 	return err
 }
 

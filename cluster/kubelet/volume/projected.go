@@ -13,6 +13,7 @@ import (
 
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
@@ -120,7 +121,7 @@ func (m *Manager) addToken(ctx context.Context, p *podVolumes, files map[string]
 	s *v1.ServiceAccountTokenProjection, mode int32,
 ) error {
 	owner := fsUser(p.pod)
-	if owner != nil || fsGroup(p.pod) != nil {
+	if owner != nil || fsgroup.Of(p.pod) != nil {
 		mode = 0o600 // the group's right to read is added with its ownership
 	}
 	want := tokens.Want{Audience: s.Audience, Seconds: defaultTokenLife}
@@ -140,13 +141,6 @@ func (m *Manager) allocatable() v1.ResourceList {
 		return nil
 	}
 	return m.opts.Allocatable()
-}
-
-func fsGroup(pod *v1.Pod) *int64 {
-	if pod.Spec.SecurityContext == nil {
-		return nil
-	}
-	return pod.Spec.SecurityContext.FSGroup
 }
 
 // fsUser is the user that all containers of the pod run as, or nil if that is not said or they

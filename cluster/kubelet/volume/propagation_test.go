@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/internal/volumetest"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
@@ -39,7 +40,7 @@ func mountNested(t *testing.T, volume string) (file string) {
 		t.Fatal(err)
 	}
 	mountOn(t, nested)
-	write(t, nested+"/file", "the host's")
+	volumetest.Write(t, nested+"/file", "the host's")
 	return nested + "/file"
 }
 

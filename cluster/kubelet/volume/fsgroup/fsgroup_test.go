@@ -1,4 +1,4 @@
-package volume
+package fsgroup
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/internal/volumetest"
 )
 
 // What has the group at its root has it everywhere: a walk that was cut off is done again.
@@ -32,7 +34,7 @@ func TestAGroupThatWasNotGivenToAll(t *testing.T) {
 	if err := unix.Unmount(dir+"/sub", 0); err != nil {
 		t.Fatal(err)
 	}
-	write(t, dir+"/sub/file", "x")
+	volumetest.Write(t, dir+"/sub/file", "x")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Give(ctx, dir, pod); !errors.Is(err, context.Canceled) {
@@ -42,7 +44,7 @@ func TestAGroupThatWasNotGivenToAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir, dir + "/sub", dir + "/sub/file"} {
-		if gid, _ := groupOf(t, path); gid != 4242 {
+		if gid, _ := volumetest.GroupOf(t, path); gid != 4242 {
 			t.Errorf("%s belongs to group %d", path, gid)
 		}
 	}
@@ -54,7 +56,7 @@ func TestFilesThatGoWhileTheGroupIsGiven(t *testing.T) {
 	tried := func() bool {
 		dir := t.TempDir()
 		for i := range files {
-			write(t, fmt.Sprintf("%s/%04d", dir, i), "")
+			volumetest.Write(t, fmt.Sprintf("%s/%04d", dir, i), "")
 		}
 		first, last := dir+"/0000", fmt.Sprintf("%s/%04d", dir, files-1)
 		root, err := os.OpenRoot(dir)
@@ -63,23 +65,23 @@ func TestFilesThatGoWhileTheGroupIsGiven(t *testing.T) {
 		}
 		defer root.Close()
 		given := make(chan error, 1)
-		go func() { given <- giveToGroup(t.Context(), root, ptr.To[int64](4242), readWrite) }()
+		go func() { given <- Set(t.Context(), root, ptr.To[int64](4242), ReadWrite) }()
 		for late := time.Now().Add(time.Minute); ; {
-			if gid, _ := groupOf(t, first); gid == 4242 {
+			if gid, _ := volumetest.GroupOf(t, first); gid == 4242 {
 				break
 			}
 			if time.Now().After(late) {
 				t.Fatal("nothing is given")
 			}
 		}
-		gid, _ := groupOf(t, last)
+		gid, _ := volumetest.GroupOf(t, last)
 		if err := os.Remove(last); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-given; err != nil {
 			t.Error(err)
 		}
-		if gid, _ := groupOf(t, dir); gid != 4242 {
+		if gid, _ := volumetest.GroupOf(t, dir); gid != 4242 {
 			t.Errorf("the volume belongs to group %d", gid)
 		}
 		return gid != 4242

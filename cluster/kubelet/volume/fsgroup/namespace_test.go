@@ -1,0 +1,9 @@
+package fsgroup
+
+import (
+	"testing"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/internal/volumetest"
+)
+
+func TestMain(m *testing.M) { volumetest.InMountNamespace(m) }
