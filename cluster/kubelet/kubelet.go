@@ -49,6 +49,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 	objects "github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
@@ -146,7 +147,7 @@ func New(s *client.Set, o Options) (_ *Kubelet, err error) {
 	k.volumes = volume.New(s, volume.Options{
 		Log: o.Log, RootDir: o.RootDir, NodeName: o.NodeName, Allocatable: k.reporter.Allocatable, Wake: k.retry,
 		RecursiveReadOnly: k.recursiveReadOnly, NodeLabels: k.labels, Watch: o.shared(s), Provisioned: o.LocalPathDir,
-		Sources: []volume.Source{k.csi}, Alias: defaultRoot,
+		Sources: []source.Source{k.csi}, Alias: defaultRoot,
 	})
 	k.env = env.New(s, env.Options{Log: o.Log, NodeName: o.NodeName, RootDir: o.RootDir, Allocatable: k.reporter.Allocatable})
 	k.probes = probe.New(runtime.Exec, k.recorder, k.wake)

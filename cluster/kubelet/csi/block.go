@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // blockDir is the directory of a staged block volume's record. Volumes with files are known by
@@ -14,7 +14,7 @@ func (n *Node) blockDir(spec string) string {
 }
 
 // checkBlockName refuses the names that are directories of all block volumes.
-func checkBlockName(v *volume.Spec) error {
+func checkBlockName(v *source.Spec) error {
 	if v.Block && (v.Name == stagingDir || v.Name == publishDir) {
 		return fmt.Errorf("a block volume cannot be named %q: give the persistentvolume another name", v.Name)
 	}
@@ -22,7 +22,7 @@ func checkBlockName(v *volume.Spec) error {
 }
 
 // target is where the driver publishes a volume for one pod: a directory, or a device.
-func (n *Node) target(u user, m volume.Mounted, block bool) string {
+func (n *Node) target(u user, m source.Mounted, block bool) string {
 	if block {
 		return filepath.Join(n.pluginDir(), devicesDir, publishDir, u.volume, string(u.pod))
 	}
@@ -30,7 +30,7 @@ func (n *Node) target(u user, m volume.Mounted, block bool) string {
 }
 
 // recordDir is where the record of a published volume is.
-func recordDir(m volume.Mounted, block bool) string {
+func recordDir(m source.Mounted, block bool) string {
 	if block {
 		return m.State
 	}

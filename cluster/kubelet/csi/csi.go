@@ -1,6 +1,6 @@
 // Package csi is the node's part of the Container Storage Interface. It has drivers stage, publish
 // and take away the volumes of this node's pods. Package registration finds the drivers and
-// publishes what they say of this node; package client makes the calls. It is a volume.Source.
+// publishes what they say of this node; package client makes the calls. It is a source.Source.
 //
 // # Words
 //
@@ -59,7 +59,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/background"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 )
 
@@ -113,9 +113,9 @@ type Node struct {
 }
 
 var (
-	_ volume.Source   = (*Node)(nil)
-	_ volume.Keeper   = (*Node)(nil)
-	_ volume.Measurer = (*Node)(nil)
+	_ source.Source   = (*Node)(nil)
+	_ source.Keeper   = (*Node)(nil)
+	_ source.Measurer = (*Node)(nil)
 )
 
 // New returns the node's part. It touches nothing.
@@ -164,11 +164,11 @@ func (n *Node) Run(ctx context.Context) {
 	n.work.Close()
 }
 
-// Plugin implements volume.Source.
+// Plugin implements source.Source.
 func (*Node) Plugin() string { return pluginName }
 
-// Serves implements volume.Source.
-func (*Node) Serves(v *volume.Spec) bool {
+// Serves implements source.Source.
+func (*Node) Serves(v *source.Spec) bool {
 	if v.PV != nil {
 		return v.PV.Spec.CSI != nil
 	}

@@ -15,7 +15,7 @@ import (
 	volumetypes "k8s.io/kubernetes/pkg/volume/util/types"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
@@ -51,7 +51,7 @@ type failedGrowth struct {
 
 // growthOf reads the claim and the volume as they are now; nil if nothing is to be done. The
 // conditions are upstream's.
-func (n *Node) growthOf(ctx context.Context, v *volume.Spec) (*growth, error) {
+func (n *Node) growthOf(ctx context.Context, v *source.Spec) (*growth, error) {
 	if v.PV == nil || v.PV.Spec.ClaimRef == nil {
 		return nil, nil
 	}
@@ -90,7 +90,7 @@ func (n *Node) growthOf(ctx context.Context, v *volume.Spec) (*growth, error) {
 
 // toldSize is the size of a volume that its driver was told on this node; the first time, what the
 // volume had when it was mounted.
-func (n *Node) toldSize(v *volume.Spec) (size int64) {
+func (n *Node) toldSize(v *source.Spec) (size int64) {
 	n.index.update(v.State, func(p *publication) {
 		if p.grown == nil {
 			p.grown = new(v.PV.Spec.Capacity.Storage().Value())
@@ -101,7 +101,7 @@ func (n *Node) toldSize(v *volume.Spec) (size int64) {
 }
 
 // mayGrow says whether a claim waits for its volume to grow.
-func (n *Node) mayGrow(ctx context.Context, v *volume.Spec) bool {
+func (n *Node) mayGrow(ctx context.Context, v *source.Spec) bool {
 	g, err := n.growthOf(ctx, v)
 	return err != nil || g != nil
 }

@@ -28,7 +28,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 const driverName = "fake.csi.example.com"
@@ -443,13 +443,13 @@ func unattached() *storagev1.CSIDriver {
 }
 
 // spec is how the pod has the volume, with the directories that the manager makes.
-func (n *testNode) spec(p *v1.Pod, pv *v1.PersistentVolume) *volume.Spec {
-	s := &volume.Spec{Name: pv.Name, PV: pv, Pod: p, Inline: &v1.Volume{Name: "v"}}
+func (n *testNode) spec(p *v1.Pod, pv *v1.PersistentVolume) *source.Spec {
+	s := &source.Spec{Name: pv.Name, PV: pv, Pod: p, Inline: &v1.Volume{Name: "v"}}
 	s.Block = pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
 	return n.place(s)
 }
 
-func (n *testNode) place(s *volume.Spec) *volume.Spec {
+func (n *testNode) place(s *source.Spec) *source.Spec {
 	dir := filepath.Join(n.root, "pods", string(s.Pod.UID))
 	s.Dir, s.State = filepath.Join(dir, "volumes", pluginName, s.Name), filepath.Join(dir, "plugins", pluginName, s.Name)
 	for _, d := range []string{filepath.Dir(s.Dir), s.State} {
@@ -460,7 +460,7 @@ func (n *testNode) place(s *volume.Spec) *volume.Spec {
 	return s
 }
 
-func (n *testNode) mount(s *volume.Spec) string {
+func (n *testNode) mount(s *source.Spec) string {
 	n.t.Helper()
 	path, err := n.Mount(n.t.Context(), s)
 	if err != nil {
@@ -469,7 +469,7 @@ func (n *testNode) mount(s *volume.Spec) string {
 	return path
 }
 
-func (n *testNode) unmount(s *volume.Spec) {
+func (n *testNode) unmount(s *source.Spec) {
 	n.t.Helper()
 	if err := n.Unmount(n.t.Context(), s.Mounted); err != nil {
 		n.t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/kubernetes/pkg/kubelet/events"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // republishEvery is how often drivers that want it are asked to publish a volume again.
@@ -17,8 +17,8 @@ const republishEvery = time.Minute
 // been growing it when that kubelet ended, and then nothing changes any more that would tell of it.
 const firstKeep = time.Second
 
-// KeepEvery implements volume.Keeper.
-func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
+// KeepEvery implements source.Keeper.
+func (n *Node) KeepEvery(v *source.Spec) time.Duration {
 	known := n.index.get(v.State)
 	switch {
 	case known.found:
@@ -31,9 +31,9 @@ func (n *Node) KeepEvery(v *volume.Spec) time.Duration {
 	return 0
 }
 
-// Keep implements volume.Keeper: it grows the volume if the claim waits for that, and has it
+// Keep implements source.Keeper: it grows the volume if the claim waits for that, and has it
 // published again if the driver wants that. What the pod sees stays as it is if it fails.
-func (n *Node) Keep(ctx context.Context, v *volume.Spec) error {
+func (n *Node) Keep(ctx context.Context, v *source.Spec) error {
 	republish := false
 	n.index.update(v.State, func(p *publication) {
 		republish, p.found = p.republish, false // if this fails, it is tried again with growing pauses

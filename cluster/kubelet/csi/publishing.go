@@ -13,13 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
-// Mount implements volume.Source.
-func (n *Node) Mount(ctx context.Context, v *volume.Spec) (string, error) {
+// Mount implements source.Source.
+func (n *Node) Mount(ctx context.Context, v *source.Spec) (string, error) {
 	r, err := n.newRequest(ctx, v)
 	if err != nil {
 		return "", err
@@ -78,7 +78,7 @@ func (n *Node) take(ctx context.Context, r *request) (s *staged, err error) {
 
 // published says whether an earlier Mount, perhaps of another process, has succeeded, and what it
 // made is still there. The driver is not asked.
-func (n *Node) published(v *volume.Spec, target string) (bool, error) {
+func (n *Node) published(v *source.Spec, target string) (bool, error) {
 	boot, err := layout.ReadFile(filepath.Join(v.State, publishedFile), 64)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -159,8 +159,8 @@ func (n *Node) finish(ctx context.Context, session *client.Session, r *request, 
 	return os.WriteFile(filepath.Join(r.spec.State, publishedFile), []byte(n.opts.BootID+"\n"), 0o640)
 }
 
-// Unmount implements volume.Source. It works from the record alone.
-func (n *Node) Unmount(ctx context.Context, m volume.Mounted) error {
+// Unmount implements source.Source. It works from the record alone.
+func (n *Node) Unmount(ctx context.Context, m source.Mounted) error {
 	u := user{pod: podOf(m), volume: filepath.Base(m.State)}
 	n.forget(m, u)
 	for _, block := range []bool{false, true} {
@@ -216,7 +216,7 @@ func (n *Node) damaged(u user, target string, block bool, why error) (*record, e
 }
 
 // podOf is the pod whose volume it is: State is pods/UID/plugins/PLUGIN/NAME.
-func podOf(m volume.Mounted) types.UID {
+func podOf(m source.Mounted) types.UID {
 	return types.UID(filepath.Base(filepath.Dir(filepath.Dir(filepath.Dir(m.State)))))
 }
 
@@ -244,7 +244,7 @@ func (n *Node) unpublish(ctx context.Context, r *record, u user, target, dir str
 }
 
 // forget drops what is kept of a published volume in memory.
-func (n *Node) forget(m volume.Mounted, u user) {
+func (n *Node) forget(m source.Mounted, u user) {
 	n.usages.forget(m.State)
 	n.tokens.Forget(u.pod)
 	n.index.forget(m.State)

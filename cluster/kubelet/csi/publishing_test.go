@@ -27,7 +27,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -229,8 +229,8 @@ func TestRecordsThatAreDamaged(t *testing.T) {
 	n := newTestNode(t, unattached())
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
-	inline := func(uid string) *volume.Spec {
-		return n.place(&volume.Spec{
+	inline := func(uid string) *source.Spec {
+		return n.place(&source.Spec{
 			Name: "v", Pod: pod(uid),
 			Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: driverName}}},
 		})
@@ -436,7 +436,7 @@ func TestAnotherBlockVolumeOfTheSameName(t *testing.T) {
 	n := newTestNode(t, unattached())
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
-	block := func(uid, handle string) *volume.Spec {
+	block := func(uid, handle string) *source.Spec {
 		pv := persistent("pv1", handle)
 		pv.Spec.VolumeMode = ptr.To(v1.PersistentVolumeBlock)
 		return n.spec(pod(uid), pv)
@@ -579,7 +579,7 @@ func TestInlineVolumesAndWhatTheDriverIsTold(t *testing.T) {
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
 	p := pod("p1")
-	s := n.place(&volume.Spec{Name: "v", Pod: p, Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{
+	s := n.place(&source.Spec{Name: "v", Pod: p, Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{
 		Driver: driverName, ReadOnly: ptr.To(true), VolumeAttributes: map[string]string{"a": "b"},
 		NodePublishSecretRef: &v1.LocalObjectReference{Name: "s"},
 	}}}})
@@ -750,7 +750,7 @@ func TestFSGroup(t *testing.T) {
 		p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](1234)}
 		pv := persistent("pv", "h")
 		pv.Spec.AccessModes = c.modes
-		r := &request{spec: &volume.Spec{Pod: p, PV: pv}, object: c.object, fsType: c.fsType, mode: storagev1.VolumeLifecyclePersistent}
+		r := &request{spec: &source.Spec{Pod: p, PV: pv}, object: c.object, fsType: c.fsType, mode: storagev1.VolumeLifecyclePersistent}
 		s := &client.Session{Can: map[csipb.NodeServiceCapability_RPC_Type]bool{c.can: true}}
 		if got, err := r.givesGroup(s); got != c.want || err != nil {
 			t.Errorf("%s: %v, %v", c.name, got, err)
@@ -824,17 +824,17 @@ func TestRelabelling(t *testing.T) {
 		name    string
 		options string
 		label   string
-		change  func(*volume.Spec)
+		change  func(*source.Spec)
 		want    bool
 	}{
 		{"a file system with labels", "rw,seclabel", "", nil, true},
 		{"one without", "rw,relatime", "", nil, false},
 		{"mounted with a label", "rw,seclabel", "system_u:object_r:container_file_t:s0:c1,c2", nil, false},
-		{"read-only in the pod", "rw,seclabel", "", func(s *volume.Spec) { s.ReadOnly = true }, false},
-		{"read-only volume", "rw,seclabel", "", func(s *volume.Spec) { s.PV.Spec.CSI.ReadOnly = true }, false},
-		{"block volume", "rw,seclabel", "", func(s *volume.Spec) { s.Block = true }, false},
+		{"read-only in the pod", "rw,seclabel", "", func(s *source.Spec) { s.ReadOnly = true }, false},
+		{"read-only volume", "rw,seclabel", "", func(s *source.Spec) { s.PV.Spec.CSI.ReadOnly = true }, false},
+		{"block volume", "rw,seclabel", "", func(s *source.Spec) { s.Block = true }, false},
 	} {
-		s := &volume.Spec{PV: persistent("pv1", "handle-1"), Inline: &v1.Volume{Name: "v"}}
+		s := &source.Spec{PV: persistent("pv1", "handle-1"), Inline: &v1.Volume{Name: "v"}}
 		if c.change != nil {
 			c.change(s)
 		}

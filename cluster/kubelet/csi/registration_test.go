@@ -23,7 +23,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // csinode reads this node's CSINode.
@@ -146,7 +146,7 @@ func TestACollisionOfOneDriverKeepsNoOtherOut(t *testing.T) {
 func TestAVolumeThatIsGoneEndsNoOthersWait(t *testing.T) {
 	n := newTestNode(t, unattached())
 	gone, waits := n.spec(pod("p1"), persistent("pv1", "handle-1")), n.spec(pod("p1"), persistent("pv2", "handle-2"))
-	for _, s := range []*volume.Spec{gone, waits} {
+	for _, s := range []*source.Spec{gone, waits} {
 		unknown := registration.Unknown(driverName)
 		if _, err := n.Mount(t.Context(), s); !errors.As(err, &unknown) {
 			t.Fatal(err)

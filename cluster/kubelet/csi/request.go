@@ -13,12 +13,12 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // request is one pod's wish for one volume, with what the driver is told.
 type request struct {
-	spec       *volume.Spec
+	spec       *source.Spec
 	user       user
 	driverName string
 	handle     string
@@ -39,27 +39,27 @@ type request struct {
 }
 
 // newRequest checks that the driver may be asked for the volume.
-func (n *Node) newRequest(ctx context.Context, v *volume.Spec) (*request, error) {
+func (n *Node) newRequest(ctx context.Context, v *source.Spec) (*request, error) {
 	r := &request{spec: v, user: user{pod: v.Pod.UID, volume: v.Name}, access: v1.ReadWriteOnce}
 	switch {
 	case v.PV != nil && v.PV.Spec.CSI != nil:
-		source := v.PV.Spec.CSI
-		r.driverName, r.handle, r.mode = source.Driver, source.VolumeHandle, storagev1.VolumeLifecyclePersistent
-		r.fsType, r.attributes, r.secret = source.FSType, source.VolumeAttributes, source.NodePublishSecretRef
-		r.readOnly = v.ReadOnly || source.ReadOnly
+		csi := v.PV.Spec.CSI
+		r.driverName, r.handle, r.mode = csi.Driver, csi.VolumeHandle, storagev1.VolumeLifecyclePersistent
+		r.fsType, r.attributes, r.secret = csi.FSType, csi.VolumeAttributes, csi.NodePublishSecretRef
+		r.readOnly = v.ReadOnly || csi.ReadOnly
 		r.options = slices.Clone(v.PV.Spec.MountOptions)
 		if len(v.PV.Spec.AccessModes) > 0 {
 			r.access = v.PV.Spec.AccessModes[0]
 		}
 	case v.PV == nil && v.Inline != nil && v.Inline.CSI != nil:
-		source := v.Inline.CSI
-		r.driverName, r.handle, r.mode = source.Driver, inlineHandle(v.Pod.UID, v.Name), storagev1.VolumeLifecycleEphemeral
-		r.attributes = source.VolumeAttributes
-		r.readOnly = source.ReadOnly != nil && *source.ReadOnly
-		if source.FSType != nil {
-			r.fsType = *source.FSType
+		csi := v.Inline.CSI
+		r.driverName, r.handle, r.mode = csi.Driver, inlineHandle(v.Pod.UID, v.Name), storagev1.VolumeLifecycleEphemeral
+		r.attributes = csi.VolumeAttributes
+		r.readOnly = csi.ReadOnly != nil && *csi.ReadOnly
+		if csi.FSType != nil {
+			r.fsType = *csi.FSType
 		}
-		if ref := source.NodePublishSecretRef; ref != nil {
+		if ref := csi.NodePublishSecretRef; ref != nil {
 			r.secret = &v1.SecretReference{Namespace: v.Pod.Namespace, Name: ref.Name}
 		}
 	default:

@@ -10,7 +10,7 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // translator makes labels of what pods ask for.
@@ -64,8 +64,8 @@ func labelOptions(pod *v1.Pod, name string) (found *v1.SELinuxOptions, err error
 	return found, err
 }
 
-// Relabels implements volume.Source.
-func (n *Node) Relabels(v *volume.Spec) bool {
+// Relabels implements source.Source.
+func (n *Node) Relabels(v *source.Spec) bool {
 	if v.Block {
 		return false
 	}
@@ -79,7 +79,7 @@ func (n *Node) Relabels(v *volume.Spec) bool {
 
 // relabels says whether files are given labels one by one: the pod may write to them, the mount has
 // not one label for all, and the file system has labels.
-func relabels(v *volume.Spec, r *record, mount *mountinfo.Info) bool {
+func relabels(v *source.Spec, r *record, mount *mountinfo.Info) bool {
 	readOnly := v.ReadOnly
 	if v.PV != nil {
 		readOnly = readOnly || v.PV.Spec.CSI.ReadOnly

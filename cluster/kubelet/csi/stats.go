@@ -13,7 +13,7 @@ import (
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 const (
@@ -51,9 +51,9 @@ func (u *usages) forget(state string) {
 	delete(u.known, state)
 }
 
-// Usage implements volume.Measurer. It returns what is known, and has the driver asked if that is
+// Usage implements source.Measurer. It returns what is known, and has the driver asked if that is
 // old. Only who asks first waits, and not for long.
-func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats, bool) {
+func (n *Node) Usage(ctx context.Context, v *source.Spec) (statsapi.VolumeStats, bool) {
 	n.usages.mu.Lock()
 	u := n.usages.known[v.State]
 	if u == nil {
@@ -91,7 +91,7 @@ func (n *Node) Usage(ctx context.Context, v *volume.Spec) (statsapi.VolumeStats,
 }
 
 // driverOf is the name of the volume's driver.
-func driverOf(v *volume.Spec) string {
+func driverOf(v *source.Spec) string {
 	if v.PV != nil {
 		return v.PV.Spec.CSI.Driver
 	}
@@ -99,7 +99,7 @@ func driverOf(v *volume.Spec) string {
 }
 
 // measure asks the driver.
-func (n *Node) measure(ctx context.Context, v *volume.Spec, u *usage) {
+func (n *Node) measure(ctx context.Context, v *source.Spec, u *usage) {
 	figure, condition, err := n.askUsage(ctx, v)
 	if err != nil {
 		n.opts.Log.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
@@ -127,7 +127,7 @@ func (n *Node) measure(ctx context.Context, v *volume.Spec, u *usage) {
 
 var errNoUsage = errors.New("the driver does not say what volumes take")
 
-func (n *Node) askUsage(ctx context.Context, v *volume.Spec) (figure statsapi.VolumeStats, condition string, err error) {
+func (n *Node) askUsage(ctx context.Context, v *source.Spec) (figure statsapi.VolumeStats, condition string, err error) {
 	u := user{pod: v.Pod.UID, volume: v.Name}
 	target := n.target(u, v.Mounted, v.Block)
 	r, err := readRecord(recordDir(v.Mounted, v.Block))

@@ -14,6 +14,7 @@ import (
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
@@ -23,9 +24,9 @@ func isPersistent(vol *v1.Volume) bool {
 }
 
 // specOf finds out what the volume is, and checks that this pod may have it on this node.
-func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*Spec, error) {
+func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*source.Spec, error) {
 	if vol.PersistentVolumeClaim == nil && vol.Ephemeral == nil {
-		return &Spec{Name: vol.Name, Inline: vol, Pod: pod}, nil
+		return &source.Spec{Name: vol.Name, Inline: vol, Pod: pod}, nil
 	}
 	claim, err := m.boundClaim(ctx, pod, vol)
 	if err != nil {
@@ -35,7 +36,7 @@ func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*Spe
 	if err != nil {
 		return nil, err
 	}
-	s := &Spec{
+	s := &source.Spec{
 		Name: pv.Name, PV: pv, Inline: vol, Pod: pod,
 		ReadOnly: readOnlyInPod(pod, claim.Name),
 		Block:    pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock,
@@ -141,7 +142,7 @@ func getGranted[T any](ctx context.Context, get func(context.Context) (T, error)
 }
 
 // checkUse refuses a device where the pod wants files, and the other way round.
-func checkUse(s *Spec) error {
+func checkUse(s *source.Spec) error {
 	mode, wrong := v1.PersistentVolumeFilesystem, "volumeDevices"
 	if s.Block {
 		mode, wrong = v1.PersistentVolumeBlock, "volumeMounts"

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // keepTimeout bounds one call of a Keeper. It may ask a driver several times, each with its own
@@ -17,7 +19,7 @@ const keepTimeout = 10 * time.Minute
 // has its own timer: one that takes long holds up neither its pod nor the pod's other volumes.
 type kept struct {
 	log    *slog.Logger
-	keeper Keeper
+	keeper source.Keeper
 	// turn holds one token: its owner mounts or keeps the volume.
 	turn chan struct{}
 	life context.Context
@@ -25,7 +27,7 @@ type kept struct {
 
 	mu sync.Mutex
 	// spec is nil until the volume is mounted.
-	spec    *Spec
+	spec    *source.Spec
 	timer   *time.Timer
 	running bool
 	// changed is that the claim has changed while the volume was being mounted or kept.
@@ -35,8 +37,8 @@ type kept struct {
 
 // keptBy returns the entry of a volume of the pod, made if there is none; nil if its source keeps
 // no volumes.
-func (p *podVolumes) keptBy(log *slog.Logger, source Source, s *Spec) *kept {
-	keeper, keeps := source.(Keeper)
+func (p *podVolumes) keptBy(log *slog.Logger, src source.Source, s *source.Spec) *kept {
+	keeper, keeps := src.(source.Keeper)
 	if !keeps {
 		return nil
 	}
@@ -66,12 +68,12 @@ func (k *kept) enter(ctx context.Context) error {
 func (k *kept) leave() { <-k.turn }
 
 // mount mounts the volume, and looks after it from then on.
-func (k *kept) mount(ctx context.Context, source Source, s *Spec) (string, error) {
+func (k *kept) mount(ctx context.Context, src source.Source, s *source.Spec) (string, error) {
 	if err := k.enter(ctx); err != nil {
 		return "", err
 	}
 	defer k.leave()
-	path, err := source.Mount(ctx, s)
+	path, err := src.Mount(ctx, s)
 	if err != nil {
 		return "", err
 	}

@@ -17,7 +17,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // keeper is a Source of volumes that are looked after. A volume is a directory in v.Dir.
@@ -33,13 +35,13 @@ type keeper struct {
 }
 
 func (*keeper) Plugin() string { return "kubernetes.io~keeper" }
-func (*keeper) Serves(v *Spec) bool {
+func (*keeper) Serves(v *source.Spec) bool {
 	return v.PV != nil && v.PV.Spec.CSI != nil || v.PV == nil && v.Inline.CSI != nil
 }
-func (*keeper) Relabels(*Spec) bool             { return true }
-func (k *keeper) KeepEvery(*Spec) time.Duration { return k.every }
+func (*keeper) Relabels(*source.Spec) bool             { return true }
+func (k *keeper) KeepEvery(*source.Spec) time.Duration { return k.every }
 
-func (k *keeper) Mount(_ context.Context, v *Spec) (string, error) {
+func (k *keeper) Mount(_ context.Context, v *source.Spec) (string, error) {
 	if k.mounting != nil {
 		if err := k.mounting(v.Name); err != nil {
 			return "", err
@@ -49,14 +51,14 @@ func (k *keeper) Mount(_ context.Context, v *Spec) (string, error) {
 	return path, os.MkdirAll(path, 0o750)
 }
 
-func (k *keeper) Unmount(context.Context, Mounted) error {
+func (k *keeper) Unmount(context.Context, source.Mounted) error {
 	if k.unmounting != nil {
 		k.unmounting()
 	}
 	return nil
 }
 
-func (k *keeper) Keep(ctx context.Context, v *Spec) error {
+func (k *keeper) Keep(ctx context.Context, v *source.Spec) error {
 	k.kept <- v.Name
 	if k.keeping != nil {
 		k.keeping(ctx)
@@ -67,7 +69,7 @@ func (k *keeper) Keep(ctx context.Context, v *Spec) error {
 	return nil
 }
 
-func (*keeper) Usage(context.Context, *Spec) (statsapi.VolumeStats, bool) {
+func (*keeper) Usage(context.Context, *source.Spec) (statsapi.VolumeStats, bool) {
 	used := uint64(7)
 	return statsapi.VolumeStats{FsStats: statsapi.FsStats{UsedBytes: &used}}, true
 }
@@ -315,7 +317,7 @@ func TestTheKubeletsDirectoryByItsUsualName(t *testing.T) {
 		"/var/lib":                           "/var/lib",
 		"/var/lib/kubelet/../x":              "/var/lib/kubelet/../x",
 	} {
-		if got := n.realHostPath(&v1.HostPathVolumeSource{Path: path}).Path; got != want {
+		if got := hostpath.Real(&v1.HostPathVolumeSource{Path: path}, n.opts.Alias, n.opts.RootDir).Path; got != want {
 			t.Errorf("%s is %s, want %s", path, got, want)
 		}
 	}
@@ -331,7 +333,7 @@ func TestTheKubeletsDirectoryByItsUsualName(t *testing.T) {
 	}
 	n.unmount(pod)
 	n.opts.Alias = n.opts.RootDir
-	if got := n.realHostPath(&v1.HostPathVolumeSource{Path: n.opts.RootDir + "/x"}).Path; got != n.opts.RootDir+"/x" {
+	if got := hostpath.Real(&v1.HostPathVolumeSource{Path: n.opts.RootDir + "/x"}, n.opts.Alias, n.opts.RootDir).Path; got != n.opts.RootDir+"/x" {
 		t.Errorf("the directory's own name became %s", got)
 	}
 }

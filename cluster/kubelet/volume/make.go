@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/internal/rmtree"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
@@ -29,7 +30,7 @@ func (m *Manager) make(ctx context.Context, p *podVolumes, vol *v1.Volume) error
 	case vol.EmptyDir != nil:
 		return m.makeEmptyDir(ctx, p.pod, vol)
 	case vol.HostPath != nil:
-		return checkHostPath(m.realHostPath(vol.HostPath))
+		return hostpath.Check(hostpath.Real(vol.HostPath, m.opts.Alias, m.opts.RootDir))
 	case vol.Image != nil:
 		return nil // the runtime mounts it
 	case isProjection(vol):

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/nfs"
 )
 
 // newNFS returns a node whose mount.nfs is a script, and a pod with an NFS volume.
@@ -25,9 +26,9 @@ func newNFS(t *testing.T, script string) (n *node, pod *v1.Pod, log string) {
 			t.Fatal(err)
 		}
 	}
-	for i, source := range n.sources {
-		if _, ok := source.(nfsVolumes); ok {
-			n.sources[i] = nfsVolumes{places: []string{dir}}
+	for i, src := range n.sources {
+		if _, ok := src.(nfs.Volumes); ok {
+			n.sources[i] = nfs.Volumes{Places: []string{dir}}
 		}
 	}
 	return n, podWith(vol("share", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "fd00::1", Path: "/export", ReadOnly: true}})), log

@@ -19,6 +19,7 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // Volumes that a Source mounts are recorded before that, so that a kubelet that starts after a
@@ -33,49 +34,86 @@ const (
 	inlineFile  = "inline"
 )
 
+// placed is a volume that was mounted by a Source.
+type placed struct {
+	spec   *source.Spec
+	source source.Source
+	path   string
+	// relabel is that files get the SELinux label of the pod's containers. A path of the host's own
+	// never does.
+	relabel bool
+}
+
+// sourceOf returns what mounts the volume.
+func (m *Manager) sourceOf(s *source.Spec) (source.Source, error) {
+	for _, src := range m.sources {
+		if src.Serves(s) {
+			return src, nil
+		}
+	}
+	if s.PV != nil {
+		return nil, fmt.Errorf("persistentvolume %q is of a kind that this kubelet cannot mount (%s): use local, hostPath or nfs", s.Name,
+			kindOf(&s.PV.Spec.PersistentVolumeSource))
+	}
+	return nil, errNotServed(s.Inline)
+}
+
+// kindOf is how the API calls the source of a PersistentVolume that is not served.
+func kindOf(s *v1.PersistentVolumeSource) string {
+	switch {
+	case s.CSI != nil:
+		return fmt.Sprintf("csi, driver %q", s.CSI.Driver)
+	case s.ISCSI != nil:
+		return "iscsi"
+	case s.FC != nil:
+		return "fc"
+	}
+	return "another source"
+}
+
 // makePersistent mounts a volume by its Source.
 func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Volume) error {
 	s, err := m.specOf(ctx, p.pod, vol)
 	if err != nil {
 		return err
 	}
-	source, err := m.sourceOf(s)
+	src, err := m.sourceOf(s)
 	if err != nil {
 		return err
 	}
 	pod := m.dirs.Pod(p.uid)
-	s.Dir = filepath.Join(pod, layout.VolumesDir, source.Plugin(), s.Name)
-	s.State = filepath.Join(pod, layout.PluginsDir, source.Plugin(), s.Name)
+	s.Dir = filepath.Join(pod, layout.VolumesDir, src.Plugin(), s.Name)
+	s.State = filepath.Join(pod, layout.PluginsDir, src.Plugin(), s.Name)
 	if err := m.take(p.pod, s); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(s.Dir), 0o750); err != nil {
 		return err
 	}
-	mount := source.Mount
-	if k := p.keptBy(m.opts.Log, source, s); k != nil {
+	mount := src.Mount
+	if k := p.keptBy(m.opts.Log, src, s); k != nil {
 		if s.PV != nil {
 			m.waiting.follow(s, p.uid) // first: what changes while it is mounted must not be missed
 		}
-		mount = func(ctx context.Context, s *Spec) (string, error) { return k.mount(ctx, source, s) }
+		mount = func(ctx context.Context, s *source.Spec) (string, error) { return k.mount(ctx, src, s) }
 	}
 	path, err := mount(ctx, s)
 	if err != nil {
 		return err
 	}
-	relabel := (path == s.Dir || filepath.Dir(path) == s.Dir) && source.Relabels(s)
+	relabel := (path == s.Dir || filepath.Dir(path) == s.Dir) && src.Relabels(s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.placed == nil {
 		p.placed = map[string]placed{}
 	}
-	p.placed[vol.Name] = placed{spec: s, source: source, path: path, relabel: relabel}
+	p.placed[vol.Name] = placed{spec: s, source: src, path: path, relabel: relabel}
 	return nil
 }
 
 // take records that the pod has the volume, unless another pod on this node has it that must have
 // ended before.
-func (m *Manager) take(pod *v1.Pod, s *Spec) error {
+func (m *Manager) take(pod *v1.Pod, s *source.Spec) error {
 	file, content := inlineFile, ""
 	m.taking.Lock()
 	defer m.taking.Unlock()
@@ -175,19 +213,19 @@ func (m *Manager) unmountPersistent(ctx context.Context, uid types.UID) error {
 		defer mu.Unlock()
 		errs = append(errs, err)
 	}
-	for _, source := range m.sources {
-		states := filepath.Join(m.dirs.Pod(uid), layout.PluginsDir, source.Plugin())
+	for _, src := range m.sources {
+		states := filepath.Join(m.dirs.Pod(uid), layout.PluginsDir, src.Plugin())
 		names, err := os.ReadDir(states)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			failed(err)
 		}
 		for _, name := range names {
-			mounted := Mounted{
-				Dir:   filepath.Join(m.dirs.Pod(uid), layout.VolumesDir, source.Plugin(), name.Name()),
+			mounted := source.Mounted{
+				Dir:   filepath.Join(m.dirs.Pod(uid), layout.VolumesDir, src.Plugin(), name.Name()),
 				State: filepath.Join(states, name.Name()),
 			}
 			group.Go(func() error {
-				if err := source.Unmount(ctx, mounted); err != nil {
+				if err := src.Unmount(ctx, mounted); err != nil {
 					failed(fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", name.Name(), err))
 				}
 				return nil

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
@@ -123,7 +124,7 @@ func makeDirAt(parent int, name string, mode uint32) (int, error) {
 // sourceDir is where the volume is on this node, or "" if it has no place.
 func (m *Manager) sourceDir(uid types.UID, vol *v1.Volume) string {
 	if vol.HostPath != nil {
-		return m.realHostPath(vol.HostPath).Path
+		return hostpath.Real(vol.HostPath, m.opts.Alias, m.opts.RootDir).Path
 	}
 	return m.dirs.Volume(uid, vol)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // countedDepth is how deep into a volume its files are counted.
@@ -71,7 +72,7 @@ func (m *Manager) persistentUsage(ctx context.Context, pod *v1.Pod, vol *v1.Volu
 		return statsapi.VolumeStats{}, false
 	}
 	at, ok := p.placedOf(vol.Name)
-	if measurer, measures := at.source.(Measurer); ok && measures {
+	if measurer, measures := at.source.(source.Measurer); ok && measures {
 		stats, known := measurer.Usage(ctx, at.spec)
 		stats.Name = vol.Name
 		if at.spec.PV != nil && at.spec.PV.Spec.ClaimRef != nil {

@@ -61,7 +61,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/local"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/nfs"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
@@ -90,7 +94,7 @@ type Options struct {
 	// Provisioned is the directory of local volumes that this cluster has provisioned; "" for none.
 	Provisioned string
 	// Sources mount volumes of kinds that this package does not know.
-	Sources []Source
+	Sources []source.Source
 	// Alias is a directory that pods' hostPath volumes name for RootDir ("/var/lib/kubelet"); ""
 	// for none.
 	Alias string
@@ -105,7 +109,7 @@ type Manager struct {
 	kube    kubernetes.Interface
 	objects *watched.Objects
 	tokens  *tokens.Cache
-	sources []Source
+	sources []source.Source
 	waiting waiting
 	// taking is held while a pod takes a PersistentVolume. holders, below it, are read from disk
 	// once.
@@ -128,8 +132,10 @@ func New(set *client.Set, opts Options) *Manager {
 		kube:    set.Kube,
 		objects: watched.New(set.Kube),
 		tokens:  tokens.New(set.Kube, opts.Log),
-		sources: append([]Source{localVolumes{private: opts.Provisioned}, hostPaths{}, nfsVolumes{places: helperPlaces}}, opts.Sources...),
-		pods:    map[types.UID]*podVolumes{},
+		sources: append([]source.Source{
+			local.Volumes{Private: opts.Provisioned}, hostpath.Volumes{}, nfs.Volumes{Places: nfs.HelperPlaces},
+		}, opts.Sources...),
+		pods: map[types.UID]*podVolumes{},
 	}
 	m.waiting.log, m.waiting.wake, m.waiting.look = opts.Log, m.Wake, m.lookAt
 	if opts.Watch != nil {

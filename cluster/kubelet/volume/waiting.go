@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // waiting are the pods that wait for a claim or a volume, by its key.
@@ -68,7 +70,7 @@ func (w *waiting) forget(pod types.UID) {
 func keptKey(key string) string { return "kept/" + key }
 
 // follow has the pod's volumes kept when the claim or the volume changes.
-func (w *waiting) follow(s *Spec, pod types.UID) {
+func (w *waiting) follow(s *source.Spec, pod types.UID) {
 	w.add(keptKey(volumeKey(s.PV.Name)), pod)
 	if ref := s.PV.Spec.ClaimRef; ref != nil {
 		w.add(keptKey(claimKey(ref.Namespace, ref.Name)), pod)

@@ -1,6 +1,9 @@
-package volume
+// Package hostpath makes and checks hostPath volumes, those of pods and those that are
+// PersistentVolumes.
+package hostpath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,28 +13,31 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
-// realHostPath is the volume with the path that it has on this node. Pods that work with the
+// Real is the volume with the path that it has on this node. Pods that work with the
 // kubelet, drivers above all, name its directory as it is elsewhere. What is there on this node,
-// perhaps another kubelet's, is not theirs.
-func (m *Manager) realHostPath(source *v1.HostPathVolumeSource) *v1.HostPathVolumeSource {
-	if m.opts.Alias == "" || m.opts.Alias == m.opts.RootDir {
+// perhaps another kubelet's, is not theirs. alias is the name of the kubelet's directory in their
+// manifests, "" for none.
+func Real(source *v1.HostPathVolumeSource, alias, root string) *v1.HostPathVolumeSource {
+	if alias == "" || alias == root {
 		return source
 	}
-	rest, ok := strings.CutPrefix(filepath.Clean(source.Path), m.opts.Alias)
-	if !ok || rest != "" && rest[0] != '/' || strings.HasPrefix(source.Path+"/", m.opts.RootDir+"/") ||
+	rest, ok := strings.CutPrefix(filepath.Clean(source.Path), alias)
+	if !ok || rest != "" && rest[0] != '/' || strings.HasPrefix(source.Path+"/", root+"/") ||
 		slices.Contains(strings.Split(source.Path, "/"), "..") {
 		return source
 	}
 	real := *source
-	real.Path = m.opts.RootDir + rest
+	real.Path = root + rest
 	return &real
 }
 
-// checkHostPath makes or checks a hostPath volume as its type says. Links are followed: who may use
+// Check makes or checks a hostPath volume as its type says. Links are followed: who may use
 // host paths chooses among all of the host's.
-func checkHostPath(source *v1.HostPathVolumeSource) error {
+func Check(source *v1.HostPathVolumeSource) error {
 	path := source.Path
 	if slices.Contains(strings.Split(path, "/"), "..") {
 		return fmt.Errorf("invalid HostPath `%s`: must not contain '..'", path)
@@ -86,3 +92,21 @@ func makeFile(path string) error {
 	}
 	return f.Close()
 }
+
+// Volumes are PersistentVolumes that are paths of the host.
+type Volumes struct{}
+
+func (Volumes) Plugin() string { return "kubernetes.io~host-path" }
+
+func (Volumes) Relabels(*source.Spec) bool { return false }
+
+func (Volumes) Serves(v *source.Spec) bool { return v.PV != nil && v.PV.Spec.HostPath != nil }
+
+func (Volumes) Mount(_ context.Context, v *source.Spec) (string, error) {
+	if v.Block {
+		return "", errors.New("hostPath volumes have no volumeMode Block: use a local volume whose path is the device")
+	}
+	return v.PV.Spec.HostPath.Path, Check(v.PV.Spec.HostPath)
+}
+
+func (Volumes) Unmount(context.Context, source.Mounted) error { return nil }

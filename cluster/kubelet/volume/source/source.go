@@ -1,8 +1,9 @@
-package volume
+// Package source is how the kinds of PersistentVolumes, and of volumes that name their source
+// themselves, are mounted: the interface between the volumes' Manager and those who mount.
+package source
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -10,7 +11,7 @@ import (
 )
 
 // Source mounts volumes of one kind for pods: those of a PersistentVolume, or of a volume that
-// names its source itself. Another kind, such as CSI, is another Source in Options.Sources.
+// names its source itself.
 //
 // The manager has checked the volume before it calls Mount: the claim is bound, the volume is this
 // claim's, this node can reach it, and no other pod has it if only one may. Calls for one volume of
@@ -74,41 +75,4 @@ type Mounted struct {
 	// State is a directory for what the source has to know later. It exists from before Mount until
 	// Unmount has succeeded.
 	State string
-}
-
-// placed is a volume that was mounted by a Source.
-type placed struct {
-	spec   *Spec
-	source Source
-	path   string
-	// relabel is that files get the SELinux label of the pod's containers. A path of the host's own
-	// never does.
-	relabel bool
-}
-
-// sourceOf returns what mounts the volume.
-func (m *Manager) sourceOf(s *Spec) (Source, error) {
-	for _, source := range m.sources {
-		if source.Serves(s) {
-			return source, nil
-		}
-	}
-	if s.PV != nil {
-		return nil, fmt.Errorf("persistentvolume %q is of a kind that this kubelet cannot mount (%s): use local, hostPath or nfs", s.Name,
-			kindOf(&s.PV.Spec.PersistentVolumeSource))
-	}
-	return nil, errNotServed(s.Inline)
-}
-
-// kindOf is how the API calls the source of a PersistentVolume that is not served.
-func kindOf(s *v1.PersistentVolumeSource) string {
-	switch {
-	case s.CSI != nil:
-		return fmt.Sprintf("csi, driver %q", s.CSI.Driver)
-	case s.ISCSI != nil:
-		return "iscsi"
-	case s.FC != nil:
-		return "fc"
-	}
-	return "another source"
 }

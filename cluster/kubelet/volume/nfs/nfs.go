@@ -1,4 +1,5 @@
-package volume
+// Package nfs mounts NFS volumes.
+package nfs
 
 import (
 	"bytes"
@@ -15,15 +16,17 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
-// nfsVolumes mounts NFS by the helper that the node has for it.
-type nfsVolumes struct {
-	// places are the directories that the helper is looked for in.
-	places []string
+// Volumes mounts NFS by the helper that the node has for it.
+type Volumes struct {
+	// Places are the directories that the helper is looked for in.
+	Places []string
 }
 
-var helperPlaces = []string{"/sbin", "/usr/sbin", "/bin", "/usr/bin"}
+// HelperPlaces are the directories where distributions have the helper.
+var HelperPlaces = []string{"/sbin", "/usr/sbin", "/bin", "/usr/bin"}
 
 const (
 	// nfsPatience bounds one try to mount; the helper itself tries for two minutes.
@@ -32,14 +35,15 @@ const (
 	nfsLinger = time.Second
 )
 
-func (nfsVolumes) Plugin() string { return "kubernetes.io~nfs" }
+func (Volumes) Plugin() string { return "kubernetes.io~nfs" }
 
 // Relabels: the files are the server's, and so are their labels.
-func (nfsVolumes) Relabels(*Spec) bool { return false }
+func (Volumes) Relabels(*source.Spec) bool { return false }
 
-func (nfsVolumes) Serves(v *Spec) bool { return v.nfs() != nil }
+func (Volumes) Serves(v *source.Spec) bool { return exportOf(v) != nil }
 
-func (s *Spec) nfs() *v1.NFSVolumeSource {
+// exportOf is the export that the volume is, nil if it is another kind.
+func exportOf(s *source.Spec) *v1.NFSVolumeSource {
 	if s.PV != nil {
 		return s.PV.Spec.NFS
 	}
@@ -48,16 +52,16 @@ func (s *Spec) nfs() *v1.NFSVolumeSource {
 
 // Mount mounts the export. Whether it is mounted is read from the list of mounts: to look at the
 // directory could take for ever, if the server is gone.
-func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
-	source := v.nfs()
+func (n Volumes) Mount(ctx context.Context, v *source.Spec) (string, error) {
+	export := exportOf(v)
 	if v.Block {
 		return "", errors.New("nfs volumes have no volumeMode Block")
 	}
 	if mounted, err := mountpoint.Listed(v.Dir); mounted || err != nil {
 		return v.Dir, err
 	}
-	if strings.HasPrefix(source.Server, "-") { // it would be an option of the helper
-		return "", fmt.Errorf("%q is no name of a server", source.Server)
+	if strings.HasPrefix(export.Server, "-") { // it would be an option of the helper
+		return "", fmt.Errorf("%q is no name of a server", export.Server)
 	}
 	helper, err := n.find()
 	if err != nil {
@@ -66,16 +70,16 @@ func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 	if err := os.Mkdir(v.Dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
-	server := source.Server
+	server := export.Server
 	if strings.Contains(server, ":") && !strings.HasPrefix(server, "[") {
 		server = "[" + server + "]"
 	}
-	args := []string{server + ":" + source.Path, v.Dir}
+	args := []string{server + ":" + export.Path, v.Dir}
 	var options []string
 	if v.PV != nil {
 		options = append(options, v.PV.Spec.MountOptions...)
 	}
-	if v.ReadOnly || source.ReadOnly {
+	if v.ReadOnly || export.ReadOnly {
 		options = append(options, "ro")
 	}
 	if len(options) > 0 {
@@ -95,14 +99,14 @@ func (n nfsVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 		return v.Dir, nil
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("the server %q does not answer: %w", source.Server, ctx.Err())
+		err = fmt.Errorf("the server %q does not answer: %w", export.Server, ctx.Err())
 	}
 	return "", fmt.Errorf("mount nfs %s: %w: %s", args[0], err, bytes.TrimSpace(said))
 }
 
 // find returns the path of mount.nfs.
-func (n nfsVolumes) find() (string, error) {
-	for _, dir := range n.places {
+func (n Volumes) find() (string, error) {
+	for _, dir := range n.Places {
 		path := filepath.Join(dir, "mount.nfs")
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			return path, nil
@@ -112,4 +116,4 @@ func (n nfsVolumes) find() (string, error) {
 }
 
 // Unmount has nothing to do but what is done for all.
-func (nfsVolumes) Unmount(context.Context, Mounted) error { return nil }
+func (Volumes) Unmount(context.Context, source.Mounted) error { return nil }

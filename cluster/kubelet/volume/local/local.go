@@ -1,4 +1,5 @@
-package volume
+// Package local mounts PersistentVolumes that are directories and devices of this node.
+package local
 
 import (
 	"context"
@@ -14,28 +15,29 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 // readyFile in a volume's state says that it was mounted and given to the pod's group: from then on
 // it is left alone.
 const readyFile = "ready"
 
-// localVolumes mounts directories and devices of this node.
-type localVolumes struct {
-	// private is the directory of volumes that this cluster has provisioned: paths below it never
+// Volumes mounts directories and devices of this node.
+type Volumes struct {
+	// Private is the directory of volumes that this cluster has provisioned: paths below it never
 	// lead through a link. "" for none.
-	private string
+	Private string
 }
 
-func (localVolumes) Plugin() string { return "kubernetes.io~local-volume" }
+func (Volumes) Plugin() string { return "kubernetes.io~local-volume" }
 
-func (localVolumes) Relabels(*Spec) bool { return true }
+func (Volumes) Relabels(*source.Spec) bool { return true }
 
-func (localVolumes) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.Local != nil }
+func (Volumes) Serves(v *source.Spec) bool { return v.PV != nil && v.PV.Spec.Local != nil }
 
 // Mount binds the volume's directory. A pod gets a mount of its own, so that what it may do there
 // is its own matter.
-func (l localVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
+func (l Volumes) Mount(ctx context.Context, v *source.Spec) (string, error) {
 	path := v.PV.Spec.Local.Path
 	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") {
 		return "", fmt.Errorf("invalid path: %s must be absolute and must not contain '..'", path)
@@ -70,11 +72,11 @@ func (l localVolumes) Mount(ctx context.Context, v *Spec) (string, error) {
 }
 
 // open opens the volume's path. The administrator's own paths may lead through links.
-func (l localVolumes) open(path string) (int, error) {
+func (l Volumes) open(path string) (int, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC}
 	base, below := "/", path
-	if rest, ok := strings.CutPrefix(filepath.Clean(path), l.private+"/"); ok && l.private != "" {
-		base, below = l.private, rest
+	if rest, ok := strings.CutPrefix(filepath.Clean(path), l.Private+"/"); ok && l.Private != "" {
+		base, below = l.Private, rest
 		how.Resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS
 	}
 	root, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -92,7 +94,7 @@ func (l localVolumes) open(path string) (int, error) {
 	return fd, nil
 }
 
-func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
+func (l Volumes) bind(ctx context.Context, dir int, v *source.Spec) error {
 	ready := filepath.Join(v.State, readyFile)
 	if _, err := os.Lstat(ready); err == nil && mountpoint.Shows(v.Dir, dir) {
 		return nil
@@ -109,22 +111,4 @@ func (l localVolumes) bind(ctx context.Context, dir int, v *Spec) error {
 }
 
 // Unmount has nothing to do but what is done for all.
-func (localVolumes) Unmount(context.Context, Mounted) error { return nil }
-
-// hostPaths are PersistentVolumes that are paths of the host.
-type hostPaths struct{}
-
-func (hostPaths) Plugin() string { return "kubernetes.io~host-path" }
-
-func (hostPaths) Relabels(*Spec) bool { return false }
-
-func (hostPaths) Serves(v *Spec) bool { return v.PV != nil && v.PV.Spec.HostPath != nil }
-
-func (hostPaths) Mount(_ context.Context, v *Spec) (string, error) {
-	if v.Block {
-		return "", errors.New("hostPath volumes have no volumeMode Block: use a local volume whose path is the device")
-	}
-	return v.PV.Spec.HostPath.Path, checkHostPath(v.PV.Spec.HostPath)
-}
-
-func (hostPaths) Unmount(context.Context, Mounted) error { return nil }
+func (Volumes) Unmount(context.Context, source.Mounted) error { return nil }
