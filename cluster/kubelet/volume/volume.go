@@ -61,10 +61,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/emptydir"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/local"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/nfs"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/projection"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
@@ -109,8 +111,11 @@ type Manager struct {
 	kube    kubernetes.Interface
 	objects *watched.Objects
 	tokens  *tokens.Cache
-	sources []source.Source
-	waiting waiting
+	// These make the volumes that are not mounted by sources.
+	projections projection.Maker
+	emptyDirs   emptydir.Maker
+	sources     []source.Source
+	waiting     waiting
 	// taking is held while a pod takes a PersistentVolume. holders, below it, are read from disk
 	// once.
 	taking  sync.Mutex
@@ -137,6 +142,11 @@ func New(set *client.Set, opts Options) *Manager {
 		}, opts.Sources...),
 		pods: map[types.UID]*podVolumes{},
 	}
+	if opts.Allocatable == nil {
+		opts.Allocatable = func() v1.ResourceList { return nil }
+	}
+	m.projections = projection.Maker{Dirs: m.dirs, Tokens: m.tokens, Allocatable: opts.Allocatable}
+	m.emptyDirs = emptydir.Maker{Dirs: m.dirs, Allocatable: opts.Allocatable}
 	m.waiting.log, m.waiting.wake, m.waiting.look = opts.Log, m.Wake, m.lookAt
 	if opts.Watch != nil {
 		m.waiting.watch(opts.Watch)
@@ -150,8 +160,8 @@ type podVolumes struct {
 	// turn holds one token: who takes it works on the volumes and guards the fields below.
 	turn chan struct{}
 	pod  *v1.Pod
-	// refs are the objects that the pod's volumes are made of.
-	refs map[watched.Key]*watched.Ref
+	// held are the objects that the pod's volumes are made of.
+	held *projection.Held
 	// failures counts looks in a row that failed, for the back-off.
 	failures int
 	// woken has a value when what has failed may succeed now.
@@ -179,10 +189,8 @@ func (m *Manager) of(uid types.UID, create bool) *podVolumes {
 	defer m.mu.Unlock()
 	p := m.pods[uid]
 	if p == nil && create {
-		p = &podVolumes{
-			uid: uid, turn: make(chan struct{}, 1), woken: make(chan struct{}, 1),
-			refs: map[watched.Key]*watched.Ref{},
-		}
+		p = &podVolumes{uid: uid, turn: make(chan struct{}, 1), woken: make(chan struct{}, 1)}
+		p.held = projection.Hold(m.objects, func() { m.changed(p) })
 		m.pods[uid] = p
 	}
 	return p
@@ -257,7 +265,7 @@ func (m *Manager) Refresh(ctx context.Context, pod *v1.Pod) error {
 
 // follow brings what follows the API up to date, and sets the timer for the next time.
 func (m *Manager) follow(ctx context.Context, p *podVolumes) error {
-	err := m.makeAll(ctx, p, isProjection)
+	err := m.makeAll(ctx, p, projection.Is)
 	if err != nil {
 		p.failures++
 	} else {
@@ -288,10 +296,7 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 		p.timer.Stop()
 	}
 	p.mu.Unlock()
-	for key, ref := range p.refs {
-		ref.Release()
-		delete(p.refs, key)
-	}
+	p.held.Release()
 	m.tokens.Forget(uid)
 	m.waiting.forget(uid)
 	if err = p.stopKeeping(ctx); err == nil {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/internal/volumetest"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
@@ -160,7 +161,7 @@ func TestProjectionsAndTheirUpdates(t *testing.T) {
 
 	check := func(when, dir string, want map[string]string) {
 		t.Helper()
-		if got := read(t, n.path(pod, layout.VolumesDir, dir)); !maps.Equal(got, want) {
+		if got := volumetest.Read(t, n.path(pod, layout.VolumesDir, dir)); !maps.Equal(got, want) {
 			t.Errorf("%s: %s shows %v, want %v", when, dir, got, want)
 		}
 	}
@@ -298,7 +299,7 @@ func TestVolumesOfEphemeralContainers(t *testing.T) {
 	if _, err := n.Mounts(context.Background(), pod, &debugger, nil); err != nil {
 		t.Fatal(err)
 	}
-	if got := read(t, n.path(pod, layout.VolumesDir, "kubernetes.io~configmap/v")); got["a"] != "1" {
+	if got := volumetest.Read(t, n.path(pod, layout.VolumesDir, "kubernetes.io~configmap/v")); got["a"] != "1" {
 		t.Error(got)
 	}
 	n.unmount(pod)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -49,4 +51,36 @@ func GroupOf(t *testing.T, path string) (gid uint32, mode os.FileMode) {
 		t.Fatal(err)
 	}
 	return info.Sys().(*syscall.Stat_t).Gid, info.Mode()
+}
+
+// Read returns the files that a user of the volume sees, by their paths.
+func Read(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	var walk func(string)
+	walk = func(at string) {
+		entries, err := os.ReadDir(filepath.Join(dir, at))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			name := filepath.Join(at, e.Name())
+			info, err := os.Stat(filepath.Join(dir, name))
+			switch {
+			case strings.HasPrefix(name, ".."):
+			case err != nil:
+				t.Fatal(err)
+			case info.IsDir():
+				walk(name)
+			default:
+				data, err := os.ReadFile(filepath.Join(dir, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				files[name] = string(data)
+			}
+		}
+	}
+	walk(".")
+	return files
 }

@@ -106,6 +106,18 @@ func (d Dirs) MakePod(uid types.UID) error {
 	return os.MkdirAll(filepath.Join(d.Pod(uid), VolumesDir), 0o700)
 }
 
+// MakeVolume makes a volume's directory, which every user of the pod may use.
+func MakeVolume(dir string) error {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil || info.Mode().Perm() == 0o777 {
+		return err
+	}
+	return os.Chmod(dir, info.Mode()|0o777)
+}
+
 // RemoveSubPaths takes away the mounts of the pod's subPaths: they pin what they show.
 func (d Dirs) RemoveSubPaths(ctx context.Context, uid types.UID) error {
 	return d.remove(ctx, uid, SubPathsDir)

@@ -7,7 +7,9 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	resourcehelper "k8s.io/component-helpers/resource"
 )
 
 // layout.OpenDir opens a directory of our own, which must not be a link.
@@ -54,4 +56,34 @@ func Is(path string) bool {
 	var s unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &s)
 	return err == nil && s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}
+
+// MemoryLimit is how large a tmpfs of the pod may become, in bytes: the least of its own limit, the
+// pod's memory and the node's; 0 if none is known. node is what the node can give to pods.
+func MemoryLimit(node v1.ResourceList, pod *v1.Pod, limit *resource.Quantity) int64 {
+	least := node.Memory().Value()
+	for _, q := range []*resource.Quantity{podMemoryLimit(pod), limit} {
+		if q != nil && q.Sign() > 0 && (least == 0 || q.Value() <= least) {
+			least = q.Value()
+		}
+	}
+	return least
+}
+
+// podMemoryLimit is the limit of the pod's cgroup: none unless the pod or each container has one.
+func podMemoryLimit(pod *v1.Pod) *resource.Quantity {
+	if resourcehelper.IsPodLevelLimitsSet(pod) {
+		if q, ok := pod.Spec.Resources.Limits[v1.ResourceMemory]; ok {
+			return &q
+		}
+	}
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if list[i].Resources.Limits.Memory().IsZero() {
+				return nil
+			}
+		}
+	}
+	limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
+	return limits.Memory()
 }

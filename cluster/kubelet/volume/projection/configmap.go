@@ -1,4 +1,4 @@
-package volume
+package projection
 
 import (
 	"context"
@@ -10,10 +10,10 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
-func (m *Manager) addConfigMap(ctx context.Context, p *podVolumes, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
+func (m Maker) addConfigMap(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
 	optional *bool,
 ) error {
-	obj, err := m.ref(p, watched.ConfigMap, name).Get(ctx)
+	obj, err := held.ref(watched.ConfigMap, pod.Namespace, name).Get(ctx)
 	if err != nil && !mayMiss(err, optional) {
 		return err
 	}
@@ -30,10 +30,10 @@ func (m *Manager) addConfigMap(ctx context.Context, p *podVolumes, files map[str
 	return addKeys(files, values, items, mode, optional, "configmap references non-existent config key")
 }
 
-func (m *Manager) addSecret(ctx context.Context, p *podVolumes, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
+func (m Maker) addSecret(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
 	optional *bool,
 ) error {
-	obj, err := m.ref(p, watched.Secret, name).Get(ctx)
+	obj, err := held.ref(watched.Secret, pod.Namespace, name).Get(ctx)
 	if err != nil && !mayMiss(err, optional) {
 		return err
 	}

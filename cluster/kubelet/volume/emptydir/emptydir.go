@@ -1,4 +1,5 @@
-package volume
+// Package emptydir makes emptyDir volumes.
+package emptydir
 
 import (
 	"context"
@@ -10,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	resourcehelper "k8s.io/component-helpers/resource"
 	corev1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/fsgroup"
@@ -18,22 +18,29 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
-// makeEmptyDir makes an emptyDir once. The ready file says that it was completed: from then on
+// Maker makes the emptyDir volumes of a node.
+type Maker struct {
+	Dirs layout.Dirs
+	// Allocatable returns what the node can give to pods, nil if that is not known.
+	Allocatable func() v1.ResourceList
+}
+
+// Make makes an emptyDir once. The ready file says that it was completed: from then on
 // containers may have changed all of it, so it is left alone.
-func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
-	dir := m.dirs.Volume(pod.UID, vol)
-	ready := filepath.Join(m.dirs.Pod(pod.UID), layout.PluginsDir, layout.PluginEmptyDir, vol.Name, "ready")
+func (m Maker) Make(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
+	dir := m.Dirs.Volume(pod.UID, vol)
+	ready := filepath.Join(m.Dirs.Pod(pod.UID), layout.PluginsDir, layout.PluginEmptyDir, vol.Name, "ready")
 	medium := vol.EmptyDir.Medium
-	if _, err := os.Lstat(ready); err == nil && emptyDirStands(dir, medium) {
+	if _, err := os.Lstat(ready); err == nil && stands(dir, medium) {
 		return nil
 	}
-	if err := makeOpenDir(dir); err != nil {
+	if err := layout.MakeVolume(dir); err != nil {
 		return err
 	}
 	switch {
 	case medium == v1.StorageMediumDefault:
 	case medium == v1.StorageMediumMemory:
-		if err := mountpoint.Tmpfs(dir, m.memoryLimit(pod, vol.EmptyDir.SizeLimit)); err != nil {
+		if err := mountpoint.Tmpfs(dir, mountpoint.MemoryLimit(m.Allocatable(), pod, vol.EmptyDir.SizeLimit)); err != nil {
 			return err
 		}
 	case corev1helper.IsHugePageMedium(medium):
@@ -63,9 +70,9 @@ func (m *Manager) makeEmptyDir(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 	return os.WriteFile(ready, nil, 0o640)
 }
 
-// emptyDirStands says whether the directory is there, with its memory mounted if it is in memory:
+// stands says whether the directory is there, with its memory mounted if it is in memory:
 // that is gone after a reboot.
-func emptyDirStands(dir string, medium v1.StorageMedium) bool {
+func stands(dir string, medium v1.StorageMedium) bool {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
 		return false
@@ -78,49 +85,6 @@ func emptyDirStands(dir string, medium v1.StorageMedium) bool {
 	default:
 		return s.Type == unix.HUGETLBFS_MAGIC && mountpoint.Is(dir)
 	}
-}
-
-// makeOpenDir makes a volume's directory, which every user of the pod may use.
-func makeOpenDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	info, err := os.Lstat(dir)
-	if err != nil || info.Mode().Perm() == 0o777 {
-		return err
-	}
-	return os.Chmod(dir, info.Mode()|0o777)
-}
-
-// memoryLimit is how large a tmpfs of the pod may become, in bytes: the least of its own limit, the
-// pod's memory and the node's; 0 if none is known.
-func (m *Manager) memoryLimit(pod *v1.Pod, limit *resource.Quantity) int64 {
-	node := m.allocatable()
-	least := node.Memory().Value()
-	for _, q := range []*resource.Quantity{podMemoryLimit(pod), limit} {
-		if q != nil && q.Sign() > 0 && (least == 0 || q.Value() <= least) {
-			least = q.Value()
-		}
-	}
-	return least
-}
-
-// podMemoryLimit is the limit of the pod's cgroup: none unless the pod or each container has one.
-func podMemoryLimit(pod *v1.Pod) *resource.Quantity {
-	if resourcehelper.IsPodLevelLimitsSet(pod) {
-		if q, ok := pod.Spec.Resources.Limits[v1.ResourceMemory]; ok {
-			return &q
-		}
-	}
-	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			if list[i].Resources.Limits.Memory().IsZero() {
-				return nil
-			}
-		}
-	}
-	limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
-	return limits.Memory()
 }
 
 // hugePageSize is the size of the pages that back the medium: its own, or the only one that the pod

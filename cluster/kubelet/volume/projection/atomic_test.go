@@ -1,46 +1,15 @@
-package volume
+package projection
 
 import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-)
 
-// read returns the files that a user of the volume sees, by their paths.
-func read(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	files := map[string]string{}
-	var walk func(string)
-	walk = func(at string) {
-		entries, err := os.ReadDir(filepath.Join(dir, at))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range entries {
-			name := filepath.Join(at, e.Name())
-			info, err := os.Stat(filepath.Join(dir, name))
-			switch {
-			case strings.HasPrefix(name, ".."):
-			case err != nil:
-				t.Fatal(err)
-			case info.IsDir():
-				walk(name)
-			default:
-				data, err := os.ReadFile(filepath.Join(dir, name))
-				if err != nil {
-					t.Fatal(err)
-				}
-				files[name] = string(data)
-			}
-		}
-	}
-	walk(".")
-	return files
-}
+	"github.com/coracle-project/coracle/cluster/kubelet/internal/volumetest"
+)
 
 func TestWriteAtomic(t *testing.T) {
 	dir := t.TempDir()
@@ -91,7 +60,7 @@ func TestWriteAtomic(t *testing.T) {
 		if err != nil || changed != step.changed || (owned == 1) != changed {
 			t.Fatalf("%s: changed %v (owned %d times), %v", step.name, changed, owned, err)
 		}
-		if got := read(t, dir); !maps.Equal(got, step.files) {
+		if got := volumetest.Read(t, dir); !maps.Equal(got, step.files) {
 			t.Errorf("%s: the volume shows %v, want %v", step.name, got, step.files)
 		}
 		if (version() != last) != changed {
@@ -131,7 +100,7 @@ func TestWriteAtomicKeepsTheOldVersionWhenOwningFails(t *testing.T) {
 		t.Fatal("no error")
 	}
 	after, _ := fs.ReadDir(root.FS(), ".")
-	if got := read(t, dir); got["a"] != "1" || len(before) != len(after) {
+	if got := volumetest.Read(t, dir); got["a"] != "1" || len(before) != len(after) {
 		t.Errorf("the volume shows %v; before %v, after %v", got, before, after)
 	}
 }
