@@ -15,7 +15,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/apiserver"
 	"github.com/coracle-project/coracle/cluster/controllers"
 	"github.com/coracle-project/coracle/cluster/controllers/localpath"
-	"github.com/coracle-project/coracle/cluster/kubelet/volume"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/holders"
 )
 
 // localPathRoot is where volumes of the StorageClass local-path are. The command coracle knows it,
@@ -25,7 +25,7 @@ func localPathRoot(root string) string { return filepath.Join(root, "local-path"
 func localPath(root, node string, log *slog.Logger) *localpath.Options {
 	return &localpath.Options{
 		Root: localPathRoot(root), NodeName: node,
-		Users: func(name string) ([]types.UID, error) { return volume.Users(kubeletRoot(root), name, log) },
+		Users: func(name string) ([]types.UID, error) { return holders.Users(kubeletRoot(root), name, log) },
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/internal/volumetest"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/holders"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
@@ -239,10 +240,9 @@ func TestAPodIsWokenWhenItsClaimIsBound(t *testing.T) {
 	n.wantRefused(pod, `persistentvolumes "pv-data" not found`)
 	woken(func() error { _, err := volumes.Create(ctx, pv, metav1.CreateOptions{}); return err })
 	n.mount(pod)
-	if n.waiting.mu.Lock(); len(n.waiting.pods) != 0 {
-		t.Errorf("still waits for %v", n.waiting.pods)
+	if keys := n.waiting.Keys(); len(keys) != 0 {
+		t.Errorf("still waits for %v", keys)
 	}
-	n.waiting.mu.Unlock()
 	n.unmount(pod)
 }
 
@@ -384,7 +384,7 @@ func TestAVolumeForOnePod(t *testing.T) {
 	n.wantRefused(second, "volume uses the ReadWriteOncePod access mode and is already in use by another pod")
 	n.restart(n.opts.RootDir)
 	n.wantRefused(second, "is already in use by another pod")
-	users, err := Users(n.opts.RootDir, "pv-data", slog.New(slog.DiscardHandler))
+	users, err := holders.Users(n.opts.RootDir, "pv-data", slog.New(slog.DiscardHandler))
 	if err != nil || !slices.Equal(users, []types.UID{first.UID}) {
 		t.Errorf("users %q, %v", users, err)
 	}
@@ -414,8 +414,8 @@ func TestAStatefulSetsPodWaitsForTheOneBefore(t *testing.T) {
 	n.wantWoken(second)
 	n.mount(second)
 	n.unmount(second)
-	if len(n.holders) > 0 {
-		t.Errorf("after all have ended these have volumes: %v", n.holders)
+	if left := n.holders.Volumes(); len(left) > 0 {
+		t.Errorf("after all have ended these volumes are held: %v", left)
 	}
 }
 
@@ -508,11 +508,11 @@ func TestADamagedNeighbour(t *testing.T) {
 				if err := os.MkdirAll(n.path(neighbour), 0o700); err != nil {
 					t.Fatal(err)
 				}
-				if err := damage(n.path(neighbour, layout.PluginsDir), n.path(neighbour, layout.PluginsDir, pluginLocal, "pv-data", claimedFile)); err != nil {
+				if err := damage(n.path(neighbour, layout.PluginsDir), n.path(neighbour, layout.PluginsDir, pluginLocal, "pv-data", "claimed")); err != nil {
 					t.Fatal(err)
 				}
 				held := name != "plugins are a file"
-				users, err := Users(n.opts.RootDir, "pv-data", slog.New(slog.DiscardHandler))
+				users, err := holders.Users(n.opts.RootDir, "pv-data", slog.New(slog.DiscardHandler))
 				if err != nil || slices.Contains(users, neighbour.UID) != held {
 					t.Errorf("users %q, %v", users, err)
 				}
@@ -535,7 +535,7 @@ func inNewDirectory(path string, make func() error) error {
 func TestTheRecordIsNotWrittenAgain(t *testing.T) {
 	n, _, pod := newBound(t, nil)
 	n.mount(pod)
-	file := n.path(pod, layout.PluginsDir, pluginLocal, "pv-data", claimedFile)
+	file := n.path(pod, layout.PluginsDir, pluginLocal, "pv-data", "claimed")
 	wantFile(t, file, "ns/p")
 	past := time.Unix(1e9, 0)
 	if err := os.Chtimes(file, past, past); err != nil {
@@ -558,7 +558,7 @@ func TestAPodThatWaitsWithTwoVolumesOfOneClaim(t *testing.T) {
 	n.mount(first)
 	n.wantRefused(second, "which is ending")
 	for _, v := range second.Spec.Volumes { // in any order
-		if _, err := n.specOf(t.Context(), second, &v); err != nil {
+		if _, err := n.claims.Spec(t.Context(), second, &v); err != nil {
 			t.Fatal(err)
 		}
 	}

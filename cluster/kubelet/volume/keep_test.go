@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/claims"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
@@ -114,10 +115,8 @@ func TestAVolumeIsKeptWhenItsClaimChanges(t *testing.T) {
 		t.Errorf("kept %s", got)
 	}
 	n.unmount(pod)
-	n.waiting.mu.Lock()
-	defer n.waiting.mu.Unlock()
-	if len(n.waiting.pods) != 0 {
-		t.Errorf("still followed: %v", n.waiting.pods)
+	if keys := n.waiting.Keys(); len(keys) != 0 {
+		t.Errorf("still followed: %v", keys)
 	}
 }
 
@@ -140,7 +139,7 @@ func TestAClaimThatChangesWhileItsVolumeIsMounted(t *testing.T) {
 	k.failed = 1
 	n.sources = append(n.sources, k)
 	k.mounting = func(name string) error {
-		n.waiting.changed(volumeKey(name))
+		n.waiting.Changed(claims.VolumeKey(name))
 		return nil
 	}
 	n.mount(pod)
@@ -156,7 +155,7 @@ func TestAKeeperThatHangs(t *testing.T) {
 	n.sources = append(n.sources, k)
 	k.keeping = func(ctx context.Context) { <-ctx.Done() }
 	n.mount(pod)
-	n.waiting.changed(volumeKey("pv-data"))
+	n.waiting.Changed(claims.VolumeKey("pv-data"))
 	<-k.kept
 	if err := n.Refresh(t.Context(), pod); err != nil {
 		t.Error(err)
@@ -169,7 +168,7 @@ func TestAKeeperThatFailsDoesNotStopThePod(t *testing.T) {
 	n, k, pod := newKept(t)
 	n.sources = append(n.sources, k)
 	n.mount(pod)
-	n.waiting.changed(volumeKey("pv-data")) // the first fails
+	n.waiting.Changed(claims.VolumeKey("pv-data")) // the first fails
 	<-k.kept
 	if err := n.Refresh(t.Context(), pod); err != nil {
 		t.Error(err)

@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/kubernetes/third_party/forked/golang/expansion"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/claims"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 )
 
@@ -82,7 +83,7 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 			return nil, err
 		}
 		mount.HostPath, mount.SelinuxRelabel = at.path, at.relabel
-		mount.Readonly = mount.Readonly || readOnlyClaim(vol)
+		mount.Readonly = mount.Readonly || claims.ReadOnly(vol)
 		return mount, m.narrow(ctx, pod, vol, container, index, subPath, mount)
 	}
 	mount.HostPath = m.sourceDir(pod.UID, vol)

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,22 +14,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/claims"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
-)
-
-// Volumes that a Source mounts are recorded before that, so that a kubelet that starts after a
-// crash knows of each:
-//
-//	pods/UID/plugins/PLUGIN/NAME/claimed   the pod has the PersistentVolume NAME, or is about to
-//	pods/UID/plugins/PLUGIN/NAME/inline    likewise of a volume that is none
-//
-// Where they are says which; in the file claimed is the pod's name.
-const (
-	claimedFile = "claimed"
-	inlineFile  = "inline"
 )
 
 // placed is a volume that was mounted by a Source.
@@ -71,9 +57,14 @@ func kindOf(s *v1.PersistentVolumeSource) string {
 	return "another source"
 }
 
+// isPersistent says whether the volume is mounted by a Source.
+func isPersistent(vol *v1.Volume) bool {
+	return vol.PersistentVolumeClaim != nil || vol.Ephemeral != nil || vol.NFS != nil || vol.CSI != nil || vol.ISCSI != nil
+}
+
 // makePersistent mounts a volume by its Source.
 func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Volume) error {
-	s, err := m.specOf(ctx, p.pod, vol)
+	s, err := m.claims.Spec(ctx, p.pod, vol)
 	if err != nil {
 		return err
 	}
@@ -84,18 +75,24 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	pod := m.dirs.Pod(p.uid)
 	s.Dir = filepath.Join(pod, layout.VolumesDir, src.Plugin(), s.Name)
 	s.State = filepath.Join(pod, layout.PluginsDir, src.Plugin(), s.Name)
-	if err := m.take(p.pod, s); err != nil {
+	if s.PV != nil {
+		m.waiting.Add(claims.HeldKey(s.Name), p.uid) // first: who lets go of it after the answer wakes the pod
+	}
+	if err := m.holders.Take(p.pod, s); err != nil {
 		return err
+	}
+	if s.PV != nil {
+		m.waiting.Remove(claims.HeldKey(s.Name), p.uid)
 	}
 	if err := os.MkdirAll(filepath.Dir(s.Dir), 0o750); err != nil {
 		return err
 	}
 	mount := src.Mount
-	if k := p.keptBy(m.opts.Log, src, s); k != nil {
+	if k := p.kept.Of(src, s); k != nil {
 		if s.PV != nil {
-			m.waiting.follow(s, p.uid) // first: what changes while it is mounted must not be missed
+			m.waiting.Follow(s, p.uid) // first: what changes while it is mounted must not be missed
 		}
-		mount = func(ctx context.Context, s *source.Spec) (string, error) { return k.mount(ctx, src, s) }
+		mount = func(ctx context.Context, s *source.Spec) (string, error) { return k.Mount(ctx, src, s) }
 	}
 	path, err := mount(ctx, s)
 	if err != nil {
@@ -111,94 +108,23 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	return nil
 }
 
-// take records that the pod has the volume, unless another pod on this node has it that must have
-// ended before.
-func (m *Manager) take(pod *v1.Pod, s *source.Spec) error {
-	file, content := inlineFile, ""
-	m.taking.Lock()
-	defer m.taking.Unlock()
-	if s.PV != nil {
-		file, content = claimedFile, fullName(pod)
-		if err := m.findHolders(); err != nil {
-			return err
-		}
-		if err := m.holders.refuse(pod, s.PV); err != nil {
-			m.waiting.add(heldKey(s.Name), pod.UID)
-			return err
-		}
-		m.waiting.remove(heldKey(s.Name), pod.UID)
-	}
-	if err := os.MkdirAll(s.State, 0o750); err != nil {
-		return err
-	}
-	// The only record is not written again: a crash on the way, or a full disk, would empty it.
-	if s.PV != nil && m.holders[s.PV.Name][pod.UID] == content {
-		return nil
-	}
-	if err := os.WriteFile(filepath.Join(s.State, file), []byte(content), 0o640); err != nil {
-		return err
-	}
-	if s.PV != nil {
-		m.holders.add(s.PV.Name, pod.UID, content)
-	}
-	return nil
-}
-
-// findHolders reads the holders once; taking is held.
-func (m *Manager) findHolders() error {
-	if m.holders != nil {
-		return nil
-	}
-	found, err := readHolders(m.opts.RootDir, m.opts.Log)
-	if found == nil {
-		return err
-	}
-	if err != nil {
-		m.opts.Log.Warn("some pods' directories cannot be read: what volumes these pods have is not known", "err", err)
-	}
-	m.holders = found
-	return nil
-}
-
 // Stopped is told that no container of the pod runs any more, though some of its volumes may stay
 // for long. A pod of the same name may have them now; ReadWriteOncePod still refuses others.
 func (m *Manager) Stopped(uid types.UID) {
-	m.taking.Lock()
-	if err := m.findHolders(); err != nil {
-		m.opts.Log.Warn("which pods have volumes cannot be read", "err", err)
-	}
-	volumes := m.holders.stop(uid)
-	m.taking.Unlock()
-	m.wakeForVolumes(volumes)
+	m.wakeForVolumes(m.holders.Stop(uid))
 }
 
 // released is told that the pod has no volumes any more.
 func (m *Manager) released(uid types.UID) {
-	m.taking.Lock()
-	volumes := m.holders.remove(uid)
-	m.taking.Unlock()
-	m.wakeForVolumes(volumes)
+	m.wakeForVolumes(m.holders.Remove(uid))
 }
 
 // wakeForVolumes wakes the pods that wait until others let go of these volumes.
 func (m *Manager) wakeForVolumes(volumes []string) {
 	for _, name := range volumes {
 		m.opts.Log.Debug("a pod has let go of a volume", "volume", name)
-		m.waiting.changed(heldKey(name))
+		m.waiting.Changed(claims.HeldKey(name))
 	}
-}
-
-// Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
-// ended. rootDir is the kubelet's directory.
-func Users(rootDir, volume string, log *slog.Logger) ([]types.UID, error) {
-	if err := layout.PlainNames(volume); err != nil {
-		return nil, err
-	}
-	found, err := readHolders(rootDir, log)
-	if err != nil { // who is not seen may have it, too
-		return nil, err
-	}
-	return slices.Sorted(maps.Keys(found[volume])), nil
 }
 
 // unmountPersistent has Sources undo what they did for the pod, for all volumes at the same time: a
@@ -261,7 +187,7 @@ func (m *Manager) Devices(ctx context.Context, pod *v1.Pod, container *v1.Contai
 			return nil, err
 		}
 		permissions := "mrw"
-		if readOnlyClaim(at.spec.Inline) {
+		if claims.ReadOnly(at.spec.Inline) {
 			permissions = "r"
 		}
 		devices = append(devices, &runtimeapi.Device{ContainerPath: d.DevicePath, HostPath: at.path, Permissions: permissions})
@@ -285,14 +211,4 @@ func (m *Manager) place(ctx context.Context, p *podVolumes, pod *v1.Pod, name st
 	}
 	at, _ := p.placedOf(name)
 	return at, nil
-}
-
-// uses says how containers of the pod use a volume: as files, or as a device.
-func uses(pod *v1.Pod, name string) (mounted, device bool) {
-	podutil.VisitContainers(&pod.Spec, podutil.AllContainers, func(c *v1.Container, _ podutil.ContainerType) bool {
-		mounted = mounted || slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool { return m.Name == name })
-		device = device || slices.ContainsFunc(c.VolumeDevices, func(d v1.VolumeDevice) bool { return d.Name == name })
-		return true
-	})
-	return mounted, device
 }

@@ -50,7 +50,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,11 +57,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/claims"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/emptydir"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/holders"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/keeping"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/local"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/nfs"
@@ -108,18 +109,15 @@ type Options struct {
 type Manager struct {
 	opts    Options
 	dirs    layout.Dirs
-	kube    kubernetes.Interface
 	objects *watched.Objects
 	tokens  *tokens.Cache
 	// These make the volumes that are not mounted by sources.
 	projections projection.Maker
 	emptyDirs   emptydir.Maker
 	sources     []source.Source
-	waiting     waiting
-	// taking is held while a pod takes a PersistentVolume. holders, below it, are read from disk
-	// once.
-	taking  sync.Mutex
-	holders holders
+	waiting     *claims.Waiting
+	claims      *claims.Resolver
+	holders     *holders.Table
 	// looked, if set by a test, is called after each look that a change or a timer led to.
 	looked func(types.UID)
 
@@ -134,7 +132,6 @@ func New(set *client.Set, opts Options) *Manager {
 	m := &Manager{
 		opts:    opts,
 		dirs:    layout.Dirs{Root: opts.RootDir},
-		kube:    set.Kube,
 		objects: watched.New(set.Kube),
 		tokens:  tokens.New(set.Kube, opts.Log),
 		sources: append([]source.Source{
@@ -147,9 +144,11 @@ func New(set *client.Set, opts Options) *Manager {
 	}
 	m.projections = projection.Maker{Dirs: m.dirs, Tokens: m.tokens, Allocatable: opts.Allocatable}
 	m.emptyDirs = emptydir.Maker{Dirs: m.dirs, Allocatable: opts.Allocatable}
-	m.waiting.log, m.waiting.wake, m.waiting.look = opts.Log, m.Wake, m.lookAt
+	m.waiting = claims.NewWaiting(opts.Log, m.Wake, m.keepSoon)
+	m.claims = &claims.Resolver{Kube: set.Kube, Waiting: m.waiting, NodeName: opts.NodeName, NodeLabels: opts.NodeLabels}
+	m.holders = holders.New(opts.RootDir, opts.Log)
 	if opts.Watch != nil {
-		m.waiting.watch(opts.Watch)
+		m.waiting.Watch(opts.Watch)
 	}
 	return m
 }
@@ -162,6 +161,8 @@ type podVolumes struct {
 	pod  *v1.Pod
 	// held are the objects that the pod's volumes are made of.
 	held *projection.Held
+	// kept are the volumes that Keepers look after. It has a lock of its own.
+	kept *keeping.Set
 	// failures counts looks in a row that failed, for the back-off.
 	failures int
 	// woken has a value when what has failed may succeed now.
@@ -179,8 +180,6 @@ type podVolumes struct {
 	gone bool
 	// placed are the volumes that Sources have mounted, by their names in the pod.
 	placed map[string]placed
-	// kept are the volumes that Keepers look after, by their State.
-	kept map[string]*kept
 }
 
 // of returns the pod's entry, made if create is set, else nil if there is none.
@@ -189,7 +188,7 @@ func (m *Manager) of(uid types.UID, create bool) *podVolumes {
 	defer m.mu.Unlock()
 	p := m.pods[uid]
 	if p == nil && create {
-		p = &podVolumes{uid: uid, turn: make(chan struct{}, 1), woken: make(chan struct{}, 1)}
+		p = &podVolumes{uid: uid, turn: make(chan struct{}, 1), woken: make(chan struct{}, 1), kept: keeping.NewSet(m.opts.Log)}
 		p.held = projection.Hold(m.objects, func() { m.changed(p) })
 		m.pods[uid] = p
 	}
@@ -298,8 +297,8 @@ func (m *Manager) Unmount(ctx context.Context, uid types.UID) error {
 	p.mu.Unlock()
 	p.held.Release()
 	m.tokens.Forget(uid)
-	m.waiting.forget(uid)
-	if err = p.stopKeeping(ctx); err == nil {
+	m.waiting.Forget(uid)
+	if err = p.kept.Stop(ctx); err == nil {
 		err = m.dirs.RemoveSubPaths(ctx, uid)
 	}
 	if err == nil {
@@ -340,6 +339,13 @@ func (m *Manager) Wake(uid types.UID) {
 	}
 }
 
+// keepSoon has the volumes of a pod kept soon, of which something has changed.
+func (m *Manager) keepSoon(uid types.UID) {
+	if p := m.of(uid, false); p != nil {
+		p.kept.Soon()
+	}
+}
+
 // makeAll makes or brings up to date each volume that a container of the pod uses, among those
 // wanted.
 func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Volume) bool) error {
@@ -359,7 +365,7 @@ func (m *Manager) makeAll(ctx context.Context, p *podVolumes, wanted func(*v1.Vo
 		switch {
 		case !used.Has(vol.Name) || !wanted(vol):
 		case isPersistent(vol):
-			key := "claim/" + claimOf(p.pod, vol)
+			key := "claim/" + claims.NameOf(p.pod, vol)
 			if key == "claim/" {
 				key = "volume/" + vol.Name
 			}
@@ -405,10 +411,8 @@ func (m *Manager) lookAfter(p *podVolumes, d time.Duration) {
 const (
 	// lookTimeout bounds one look at a pod's volumes.
 	lookTimeout = 2 * time.Minute
-	// Looks that failed are repeated after a second, then after twice as long each time, up to:
-	longestBackoff = 2 * time.Minute
-	// but at most this while a token is overdue: its pod may be unable to work until the token is
-	// replaced.
+	// Looks that failed are repeated after keeping.Backoff, but after at most this while a token is
+	// overdue: its pod may be unable to work until the token is replaced.
 	tokenBackoff = 5 * time.Second
 )
 
@@ -440,7 +444,7 @@ func (m *Manager) look(p *podVolumes) {
 func (m *Manager) sleep(p *podVolumes) {
 	var next time.Duration
 	if p.failures > 0 {
-		next = backoff(p.failures)
+		next = keeping.Backoff(p.failures)
 	}
 	if renew := m.tokens.Next(p.uid); !renew.IsZero() {
 		switch left := time.Until(renew); {
@@ -453,10 +457,4 @@ func (m *Manager) sleep(p *podVolumes) {
 	if next > 0 {
 		m.lookAfter(p, next)
 	}
-}
-
-// backoff is the pause after so many failures in a row.
-func backoff(failures int) time.Duration {
-	pause := min(time.Second<<min(failures-1, 10), longestBackoff)
-	return pause + time.Duration(rand.Int64N(int64(pause)/4+1))
 }

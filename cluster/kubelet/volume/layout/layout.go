@@ -101,6 +101,9 @@ func CheckUID(uid types.UID) error {
 	return nil
 }
 
+// FullName is how people know a pod.
+func FullName(pod *v1.Pod) string { return pod.Namespace + "/" + pod.Name }
+
 // MakePod makes the pod's directories, for root alone: volumes have what containers write.
 func (d Dirs) MakePod(uid types.UID) error {
 	return os.MkdirAll(filepath.Join(d.Pod(uid), VolumesDir), 0o700)

@@ -1,18 +1,134 @@
-package volume
+// Package holders knows which pods on this node have which PersistentVolumes. Directories of the pods
+// are the only record: it is written before a volume is mounted, and read once at the first question.
+package holders
 
 import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
+
+// Volumes that a Source mounts are recorded before that, so that a kubelet that starts after a
+// crash knows of each:
+//
+//	pods/UID/plugins/PLUGIN/NAME/claimed   the pod has the PersistentVolume NAME, or is about to
+//	pods/UID/plugins/PLUGIN/NAME/inline    likewise of a volume that is none
+//
+// Where they are says which; in the file claimed is the pod's name.
+const (
+	claimedFile = "claimed"
+	inlineFile  = "inline"
+)
+
+// Table has the holders of all volumes on this node. It is safe for concurrent use.
+type Table struct {
+	rootDir string
+	log     *slog.Logger
+
+	// mu is held while a pod takes a volume. volumes are read from disk once, and nil before that.
+	mu      sync.Mutex
+	volumes holders
+}
+
+// New returns the table of a node; rootDir is the kubelet's directory. It touches nothing.
+func New(rootDir string, log *slog.Logger) *Table { return &Table{rootDir: rootDir, log: log} }
+
+// Take records that the pod has the volume, unless another pod on this node has it that must have
+// ended before.
+func (t *Table) Take(pod *v1.Pod, s *source.Spec) error {
+	file, content := inlineFile, ""
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.PV != nil {
+		file, content = claimedFile, layout.FullName(pod)
+		if err := t.findLocked(); err != nil {
+			return err
+		}
+		if err := t.volumes.refuse(pod, s.PV); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(s.State, 0o750); err != nil {
+		return err
+	}
+	// The only record is not written again: a crash on the way, or a full disk, would empty it.
+	if s.PV != nil && t.volumes[s.PV.Name][pod.UID] == content {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(s.State, file), []byte(content), 0o640); err != nil {
+		return err
+	}
+	if s.PV != nil {
+		t.volumes.add(s.PV.Name, pod.UID, content)
+	}
+	return nil
+}
+
+// findLocked reads the holders once.
+func (t *Table) findLocked() error {
+	if t.volumes != nil {
+		return nil
+	}
+	found, err := readHolders(t.rootDir, t.log)
+	if found == nil {
+		return err
+	}
+	if err != nil {
+		t.log.Warn("some pods' directories cannot be read: what volumes these pods have is not known", "err", err)
+	}
+	t.volumes = found
+	return nil
+}
+
+// Stop is told that no container of the pod runs any more, and returns the volumes where that changes
+// something.
+func (t *Table) Stop(pod types.UID) (volumes []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.findLocked(); err != nil {
+		t.log.Warn("which pods have volumes cannot be read", "err", err)
+	}
+	return t.volumes.stop(pod)
+}
+
+// Remove is told that the pod has no volumes any more, and returns those that it had.
+func (t *Table) Remove(pod types.UID) (volumes []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.volumes.remove(pod)
+}
+
+// Volumes lists the volumes that pods have.
+func (t *Table) Volumes() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Sorted(maps.Keys(t.volumes))
+}
+
+// Users returns the pods on this node that have a PersistentVolume, or had it when their kubelet
+// ended. rootDir is the kubelet's directory.
+func Users(rootDir, volume string, log *slog.Logger) ([]types.UID, error) {
+	if err := layout.PlainNames(volume); err != nil {
+		return nil, err
+	}
+	found, err := readHolders(rootDir, log)
+	if err != nil { // who is not seen may have it, too
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(found[volume])), nil
+}
 
 // holders maps each PersistentVolume's name to the pods on this node that have it: UID to
 // namespace/name. The name is empty if nothing of the pod runs any more, if its file cannot be
@@ -112,11 +228,9 @@ func (h holders) refuse(pod *v1.Pod, pv *v1.PersistentVolume) error {
 		switch {
 		case single:
 			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
-		case stateful && name == fullName(pod):
+		case stateful && name == layout.FullName(pod):
 			return errors.New("volume is still in use by an earlier pod of the same StatefulSet and name, which is ending")
 		}
 	}
 	return nil
 }
-
-func fullName(pod *v1.Pod) string { return pod.Namespace + "/" + pod.Name }

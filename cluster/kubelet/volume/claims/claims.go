@@ -1,4 +1,6 @@
-package volume
+// Package claims finds the PersistentVolumes that pods' volumes are, and keeps who waits for claims
+// and volumes.
+package claims
 
 import (
 	"context"
@@ -9,8 +11,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/storage/ephemeral"
 	storagehelpers "k8s.io/component-helpers/storage/volume"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
@@ -18,21 +22,26 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
-// isPersistent says whether the volume is mounted by a Source.
-func isPersistent(vol *v1.Volume) bool {
-	return vol.PersistentVolumeClaim != nil || vol.Ephemeral != nil || vol.NFS != nil || vol.CSI != nil || vol.ISCSI != nil
+// Resolver finds the volumes of pods' claims. It has no state but in Waiting.
+type Resolver struct {
+	Kube    kubernetes.Interface
+	Waiting *Waiting
+	// NodeName and NodeLabels say what node this is. Without labels it reaches no volume that is bound
+	// to certain nodes.
+	NodeName   string
+	NodeLabels func() map[string]string
 }
 
-// specOf finds out what the volume is, and checks that this pod may have it on this node.
-func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*source.Spec, error) {
+// Spec finds out what the volume is, and checks that this pod may have it on this node.
+func (r *Resolver) Spec(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*source.Spec, error) {
 	if vol.PersistentVolumeClaim == nil && vol.Ephemeral == nil {
 		return &source.Spec{Name: vol.Name, Inline: vol, Pod: pod}, nil
 	}
-	claim, err := m.boundClaim(ctx, pod, vol)
+	claim, err := r.boundClaim(ctx, pod, vol)
 	if err != nil {
 		return nil, err
 	}
-	pv, err := m.volumeOf(ctx, pod, claim)
+	pv, err := r.volumeOf(ctx, pod, claim)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +53,7 @@ func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*sou
 	if err := checkUse(s); err != nil {
 		return nil, err
 	}
-	if err := m.checkReach(pv); err != nil {
+	if err := r.checkReach(pv); err != nil {
 		return nil, err
 	}
 	return s, layout.PlainNames(s.Name)
@@ -52,11 +61,11 @@ func (m *Manager) specOf(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*sou
 
 // readOnlyInPod says whether no volume of the pod may write to the claim: several can be of one.
 func readOnlyInPod(pod *v1.Pod, claim string) bool {
-	return !slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return claimOf(pod, &v) == claim && !readOnlyClaim(&v) })
+	return !slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return NameOf(pod, &v) == claim && !ReadOnly(&v) })
 }
 
-// claimOf returns the name of the volume's claim, "" if it has none.
-func claimOf(pod *v1.Pod, vol *v1.Volume) string {
+// NameOf returns the name of the volume's claim, "" if it has none.
+func NameOf(pod *v1.Pod, vol *v1.Volume) string {
 	switch {
 	case vol.PersistentVolumeClaim != nil:
 		return vol.PersistentVolumeClaim.ClaimName
@@ -66,19 +75,19 @@ func claimOf(pod *v1.Pod, vol *v1.Volume) string {
 	return ""
 }
 
-// readOnlyClaim says whether containers may only read what they mount by this volume.
-func readOnlyClaim(vol *v1.Volume) bool {
+// ReadOnly says whether containers may only read what they mount by this volume.
+func ReadOnly(vol *v1.Volume) bool {
 	return vol.PersistentVolumeClaim != nil && vol.PersistentVolumeClaim.ReadOnly
 }
 
 // boundClaim returns the claim of the volume if it is bound. If it is not, the pod is woken when it
 // changes.
-func (m *Manager) boundClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*v1.PersistentVolumeClaim, error) {
+func (r *Resolver) boundClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (*v1.PersistentVolumeClaim, error) {
 	own := vol.PersistentVolumeClaim == nil
-	name := claimOf(pod, vol)
-	m.waiting.add(claimKey(pod.Namespace, name), pod.UID) // first: what changes after the answer wakes the pod
+	name := NameOf(pod, vol)
+	r.Waiting.Add(ClaimKey(pod.Namespace, name), pod.UID) // first: what changes after the answer wakes the pod
 	claim, err := getGranted(ctx, func(ctx context.Context) (*v1.PersistentVolumeClaim, error) {
-		return m.kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+		return r.Kube.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	})
 	switch {
 	case own && apierrors.IsNotFound(err):
@@ -101,17 +110,17 @@ func (m *Manager) boundClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (
 		return nil, fmt.Errorf("persistentvolumeclaim %q is not bound to a volume yet (storage class %q): its events say what it waits for",
 			name, storagehelpers.GetPersistentVolumeClaimClass(claim))
 	}
-	m.waiting.remove(claimKey(pod.Namespace, name), pod.UID)
+	r.Waiting.Remove(ClaimKey(pod.Namespace, name), pod.UID)
 	return claim, nil
 }
 
 // volumeOf returns the PersistentVolume that the claim is bound to. Both have to say so: otherwise
 // a claim that names a volume would be enough to read what another one has left in it.
-func (m *Manager) volumeOf(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
+func (r *Resolver) volumeOf(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim) (*v1.PersistentVolume, error) {
 	name := claim.Spec.VolumeName
-	m.waiting.add(volumeKey(name), pod.UID)
+	r.Waiting.Add(VolumeKey(name), pod.UID)
 	pv, err := getGranted(ctx, func(ctx context.Context) (*v1.PersistentVolume, error) {
-		return m.kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+		return r.Kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	})
 	if err != nil {
 		return nil, err
@@ -121,7 +130,7 @@ func (m *Manager) volumeOf(ctx context.Context, pod *v1.Pod, claim *v1.Persisten
 		return nil, fmt.Errorf("persistentvolume %q is not bound to the persistentvolumeclaim %q: it belongs to %s", name, claim.Name,
 			ownerOf(ref))
 	}
-	m.waiting.remove(volumeKey(name), pod.UID)
+	r.Waiting.Remove(VolumeKey(name), pod.UID)
 	return pv, nil
 }
 
@@ -155,15 +164,25 @@ func checkUse(s *source.Spec) error {
 }
 
 // checkReach refuses a volume that is not on this node.
-func (m *Manager) checkReach(pv *v1.PersistentVolume) error {
+func (r *Resolver) checkReach(pv *v1.PersistentVolume) error {
 	if pv.Spec.NodeAffinity == nil {
 		return nil
 	}
-	if m.opts.NodeLabels == nil {
+	if r.NodeLabels == nil {
 		return errors.New("the node's labels are not known")
 	}
-	if err := storagehelpers.CheckNodeAffinity(pv, m.opts.NodeLabels()); err != nil {
-		return fmt.Errorf("persistentvolume %q cannot be reached from node %q, its nodeAffinity says: %w", pv.Name, m.opts.NodeName, err)
+	if err := storagehelpers.CheckNodeAffinity(pv, r.NodeLabels()); err != nil {
+		return fmt.Errorf("persistentvolume %q cannot be reached from node %q, its nodeAffinity says: %w", pv.Name, r.NodeName, err)
 	}
 	return nil
+}
+
+// uses says how containers of the pod use a volume: as files, or as a device.
+func uses(pod *v1.Pod, name string) (mounted, device bool) {
+	podutil.VisitContainers(&pod.Spec, podutil.AllContainers, func(c *v1.Container, _ podutil.ContainerType) bool {
+		mounted = mounted || slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool { return m.Name == name })
+		device = device || slices.ContainsFunc(c.VolumeDevices, func(d v1.VolumeDevice) bool { return d.Name == name })
+		return true
+	})
+	return mounted, device
 }

@@ -1,13 +1,14 @@
-package volume
+// Package keeping has volumes looked after while pods have them, each by the Keeper that mounted it.
+package keeping
 
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
@@ -15,9 +16,9 @@ import (
 // deadline.
 const keepTimeout = 10 * time.Minute
 
-// kept is a volume that a Keeper looks after, from before it is mounted until it is unmounted. Each
+// Volume is one that a Keeper looks after, from before it is mounted until it is unmounted. Each
 // has its own timer: one that takes long holds up neither its pod nor the pod's other volumes.
-type kept struct {
+type Volume struct {
 	log    *slog.Logger
 	keeper source.Keeper
 	// turn holds one token: its owner mounts or keeps the volume.
@@ -35,28 +36,44 @@ type kept struct {
 	failures int
 }
 
-// keptBy returns the entry of a volume of the pod, made if there is none; nil if its source keeps
-// no volumes.
-func (p *podVolumes) keptBy(log *slog.Logger, src source.Source, s *source.Spec) *kept {
+// Set has the volumes of one pod that are looked after, by their State. It is safe for concurrent use.
+type Set struct {
+	log *slog.Logger
+
+	mu      sync.Mutex
+	volumes map[string]*Volume
+}
+
+// NewSet returns an empty set.
+func NewSet(log *slog.Logger) *Set { return &Set{log: log, volumes: map[string]*Volume{}} }
+
+// Of returns the entry of a volume, made if there is none; nil if its source keeps no volumes.
+func (x *Set) Of(src source.Source, s *source.Spec) *Volume {
 	keeper, keeps := src.(source.Keeper)
 	if !keeps {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	k := p.kept[s.State]
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	k := x.volumes[s.State]
 	if k == nil {
-		k = &kept{log: log, keeper: keeper, turn: make(chan struct{}, 1)}
+		k = &Volume{log: x.log, keeper: keeper, turn: make(chan struct{}, 1)}
 		k.life, k.end = context.WithCancel(context.Background())
-		if p.kept == nil {
-			p.kept = map[string]*kept{}
-		}
-		p.kept[s.State] = k
+		x.volumes[s.State] = k
 	}
 	return k
 }
 
-func (k *kept) enter(ctx context.Context) error {
+// Soon has all volumes kept as soon as possible.
+func (x *Set) Soon() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, k := range x.volumes {
+		k.soon()
+	}
+}
+
+func (k *Volume) enter(ctx context.Context) error {
 	select {
 	case k.turn <- struct{}{}:
 		return nil
@@ -65,10 +82,10 @@ func (k *kept) enter(ctx context.Context) error {
 	}
 }
 
-func (k *kept) leave() { <-k.turn }
+func (k *Volume) leave() { <-k.turn }
 
-// mount mounts the volume, and looks after it from then on.
-func (k *kept) mount(ctx context.Context, src source.Source, s *source.Spec) (string, error) {
+// Mount mounts the volume, and looks after it from then on.
+func (k *Volume) Mount(ctx context.Context, src source.Source, s *source.Spec) (string, error) {
 	if err := k.enter(ctx); err != nil {
 		return "", err
 	}
@@ -87,7 +104,7 @@ func (k *kept) mount(ctx context.Context, src source.Source, s *source.Spec) (st
 }
 
 // soon has the volume kept as soon as possible.
-func (k *kept) soon() {
+func (k *Volume) soon() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.changed = true
@@ -97,10 +114,10 @@ func (k *kept) soon() {
 }
 
 // sleepLocked sets the timer for the next call of the Keeper.
-func (k *kept) sleepLocked() {
+func (k *Volume) sleepLocked() {
 	next := k.keeper.KeepEvery(k.spec)
 	if k.failures > 0 {
-		if pause := backoff(k.failures); next == 0 || pause < next {
+		if pause := Backoff(k.failures); next == 0 || pause < next {
 			next = pause
 		}
 	}
@@ -117,7 +134,7 @@ func (k *kept) sleepLocked() {
 }
 
 // keep calls the Keeper once.
-func (k *kept) keep() {
+func (k *Volume) keep() {
 	k.mu.Lock()
 	if k.running || k.life.Err() != nil {
 		k.mu.Unlock()
@@ -138,12 +155,12 @@ func (k *kept) keep() {
 		k.failures = 0
 	} else {
 		k.failures++
-		k.log.Warn("volume not looked after", "pod", fullName(k.spec.Pod), "volume", k.spec.Name, "err", err, "tries", k.failures)
+		k.log.Warn("volume not looked after", "pod", layout.FullName(k.spec.Pod), "volume", k.spec.Name, "err", err, "tries", k.failures)
 	}
 	k.sleepLocked()
 }
 
-func (k *kept) once(ctx context.Context) error {
+func (k *Volume) once(ctx context.Context) error {
 	if err := k.enter(ctx); err != nil {
 		return err
 	}
@@ -155,7 +172,7 @@ func (k *kept) once(ctx context.Context) error {
 }
 
 // stop ends the looking after. When it returns, no call is under way, unless ctx has ended.
-func (k *kept) stop(ctx context.Context) error {
+func (k *Volume) stop(ctx context.Context) error {
 	k.end()
 	k.mu.Lock()
 	if k.timer != nil {
@@ -169,12 +186,13 @@ func (k *kept) stop(ctx context.Context) error {
 	return nil
 }
 
-// stopKeeping ends the looking after of all volumes of the pod.
-func (p *podVolumes) stopKeeping(ctx context.Context) error {
-	p.mu.Lock()
-	all := p.kept
-	p.kept = nil
-	p.mu.Unlock()
+// Stop ends the looking after of all volumes, and forgets them. When it returns, no call is under
+// way, unless ctx has ended.
+func (x *Set) Stop(ctx context.Context) error {
+	x.mu.Lock()
+	all := x.volumes
+	x.volumes = map[string]*Volume{}
+	x.mu.Unlock()
 	for _, k := range all {
 		k.end()
 	}
@@ -186,15 +204,11 @@ func (p *podVolumes) stopKeeping(ctx context.Context) error {
 	return nil
 }
 
-// lookAt has the volumes of a pod kept soon.
-func (m *Manager) lookAt(uid types.UID) {
-	p := m.of(uid, false)
-	if p == nil {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, k := range p.kept {
-		k.soon()
-	}
+// longestBackoff bounds the pause after failures, without the random part.
+const longestBackoff = 2 * time.Minute
+
+// Backoff is the pause after so many failures in a row.
+func Backoff(failures int) time.Duration {
+	pause := min(time.Second<<min(failures-1, 10), longestBackoff)
+	return pause + time.Duration(rand.Int64N(int64(pause)/4+1))
 }
