@@ -2,9 +2,9 @@ package csi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -12,8 +12,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 )
 
 // reportTimeout is how long a pod waits until the API knows that its volume is in use.
@@ -24,46 +25,48 @@ const apiTimeout = 30 * time.Second
 
 func attachKey(name v1.UniqueVolumeName) string { return "attach/" + string(name) }
 
-// Reported is told what the node's status has been written with, or what the API is known to have.
-func (n *Node) Reported(inUse []v1.UniqueVolumeName) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	clear(n.reported)
+// attachments say whether volumes are attached to this node, and what the API knows to be in use. It is
+// safe for concurrent use.
+type attachments struct {
+	nodeName string
+	kube     kubernetes.Interface
+	registry *registration.Registry
+	waiting  *waiting
+	// report has the node's status written soon.
+	report func()
+
+	mu sync.Mutex
+	// reported are the volumes that the API knows to be in use; again is closed when they change.
+	reported map[v1.UniqueVolumeName]struct{}
+	again    chan struct{}
+}
+
+// setReported is told what the node's status has been written with, or what the API is known to have.
+func (x *attachments) setReported(inUse []v1.UniqueVolumeName) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	clear(x.reported)
 	for _, name := range inUse {
-		n.reported[name] = struct{}{}
+		x.reported[name] = struct{}{}
 	}
-	close(n.again)
-	n.again = make(chan struct{})
-}
-
-// NodeChanged is told of the node's object as the API has it now.
-func (n *Node) NodeChanged(node *v1.Node) {
-	n.registry.NodeIs(node.UID)
-	for _, a := range node.Status.VolumesAttached {
-		n.wake(attachKey(a.Name))
-	}
-}
-
-func (n *Node) inUseChanged() {
-	if n.opts.Report != nil {
-		n.opts.Report()
-	}
+	close(x.again)
+	x.again = make(chan struct{})
 }
 
 // awaitReported returns when the API knows that the volume is in use: from then on it is not
 // detached.
-func (n *Node) awaitReported(ctx context.Context, name v1.UniqueVolumeName) error {
+func (x *attachments) awaitReported(ctx context.Context, name v1.UniqueVolumeName) error {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
 	for {
-		n.mu.Lock()
-		_, known := n.reported[name]
-		again := n.again
-		n.mu.Unlock()
+		x.mu.Lock()
+		_, known := x.reported[name]
+		again := x.again
+		x.mu.Unlock()
 		if known {
 			return nil
 		}
-		n.inUseChanged()
+		x.report()
 		select {
 		case <-again:
 		case <-ctx.Done():
@@ -74,89 +77,64 @@ func (n *Node) awaitReported(ctx context.Context, name v1.UniqueVolumeName) erro
 
 // attached returns what the attacher has said of a volume that is attached to this node. If it is
 // not attached, the pod is woken when the node's status says that it is.
-func (n *Node) attached(ctx context.Context, s *staged, r *request) (map[string]string, error) {
-	if err := n.awaitReported(ctx, s.name()); err != nil {
+func (x *attachments) attached(ctx context.Context, s *staged, r *request) (map[string]string, error) {
+	if err := x.awaitReported(ctx, s.name()); err != nil {
 		return nil, err
 	}
-	n.wait(attachKey(s.name()), r.user)
-	name := attachmentName(s.handle, s.driver, n.opts.NodeName)
+	x.waiting.add(attachKey(s.name()), r.user)
+	name := attachmentName(s.handle, s.driver, x.nodeName)
 	var a *storagev1.VolumeAttachment
 	call, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	// A node may read the attachments to it, so it is also forbidden to read one that does not
 	// exist.
-	a, err := n.opts.Kube.StorageV1().VolumeAttachments().Get(call, name, metav1.GetOptions{})
+	a, err := x.kube.StorageV1().VolumeAttachments().Get(call, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-		return nil, fmt.Errorf("volume %q is not attached to node %q yet: there is no volumeattachment %s", s.handle, n.opts.NodeName, name)
+		return nil, fmt.Errorf("volume %q is not attached to node %q yet: there is no volumeattachment %s", s.handle, x.nodeName, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read volumeattachment %s: %w", name, err)
 	}
-	if err := n.checkAttachment(a, s); err != nil {
+	if err := x.checkAttachment(a, s); err != nil {
 		return nil, err
 	}
-	if err := n.checkNode(call, s); err != nil {
+	if err := x.checkNode(call, s); err != nil {
 		return nil, err
 	}
-	n.waitNoMore(attachKey(s.name()), r.user)
+	x.waiting.remove(attachKey(s.name()), r.user)
 	return a.Status.AttachmentMetadata, nil
 }
 
-func (n *Node) checkAttachment(a *storagev1.VolumeAttachment, s *staged) error {
+func (x *attachments) checkAttachment(a *storagev1.VolumeAttachment, s *staged) error {
 	failure := a.Status.AttachError
 	switch {
-	case a.Spec.Attacher != s.driver || a.Spec.NodeName != n.opts.NodeName:
+	case a.Spec.Attacher != s.driver || a.Spec.NodeName != x.nodeName:
 		return fmt.Errorf("volumeattachment %s is of driver %q and node %q: delete it", a.Name, a.Spec.Attacher, a.Spec.NodeName)
 	case a.DeletionTimestamp != nil:
-		return fmt.Errorf("volume %q is being detached from node %q", s.handle, n.opts.NodeName)
+		return fmt.Errorf("volume %q is being detached from node %q", s.handle, x.nodeName)
 	case a.Status.Attached:
 		return nil
 	case failure == nil:
-		return fmt.Errorf("volume %q is not attached to node %q yet: the attacher of driver %q has not finished", s.handle, n.opts.NodeName,
+		return fmt.Errorf("volume %q is not attached to node %q yet: the attacher of driver %q has not finished", s.handle, x.nodeName,
 			s.driver)
 	}
 	if failure.ErrorCode != nil && *failure.ErrorCode == int32(codes.ResourceExhausted) {
-		n.registry.CountAgain(s.driver)
+		x.registry.CountAgain(s.driver)
 	}
-	return fmt.Errorf("volume %q cannot be attached to node %q: %s", s.handle, n.opts.NodeName, failure.Message)
+	return fmt.Errorf("volume %q cannot be attached to node %q: %s", s.handle, x.nodeName, failure.Message)
 }
 
 // checkNode requires that the node's status lists the volume as attached, read after the status was
 // written with the volume in use. The attach controller takes a volume from that list before it
 // looks whether the volume is in use, and only then deletes the attachment. So one of the two sees
 // the other: an attachment that is about to be deleted is never taken for one that stays.
-func (n *Node) checkNode(ctx context.Context, s *staged) error {
-	node, err := n.opts.Kube.CoreV1().Nodes().Get(ctx, n.opts.NodeName, metav1.GetOptions{})
+func (x *attachments) checkNode(ctx context.Context, s *staged) error {
+	node, err := x.kube.CoreV1().Nodes().Get(ctx, x.nodeName, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("read node %s: %w", n.opts.NodeName, err)
+		return fmt.Errorf("read node %s: %w", x.nodeName, err)
 	}
 	if !slices.ContainsFunc(node.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == s.name() }) {
-		return fmt.Errorf("volume %q is not attached to node %q yet: the node's status does not list it", s.handle, n.opts.NodeName)
+		return fmt.Errorf("volume %q is not attached to node %q yet: the node's status does not list it", s.handle, x.nodeName)
 	}
 	return nil
 }
-
-// secrets reads the secret that a volume names, if it names one. Nodes are granted it with the pod.
-func (n *Node) secrets(ctx context.Context, ref *v1.SecretReference) (map[string]string, error) {
-	if ref == nil {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	var secret *v1.Secret
-	err := watched.OnceGranted(ctx, func() (err error) {
-		secret, err = n.opts.Kube.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read secret %s/%s for the driver: %w", ref.Namespace, ref.Name, err)
-	}
-	values := make(map[string]string, len(secret.Data))
-	for k, v := range secret.Data {
-		values[k] = string(v)
-	}
-	return values, nil
-}
-
-// errNoSource is of a volume that Serves refuses.
-var errNoSource = errors.New("the volume is not of a CSI driver")

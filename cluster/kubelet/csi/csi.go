@@ -48,13 +48,13 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	recording "k8s.io/client-go/tools/record"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/background"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
@@ -87,29 +87,25 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Node is the node's part. It is safe for concurrent use.
+// Node is the node's part. It is safe for concurrent use: each of its parts that has state has a lock
+// of its own.
 type Node struct {
 	opts Options
 	// noRoot is why RootDir is not known as an absolute path.
-	noRoot error
-	// real is RootDir without links, as the kernel lists mounts.
-	real     string
+	noRoot   error
 	work     *background.Group
 	registry *registration.Registry
-	usages   usages
-	index    index
+	places   places
+	mounts   *mountTable
 	// tokens are the pods' tokens for drivers.
-	tokens *tokens.Cache
-
-	mu      sync.Mutex
-	volumes map[string]*staged // by the directory of the record
-	// reported are the volumes that the API knows to be in use; again is closed when they change.
-	reported map[v1.UniqueVolumeName]struct{}
-	again    chan struct{}
-	// waiting are the pods' volumes that wait, by what they wait for.
-	waiting map[string]map[user]struct{}
-	// unread are the records of stages that cannot be read.
-	unread damaged
+	tokens      *tokens.Cache
+	index       *index
+	waiting     *waiting
+	requests    *requests
+	attachments *attachments
+	stages      *stages
+	usages      *usages
+	growths     *growths
 }
 
 var (
@@ -121,20 +117,39 @@ var (
 // New returns the node's part. It touches nothing.
 func New(o Options) *Node {
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	n := &Node{
-		opts: o, work: background.New(), volumes: map[string]*staged{},
-		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}), waiting: map[string]map[user]struct{}{},
-		tokens: tokens.New(o.Kube, o.Log),
-	}
+	n := &Node{opts: o, work: background.New(), tokens: tokens.New(o.Kube, o.Log), index: &index{}}
 	n.opts.RootDir, n.noRoot = filepath.Abs(o.RootDir)
 	n.registry = registration.New(registration.Options{
 		RootDir: n.opts.RootDir, NodeName: o.NodeName, Kube: o.Kube, Log: o.Log, Work: n.work,
 		Registered: func(driver string) {
-			n.wake(driverKey(driver))
-			n.sweep(driver)
+			n.waiting.wake(driverKey(driver))
+			n.stages.sweep(driver)
 		},
 	})
-	n.usages.known, n.usages.late, n.usages.patience = map[string]*usage{}, map[string]int{}, usagePatience
+	report := func() {
+		if o.Report != nil {
+			o.Report()
+		}
+	}
+	n.places, n.mounts = places{rootDir: n.opts.RootDir}, &mountTable{rootDir: n.opts.RootDir}
+	n.waiting = &waiting{log: o.Log, wakePod: o.Wake, users: map[string]map[user]struct{}{}}
+	n.requests = &requests{kube: o.Kube, tokens: n.tokens}
+	n.attachments = &attachments{
+		nodeName: o.NodeName, kube: o.Kube, registry: n.registry, waiting: n.waiting, report: report,
+		reported: map[v1.UniqueVolumeName]struct{}{}, again: make(chan struct{}),
+	}
+	n.stages = &stages{
+		nodeName: o.NodeName, log: o.Log, recorder: o.Recorder, places: n.places, mounts: n.mounts, work: n.work, registry: n.registry,
+		waiting: n.waiting, requests: n.requests, report: report, volumes: map[string]*staged{},
+	}
+	n.usages = &usages{
+		log: o.Log, recorder: o.Recorder, places: n.places, work: n.work, registry: n.registry,
+		patience: usagePatience, known: map[string]*usage{}, late: map[string]int{},
+	}
+	n.growths = &growths{
+		nodeName: o.NodeName, kube: o.Kube, recorder: o.Recorder, places: n.places, index: n.index, usages: n.usages,
+		requests: n.requests, stages: n.stages,
+	}
 	return n
 }
 
@@ -145,21 +160,21 @@ func (n *Node) Load() error {
 		return n.noRoot
 	}
 	var err error
-	if n.real, err = filepath.EvalSymlinks(n.opts.RootDir); err != nil {
+	if n.mounts.real, err = filepath.EvalSymlinks(n.opts.RootDir); err != nil {
 		return err
 	}
 	if n.opts.BootID == "" {
 		return errors.New("the machine's boot is not known: /proc/sys/kernel/random/boot_id cannot be read")
 	}
-	return n.readRecords()
+	return n.stages.load()
 }
 
 // Run serves until ctx ends. Then no call is under way any more.
 func (n *Node) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, n.work.Cancel)
 	defer stop()
-	n.tellDamaged()
-	n.sweep("")
+	n.stages.tellDamaged()
+	n.stages.sweep("")
 	n.registry.Run(ctx)
 	n.work.Close()
 }
@@ -177,53 +192,34 @@ func (*Node) Serves(v *source.Spec) bool {
 
 // driverFor returns the driver, or has the pod woken when it registers.
 func (n *Node) driverFor(name string, user user) (*client.Driver, error) {
-	n.wait(driverKey(name), user) // first: a driver that comes after the look wakes the pod
+	n.waiting.add(driverKey(name), user) // first: a driver that comes after the look wakes the pod
 	d, err := n.registry.Driver(name)
 	if err == nil {
-		n.waitNoMore(driverKey(name), user)
+		n.waiting.remove(driverKey(name), user)
 	}
 	return d, err
 }
 
-func driverKey(name string) string { return "driver/" + name }
-
-// wait has the pod woken at the next call of wake for key.
-func (n *Node) wait(key string, u user) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.waitLocked(key, u)
-}
-
-func (n *Node) waitLocked(key string, u user) {
-	if n.waiting[key] == nil {
-		n.waiting[key] = map[user]struct{}{}
-	}
-	n.waiting[key][u] = struct{}{}
-}
-
-// waitNoMore is told that the pod's volume does not wait for key any more.
-func (n *Node) waitNoMore(key string, u user) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if delete(n.waiting[key], u); len(n.waiting[key]) == 0 {
-		delete(n.waiting, key)
+// NodeChanged is told of the node's object as the API has it now.
+func (n *Node) NodeChanged(node *v1.Node) {
+	n.registry.NodeIs(node.UID)
+	for _, a := range node.Status.VolumesAttached {
+		n.waiting.wake(attachKey(a.Name))
 	}
 }
 
-// wake wakes the pods that wait for key.
-func (n *Node) wake(key string) {
-	n.mu.Lock()
-	pods := map[types.UID]struct{}{}
-	for u := range n.waiting[key] {
-		pods[u.pod] = struct{}{}
-	}
-	delete(n.waiting, key)
-	n.mu.Unlock()
-	if n.opts.Wake == nil {
-		return
-	}
-	for pod := range pods {
-		n.opts.Log.Debug("csi: a pod may go on", "pod", pod, "for", key)
-		n.opts.Wake(pod)
-	}
+// Reported is told what the node's status has been written with, or what the API is known to have.
+func (n *Node) Reported(inUse []v1.UniqueVolumeName) { n.attachments.setReported(inUse) }
+
+// VolumesInUse lists what must not be detached from this node: as upstream has it, the volumes that
+// are attached, or are to be. known is what the API has of that, or had when this process wrote it
+// last.
+func (n *Node) VolumesInUse(known []v1.UniqueVolumeName) []v1.UniqueVolumeName {
+	return n.stages.inUse(known)
+}
+
+// Usage implements source.Measurer. It returns what is known, and has the driver asked if that is
+// old. Only who asks first waits, and not for long.
+func (n *Node) Usage(ctx context.Context, v *source.Spec) (statsapi.VolumeStats, bool) {
+	return n.usages.of(ctx, v)
 }

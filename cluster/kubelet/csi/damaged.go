@@ -60,69 +60,69 @@ func isBlockRecord(dir string) bool {
 }
 
 // tellDamaged says in events which records cannot be read.
-func (n *Node) tellDamaged() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for dir, why := range n.unread.dirs {
-		n.opts.Recorder.Event(node.Ref(n.opts.NodeName), v1.EventTypeWarning, damagedReason, fmt.Sprintf(
+func (x *stages) tellDamaged() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for dir, why := range x.unread.dirs {
+		x.recorder.Event(node.Ref(x.nodeName), v1.EventTypeWarning, damagedReason, fmt.Sprintf(
 			"the record of a volume that is staged on this node cannot be read: %v. If the node's status.volumesInUse names the volume, it "+
 				"stays there until it is unstaged. If it is not by itself, have its driver unstage it, and remove the directory %s", why, dir))
 	}
 }
 
 // forgetRemoved drops the damaged records that were removed by hand.
-func (n *Node) forgetRemoved() {
-	n.mu.Lock()
+func (x *stages) forgetRemoved() {
+	x.mu.Lock()
 	var dirs []string
-	for dir := range n.unread.dirs {
+	for dir := range x.unread.dirs {
 		dirs = append(dirs, dir)
 	}
-	n.mu.Unlock()
+	x.mu.Unlock()
 	for _, dir := range dirs {
 		if _, err := os.Lstat(filepath.Join(dir, recordFile)); os.IsNotExist(err) {
-			n.mu.Lock()
-			delete(n.unread.dirs, dir)
-			n.mu.Unlock()
+			x.mu.Lock()
+			delete(x.unread.dirs, dir)
+			x.mu.Unlock()
 		}
 	}
 }
 
 // matchLocked finds the volumes of damaged records among those that the API has as in use. One that
 // is found is staged like others, so that its driver unstages it when no pod has it.
-func (n *Node) matchLocked(known []v1.UniqueVolumeName) {
+func (x *stages) matchLocked(known []v1.UniqueVolumeName) {
 	for _, name := range known {
 		driver, handle, ok := strings.Cut(strings.TrimPrefix(string(name), uniquePrefix), "^")
-		if !ok || len(n.unread.dirs) == 0 {
+		if !ok || len(x.unread.dirs) == 0 {
 			continue
 		}
-		dir := n.stageDir(driver, handle)
-		if n.unread.dirs[dir] == nil {
+		dir := x.places.stageDir(driver, handle)
+		if x.unread.dirs[dir] == nil {
 			continue
 		}
-		n.opts.Log.Warn("csi: the node's status names the volume of a damaged record", "dir", dir, "driver", driver, "volume", handle)
-		s := n.foundLocked(dir, "", false, &record{Driver: driver, Handle: handle})
-		for u := range n.unread.users {
+		x.log.Warn("csi: the node's status names the volume of a damaged record", "dir", dir, "driver", driver, "volume", handle)
+		s := x.foundLocked(dir, "", false, &record{Driver: driver, Handle: handle})
+		for u := range x.unread.users {
 			s.users[u] = struct{}{}
 		}
-		n.unstageLocked(s)
+		x.unstageLocked(s)
 	}
 }
 
 // perhapsLocked returns the volumes of known that a damaged record of a block volume may be of.
-func (n *Node) perhapsLocked(known []v1.UniqueVolumeName) (all []v1.UniqueVolumeName) {
+func (x *stages) perhapsLocked(known []v1.UniqueVolumeName) (all []v1.UniqueVolumeName) {
 	blocks := false
-	for dir := range n.unread.dirs {
+	for dir := range x.unread.dirs {
 		blocks = blocks || isBlockRecord(dir)
 	}
 	if !blocks {
 		return nil
 	}
 	have := map[v1.UniqueVolumeName]bool{}
-	for _, s := range n.volumes {
+	for _, s := range x.volumes {
 		have[s.name()] = true
 	}
 	return slices.DeleteFunc(slices.Clone(known), func(name v1.UniqueVolumeName) bool {
-		_, settled := n.unread.settled[name]
+		_, settled := x.unread.settled[name]
 		return have[name] || settled || !strings.HasPrefix(string(name), uniquePrefix)
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	recording "k8s.io/client-go/tools/record"
 	"k8s.io/kubernetes/pkg/kubelet/events"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 	volumetypes "k8s.io/kubernetes/pkg/volume/util/types"
@@ -49,9 +51,22 @@ type failedGrowth struct {
 	refused bool
 }
 
-// growthOf reads the claim and the volume as they are now; nil if nothing is to be done. The
+// growths have drivers grow volumes whose claims wait for that. What is known of earlier tries is in
+// the index.
+type growths struct {
+	nodeName string
+	kube     kubernetes.Interface
+	recorder recording.EventRecorder
+	places   places
+	index    *index
+	usages   *usages
+	requests *requests
+	stages   *stages
+}
+
+// of reads the claim and the volume as they are now; nil if nothing is to be done. The
 // conditions are upstream's.
-func (n *Node) growthOf(ctx context.Context, v *source.Spec) (*growth, error) {
+func (x *growths) of(ctx context.Context, v *source.Spec) (*growth, error) {
 	if v.PV == nil || v.PV.Spec.ClaimRef == nil {
 		return nil, nil
 	}
@@ -60,7 +75,7 @@ func (n *Node) growthOf(ctx context.Context, v *source.Spec) (*growth, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	core, ref := n.opts.Kube.CoreV1(), v.PV.Spec.ClaimRef
+	core, ref := x.kube.CoreV1(), v.PV.Spec.ClaimRef
 	g := &growth{}
 	err := watched.OnceGranted(ctx, func() (err error) {
 		if g.pv, err = core.PersistentVolumes().Get(ctx, v.PV.Name, metav1.GetOptions{}); err != nil {
@@ -81,7 +96,7 @@ func (n *Node) growthOf(ctx context.Context, v *source.Spec) (*growth, error) {
 	case status == v1.PersistentVolumeClaimNodeResizePending || status == v1.PersistentVolumeClaimNodeResizeInProgress:
 		return g, nil
 	case status == "" && g.claim.Status.Capacity.Storage().Value() >= g.size && slices.Contains(g.claim.Spec.AccessModes, v1.ReadWriteMany) &&
-		!metav1.HasAnnotation(g.claim.ObjectMeta, volumetypes.NodeExpansionNotRequired) && n.toldSize(v) < g.size:
+		!metav1.HasAnnotation(g.claim.ObjectMeta, volumetypes.NodeExpansionNotRequired) && x.toldSize(v) < g.size:
 		g.told = true
 		return g, nil
 	}
@@ -90,8 +105,8 @@ func (n *Node) growthOf(ctx context.Context, v *source.Spec) (*growth, error) {
 
 // toldSize is the size of a volume that its driver was told on this node; the first time, what the
 // volume had when it was mounted.
-func (n *Node) toldSize(v *source.Spec) (size int64) {
-	n.index.update(v.State, func(p *publication) {
+func (x *growths) toldSize(v *source.Spec) (size int64) {
+	x.index.update(v.State, func(p *publication) {
 		if p.grown == nil {
 			p.grown = new(v.PV.Spec.Capacity.Storage().Value())
 		}
@@ -101,62 +116,62 @@ func (n *Node) toldSize(v *source.Spec) (size int64) {
 }
 
 // mayGrow says whether a claim waits for its volume to grow.
-func (n *Node) mayGrow(ctx context.Context, v *source.Spec) bool {
-	g, err := n.growthOf(ctx, v)
+func (x *growths) mayGrow(ctx context.Context, v *source.Spec) bool {
+	g, err := x.of(ctx, v)
 	return err != nil || g != nil
 }
 
 // grow has the driver grow what is on the volume, if the claim waits for that, and writes into the
 // claim how that went.
-func (n *Node) grow(ctx context.Context, session *client.Session, r *request, when moment) error {
-	g, err := n.growthOf(ctx, r.spec)
+func (x *growths) grow(ctx context.Context, session *client.Session, r *request, when moment) error {
+	g, err := x.of(ctx, r.spec)
 	if err != nil || g == nil {
 		return err
 	}
-	if earlier := n.index.get(r.spec.State).failed; when == later && earlier != nil && *earlier == (failedGrowth{g.size, g.wanted, true}) {
+	if earlier := x.index.get(r.spec.State).failed; when == later && earlier != nil && *earlier == (failedGrowth{g.size, g.wanted, true}) {
 		return nil
 	}
 	if !session.Can[csipb.NodeServiceCapability_RPC_EXPAND_VOLUME] {
 		if g.told {
 			return nil
 		}
-		return n.growFailed(g, r, fmt.Errorf("NodeExpand is not supported by the CSI driver %s", r.driverName), codes.Unimplemented)
+		return x.growFailed(g, r, fmt.Errorf("NodeExpand is not supported by the CSI driver %s", r.driverName), codes.Unimplemented)
 	}
 	if !g.told {
-		if g.claim, err = volumeutil.MarkNodeExpansionInProgress(g.claim, n.opts.Kube); err != nil {
+		if g.claim, err = volumeutil.MarkNodeExpansionInProgress(g.claim, x.kube); err != nil {
 			return err
 		}
 	}
-	if err := n.expand(ctx, session, r, g); err != nil {
-		return n.growFailed(g, r, err, client.CodeOf(err))
+	if err := x.expand(ctx, session, r, g); err != nil {
+		return x.growFailed(g, r, err, client.CodeOf(err))
 	}
-	n.index.update(r.spec.State, func(p *publication) { p.grown, p.failed = &g.size, nil })
-	n.usages.forget(r.spec.State)
+	x.index.update(r.spec.State, func(p *publication) { p.grown, p.failed = &g.size, nil })
+	x.usages.forget(r.spec.State)
 	const done = "MountVolume.NodeExpandVolume succeeded for volume %q %s"
-	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeNormal, events.FileSystemResizeSuccess, done, r.spec.Name, n.opts.NodeName)
-	n.opts.Recorder.Eventf(g.claim, v1.EventTypeNormal, events.FileSystemResizeSuccess, done, r.spec.Name, n.opts.NodeName)
+	x.recorder.Eventf(r.spec.Pod, v1.EventTypeNormal, events.FileSystemResizeSuccess, done, r.spec.Name, x.nodeName)
+	x.recorder.Eventf(g.claim, v1.EventTypeNormal, events.FileSystemResizeSuccess, done, r.spec.Name, x.nodeName)
 	if g.told {
 		return nil
 	}
-	_, err = volumeutil.MarkNodeExpansionFinishedWithRecovery(g.claim, *g.pv.Spec.Capacity.Storage(), n.opts.Kube)
+	_, err = volumeutil.MarkNodeExpansionFinishedWithRecovery(g.claim, *g.pv.Spec.Capacity.Storage(), x.kube)
 	return err
 }
 
-func (n *Node) expand(ctx context.Context, session *client.Session, r *request, g *growth) error {
-	secrets, err := n.secrets(ctx, g.pv.Spec.CSI.NodeExpandSecretRef)
+func (x *growths) expand(ctx context.Context, session *client.Session, r *request, g *growth) error {
+	secrets, err := x.requests.secrets(ctx, g.pv.Spec.CSI.NodeExpandSecretRef)
 	if err != nil {
 		return err
 	}
 	request := &csipb.NodeExpandVolumeRequest{
-		VolumeId: r.handle, VolumePath: session.Seen(n.target(r.user, r.spec.Mounted, r.spec.Block)),
+		VolumeId: r.handle, VolumePath: session.Seen(x.places.target(r.user, r.spec.Mounted, r.spec.Block)),
 		CapacityRange: &csipb.CapacityRange{RequiredBytes: g.size}, VolumeCapability: r.capability(session), Secrets: secrets,
 	}
 	if session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-		s, err := n.use(r)
+		s, err := x.stages.use(r)
 		if err != nil {
 			return err
 		}
-		request.StagingTargetPath = session.Seen(n.stagePath(s))
+		request.StagingTargetPath = session.Seen(x.places.stagePath(s))
 	}
 	return session.Call(ctx, "NodeExpandVolume", func(ctx context.Context) error {
 		_, err := session.Node.NodeExpandVolume(ctx, request)
@@ -170,8 +185,8 @@ func (n *Node) expand(ctx context.Context, session *client.Session, r *request, 
 //
 // A claim whose owner asks for another size by now is told that the growth is infeasible once it
 // has failed twice: the controller then goes on with the size that is asked for.
-func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code) error {
-	n.opts.Recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v",
+func (x *growths) growFailed(g *growth, r *request, failure error, code codes.Code) error {
+	x.recorder.Eventf(r.spec.Pod, v1.EventTypeWarning, events.VolumeResizeFailed, "NodeExpandVolume failed for volume %q: %v",
 		r.spec.Name, failure)
 	mark, refused := volumeutil.MarkNodeExpansionFailedCondition, false
 	if !client.Final(code) {
@@ -183,17 +198,17 @@ func (n *Node) growFailed(g *growth, r *request, failure error, code codes.Code)
 	case codes.FailedPrecondition, codes.Unimplemented:
 		refused = true
 	}
-	n.index.update(r.spec.State, func(p *publication) {
+	x.index.update(r.spec.State, func(p *publication) {
 		if p.failed != nil && g.wanted != g.size {
 			mark, refused = volumeutil.MarkNodeExpansionInfeasible, true
 		}
 		p.failed = &failedGrowth{size: g.size, wanted: g.wanted}
 	})
 	if !g.told {
-		if _, err := mark(g.claim, n.opts.Kube, failure); err != nil {
+		if _, err := mark(g.claim, x.kube, failure); err != nil {
 			return errors.Join(failure, err) // tried again: the claim does not say so yet
 		}
 	}
-	n.index.update(r.spec.State, func(p *publication) { p.failed = &failedGrowth{g.size, g.wanted, refused} })
+	x.index.update(r.spec.State, func(p *publication) { p.failed = &failedGrowth{g.size, g.wanted, refused} })
 	return failure
 }

@@ -386,9 +386,9 @@ func (n *testNode) listAttached(handle string) *v1.Node {
 
 // volumeNames are the volumes that are staged, or about to be, attached or not.
 func (n *testNode) volumeNames() (all []v1.UniqueVolumeName) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, s := range n.volumes {
+	n.stages.mu.Lock()
+	defer n.stages.mu.Unlock()
+	for _, s := range n.stages.volumes {
 		all = append(all, s.name())
 	}
 	slices.Sort(all)
@@ -479,12 +479,12 @@ func (n *testNode) unmount(s *source.Spec) {
 // nothingLeft checks that no mount, directory or record of a volume is left.
 func (n *testNode) nothingLeft() {
 	n.t.Helper()
-	if mounts, err := n.mountsAt(n.root); err != nil || len(mounts) > 0 {
+	if mounts, err := n.mounts.at(n.root); err != nil || len(mounts) > 0 {
 		n.t.Errorf("left mounted: %v %v", mounts, err)
 	}
 	for _, dir := range []string{
 		filepath.Join(n.root, "plugins", "kubernetes.io", "csi", driverName),
-		filepath.Join(n.pluginDir(), devicesDir, stagingDir),
+		filepath.Join(n.places.pluginDir(), devicesDir, stagingDir),
 	} {
 		if left, _ := os.ReadDir(dir); len(left) > 0 {
 			n.t.Errorf("left in %s: %v", dir, left)

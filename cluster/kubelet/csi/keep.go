@@ -38,10 +38,10 @@ func (n *Node) Keep(ctx context.Context, v *source.Spec) error {
 	n.index.update(v.State, func(p *publication) {
 		republish, p.found = p.republish, false // if this fails, it is tried again with growing pauses
 	})
-	if !republish && !n.mayGrow(ctx, v) {
+	if !republish && !n.growths.mayGrow(ctx, v) {
 		return nil
 	}
-	r, err := n.newRequest(ctx, v)
+	r, err := n.requests.make(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -59,10 +59,10 @@ func (n *Node) Keep(ctx context.Context, v *source.Spec) error {
 		if err != nil {
 			return err
 		}
-		if err := n.publish(ctx, session, s, r, n.target(r.user, v.Mounted, v.Block)); err != nil {
+		if err := n.publish(ctx, session, s, r, n.places.target(r.user, v.Mounted, v.Block)); err != nil {
 			n.opts.Recorder.Eventf(v.Pod, v1.EventTypeWarning, events.FailedMountVolume, "volume %q could not be published again: %v", v.Name, err)
 			return err
 		}
 	}
-	return n.grow(ctx, session, r, later)
+	return n.growths.grow(ctx, session, r, later)
 }

@@ -20,11 +20,11 @@ import (
 
 // Mount implements source.Source.
 func (n *Node) Mount(ctx context.Context, v *source.Spec) (string, error) {
-	r, err := n.newRequest(ctx, v)
+	r, err := n.requests.make(ctx, v)
 	if err != nil {
 		return "", err
 	}
-	target := n.target(r.user, v.Mounted, v.Block)
+	target := n.places.target(r.user, v.Mounted, v.Block)
 	if done, err := n.published(v, target); done || err != nil {
 		n.index.update(v.State, func(p *publication) { p.republish, p.found = r.republished(), true })
 		return target, err
@@ -44,7 +44,7 @@ func (n *Node) Mount(ctx context.Context, v *source.Spec) (string, error) {
 	}
 	defer session.Close()
 	if s != nil {
-		if err := n.stage(ctx, session, s, r); err != nil {
+		if err := n.stages.stage(ctx, session, s, r); err != nil {
 			return "", err
 		}
 	}
@@ -58,7 +58,7 @@ func (n *Node) Mount(ctx context.Context, v *source.Spec) (string, error) {
 		return "", err
 	}
 	n.index.update(v.State, func(p *publication) { p.republish = r.republished() })
-	if err := n.grow(ctx, session, r, atMount); err != nil { // the pod can use what there is
+	if err := n.growths.grow(ctx, session, r, atMount); err != nil { // the pod can use what there is
 		n.opts.Log.Warn("csi: volume not grown", "volume", v.Name, "err", err)
 	}
 	return target, nil
@@ -70,8 +70,8 @@ func (n *Node) take(ctx context.Context, r *request) (s *staged, err error) {
 	if !r.persistent() {
 		return nil, nil
 	}
-	if s, err = n.use(r); err == nil && r.attachable() {
-		r.publishContext, err = n.attached(ctx, s, r)
+	if s, err = n.stages.use(r); err == nil && r.attachable() {
+		r.publishContext, err = n.attachments.attached(ctx, s, r)
 	}
 	return s, err
 }
@@ -87,13 +87,13 @@ func (n *Node) published(v *source.Spec, target string) (bool, error) {
 		return false, err
 	}
 	if !v.Block {
-		return n.isMounted(target)
+		return n.mounts.has(target)
 	}
 	if strings.TrimSpace(string(boot)) == n.opts.BootID {
 		return isDevice(target), nil
 	}
 	// The machine has been started again: the device is another's, or has no volume.
-	return false, errors.Join(n.removePlace(target), os.Remove(filepath.Join(v.State, publishedFile)))
+	return false, errors.Join(n.mounts.removePlace(target), os.Remove(filepath.Join(v.State, publishedFile)))
 }
 
 // prepare writes the record, and makes the directory above the one that the driver makes.
@@ -110,7 +110,7 @@ func (n *Node) prepare(r *request, target string) error {
 
 // publish has the driver publish the volume for the pod, the first time or again.
 func (n *Node) publish(ctx context.Context, session *client.Session, s *staged, r *request, target string) error {
-	attributes, secrets, err := n.volumeContext(ctx, r)
+	attributes, secrets, err := n.requests.volumeContext(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (n *Node) publish(ctx context.Context, session *client.Session, s *staged, 
 		VolumeCapability: r.capability(session), Readonly: r.readOnly, Secrets: secrets, VolumeContext: attributes,
 	}
 	if s != nil && session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
-		request.StagingTargetPath = session.Seen(n.stagePath(s))
+		request.StagingTargetPath = session.Seen(n.places.stagePath(s))
 	}
 	return session.Call(ctx, "NodePublishVolume", func(ctx context.Context) error {
 		_, err := session.Node.NodePublishVolume(ctx, request)
@@ -137,7 +137,7 @@ func (n *Node) finish(ctx context.Context, session *client.Session, r *request, 
 				r.driverName, r.spec.Name, target,
 			)
 		}
-	} else if mounted, err := n.isMounted(target); err != nil {
+	} else if mounted, err := n.mounts.has(target); err != nil {
 		return err
 	} else if !mounted {
 		if info, err := os.Lstat(target); err != nil || !info.IsDir() {
@@ -170,7 +170,7 @@ func (n *Node) Unmount(ctx context.Context, m source.Mounted) error {
 			continue
 		}
 		if err != nil {
-			if r, err = n.damaged(u, n.target(u, m, block), block, err); err != nil {
+			if r, err = n.damaged(u, n.places.target(u, m, block), block, err); err != nil {
 				return err
 			}
 			if r == nil {
@@ -183,16 +183,16 @@ func (n *Node) Unmount(ctx context.Context, m source.Mounted) error {
 		if err := os.Remove(filepath.Join(m.State, publishedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err := n.unpublish(ctx, r, u, n.target(u, m, block), dir); err != nil {
+		if err := n.unpublish(ctx, r, u, n.places.target(u, m, block), dir); err != nil {
 			return err
 		}
 	}
-	if mounts, err := n.mountsAt(m.Dir); err != nil {
+	if mounts, err := n.mounts.at(m.Dir); err != nil {
 		return err
 	} else if len(mounts) > 0 {
 		return fmt.Errorf("%s is mounted, but there is no record of it: unmount it by hand", mounts[0].Mountpoint)
 	}
-	n.release(u)
+	n.stages.release(u)
 	return nil
 }
 
@@ -200,11 +200,11 @@ func (n *Node) Unmount(ctx context.Context, m source.Mounted) error {
 // is known and nothing is there: then the volume was not published, or the machine has been started
 // again since.
 func (n *Node) damaged(u user, target string, block bool, why error) (*record, error) {
-	if r := n.recordOf(u, block); r != nil {
+	if r := n.stages.recordOf(u, block); r != nil {
 		n.opts.Log.Warn("csi: a damaged record is replaced by that of the staged volume", "pod", u.pod, "volume", u.volume, "err", why)
 		return r, nil
 	}
-	mounts, err := n.mountsAt(target)
+	mounts, err := n.mounts.at(target)
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (n *Node) unpublish(ctx context.Context, r *record, u user, target, dir str
 	if err != nil {
 		return err
 	}
-	if err := n.removePlace(target); err != nil {
+	if err := n.mounts.removePlace(target); err != nil {
 		return err
 	}
 	return removeRecord(dir)
@@ -248,11 +248,5 @@ func (n *Node) forget(m source.Mounted, u user) {
 	n.usages.forget(m.State)
 	n.tokens.Forget(u.pod)
 	n.index.forget(m.State)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for key, pods := range n.waiting {
-		if delete(pods, u); len(pods) == 0 {
-			delete(n.waiting, key)
-		}
-	}
+	n.waiting.forget(u)
 }

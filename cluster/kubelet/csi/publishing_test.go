@@ -260,7 +260,7 @@ func TestRecordsThatAreDamaged(t *testing.T) {
 		}
 		// That of the pod has the same as the stage's.
 		n.mount(s)
-		damage(n.stageDir(driverName, "handle-1"))
+		damage(n.places.stageDir(driverName, "handle-1"))
 		n.restart()
 		d.registered()
 		n.awaitUse("handle-1")
@@ -292,12 +292,12 @@ func TestVolumesWithTwoSELinuxLabels(t *testing.T) {
 	pv := persistent("pv1", "handle-1")
 	first, second := n.spec(pod("p1"), pv), n.spec(pod("p2"), pv)
 	n.mount(first)
-	r, err := n.newRequest(t.Context(), second)
+	r, err := n.requests.make(t.Context(), second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.label = "system_u:object_r:container_file_t:s0:c1,c2"
-	entry, err := n.use(r)
+	entry, err := n.stages.use(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,11 +310,11 @@ func TestVolumesWithTwoSELinuxLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer session.Close()
-	if err := n.stage(t.Context(), session, entry, r); err == nil || !strings.Contains(err.Error(), "SELinux label") {
+	if err := n.stages.stage(t.Context(), session, entry, r); err == nil || !strings.Contains(err.Error(), "SELinux label") {
 		t.Errorf("shared: %v", err)
 	}
 	n.unmount(first)
-	if err := n.stage(t.Context(), session, entry, r); err != nil || d.count("NodeUnstageVolume") != 1 || d.count("NodeStageVolume") != 2 {
+	if err := n.stages.stage(t.Context(), session, entry, r); err != nil || d.count("NodeUnstageVolume") != 1 || d.count("NodeStageVolume") != 2 {
 		t.Errorf("alone: %v, %v", d.calls, err)
 	}
 	n.unmount(second)
@@ -417,15 +417,15 @@ func TestTheLastUserGoesDuringAnUnstage(t *testing.T) {
 	d.registered()
 	s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
 	n.mount(s)
-	n.mu.Lock()
-	entry := n.volumes[n.stageDir(driverName, "handle-1")]
+	n.stages.mu.Lock()
+	entry := n.stages.volumes[n.places.stageDir(driverName, "handle-1")]
 	entry.unstaging = true
-	n.mu.Unlock()
+	n.stages.mu.Unlock()
 	n.unmount(s)
 	if n.awaitUse("handle-1"); d.count("NodeUnstageVolume") != 0 {
 		t.Fatal("unstaged twice at once")
 	}
-	if !n.unstaged(entry, nil) {
+	if !n.stages.unstaged(entry, nil) {
 		t.Error("the unstage goes on")
 	}
 	n.awaitUse()
@@ -656,11 +656,11 @@ func TestTokensAreKept(t *testing.T) {
 	})
 	ask := func(uid, want string) {
 		t.Helper()
-		r, err := n.newRequest(t.Context(), n.spec(pod(uid), persistent("pv1", "handle-1")))
+		r, err := n.requests.make(t.Context(), n.spec(pod(uid), persistent("pv1", "handle-1")))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := n.tokensFor(t.Context(), r); err != nil || !strings.Contains(got, want) {
+		if got, err := n.requests.tokensFor(t.Context(), r); err != nil || !strings.Contains(got, want) {
 			t.Errorf("pod %s: %s, %v, want %s", uid, got, err, want)
 		}
 	}

@@ -53,14 +53,21 @@ const (
 	dataDir    = "data"
 )
 
-func (n *Node) pluginDir() string {
-	return filepath.Join(n.opts.RootDir, "plugins", "kubernetes.io", "csi")
+// places say where volumes and their records are.
+type places struct {
+	// rootDir is the kubelet's directory, as an absolute path.
+	rootDir string
+}
+
+// pluginDir is the directory of all staged volumes.
+func (l places) pluginDir() string {
+	return filepath.Join(l.rootDir, "plugins", "kubernetes.io", "csi")
 }
 
 // stageDir is the directory of a volume's record and of its globalmount.
-func (n *Node) stageDir(driver, handle string) string {
+func (l places) stageDir(driver, handle string) string {
 	sum := sha256.Sum256([]byte(handle))
-	return filepath.Join(n.pluginDir(), driver, hex.EncodeToString(sum[:]))
+	return filepath.Join(l.pluginDir(), driver, hex.EncodeToString(sum[:]))
 }
 
 // attachmentName is the name of the VolumeAttachment of a volume and this node.
@@ -142,14 +149,14 @@ func removeRecord(dir string) error {
 	return nil
 }
 
-// readRecords finds the volumes that are staged, and the pods that have them.
-func (n *Node) readRecords() error {
-	records, err := recordDirs(n.pluginDir())
+// load finds the volumes that are staged, and the pods that have them.
+func (x *stages) load() error {
+	records, err := recordDirs(x.places.pluginDir())
 	if err != nil {
 		return err
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	for _, dir := range records {
 		block := isBlockRecord(dir)
 		r, err := readRecord(dir)
@@ -157,47 +164,47 @@ func (n *Node) readRecords() error {
 			continue
 		}
 		if err != nil {
-			n.opts.Log.Error("csi: a volume's record cannot be read", "dir", dir, "err", err)
-			n.unread.add(dir, err)
+			x.log.Error("csi: a volume's record cannot be read", "dir", dir, "err", err)
+			x.unread.add(dir, err)
 			continue
 		}
 		spec := r.Spec
 		if block {
 			spec = filepath.Base(filepath.Dir(dir))
 		}
-		n.foundLocked(dir, spec, block, r)
+		x.foundLocked(dir, spec, block, r)
 	}
-	return n.readUsersLocked()
+	return x.readUsersLocked()
 }
 
 // foundLocked adds a volume that an earlier kubelet has staged.
-func (n *Node) foundLocked(dir, spec string, block bool, r *record) *staged {
+func (x *stages) foundLocked(dir, spec string, block bool, r *record) *staged {
 	s := newStaged(dir, r.Driver, r.Handle, spec, block)
 	s.recorded, s.found, s.label, s.attached = true, true, r.SELinux, !r.Unattached
-	n.volumes[dir] = s
-	delete(n.unread.dirs, dir)
+	x.volumes[dir] = s
+	delete(x.unread.dirs, dir)
 	return s
 }
 
 // userOfLocked adds a pod whose own record cannot be read to the users of the volume of that name,
 // so that the volume is not unstaged while the pod has it.
-func (n *Node) userOfLocked(u user, block bool) {
+func (x *stages) userOfLocked(u user, block bool) {
 	known := false
-	for _, s := range n.volumes {
+	for _, s := range x.volumes {
 		if s.spec == u.volume && s.block == block {
 			s.users[u], known = struct{}{}, true
 		}
 	}
 	if !known {
-		n.unread.addUser(u)
+		x.unread.addUser(u)
 	}
 }
 
 // recordOf makes the record of a pod's volume from that of the staged volume, nil if there is none.
-func (n *Node) recordOf(u user, block bool) *record {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, s := range n.volumes {
+func (x *stages) recordOf(u user, block bool) *record {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.volumes {
 		if _, has := s.users[u]; has && s.block == block && s.spec != "" { // else it may be another volume
 			return &record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: s.label}
 		}
@@ -206,8 +213,8 @@ func (n *Node) recordOf(u user, block bool) *record {
 }
 
 // readUsersLocked finds the pods that have volumes.
-func (n *Node) readUsersLocked() error {
-	pods := filepath.Join(n.opts.RootDir, "pods")
+func (x *stages) readUsersLocked() error {
+	pods := filepath.Join(x.places.rootDir, "pods")
 	uids, err := layout.Directories(pods)
 	if err != nil {
 		return err
@@ -217,7 +224,7 @@ func (n *Node) readUsersLocked() error {
 			dir := filepath.Join(pods, uid, place, pluginName)
 			specs, err := layout.Directories(dir)
 			if err != nil {
-				n.opts.Log.Error("csi: a pod's volumes cannot be listed", "dir", dir, "err", err)
+				x.log.Error("csi: a pod's volumes cannot be listed", "dir", dir, "err", err)
 				continue
 			}
 			for _, spec := range specs {
@@ -226,19 +233,19 @@ func (n *Node) readUsersLocked() error {
 					continue
 				}
 				if err != nil {
-					n.opts.Log.Error("csi: a volume's record cannot be read", "dir", filepath.Join(dir, spec), "err", err)
-					n.userOfLocked(user{pod: types.UID(uid), volume: spec}, place == "plugins")
+					x.log.Error("csi: a volume's record cannot be read", "dir", filepath.Join(dir, spec), "err", err)
+					x.userOfLocked(user{pod: types.UID(uid), volume: spec}, place == "plugins")
 					continue
 				}
-				id := n.stageDir(r.Driver, r.Handle)
+				id := x.places.stageDir(r.Driver, r.Handle)
 				if place == "plugins" {
-					id = n.blockDir(spec)
+					id = x.places.blockDir(spec)
 				}
-				s := n.volumes[id]
+				s := x.volumes[id]
 				if s == nil && r.Mode == storagev1.VolumeLifecyclePersistent { // the record of its stage cannot be read, and is written again
-					if s = n.foundLocked(id, spec, place == "plugins", r); writeRecord(id,
+					if s = x.foundLocked(id, spec, place == "plugins", r); writeRecord(id,
 						record{Spec: spec, Handle: r.Handle, Driver: r.Driver, SELinux: r.SELinux}) != nil {
-						n.opts.Log.Error("csi: a staged volume's record cannot be written again", "dir", id)
+						x.log.Error("csi: a staged volume's record cannot be written again", "dir", id)
 					}
 				}
 				if s != nil && s.driver == r.Driver && s.handle == r.Handle {

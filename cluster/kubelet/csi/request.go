@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,10 +11,14 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/tokens"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
 // request is one pod's wish for one volume, with what the driver is told.
@@ -38,8 +43,15 @@ type request struct {
 	publishContext map[string]string
 }
 
-// newRequest checks that the driver may be asked for the volume.
-func (n *Node) newRequest(ctx context.Context, v *source.Spec) (*request, error) {
+// requests makes requests of what the API has. It is safe for concurrent use.
+type requests struct {
+	kube kubernetes.Interface
+	// tokens are the pods' tokens for drivers.
+	tokens *tokens.Cache
+}
+
+// make checks that the driver may be asked for the volume.
+func (q *requests) make(ctx context.Context, v *source.Spec) (*request, error) {
 	r := &request{spec: v, user: user{pod: v.Pod.UID, volume: v.Name}, access: v1.ReadWriteOnce}
 	switch {
 	case v.PV != nil && v.PV.Spec.CSI != nil:
@@ -75,7 +87,7 @@ func (n *Node) newRequest(ctx context.Context, v *source.Spec) (*request, error)
 		return nil, err
 	}
 	var err error
-	if r.object, err = registration.Object(ctx, n.opts.Kube, r.driverName); err != nil {
+	if r.object, err = registration.Object(ctx, q.kube, r.driverName); err != nil {
 		return nil, err
 	}
 	if err := r.checkMode(); err != nil {
@@ -185,9 +197,9 @@ func (r *request) oneWriter() bool {
 
 // volumeContext is what the driver is told of the volume and, if it wants that, of the pod. Tokens
 // are in one of the two maps.
-func (n *Node) volumeContext(ctx context.Context, r *request) (attributes, secrets map[string]string, err error) {
+func (q *requests) volumeContext(ctx context.Context, r *request) (attributes, secrets map[string]string, err error) {
 	attributes = maps.Clone(r.attributes)
-	if secrets, err = n.secrets(ctx, r.secret); err != nil || r.object == nil {
+	if secrets, err = q.secrets(ctx, r.secret); err != nil || r.object == nil {
 		return attributes, secrets, err
 	}
 	if attributes == nil {
@@ -201,7 +213,7 @@ func (n *Node) volumeContext(ctx context.Context, r *request) (attributes, secre
 		attributes["csi.storage.k8s.io/serviceAccount.name"] = pod.Spec.ServiceAccountName
 		attributes["csi.storage.k8s.io/ephemeral"] = strconv.FormatBool(!r.persistent())
 	}
-	tokens, err := n.tokensFor(ctx, r)
+	tokens, err := q.tokensFor(ctx, r)
 	if err != nil || tokens == "" || r.spec.Block { // upstream gives none to block volumes
 		return attributes, secrets, err
 	}
@@ -216,3 +228,28 @@ func (n *Node) volumeContext(ctx context.Context, r *request) (attributes, secre
 	}
 	return attributes, secrets, nil
 }
+
+// secrets reads the secret that a volume names, if it names one. Nodes are granted it with the pod.
+func (q *requests) secrets(ctx context.Context, ref *v1.SecretReference) (map[string]string, error) {
+	if ref == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	var secret *v1.Secret
+	err := watched.OnceGranted(ctx, func() (err error) {
+		secret, err = q.kube.CoreV1().Secrets(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read secret %s/%s for the driver: %w", ref.Namespace, ref.Name, err)
+	}
+	values := make(map[string]string, len(secret.Data))
+	for k, v := range secret.Data {
+		values[k] = string(v)
+	}
+	return values, nil
+}
+
+// errNoSource is of a volume that Serves refuses.
+var errNoSource = errors.New("the volume is not of a CSI driver")

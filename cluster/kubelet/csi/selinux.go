@@ -73,7 +73,7 @@ func (n *Node) Relabels(v *source.Spec) bool {
 	if err != nil {
 		return false
 	}
-	mounts, err := n.mountsAt(n.target(user{}, v.Mounted, false))
+	mounts, err := n.mounts.at(n.places.target(user{}, v.Mounted, false))
 	return err == nil && len(mounts) > 0 && relabels(v, r, mounts[0])
 }
 

@@ -2,18 +2,22 @@ package csi
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	recording "k8s.io/client-go/tools/record"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/background"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 )
 
 // user is a pod that has a volume, by the name of the PersistentVolume or of the inline volume.
@@ -36,7 +40,7 @@ type staged struct {
 	// label is the SELinux label that it is staged with.
 	label string
 
-	// Node.mu guards what follows.
+	// stages.mu guards what follows.
 	users     map[user]struct{}
 	unstaging bool
 	// recorded says that there may be a record: the driver may know of the volume.
@@ -72,11 +76,32 @@ func uniqueName(driver, handle string) v1.UniqueVolumeName {
 }
 
 // stagePath is where the driver stages the volume.
-func (n *Node) stagePath(s *staged) string {
+func (l places) stagePath(s *staged) string {
 	if s.block {
-		return filepath.Join(n.pluginDir(), devicesDir, stagingDir, s.spec)
+		return filepath.Join(l.pluginDir(), devicesDir, stagingDir, s.spec)
 	}
 	return filepath.Join(s.id, globalName)
+}
+
+// stages are the volumes that are staged on this node. It is safe for concurrent use. The locks of
+// registry, waiting and work may be taken while mu is held, never the other way round.
+type stages struct {
+	nodeName string
+	log      *slog.Logger
+	recorder recording.EventRecorder
+	places   places
+	mounts   *mountTable
+	work     *background.Group
+	registry *registration.Registry
+	waiting  *waiting
+	requests *requests
+	// report has the node's status written soon.
+	report func()
+
+	mu      sync.Mutex
+	volumes map[string]*staged // by the directory of the record
+	// unread are the records of stages that cannot be read.
+	unread damaged
 }
 
 // stageKey is of a directory that another volume's record is in.
@@ -85,32 +110,32 @@ func stageKey(id string) string { return "stage/" + id }
 // use returns the entry of the request's volume, with one more user: from now on the volume is in
 // use. Block volumes share a directory if their PersistentVolumes have the same name, one after the
 // other. Then the pod waits until the earlier volume is unstaged.
-func (n *Node) use(r *request) (*staged, error) {
-	id := n.stageDir(r.driverName, r.handle)
+func (x *stages) use(r *request) (*staged, error) {
+	id := x.places.stageDir(r.driverName, r.handle)
 	if r.spec.Block {
-		id = n.blockDir(r.spec.Name)
+		id = x.places.blockDir(r.spec.Name)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	s := n.volumes[id]
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := x.volumes[id]
 	if s != nil && (s.driver != r.driverName || s.handle != r.handle) {
-		n.waitLocked(stageKey(id), r.user)
+		x.waiting.add(stageKey(id), r.user)
 		return nil,
 			fmt.Errorf("volume %q of driver %s is still staged on this node for an earlier persistentvolume %q: wait until its pods have ended "+
 				"and driver %s has unstaged it",
 				s.handle, s.driver, r.spec.Name, s.driver)
 	}
 	if s == nil {
-		if _, unknown := n.unread.dirs[id]; unknown { // it may be staged
-			s = n.foundLocked(id, r.spec.Name, r.spec.Block, &record{Driver: r.driverName, Handle: r.handle, Unattached: !r.attachable()})
-			for u := range n.unread.users {
+		if _, unknown := x.unread.dirs[id]; unknown { // it may be staged
+			s = x.foundLocked(id, r.spec.Name, r.spec.Block, &record{Driver: r.driverName, Handle: r.handle, Unattached: !r.attachable()})
+			for u := range x.unread.users {
 				if u.volume == r.spec.Name {
 					s.users[u] = struct{}{}
 				}
 			}
 		} else {
 			s = newStaged(id, r.driverName, r.handle, r.spec.Name, r.spec.Block)
-			n.volumes[id] = s
+			x.volumes[id] = s
 		}
 	}
 	s.users[r.user] = struct{}{}
@@ -120,56 +145,56 @@ func (n *Node) use(r *request) (*staged, error) {
 
 // dropLocked forgets a volume, unless another one has its place, and wakes the pods that wait for
 // the place.
-func (n *Node) dropLocked(s *staged) {
-	if n.volumes[s.id] != s {
+func (x *stages) dropLocked(s *staged) {
+	if x.volumes[s.id] != s {
 		return
 	}
-	delete(n.volumes, s.id)
-	n.unread.settle(s.name())
-	if len(n.waiting[stageKey(s.id)]) > 0 {
-		n.work.Start(func(context.Context) { n.wake(stageKey(s.id)) })
+	delete(x.volumes, s.id)
+	x.unread.settle(s.name())
+	if x.waiting.has(stageKey(s.id)) {
+		x.work.Start(func(context.Context) { x.waiting.wake(stageKey(s.id)) })
 	}
 }
 
 // release takes a user away. A volume without users is unstaged in the background.
-func (n *Node) release(u user) {
-	n.mu.Lock()
-	delete(n.unread.users, u)
-	for _, s := range n.volumes {
+func (x *stages) release(u user) {
+	x.mu.Lock()
+	delete(x.unread.users, u)
+	for _, s := range x.volumes {
 		if _, has := s.users[u]; has {
 			delete(s.users, u)
-			n.unstageLocked(s)
+			x.unstageLocked(s)
 		}
 	}
-	n.mu.Unlock()
-	n.inUseChanged()
+	x.mu.Unlock()
+	x.report()
 }
 
 // sweep unstages the volumes that no pod has, of one driver or of all.
-func (n *Node) sweep(driver string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, s := range n.volumes {
+func (x *stages) sweep(driver string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.volumes {
 		if driver == "" || s.driver == driver {
-			n.unstageLocked(s)
+			x.unstageLocked(s)
 		}
 	}
 }
 
 // unstageLocked begins to unstage a volume that has no users. Without its driver there is nothing
 // to do: the driver's registration leads to another sweep.
-func (n *Node) unstageLocked(s *staged) {
+func (x *stages) unstageLocked(s *staged) {
 	if len(s.users) > 0 || s.unstaging {
 		return
 	}
 	if !s.recorded {
-		n.dropLocked(s)
+		x.dropLocked(s)
 		return
 	}
-	if !n.registry.Has(s.driver) {
+	if !x.registry.Has(s.driver) {
 		return
 	}
-	s.unstaging = n.work.Start(func(ctx context.Context) { n.unstage(ctx, s) })
+	s.unstaging = x.work.Start(func(ctx context.Context) { x.unstage(ctx, s) })
 }
 
 const (
@@ -178,13 +203,13 @@ const (
 )
 
 // unstage unstages a volume, until that succeeds, it has users, or its driver has gone.
-func (n *Node) unstage(ctx context.Context, s *staged) {
+func (x *stages) unstage(ctx context.Context, s *staged) {
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
-		err := n.tryUnstage(ctx, s)
-		if n.unstaged(s, err) {
+		err := x.tryUnstage(ctx, s)
+		if x.unstaged(s, err) {
 			return
 		}
-		n.opts.Log.Warn("csi: a volume is not unstaged yet", "driver", s.driver, "volume", s.handle, "err", err)
+		x.log.Warn("csi: a volume is not unstaged yet", "driver", s.driver, "volume", s.handle, "err", err)
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -194,30 +219,30 @@ func (n *Node) unstage(ctx context.Context, s *staged) {
 }
 
 // unstaged says whether unstage has nothing left to do.
-func (n *Node) unstaged(s *staged, err error) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if err != nil && len(s.users) == 0 && n.registry.Has(s.driver) {
+func (x *stages) unstaged(s *staged, err error) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err != nil && len(s.users) == 0 && x.registry.Has(s.driver) {
 		return false
 	}
 	s.unstaging = false
-	n.unstageLocked(s) // its last user may have gone when this was about to end
+	x.unstageLocked(s) // its last user may have gone when this was about to end
 	return true
 }
 
 // tryUnstage unstages a volume unless it has users again.
-func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
+func (x *stages) tryUnstage(ctx context.Context, s *staged) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.leave()
-	n.mu.Lock()
+	x.mu.Lock()
 	used := len(s.users) > 0
-	n.mu.Unlock()
+	x.mu.Unlock()
 	if used {
 		return nil
 	}
-	d, err := n.registry.Driver(s.driver)
+	d, err := x.registry.Driver(s.driver)
 	if err != nil {
 		return err
 	}
@@ -226,26 +251,26 @@ func (n *Node) tryUnstage(ctx context.Context, s *staged) error {
 		return err
 	}
 	defer session.Close()
-	if err := n.undoStage(ctx, session, s); err != nil {
+	if err := x.undoStage(ctx, session, s); err != nil {
 		return err
 	}
-	if err := n.unrecord(s); err != nil {
+	if err := x.unrecord(s); err != nil {
 		return err
 	}
-	n.mu.Lock()
+	x.mu.Lock()
 	if len(s.users) == 0 { // a pod that came meanwhile waits for its turn with this entry
-		n.dropLocked(s)
+		x.dropLocked(s)
 	}
-	n.mu.Unlock()
-	n.opts.Log.Info("csi: volume unstaged", "driver", s.driver, "volume", s.handle)
-	n.inUseChanged()
+	x.mu.Unlock()
+	x.log.Info("csi: volume unstaged", "driver", s.driver, "volume", s.handle)
+	x.report()
 	return nil
 }
 
 // undoStage has the driver unstage a volume. The record stays.
-func (n *Node) undoStage(ctx context.Context, session *client.Session, s *staged) error {
+func (x *stages) undoStage(ctx context.Context, session *client.Session, s *staged) error {
 	s.done = false
-	path := n.stagePath(s)
+	path := x.places.stagePath(s)
 	if session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
 		err := session.Call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
 			_, err := session.Node.NodeUnstageVolume(ctx,
@@ -256,7 +281,7 @@ func (n *Node) undoStage(ctx context.Context, session *client.Session, s *staged
 			return err
 		}
 	}
-	if err := n.removePlace(path); err != nil {
+	if err := x.mounts.removePlace(path); err != nil {
 		return err
 	}
 	s.found = false
@@ -264,26 +289,26 @@ func (n *Node) undoStage(ctx context.Context, session *client.Session, s *staged
 }
 
 // unrecord removes the record of a volume that is not staged.
-func (n *Node) unrecord(s *staged) error {
+func (x *stages) unrecord(s *staged) error {
 	if err := removeRecord(s.id); err != nil {
 		return err
 	}
 	if s.block {
 		_ = os.Remove(filepath.Dir(s.id))
-		_ = os.Remove(filepath.Join(n.pluginDir(), devicesDir, publishDir, s.spec))
+		_ = os.Remove(filepath.Join(x.places.pluginDir(), devicesDir, publishDir, s.spec))
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	s.recorded = false
 	return nil
 }
 
 // changeLabel unstages a volume that has another SELinux label than the request's, so that it can
 // be staged with that one. Pods with different labels cannot share a volume.
-func (n *Node) changeLabel(ctx context.Context, session *client.Session, s *staged, r *request) error {
-	n.mu.Lock()
+func (x *stages) changeLabel(ctx context.Context, session *client.Session, s *staged, r *request) error {
+	x.mu.Lock()
 	recorded, users := s.recorded, len(s.users)
-	n.mu.Unlock()
+	x.mu.Unlock()
 	switch {
 	case !recorded || s.label == r.label:
 		return nil
@@ -291,18 +316,18 @@ func (n *Node) changeLabel(ctx context.Context, session *client.Session, s *stag
 		return fmt.Errorf("volume %q is mounted with the SELinux label %q for another pod, and this pod needs %q: wait until that pod has ended",
 			r.spec.Name, s.label, r.label)
 	}
-	return n.undoStage(ctx, session, s)
+	return x.undoStage(ctx, session, s)
 }
 
 // stage stages the request's volume, if the driver does that and this process has not done it. The
 // record is written in any case: it says that the volume is in use. As upstream's, it goes when the
 // driver ends the call with an error and nothing is left: then there is nothing to unstage.
-func (n *Node) stage(ctx context.Context, session *client.Session, s *staged, r *request) error {
+func (x *stages) stage(ctx context.Context, session *client.Session, s *staged, r *request) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.leave()
-	if err := n.changeLabel(ctx, session, s, r); err != nil {
+	if err := x.changeLabel(ctx, session, s, r); err != nil {
 		return err
 	}
 	if s.done {
@@ -312,14 +337,14 @@ func (n *Node) stage(ctx context.Context, session *client.Session, s *staged, r 
 	var secrets map[string]string
 	if stages {
 		var err error
-		if secrets, err = n.secrets(ctx, r.pv().NodeStageSecretRef); err != nil {
+		if secrets, err = x.requests.secrets(ctx, r.pv().NodeStageSecretRef); err != nil {
 			return err
 		}
 	}
-	n.mu.Lock()
+	x.mu.Lock()
 	s.recorded = true
 	unattached := !s.attached
-	n.mu.Unlock()
+	x.mu.Unlock()
 	s.label = r.label
 	rec := record{Spec: s.spec, Handle: s.handle, Driver: s.driver, SELinux: r.label, Unattached: unattached}
 	if err := writeRecord(s.id, rec); err != nil {
@@ -329,9 +354,9 @@ func (n *Node) stage(ctx context.Context, session *client.Session, s *staged, r 
 		s.done = true
 		return nil
 	}
-	path := n.stagePath(s)
-	if err := n.makePlace(path); err != nil {
-		n.notStaged(s, path)
+	path := x.places.stagePath(s)
+	if err := x.mounts.makePlace(path); err != nil {
+		x.notStaged(s, path)
 		return err
 	}
 	err := session.Call(ctx, "NodeStageVolume", func(ctx context.Context) error {
@@ -343,49 +368,36 @@ func (n *Node) stage(ctx context.Context, session *client.Session, s *staged, r 
 	})
 	s.done = err == nil
 	if err != nil && client.Final(client.CodeOf(err)) {
-		n.notStaged(s, path)
+		x.notStaged(s, path)
 	}
 	return err
 }
 
 // notStaged removes the record of a volume that the driver has not staged now. An earlier process
 // may have staged it: then it has to be unstaged.
-func (n *Node) notStaged(s *staged, path string) {
+func (x *stages) notStaged(s *staged, path string) {
 	if s.found {
 		return
 	}
-	err := n.removePlace(path)
+	err := x.mounts.removePlace(path)
 	if err == nil {
-		err = n.unrecord(s)
+		err = x.unrecord(s)
 	}
 	if err != nil {
-		n.opts.Log.Warn("csi: a volume that was not staged is unstaged later", "driver", s.driver, "volume", s.handle, "err", err)
+		x.log.Warn("csi: a volume that was not staged is unstaged later", "driver", s.driver, "volume", s.handle, "err", err)
 	}
 }
 
-// makePlace makes the directory that a driver stages a volume at. Where something is mounted, it
-// exists, and is not looked at: the file system may hang.
-func (n *Node) makePlace(path string) error {
-	if mounted, err := n.isMounted(path); mounted || err != nil {
-		return err
-	}
-	err := os.MkdirAll(path, 0o750)
-	if errors.Is(err, os.ErrExist) {
-		return nil
-	}
-	return err
-}
-
-// VolumesInUse lists what must not be detached from this node: as upstream has it, the volumes that
+// inUse lists what must not be detached from this node: as upstream has it, the volumes that
 // are attached, or are to be. known is what the API has of that, or had when this process wrote it
 // last.
-func (n *Node) VolumesInUse(known []v1.UniqueVolumeName) []v1.UniqueVolumeName {
-	n.forgetRemoved()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.matchLocked(known)
-	all := n.perhapsLocked(known)
-	for _, s := range n.volumes {
+func (x *stages) inUse(known []v1.UniqueVolumeName) []v1.UniqueVolumeName {
+	x.forgetRemoved()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.matchLocked(known)
+	all := x.perhapsLocked(known)
+	for _, s := range x.volumes {
 		if s.attached {
 			all = append(all, s.name())
 		}

@@ -35,7 +35,7 @@ func failStage(d *fakeDriver, code codes.Code, before func()) {
 // recorded says whether a staged volume has a record.
 func (n *testNode) recorded(handle string) bool {
 	n.t.Helper()
-	_, err := os.Stat(filepath.Join(n.stageDir(driverName, handle), recordFile))
+	_, err := os.Stat(filepath.Join(n.places.stageDir(driverName, handle), recordFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		n.t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestOnlyWhatMayBeStagedIsUnstaged(t *testing.T) {
 			}
 			failStage(d, c.code, func() {
 				if c.leaves {
-					if err := unix.Mount("tmpfs", filepath.Join(n.stageDir(driverName, "handle-1"), globalName), "tmpfs", 0, ""); err != nil {
+					if err := unix.Mount("tmpfs", filepath.Join(n.places.stageDir(driverName, "handle-1"), globalName), "tmpfs", 0, ""); err != nil {
 						t.Error(err)
 					}
 				}
@@ -128,7 +128,7 @@ func TestAVolumeWithoutAPlaceIsNotRecorded(t *testing.T) {
 	n := newTestNode(t, unattached())
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
-	place := filepath.Join(n.stageDir(driverName, "handle-1"), globalName)
+	place := filepath.Join(n.places.stageDir(driverName, "handle-1"), globalName)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(place), 0o750), os.WriteFile(place, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -224,9 +224,9 @@ func TestAStagedVolumeWhoseRecordIsDamaged(t *testing.T) {
 				}
 				return nil
 			})
-			pv, dir := persistent("pv1", "handle-1"), n.stageDir(driverName, "handle-1")
+			pv, dir := persistent("pv1", "handle-1"), n.places.stageDir(driverName, "handle-1")
 			if block {
-				pv.Spec.VolumeMode, dir = ptr.To(v1.PersistentVolumeBlock), n.blockDir("pv1")
+				pv.Spec.VolumeMode, dir = ptr.To(v1.PersistentVolumeBlock), n.places.blockDir("pv1")
 			}
 			s := n.spec(pod("p1"), pv)
 			n.mount(s)
@@ -272,7 +272,7 @@ func TestADamagedRecordIsWrittenAgain(t *testing.T) {
 	n.attached("handle-1")
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
-	dir := n.stageDir(driverName, "handle-1")
+	dir := n.places.stageDir(driverName, "handle-1")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package csi
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math"
 	"sync"
 	"time"
@@ -10,9 +11,12 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	recording "k8s.io/client-go/tools/record"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/background"
 	"github.com/coracle-project/coracle/cluster/kubelet/csi/client"
+	"github.com/coracle-project/coracle/cluster/kubelet/csi/registration"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
@@ -25,6 +29,11 @@ const (
 
 // usages are the figures of volumes. Each has at most one call under way, however long that takes.
 type usages struct {
+	log      *slog.Logger
+	recorder recording.EventRecorder
+	places   places
+	work     *background.Group
+	registry *registration.Registry
 	// patience is how long one who asks waits for a driver.
 	patience time.Duration
 
@@ -45,35 +54,35 @@ type usage struct {
 	condition string
 }
 
-func (u *usages) forget(state string) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	delete(u.known, state)
+func (x *usages) forget(state string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.known, state)
 }
 
-// Usage implements source.Measurer. It returns what is known, and has the driver asked if that is
+// of returns what is known, and has the driver asked if that is
 // old. Only who asks first waits, and not for long.
-func (n *Node) Usage(ctx context.Context, v *source.Spec) (statsapi.VolumeStats, bool) {
-	n.usages.mu.Lock()
-	u := n.usages.known[v.State]
+func (x *usages) of(ctx context.Context, v *source.Spec) (statsapi.VolumeStats, bool) {
+	x.mu.Lock()
+	u := x.known[v.State]
 	if u == nil {
 		u = &usage{}
-		n.usages.known[v.State] = u
+		x.known[v.State] = u
 	}
 	var done chan struct{}
 	if u.done == nil && time.Since(u.asked) >= usageAge {
 		u.asked, u.done = time.Now(), make(chan struct{})
-		if !n.work.Start(func(ctx context.Context) { n.measure(ctx, v, u) }) {
+		if !x.work.Start(func(ctx context.Context) { x.measure(ctx, v, u) }) {
 			close(u.done)
 			u.done = nil
 		}
-		if !u.ok && n.usages.late[driverOf(v)] == 0 { // else there are older figures, or there will be none soon
+		if !u.ok && x.late[driverOf(v)] == 0 { // else there are older figures, or there will be none soon
 			done = u.done
 		}
 	}
-	n.usages.mu.Unlock()
+	x.mu.Unlock()
 	if done != nil {
-		patience := time.NewTimer(n.usages.patience)
+		patience := time.NewTimer(x.patience)
 		defer patience.Stop()
 		select {
 		case <-done:
@@ -81,11 +90,11 @@ func (n *Node) Usage(ctx context.Context, v *source.Spec) (statsapi.VolumeStats,
 		case <-ctx.Done():
 		}
 	}
-	n.usages.mu.Lock()
-	defer n.usages.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if done != nil && u.done == done && !u.late {
 		u.late = true
-		n.usages.late[driverOf(v)]++
+		x.late[driverOf(v)]++
 	}
 	return u.figure, u.ok
 }
@@ -99,23 +108,23 @@ func driverOf(v *source.Spec) string {
 }
 
 // measure asks the driver.
-func (n *Node) measure(ctx context.Context, v *source.Spec, u *usage) {
-	figure, condition, err := n.askUsage(ctx, v)
+func (x *usages) measure(ctx context.Context, v *source.Spec, u *usage) {
+	figure, condition, err := x.askUsage(ctx, v)
 	if err != nil {
-		n.opts.Log.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
+		x.log.Debug("csi: usage of a volume is not known", "volume", v.Name, "err", err)
 	}
-	n.usages.mu.Lock()
-	defer n.usages.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if condition != u.condition && condition != "" {
-		n.opts.Recorder.Eventf(v.Pod, v1.EventTypeWarning, "VolumeConditionAbnormal", "Volume %s: %s", v.Name, condition)
+		x.recorder.Eventf(v.Pod, v1.EventTypeWarning, "VolumeConditionAbnormal", "Volume %s: %s", v.Name, condition)
 	}
 	if err == nil {
 		u.condition = condition
 	}
 	if u.late {
 		u.late = false
-		if n.usages.late[driverOf(v)]--; n.usages.late[driverOf(v)] == 0 {
-			delete(n.usages.late, driverOf(v))
+		if x.late[driverOf(v)]--; x.late[driverOf(v)] == 0 {
+			delete(x.late, driverOf(v))
 		}
 	}
 	close(u.done)
@@ -127,14 +136,14 @@ func (n *Node) measure(ctx context.Context, v *source.Spec, u *usage) {
 
 var errNoUsage = errors.New("the driver does not say what volumes take")
 
-func (n *Node) askUsage(ctx context.Context, v *source.Spec) (figure statsapi.VolumeStats, condition string, err error) {
+func (x *usages) askUsage(ctx context.Context, v *source.Spec) (figure statsapi.VolumeStats, condition string, err error) {
 	u := user{pod: v.Pod.UID, volume: v.Name}
-	target := n.target(u, v.Mounted, v.Block)
+	target := x.places.target(u, v.Mounted, v.Block)
 	r, err := readRecord(recordDir(v.Mounted, v.Block))
 	if err != nil {
 		return figure, condition, err
 	}
-	d, err := n.registry.Driver(r.Driver)
+	d, err := x.registry.Driver(r.Driver)
 	if err != nil {
 		return figure, condition, err
 	}
@@ -170,7 +179,7 @@ func (n *Node) askUsage(ctx context.Context, v *source.Spec) (figure statsapi.Vo
 			if condition = client.Shorten(c.GetMessage()); condition == "" {
 				condition = "the driver says that the volume is not well"
 			}
-			n.opts.Log.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", condition)
+			x.log.Warn("csi: the driver says that a volume is not well", "driver", r.Driver, "volume", v.Name, "message", condition)
 		}
 	} else if len(answer.GetUsage()) == 0 {
 		return figure, condition, errNoUsage

@@ -12,7 +12,7 @@ import (
 
 // tokensFor returns the tokens of the pod's service account that the driver wants, as JSON by
 // audience.
-func (n *Node) tokensFor(ctx context.Context, r *request) (string, error) {
+func (q *requests) tokensFor(ctx context.Context, r *request) (string, error) {
 	if len(r.object.Spec.TokenRequests) == 0 {
 		return "", nil
 	}
@@ -24,7 +24,7 @@ func (n *Node) tokensFor(ctx context.Context, r *request) (string, error) {
 		if asked.ExpirationSeconds != nil {
 			want.Seconds = *asked.ExpirationSeconds
 		}
-		status, err := n.tokens.Get(ctx, r.spec.Pod, want)
+		status, err := q.tokens.Get(ctx, r.spec.Pod, want)
 		if err != nil {
 			pod := r.spec.Pod
 			return "", fmt.Errorf("make a token of service account %s/%s for driver %s: %w", pod.Namespace, pod.Spec.ServiceAccountName,
