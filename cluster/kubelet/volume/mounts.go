@@ -7,16 +7,21 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/kubernetes/third_party/forked/golang/expansion"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/claims"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/subpath"
 )
 
 // Mounts returns what CRI has to mount into the container, in the order of its volumeMounts. Sub
@@ -68,7 +73,7 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 	if mount.Propagation, err = propagation(vm); err != nil {
 		return nil, err
 	}
-	if mount.RecursiveReadOnly, err = m.recursiveReadOnly(pod, vm); err != nil {
+	if mount.RecursiveReadOnly, err = recursiveReadOnly(vm, m.opts.RecursiveReadOnly != nil && m.opts.RecursiveReadOnly(pod)); err != nil {
 		return nil, fmt.Errorf("failed to resolve recursive read-only mode: %w", err)
 	}
 	if vol.Image != nil {
@@ -106,11 +111,13 @@ func (m *Manager) mount(ctx context.Context, p *podVolumes, pod *v1.Pod, contain
 // narrow has the mount show only subPath of the volume, if there is one.
 func (m *Manager) narrow(ctx context.Context, pod *v1.Pod, vol *v1.Volume, container *v1.Container, index int, subPath string,
 	mount *runtimeapi.Mount,
-) (err error) {
+) error {
 	if subPath == "" {
 		return nil
 	}
-	mount.HostPath, err = m.bindSubPath(ctx, pod.UID, mount.HostPath, subPath, vol.Name, container.Name, index)
+	target := filepath.Join(m.dirs.Pod(pod.UID), layout.SubPathsDir, vol.Name, container.Name, strconv.Itoa(index))
+	err := subpath.Bind(ctx, mount.HostPath, subPath, target)
+	mount.HostPath = target
 	if err != nil {
 		// The details may tell about the host what the pod's owner must not learn.
 		m.opts.Log.Warn("subPath not prepared", "pod", pod.Namespace+"/"+pod.Name, "container", container.Name, "volume", vol.Name, "err", err)
@@ -141,7 +148,7 @@ func subPathOf(vm *v1.VolumeMount, envs []*runtimeapi.KeyValue) (string, error) 
 	if subPath == "" {
 		return "", nil
 	}
-	return subPath, checkSubPath(subPath)
+	return subPath, subpath.Check(subPath)
 }
 
 func propagation(vm *v1.VolumeMount) (runtimeapi.MountPropagation, error) {
@@ -159,7 +166,9 @@ func propagation(vm *v1.VolumeMount) (runtimeapi.MountPropagation, error) {
 	return 0, fmt.Errorf("invalid MountPropagation mode: %q", *vm.MountPropagation)
 }
 
-func (m *Manager) recursiveReadOnly(pod *v1.Pod, vm *v1.VolumeMount) (bool, error) {
+// recursiveReadOnly says whether the mount is read-only with all that is mounted below it. able is
+// whether the pod's runtime handler can do that.
+func recursiveReadOnly(vm *v1.VolumeMount, able bool) (bool, error) {
 	if vm.RecursiveReadOnly == nil || *vm.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled {
 		return false, nil
 	}
@@ -170,7 +179,6 @@ func (m *Manager) recursiveReadOnly(pod *v1.Pod, vm *v1.VolumeMount) (bool, erro
 		return false, fmt.Errorf("volume %q requested recursive read-only mode, but it is not compatible with propagation %q", vm.Name,
 			*vm.MountPropagation)
 	}
-	able := m.opts.RecursiveReadOnly != nil && m.opts.RecursiveReadOnly(pod)
 	switch *vm.RecursiveReadOnly {
 	case v1.RecursiveReadOnlyIfPossible:
 		return able, nil
@@ -181,4 +189,12 @@ func (m *Manager) recursiveReadOnly(pod *v1.Pod, vm *v1.VolumeMount) (bool, erro
 		return true, nil
 	}
 	return false, fmt.Errorf("unknown recursive read-only mode %q", *vm.RecursiveReadOnly)
+}
+
+// sourceDir is where the volume is on this node, or "" if it has no place.
+func (m *Manager) sourceDir(uid types.UID, vol *v1.Volume) string {
+	if vol.HostPath != nil {
+		return hostpath.Real(vol.HostPath, m.opts.Alias, m.opts.RootDir).Path
+	}
+	return m.dirs.Volume(uid, vol)
 }

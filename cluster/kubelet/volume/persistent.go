@@ -31,8 +31,8 @@ type placed struct {
 }
 
 // sourceOf returns what mounts the volume.
-func (m *Manager) sourceOf(s *source.Spec) (source.Source, error) {
-	for _, src := range m.sources {
+func sourceOf(sources []source.Source, s *source.Spec) (source.Source, error) {
+	for _, src := range sources {
 		if src.Serves(s) {
 			return src, nil
 		}
@@ -68,7 +68,7 @@ func (m *Manager) makePersistent(ctx context.Context, p *podVolumes, vol *v1.Vol
 	if err != nil {
 		return err
 	}
-	src, err := m.sourceOf(s)
+	src, err := sourceOf(m.sources, s)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,11 @@
 //	pods/UID/plugins/PLUGIN/PV/claimed                the pod has that PersistentVolume, or is about to
 //
 // Host paths and images are not made here; Mounts only names them. Volumes of claims are mounted by
-// Sources, one for each kind of PersistentVolume (source.go).
+// Sources, one for each kind of PersistentVolume (package source).
+//
+// The Manager puts the parts below this directory together: those that make one kind of volume, and
+// those that keep who has a volume, who waits for one, and what is looked after. Each of the latter
+// has a lock of its own, and does not call the Manager with it held.
 //
 // # The life of a pod's volumes
 //

@@ -1,4 +1,6 @@
-package volume
+// Package subpath shows a part of a volume, which its containers may change meanwhile, in a place of
+// its own.
+package subpath
 
 import (
 	"context"
@@ -6,45 +8,37 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/volume/hostpath"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
 
-// bindSubPath resolves subPath in the volume at volumeDir and binds what it finds on a place that
-// containers cannot change, which it returns. A directory that does not exist is made, with the
-// mode of the volume. A path that leads out of the volume, by a link too, is refused.
+// Bind resolves subPath in the volume at volumeDir and binds what it finds on target, which
+// containers cannot change. A directory that does not exist is made, with the mode of the volume. A
+// path that leads out of the volume, by a link too, is refused.
 //
 // A container of the pod may replace any part of the path while this runs. So the kernel resolves
 // it, within the volume only, to a descriptor, and the mount is made from that descriptor.
-func (m *Manager) bindSubPath(ctx context.Context, uid types.UID, volumeDir, subPath string, vol,
-	container string, index int,
-) (string, error) {
+func Bind(ctx context.Context, volumeDir, subPath, target string) error {
 	volume, err := unix.Open(volumeDir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", &os.PathError{Op: "open", Path: volumeDir, Err: err}
+		return &os.PathError{Op: "open", Path: volumeDir, Err: err}
 	}
 	defer unix.Close(volume)
 	source, err := openOrMake(volume, path.Clean(subPath))
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer unix.Close(source)
-	target := filepath.Join(m.dirs.Pod(uid), layout.SubPathsDir, vol, container, strconv.Itoa(index))
-	return target, mountpoint.Bind(ctx, source, target)
+	return mountpoint.Bind(ctx, source, target)
 }
 
-// checkSubPath refuses what the API refuses, too.
-func checkSubPath(subPath string) error {
+// Check refuses what the API refuses, too.
+func Check(subPath string) error {
 	if path.IsAbs(subPath) {
 		return fmt.Errorf("error SubPath `%s` must not be an absolute path", subPath)
 	}
@@ -119,12 +113,4 @@ func makeDirAt(parent int, name string, mode uint32) (int, error) {
 		return -1, &os.PathError{Op: "chmod", Path: name, Err: err}
 	}
 	return dir, nil
-}
-
-// sourceDir is where the volume is on this node, or "" if it has no place.
-func (m *Manager) sourceDir(uid types.UID, vol *v1.Volume) string {
-	if vol.HostPath != nil {
-		return hostpath.Real(vol.HostPath, m.opts.Alias, m.opts.RootDir).Path
-	}
-	return m.dirs.Volume(uid, vol)
 }
