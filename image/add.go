@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -45,11 +46,11 @@ func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Des
 	if err != nil {
 		return Image{}, asInvalid(err)
 	}
-	c, err := resolve(ctx, top, data, o.Document)
+	c, err := manifest.Resolve(ctx, top, data, o.Document)
 	if err != nil {
 		return Image{}, asInvalid(err)
 	}
-	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
+	pins := append(c.Blobs(), c.Image.RootFS.DiffIDs...)
 	if err := a.garbage.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
@@ -66,15 +67,15 @@ func asInvalid(err error) error {
 }
 
 // take stores everything that the image consists of and names it.
-func (a *adder) take(ctx context.Context, names []reference.Name, c *content, o offer, from preloaded) (img Image, err error) {
+func (a *adder) take(ctx context.Context, names []reference.Name, c *manifest.Content, o offer, from preloaded) (img Image, err error) {
 	if err := a.blobs.putDocuments(c); err != nil {
 		return Image{}, err
 	}
-	c.forget()
+	c.Forget()
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0)) // unpacking computes
-	for i, l := range c.layers {
-		diffID := c.image.RootFS.DiffIDs[i]
+	for i, l := range c.Layers {
+		diffID := c.Image.RootFS.DiffIDs[i]
 		g.Go(func() error {
 			for {
 				joined, err := a.unpacker.offered(gctx, l, diffID, o)
@@ -96,7 +97,7 @@ func (a *adder) take(ctx context.Context, names []reference.Name, c *content, o 
 	}
 	entries := make([]named, len(names))
 	for i, n := range names {
-		entries[i] = named{name: n, pulled: at(time.Now()), archive: from, content: c}
+		entries[i] = named{name: n, pulled: at(time.Now()), archive: from, Content: c}
 	}
 	if img, err = a.commit(entries...); err != nil {
 		return Image{}, err

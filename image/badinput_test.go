@@ -3,22 +3,21 @@ package image
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/coracle-project/coracle/image/reference"
-	"github.com/coracle-project/coracle/image/registry"
-	"github.com/coracle-project/coracle/image/unpack"
-	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/image/manifest"
+	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 // Every refusal leaves the store as it was.
@@ -92,11 +91,11 @@ func TestPullRefuses(t *testing.T) {
 			return "app:1"
 		}, ErrInvalidImage, "malformed config"},
 		"manifest too large": {func(r *fakeRegistry) string {
-			r.push("app:1", ocispec.MediaTypeImageManifest, make([]byte, maxManifestBytes+1))
+			r.push("app:1", ocispec.MediaTypeImageManifest, make([]byte, registry.MaxManifest+1))
 			return "app:1"
 		}, ErrInvalidImage, "larger than"},
 		"docker schema 1": {func(r *fakeRegistry) string {
-			r.push("app:1", dockerSchema1Sig, []byte(`{"schemaVersion":1,"fsLayers":[]}`))
+			r.push("app:1", manifest.DockerSchema1Sig, []byte(`{"schemaVersion":1,"fsLayers":[]}`))
 			return "app:1"
 		}, ErrInvalidImage, "schema 1"},
 		"artifact": {func(r *fakeRegistry) string {
@@ -107,7 +106,7 @@ func TestPullRefuses(t *testing.T) {
 		}, ErrInvalidImage, "artifact"},
 		"foreign layer": {func(r *fakeRegistry) string {
 			r.image("app:1", one(), func(m *ocispec.Manifest, _ *ocispec.Image) {
-				m.Layers[0].MediaType = dockerForeignPrefix + "diff.tar.gzip"
+				m.Layers[0].MediaType = manifest.DockerForeignPrefix + "diff.tar.gzip"
 			})
 			return "app:1"
 		}, ErrInvalidImage, "foreign"},
@@ -122,21 +121,21 @@ func TestPullRefuses(t *testing.T) {
 		"other platform": {func(r *fakeRegistry) string {
 			r.image("app:1", one(), func(_ *ocispec.Manifest, c *ocispec.Image) { c.Architecture = "s390x" })
 			return "app:1"
-		}, ErrPlatform, "linux/s390x"},
+		}, manifest.ErrPlatform, "linux/s390x"},
 		"index of other platforms": {func(r *fakeRegistry) string {
 			p := r.image("app:x", one(), nil)
 			r.index("app:1", ocispec.MediaTypeImageIndex, r.of("app", p.manifest, "linux", "s390x", ""),
 				r.of("app", p.manifest, "windows", "amd64", ""))
 			return "app:1"
-		}, ErrPlatform, "linux/s390x, windows/amd64"},
+		}, manifest.ErrPlatform, "linux/s390x, windows/amd64"},
 		"empty index": {func(r *fakeRegistry) string {
 			r.push("app:1", ocispec.MediaTypeImageIndex, []byte(`{"schemaVersion":2,"manifests":[]}`))
 			return "app:1"
-		}, ErrPlatform, "nothing"},
+		}, manifest.ErrPlatform, "nothing"},
 		"indexes nested too deeply": {func(r *fakeRegistry) string {
 			p := r.image("app:0", one(), nil)
 			d := p.manifest
-			for range maxIndexDepth + 1 {
+			for range manifest.MaxIndexDepth + 1 {
 				m := r.of("app", d, "", "", "")
 				m.Platform = nil
 				d = r.index("app:1", ocispec.MediaTypeImageIndex, m)
@@ -229,102 +228,12 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestAmbiguousDocuments(t *testing.T) {
-	d := string(digest.FromString("x"))
-	for name, c := range map[string]struct{ data, mediaType string }{
-		"both":              {`{"schemaVersion":2,"manifests":[],"layers":[],"config":{}}`, ""},
-		"neither":           {`{"schemaVersion":2}`, ""},
-		"index as manifest": {`{"schemaVersion":2,"manifests":[]}`, ocispec.MediaTypeImageManifest},
-		"manifest as index": {
-			`{"schemaVersion":2,"layers":[],"config":{"mediaType":"` + dockerConfig + `","digest":"` + d + `"}}`,
-			dockerIndex,
-		},
-		"contradicting types":   {`{"schemaVersion":2,"mediaType":"` + dockerIndex + `","manifests":[]}`, ocispec.MediaTypeImageManifest},
-		"unknown type":          {`{"schemaVersion":2,"mediaType":"text/plain","manifests":[]}`, ""},
-		"other schema":          {`{"schemaVersion":3,"manifests":[]}`, ""},
-		"layers without config": {`{"schemaVersion":2,"layers":[]}`, ""},
-		"trailing data":         {`{"schemaVersion":2,"manifests":[]} x`, ""},
-		"negative size":         {`{"schemaVersion":2,"manifests":[{"digest":"` + d + `","size":-1}]}`, ""},
-	} {
-		if _, err := parseDocument([]byte(c.data), c.mediaType); !errors.Is(err, ErrInvalidImage) {
-			t.Errorf("%s: %v, want ErrInvalidImage", name, err)
-		}
-	}
-}
-
-func FuzzDocument(f *testing.F) {
-	d := string(digest.FromString("x"))
-	f.Add(
-		[]byte(`{"schemaVersion":2,"manifests":[{"digest":"`+d+`","size":1,"platform":{"os":"linux","architecture":"arm","variant":"v7"}}]}`),
-		dockerIndex,
-	)
-	f.Add([]byte(`{"schemaVersion":2,"config":{"mediaType":"`+dockerConfig+`","digest":"`+d+`","size":2},"layers":[]}`), "")
-	f.Add([]byte(`{"rootfs":{"diff_ids":["`+d+`"]}}`), "x")
-	f.Fuzz(func(t *testing.T, data []byte, mediaType string) {
-		doc, err := parseDocument(data, mediaType)
-		if err != nil && !errors.Is(err, ErrInvalidImage) {
-			t.Errorf("error %v is not ErrInvalidImage", err)
-		}
-		if err == nil {
-			for _, m := range doc.Manifests {
-				_ = platformScore(m.Platform)
-				must(t, reference.CheckDigest(m.Digest))
-			}
-			for _, l := range doc.Layers {
-				must(t, reference.CheckDigest(l.Digest))
-			}
-		}
-		if c, err := parseConfig(data, 1); err == nil {
-			must(t, reference.CheckDigest(c.RootFS.DiffIDs[0]))
-		}
+func FuzzIndexEntry(f *testing.F) {
+	f.Add([]byte(`{"digest":"` + string(digest.FromString("x")) + `","size":1,"annotations":{}}`))
+	f.Fuzz(func(_ *testing.T, data []byte) {
 		var desc ocispec.Descriptor
 		if json.Unmarshal(data, &desc) == nil {
 			_, _ = parseIndexEntry(desc)
 		}
 	})
-}
-
-// A document of a few megabytes does not become hundreds in memory.
-func TestDocumentsOfManyValues(t *testing.T) {
-	many := "[" + strings.TrimSuffix(strings.Repeat("{},", 1_000_000), ",") + "]"
-	for name, parse := range map[string]func() error{
-		"layers": func() error { _, err := parseDocument([]byte(`{"schemaVersion":2,"layers":`+many+`}`), ""); return err },
-		"manifests": func() error {
-			_, err := parseDocument([]byte(`{"schemaVersion":2,"manifests":`+many+`}`), "")
-			return err
-		},
-		"history": func() error { _, err := parseConfig([]byte(`{"history":`+many+`}`), 0); return err },
-	} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		if err := parse(); !errors.Is(err, ErrInvalidImage) || !strings.Contains(err.Error(), "values") {
-			t.Errorf("%s: %v", name, err)
-		}
-		runtime.ReadMemStats(&after)
-		if took := after.TotalAlloc - before.TotalAlloc; took > 32<<20 {
-			t.Errorf("%s: refusing it took %d bytes", name, took)
-		}
-	}
-}
-
-// Indexes within indexes are not read forever, nor kept in memory.
-func TestDocumentsOfManyBytes(t *testing.T) {
-	read := 0
-	reader := func(_ context.Context, d ocispec.Descriptor) ([]byte, error) {
-		read += int(d.Size)
-		data := []byte(`{"schemaVersion":2,"manifests":[]}`)
-		return append(data, bytes.Repeat([]byte(" "), int(d.Size)-len(data))...), nil
-	}
-	var index ocispec.Index
-	index.SchemaVersion = 2
-	for i := range maxManifestReads {
-		index.Manifests = append(index.Manifests,
-			ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString(fmt.Sprint(i)), Size: maxManifestBytes})
-	}
-	data, _ := json.Marshal(index)
-	top := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(data), Size: int64(len(data))}
-	if _, err := resolve(t.Context(), top, data, reader); !errors.Is(err, ErrInvalidImage) ||
-		!strings.Contains(err.Error(), "have more than") || read > maxDocuments {
-		t.Errorf("%d bytes read, %v", read, err)
-	}
 }

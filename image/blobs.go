@@ -10,6 +10,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/manifest"
 )
 
 // blobs are the files of the layout, counted.
@@ -33,9 +35,9 @@ func newBlobs(root string, kept bool) *blobs {
 func (b *blobs) sync() error { return b.syncs.do(struct{}{}) }
 
 // putDocuments stores the documents of an image that are not there already.
-func (b *blobs) putDocuments(c *content) error {
-	for _, d := range slices.Sorted(maps.Keys(c.documents)) {
-		data := c.documents[d]
+func (b *blobs) putDocuments(c *manifest.Content) error {
+	for _, d := range slices.Sorted(maps.Keys(c.Documents)) {
+		data := c.Documents[d]
 		if b.holds(d, data) {
 			continue
 		}

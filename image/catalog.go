@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -20,7 +21,7 @@ type named struct {
 	name    reference.Name
 	pulled  *moment
 	archive preloaded
-	*content
+	*manifest.Content
 }
 
 // moment is a time that moves on, of one entry. A pull that finds all there moves it, and so costs
@@ -87,15 +88,15 @@ func (c *catalog) changed(entries []named, ch change) *catalog {
 	next.list = sync.OnceValue(next.sorted)
 	others := map[digest.Digest][]named{} // of the images that change
 	for _, e := range slices.Concat(ch.gone, ch.come) {
-		if id := e.config.Digest; others[id] == nil && c.images[id] != nil {
+		if id := e.Config.Digest; others[id] == nil && c.images[id] != nil {
 			others[id] = slices.Clone(c.images[id].entries)
 		}
 	}
 	for _, e := range ch.come {
-		others[e.config.Digest] = append(others[e.config.Digest], e)
+		others[e.Config.Digest] = append(others[e.Config.Digest], e)
 	}
 	for _, e := range ch.gone {
-		others[e.config.Digest] = slices.DeleteFunc(others[e.config.Digest], func(o named) bool { return o.pulled == e.pulled })
+		others[e.Config.Digest] = slices.DeleteFunc(others[e.Config.Digest], func(o named) bool { return o.pulled == e.pulled })
 		delete(next.ids, e.byDigest())
 		delete(next.ids, e.name.String())
 	}
@@ -125,8 +126,8 @@ func newKnown(id digest.Digest, entries []named, pinned pinnedNames) *known {
 			img.RepoTags = append(img.RepoTags, e.name.String())
 		}
 	}
-	img.Manifest, img.Size = newest.manifest, newest.size()
-	img.Layers, img.Config = newest.image.RootFS.DiffIDs, newest.image.Config
+	img.Manifest, img.Size = newest.Manifest, newest.Size()
+	img.Layers, img.Config = newest.Image.RootFS.DiffIDs, newest.Image.Config
 	slices.Sort(img.RepoTags)
 	slices.Sort(img.RepoDigests)
 	img.RepoDigests = slices.Compact(img.RepoDigests)
@@ -135,7 +136,7 @@ func newKnown(id digest.Digest, entries []named, pinned pinnedNames) *known {
 }
 
 // byDigest is the name that an entry's image has by the digest that it was pulled by.
-func (e named) byDigest() string { return e.name.Repo + "@" + e.top.Digest.String() }
+func (e named) byDigest() string { return e.name.Repo + "@" + e.Top.Digest.String() }
 
 // sorted are the images by id.
 func (c *catalog) sorted() []*known {
@@ -204,11 +205,11 @@ func (c *catalog) with(images ...named) (*catalog, change) {
 		for i := indexOf(entries, e.name); i >= 0; i = indexOf(entries, e.name) {
 			old := entries[i]
 			entries, ch.gone = slices.Delete(entries, i, i+1), append(ch.gone, old)
-			if old.top.Digest == e.top.Digest && e.archive == (preloaded{}) {
+			if old.Top.Digest == e.Top.Digest && e.archive == (preloaded{}) {
 				e.archive = old.archive
 			}
-			if old.top.Digest != e.top.Digest {
-				old.name.Tag, old.name.Digest = "", old.top.Digest
+			if old.Top.Digest != e.Top.Digest {
+				old.name.Tag, old.name.Digest = "", old.Top.Digest
 				old.pulled = at(old.pulled.time())
 				if indexOf(entries, old.name) < 0 {
 					entries, ch.come = append(entries, old), append(ch.come, old)

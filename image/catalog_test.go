@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -28,11 +29,11 @@ func randomEntry(rnd *rand.Rand, now int64) named {
 	}
 	config := ocispec.Descriptor{Digest: digest.FromString(fmt.Sprint("config", id/2)), Size: int64(id)}
 	layers := []ocispec.Descriptor{{Digest: of("blob", 4)}, {Digest: of("blob", 4)}}
-	return named{name: n, pulled: at(time.Unix(now, 0)), content: &content{
-		top:      ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: top, Size: int64(id)},
-		manifest: top, config: config, layers: layers,
-		image:     &ocispec.Image{RootFS: ocispec.RootFS{DiffIDs: []digest.Digest{of("diff", 4), of("diff", 4)}}},
-		documents: map[digest.Digest][]byte{top: nil, config.Digest: nil},
+	return named{name: n, pulled: at(time.Unix(now, 0)), Content: &manifest.Content{
+		Top:      ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: top, Size: int64(id)},
+		Manifest: top, Config: config, Layers: layers,
+		Image:     &ocispec.Image{RootFS: ocispec.RootFS{DiffIDs: []digest.Digest{of("diff", 4), of("diff", 4)}}},
+		Documents: map[digest.Digest][]byte{top: nil, config.Digest: nil},
 	}}
 }
 
@@ -52,7 +53,7 @@ func TestCatalogChanges(t *testing.T) {
 				}
 				c, ch = c.with(images...)
 				for _, e := range images[len(images)-1:] {
-					if got, k := c.named(e.name); k == nil || got.content != e.content {
+					if got, k := c.named(e.name); k == nil || got.Content != e.Content {
 						t.Fatalf("seed %d, step %d: %s is not what was pulled", seed, step, e.name)
 					}
 				}
@@ -108,14 +109,14 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	stays, moves := randomEntry(rnd, 1), randomEntry(rnd, 1)
 	stays.name = reference.Name{Repo: "r.example/stays", Domain: "r.example", Path: "stays", Tag: "1"}
-	stays.content.config.Digest = digest.FromString("stays")
+	stays.Content.Config.Digest = digest.FromString("stays")
 	c := newCatalog([]named{stays}, "", nil)
 	must(t, l.saveIndex(c.entries))
 	line, err := stays.line()
 	must(t, err)
 	next, _ := c.with(moves)
 	must(t, l.saveIndex(next.entries))
-	if next.images[stays.config.Digest] != c.images[stays.config.Digest] {
+	if next.images[stays.Config.Digest] != c.images[stays.Config.Digest] {
 		t.Error("the image that stays was made again")
 	}
 	if again, err := stays.line(); err != nil || &again[0] != &line[0] {
@@ -129,7 +130,7 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 		t.Fatal(entries, damage, err)
 	}
 	for i, e := range entries {
-		if want := next.entries[i]; e.name.String() != want.name.String() || !reflect.DeepEqual(e.top, want.top) ||
+		if want := next.entries[i]; e.name.String() != want.name.String() || !reflect.DeepEqual(e.top, want.Top) ||
 			!e.pulled.Equal(want.pulled.time()) {
 			t.Errorf("entry %d: %+v, want %+v", i, e, want)
 		}

@@ -58,16 +58,6 @@ type Registry = registry.Settings
 
 func (c *Config) short() reference.ShortNames { return reference.ShortNames(c.ShortNameRegistry) }
 
-// Limits of what a registry may make us hold in memory.
-const (
-	maxManifestBytes = registry.MaxManifest
-	maxConfigBytes   = registry.MaxDocument
-	maxLayers        = 500 // overlayfs takes no more
-	maxIndexDepth    = 4
-	maxManifestReads = 16       // of one pull, over nested indexes
-	maxDocuments     = 16 << 20 // bytes of the documents of one image
-)
-
 func (c Config) withDefaults() (Config, error) {
 	if !filepath.IsAbs(c.Root) {
 		return c, fmt.Errorf("image store: root %q must be an absolute path", c.Root)

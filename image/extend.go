@@ -27,8 +27,8 @@ func (s *Store) Extend(ctx context.Context, refOrID, ref string, change func(*oc
 	if err != nil {
 		return Image{}, err
 	}
-	b := base{layers: e.layers}
-	if b.original, err = s.blobs.read(ctx, e.config); err == nil {
+	b := base{layers: e.Layers}
+	if b.original, err = s.blobs.read(ctx, e.Config); err == nil {
 		err = boundedjson.Unmarshal(b.original, &b.config)
 	}
 	if err != nil {

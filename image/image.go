@@ -45,6 +45,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/trust"
@@ -57,9 +58,9 @@ var (
 	ErrUnauthorized     = registry.ErrUnauthorized
 	ErrUnavailable      = registry.ErrUnavailable
 	ErrInvalidImage     = registry.ErrInvalid // malformed manifest, wrong digest, escaping layer…
-	ErrUntrusted        = trust.ErrUntrusted  // the signature policy does not let it through
-	ErrNoKey            = crypt.ErrNoKey      // it is encrypted, and not for this node
-	ErrPlatform         = errors.New("no image for this platform")
+	ErrPlatform         = manifest.ErrPlatform
+	ErrUntrusted        = trust.ErrUntrusted // the signature policy does not let it through
+	ErrNoKey            = crypt.ErrNoKey     // it is encrypted, and not for this node
 	ErrLayerInUse       = errors.New("layer in use")
 )
 

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -96,18 +97,18 @@ func (m *made) assemble(b base, layer ocispec.Descriptor, diffID digest.Digest) 
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	manifest := ocispec.Manifest{
+	result := ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: ocispec.MediaTypeImageManifest,
 		Config:    m.document(ocispec.MediaTypeImageConfig, data),
 	}
 	for _, l := range b.layers {
-		l.MediaType = ociLayer(l.MediaType)
-		manifest.Layers = append(manifest.Layers, l)
+		l.MediaType = manifest.OCILayer(l.MediaType)
+		result.Layers = append(result.Layers, l)
 	}
-	manifest.Layers = append(manifest.Layers, layer)
-	if data, err = json.Marshal(manifest); err != nil {
+	result.Layers = append(result.Layers, layer)
+	if data, err = json.Marshal(result); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	return m.document(manifest.MediaType, data), nil
+	return m.document(result.MediaType, data), nil
 }

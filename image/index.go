@@ -2,12 +2,16 @@ package image
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/opencontainers/go-digest"
+
 	"github.com/coracle-project/coracle/image/ledger"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -53,7 +57,7 @@ func (x *index) add(es ...named) (Image, error) {
 	if err := x.enters.do(es); err != nil {
 		return Image{}, err
 	}
-	now, id := x.now.Load(), es[0].config.Digest
+	now, id := x.now.Load(), es[0].Config.Digest
 	if now.images[id] == nil { // removed as it came
 		now = newCatalog(es, x.short, x.pinned)
 	}
@@ -94,16 +98,16 @@ func (x *index) tag(refOrID string, n reference.Name) (Image, error) {
 	if _, err := x.commitLocked(x.now.Load().with(e)); err != nil {
 		return Image{}, fmt.Errorf("tag image %s: %w", refOrID, err)
 	}
-	return x.now.Load().images[e.config.Digest].view(), nil
+	return x.now.Load().images[e.Config.Digest].view(), nil
 }
 
 // pulledAgain notes when, if the name names what it is to name.
-func (x *index) pulledAgain(n reference.Name, c *content) (img Image, ok bool) {
+func (x *index) pulledAgain(n reference.Name, c *manifest.Content) (img Image, ok bool) {
 	x.mu.Lock() // against removal
 	defer x.mu.Unlock()
 	e, k := x.now.Load().named(n)
-	if k == nil || e.top.Digest != c.top.Digest || e.top.MediaType != c.top.MediaType ||
-		e.manifest != c.manifest || k.Manifest != c.manifest {
+	if k == nil || e.Top.Digest != c.Top.Digest || e.Top.MediaType != c.Top.MediaType ||
+		e.Manifest != c.Manifest || k.Manifest != c.Manifest {
 		return Image{}, false
 	}
 	t := time.Now()
@@ -152,4 +156,17 @@ func (x *index) close() error {
 		return nil
 	}
 	return x.layout.saveIndex(x.now.Load().entries)
+}
+
+// blobsOf are the blobs of the layers of images.
+func blobsOf(images []named) iter.Seq[digest.Digest] {
+	return func(yield func(digest.Digest) bool) {
+		for _, e := range images {
+			for _, l := range e.Layers {
+				if !yield(l.Digest) {
+					return
+				}
+			}
+		}
+	}
 }

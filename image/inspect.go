@@ -22,13 +22,13 @@ func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents
 	if err != nil {
 		return Image{}, Documents{}, err
 	}
-	img, err := s.index.now.Load().find(e.config.Digest.String())
+	img, err := s.index.now.Load().find(e.Config.Digest.String())
 	if err != nil {
 		return Image{}, Documents{}, err // removed just now
 	}
 	var d Documents
-	if d.Manifest, err = s.blobs.read(ctx, ocispec.Descriptor{Digest: e.manifest}); err == nil {
-		d.Config, err = s.blobs.read(ctx, e.config)
+	if d.Manifest, err = s.blobs.read(ctx, ocispec.Descriptor{Digest: e.Manifest}); err == nil {
+		d.Config, err = s.blobs.read(ctx, e.Config)
 	}
 	if err != nil {
 		return Image{}, Documents{}, fmt.Errorf("read image %s: %w", refOrID, err)
@@ -50,11 +50,11 @@ func (s *Store) Blobs() []Blob {
 	now := s.index.now.Load()
 	owners := map[digest.Digest]map[digest.Digest]bool{}
 	for _, e := range now.entries {
-		for _, d := range e.blobs() {
+		for _, d := range e.Blobs() {
 			if owners[d] == nil {
 				owners[d] = map[digest.Digest]bool{}
 			}
-			owners[d][e.config.Digest] = true
+			owners[d][e.Config.Digest] = true
 		}
 	}
 	var all []Blob

@@ -12,13 +12,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"github.com/coracle-project/coracle/image/damage"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/freespace"
-	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // annotationPulled is when an index entry was last pulled, RFC 3339. It tells kubelet's
@@ -83,7 +85,7 @@ func (l layout) read(_ context.Context, d ocispec.Descriptor) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	data, err := io.ReadAll(io.LimitReader(f, registry.MaxDocument+1))
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +146,7 @@ type indexEntry struct {
 }
 
 func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
-	if err := checkDescriptor(m, maxManifestBytes); err != nil {
+	if err := manifest.CheckDescriptor(m, registry.MaxManifest); err != nil {
 		return indexEntry{}, err
 	}
 	n, err := reference.Parse(m.Annotations[ocispec.AnnotationRefName])
@@ -185,7 +187,7 @@ func (e named) line() ([]byte, error) {
 	if e.pulled.of == t {
 		return e.pulled.line, nil
 	}
-	m := e.top
+	m := e.Top
 	m.Annotations = map[string]string{
 		ocispec.AnnotationRefName: e.name.String(),
 		annotationPulled:          t.UTC().Format(time.RFC3339Nano),

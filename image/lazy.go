@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/lazy"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 )
@@ -89,7 +90,7 @@ type arrival struct {
 // digest that the manifest has for it. Blobs that are to be kept must be here before the pull ends.
 func (z *lazies) mayBeLazy(domain string, d ocispec.Descriptor) bool {
 	return z.lazy != nil && !z.unpacker.blobs.kept && z.registries.Load().Lazy(domain) &&
-		(d.MediaType == ocispec.MediaTypeImageLayerGzip || d.MediaType == dockerLayerGzip) &&
+		(d.MediaType == ocispec.MediaTypeImageLayerGzip || d.MediaType == manifest.DockerLayerGzip) &&
 		d.Size >= minLazy && d.Annotations[lazy.TOCAnnotation] != "" && !z.unpacker.blobs.has(d)
 }
 
@@ -121,8 +122,8 @@ func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d oci
 // landAll sees to it that all lazy layers of images become ordinary ones.
 func (z *lazies) landAll() error {
 	for _, e := range z.index.now.Load().entries {
-		for i, d := range e.layers {
-			if diffID := e.image.RootFS.DiffIDs[i]; z.unpacker.isLazy(d, diffID) {
+		for i, d := range e.Layers {
+			if diffID := e.Image.RootFS.DiffIDs[i]; z.unpacker.isLazy(d, diffID) {
 				src, err := z.registries.Load().Repository(e.name.Domain, e.name.Path, Auth{})
 				if err != nil {
 					return fmt.Errorf("image %s: %w", e.name, err)
@@ -233,7 +234,7 @@ func (z *lazies) landed(ctx context.Context, diffID digest.Digest) error {
 // dropWith takes the images from the index that need a layer which is not what it was shown as.
 func (z *lazies) dropWith(diffID digest.Digest) error {
 	return z.index.drop(func(e named) bool {
-		needs := slices.Contains(e.image.RootFS.DiffIDs, diffID)
+		needs := slices.Contains(e.Image.RootFS.DiffIDs, diffID)
 		if needs {
 			z.log.Warn("image dropped: a layer of it is incomplete and cannot be completed; pull it again", "image", e.name.String())
 		}

@@ -11,6 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -104,7 +105,7 @@ func (l *Loaded) choose(ctx context.Context, c *archive.Contents) (ours []archiv
 		switch {
 		case err == nil:
 			ours = append(ours, a)
-		case errors.Is(err, ErrPlatform):
+		case errors.Is(err, manifest.ErrPlatform):
 			foreign = cmp.Or(foreign, err)
 			l.note("%.200q was left: %v", called(a), err)
 		default:
@@ -121,25 +122,25 @@ func (l *Loaded) choose(ctx context.Context, c *archive.Contents) (ours []archiv
 // fits says why an image of an archive cannot be brought: ErrPlatform, or what is wrong with
 // its documents. Of one that can be, it notes the platforms that are left.
 func (l *Loaded) fits(ctx context.Context, a archive.Image, c *archive.Contents) error {
-	if platformScore(a.Platform) == 0 {
-		return fmt.Errorf("%w: it is for %s", ErrPlatform, platformName(a.Platform))
+	if manifest.PlatformScore(a.Platform) == 0 {
+		return fmt.Errorf("%w: it is for %s", manifest.ErrPlatform, manifest.PlatformName(a.Platform))
 	}
 	data, err := c.Document(ctx, a.Top)
 	if err != nil {
 		return err
 	}
-	if _, err := resolve(ctx, a.Top, data, c.Document); err != nil {
+	if _, err := manifest.Resolve(ctx, a.Top, data, c.Document); err != nil {
 		return err
 	}
-	doc, err := parseDocument(data, a.Top.MediaType)
+	doc, err := manifest.Parse(data, a.Top.MediaType)
 	if err != nil {
 		return err
 	}
 	others := slices.DeleteFunc(doc.Manifests, func(m ocispec.Descriptor) bool {
-		return platformScore(m.Platform) > 0 || m.Platform.OS == "unknown" // attestations
+		return manifest.PlatformScore(m.Platform) > 0 || m.Platform.OS == "unknown" // attestations
 	})
 	if len(others) > 0 {
-		l.note("%.200q: what its index offers for %s was left", called(a), offered(others))
+		l.note("%.200q: what its index offers for %s was left", called(a), manifest.Offered(others))
 	}
 	return nil
 }

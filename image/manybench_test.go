@@ -38,7 +38,7 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 		}
 		c, err := s.unpacker.load(b.Context(), top)
 		must(b, err)
-		all[i] = named{name: n, pulled: at(time.Now()), content: c}
+		all[i] = named{name: n, pulled: at(time.Now()), Content: c}
 	}
 	_, err := s.commit(all...)
 	must(b, err)

@@ -86,11 +86,11 @@ func (c *catalog) entriesOf(refOrID string, img *known) func(named) bool {
 		return img.has
 	}
 	return func(e named) bool {
-		return e.name == n || n.Digest != "" && e.name.Repo == n.Repo && e.top.Digest == n.Digest
+		return e.name == n || n.Digest != "" && e.name.Repo == n.Repo && e.Top.Digest == n.Digest
 	}
 }
 
-func (img *known) has(e named) bool { return e.config.Digest == img.ID }
+func (img *known) has(e named) bool { return e.Config.Digest == img.ID }
 
 // entry finds the newest of the index entries that are meant.
 func (c *catalog) entry(refOrID string) (named, error) {
@@ -101,7 +101,7 @@ func (c *catalog) entry(refOrID string) (named, error) {
 	var best named
 	meant := c.entriesOf(refOrID, img)
 	for _, e := range c.entries {
-		if meant(e) && (best.content == nil || e.pulled.time().After(best.pulled.time())) {
+		if meant(e) && (best.Content == nil || e.pulled.time().After(best.pulled.time())) {
 			best = e
 		}
 	}

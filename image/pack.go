@@ -15,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/internal/boundedjson"
 )
@@ -78,7 +79,7 @@ func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
 	if err != nil {
 		return nil, err
 	}
-	pins := append(e.blobs(), e.image.RootFS.DiffIDs...)
+	pins := append(e.Blobs(), e.Image.RootFS.DiffIDs...)
 	if err := k.garbage.pin(ctx, pins); err != nil {
 		return nil, err
 	}
@@ -90,37 +91,34 @@ func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
 }
 
 func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
-	manifest, err := k.blobs.read(ctx, ocispec.Descriptor{Digest: e.manifest})
+	document, err := k.blobs.read(ctx, ocispec.Descriptor{Digest: e.Manifest})
 	if err != nil {
 		return err
 	}
-	config, err := k.blobs.read(ctx, e.config)
+	config, err := k.blobs.read(ctx, e.Config)
 	if err != nil {
 		return err
 	}
-	doc, err := parseDocument(manifest, "")
+	doc, err := manifest.Parse(document, "")
 	if err != nil {
 		return err
 	}
-	mediaType := doc.MediaType
-	if mediaType == "" {
-		mediaType = ocispec.MediaTypeImageManifest
-	}
-	p.top, p.was = e.top, e.manifest
+	mediaType := doc.Type()
+	p.top, p.was = e.Top, e.Manifest
 	p.Names = []string{e.name.String()}
-	p.Config = e.config
-	p.Manifest = ocispec.Descriptor{MediaType: mediaType, Digest: e.manifest, Size: int64(len(manifest))}
-	p.Documents = map[digest.Digest][]byte{e.manifest: manifest, e.config.Digest: config}
+	p.Config = e.Config
+	p.Manifest = ocispec.Descriptor{MediaType: mediaType, Digest: e.Manifest, Size: int64(len(document))}
+	p.Documents = map[digest.Digest][]byte{e.Manifest: document, e.Config.Digest: config}
 	repacked := false
-	for i, d := range e.layers {
-		l, packed, err := k.layer(ctx, d, e.image.RootFS.DiffIDs[i])
+	for i, d := range e.Layers {
+		l, packed, err := k.layer(ctx, d, e.Image.RootFS.DiffIDs[i])
 		if err != nil {
 			return err
 		}
 		if packed {
 			repacked = true
-			if mediaType == dockerManifest {
-				l.Blob.MediaType = dockerLayerGzip // podman and CRI-O refuse OCI's in there
+			if mediaType == manifest.DockerManifest {
+				l.Blob.MediaType = manifest.DockerLayerGzip // podman and CRI-O refuse OCI's in there
 			}
 		}
 		p.Layers = append(p.Layers, l)
@@ -128,7 +126,7 @@ func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
 	if !repacked {
 		return nil
 	}
-	return p.remake(manifest)
+	return p.remake(document)
 }
 
 // layer describes one layer as it leaves; packed says that its blob is a new one.

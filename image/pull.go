@@ -10,6 +10,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
@@ -92,14 +93,14 @@ func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (
 	if err != nil {
 		return Image{}, err
 	}
-	c, err := resolve(ctx, top, data, p.blobs.stored(src.Fetch))
+	c, err := manifest.Resolve(ctx, top, data, p.blobs.stored(src.Fetch))
 	if err != nil {
 		return Image{}, err
 	}
 	if err := p.checkTrust(ctx, src, c); err != nil {
 		return Image{}, err
 	}
-	if err := p.cfg.Keys.Check(ctx, c.layers...); err != nil {
+	if err := p.cfg.Keys.Check(ctx, c.Layers...); err != nil {
 		return Image{}, err // before anything is fetched in vain
 	}
 	if err := faultPullResolved.At(ctx); err != nil {
@@ -108,7 +109,7 @@ func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (
 	if img, ok := p.warm(n, c, m); ok {
 		return img, nil
 	}
-	pins := append(c.blobs(), c.image.RootFS.DiffIDs...)
+	pins := append(c.Blobs(), c.Image.RootFS.DiffIDs...)
 	if err := p.garbage.pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
@@ -123,65 +124,56 @@ func fetchTop(ctx context.Context, src *registry.Repository, n reference.Name) (
 	if err != nil {
 		return d, nil, err
 	}
-	doc, err := parseDocument(data, d.MediaType)
+	doc, err := manifest.Parse(data, d.MediaType)
 	if err != nil {
 		return d, nil, err
 	}
-	if _, known := documentKinds[d.MediaType]; !known {
-		d.MediaType = documentType(doc)
+	if !manifest.IsDocument(d.MediaType) {
+		d.MediaType = doc.Type()
 	}
 	return d, data, nil
 }
 
-// documentType is the media type of a document whose server does not tell it.
-func documentType(d *document) string {
-	switch {
-	case d.MediaType != "":
-		return d.MediaType
-	case d.isIndex():
-		return ocispec.MediaTypeImageIndex
-	}
-	return ocispec.MediaTypeImageManifest
-}
-
 // checkTrust asks the signature policy, as it is now, about what was resolved.
-func (p *puller) checkTrust(ctx context.Context, src *registry.Repository, c *content) error {
+func (p *puller) checkTrust(ctx context.Context, src *registry.Repository, c *manifest.Content) error {
 	policy, err := p.cfg.Policy.Load()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
-	manifest := c.top
-	if c.manifest != c.top.Digest {
-		data := c.documents[c.manifest]
-		doc, err := parseDocument(data, "")
+	ours := c.Top
+	if c.Manifest != c.Top.Digest {
+		data := c.Documents[c.Manifest]
+		doc, err := manifest.Parse(data, "")
 		if err != nil {
 			return err
 		}
-		manifest = ocispec.Descriptor{MediaType: documentType(doc), Digest: c.manifest, Size: int64(len(data))}
+		ours = ocispec.Descriptor{MediaType: doc.Type(), Digest: c.Manifest, Size: int64(len(data))}
 	}
-	return policy.Check(ctx, src, c.top, manifest)
+	return policy.Check(ctx, src, c.Top, ours)
 }
 
 // fetch brings everything that the image consists of into the store and names it. Layers that are
 // shown lazily come later.
-func (p *puller) fetch(ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *content, m *meter) (Image, error) {
-	m.expect(c.size())
-	parts := m.expectLayers(c.layers)
+func (p *puller) fetch(
+	ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *manifest.Content, m *meter,
+) (Image, error) {
+	m.expect(c.Size())
+	parts := m.expectLayers(c.Layers)
 	if err := p.checkSpace(c); err != nil {
 		return Image{}, err
 	}
 	if err := p.blobs.putDocuments(c); err != nil {
 		return Image{}, err
 	}
-	m.add(c.config.Size)
-	c.forget()
+	m.add(c.Config.Size)
+	c.Forget()
 	defer p.shares.during(n.Repo, c)()
 	from := origin{src, p.peers.Pull(n.Repo, p.unpacker.missing(c))}
 	defer from.peers.End()
 	g, gctx := errgroup.WithContext(ctx)
-	for i, l := range c.layers {
+	for i, l := range c.Layers {
 		g.Go(func() error {
-			diffID := c.image.RootFS.DiffIDs[i]
+			diffID := c.Image.RootFS.DiffIDs[i]
 			if p.lazies.showLazily(gctx, n, a, l, diffID) {
 				from.peers.Release(l.Digest, true)
 				parts[i].add(l.Size)
@@ -204,12 +196,12 @@ func (p *puller) fetch(ctx context.Context, n reference.Name, src *registry.Repo
 	if err := faultPullSynced.At(ctx); err != nil {
 		return Image{}, err
 	}
-	img, err := p.commit(named{name: n, pulled: at(time.Now()), content: c})
+	img, err := p.commit(named{name: n, pulled: at(time.Now()), Content: c})
 	if err != nil {
 		return Image{}, err
 	}
-	for i, l := range c.layers {
-		if diffID := c.image.RootFS.DiffIDs[i]; p.unpacker.isLazy(l, diffID) {
+	for i, l := range c.Layers {
+		if diffID := c.Image.RootFS.DiffIDs[i]; p.unpacker.isLazy(l, diffID) {
 			p.lazies.landSoon(src, l, diffID)
 		}
 	}
@@ -218,13 +210,13 @@ func (p *puller) fetch(ctx context.Context, n reference.Name, src *registry.Repo
 
 // checkSpace refuses a pull that cannot fit: at least the blobs have to, and unpacked
 // they take no less.
-func (p *puller) checkSpace(c *content) error {
+func (p *puller) checkSpace(c *manifest.Content) error {
 	var need int64
-	for i, l := range c.layers {
+	for i, l := range c.Layers {
 		if !p.blobs.has(l) {
 			need += l.Size
 		}
-		if !p.cfg.Layers.HasLayer(c.image.RootFS.DiffIDs[i]) {
+		if !p.cfg.Layers.HasLayer(c.Image.RootFS.DiffIDs[i]) {
 			need += l.Size
 		}
 	}

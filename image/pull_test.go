@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/manifest"
 )
 
 func threeLayers() []testLayer {
@@ -81,7 +83,7 @@ func TestPullByDigestAndIndexes(t *testing.T) {
 	_, err := s.Pull(t.Context(), r.ref("multi:ours"), PullOptions{})
 	must(t, err)
 	inner := r.index("multi:inner", ocispec.MediaTypeImageIndex, r.of("multi", ours.manifest, "linux", arch, ""))
-	outer := r.index("multi:outer", dockerIndex,
+	outer := r.index("multi:outer", manifest.DockerIndex,
 		r.of("multi", other.manifest, "linux", "s390x", ""),
 		r.of("multi", other.manifest, "windows", arch, ""),
 		r.of("multi", other.manifest, "unknown", "unknown", ""),
@@ -110,8 +112,9 @@ func TestPullByDigestAndIndexes(t *testing.T) {
 func TestDockerSchema2(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
 	r.image("docker:1", threeLayers(), func(m *ocispec.Manifest, _ *ocispec.Image) {
-		m.MediaType, m.Config.MediaType = dockerManifest, dockerConfig
-		m.Layers[0].MediaType, m.Layers[1].MediaType, m.Layers[2].MediaType = dockerLayerGzip, dockerLayerZstd, dockerLayer
+		m.MediaType, m.Config.MediaType = manifest.DockerManifest, manifest.DockerConfig
+		m.Layers[0].MediaType, m.Layers[1].MediaType = manifest.DockerLayerGzip, manifest.DockerLayerZstd
+		m.Layers[2].MediaType = manifest.DockerLayer
 	})
 	if _, err := s.Pull(t.Context(), r.ref("docker:1"), PullOptions{}); err != nil {
 		t.Error(err)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/coracle-project/coracle/image/manifest"
 )
 
 // pushable makes the fake registry take uploads. fail may answer a request itself.
@@ -149,9 +151,9 @@ func TestPushWithoutBlobs(t *testing.T) {
 func TestDockerManifest(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
 	layer := gzipLayer(tarOf("f", "1"))
-	layer.mediaType = dockerLayerGzip
+	layer.mediaType = manifest.DockerLayerGzip
 	a := r.image("a:1", []testLayer{layer}, func(m *ocispec.Manifest, _ *ocispec.Image) {
-		m.MediaType, m.Config.MediaType = dockerManifest, dockerConfig
+		m.MediaType, m.Config.MediaType = manifest.DockerManifest, manifest.DockerConfig
 	})
 	_, err := s.Pull(t.Context(), r.ref("a:1"), PullOptions{})
 	must(t, err)

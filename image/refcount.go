@@ -34,15 +34,15 @@ func (u *uses) change(ch change, keepBlobs bool) needs {
 		}
 	}
 	all := func(e named, n int) {
-		for d := range e.documents {
+		for d := range e.Documents {
 			count(u.blobs, d, n, unneeded.blobs)
 		}
 		if keepBlobs {
-			for _, l := range e.layers {
+			for _, l := range e.Layers {
 				count(u.blobs, l.Digest, n, unneeded.blobs)
 			}
 		}
-		for _, d := range e.image.RootFS.DiffIDs {
+		for _, d := range e.Image.RootFS.DiffIDs {
 			count(u.layers, d, n, unneeded.layers)
 		}
 	}

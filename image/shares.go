@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 )
 
@@ -33,7 +34,7 @@ type shares struct {
 // sharedPull is an image that is being pulled, and is not in the index yet.
 type sharedPull struct {
 	repository string
-	*content
+	*manifest.Content
 }
 
 func newShares(s *Store) *shares {
@@ -43,7 +44,7 @@ func newShares(s *Store) *shares {
 }
 
 // during shares an image while it is pulled, until end is called.
-func (h *shares) during(repository string, c *content) (end func()) {
+func (h *shares) during(repository string, c *manifest.Content) (end func()) {
 	p := &sharedPull{repository, c}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -58,23 +59,23 @@ func (h *shares) during(repository string, c *content) (end func()) {
 // of finds a blob in the images of a repository. Those of others do not count: which of them the
 // nodes may read, only the registry can say.
 func (h *shares) of(repository string, blob digest.Digest) (d ocispec.Descriptor, diffID digest.Digest, ok bool) {
-	in := func(c *content) bool {
-		i := slices.IndexFunc(c.layers, func(l ocispec.Descriptor) bool { return l.Digest == blob })
+	in := func(c *manifest.Content) bool {
+		i := slices.IndexFunc(c.Layers, func(l ocispec.Descriptor) bool { return l.Digest == blob })
 		if i >= 0 {
-			d, diffID, ok = c.layers[i], c.image.RootFS.DiffIDs[i], true
+			d, diffID, ok = c.Layers[i], c.Image.RootFS.DiffIDs[i], true
 		}
 		return ok
 	}
 	h.mu.Lock()
 	for p := range h.pulls {
-		if p.repository == repository && in(p.content) {
+		if p.repository == repository && in(p.Content) {
 			h.mu.Unlock()
 			return d, diffID, true
 		}
 	}
 	h.mu.Unlock()
 	for _, e := range h.index.now.Load().entries {
-		if e.name.Repo == repository && in(e.content) {
+		if e.name.Repo == repository && in(e.Content) {
 			return d, diffID, true
 		}
 	}

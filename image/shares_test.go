@@ -29,6 +29,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
 )
@@ -277,8 +278,8 @@ func TestArchiveThatArrivesIsOfOneBlob(t *testing.T) {
 	_, err := p.Read(make([]byte, 7))
 	must(t, err)
 	p.finish(nil)
-	c := &content{layers: []ocispec.Descriptor{{Digest: blob}, {Digest: other}}, image: &ocispec.Image{}}
-	c.image.RootFS.DiffIDs = []digest.Digest{diffID, diffID}
+	c := &manifest.Content{Layers: []ocispec.Descriptor{{Digest: blob}, {Digest: other}}, Image: &ocispec.Image{}}
+	c.Image.RootFS.DiffIDs = []digest.Digest{diffID, diffID}
 	defer s.shares.during("r.example/app", c)()
 	for b, want := range map[digest.Digest]peer.State{blob: peer.Unpacking, other: peer.None} {
 		if got := s.shares.State("r.example/app", b); got != want {

@@ -97,7 +97,7 @@ func (s *Store) recover(ctx context.Context) error {
 			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.name.String(), "err", err)
 			continue
 		}
-		entries = append(entries, named{name: e.name, pulled: at(e.pulled), archive: e.archive, content: c})
+		entries = append(entries, named{name: e.name, pulled: at(e.pulled), archive: e.archive, Content: c})
 	}
 	s.index = newIndex(&s.cfg, s.blobs.layout, s.ledger, entries)
 	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/damage"
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
@@ -373,14 +374,14 @@ func (u *unpacker) isLazy(d ocispec.Descriptor, diffID digest.Digest) bool {
 
 // isWhole says whether all of an image is in the store: its documents as they should be, its layers
 // unpacked from these blobs, and the blobs if they are to be kept.
-func (u *unpacker) isWhole(c *content) bool {
-	for d, data := range c.documents {
+func (u *unpacker) isWhole(c *manifest.Content) bool {
+	for d, data := range c.Documents {
 		if !u.blobs.holds(d, data) {
 			return false
 		}
 	}
-	for i, l := range c.layers {
-		diffID := c.image.RootFS.DiffIDs[i]
+	for i, l := range c.Layers {
+		diffID := c.Image.RootFS.DiffIDs[i]
 		if !u.layers.HasLayer(diffID) || !u.knows(l.Digest, diffID, u.blobs.kept && u.blobs.has(l)) {
 			return false
 		}
@@ -389,9 +390,9 @@ func (u *unpacker) isWhole(c *content) bool {
 }
 
 // missing are the blobs that a pull of an image has to fetch.
-func (u *unpacker) missing(c *content) (blobs []digest.Digest) {
-	for i, l := range c.layers {
-		diffID, stored := c.image.RootFS.DiffIDs[i], u.blobs.has(l)
+func (u *unpacker) missing(c *manifest.Content) (blobs []digest.Digest) {
+	for i, l := range c.Layers {
+		diffID, stored := c.Image.RootFS.DiffIDs[i], u.blobs.has(l)
 		if !stored && !(u.layers.HasLayer(diffID) && u.knows(l.Digest, diffID, false)) {
 			blobs = append(blobs, l.Digest)
 		}
@@ -400,18 +401,18 @@ func (u *unpacker) missing(c *content) (blobs []digest.Digest) {
 }
 
 // load reads an image back from the blobs and checks that all of it is there.
-func (u *unpacker) load(ctx context.Context, top ocispec.Descriptor) (*content, error) {
+func (u *unpacker) load(ctx context.Context, top ocispec.Descriptor) (*manifest.Content, error) {
 	data, err := u.blobs.read(ctx, top)
 	if err != nil {
 		return nil, err
 	}
-	c, err := resolve(ctx, top, data, u.blobs.read)
+	c, err := manifest.Resolve(ctx, top, data, u.blobs.read)
 	if err != nil {
 		return nil, err
 	}
-	c.forget()
-	for i := range c.layers {
-		if d := c.image.RootFS.DiffIDs[i]; !u.layers.HasLayer(d) && !u.isLazy(c.layers[i], d) {
+	c.Forget()
+	for i := range c.Layers {
+		if d := c.Image.RootFS.DiffIDs[i]; !u.layers.HasLayer(d) && !u.isLazy(c.Layers[i], d) {
 			return nil, fmt.Errorf("%w: layer %s is missing", ErrInvalidImage, d)
 		}
 	}

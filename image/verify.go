@@ -122,7 +122,7 @@ func (v *verifier) entries() ([]named, error) {
 
 // image reads all of one image, which cannot be collected meanwhile.
 func (v *verifier) image(ctx context.Context, e named) error {
-	pins := append(e.blobs(), e.image.RootFS.DiffIDs...)
+	pins := append(e.Blobs(), e.Image.RootFS.DiffIDs...)
 	if err := v.s.garbage.pin(ctx, pins); err != nil {
 		return err
 	}
@@ -131,19 +131,19 @@ func (v *verifier) image(ctx context.Context, e named) error {
 }
 
 func (v *verifier) read(ctx context.Context, e named) error {
-	for d := range e.documents {
+	for d := range e.Documents {
 		err := v.check(e, "document", d, func() error { return v.file(ctx, d) })
 		if err != nil {
 			return err
 		}
 	}
-	for i, l := range e.layers {
+	for i, l := range e.Layers {
 		if v.s.blobs.exists(l.Digest) {
 			if err := v.check(e, "blob", l.Digest, func() error { return v.blob(ctx, l) }); err != nil {
 				return err
 			}
 		}
-		diffID := e.image.RootFS.DiffIDs[i]
+		diffID := e.Image.RootFS.DiffIDs[i]
 		if err := v.check(e, "layer", diffID, func() error { return v.layer(ctx, diffID) }); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -16,24 +17,24 @@ import (
 // image consists of is whole and on the disk. Then nothing is written and no disk is synced, which
 // would have this pull wait for whatever else the machine is writing. That the image was
 // pulled again is written with the next change of the index, or by Close.
-func (p *puller) warm(n reference.Name, c *content, m *meter) (img Image, ok bool) {
+func (p *puller) warm(n reference.Name, c *manifest.Content, m *meter) (img Image, ok bool) {
 	if !p.unpacker.isWhole(c) || !p.blobs.unsynced.nothing() {
 		return Image{}, false
 	}
 	if img, ok = p.index.pulledAgain(n, c); !ok {
 		return Image{}, false
 	}
-	m.expect(c.size())
-	m.add(c.config.Size)
-	for i, l := range m.expectLayers(c.layers) {
-		l.add(c.layers[i].Size)
+	m.expect(c.Size())
+	m.add(c.Config.Size)
+	for i, l := range m.expectLayers(c.Layers) {
+		l.add(c.Layers[i].Size)
 		l.complete()
 	}
 	return img, true
 }
 
 // stored reads documents from the store if they are there, and else as before.
-func (b *blobs) stored(otherwise reader) reader {
+func (b *blobs) stored(otherwise manifest.Reader) manifest.Reader {
 	return func(ctx context.Context, d ocispec.Descriptor) ([]byte, error) {
 		if data, err := b.read(ctx, d); err == nil && int64(len(data)) == d.Size {
 			return data, nil

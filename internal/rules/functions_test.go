@@ -22,7 +22,7 @@ const (
 // whole are the functions that are clearer whole than in parts, with the reason.
 var whole = map[string]string{
 	"cluster/kubelet/e2e/guest/main.go run":        "one case for each command of a test program",
-	"image/platform.go microLevel":                 "one expression for each level, as its specification lists features",
+	"image/manifest/platform.go microLevel":        "one expression for each level, as its specification lists features",
 	"runtime/plan/build.go namespaces":             "the order is the subject: each step depends on those before",
 	"runtime/runtimetest/badconfigs.go BadConfigs": "a table",
 	"runtime/validate/resources.go checkCPU":       "one check for each field",

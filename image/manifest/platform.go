@@ -1,4 +1,4 @@
-package image
+package manifest
 
 import (
 	"runtime"
@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// platformScore says how well a platform fits this machine: 0 not at all, more is
+// PlatformScore says how well a platform fits this machine: 0 not at all, more is
 // better. An absent platform fits a little, as the last choice.
-func platformScore(p *ocispec.Platform) int {
+func PlatformScore(p *ocispec.Platform) int {
 	if p == nil {
 		return 1
 	}
 	return scoreOn(*p, runtime.GOARCH, microLevel())
 }
 
-// scoreOn is platformScore for a machine of an architecture and micro-architecture level.
+// scoreOn is PlatformScore for a machine of an architecture and micro-architecture level.
 func scoreOn(p ocispec.Platform, arch string, level int) int {
 	if p.OS != "linux" && p.OS != "" {
 		return 0
