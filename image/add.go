@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"runtime"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
@@ -30,7 +30,7 @@ type offer interface {
 
 // adder makes images of what comes from elsewhere than registries.
 type adder struct {
-	blobs    *blobs
+	blobs    *blobs.Store
 	garbage  *garbage
 	unpacker *unpacker
 	scratch  *scratch
@@ -68,7 +68,7 @@ func asInvalid(err error) error {
 
 // take stores everything that the image consists of and names it.
 func (a *adder) take(ctx context.Context, names []reference.Name, c *manifest.Content, o offer, from preloaded) (img Image, err error) {
-	if err := a.blobs.putDocuments(c); err != nil {
+	if err := a.blobs.PutDocuments(c); err != nil {
 		return Image{}, err
 	}
 	c.Forget()
@@ -89,7 +89,7 @@ func (a *adder) take(ctx context.Context, names []reference.Name, c *manifest.Co
 	if err := g.Wait(); err != nil {
 		return Image{}, asInvalid(err)
 	}
-	if err := a.blobs.sync(); err != nil {
+	if err := a.blobs.Sync(); err != nil {
 		return Image{}, err
 	}
 	if err := faultAddSynced.At(ctx); err != nil {
@@ -107,7 +107,7 @@ func (a *adder) take(ctx context.Context, names []reference.Name, c *manifest.Co
 
 // offered stores and unpacks one offered layer, or joins a call that does.
 func (u *unpacker) offered(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) (joined bool, err error) {
-	_, joined, err = u.flight.do(ctx, layerKey{blob: d.Digest, diffID: diffID}, func(ctx context.Context) (struct{}, error) {
+	_, joined, err = u.flight.Do(ctx, layerKey{blob: d.Digest, diffID: diffID}, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, u.takeLayer(ctx, d, diffID, o)
 	})
 	return joined, err
@@ -115,7 +115,7 @@ func (u *unpacker) offered(ctx context.Context, d ocispec.Descriptor, diffID dig
 
 // takeLayer stores and unpacks one offered layer.
 func (u *unpacker) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) error {
-	hasBlob, hasLayer := u.blobs.has(d), u.layers.HasLayer(diffID)
+	hasBlob, hasLayer := u.blobs.Has(d), u.layers.HasLayer(diffID)
 	if hasLayer && u.knows(d.Digest, diffID, hasBlob) {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (u *unpacker) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID d
 		if err == nil {
 			u.ledger.Learn(d.Digest, diffID)
 		}
-		if !errors.Is(err, errRotten) {
+		if !errors.Is(err, blobs.ErrRotten) {
 			return err
 		}
 		u.log.Warn("stored layer is not used", "blob", d.Digest.String(), "err", err)
@@ -147,7 +147,7 @@ func (u *unpacker) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID d
 	if err != nil {
 		return err
 	}
-	if err := u.blobs.adopt(f, d); err != nil {
+	if err := u.blobs.Adopt(f, d); err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
 	u.ledger.Learn(d.Digest, diffID)
@@ -185,18 +185,4 @@ func (m *made) document(mediaType string, data []byte) ocispec.Descriptor {
 	}
 	m.documents[d.Digest] = data
 	return d
-}
-
-// readerFunc is a reader that ends with a context.
-type readerFunc func(p []byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-func until(ctx context.Context, r io.Reader) io.Reader {
-	return readerFunc(func(p []byte) (int, error) {
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		return r.Read(p)
-	})
 }

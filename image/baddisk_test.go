@@ -128,17 +128,17 @@ func TestHelperBadDisk(t *testing.T) {
 		tells   []string // in the log
 		fetched int      // blobs
 	}{
-		"blob":  {func(s *testStore) string { return s.blobs.blob(p.layers[0]) }, "blob", nil, 0},
+		"blob":  {func(s *testStore) string { return s.blobs.Path(p.layers[0]) }, "blob", nil, 0},
 		"layer": {func(s *testStore) string { return filepath.Join(s.layers.path(p.diffIDs[0]), "a/f") }, "layer", nil, 0},
 		"blob of a lost layer": {func(s *testStore) string {
 			must(t, os.RemoveAll(s.layers.path(p.diffIDs[0])))
-			return s.blobs.blob(p.layers[0])
+			return s.blobs.Path(p.layers[0])
 		}, "", []string{"layer is fetched again", eio}, 2},
-		"manifest": {func(s *testStore) string { return s.blobs.blob(p.manifest) }, "", []string{"image dropped", eio}, 1},
-		"config":   {func(s *testStore) string { return s.blobs.blob(p.config) }, "", []string{"image dropped", eio}, 1},
-		"index":    {func(s *testStore) string { return s.blobs.index() }, "", []string{"image index is damaged", eio}, 1},
+		"manifest": {func(s *testStore) string { return s.blobs.Path(p.manifest) }, "", []string{"image dropped", eio}, 1},
+		"config":   {func(s *testStore) string { return s.blobs.Path(p.config) }, "", []string{"image dropped", eio}, 1},
+		"index":    {func(s *testStore) string { return s.blobs.IndexFile() }, "", []string{"image index is damaged", eio}, 1},
 		// bbolt has words of its own
-		"ledger": {func(s *testStore) string { return s.blobs.ledger() }, "", []string{"image ledger set aside"}, 0},
+		"ledger": {func(s *testStore) string { return s.blobs.LedgerFile() }, "", []string{"image ledger set aside"}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := newBadDisk(t, filepath.Join(dir, name))

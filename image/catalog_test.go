@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"testing"
@@ -105,17 +106,17 @@ func views(c *catalog) (all []Image) {
 // A change costs nothing for images that stay as they are: not even their line of the index is made
 // again.
 func TestCatalogKeepsWhatStays(t *testing.T) {
-	l := layout{t.TempDir()}
+	l := indexFile(filepath.Join(t.TempDir(), "index.json"))
 	rnd := rand.New(rand.NewPCG(1, 2))
 	stays, moves := randomEntry(rnd, 1), randomEntry(rnd, 1)
 	stays.name = reference.Name{Repo: "r.example/stays", Domain: "r.example", Path: "stays", Tag: "1"}
 	stays.Content.Config.Digest = digest.FromString("stays")
 	c := newCatalog([]named{stays}, "", nil)
-	must(t, l.saveIndex(c.entries))
+	must(t, l.save(c.entries))
 	line, err := stays.line()
 	must(t, err)
 	next, _ := c.with(moves)
-	must(t, l.saveIndex(next.entries))
+	must(t, l.save(next.entries))
 	if next.images[stays.Config.Digest] != c.images[stays.Config.Digest] {
 		t.Error("the image that stays was made again")
 	}
@@ -124,8 +125,8 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 	}
 	later := time.Unix(99, 0)
 	stays.pulled.at.Store(&later)
-	must(t, l.saveIndex(next.entries))
-	entries, damage, err := l.loadIndex()
+	must(t, l.save(next.entries))
+	entries, damage, err := l.load()
 	if err != nil || len(damage) != 0 || len(entries) != 2 {
 		t.Fatal(entries, damage, err)
 	}
@@ -135,11 +136,11 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 			t.Errorf("entry %d: %+v, want %+v", i, e, want)
 		}
 	}
-	must(t, l.saveIndex(nil))
-	if entries, damage, err := l.loadIndex(); err != nil || len(damage)+len(entries) != 0 {
+	must(t, l.save(nil))
+	if entries, damage, err := l.load(); err != nil || len(damage)+len(entries) != 0 {
 		t.Error("no images:", entries, damage, err)
 	}
-	if st, err := os.Stat(l.index()); err != nil || st.Mode() != fs.FileMode(0o644) {
+	if st, err := os.Stat(string(l)); err != nil || st.Mode() != fs.FileMode(0o644) {
 		t.Error(st, err)
 	}
 }

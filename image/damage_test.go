@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/unpack"
 )
 
@@ -82,11 +83,11 @@ func TestDamagedIndex(t *testing.T) {
 				r.image("app:1", threeLayers(), nil)
 				_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 				must(t, err)
-				data, err := os.ReadFile(s.blobs.index())
+				data, err := os.ReadFile(s.blobs.IndexFile())
 				must(t, err)
-				must(t, os.WriteFile(s.blobs.index(), []byte(damage(string(data))), 0o644))
+				must(t, os.WriteFile(s.blobs.IndexFile(), []byte(damage(string(data))), 0o644))
 				s.reopen(t)
-				aside, _ := filepath.Glob(s.blobs.index() + ".damaged-*")
+				aside, _ := filepath.Glob(s.blobs.IndexFile() + ".damaged-*")
 				if len(aside) != 1 {
 					t.Errorf("set aside: %v", aside)
 				}
@@ -125,9 +126,9 @@ func TestDamagedLedger(t *testing.T) {
 			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 			must(t, err)
 			must(t, s.Close())
-			data, err := os.ReadFile(s.blobs.ledger())
+			data, err := os.ReadFile(s.blobs.LedgerFile())
 			must(t, err)
-			must(t, os.WriteFile(s.blobs.ledger(), damage(data), 0o600))
+			must(t, os.WriteFile(s.blobs.LedgerFile(), damage(data), 0o600))
 			s.Store = nil
 			s.reopen(t)
 			if _, err := s.Get(r.ref("app:1")); err != nil {
@@ -150,27 +151,27 @@ func TestStrangeStore(t *testing.T) {
 	pipe := func(path string) error { return errors.Join(os.RemoveAll(path), unix.Mkfifo(path, 0o600)) }
 	nowhere := func(path string) error { return errors.Join(os.RemoveAll(path), os.Symlink("/nowhere/at/all", path)) }
 	for name, tc := range map[string]struct {
-		damage  func(l layout, p pushed) error
+		damage  func(l blobs.Layout, p pushed) error
 		kept    int // things set aside
 		fetched int // blobs, when the image is pulled again: of a lost one at least the configuration
 	}{
-		"index is a directory":   {func(l layout, _ pushed) error { return dir(l.index()) }, 1, 1},
-		"index is a pipe":        {func(l layout, _ pushed) error { return pipe(l.index()) }, 1, 1},
-		"ledger is a directory":  {func(l layout, _ pushed) error { return dir(l.ledger()) }, 1, 0},
-		"ledger is a pipe":       {func(l layout, _ pushed) error { return pipe(l.ledger()) }, 1, 0},
-		"blobs are a file":       {func(l layout, _ pushed) error { return file(filepath.Dir(l.blobs()), "") }, 1, 4},
-		"sha256 is a file":       {func(l layout, _ pushed) error { return file(l.blobs(), "") }, 1, 4},
-		"sha256 leads nowhere":   {func(l layout, _ pushed) error { return nowhere(l.blobs()) }, 1, 4},
-		"document is a dir":      {func(l layout, p pushed) error { return dir(l.blob(p.config)) }, 1, 1},
-		"document is a pipe":     {func(l layout, p pushed) error { return pipe(l.blob(p.manifest)) }, 1, 1},
-		"layer's blob is a dir":  {func(l layout, p pushed) error { return dir(l.blob(p.layers[0])) }, 1, 1},
-		"ingest is a file":       {func(l layout, _ pushed) error { return file(l.ingest(), "") }, 0, 0},
-		"temporary is a dir":     {func(l layout, _ pushed) error { return dir(filepath.Join(l.root, ".atomic-1-1")) }, 0, 0},
-		"oci-layout is junk":     {func(l layout, _ pushed) error { return file(l.root+"/oci-layout", "\x00\x00") }, 1, 0},
-		"oci-layout is empty":    {func(l layout, _ pushed) error { return file(l.root+"/oci-layout", "") }, 1, 0},
-		"oci-layout is a dir":    {func(l layout, _ pushed) error { return dir(l.root + "/oci-layout") }, 1, 0},
-		"oci-layout of tomorrow": {func(l layout, _ pushed) error { return file(l.root+"/oci-layout", `{"imageLayoutVersion":"9"}`) }, 1, 0},
-		"oci-layout is missing":  {func(l layout, _ pushed) error { return os.Remove(l.root + "/oci-layout") }, 0, 0},
+		"index is a directory":   {func(l blobs.Layout, _ pushed) error { return dir(l.IndexFile()) }, 1, 1},
+		"index is a pipe":        {func(l blobs.Layout, _ pushed) error { return pipe(l.IndexFile()) }, 1, 1},
+		"ledger is a directory":  {func(l blobs.Layout, _ pushed) error { return dir(l.LedgerFile()) }, 1, 0},
+		"ledger is a pipe":       {func(l blobs.Layout, _ pushed) error { return pipe(l.LedgerFile()) }, 1, 0},
+		"blobs are a file":       {func(l blobs.Layout, _ pushed) error { return file(filepath.Dir(l.Dir()), "") }, 1, 4},
+		"sha256 is a file":       {func(l blobs.Layout, _ pushed) error { return file(l.Dir(), "") }, 1, 4},
+		"sha256 leads nowhere":   {func(l blobs.Layout, _ pushed) error { return nowhere(l.Dir()) }, 1, 4},
+		"document is a dir":      {func(l blobs.Layout, p pushed) error { return dir(l.Path(p.config)) }, 1, 1},
+		"document is a pipe":     {func(l blobs.Layout, p pushed) error { return pipe(l.Path(p.manifest)) }, 1, 1},
+		"layer's blob is a dir":  {func(l blobs.Layout, p pushed) error { return dir(l.Path(p.layers[0])) }, 1, 1},
+		"ingest is a file":       {func(l blobs.Layout, _ pushed) error { return file(l.Ingest(), "") }, 0, 0},
+		"temporary is a dir":     {func(l blobs.Layout, _ pushed) error { return dir(filepath.Join(l.Root, ".atomic-1-1")) }, 0, 0},
+		"oci-layout is junk":     {func(l blobs.Layout, _ pushed) error { return file(l.Root+"/oci-layout", "\x00\x00") }, 1, 0},
+		"oci-layout is empty":    {func(l blobs.Layout, _ pushed) error { return file(l.Root+"/oci-layout", "") }, 1, 0},
+		"oci-layout is a dir":    {func(l blobs.Layout, _ pushed) error { return dir(l.Root + "/oci-layout") }, 1, 0},
+		"oci-layout of tomorrow": {func(l blobs.Layout, _ pushed) error { return file(l.Root+"/oci-layout", `{"imageLayoutVersion":"9"}`) }, 1, 0},
+		"oci-layout is missing":  {func(l blobs.Layout, _ pushed) error { return os.Remove(l.Root + "/oci-layout") }, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, s := newFake(t), openStore(t, nil)
@@ -178,10 +179,10 @@ func TestStrangeStore(t *testing.T) {
 			_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 			must(t, err)
 			must(t, s.Close())
-			must(t, tc.damage(s.blobs.layout, p))
+			must(t, tc.damage(s.blobs.Layout, p))
 			s.Store = nil
 			s.reopen(t)
-			if kept, err := filepath.Glob(s.blobs.root + "/*.damaged-*"); err != nil || len(kept) != tc.kept {
+			if kept, err := filepath.Glob(s.blobs.Root + "/*.damaged-*"); err != nil || len(kept) != tc.kept {
 				t.Errorf("set aside: %v, %v", kept, err)
 			}
 			before := r.blobReads()
@@ -194,7 +195,7 @@ func TestStrangeStore(t *testing.T) {
 			if got := s.left(t); got != "images 1 blobs 5 layers 3 ingest 0 staging 0" {
 				t.Error(got)
 			}
-			if data, err := os.ReadFile(s.blobs.root + "/oci-layout"); err != nil || string(data) != `{"imageLayoutVersion":"1.0.0"}` {
+			if data, err := os.ReadFile(s.blobs.Root + "/oci-layout"); err != nil || string(data) != `{"imageLayoutVersion":"1.0.0"}` {
 				t.Errorf("oci-layout is %q, %v", data, err)
 			}
 			if v, err := s.Verify(t.Context(), VerifyOptions{}); err != nil || len(v.Damaged) != 0 || v.Blobs != 3 || v.Layers != 3 {
@@ -268,9 +269,9 @@ func TestVerifyAndRepair(t *testing.T) {
 		}, "layer", p.diffIDs[0]},
 		"layer's file gone": {func() error { return os.Remove(filepath.Join(s.layers.path(p.diffIDs[1]), "g")) }, "layer", p.diffIDs[1]},
 		"layer gone":        {func() error { return os.RemoveAll(s.layers.path(p.diffIDs[1])) }, "layer", p.diffIDs[1]},
-		"blob changed":      {func() error { return os.WriteFile(s.blobs.blob(p.layers[0]), []byte("x"), 0o600) }, "blob", p.layers[0]},
-		"configuration":     {func() error { return os.WriteFile(s.blobs.blob(p.config), []byte("{}"), 0o600) }, "document", p.config},
-		"manifest gone":     {func() error { return os.Remove(s.blobs.blob(p.manifest)) }, "document", p.manifest},
+		"blob changed":      {func() error { return os.WriteFile(s.blobs.Path(p.layers[0]), []byte("x"), 0o600) }, "blob", p.layers[0]},
+		"configuration":     {func() error { return os.WriteFile(s.blobs.Path(p.config), []byte("{}"), 0o600) }, "document", p.config},
+		"manifest gone":     {func() error { return os.Remove(s.blobs.Path(p.manifest)) }, "document", p.manifest},
 	} {
 		pull()
 		v, err := s.Verify(t.Context(), VerifyOptions{})
@@ -324,7 +325,7 @@ func TestReleaseSalvaged(t *testing.T) {
 	r.image("app:1", threeLayers(), nil)
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
-	must(t, os.WriteFile(s.blobs.index(), []byte("{"), 0o644))
+	must(t, os.WriteFile(s.blobs.IndexFile(), []byte("{"), 0o644))
 	s.reopen(t)
 	kept, _, err := s.Usage()
 	must(t, err)

@@ -28,7 +28,7 @@ func (s *Store) Extend(ctx context.Context, refOrID, ref string, change func(*oc
 		return Image{}, err
 	}
 	b := base{layers: e.Layers}
-	if b.original, err = s.blobs.read(ctx, e.Config); err == nil {
+	if b.original, err = s.blobs.Read(ctx, e.Config); err == nil {
 		err = boundedjson.Unmarshal(b.original, &b.config)
 	}
 	if err != nil {

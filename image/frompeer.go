@@ -31,7 +31,7 @@ func (u *unpacker) layerFromNode(ctx context.Context, node *peer.Source, d ocisp
 	read := &scaled{r: body, m: m, blob: d.Size, archive: size}
 	defer func() { read.end(err == nil) }()
 	in, pass := io.Reader(read), (*passing)(nil)
-	if node.Crowded() && size > 0 && u.blobs.keepFree(2*size, lim.MinFree) == nil {
+	if node.Crowded() && size > 0 && u.blobs.KeepFree(2*size, lim.MinFree) == nil {
 		if pass = u.pass(read, incoming{d.Digest, diffID}, size, lim.MinFree); pass != nil {
 			in = pass
 		}
@@ -75,7 +75,7 @@ const passCheck = 8 << 20
 // pass returns r with other nodes following; nil if there is no file for that, which is no
 // reason to fail: they fetch the layer from elsewhere.
 func (u *unpacker) pass(r io.Reader, of incoming, size, minFree int64) *passing {
-	f, err := u.blobs.stage()
+	f, err := u.blobs.Stage()
 	if err != nil {
 		u.log.Warn("layer is not passed on while it arrives", "blob", of.blob.String(), "err", err)
 		return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/ledger"
 )
 
@@ -20,7 +21,7 @@ import (
 type garbage struct {
 	index  *index
 	ledger *ledger.Ledger
-	blobs  *blobs
+	blobs  *blobs.Store
 	layers LayerInventory
 	log    *slog.Logger
 
@@ -30,7 +31,7 @@ type garbage struct {
 	pins  map[digest.Digest]int // guarded by sweep
 }
 
-func newGarbage(c *Config, x *index, l *ledger.Ledger, b *blobs) *garbage {
+func newGarbage(c *Config, x *index, l *ledger.Ledger, b *blobs.Store) *garbage {
 	return &garbage{index: x, ledger: l, blobs: b, layers: c.Layers, log: c.Log, sweep: make(chan struct{}, 1), pins: map[digest.Digest]int{}}
 }
 
@@ -102,7 +103,7 @@ func (g *garbage) sweepAll(ctx context.Context, all needs) error {
 
 // allThere is all that there is, needed or not.
 func (g *garbage) allThere() (needs, error) {
-	files, err := os.ReadDir(g.blobs.blobs())
+	files, err := os.ReadDir(g.blobs.Dir())
 	if err != nil {
 		return needs{}, fmt.Errorf("collect blobs: %w", err)
 	}
@@ -169,7 +170,7 @@ func (g *garbage) sweepSome(ctx context.Context, blobs, layers []digest.Digest, 
 	errs := []error{g.endLeases(ended)}
 	for _, d := range blobs {
 		if !kept[d] && g.pins[d] == 0 && !g.index.uses.blob(d) {
-			errs = append(errs, g.blobs.drop(d))
+			errs = append(errs, g.blobs.Drop(d))
 		}
 	}
 	for _, d := range layers {
@@ -191,7 +192,7 @@ func (g *garbage) sweepSome(ctx context.Context, blobs, layers []digest.Digest, 
 
 // sizeOf is what of some blobs and layers is on disk, allocated bytes.
 func (g *garbage) sizeOf(n needs) (bytes int64) {
-	bytes = g.blobs.usage.of(maps.Keys(n.blobs))
+	bytes = g.blobs.Usage.Of(maps.Keys(n.blobs))
 	for d := range n.layers {
 		if u, err := g.layers.LayerUsage(d); err == nil {
 			bytes += u.Bytes
@@ -206,13 +207,13 @@ func (g *garbage) repairIndex(entries []named, damaged bool) error {
 		g.log.Warn("images have to be pulled again with all of their layers", "err", err)
 	}
 	if damaged {
-		if aside, err := g.blobs.keepIndex(); err != nil {
+		if aside, err := g.index.file.keep(); err != nil {
 			g.log.Warn("damaged image index is not kept", "err", err)
 		} else {
 			g.log.Warn("damaged image index is kept", "file", aside)
 		}
 	}
-	return g.blobs.saveIndex(entries)
+	return g.index.file.save(entries)
 }
 
 // takeAway takes names from the index and deletes what only they needed.

@@ -30,7 +30,7 @@ type reclaimer struct {
 	cfg     *Config
 	index   *index
 	garbage *garbage
-	layout  layout
+	root    string
 	layers  LayerUses
 	calls   *calls
 	running sync.Mutex
@@ -61,7 +61,7 @@ func (r *reclaimer) reclaim(ctx context.Context) error {
 		return nil
 	}
 	defer r.running.Unlock()
-	used, err := r.cfg.usedOf(r.layout)
+	used, err := r.cfg.usedOf(r.root)
 	if err != nil || used < r.cfg.HighWater {
 		return err
 	}
@@ -69,7 +69,7 @@ func (r *reclaimer) reclaim(ctx context.Context) error {
 		return err
 	}
 	for _, img := range r.oldest() {
-		used, err := r.cfg.usedOf(r.layout)
+		used, err := r.cfg.usedOf(r.root)
 		if err != nil || used < r.cfg.LowWater {
 			return err
 		}
@@ -113,18 +113,18 @@ func (r *reclaimer) runs(img Image) bool {
 }
 
 // usedOf is how full the store's file system is, percent.
-func (c *Config) usedOf(l layout) (int, error) {
+func (c *Config) usedOf(root string) (int, error) {
 	if c.used != nil {
 		return c.used(), nil
 	}
-	return l.used()
+	return percentUsed(root)
 }
 
-// used is how full the file system is, percent.
-func (l layout) used() (int, error) {
+// percentUsed is how full a file system is, percent.
+func percentUsed(root string) (int, error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(l.root, &st); err != nil {
-		return 0, fmt.Errorf("statfs %s: %w", l.root, err)
+	if err := unix.Statfs(root, &st); err != nil {
+		return 0, fmt.Errorf("statfs %s: %w", root, err)
 	}
 	used := st.Blocks - st.Bfree
 	if used+st.Bavail == 0 {

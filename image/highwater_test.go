@@ -67,7 +67,7 @@ func TestReclaim(t *testing.T) {
 }
 
 func TestUsedIsAPercentage(t *testing.T) {
-	if used, err := (layout{t.TempDir()}).used(); err != nil || used < 0 || used > 100 {
+	if used, err := percentUsed(t.TempDir()); err != nil || used < 0 || used > 100 {
 		t.Errorf("%d, %v", used, err)
 	}
 }

@@ -4,7 +4,6 @@
 //
 // A Store is a facade over parts, each with its own lock and its own dependencies:
 //
-//	blobs.go     blobs: the files of the layout, their sizes, and what is synced
 //	index.go     index: which images exist, on disk and as a catalog in memory
 //	garbage.go   garbage: pins of pulls, leases, and the removal of what nothing needs
 //	unpacker.go  unpacker: layers from registries, archives and files

@@ -15,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
+	"github.com/coracle-project/coracle/internal/ctxio"
 )
 
 // Import makes an image of one layer: the tar archive of a root file system, packed
@@ -29,7 +30,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, ref string, config ocis
 	config.RootFS = ocispec.RootFS{}
 	config.History = append(config.History, ocispec.History{CreatedBy: "coracle image import"})
 	img, err := s.adder.compose(ctx, n, base{config: config}, func(ctx context.Context, w io.Writer) error {
-		_, err := io.Copy(w, until(ctx, r))
+		_, err := io.Copy(w, ctxio.Reader(ctx, r))
 		return err
 	})
 	if err != nil {

@@ -13,11 +13,12 @@ import (
 	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
+	"github.com/coracle-project/coracle/internal/batch"
 )
 
 // index is which images exist: index.json on disk, and the same as a catalog in memory.
 type index struct {
-	layout    layout
+	file      indexFile
 	ledger    *ledger.Ledger
 	short     reference.ShortNames
 	pinned    pinnedNames
@@ -29,12 +30,12 @@ type index struct {
 	uses     uses // of now's entries
 	outdated bool // index.json lacks times of pulls
 
-	enters batches[[]named] // an image each
+	enters batch.Batches[[]named] // an image each
 }
 
-func newIndex(c *Config, l layout, led *ledger.Ledger, entries []named) *index {
-	x := &index{layout: l, ledger: led, short: c.short(), pinned: c.Pinned, keepBlobs: c.KeepBlobs}
-	x.enters.work = x.enter
+func newIndex(c *Config, file indexFile, led *ledger.Ledger, entries []named) *index {
+	x := &index{file: file, ledger: led, short: c.short(), pinned: c.Pinned, keepBlobs: c.KeepBlobs}
+	x.enters.Work = x.enter
 	x.now.Store(newCatalog(entries, x.short, x.pinned))
 	x.uses.change(change{come: entries}, x.keepBlobs)
 	return x
@@ -43,7 +44,7 @@ func newIndex(c *Config, l layout, led *ledger.Ledger, entries []named) *index {
 // commitLocked makes a catalog the index's, and returns what nothing needs any more after the
 // change that it came by. mu is held.
 func (x *index) commitLocked(next *catalog, ch change) (needs, error) {
-	if err := x.layout.saveIndex(next.entries); err != nil {
+	if err := x.file.save(next.entries); err != nil {
 		return needs{}, err
 	}
 	x.outdated = false
@@ -54,7 +55,7 @@ func (x *index) commitLocked(next *catalog, ch change) (needs, error) {
 
 // add enters an image, under one name or more, whose layers are on the disk.
 func (x *index) add(es ...named) (Image, error) {
-	if err := x.enters.do(es); err != nil {
+	if err := x.enters.Do(es); err != nil {
 		return Image{}, err
 	}
 	now, id := x.now.Load(), es[0].Config.Digest
@@ -155,7 +156,7 @@ func (x *index) close() error {
 	if x == nil || !x.outdated {
 		return nil
 	}
-	return x.layout.saveIndex(x.now.Load().entries)
+	return x.file.save(x.now.Load().entries)
 }
 
 // blobsOf are the blobs of the layers of images.

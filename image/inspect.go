@@ -27,8 +27,8 @@ func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents
 		return Image{}, Documents{}, err // removed just now
 	}
 	var d Documents
-	if d.Manifest, err = s.blobs.read(ctx, ocispec.Descriptor{Digest: e.Manifest}); err == nil {
-		d.Config, err = s.blobs.read(ctx, e.Config)
+	if d.Manifest, err = s.blobs.Read(ctx, ocispec.Descriptor{Digest: e.Manifest}); err == nil {
+		d.Config, err = s.blobs.Read(ctx, e.Config)
 	}
 	if err != nil {
 		return Image{}, Documents{}, fmt.Errorf("read image %s: %w", refOrID, err)
@@ -58,8 +58,29 @@ func (s *Store) Blobs() []Blob {
 		}
 	}
 	var all []Blob
-	for d, bytes := range s.blobs.usage.each() {
+	for d, bytes := range s.blobs.Usage.Each() {
 		all = append(all, Blob{Digest: d, Bytes: bytes, Images: slices.Sorted(maps.Keys(owners[d]))})
 	}
 	return all
 }
+
+// Usage returns what images take on disk, in allocated bytes and inodes: blobs, and
+// all unpacked layers. It reads memory only.
+func (s *Store) Usage() (bytes, inodes int64, err error) {
+	bytes, inodes = s.blobs.Usage.Total()
+	layers, err := s.cfg.Layers.Layers()
+	if err != nil {
+		return 0, 0, fmt.Errorf("usage of layers: %w", err)
+	}
+	for _, d := range layers {
+		u, err := s.cfg.Layers.LayerUsage(d)
+		if err != nil {
+			continue // removed since it was listed
+		}
+		bytes, inodes = bytes+u.Bytes, inodes+u.Inodes
+	}
+	return bytes, inodes, nil
+}
+
+// Root returns the store's directory, the mount point to report in CRI's ImageFsInfo.
+func (s *Store) Root() string { return s.blobs.Root }

@@ -17,6 +17,7 @@ import (
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/internal/flight"
 )
 
 // LazyStore shows layers before they are here (package lazy): roots can be made of them, and their
@@ -59,7 +60,7 @@ type lazies struct {
 	ctx   context.Context // ends when the store is closed
 	calls *calls          // of the store
 
-	shows flight[digest.Digest, struct{}] // by diff id
+	shows flight.Flight[digest.Digest, struct{}] // by diff id
 
 	mu       sync.Mutex
 	landings map[digest.Digest]*landing // by diff id
@@ -89,9 +90,9 @@ type arrival struct {
 // mayBeLazy says whether a layer is one to be shown. Its table of contents counts only with the
 // digest that the manifest has for it. Blobs that are to be kept must be here before the pull ends.
 func (z *lazies) mayBeLazy(domain string, d ocispec.Descriptor) bool {
-	return z.lazy != nil && !z.unpacker.blobs.kept && z.registries.Load().Lazy(domain) &&
+	return z.lazy != nil && !z.unpacker.blobs.Kept && z.registries.Load().Lazy(domain) &&
 		(d.MediaType == ocispec.MediaTypeImageLayerGzip || d.MediaType == manifest.DockerLayerGzip) &&
-		d.Size >= minLazy && d.Annotations[lazy.TOCAnnotation] != "" && !z.unpacker.blobs.has(d)
+		d.Size >= minLazy && d.Annotations[lazy.TOCAnnotation] != "" && !z.unpacker.blobs.Has(d)
 }
 
 // showLazily has a layer shown instead of pulling it, if it is one for that; else it says no.
@@ -99,7 +100,7 @@ func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d oci
 	if !z.mayBeLazy(n.Domain, d) || z.unpacker.layers.HasLayer(diffID) {
 		return false
 	}
-	_, _, err := z.shows.do(ctx, diffID, func(ctx context.Context) (struct{}, error) {
+	_, _, err := z.shows.Do(ctx, diffID, func(ctx context.Context) (struct{}, error) {
 		if z.lazy.LazyBlob(diffID) != "" {
 			return struct{}{}, nil
 		}

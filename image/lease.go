@@ -77,7 +77,7 @@ func (g *garbage) salvage() error {
 		there[d] = true
 	}
 	keep := slices.Sorted(maps.Keys(g.ledger.Synced()))
-	keep = slices.DeleteFunc(keep, func(d digest.Digest) bool { return !there[d] && !(g.blobs.kept && g.blobs.exists(d)) })
+	keep = slices.DeleteFunc(keep, func(d digest.Digest) bool { return !there[d] && !(g.blobs.Kept && g.blobs.Exists(d)) })
 	return g.ledger.PutLease(salvageLease, &ledger.Lease{Until: time.Now().Add(salvageTime), Digests: keep})
 }
 

@@ -271,7 +271,7 @@ func TestSaveWithoutBlobs(t *testing.T) {
 	a := r.image("a:1", []testLayer{gzipLayer(tarOf("f", "1"))}, nil)
 	_, err := s.Pull(t.Context(), r.ref("a:1"), PullOptions{})
 	must(t, err)
-	must(t, os.Remove(s.blobs.blob(a.layers[0])))
+	must(t, os.Remove(s.blobs.Path(a.layers[0])))
 	recipe := s.layers.recipe(s.layers.path(a.diffIDs[0]))
 	must(t, os.Rename(recipe, recipe+".gone"))
 	for _, format := range []ArchiveFormat{OCIArchive, DockerArchive} {
@@ -306,10 +306,10 @@ func TestLoadMendsBlob(t *testing.T) {
 	s := openStore(t, nil)
 	in := dockerArchive("app:1")
 	blob := digest.FromString(in[0].data)
-	must(t, os.WriteFile(s.blobs.blob(blob), []byte("cut"), 0o644))
+	must(t, os.WriteFile(s.blobs.Path(blob), []byte("cut"), 0o644))
 	_, err := s.Load(t.Context(), in.tar(), "")
 	must(t, err)
-	if data, err := os.ReadFile(s.blobs.blob(blob)); err != nil || string(data) != in[0].data {
+	if data, err := os.ReadFile(s.blobs.Path(blob)); err != nil || string(data) != in[0].data {
 		t.Errorf("%d bytes, %v", len(data), err)
 	}
 }
@@ -349,7 +349,7 @@ func TestImportWithoutDescriptors(t *testing.T) {
 	broken := errors.New("broken")
 	var scratch []string
 	_, err := s.Import(t.Context(), readerFunc(func([]byte) (int, error) {
-		scratch, _ = filepath.Glob(filepath.Join(s.blobs.ingest(), "scratch-*"))
+		scratch, _ = filepath.Glob(filepath.Join(s.blobs.Ingest(), "scratch-*"))
 		return 0, errors.Join(broken, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
 	}), "imported", ocispec.Image{})
 	there := len(scratch) == 1 && exists(scratch[0])
@@ -430,3 +430,8 @@ func TestPreloadedImagesArePinned(t *testing.T) {
 		}
 	}
 }
+
+// readerFunc is a reader that is a function.
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

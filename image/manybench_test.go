@@ -23,10 +23,10 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 		layers := []testLayer{shared, gzipLayer(tarOf("own", fmt.Sprint(i)))}
 		ref := fmt.Sprint("many:", i)
 		p := r.image(ref, layers, nil)
-		must(b, s.blobs.put(p.manifest, r.manifests["many@"+p.manifest.String()].data))
-		must(b, s.blobs.put(p.config, r.blobs[p.config]))
+		must(b, s.blobs.Put(p.manifest, r.manifests["many@"+p.manifest.String()].data))
+		must(b, s.blobs.Put(p.config, r.blobs[p.config]))
 		for j, l := range layers {
-			must(b, s.blobs.put(p.layers[j], l.data))
+			must(b, s.blobs.Put(p.layers[j], l.data))
 			must(b, os.MkdirAll(s.layers.path(p.diffIDs[j]), 0o755))
 			s.ledger.Learn(p.layers[j], p.diffIDs[j])
 		}

@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/unpack"
@@ -52,7 +53,7 @@ type packer struct {
 // packing is what getting images ready takes of the store.
 type packing struct {
 	index   *index
-	blobs   *blobs
+	blobs   *blobs.Store
 	garbage *garbage
 	lazies  *lazies
 	layers  LayerArchiver
@@ -91,11 +92,11 @@ func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
 }
 
 func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
-	document, err := k.blobs.read(ctx, ocispec.Descriptor{Digest: e.Manifest})
+	document, err := k.blobs.Read(ctx, ocispec.Descriptor{Digest: e.Manifest})
 	if err != nil {
 		return err
 	}
-	config, err := k.blobs.read(ctx, e.Config)
+	config, err := k.blobs.Read(ctx, e.Config)
 	if err != nil {
 		return err
 	}
@@ -133,14 +134,14 @@ func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
 func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest) (l archive.Layer, packed bool, err error) {
 	l = archive.Layer{
 		Blob: d, DiffID: diffID,
-		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(k.blobs.blob(d.Digest)) },
+		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(k.blobs.Path(d.Digest)) },
 		Unpacked: func(ctx context.Context) (io.ReadCloser, error) { return k.unpackedBlob(ctx, d) },
 	}
 	_, encrypted := crypt.Encrypted(d.MediaType)
 	if encrypted && k.as == asTars {
 		return l, false, fmt.Errorf("layer %s is encrypted, and would leave as plain text in an archive that has only unpacked layers", d.Digest)
 	}
-	if k.blobs.has(d) {
+	if k.blobs.Has(d) {
 		return l, false, nil
 	}
 	l.Unpacked = func(ctx context.Context) (io.ReadCloser, error) { return k.rebuilt(ctx, diffID) }
@@ -207,7 +208,7 @@ func (f closerFunc) Close() error { return f() }
 
 // unpackedBlob opens a blob's tar archive.
 func (k packing) unpackedBlob(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
-	f, err := os.Open(k.blobs.blob(d.Digest))
+	f, err := os.Open(k.blobs.Path(d.Digest))
 	if err != nil {
 		return nil, err
 	}

@@ -10,10 +10,12 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
+	"github.com/coracle-project/coracle/internal/flight"
 )
 
 // pullKey is what makes two pulls the same. Credentials are a part of it: a pull
@@ -27,7 +29,7 @@ type pullKey struct {
 type puller struct {
 	cfg        *Config
 	registries *atomic.Pointer[registry.Client]
-	blobs      *blobs
+	blobs      *blobs.Store
 	index      *index
 	garbage    *garbage
 	unpacker   *unpacker
@@ -36,7 +38,7 @@ type puller struct {
 	peers      *peer.Swarm
 	commit     func(...named) (Image, error)
 
-	pulls  flight[pullKey, Image]
+	pulls  flight.Flight[pullKey, Image]
 	meters meters
 }
 
@@ -78,7 +80,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 func (p *puller) join(ctx context.Context, key pullKey, w *watcher) (Image, error) {
 	m, stop := p.meters.watch(key, w)
 	defer stop()
-	img, _, err := p.pulls.do(ctx, key, func(ctx context.Context) (Image, error) {
+	img, _, err := p.pulls.Do(ctx, key, func(ctx context.Context) (Image, error) {
 		return p.pull(ctx, key.name, key.auth, m)
 	})
 	return img, err
@@ -93,7 +95,7 @@ func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (
 	if err != nil {
 		return Image{}, err
 	}
-	c, err := manifest.Resolve(ctx, top, data, p.blobs.stored(src.Fetch))
+	c, err := manifest.Resolve(ctx, top, data, p.blobs.Stored(src.Fetch))
 	if err != nil {
 		return Image{}, err
 	}
@@ -162,7 +164,7 @@ func (p *puller) fetch(
 	if err := p.checkSpace(c); err != nil {
 		return Image{}, err
 	}
-	if err := p.blobs.putDocuments(c); err != nil {
+	if err := p.blobs.PutDocuments(c); err != nil {
 		return Image{}, err
 	}
 	m.add(c.Config.Size)
@@ -190,7 +192,7 @@ func (p *puller) fetch(
 	if err := g.Wait(); err != nil {
 		return Image{}, err
 	}
-	if err := p.blobs.sync(); err != nil {
+	if err := p.blobs.Sync(); err != nil {
 		return Image{}, err
 	}
 	if err := faultPullSynced.At(ctx); err != nil {
@@ -213,7 +215,7 @@ func (p *puller) fetch(
 func (p *puller) checkSpace(c *manifest.Content) error {
 	var need int64
 	for i, l := range c.Layers {
-		if !p.blobs.has(l) {
+		if !p.blobs.Has(l) {
 			need += l.Size
 		}
 		if !p.cfg.Layers.HasLayer(c.Image.RootFS.DiffIDs[i]) {
@@ -223,5 +225,5 @@ func (p *puller) checkSpace(c *manifest.Content) error {
 	if need == 0 {
 		return nil
 	}
-	return p.blobs.keepFree(need, p.cfg.Layer.MinFree)
+	return p.blobs.KeepFree(need, p.cfg.Layer.MinFree)
 }

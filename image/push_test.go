@@ -122,7 +122,7 @@ func TestPushWithoutBlobs(t *testing.T) {
 	a := r.image("a:1", []testLayer{layer}, nil)
 	_, err := s.Pull(t.Context(), r.ref("a:1"), PullOptions{})
 	must(t, err)
-	must(t, os.Remove(s.blobs.blob(a.layers[0])))
+	must(t, os.Remove(s.blobs.Path(a.layers[0])))
 
 	up.repos["a@"+a.layers[0].String()] = true
 	got, err := s.Push(t.Context(), r.ref("a:1"), r.ref("b:1"), PushOptions{})
@@ -157,7 +157,7 @@ func TestDockerManifest(t *testing.T) {
 	})
 	_, err := s.Pull(t.Context(), r.ref("a:1"), PullOptions{})
 	must(t, err)
-	must(t, os.Remove(s.blobs.blob(a.layers[0])))
+	must(t, os.Remove(s.blobs.Path(a.layers[0])))
 	to := newFake(t)
 	pushable(to, nil)
 	_, err = s.Push(t.Context(), r.ref("a:1"), to.ref("a:1"), PushOptions{})

@@ -400,8 +400,8 @@ func (s *testStore) left(t testing.TB) string {
 		must(t, err)
 		return len(entries)
 	}
-	return fmt.Sprintf("images %d blobs %d layers %d ingest %d staging %d", len(s.List()), count(s.blobs.blobs()),
-		count(filepath.Join(s.layers.dir, "done")), count(s.blobs.ingest()), count(filepath.Join(s.layers.dir, "staging")))
+	return fmt.Sprintf("images %d blobs %d layers %d ingest %d staging %d", len(s.List()), count(s.blobs.Dir()),
+		count(filepath.Join(s.layers.dir, "done")), count(s.blobs.Ingest()), count(filepath.Join(s.layers.dir, "staging")))
 }
 
 const nothingLeft = "images 0 blobs 0 layers 0 ingest 0 staging 0"

@@ -8,15 +8,17 @@ import (
 	"testing"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/coracle-project/coracle/image/blobs"
 )
 
 // rot changes a byte in the middle of a stored blob, as a disk does.
 func (s *testStore) rot(t *testing.T, blob digest.Digest) {
 	t.Helper()
-	data, err := os.ReadFile(s.blobs.blob(blob))
+	data, err := os.ReadFile(s.blobs.Path(blob))
 	must(t, err)
 	data[len(data)/2] ^= 0x55
-	must(t, os.WriteFile(s.blobs.blob(blob), data, 0o644))
+	must(t, os.WriteFile(s.blobs.Path(blob), data, 0o644))
 }
 
 // Regression: a kept blob that had rotted was believed for its size, and its image could neither be
@@ -31,7 +33,7 @@ func TestRottenBlob(t *testing.T) {
 		}},
 		{"ledger lost", func(t *testing.T, s *testStore, _ digest.Digest) {
 			must(t, s.Close())
-			must(t, os.Remove(s.blobs.ledger()))
+			must(t, os.Remove(s.blobs.LedgerFile()))
 			s.Store = nil
 			s.reopen(t)
 		}},
@@ -77,7 +79,7 @@ func TestWholeBlobOfAWrongLayer(t *testing.T) {
 	r.image("lie:1", []testLayer{lie}, nil)
 	before := r.asked(string(p.layers[0]))
 	_, err = s.Pull(t.Context(), r.ref("lie:1"), PullOptions{})
-	if !errors.Is(err, ErrInvalidImage) || errors.Is(err, errRotten) || !strings.Contains(err.Error(), "its config says") {
+	if !errors.Is(err, ErrInvalidImage) || errors.Is(err, blobs.ErrRotten) || !strings.Contains(err.Error(), "its config says") {
 		t.Errorf("error %v", err)
 	}
 	if n := r.asked(string(p.layers[0])) - before; n != 0 {

@@ -11,20 +11,21 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/internal/remover"
 )
 
 // scratch is where files are made that are on their way into the store, or out of it.
 type scratch struct {
-	blobs   *blobs
+	blobs   *blobs.Store
 	limits  unpack.Limits
 	remover *remover.Remover
 }
 
 // dir makes a directory, which remove deletes in the background.
 func (s *scratch) dir() (dir string, remove func(), err error) {
-	dir, err = os.MkdirTemp(s.blobs.ingest(), "scratch-*")
+	dir, err = os.MkdirTemp(s.blobs.Ingest(), "scratch-*")
 	return dir, func() { s.remover.Remove(dir) }, err // the next Open removes what remains
 }
 
@@ -63,7 +64,7 @@ func (s *scratch) stage(ctx context.Context, path string,
 
 // checkRoom fails if that many bytes more would fill the disk.
 func (s *scratch) checkRoom(bytes int64) error {
-	return s.blobs.keepFree(bytes, s.limits.MinFree)
+	return s.blobs.KeepFree(bytes, s.limits.MinFree)
 }
 
 // roomy writes as long as there is room on the disk.

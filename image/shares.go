@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
@@ -21,7 +22,7 @@ import (
 // shares is what other nodes may fetch from this one (peer.Stock): blobs and layers of the images
 // of a repository, also while they arrive.
 type shares struct {
-	blobs    *blobs
+	blobs    *blobs.Store
 	index    *index
 	garbage  *garbage
 	unpacker *unpacker
@@ -88,7 +89,7 @@ func (h *shares) State(repository string, blob digest.Digest) peer.State {
 	switch {
 	case !ok:
 		return peer.None
-	case h.blobs.has(d):
+	case h.blobs.Has(d):
 		return peer.Whole
 	case h.unpacker.arrivals.of(incoming{blob: blob}) != nil:
 		return peer.Arriving
@@ -120,14 +121,14 @@ func (h *shares) OpenBlob(ctx context.Context, repository string, blob digest.Di
 			return r, d.Size, nil
 		}
 	}
-	f, err := os.Open(h.blobs.blob(blob))
+	f, err := os.Open(h.blobs.Path(blob))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, 0, fmt.Errorf("%w: %w", peer.ErrNone, err)
 	case err != nil:
 		return nil, 0, err
-	case !h.blobs.has(d):
-		return nil, 0, errors.Join(fmt.Errorf("%w: blob %s does not have %d bytes", errRotten, blob, d.Size), f.Close())
+	case !h.blobs.Has(d):
+		return nil, 0, errors.Join(fmt.Errorf("%w: blob %s does not have %d bytes", blobs.ErrRotten, blob, d.Size), f.Close())
 	}
 	return f, d.Size, nil
 }

@@ -263,7 +263,7 @@ func TestUnpackedLayerIsPassedOnWhileItArrives(t *testing.T) {
 	if n := r.asked(string(blob)); n != 1 {
 		t.Errorf("the layer was asked for %d times", n)
 	}
-	if left, err := os.ReadDir(passes.blobs.ingest()); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(passes.blobs.Ingest()); err != nil || len(left) > 0 {
 		t.Errorf("%v are left, %v", left, err)
 	}
 }
@@ -361,7 +361,7 @@ func TestNodeCausesLocalError(t *testing.T) {
 				Typeflag: tar.TypeReg, Name: "file", Mode: 0o644, Format: tar.FormatPAX,
 				PAXRecords: map[string]string{"SCHILY.xattr.user.x": strings.Repeat("x", 60_000)},
 			}))
-			f, err := os.OpenFile(has.blobs.blob(p.layers[0]), os.O_WRONLY, 0)
+			f, err := os.OpenFile(has.blobs.Path(p.layers[0]), os.O_WRONLY, 0)
 			must(t, err)
 			_, err = f.Write(b.Bytes())
 			must(t, err)
@@ -422,7 +422,7 @@ func TestUnreadableBlobIsNotMissing(t *testing.T) {
 	must(t, err)
 	name, err := reference.Parse(r.ref("app:1"))
 	must(t, err)
-	path := s.blobs.blob(p.layers[0])
+	path := s.blobs.Path(p.layers[0])
 	for what, damage := range map[string]func() error{
 		"is cut short":     func() error { return os.Truncate(path, 1) },
 		"cannot be opened": func() error { return errors.Join(os.RemoveAll(path), os.Symlink(path, path)) },
@@ -479,7 +479,7 @@ func TestDamagedBlobOfAnotherNode(t *testing.T) {
 	p := r.image("app:1", []testLayer{bigLayer()}, nil)
 	_, err := has.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
-	path := has.blobs.blob(p.layers[0])
+	path := has.blobs.Path(p.layers[0])
 	data, err := os.ReadFile(path)
 	must(t, err)
 	data[len(data)/2] ^= 1
@@ -489,7 +489,7 @@ func TestDamagedBlobOfAnotherNode(t *testing.T) {
 	if n := r.asked(string(p.layers[0])); n != 2 {
 		t.Errorf("the layer was asked for %d times", n)
 	}
-	stored, err := os.ReadFile(wants.blobs.blob(p.layers[0]))
+	stored, err := os.ReadFile(wants.blobs.Path(p.layers[0]))
 	must(t, err)
 	if digest.FromBytes(stored) != p.layers[0] {
 		t.Error("the damaged blob is in the store")

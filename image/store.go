@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
@@ -20,7 +21,7 @@ type Store struct {
 	registries atomic.Pointer[registry.Client] // SetRegistries replaces it
 
 	ledger   *ledger.Ledger
-	blobs    *blobs
+	blobs    *blobs.Store
 	index    *index
 	garbage  *garbage
 	unpacker *unpacker
@@ -56,7 +57,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg:     cfg,
-		blobs:   newBlobs(cfg.Root, cfg.KeepBlobs),
+		blobs:   blobs.New(cfg.Root, cfg.KeepBlobs),
 		remover: remover.New(cfg.Log),
 		calls:   newCalls(),
 	}
@@ -69,21 +70,21 @@ func Open(cfg Config) (*Store, error) {
 }
 
 func (s *Store) recover(ctx context.Context) error {
-	strange, err := s.blobs.create()
+	strange, err := s.blobs.Create()
 	for _, d := range strange {
 		s.cfg.Log.Warn("image store is damaged", "err", d)
 	}
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	if err := s.blobs.disks.add(s.blobs.root); err != nil {
+	if err := s.blobs.AddDisk(s.blobs.Root); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	if s.ledger, err = ledger.Open(s.blobs.ledger(), s.cfg.Log); err != nil {
+	if s.ledger, err = ledger.Open(s.blobs.LedgerFile(), s.cfg.Log); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	s.unpacker = newUnpacker(&s.cfg, s.blobs, s.ledger)
-	lines, damage, err := s.blobs.loadIndex()
+	lines, damage, err := indexFile(s.blobs.IndexFile()).load()
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
@@ -99,10 +100,10 @@ func (s *Store) recover(ctx context.Context) error {
 		}
 		entries = append(entries, named{name: e.name, pulled: at(e.pulled), archive: e.archive, Content: c})
 	}
-	s.index = newIndex(&s.cfg, s.blobs.layout, s.ledger, entries)
+	s.index = newIndex(&s.cfg, indexFile(s.blobs.IndexFile()), s.ledger, entries)
 	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
 	s.lazies = newLazies(s)
-	s.reclaimer = &reclaimer{cfg: &s.cfg, index: s.index, garbage: s.garbage, layout: s.blobs.layout, layers: s.cfg.Layers, calls: s.calls}
+	s.reclaimer = &reclaimer{cfg: &s.cfg, index: s.index, garbage: s.garbage, root: s.blobs.Root, layers: s.cfg.Layers, calls: s.calls}
 	scratch := &scratch{blobs: s.blobs, limits: s.cfg.Layer, remover: s.remover}
 	s.adder = &adder{blobs: s.blobs, garbage: s.garbage, unpacker: s.unpacker, scratch: scratch, calls: s.calls, commit: s.commit}
 	s.packs = packing{
@@ -116,7 +117,7 @@ func (s *Store) recover(ctx context.Context) error {
 			return fmt.Errorf("open image store: %w", err)
 		}
 	}
-	if err := s.blobs.usage.count(s.blobs.blobs()); err != nil {
+	if err := s.blobs.TakeStock(); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	if err := s.GC(ctx); err != nil {
@@ -188,7 +189,7 @@ func (s *Store) Close() error {
 	s.peers.Close()
 	s.remover.Close()
 	s.registries.Load().Close()
-	return errors.Join(s.index.close(), s.ledger.Close(), s.blobs.disks.close())
+	return errors.Join(s.index.close(), s.ledger.Close(), s.blobs.Close())
 }
 
 // cleanupTimeout bounds cleaning up after a cancelled call.

@@ -70,11 +70,11 @@ func TestOpenCleansUp(t *testing.T) {
 		_, err := s.Pull(t.Context(), r.ref(ref), PullOptions{})
 		must(t, err)
 	}
-	must(t, os.Remove(s.blobs.blob(hurt.config)))
-	must(t, os.WriteFile(s.blobs.blob(torn.config), []byte("{}"), 0o600))
+	must(t, os.Remove(s.blobs.Path(hurt.config)))
+	must(t, os.WriteFile(s.blobs.Path(torn.config), []byte("{}"), 0o600))
 	must(t, os.WriteFile(filepath.Join(s.Root(), ".atomic-1"), []byte("x"), 0o600))
-	must(t, os.WriteFile(filepath.Join(s.blobs.ingest(), "blob-1"), []byte("x"), 0o600))
-	must(t, os.WriteFile(s.blobs.blob(digest.FromString("stray")), []byte("x"), 0o600))
+	must(t, os.WriteFile(filepath.Join(s.blobs.Ingest(), "blob-1"), []byte("x"), 0o600))
+	must(t, os.WriteFile(s.blobs.Path(digest.FromString("stray")), []byte("x"), 0o600))
 	must(t, os.Mkdir(s.layers.path(digest.FromString("stray")), 0o700))
 	s.reopen(t)
 	// Layers and their blobs are kept for a day, for the damaged images will be pulled again.

@@ -14,23 +14,20 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/coracle-project/coracle/image/crypt"
-	"github.com/coracle-project/coracle/image/ledger"
-
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/damage"
+	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/internal/flight"
 )
-
-// errRotten is a stored blob that is not what its digest says any more, or cannot be read. It
-// may as well not be there: what comes in its stead takes its name.
-var errRotten = errors.New("stored blob is damaged")
 
 // layerKey tells apart what is fetched: a blob that should unpack to a diff id. The
 // registry is a part of it, so a pull does not wait for a slower registry than its own.
@@ -41,7 +38,7 @@ type layerKey struct {
 
 // unpacker brings layers into the layer store, and their blobs into blobs if they are kept.
 type unpacker struct {
-	blobs  *blobs
+	blobs  *blobs.Store
 	ledger *ledger.Ledger
 	layers LayerSink
 	lazy   LazyStore // nil: none
@@ -49,7 +46,7 @@ type unpacker struct {
 	limits unpack.Limits
 	log    *slog.Logger
 
-	flight   flight[layerKey, struct{}]
+	flight   flight.Flight[layerKey, struct{}]
 	arrivals arrivals
 }
 
@@ -59,7 +56,7 @@ type origin struct {
 	peers *peer.Pull
 }
 
-func newUnpacker(c *Config, b *blobs, l *ledger.Ledger) *unpacker {
+func newUnpacker(c *Config, b *blobs.Store, l *ledger.Ledger) *unpacker {
 	return &unpacker{blobs: b, ledger: l, layers: c.Layers, lazy: c.Lazy, keys: c.Keys, limits: c.Layer, log: c.Log}
 }
 
@@ -70,7 +67,7 @@ func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descri
 	defer func() { src.peers.Release(d.Digest, err == nil) }()
 	key := layerKey{src.Domain(), d.Digest, diffID}
 	for {
-		_, joined, err := u.flight.do(ctx, key, func(ctx context.Context) (struct{}, error) {
+		_, joined, err := u.flight.Do(ctx, key, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, u.fetchLayer(ctx, src, d, diffID, m)
 		})
 		switch {
@@ -85,7 +82,7 @@ func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descri
 }
 
 func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, m part) error {
-	hasBlob, hasLayer := u.blobs.has(d), u.layers.HasLayer(diffID)
+	hasBlob, hasLayer := u.blobs.Has(d), u.layers.HasLayer(diffID)
 	if hasLayer && u.knows(d.Digest, diffID, hasBlob) {
 		m.add(d.Size)
 		return nil
@@ -100,7 +97,7 @@ func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descrip
 		release()
 	}
 	switch {
-	case errors.Is(err, errRotten):
+	case errors.Is(err, blobs.ErrRotten):
 		u.log.Warn("layer is fetched again", "blob", d.Digest.String(), "err", err)
 		fallthrough
 	case !hasBlob:
@@ -118,7 +115,7 @@ func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descrip
 // arrive fetches and unpacks a blob: from another node if one has it, or else from the registry.
 func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
 	_, encrypted := crypt.Encrypted(d.MediaType)
-	unpacked := !u.blobs.kept && !encrypted
+	unpacked := !u.blobs.Kept && !encrypted
 	for {
 		node, err := src.peers.Next(ctx, d.Digest, unpacked)
 		if err != nil {
@@ -188,7 +185,7 @@ func (u *unpacker) fromRegistry(ctx context.Context, src *registry.Repository, d
 // knows says that a blob need not be read to know what it unpacks to, and is in the store or
 // not to be kept there. What an image claims of a blob is not enough to give it a layer.
 func (u *unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
-	return (stored || !u.blobs.kept) && u.ledger.UnpacksTo(blob, diffID)
+	return (stored || !u.blobs.Kept) && u.ledger.UnpacksTo(blob, diffID)
 }
 
 // unpackArriving is the one pass from a registry or node to the layer's directory: the
@@ -199,7 +196,7 @@ func (u *unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
 func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part, others bool,
 	fetch func(context.Context, *spool, func(int64)) error,
 ) (err error) {
-	f, err := u.blobs.stage()
+	f, err := u.blobs.Stage()
 	if err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
@@ -244,8 +241,8 @@ func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 		m.add(-got.Load())
 		return err
 	}
-	if u.blobs.kept {
-		if err := u.blobs.enter(f, d.Digest); err != nil {
+	if u.blobs.Kept {
+		if err := u.blobs.Enter(f, d.Digest); err != nil {
 			return err
 		}
 	}
@@ -257,9 +254,9 @@ func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 
 // unpackStored unpacks a blob that is there already. Kinds: errRotten.
 func (u *unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
-	f, err := os.Open(u.blobs.blob(d.Digest))
+	f, err := os.Open(u.blobs.Path(d.Digest))
 	if damage.OfFile(err) {
-		return fmt.Errorf("%w: %w", errRotten, err)
+		return fmt.Errorf("%w: %w", blobs.ErrRotten, err)
 	} else if err != nil {
 		return err
 	}
@@ -270,8 +267,8 @@ func (u *unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffI
 	}
 	// Only its size was looked at so far; its digest tells whether the image or the disk is to
 	// blame.
-	if rot := verifyFile(ctx, f, d.Digest); damage.OfFile(rot) && ctx.Err() == nil {
-		return fmt.Errorf("%w: %w", errRotten, rot)
+	if rot := blobs.VerifyFile(ctx, f, d.Digest); damage.OfFile(rot) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", blobs.ErrRotten, rot)
 	}
 	return err
 }
@@ -328,7 +325,7 @@ func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descrip
 	if err != nil {
 		return nil, err
 	}
-	if err := u.blobs.disks.add(filepath.Dir(w.Dir())); err != nil {
+	if err := u.blobs.AddDisk(filepath.Dir(w.Dir())); err != nil {
 		return w, err
 	}
 	if err := u.unpackInto(ctx, out, w); err != nil {
@@ -359,11 +356,11 @@ func checkDiffID(h hash.Hash, want digest.Digest) error {
 // by images already, and is synced before.
 func (u *unpacker) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Digest) error {
 	if u.lazy != nil && u.lazy.LazyBlob(diffID) != "" {
-		if err := u.blobs.sync(); err != nil {
+		if err := u.blobs.Sync(); err != nil {
 			return err
 		}
 	}
-	defer u.blobs.unsynced.begin()()
+	defer u.blobs.Naming()()
 	return w.Commit(ctx, diffID)
 }
 
@@ -376,13 +373,13 @@ func (u *unpacker) isLazy(d ocispec.Descriptor, diffID digest.Digest) bool {
 // unpacked from these blobs, and the blobs if they are to be kept.
 func (u *unpacker) isWhole(c *manifest.Content) bool {
 	for d, data := range c.Documents {
-		if !u.blobs.holds(d, data) {
+		if !u.blobs.Holds(d, data) {
 			return false
 		}
 	}
 	for i, l := range c.Layers {
 		diffID := c.Image.RootFS.DiffIDs[i]
-		if !u.layers.HasLayer(diffID) || !u.knows(l.Digest, diffID, u.blobs.kept && u.blobs.has(l)) {
+		if !u.layers.HasLayer(diffID) || !u.knows(l.Digest, diffID, u.blobs.Kept && u.blobs.Has(l)) {
 			return false
 		}
 	}
@@ -392,7 +389,7 @@ func (u *unpacker) isWhole(c *manifest.Content) bool {
 // missing are the blobs that a pull of an image has to fetch.
 func (u *unpacker) missing(c *manifest.Content) (blobs []digest.Digest) {
 	for i, l := range c.Layers {
-		diffID, stored := c.Image.RootFS.DiffIDs[i], u.blobs.has(l)
+		diffID, stored := c.Image.RootFS.DiffIDs[i], u.blobs.Has(l)
 		if !stored && !(u.layers.HasLayer(diffID) && u.knows(l.Digest, diffID, false)) {
 			blobs = append(blobs, l.Digest)
 		}
@@ -402,11 +399,11 @@ func (u *unpacker) missing(c *manifest.Content) (blobs []digest.Digest) {
 
 // load reads an image back from the blobs and checks that all of it is there.
 func (u *unpacker) load(ctx context.Context, top ocispec.Descriptor) (*manifest.Content, error) {
-	data, err := u.blobs.read(ctx, top)
+	data, err := u.blobs.Read(ctx, top)
 	if err != nil {
 		return nil, err
 	}
-	c, err := manifest.Resolve(ctx, top, data, u.blobs.read)
+	c, err := manifest.Resolve(ctx, top, data, u.blobs.Read)
 	if err != nil {
 		return nil, err
 	}

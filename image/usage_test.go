@@ -15,11 +15,11 @@ import (
 // blocks are the bytes that the file system has allocated for the store's blobs.
 func (s *testStore) blocks(t *testing.T) (n int64) {
 	t.Helper()
-	files, err := os.ReadDir(s.blobs.blobs())
+	files, err := os.ReadDir(s.blobs.Dir())
 	must(t, err)
 	for _, f := range files {
 		var st unix.Stat_t
-		must(t, unix.Stat(filepath.Join(s.blobs.blobs(), f.Name()), &st))
+		must(t, unix.Stat(filepath.Join(s.blobs.Dir(), f.Name()), &st))
 		n += st.Blocks * 512
 	}
 	return n

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/damage"
 	"github.com/coracle-project/coracle/image/unpack"
 )
@@ -138,7 +138,7 @@ func (v *verifier) read(ctx context.Context, e named) error {
 		}
 	}
 	for i, l := range e.Layers {
-		if v.s.blobs.exists(l.Digest) {
+		if v.s.blobs.Exists(l.Digest) {
 			if err := v.check(e, "blob", l.Digest, func() error { return v.blob(ctx, l) }); err != nil {
 				return err
 			}
@@ -211,31 +211,19 @@ func isDamage(err error) bool {
 }
 
 func (v *verifier) blob(ctx context.Context, d ocispec.Descriptor) error {
-	if !v.s.blobs.has(d) {
+	if !v.s.blobs.Has(d) {
 		return fmt.Errorf("%w: its size is not the %d bytes that the manifest says", ErrInvalidImage, d.Size)
 	}
 	return v.file(ctx, d.Digest)
 }
 
 func (v *verifier) file(ctx context.Context, d digest.Digest) error {
-	f, err := os.Open(v.s.blobs.blob(d))
+	f, err := os.Open(v.s.blobs.Path(d))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return verifyFile(ctx, f, d)
-}
-
-// verifyFile reads all of a blob.
-func verifyFile(ctx context.Context, f *os.File, d digest.Digest) error {
-	h := d.Verifier()
-	if _, err := io.Copy(h, until(ctx, io.NewSectionReader(f, 0, math.MaxInt64))); err != nil {
-		return err
-	}
-	if !h.Verified() {
-		return fmt.Errorf("%w: its content has another digest", ErrInvalidImage)
-	}
-	return nil
+	return blobs.VerifyFile(ctx, f, d)
 }
 
 func (v *verifier) layer(ctx context.Context, d digest.Digest) error {
@@ -315,5 +303,5 @@ func (v *verifier) remove(ctx context.Context, d Damage) error {
 		return err
 	}
 	defer v.s.garbage.unlockSweep()
-	return v.s.blobs.drop(d.Digest)
+	return v.s.blobs.Drop(d.Digest)
 }

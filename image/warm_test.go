@@ -1,7 +1,6 @@
 package image
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,8 +15,8 @@ import (
 // countSyncs counts the syncs of a store's disks from now on.
 func (s *testStore) countSyncs() *int {
 	n := 0
-	work := s.blobs.syncs.work
-	s.blobs.syncs.work = func(all []struct{}) error {
+	work := s.blobs.Syncs.Work
+	s.blobs.Syncs.Work = func(all []struct{}) error {
 		n++
 		return work(all)
 	}
@@ -114,19 +113,19 @@ func TestWarmPullWritesNothing(t *testing.T) {
 func TestPullMendsWhatIsThere(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, r *fakeRegistry, s *testStore, p pushed){
 		"document missing": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
-			must(t, os.Remove(s.blobs.blob(p.config)))
+			must(t, os.Remove(s.blobs.Path(p.config)))
 		},
 		"document damaged": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
-			must(t, os.WriteFile(s.blobs.blob(p.manifest), []byte("rotten"), 0o644))
+			must(t, os.WriteFile(s.blobs.Path(p.manifest), []byte("rotten"), 0o644))
 		},
 		"blob missing": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
-			must(t, os.Remove(s.blobs.blob(p.layers[1])))
+			must(t, os.Remove(s.blobs.Path(p.layers[1])))
 		},
 		"layer missing": func(t *testing.T, _ *fakeRegistry, s *testStore, p pushed) {
 			must(t, os.RemoveAll(s.layers.path(p.diffIDs[2])))
 		},
 		"not synced": func(_ *testing.T, _ *fakeRegistry, s *testStore, _ pushed) {
-			s.blobs.unsynced.begin()()
+			s.blobs.Naming()()
 		},
 		"tag moved": func(_ *testing.T, r *fakeRegistry, _ *testStore, _ pushed) {
 			r.image("app:1", threeLayers(), func(_ *ocispec.Manifest, c *ocispec.Image) { c.Config.User = "other" })
@@ -154,7 +153,7 @@ func TestPullMendsWhatIsThere(t *testing.T) {
 				t.Errorf("opened again: %s, %v; pulled %s", found.ID, err, img.ID)
 			}
 			for _, d := range append([]digest.Digest{img.Manifest, img.ID}, p.layers...) {
-				if _, err := os.Stat(s.blobs.blob(d)); err != nil {
+				if _, err := os.Stat(s.blobs.Path(d)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -168,35 +167,6 @@ func TestPullMendsWhatIsThere(t *testing.T) {
 	}
 }
 
-// What gets its name while a sync runs may not be on the disk when that ends, and is not believed
-// to be.
-func TestUnsynced(t *testing.T) {
-	var u unsynced
-	sync := func() error { return nil }
-	check := func(when string, want bool) {
-		t.Helper()
-		if got := u.nothing(); got != want {
-			t.Errorf("%s: nothing unsynced: %v", when, got)
-		}
-	}
-	check("new", true)
-	done := u.begin()
-	check("about to be named", false)
-	must(t, u.during(sync))
-	check("about to be named when a sync began", false)
-	done()
-	check("named since the sync", false)
-	failed := errors.New("failed")
-	if err := u.during(func() error { return failed }); !errors.Is(err, failed) {
-		t.Error(err)
-	}
-	check("a failed sync", false)
-	must(t, u.during(sync))
-	check("synced", true)
-	must(t, u.during(func() error { u.begin()(); return nil }))
-	check("named during a sync", false)
-}
-
 // A document that is there as it should be is not written again: until the next sync, those who
 // have it already would lose it with the power.
 func TestDocumentsStayAsTheyAre(t *testing.T) {
@@ -204,12 +174,12 @@ func TestDocumentsStayAsTheyAre(t *testing.T) {
 	p := r.image("app:1", threeLayers(), nil)
 	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
-	before, err := os.Stat(s.blobs.blob(p.config))
+	before, err := os.Stat(s.blobs.Path(p.config))
 	must(t, err)
 	r.index("app:2", ocispec.MediaTypeImageIndex, r.of("app", p.manifest, "linux", runtime.GOARCH, ""))
 	_, err = s.Pull(t.Context(), r.ref("app:2"), PullOptions{})
 	must(t, err)
-	after, err := os.Stat(s.blobs.blob(p.config))
+	after, err := os.Stat(s.blobs.Path(p.config))
 	must(t, err)
 	if !os.SameFile(before, after) {
 		t.Error("written again")

@@ -1,4 +1,4 @@
-package image
+package batch
 
 import (
 	"errors"
@@ -12,7 +12,7 @@ func TestBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sizes []int
 		odd := errors.New("odd")
-		b := &batches[int]{work: func(items []int) error {
+		b := &Batches[int]{Work: func(items []int) error {
 			time.Sleep(time.Second)
 			sizes = append(sizes, len(items))
 			if slices.Contains(items, 99) {
@@ -23,7 +23,7 @@ func TestBatches(t *testing.T) {
 		errs := make(chan error, 30)
 		start := func(items ...int) {
 			for _, i := range items {
-				go func() { errs <- b.do(i) }()
+				go func() { errs <- b.Do(i) }()
 			}
 		}
 		start(1)
@@ -44,7 +44,7 @@ func TestBatches(t *testing.T) {
 		if want := []int{1, 4, 2}; !slices.Equal(sizes, want) {
 			t.Errorf("batches of %v, want %v", sizes, want)
 		}
-		if err := b.do(7); err != nil {
+		if err := b.Do(7); err != nil {
 			t.Errorf("after a failure: %v", err)
 		}
 	})

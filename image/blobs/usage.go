@@ -1,7 +1,6 @@
-package image
+package blobs
 
 import (
-	"fmt"
 	"io/fs"
 	"iter"
 	"maps"
@@ -56,15 +55,15 @@ func (u *usage) remove(d digest.Digest) {
 	delete(u.blobs, d)
 }
 
-// total is what the blobs take.
-func (u *usage) total() (bytes, inodes int64) {
+// Total is what the blobs take.
+func (u *usage) Total() (bytes, inodes int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.bytes, int64(len(u.blobs))
 }
 
-// of is what some blobs take, allocated bytes.
-func (u *usage) of(blobs iter.Seq[digest.Digest]) (bytes int64) {
+// Of is what some blobs take, allocated bytes.
+func (u *usage) Of(blobs iter.Seq[digest.Digest]) (bytes int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for d := range blobs {
@@ -73,8 +72,8 @@ func (u *usage) of(blobs iter.Seq[digest.Digest]) (bytes int64) {
 	return bytes
 }
 
-// each yields the blobs in the order of their digests, with allocated bytes.
-func (u *usage) each() iter.Seq2[digest.Digest, int64] {
+// Each yields the blobs in the order of their digests, with allocated bytes.
+func (u *usage) Each() iter.Seq2[digest.Digest, int64] {
 	u.mu.Lock()
 	all := maps.Clone(u.blobs)
 	u.mu.Unlock()
@@ -86,24 +85,3 @@ func (u *usage) each() iter.Seq2[digest.Digest, int64] {
 		}
 	}
 }
-
-// Usage returns what images take on disk, in allocated bytes and inodes: blobs, and
-// all unpacked layers. It reads memory only.
-func (s *Store) Usage() (bytes, inodes int64, err error) {
-	bytes, inodes = s.blobs.usage.total()
-	layers, err := s.cfg.Layers.Layers()
-	if err != nil {
-		return 0, 0, fmt.Errorf("usage of layers: %w", err)
-	}
-	for _, d := range layers {
-		u, err := s.cfg.Layers.LayerUsage(d)
-		if err != nil {
-			continue // removed since it was listed
-		}
-		bytes, inodes = bytes+u.Bytes, inodes+u.Inodes
-	}
-	return bytes, inodes, nil
-}
-
-// Root returns the store's directory, the mount point to report in CRI's ImageFsInfo.
-func (s *Store) Root() string { return s.blobs.root }

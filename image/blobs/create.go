@@ -1,4 +1,4 @@
-package image
+package blobs
 
 import (
 	"encoding/json"
@@ -15,11 +15,11 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
-// create makes what is missing of the layout, and removes what a crash left behind. What is
+// Create makes what is missing of the layout, and removes what a crash left behind. What is
 // damaged, or is in the place of something else, is set aside and told.
 // The root is closed to other users: images may be private.
-func (l layout) create() (damaged []error, err error) {
-	if err := os.MkdirAll(l.root, 0o700); err != nil {
+func (l Layout) Create() (damaged []error, err error) {
+	if err := os.MkdirAll(l.Root, 0o700); err != nil {
 		return nil, err
 	}
 	found := func(d, err error) error {
@@ -28,10 +28,10 @@ func (l layout) create() (damaged []error, err error) {
 		}
 		return err
 	}
-	if err := found(l.makeDir(filepath.Dir(l.blobs()))); err != nil {
+	if err := found(l.makeDir(filepath.Dir(l.Dir()))); err != nil {
 		return damaged, err
 	}
-	if err := found(l.makeDir(l.blobs())); err != nil {
+	if err := found(l.makeDir(l.Dir())); err != nil {
 		return damaged, err
 	}
 	strange, err := l.clearBlobs()
@@ -42,21 +42,21 @@ func (l layout) create() (damaged []error, err error) {
 	if err := l.removeTemps(); err != nil {
 		return damaged, err
 	}
-	if err := os.RemoveAll(l.ingest()); damage.OfFile(err) {
-		if err := found(l.setAside(l.ingest(), err)); err != nil {
+	if err := os.RemoveAll(l.Ingest()); damage.OfFile(err) {
+		if err := found(l.setAside(l.Ingest(), err)); err != nil {
 			return damaged, err
 		}
 	} else if err != nil {
 		return damaged, err
 	}
-	if err := os.Mkdir(l.ingest(), 0o700); err != nil {
+	if err := os.Mkdir(l.Ingest(), 0o700); err != nil {
 		return damaged, err
 	}
 	return damaged, found(l.mark())
 }
 
 // makeDir makes sure that there is a directory that can be listed.
-func (l layout) makeDir(path string) (damaged, err error) {
+func (l Layout) makeDir(path string) (damaged, err error) {
 	_, err = os.ReadDir(path)
 	if err == nil {
 		return nil, nil
@@ -73,8 +73,8 @@ func (l layout) makeDir(path string) (damaged, err error) {
 }
 
 // clearBlobs sets aside what has a blob's name and cannot be one: it would be in the blob's way.
-func (l layout) clearBlobs() (damaged []error, err error) {
-	files, err := os.ReadDir(l.blobs())
+func (l Layout) clearBlobs() (damaged []error, err error) {
+	files, err := os.ReadDir(l.Dir())
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (l layout) clearBlobs() (damaged []error, err error) {
 		if f.Type().IsRegular() || f.Type() == fs.ModeSymlink || digest.NewDigestFromEncoded(digest.SHA256, f.Name()).Validate() != nil {
 			continue
 		}
-		d, err := l.setAside(filepath.Join(l.blobs(), f.Name()), damage.ErrNoFile)
+		d, err := l.setAside(filepath.Join(l.Dir(), f.Name()), damage.ErrNoFile)
 		if err != nil {
 			return damaged, err
 		}
@@ -92,14 +92,14 @@ func (l layout) clearBlobs() (damaged []error, err error) {
 }
 
 // removeTemps removes what interrupted writes have left.
-func (l layout) removeTemps() error {
-	files, err := os.ReadDir(l.root)
+func (l Layout) removeTemps() error {
+	files, err := os.ReadDir(l.Root)
 	if err != nil {
 		return err
 	}
 	for _, f := range files {
 		if atomicfile.IsTemp(f.Name()) {
-			if err := os.RemoveAll(filepath.Join(l.root, f.Name())); err != nil && !damage.OfFile(err) {
+			if err := os.RemoveAll(filepath.Join(l.Root, f.Name())); err != nil && !damage.OfFile(err) {
 				return err
 			}
 		}
@@ -108,8 +108,8 @@ func (l layout) removeTemps() error {
 }
 
 // mark makes sure of the file by which other tools know an OCI image layout.
-func (l layout) mark() (damaged, err error) {
-	file := filepath.Join(l.root, ocispec.ImageLayoutFile)
+func (l Layout) mark() (damaged, err error) {
+	file := filepath.Join(l.Root, ocispec.ImageLayoutFile)
 	err = readMark(file)
 	switch {
 	case err == nil:
@@ -145,8 +145,8 @@ func readMark(file string) error {
 }
 
 // setAside moves what is damaged out of the way, to a name in the root, and says so.
-func (l layout) setAside(path string, cause error) (damaged, err error) {
-	aside := damage.Aside(filepath.Join(l.root, filepath.Base(path)))
+func (l Layout) setAside(path string, cause error) (damaged, err error) {
+	aside := damage.Aside(filepath.Join(l.Root, filepath.Base(path)))
 	if err := os.Rename(path, aside); err != nil {
 		return cause, fmt.Errorf("set aside what is damaged: %w", err)
 	}

@@ -1,12 +1,13 @@
-package image
+// Package batch does work for all who wait for it at once.
+package batch
 
 import "sync"
 
-// batches has work that costs the same for one and for many done for all who wait for it at
+// Batches has work that costs the same for one and for many done for all who wait for it at
 // once: syncing a disk, writing the index. What comes while it is being done waits for
 // the next time, so that no one is told of work that began before he asked.
-type batches[T any] struct {
-	work func([]T) error
+type Batches[T any] struct {
+	Work func([]T) error
 
 	mu      sync.Mutex
 	busy    bool
@@ -19,8 +20,8 @@ type waiter[T any] struct {
 	err  error     // set before lead is sent false
 }
 
-// do returns when a batch with the item is done.
-func (b *batches[T]) do(item T) error {
+// Do returns when a batch with the item is done.
+func (b *Batches[T]) Do(item T) error {
 	w := &waiter[T]{item: item, lead: make(chan bool, 1)}
 	b.mu.Lock()
 	b.waiting = append(b.waiting, w)
@@ -40,7 +41,7 @@ func (b *batches[T]) do(item T) error {
 	for i, w := range batch {
 		items[i] = w.item
 	}
-	err := b.work(items)
+	err := b.Work(items)
 	for _, other := range batch {
 		if other != w {
 			other.err = err

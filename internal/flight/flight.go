@@ -1,14 +1,15 @@
-package image
+// Package flight joins calls that ask for the same, for as long as someone waits for them.
+package flight
 
 import (
 	"context"
 	"sync"
 )
 
-// flight joins calls with the same key. It differs from internal/join in who the work
+// Flight joins calls with the same key. It differs from internal/join in who the work
 // belongs to: to those who wait for it. When the last of them has gone away the work
 // is cancelled, because no one wants a download that no one waits for.
-type flight[K comparable, V any] struct {
+type Flight[K comparable, V any] struct {
 	mu    sync.Mutex
 	calls map[K]*call[V]
 }
@@ -21,9 +22,9 @@ type call[V any] struct {
 	err     error
 }
 
-// do runs work or joins the call under way; joined says which. If ctx ends for the
-// last waiter, do returns when the work has stopped and cleaned up after itself.
-func (f *flight[K, V]) do(ctx context.Context, key K, work func(context.Context) (V, error)) (val V, joined bool, err error) {
+// Do runs work or joins the call under way; joined says which. If ctx ends for the
+// last waiter, Do returns when the work has stopped and cleaned up after itself.
+func (f *Flight[K, V]) Do(ctx context.Context, key K, work func(context.Context) (V, error)) (val V, joined bool, err error) {
 	for {
 		c, joined, abandoned := f.enter(ctx, key, work)
 		if abandoned {
@@ -46,7 +47,7 @@ func (f *flight[K, V]) do(ctx context.Context, key K, work func(context.Context)
 	}
 }
 
-func (f *flight[K, V]) enter(ctx context.Context, key K, work func(context.Context) (V, error)) (c *call[V], joined, abandoned bool) {
+func (f *Flight[K, V]) enter(ctx context.Context, key K, work func(context.Context) (V, error)) (c *call[V], joined, abandoned bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if c := f.calls[key]; c != nil {
@@ -74,7 +75,7 @@ func (f *flight[K, V]) enter(ctx context.Context, key K, work func(context.Conte
 }
 
 // leave gives up waiting, and says whether the caller was the last.
-func (f *flight[K, V]) leave(c *call[V]) bool {
+func (f *Flight[K, V]) leave(c *call[V]) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c.waiters--
