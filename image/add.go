@@ -16,6 +16,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
@@ -35,13 +36,13 @@ type adder struct {
 	unpacker *unpacker
 	scratch  *scratch
 	calls    *calls
-	commit   func(...named) (Image, error)
+	commit   func(...catalog.Entry) (Image, error)
 }
 
 // add brings an offered image into the store under some names. When it returns, the
 // image survives a reset of the machine; after an error nothing of it is left. from is the archive
 // that pins it, if any.
-func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Descriptor, o offer, from preloaded) (Image, error) {
+func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Descriptor, o offer, from catalog.Archive) (Image, error) {
 	data, err := o.Document(ctx, top)
 	if err != nil {
 		return Image{}, asInvalid(err)
@@ -67,7 +68,9 @@ func asInvalid(err error) error {
 }
 
 // take stores everything that the image consists of and names it.
-func (a *adder) take(ctx context.Context, names []reference.Name, c *manifest.Content, o offer, from preloaded) (img Image, err error) {
+func (a *adder) take(
+	ctx context.Context, names []reference.Name, c *manifest.Content, o offer, from catalog.Archive,
+) (img Image, err error) {
 	if err := a.blobs.PutDocuments(c); err != nil {
 		return Image{}, err
 	}
@@ -95,9 +98,9 @@ func (a *adder) take(ctx context.Context, names []reference.Name, c *manifest.Co
 	if err := faultAddSynced.At(ctx); err != nil {
 		return Image{}, err
 	}
-	entries := make([]named, len(names))
+	entries := make([]catalog.Entry, len(names))
 	for i, n := range names {
-		entries[i] = named{name: n, pulled: at(time.Now()), archive: from, Content: c}
+		entries[i] = catalog.Entry{Name: n, Pulled: catalog.At(time.Now()), Archive: from, Content: c}
 	}
 	if img, err = a.commit(entries...); err != nil {
 		return Image{}, err

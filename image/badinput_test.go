@@ -3,7 +3,6 @@ package image
 import (
 	"archive/tar"
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -226,14 +225,4 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%s: Open succeeded", name)
 		}
 	}
-}
-
-func FuzzIndexEntry(f *testing.F) {
-	f.Add([]byte(`{"digest":"` + string(digest.FromString("x")) + `","size":1,"annotations":{}}`))
-	f.Fuzz(func(_ *testing.T, data []byte) {
-		var desc ocispec.Descriptor
-		if json.Unmarshal(data, &desc) == nil {
-			_, _ = parseIndexEntry(desc)
-		}
-	})
 }

@@ -23,7 +23,7 @@ func (s *Store) Extend(ctx context.Context, refOrID, ref string, change func(*oc
 	if err != nil {
 		return Image{}, err
 	}
-	e, err := s.index.now.Load().entry(refOrID)
+	e, err := s.index.Present().Entry(refOrID)
 	if err != nil {
 		return Image{}, err
 	}

@@ -13,13 +13,14 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/ledger"
 )
 
 // garbage removes blobs and layers that nothing needs. Pulls pin what they bring before the index
 // names it, and leases keep what no image names.
 type garbage struct {
-	index  *index
+	index  *catalog.Index
 	ledger *ledger.Ledger
 	blobs  *blobs.Store
 	layers LayerInventory
@@ -31,7 +32,7 @@ type garbage struct {
 	pins  map[digest.Digest]int // guarded by sweep
 }
 
-func newGarbage(c *Config, x *index, l *ledger.Ledger, b *blobs.Store) *garbage {
+func newGarbage(c *Config, x *catalog.Index, l *ledger.Ledger, b *blobs.Store) *garbage {
 	return &garbage{index: x, ledger: l, blobs: b, layers: c.Layers, log: c.Log, sweep: make(chan struct{}, 1), pins: map[digest.Digest]int{}}
 }
 
@@ -96,38 +97,38 @@ func (g *garbage) collectAll(ctx context.Context) error {
 
 // sweepAll is sweepUp of all that there is: what the ledger knows of layers that are not there, for
 // whatever reason, is forgotten.
-func (g *garbage) sweepAll(ctx context.Context, all needs) error {
+func (g *garbage) sweepAll(ctx context.Context, all catalog.Needs) error {
 	_, err := g.collect(ctx, all)
 	return errors.Join(err, g.ledger.Forget(func(d digest.Digest) bool { return !g.layers.HasLayer(d) }))
 }
 
 // allThere is all that there is, needed or not.
-func (g *garbage) allThere() (needs, error) {
+func (g *garbage) allThere() (catalog.Needs, error) {
 	files, err := os.ReadDir(g.blobs.Dir())
 	if err != nil {
-		return needs{}, fmt.Errorf("collect blobs: %w", err)
+		return catalog.Needs{}, fmt.Errorf("collect blobs: %w", err)
 	}
-	all := newNeeds()
+	all := catalog.NewNeeds()
 	for _, f := range files {
 		d := digest.NewDigestFromEncoded(digest.SHA256, f.Name())
 		if d.Validate() != nil {
 			g.log.Warn("unknown file among the image blobs left alone", "file", f.Name())
 			continue
 		}
-		all.blobs[d] = true
+		all.Blobs[d] = true
 	}
 	layers, err := g.layers.Layers()
 	if err != nil {
-		return needs{}, fmt.Errorf("collect layers: %w", err)
+		return catalog.Needs{}, fmt.Errorf("collect layers: %w", err)
 	}
 	for _, d := range layers {
-		all.layers[d] = true
+		all.Layers[d] = true
 	}
 	return all, nil
 }
 
 // sweepUp removes of the candidates what nothing needs, and forgets what it was.
-func (g *garbage) sweepUp(ctx context.Context, candidates needs) error {
+func (g *garbage) sweepUp(ctx context.Context, candidates catalog.Needs) error {
 	removed, err := g.collect(ctx, candidates)
 	if len(removed) == 0 {
 		return err
@@ -140,9 +141,9 @@ func (g *garbage) sweepUp(ctx context.Context, candidates needs) error {
 const sweepBatch = 32
 
 // collect removes of the candidates what nothing needs, and returns the layers that it removed.
-func (g *garbage) collect(ctx context.Context, candidates needs) (removed map[digest.Digest]bool, err error) {
+func (g *garbage) collect(ctx context.Context, candidates catalog.Needs) (removed map[digest.Digest]bool, err error) {
 	removed = map[digest.Digest]bool{}
-	blobs, layers := slices.Sorted(maps.Keys(candidates.blobs)), slices.Sorted(maps.Keys(candidates.layers))
+	blobs, layers := slices.Sorted(maps.Keys(candidates.Blobs)), slices.Sorted(maps.Keys(candidates.Layers))
 	var errs []error
 	for len(blobs)+len(layers) > 0 {
 		n, m := min(len(blobs), sweepBatch), min(len(layers), sweepBatch)
@@ -169,12 +170,12 @@ func (g *garbage) sweepSome(ctx context.Context, blobs, layers []digest.Digest, 
 	kept, ended := g.ledger.Leased(time.Now())
 	errs := []error{g.endLeases(ended)}
 	for _, d := range blobs {
-		if !kept[d] && g.pins[d] == 0 && !g.index.uses.blob(d) {
+		if !kept[d] && g.pins[d] == 0 && !g.index.NeedsBlob(d) {
 			errs = append(errs, g.blobs.Drop(d))
 		}
 	}
 	for _, d := range layers {
-		if kept[d] || g.pins[d] > 0 || g.index.uses.layer(d) {
+		if kept[d] || g.pins[d] > 0 || g.index.NeedsLayer(d) {
 			continue
 		}
 		if err := g.layers.RemoveLayer(ctx, d); err != nil {
@@ -191,9 +192,9 @@ func (g *garbage) sweepSome(ctx context.Context, blobs, layers []digest.Digest, 
 }
 
 // sizeOf is what of some blobs and layers is on disk, allocated bytes.
-func (g *garbage) sizeOf(n needs) (bytes int64) {
-	bytes = g.blobs.Usage.Of(maps.Keys(n.blobs))
-	for d := range n.layers {
+func (g *garbage) sizeOf(n catalog.Needs) (bytes int64) {
+	bytes = g.blobs.Usage.Of(maps.Keys(n.Blobs))
+	for d := range n.Layers {
 		if u, err := g.layers.LayerUsage(d); err == nil {
 			bytes += u.Bytes
 		}
@@ -202,25 +203,18 @@ func (g *garbage) sizeOf(n needs) (bytes int64) {
 }
 
 // repairIndex writes the index again, with the images that are whole.
-func (g *garbage) repairIndex(entries []named, damaged bool) error {
+func (g *garbage) repairIndex(entries []catalog.Entry, damaged bool) error {
 	if err := g.salvage(); err != nil {
 		g.log.Warn("images have to be pulled again with all of their layers", "err", err)
 	}
-	if damaged {
-		if aside, err := g.index.file.keep(); err != nil {
-			g.log.Warn("damaged image index is not kept", "err", err)
-		} else {
-			g.log.Warn("damaged image index is kept", "file", aside)
-		}
-	}
-	return g.index.file.save(entries)
+	return g.index.Repair(entries, damaged, g.log)
 }
 
 // takeAway takes names from the index and deletes what only they needed.
-func (g *garbage) takeAway(ctx context.Context, what removal) (Removed, error) {
-	r, only, err := g.index.untag(what)
+func (g *garbage) takeAway(ctx context.Context, what catalog.Removal) (Removed, error) {
+	r, only, err := g.index.Untag(what)
 	if err != nil {
-		return Removed{}, fmt.Errorf("remove image %s: %w", what.ref, err)
+		return Removed{}, fmt.Errorf("remove image %s: %w", what.Ref, err)
 	}
 	freed := g.sizeOf(only)
 	if err := g.sweepUp(ctx, only); err != nil {

@@ -5,30 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/image/catalog"
 )
-
-// pinnedNames are references of images that no collection removes: full names with a tag
-// or digest, or the beginning of some with * after it.
-type pinnedNames []string
-
-func (p pinnedNames) has(name string) bool {
-	return slices.ContainsFunc(p, func(pattern string) bool {
-		if prefix, ok := strings.CutSuffix(pattern, "*"); ok {
-			return strings.HasPrefix(name, prefix)
-		}
-		return pattern == name
-	})
-}
 
 // reclaimer removes images when the disk is too full.
 type reclaimer struct {
 	cfg     *Config
-	index   *index
+	index   *catalog.Index
 	garbage *garbage
 	root    string
 	layers  LayerUses
@@ -76,7 +64,7 @@ func (r *reclaimer) reclaim(ctx context.Context) error {
 		if r.cfg.now().Sub(img.Pulled) < justPulled {
 			return nil // and so are all that follow
 		}
-		gone, err := r.garbage.takeAway(ctx, removal{ref: img.ID.String(), may: func(img Image) bool {
+		gone, err := r.garbage.takeAway(ctx, catalog.Removal{Ref: img.ID.String(), May: func(img Image) bool {
 			return !img.Pinned && !r.runs(img) && r.cfg.now().Sub(img.Pulled) >= justPulled
 		}})
 		if err != nil && !errors.Is(err, ErrNotFound) {
@@ -96,7 +84,7 @@ func (r *reclaimer) reclaim(ctx context.Context) error {
 
 // oldest lists the images, those pulled longest ago first.
 func (r *reclaimer) oldest() []Image {
-	all := r.index.list()
+	all := r.index.List()
 	slices.SortStableFunc(all, func(a, b Image) int { return a.Pulled.Compare(b.Pulled) })
 	return all
 }

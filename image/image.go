@@ -4,7 +4,6 @@
 //
 // A Store is a facade over parts, each with its own lock and its own dependencies:
 //
-//	index.go     index: which images exist, on disk and as a catalog in memory
 //	garbage.go   garbage: pins of pulls, leases, and the removal of what nothing needs
 //	unpacker.go  unpacker: layers from registries, archives and files
 //	lazy.go      lazies: layers that are shown before they are downloaded
@@ -38,11 +37,8 @@ package image
 
 import (
 	"errors"
-	"time"
 
-	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
@@ -63,26 +59,11 @@ var (
 	ErrLayerInUse       = errors.New("layer in use")
 )
 
-// Image is one image in the store, a value safe to keep.
-type Image struct {
-	// ID is the digest of the image's config blob, as CRI's image id.
-	ID digest.Digest
-	// RepoTags are the normalized names with tag (docker.io/library/busybox:1),
-	// RepoDigests those with the digest it was pulled by, both sorted.
-	RepoTags, RepoDigests []string
-	// Manifest is the digest of the platform's manifest.
-	Manifest digest.Digest
-	// Size is the sum of config and compressed layers, bytes.
-	Size int64
-	// Layers are the diff ids, lowest first, as snapshot.PrepareOptions takes them.
-	Layers []digest.Digest
-	// Config is the image's OCI configuration (user, env, entrypoint, …).
-	Config ocispec.ImageConfig
-	// Pulled is when it was last pulled.
-	Pulled time.Time
-	// Pinned says that no collection removes it (Config.Pinned, Store.Preload).
-	Pinned bool
-}
+// Image is one image in the store.
+type Image = catalog.Image
+
+// Removed is what a removal took away.
+type Removed = catalog.Removed
 
 // Auth is the credentials for one pull.
 type Auth = registry.Auth

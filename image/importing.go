@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/internal/ctxio"
@@ -71,7 +72,7 @@ func (a *adder) compose(ctx context.Context, n reference.Name, b base, write fun
 	if err != nil {
 		return Image{}, err
 	}
-	img, err := a.add(ctx, []reference.Name{n}, top, m, preloaded{})
+	img, err := a.add(ctx, []reference.Name{n}, top, m, catalog.Archive{})
 	return img, because(ctx, err)
 }
 

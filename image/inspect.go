@@ -18,11 +18,11 @@ type Documents struct {
 
 // Documents reads the documents of an image, found as by Get.
 func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents, error) {
-	e, err := s.index.now.Load().entry(refOrID)
+	e, err := s.index.Present().Entry(refOrID)
 	if err != nil {
 		return Image{}, Documents{}, err
 	}
-	img, err := s.index.now.Load().find(e.Config.Digest.String())
+	img, err := s.index.Present().Find(e.Config.Digest.String())
 	if err != nil {
 		return Image{}, Documents{}, err // removed just now
 	}
@@ -33,7 +33,7 @@ func (s *Store) Documents(ctx context.Context, refOrID string) (Image, Documents
 	if err != nil {
 		return Image{}, Documents{}, fmt.Errorf("read image %s: %w", refOrID, err)
 	}
-	return img.view(), d, nil
+	return img.View(), d, nil
 }
 
 // Blob is one file of the store's blobs.
@@ -47,9 +47,9 @@ type Blob struct {
 
 // Blobs lists the blobs that are on disk, from memory.
 func (s *Store) Blobs() []Blob {
-	now := s.index.now.Load()
+	now := s.index.Present()
 	owners := map[digest.Digest]map[digest.Digest]bool{}
-	for _, e := range now.entries {
+	for _, e := range now.Entries {
 		for _, d := range e.Blobs() {
 			if owners[d] == nil {
 				owners[d] = map[digest.Digest]bool{}

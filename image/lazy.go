@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/lazy"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
@@ -52,7 +53,7 @@ const minLazy = 1 << 20
 type lazies struct {
 	lazy       LazyStore // nil: none
 	unpacker   *unpacker
-	index      *index
+	index      *catalog.Index
 	garbage    *garbage
 	registries *atomic.Pointer[registry.Client]
 	log        *slog.Logger
@@ -122,12 +123,12 @@ func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d oci
 
 // landAll sees to it that all lazy layers of images become ordinary ones.
 func (z *lazies) landAll() error {
-	for _, e := range z.index.now.Load().entries {
+	for _, e := range z.index.Present().Entries {
 		for i, d := range e.Layers {
 			if diffID := e.Image.RootFS.DiffIDs[i]; z.unpacker.isLazy(d, diffID) {
-				src, err := z.registries.Load().Repository(e.name.Domain, e.name.Path, Auth{})
+				src, err := z.registries.Load().Repository(e.Name.Domain, e.Name.Path, Auth{})
 				if err != nil {
-					return fmt.Errorf("image %s: %w", e.name, err)
+					return fmt.Errorf("image %s: %w", e.Name, err)
 				}
 				z.landSoon(src, d, diffID)
 			}
@@ -226,7 +227,7 @@ func (z *lazies) landBlob(ctx context.Context, f *os.File, d ocispec.Descriptor,
 
 // landed makes last what has been learnt, and lets the blob go.
 func (z *lazies) landed(ctx context.Context, diffID digest.Digest) error {
-	if err := z.unpacker.ledger.Save(blobsOf(z.index.now.Load().entries)); err != nil {
+	if err := z.unpacker.ledger.Save(catalog.BlobsOf(z.index.Present().Entries)); err != nil {
 		return err
 	}
 	return z.lazy.LazyUnpacked(ctx, diffID)
@@ -234,10 +235,10 @@ func (z *lazies) landed(ctx context.Context, diffID digest.Digest) error {
 
 // dropWith takes the images from the index that need a layer which is not what it was shown as.
 func (z *lazies) dropWith(diffID digest.Digest) error {
-	return z.index.drop(func(e named) bool {
+	return z.index.Drop(func(e catalog.Entry) bool {
 		needs := slices.Contains(e.Image.RootFS.DiffIDs, diffID)
 		if needs {
-			z.log.Warn("image dropped: a layer of it is incomplete and cannot be completed; pull it again", "image", e.name.String())
+			z.log.Warn("image dropped: a layer of it is incomplete and cannot be completed; pull it again", "image", e.Name.String())
 		}
 		return needs
 	})

@@ -11,6 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
@@ -49,20 +50,20 @@ func (l *Loaded) endNotes() {
 // bare tag there is put behind it. Kinds: ErrInvalidImage, ErrPlatform (nothing is for this
 // machine), ErrInvalidReference.
 func (s *Store) Load(ctx context.Context, r io.Reader, fallback string) (Loaded, error) {
-	return s.load(ctx, r, fallback, preloaded{})
+	return s.load(ctx, r, fallback, catalog.Archive{})
 }
 
 // Preload is Load for images that no collection removes, as long as a file is unchanged: the
 // archive, by its absolute path.
 func (s *Store) Preload(ctx context.Context, r io.Reader, archive string) (Loaded, error) {
-	from, err := preloadedFrom(archive)
+	from, err := catalog.ArchiveOf(archive)
 	if err != nil {
 		return Loaded{}, fmt.Errorf("load images: %w", err)
 	}
 	return s.load(ctx, r, "", from)
 }
 
-func (s *Store) load(ctx context.Context, r io.Reader, fallback string, from preloaded) (l Loaded, err error) {
+func (s *Store) load(ctx context.Context, r io.Reader, fallback string, from catalog.Archive) (l Loaded, err error) {
 	if err := s.calls.begin(); err != nil {
 		return l, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -18,7 +19,7 @@ var manyImages = []int{1, 200, 1000, 3000}
 // from the registry: repository many, tags from 0.
 func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 	shared := gzipLayer(tarOf("shared", "1"))
-	all := make([]named, images)
+	all := make([]catalog.Entry, images)
 	for i := range images {
 		layers := []testLayer{shared, gzipLayer(tarOf("own", fmt.Sprint(i)))}
 		ref := fmt.Sprint("many:", i)
@@ -38,7 +39,7 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 		}
 		c, err := s.unpacker.load(b.Context(), top)
 		must(b, err)
-		all[i] = named{name: n, pulled: at(time.Now()), Content: c}
+		all[i] = catalog.Entry{Name: n, Pulled: catalog.At(time.Now()), Content: c}
 	}
 	_, err := s.commit(all...)
 	must(b, err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -22,7 +23,7 @@ func (s *Store) Tag(ctx context.Context, refOrID, ref string) (Image, error) {
 		return Image{}, err
 	}
 	defer s.calls.done()
-	img, err := s.index.tag(refOrID, n)
+	img, err := s.index.Tag(refOrID, n)
 	if err != nil {
 		return Image{}, err
 	}
@@ -38,13 +39,6 @@ func parseTag(ref string) (reference.Name, error) {
 	return n, err
 }
 
-// Removed is what a removal took away.
-type Removed struct {
-	Names []string      // index entries that are gone, normalized
-	ID    digest.Digest // the image, if it is gone with the last of its names
-	Bytes int64         // blobs and unpacked layers that were deleted, allocated
-}
-
 // Untag takes one name away, and the image with its last name; by id, the image with
 // all its names. Unlike Remove it fails with ErrNotFound if there is nothing to remove.
 func (s *Store) Untag(ctx context.Context, refOrID string) (Removed, error) {
@@ -52,7 +46,7 @@ func (s *Store) Untag(ctx context.Context, refOrID string) (Removed, error) {
 		return Removed{}, err
 	}
 	defer s.calls.done()
-	return s.garbage.takeAway(ctx, removal{ref: refOrID})
+	return s.garbage.takeAway(ctx, catalog.Removal{Ref: refOrID})
 }
 
 // RemoveIf removes an image with all its names if it may go when nothing can be pulled or tagged
@@ -63,47 +57,9 @@ func (s *Store) RemoveIf(ctx context.Context, id digest.Digest, may func(Image) 
 		return Removed{}, err
 	}
 	defer s.calls.done()
-	r, err := s.garbage.takeAway(ctx, removal{ref: id.String(), may: may})
+	r, err := s.garbage.takeAway(ctx, catalog.Removal{Ref: id.String(), May: may})
 	if errors.Is(err, ErrNotFound) {
 		err = nil
 	}
 	return r, err
-}
-
-// removal says which names are to go.
-type removal struct {
-	ref string           // a reference or an id
-	all bool             // all names of the image, also by one of them
-	may func(Image) bool // nil: yes
-}
-
-// entriesOf says which index entries what a user wrote means: those of a name, or all
-// of an image.
-func (c *catalog) entriesOf(refOrID string, img *known) func(named) bool {
-	n, err := c.parse(refOrID)
-	hex, isHex := reference.IDPrefix(refOrID)
-	if err != nil || isHex && len(hex) == 64 || c.ids[n.String()] != img.ID {
-		return img.has
-	}
-	return func(e named) bool {
-		return e.name == n || n.Digest != "" && e.name.Repo == n.Repo && e.Top.Digest == n.Digest
-	}
-}
-
-func (img *known) has(e named) bool { return e.Config.Digest == img.ID }
-
-// entry finds the newest of the index entries that are meant.
-func (c *catalog) entry(refOrID string) (named, error) {
-	img, err := c.find(refOrID)
-	if err != nil {
-		return named{}, err
-	}
-	var best named
-	meant := c.entriesOf(refOrID, img)
-	for _, e := range c.entries {
-		if meant(e) && (best.Content == nil || e.pulled.time().After(best.pulled.time())) {
-			best = e
-		}
-	}
-	return best, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/unpack"
@@ -52,7 +53,7 @@ type packer struct {
 
 // packing is what getting images ready takes of the store.
 type packing struct {
-	index   *index
+	index   *catalog.Index
 	blobs   *blobs.Store
 	garbage *garbage
 	lazies  *lazies
@@ -76,7 +77,7 @@ func (k *packer) close() { k.remove() }
 // asBlobs, unless elsewhere has them; then the manifest is another one than the image came
 // with, which notes say. The image's id stays.
 func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
-	e, err := k.index.now.Load().entry(refOrID)
+	e, err := k.index.Present().Entry(refOrID)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +92,7 @@ func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
 	return p, nil
 }
 
-func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
+func (k *packer) fill(ctx context.Context, p *parcel, e catalog.Entry) error {
 	document, err := k.blobs.Read(ctx, ocispec.Descriptor{Digest: e.Manifest})
 	if err != nil {
 		return err
@@ -106,7 +107,7 @@ func (k *packer) fill(ctx context.Context, p *parcel, e named) error {
 	}
 	mediaType := doc.Type()
 	p.top, p.was = e.Top, e.Manifest
-	p.Names = []string{e.name.String()}
+	p.Names = []string{e.Name.String()}
 	p.Config = e.Config
 	p.Manifest = ocispec.Descriptor{MediaType: mediaType, Digest: e.Manifest, Size: int64(len(document))}
 	p.Documents = map[digest.Digest][]byte{e.Manifest: document, e.Config.Digest: config}

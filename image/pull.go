@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
@@ -30,13 +31,13 @@ type puller struct {
 	cfg        *Config
 	registries *atomic.Pointer[registry.Client]
 	blobs      *blobs.Store
-	index      *index
+	index      *catalog.Index
 	garbage    *garbage
 	unpacker   *unpacker
 	lazies     *lazies
 	shares     *shares
 	peers      *peer.Swarm
-	commit     func(...named) (Image, error)
+	commit     func(...catalog.Entry) (Image, error)
 
 	pulls  flight.Flight[pullKey, Image]
 	meters meters
@@ -198,7 +199,7 @@ func (p *puller) fetch(
 	if err := faultPullSynced.At(ctx); err != nil {
 		return Image{}, err
 	}
-	img, err := p.commit(named{name: n, pulled: at(time.Now()), Content: c})
+	img, err := p.commit(catalog.Entry{Name: n, Pulled: catalog.At(time.Now()), Content: c})
 	if err != nil {
 		return Image{}, err
 	}

@@ -63,7 +63,7 @@ func (s *Store) Push(ctx context.Context, refOrID, to string, o PushOptions) (Pu
 }
 
 func (s *Store) push(ctx context.Context, refOrID string, n reference.Name, o PushOptions) (pushed Pushed, err error) {
-	img, err := s.index.now.Load().find(refOrID)
+	img, err := s.index.Present().Find(refOrID)
 	if err != nil {
 		return pushed, err
 	}

@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
@@ -23,7 +24,7 @@ import (
 // of a repository, also while they arrive.
 type shares struct {
 	blobs    *blobs.Store
-	index    *index
+	index    *catalog.Index
 	garbage  *garbage
 	unpacker *unpacker
 	layers   LayerArchiver
@@ -75,8 +76,8 @@ func (h *shares) of(repository string, blob digest.Digest) (d ocispec.Descriptor
 		}
 	}
 	h.mu.Unlock()
-	for _, e := range h.index.now.Load().entries {
-		if e.name.Repo == repository && in(e.Content) {
+	for _, e := range h.index.Present().Entries {
+		if e.Name.Repo == repository && in(e.Content) {
 			return d, diffID, true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
@@ -22,7 +23,7 @@ type Store struct {
 
 	ledger   *ledger.Ledger
 	blobs    *blobs.Store
-	index    *index
+	index    *catalog.Index
 	garbage  *garbage
 	unpacker *unpacker
 	lazies   *lazies
@@ -84,23 +85,24 @@ func (s *Store) recover(ctx context.Context) error {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	s.unpacker = newUnpacker(&s.cfg, s.blobs, s.ledger)
-	lines, damage, err := indexFile(s.blobs.IndexFile()).load()
+	lines, damage, err := catalog.File(s.blobs.IndexFile()).Load()
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
 	for _, d := range damage {
 		s.cfg.Log.Warn("image index is damaged: images may have to be pulled again", "err", d)
 	}
-	entries := make([]named, 0, len(lines))
+	entries := make([]catalog.Entry, 0, len(lines))
 	for _, e := range lines {
-		c, err := s.unpacker.load(ctx, e.top)
+		c, err := s.unpacker.load(ctx, e.Top)
 		if err != nil {
-			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.name.String(), "err", err)
+			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.Name.String(), "err", err)
 			continue
 		}
-		entries = append(entries, named{name: e.name, pulled: at(e.pulled), archive: e.archive, Content: c})
+		entries = append(entries, catalog.Entry{Name: e.Name, Pulled: catalog.At(e.Pulled), Archive: e.Archive, Content: c})
 	}
-	s.index = newIndex(&s.cfg, indexFile(s.blobs.IndexFile()), s.ledger, entries)
+	options := catalog.Options{Short: s.cfg.short(), Pinned: s.cfg.Pinned, KeepBlobs: s.cfg.KeepBlobs}
+	s.index = catalog.New(options, catalog.File(s.blobs.IndexFile()), s.ledger, entries)
 	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
 	s.lazies = newLazies(s)
 	s.reclaimer = &reclaimer{cfg: &s.cfg, index: s.index, garbage: s.garbage, root: s.blobs.Root, layers: s.cfg.Layers, calls: s.calls}
@@ -132,16 +134,16 @@ func (s *Store) recover(ctx context.Context) error {
 // Get returns an image by reference (any form that docker accepts), id, or the
 // beginning of an id, at least 6 digits. Kinds: ErrNotFound, ErrInvalidReference.
 func (s *Store) Get(refOrID string) (Image, error) {
-	img, err := s.index.now.Load().find(refOrID)
+	img, err := s.index.Present().Find(refOrID)
 	if err != nil {
 		return Image{}, err
 	}
-	return img.view(), nil
+	return img.View(), nil
 }
 
 // List returns all images, ordered by id.
 func (s *Store) List() []Image {
-	return s.index.list()
+	return s.index.List()
 }
 
 // Remove removes an image with all its names, whichever of them is given, as CRI's
@@ -152,7 +154,7 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 		return err
 	}
 	defer s.calls.done()
-	_, err := s.garbage.takeAway(ctx, removal{ref: refOrID, all: true})
+	_, err := s.garbage.takeAway(ctx, catalog.Removal{Ref: refOrID, All: true})
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
@@ -160,8 +162,8 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 }
 
 // commit adds an image that was pulled or brought.
-func (s *Store) commit(es ...named) (Image, error) {
-	img, err := s.index.add(es...)
+func (s *Store) commit(es ...catalog.Entry) (Image, error) {
+	img, err := s.index.Add(es...)
 	if err == nil {
 		s.reclaimer.soon()
 	}
@@ -189,7 +191,7 @@ func (s *Store) Close() error {
 	s.peers.Close()
 	s.remover.Close()
 	s.registries.Load().Close()
-	return errors.Join(s.index.close(), s.ledger.Close(), s.blobs.Close())
+	return errors.Join(s.index.Close(), s.ledger.Close(), s.blobs.Close())
 }
 
 // cleanupTimeout bounds cleaning up after a cancelled call.

@@ -6,15 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -190,17 +187,5 @@ func TestFind(t *testing.T) {
 		if _, err := s.Get(ref); !errors.Is(err, want) {
 			t.Errorf("Get(%q): %v, want %v", ref, err, want)
 		}
-	}
-	twin := newCatalog([]named{catalogEntry("a", "aaaaaa1"), catalogEntry("b", "aaaaaa2")}, "", nil)
-	if _, err := twin.find("aaaaaa"); !errors.Is(err, ErrInvalidReference) {
-		t.Errorf("ambiguous id: %v", err)
-	}
-}
-
-func catalogEntry(repo, hex string) named {
-	id := digest.NewDigestFromEncoded(digest.SHA256, hex+strings.Repeat("0", 64-len(hex)))
-	return named{
-		name: reference.Name{Repo: repo, Tag: "1"}, pulled: at(time.Time{}),
-		Content: &manifest.Content{Config: ocispec.Descriptor{Digest: id}, Image: &ocispec.Image{}},
 	}
 }

@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/damage"
 	"github.com/coracle-project/coracle/image/unpack"
 )
@@ -80,7 +81,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 	}
 	for _, e := range entries {
 		if err := v.image(ctx, e); err != nil {
-			return v.result, fmt.Errorf("verify image %s: %w", e.name, because(ctx, err))
+			return v.result, fmt.Errorf("verify image %s: %w", e.Name, because(ctx, err))
 		}
 	}
 	if o.Repair != ReportDamage && len(v.result.Damaged) > 0 {
@@ -104,14 +105,14 @@ type thing struct {
 	digest digest.Digest
 }
 
-func (v *verifier) entries() ([]named, error) {
-	now := v.s.index.now.Load()
+func (v *verifier) entries() ([]catalog.Entry, error) {
+	now := v.s.index.Present()
 	if len(v.o.Images) == 0 {
-		return now.entries, nil
+		return now.Entries, nil
 	}
-	var all []named
+	var all []catalog.Entry
 	for _, ref := range v.o.Images {
-		e, err := now.entry(ref)
+		e, err := now.Entry(ref)
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +122,7 @@ func (v *verifier) entries() ([]named, error) {
 }
 
 // image reads all of one image, which cannot be collected meanwhile.
-func (v *verifier) image(ctx context.Context, e named) error {
+func (v *verifier) image(ctx context.Context, e catalog.Entry) error {
 	pins := append(e.Blobs(), e.Image.RootFS.DiffIDs...)
 	if err := v.s.garbage.pin(ctx, pins); err != nil {
 		return err
@@ -130,7 +131,7 @@ func (v *verifier) image(ctx context.Context, e named) error {
 	return errors.Join(err, v.s.garbage.settle(ctx, pins, true))
 }
 
-func (v *verifier) read(ctx context.Context, e named) error {
+func (v *verifier) read(ctx context.Context, e catalog.Entry) error {
 	for d := range e.Documents {
 		err := v.check(e, "document", d, func() error { return v.file(ctx, d) })
 		if err != nil {
@@ -155,7 +156,7 @@ func (v *verifier) read(ctx context.Context, e named) error {
 }
 
 // copies reads the copies of a layer that is itself whole, and can be compared.
-func (v *verifier) copies(ctx context.Context, e named, d digest.Digest) error {
+func (v *verifier) copies(ctx context.Context, e catalog.Entry, d digest.Digest) error {
 	k := v.s.cfg.Layers
 	if !k.HasCopy(d) || v.seen[thing{"layer", d}] != nil || slices.Contains(v.result.Unverifiable, d) {
 		return nil
@@ -164,7 +165,7 @@ func (v *verifier) copies(ctx context.Context, e named, d digest.Digest) error {
 }
 
 // check reads one thing, once, and notes the damage.
-func (v *verifier) check(e named, kind string, d digest.Digest, read func() error) error {
+func (v *verifier) check(e catalog.Entry, kind string, d digest.Digest, read func() error) error {
 	damage, seen := v.seen[thing{kind, d}]
 	if !seen {
 		if v.o.Progress != nil {
@@ -189,8 +190,8 @@ func (v *verifier) check(e named, kind string, d digest.Digest, read func() erro
 		v.result.Damaged = append(v.result.Damaged, Damage{Kind: kind, Digest: d, Cause: damage})
 	}
 	names := &v.result.Damaged[i].Images
-	if at, there := slices.BinarySearch(*names, e.name.String()); !there {
-		*names = slices.Insert(*names, at, e.name.String())
+	if at, there := slices.BinarySearch(*names, e.Name.String()); !there {
+		*names = slices.Insert(*names, at, e.Name.String())
 	}
 	return nil
 }
@@ -261,7 +262,7 @@ func (v *verifier) repair(ctx context.Context) error {
 	if err := faultVerifyRemoved.At(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(v.s.garbage.salvage(), v.s.index.drop(func(e named) bool { return lost[e.name.String()] })); err != nil {
+	if err := errors.Join(v.s.garbage.salvage(), v.s.index.Drop(func(e catalog.Entry) bool { return lost[e.Name.String()] })); err != nil {
 		return err
 	}
 	err := v.refetch(ctx, lost)

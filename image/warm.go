@@ -13,7 +13,7 @@ func (p *puller) warm(n reference.Name, c *manifest.Content, m *meter) (img Imag
 	if !p.unpacker.isWhole(c) || !p.blobs.AllSynced() {
 		return Image{}, false
 	}
-	if img, ok = p.index.pulledAgain(n, c); !ok {
+	if img, ok = p.index.PulledAgain(n, c); !ok {
 		return Image{}, false
 	}
 	m.expect(c.Size())

@@ -1,6 +1,7 @@
-package image
+package catalog
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +22,7 @@ import (
 )
 
 // randomEntry is one of few names for one of few images of few layers.
-func randomEntry(rnd *rand.Rand, now int64) named {
+func randomEntry(rnd *rand.Rand, now int64) Entry {
 	of := func(what string, n int) digest.Digest { return digest.FromString(fmt.Sprint(what, rnd.IntN(n))) }
 	n := reference.Name{Repo: fmt.Sprint("r.example/", rnd.IntN(3)), Domain: "r.example", Path: "x", Tag: fmt.Sprint(rnd.IntN(3))}
 	id := rnd.IntN(5)
@@ -30,7 +32,7 @@ func randomEntry(rnd *rand.Rand, now int64) named {
 	}
 	config := ocispec.Descriptor{Digest: digest.FromString(fmt.Sprint("config", id/2)), Size: int64(id)}
 	layers := []ocispec.Descriptor{{Digest: of("blob", 4)}, {Digest: of("blob", 4)}}
-	return named{name: n, pulled: at(time.Unix(now, 0)), Content: &manifest.Content{
+	return Entry{Name: n, Pulled: At(time.Unix(now, 0)), Content: &manifest.Content{
 		Top:      ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: top, Size: int64(id)},
 		Manifest: top, Config: config, Layers: layers,
 		Image:     &ocispec.Image{RootFS: ocispec.RootFS{DiffIDs: []digest.Digest{of("diff", 4), of("diff", 4)}}},
@@ -42,31 +44,31 @@ func randomEntry(rnd *rand.Rand, now int64) named {
 func TestCatalogChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		c := newCatalog(nil, "", pinnedNames{"r.example/1:*"})
+		c := newCatalog(nil, "", Pinned{"r.example/1:*"})
 		var u uses
 		for step := range int64(100) {
 			var ch change
 			before := c
 			if rnd.IntN(3) > 0 {
-				images := []named{randomEntry(rnd, step*2)}
+				images := []Entry{randomEntry(rnd, step*2)}
 				if rnd.IntN(2) > 0 {
 					images = append(images, randomEntry(rnd, step*2+1))
 				}
 				c, ch = c.with(images...)
 				for _, e := range images[len(images)-1:] {
-					if got, k := c.named(e.name); k == nil || got.Content != e.Content {
-						t.Fatalf("seed %d, step %d: %s is not what was pulled", seed, step, e.name)
+					if got, k := c.named(e.Name); k == nil || got.Content != e.Content {
+						t.Fatalf("seed %d, step %d: %s is not what was pulled", seed, step, e.Name)
 					}
 				}
 			} else {
 				repo := fmt.Sprint("r.example/", rnd.IntN(3))
-				c, ch = c.without(func(e named) bool { return e.name.Repo == repo })
-				if slices.ContainsFunc(c.entries, func(e named) bool { return e.name.Repo == repo }) {
+				c, ch = c.without(func(e Entry) bool { return e.Name.Repo == repo })
+				if slices.ContainsFunc(c.Entries, func(e Entry) bool { return e.Name.Repo == repo }) {
 					t.Fatalf("seed %d, step %d: names of %s are left", seed, step, repo)
 				}
 			}
 			unneeded := u.change(ch, true)
-			fresh := newCatalog(c.entries, "", c.pinned)
+			fresh := newCatalog(c.Entries, "", c.pinned)
 			if got, want := views(c), views(fresh); !reflect.DeepEqual(got, want) {
 				t.Fatalf("seed %d, step %d:\n%+v, new:\n%+v", seed, step, got, want)
 			}
@@ -74,21 +76,21 @@ func TestCatalogChanges(t *testing.T) {
 				t.Fatalf("seed %d, step %d: names %v, new %v", seed, step, c.ids, fresh.ids)
 			}
 			var all uses
-			all.change(change{come: c.entries}, true)
+			all.change(change{come: c.Entries}, true)
 			if !maps.Equal(u.blobs, all.blobs) && len(u.blobs)+len(all.blobs) > 0 || !maps.Equal(u.layers, all.layers) &&
 				len(u.layers)+len(all.layers) > 0 {
 				t.Fatalf("seed %d, step %d: uses %v %v, counted again %v %v", seed, step, u.blobs, u.layers, all.blobs, all.layers)
 			}
 			var had uses
-			had.change(change{come: before.entries}, true)
+			had.change(change{come: before.Entries}, true)
 			for d := range had.layers {
-				if unneeded.layers[d] == all.layer(d) {
-					t.Fatalf("seed %d, step %d: layer %s unneeded: %v, in use: %v", seed, step, d, unneeded.layers[d], all.layer(d))
+				if unneeded.Layers[d] == all.layer(d) {
+					t.Fatalf("seed %d, step %d: layer %s unneeded: %v, in use: %v", seed, step, d, unneeded.Layers[d], all.layer(d))
 				}
 			}
 			for d := range had.blobs {
-				if unneeded.blobs[d] == all.blob(d) {
-					t.Fatalf("seed %d, step %d: blob %s unneeded: %v, in use: %v", seed, step, d, unneeded.blobs[d], all.blob(d))
+				if unneeded.Blobs[d] == all.blob(d) {
+					t.Fatalf("seed %d, step %d: blob %s unneeded: %v, in use: %v", seed, step, d, unneeded.Blobs[d], all.blob(d))
 				}
 			}
 		}
@@ -98,7 +100,7 @@ func TestCatalogChanges(t *testing.T) {
 // views are a catalog's images.
 func views(c *catalog) (all []Image) {
 	for _, img := range c.list() {
-		all = append(all, img.view())
+		all = append(all, img.View())
 	}
 	return all
 }
@@ -106,17 +108,17 @@ func views(c *catalog) (all []Image) {
 // A change costs nothing for images that stay as they are: not even their line of the index is made
 // again.
 func TestCatalogKeepsWhatStays(t *testing.T) {
-	l := indexFile(filepath.Join(t.TempDir(), "index.json"))
+	l := File(filepath.Join(t.TempDir(), "index.json"))
 	rnd := rand.New(rand.NewPCG(1, 2))
 	stays, moves := randomEntry(rnd, 1), randomEntry(rnd, 1)
-	stays.name = reference.Name{Repo: "r.example/stays", Domain: "r.example", Path: "stays", Tag: "1"}
+	stays.Name = reference.Name{Repo: "r.example/stays", Domain: "r.example", Path: "stays", Tag: "1"}
 	stays.Content.Config.Digest = digest.FromString("stays")
-	c := newCatalog([]named{stays}, "", nil)
-	must(t, l.save(c.entries))
+	c := newCatalog([]Entry{stays}, "", nil)
+	must(t, l.save(c.Entries))
 	line, err := stays.line()
 	must(t, err)
 	next, _ := c.with(moves)
-	must(t, l.save(next.entries))
+	must(t, l.save(next.Entries))
 	if next.images[stays.Config.Digest] != c.images[stays.Config.Digest] {
 		t.Error("the image that stays was made again")
 	}
@@ -124,23 +126,45 @@ func TestCatalogKeepsWhatStays(t *testing.T) {
 		t.Error("its line was encoded again", err)
 	}
 	later := time.Unix(99, 0)
-	stays.pulled.at.Store(&later)
-	must(t, l.save(next.entries))
-	entries, damage, err := l.load()
+	stays.Pulled.at.Store(&later)
+	must(t, l.save(next.Entries))
+	entries, damage, err := l.Load()
 	if err != nil || len(damage) != 0 || len(entries) != 2 {
 		t.Fatal(entries, damage, err)
 	}
 	for i, e := range entries {
-		if want := next.entries[i]; e.name.String() != want.name.String() || !reflect.DeepEqual(e.top, want.Top) ||
-			!e.pulled.Equal(want.pulled.time()) {
+		if want := next.Entries[i]; e.Name.String() != want.Name.String() || !reflect.DeepEqual(e.Top, want.Top) ||
+			!e.Pulled.Equal(want.Pulled.time()) {
 			t.Errorf("entry %d: %+v, want %+v", i, e, want)
 		}
 	}
 	must(t, l.save(nil))
-	if entries, damage, err := l.load(); err != nil || len(damage)+len(entries) != 0 {
+	if entries, damage, err := l.Load(); err != nil || len(damage)+len(entries) != 0 {
 		t.Error("no images:", entries, damage, err)
 	}
 	if st, err := os.Stat(string(l)); err != nil || st.Mode() != fs.FileMode(0o644) {
 		t.Error(st, err)
+	}
+}
+
+func TestAmbiguousID(t *testing.T) {
+	twin := newCatalog([]Entry{catalogEntry("a", "aaaaaa1"), catalogEntry("b", "aaaaaa2")}, "", nil)
+	if _, err := twin.Find("aaaaaa"); !errors.Is(err, reference.ErrInvalid) {
+		t.Errorf("ambiguous id: %v", err)
+	}
+}
+
+func catalogEntry(repo, hex string) Entry {
+	id := digest.NewDigestFromEncoded(digest.SHA256, hex+strings.Repeat("0", 64-len(hex)))
+	return Entry{
+		Name: reference.Name{Repo: repo, Tag: "1"}, Pulled: At(time.Time{}),
+		Content: &manifest.Content{Config: ocispec.Descriptor{Digest: id}, Image: &ocispec.Image{}},
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,4 +1,4 @@
-package image
+package catalog
 
 import (
 	"sync"
@@ -13,37 +13,37 @@ type uses struct {
 	blobs, layers map[digest.Digest]int
 }
 
-// needs are blobs and layers.
-type needs struct{ blobs, layers map[digest.Digest]bool }
+// Needs are blobs and layers.
+type Needs struct{ Blobs, Layers map[digest.Digest]bool }
 
-func newNeeds() needs { return needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}} }
+func NewNeeds() Needs { return Needs{map[digest.Digest]bool{}, map[digest.Digest]bool{}} }
 
 // change counts again, and returns what nothing needs any more. Blobs of layers count if they are
 // kept; else nothing but a pull needs them.
-func (u *uses) change(ch change, keepBlobs bool) needs {
+func (u *uses) change(ch change, keepBlobs bool) Needs {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.blobs == nil {
 		u.blobs, u.layers = map[digest.Digest]int{}, map[digest.Digest]int{}
 	}
-	unneeded := newNeeds()
+	unneeded := NewNeeds()
 	count := func(uses map[digest.Digest]int, d digest.Digest, n int, unneeded map[digest.Digest]bool) {
 		if uses[d] += n; uses[d] == 0 {
 			delete(uses, d)
 			unneeded[d] = true
 		}
 	}
-	all := func(e named, n int) {
+	all := func(e Entry, n int) {
 		for d := range e.Documents {
-			count(u.blobs, d, n, unneeded.blobs)
+			count(u.blobs, d, n, unneeded.Blobs)
 		}
 		if keepBlobs {
 			for _, l := range e.Layers {
-				count(u.blobs, l.Digest, n, unneeded.blobs)
+				count(u.blobs, l.Digest, n, unneeded.Blobs)
 			}
 		}
 		for _, d := range e.Image.RootFS.DiffIDs {
-			count(u.layers, d, n, unneeded.layers)
+			count(u.layers, d, n, unneeded.Layers)
 		}
 	}
 	for _, e := range ch.come { // first, so that nothing seems to go that stays

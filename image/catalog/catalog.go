@@ -1,4 +1,10 @@
-package image
+// Package catalog knows which images exist: index.json on disk, and the same in memory as a
+// Catalog.
+//
+// An Index changes both, one change at a time, and says which blobs and layers no image needs any
+// more. A Catalog is never changed, only replaced: readers need no lock. An Entry is one name of an
+// image with what its documents say, a Known image has all its entries.
+package catalog
 
 import (
 	"cmp"
@@ -11,16 +17,39 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
+	"github.com/coracle-project/coracle/image/registry"
 )
 
-// named is one entry of index.json with what it leads to.
-type named struct {
-	name    reference.Name
-	pulled  *moment
-	archive preloaded
+// Image is one image in the store, a value safe to keep.
+type Image struct {
+	// ID is the digest of the image's config blob, as CRI's image id.
+	ID digest.Digest
+	// RepoTags are the normalized names with tag (docker.io/library/busybox:1),
+	// RepoDigests those with the digest it was pulled by, both sorted.
+	RepoTags, RepoDigests []string
+	// Manifest is the digest of the platform's manifest.
+	Manifest digest.Digest
+	// Size is the sum of config and compressed layers, bytes.
+	Size int64
+	// Layers are the diff ids, lowest first, as snapshot.PrepareOptions takes them.
+	Layers []digest.Digest
+	// Config is the image's OCI configuration (user, env, entrypoint, …).
+	Config ocispec.ImageConfig
+	// Pulled is when it was last pulled.
+	Pulled time.Time
+	// Pinned says that no collection removes it (Options.Pinned, Entry.Archive).
+	Pinned bool
+}
+
+// Entry is one entry of index.json with what it leads to.
+type Entry struct {
+	Name    reference.Name
+	Pulled  *moment
+	Archive Archive
 	*manifest.Content
 }
 
@@ -34,7 +63,7 @@ type moment struct {
 	of   *time.Time
 }
 
-func at(t time.Time) *moment {
+func At(t time.Time) *moment {
 	m := &moment{}
 	m.at.Store(&t)
 	return m
@@ -46,8 +75,8 @@ func (m *moment) time() time.Time { return *m.at.Load() }
 // replaced, so that readers need no lock.
 type catalog struct {
 	short   reference.ShortNames
-	pinned  pinnedNames
-	entries []named
+	pinned  Pinned
+	Entries []Entry
 	images  map[digest.Digest]*known
 	ids     map[string]digest.Digest // by repo:tag and repo@digest
 	list    func() []*known          // by id
@@ -56,14 +85,14 @@ type catalog struct {
 // known is an image with its entries.
 type known struct {
 	Image   // but for Pulled, and archives that pin it
-	entries []named
+	entries []Entry
 }
 
-// view is the image as it is now.
-func (k *known) view() Image {
+// View is the image as it is now.
+func (k *known) View() Image {
 	img := k.Image
 	for _, e := range k.entries {
-		if t := e.pulled.time(); t.After(img.Pulled) {
+		if t := e.Pulled.time(); t.After(img.Pulled) {
 			img.Pulled = t
 		}
 	}
@@ -72,21 +101,21 @@ func (k *known) view() Image {
 }
 
 // change is what makes one catalog of another.
-type change struct{ gone, come []named }
+type change struct{ gone, come []Entry }
 
-func newCatalog(entries []named, short reference.ShortNames, pinned pinnedNames) *catalog {
+func newCatalog(entries []Entry, short reference.ShortNames, pinned Pinned) *catalog {
 	return (&catalog{short: short, pinned: pinned}).changed(entries, change{come: entries})
 }
 
 // changed is the catalog of other entries. Only the images of those that a change has are looked
 // at: most of many images are the same in both.
-func (c *catalog) changed(entries []named, ch change) *catalog {
-	next := &catalog{short: c.short, pinned: c.pinned, entries: entries, images: maps.Clone(c.images), ids: maps.Clone(c.ids)}
+func (c *catalog) changed(entries []Entry, ch change) *catalog {
+	next := &catalog{short: c.short, pinned: c.pinned, Entries: entries, images: maps.Clone(c.images), ids: maps.Clone(c.ids)}
 	if next.images == nil {
 		next.images, next.ids = map[digest.Digest]*known{}, map[string]digest.Digest{}
 	}
 	next.list = sync.OnceValue(next.sorted)
-	others := map[digest.Digest][]named{} // of the images that change
+	others := map[digest.Digest][]Entry{} // of the images that change
 	for _, e := range slices.Concat(ch.gone, ch.come) {
 		if id := e.Config.Digest; others[id] == nil && c.images[id] != nil {
 			others[id] = slices.Clone(c.images[id].entries)
@@ -96,9 +125,9 @@ func (c *catalog) changed(entries []named, ch change) *catalog {
 		others[e.Config.Digest] = append(others[e.Config.Digest], e)
 	}
 	for _, e := range ch.gone {
-		others[e.Config.Digest] = slices.DeleteFunc(others[e.Config.Digest], func(o named) bool { return o.pulled == e.pulled })
+		others[e.Config.Digest] = slices.DeleteFunc(others[e.Config.Digest], func(o Entry) bool { return o.Pulled == e.Pulled })
 		delete(next.ids, e.byDigest())
-		delete(next.ids, e.name.String())
+		delete(next.ids, e.Name.String())
 	}
 	for id, es := range others {
 		if len(es) == 0 {
@@ -107,23 +136,23 @@ func (c *catalog) changed(entries []named, ch change) *catalog {
 		}
 		next.images[id] = newKnown(id, es, c.pinned)
 		for _, e := range es {
-			next.ids[e.byDigest()], next.ids[e.name.String()] = id, id
+			next.ids[e.byDigest()], next.ids[e.Name.String()] = id, id
 		}
 	}
 	return next
 }
 
 // newKnown is the image that entries name.
-func newKnown(id digest.Digest, entries []named, pinned pinnedNames) *known {
+func newKnown(id digest.Digest, entries []Entry, pinned Pinned) *known {
 	img := &known{Image: Image{ID: id}, entries: entries}
 	newest := entries[0]
 	for _, e := range entries {
-		if e.pulled.time().After(newest.pulled.time()) {
+		if e.Pulled.time().After(newest.Pulled.time()) {
 			newest = e
 		}
 		img.RepoDigests = append(img.RepoDigests, e.byDigest())
-		if e.name.Tag != "" {
-			img.RepoTags = append(img.RepoTags, e.name.String())
+		if e.Name.Tag != "" {
+			img.RepoTags = append(img.RepoTags, e.Name.String())
 		}
 	}
 	img.Manifest, img.Size = newest.Manifest, newest.Size()
@@ -136,7 +165,7 @@ func newKnown(id digest.Digest, entries []named, pinned pinnedNames) *known {
 }
 
 // byDigest is the name that an entry's image has by the digest that it was pulled by.
-func (e named) byDigest() string { return e.name.Repo + "@" + e.Top.Digest.String() }
+func (e Entry) byDigest() string { return e.Name.Repo + "@" + e.Top.Digest.String() }
 
 // sorted are the images by id.
 func (c *catalog) sorted() []*known {
@@ -144,25 +173,25 @@ func (c *catalog) sorted() []*known {
 }
 
 // named is the entry of a name, and its image; nil if there is none.
-func (c *catalog) named(n reference.Name) (named, *known) {
+func (c *catalog) named(n reference.Name) (Entry, *known) {
 	img := c.images[c.ids[n.String()]]
 	if img == nil {
-		return named{}, nil
+		return Entry{}, nil
 	}
 	i := indexOf(img.entries, n)
 	if i < 0 {
-		return named{}, nil // it is known by this digest, but was pulled by a tag
+		return Entry{}, nil // it is known by this digest, but was pulled by a tag
 	}
 	return img.entries[i], img
 }
 
-// find looks an image up by reference, id or unique part of an id.
-func (c *catalog) find(ref string) (*known, error) {
+// Find looks an image up by reference, id or unique part of an id.
+func (c *catalog) Find(ref string) (*known, error) {
 	if hex, ok := reference.IDPrefix(ref); ok && len(hex) == 64 {
 		if img := c.images[digest.NewDigestFromEncoded(digest.SHA256, hex)]; img != nil {
 			return img, nil
 		}
-		return nil, fmt.Errorf("%w: no image has the id %s", ErrNotFound, ref)
+		return nil, fmt.Errorf("%w: no image has the id %s", registry.ErrNotFound, ref)
 	}
 	n, err := c.parse(ref)
 	if err == nil {
@@ -176,7 +205,7 @@ func (c *catalog) find(ref string) (*known, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("%w: %s", ErrNotFound, n)
+	return nil, fmt.Errorf("%w: %s", registry.ErrNotFound, n)
 }
 
 func (c *catalog) byPrefix(ref, hex string) (*known, error) {
@@ -186,32 +215,32 @@ func (c *catalog) byPrefix(ref, hex string) (*known, error) {
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("%w: %q is the beginning of more than one image id", ErrInvalidReference, ref)
+			return nil, fmt.Errorf("%w: %q is the beginning of more than one image id", reference.ErrInvalid, ref)
 		}
 		found = img
 	}
 	if found == nil {
-		return nil, fmt.Errorf("%w: %s", ErrNotFound, ref)
+		return nil, fmt.Errorf("%w: %s", registry.ErrNotFound, ref)
 	}
 	return found, nil
 }
 
 // with is the catalog after pulls, in their order. A tag that pointed elsewhere moves; its old
 // image stays under its digest, because containers may run from it.
-func (c *catalog) with(images ...named) (*catalog, change) {
+func (c *catalog) with(images ...Entry) (*catalog, change) {
 	var ch change
-	entries := slices.Grow(slices.Clone(c.entries), len(images))
+	entries := slices.Grow(slices.Clone(c.Entries), len(images))
 	for _, e := range images {
-		for i := indexOf(entries, e.name); i >= 0; i = indexOf(entries, e.name) {
+		for i := indexOf(entries, e.Name); i >= 0; i = indexOf(entries, e.Name) {
 			old := entries[i]
 			entries, ch.gone = slices.Delete(entries, i, i+1), append(ch.gone, old)
-			if old.Top.Digest == e.Top.Digest && e.archive == (preloaded{}) {
-				e.archive = old.archive
+			if old.Top.Digest == e.Top.Digest && e.Archive == (Archive{}) {
+				e.Archive = old.Archive
 			}
 			if old.Top.Digest != e.Top.Digest {
-				old.name.Tag, old.name.Digest = "", old.Top.Digest
-				old.pulled = at(old.pulled.time())
-				if indexOf(entries, old.name) < 0 {
+				old.Name.Tag, old.Name.Digest = "", old.Top.Digest
+				old.Pulled = At(old.Pulled.time())
+				if indexOf(entries, old.Name) < 0 {
 					entries, ch.come = append(entries, old), append(ch.come, old)
 				}
 			}
@@ -221,14 +250,14 @@ func (c *catalog) with(images ...named) (*catalog, change) {
 	return c.changed(entries, ch), ch
 }
 
-func indexOf(entries []named, n reference.Name) int {
-	return slices.IndexFunc(entries, func(e named) bool { return e.name == n })
+func indexOf(entries []Entry, n reference.Name) int {
+	return slices.IndexFunc(entries, func(e Entry) bool { return e.Name == n })
 }
 
 // without is the catalog without the entries that are meant.
-func (c *catalog) without(meant func(named) bool) (*catalog, change) {
+func (c *catalog) without(meant func(Entry) bool) (*catalog, change) {
 	var ch change
-	rest := slices.DeleteFunc(slices.Clone(c.entries), func(e named) bool {
+	rest := slices.DeleteFunc(slices.Clone(c.Entries), func(e Entry) bool {
 		if meant(e) {
 			ch.gone = append(ch.gone, e)
 			return true
@@ -248,4 +277,35 @@ func (c *catalog) parse(ref string) (reference.Name, error) {
 		}
 	}
 	return reference.Parse(ref)
+}
+
+// entriesOf says which index entries what a user wrote means: those of a name, or all
+// of an image.
+func (c *catalog) entriesOf(refOrID string, img *known) func(Entry) bool {
+	n, err := c.parse(refOrID)
+	hex, isHex := reference.IDPrefix(refOrID)
+	if err != nil || isHex && len(hex) == 64 || c.ids[n.String()] != img.ID {
+		return img.has
+	}
+	return func(e Entry) bool {
+		return e.Name == n || n.Digest != "" && e.Name.Repo == n.Repo && e.Top.Digest == n.Digest
+	}
+}
+
+func (img *known) has(e Entry) bool { return e.Config.Digest == img.ID }
+
+// Entry finds the newest of the index entries that are meant.
+func (c *catalog) Entry(refOrID string) (Entry, error) {
+	img, err := c.Find(refOrID)
+	if err != nil {
+		return Entry{}, err
+	}
+	var best Entry
+	meant := c.entriesOf(refOrID, img)
+	for _, e := range c.Entries {
+		if meant(e) && (best.Content == nil || e.Pulled.time().After(best.Pulled.time())) {
+			best = e
+		}
+	}
+	return best, nil
 }

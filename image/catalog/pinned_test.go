@@ -1,4 +1,4 @@
-package image
+package catalog
 
 import (
 	"os"
@@ -14,7 +14,7 @@ func TestWhatPinsAnImage(t *testing.T) {
 	file := filepath.Join(dir, "images.tar")
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, os.WriteFile(file, []byte("archive"), 0o600))
-	p, err := preloadedFrom(file)
+	p, err := ArchiveOf(file)
 	must(t, err)
 	pins := func(when string, want bool) {
 		t.Helper()
@@ -34,7 +34,7 @@ func TestWhatPinsAnImage(t *testing.T) {
 	must(t, os.RemoveAll(dir))
 	must(t, os.WriteFile(dir, nil, 0o600))
 	pins("its directory is a file now", false)
-	if (preloaded{}).pins() {
+	if (Archive{}).pins() {
 		t.Error("no archive pins an image")
 	}
 }

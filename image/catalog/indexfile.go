@@ -1,4 +1,4 @@
-package image
+package catalog
 
 import (
 	"encoding/json"
@@ -22,12 +22,12 @@ import (
 // image garbage collection what is old and steers nothing else.
 const annotationPulled = "io.coracle.image.pulled"
 
-// indexFile is the path of index.json.
-type indexFile string
+// File is the path of index.json.
+type File string
 
-// load reads index.json; a missing one is a store without images. What cannot be
+// Load reads index.json; a missing one is a store without images. What cannot be
 // read or understood is damage; what can be understood is returned.
-func (f indexFile) load() (entries []indexEntry, damaged []error, err error) {
+func (f File) Load() (entries []indexEntry, damaged []error, err error) {
 	data, err := damage.ReadFile(string(f))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -62,7 +62,7 @@ func (f indexFile) load() (entries []indexEntry, damaged []error, err error) {
 // keep gives a damaged index.json a second name. It has its own, too, until it is replaced, so
 // that the next start knows of the damage if this one does not get so far; but what is no file
 // cannot have two.
-func (f indexFile) keep() (aside string, err error) {
+func (f File) keep() (aside string, err error) {
 	aside = damage.Aside(string(f))
 	if os.Link(string(f), aside) == nil {
 		return aside, nil
@@ -72,10 +72,10 @@ func (f indexFile) keep() (aside string, err error) {
 
 // indexEntry is a line of index.json.
 type indexEntry struct {
-	name    reference.Name
-	top     ocispec.Descriptor
-	pulled  time.Time
-	archive preloaded
+	Name    reference.Name
+	Top     ocispec.Descriptor
+	Pulled  time.Time
+	Archive Archive
 }
 
 func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
@@ -92,17 +92,17 @@ func parseIndexEntry(m ocispec.Descriptor) (indexEntry, error) {
 	}
 	archive := preloadedOf(m)
 	m.Annotations = nil
-	return indexEntry{name: n, top: m, pulled: pulled, archive: archive}, nil
+	return indexEntry{Name: n, Top: m, Pulled: pulled, Archive: archive}, nil
 }
 
 // save replaces index.json, durably: this is the moment when images exist. Each entry is a
 // line, made when it changes.
-func (f indexFile) save(entries []named) error {
+func (f File) save(entries []Entry) error {
 	data := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[`, ocispec.MediaTypeImageIndex)
 	for i, e := range entries {
 		line, err := e.line()
 		if err != nil {
-			return fmt.Errorf("write index entry %s: %w", e.name, err)
+			return fmt.Errorf("write index entry %s: %w", e.Name, err)
 		}
 		if i == 0 {
 			data = slices.Grow(data, len(entries)*(len(line)+16))
@@ -115,20 +115,20 @@ func (f indexFile) save(entries []named) error {
 }
 
 // line is the entry's line of index.json.
-func (e named) line() ([]byte, error) {
-	t := e.pulled.at.Load()
-	if e.pulled.of == t {
-		return e.pulled.line, nil
+func (e Entry) line() ([]byte, error) {
+	t := e.Pulled.at.Load()
+	if e.Pulled.of == t {
+		return e.Pulled.line, nil
 	}
 	m := e.Top
 	m.Annotations = map[string]string{
-		ocispec.AnnotationRefName: e.name.String(),
+		ocispec.AnnotationRefName: e.Name.String(),
 		annotationPulled:          t.UTC().Format(time.RFC3339Nano),
 	}
-	e.archive.annotate(m.Annotations)
+	e.Archive.annotate(m.Annotations)
 	line, err := json.Marshal(m)
 	if err == nil {
-		e.pulled.line, e.pulled.of = line, t
+		e.Pulled.line, e.Pulled.of = line, t
 	}
 	return line, err
 }
