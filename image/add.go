@@ -1,7 +1,6 @@
 package image
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
@@ -33,7 +33,7 @@ type offer interface {
 type adder struct {
 	blobs    *blobs.Store
 	garbage  *garbage
-	unpacker *unpacker
+	unpacker *ingest.Unpacker
 	scratch  *scratch
 	calls    *calls
 	commit   func(...catalog.Entry) (Image, error)
@@ -81,7 +81,7 @@ func (a *adder) take(
 		diffID := c.Image.RootFS.DiffIDs[i]
 		g.Go(func() error {
 			for {
-				joined, err := a.unpacker.offered(gctx, l, diffID, o)
+				joined, err := a.unpacker.Offered(gctx, l, diffID, o)
 				if err == nil || !joined || gctx.Err() != nil {
 					return err
 				}
@@ -106,58 +106,6 @@ func (a *adder) take(
 		return Image{}, err
 	}
 	return img, faultAddIndexed.At(ctx)
-}
-
-// offered stores and unpacks one offered layer, or joins a call that does.
-func (u *unpacker) offered(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) (joined bool, err error) {
-	_, joined, err = u.flight.Do(ctx, layerKey{blob: d.Digest, diffID: diffID}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, u.takeLayer(ctx, d, diffID, o)
-	})
-	return joined, err
-}
-
-// takeLayer stores and unpacks one offered layer.
-func (u *unpacker) takeLayer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, o offer) error {
-	hasBlob, hasLayer := u.blobs.Has(d), u.layers.HasLayer(diffID)
-	if hasLayer && u.knows(d.Digest, diffID, hasBlob) {
-		return nil
-	}
-	var rotten error
-	if hasBlob {
-		err := u.unpackStored(ctx, d, diffID, hasLayer)
-		if err == nil {
-			u.ledger.Learn(d.Digest, diffID)
-		}
-		if !errors.Is(err, blobs.ErrRotten) {
-			return err
-		}
-		u.log.Warn("stored layer is not used", "blob", d.Digest.String(), "err", err)
-		rotten = err
-	}
-	f, err := o.Open(d)
-	if errors.Is(err, fs.ErrNotExist) && hasLayer {
-		return nil
-	}
-	if err != nil {
-		return cmp.Or(rotten, err)
-	}
-	defer f.Close()
-	// Also a layer that is there is read: the blob may be offered as another.
-	w, err := u.unpack(ctx, f, d, diffID, hasLayer)
-	if w != nil {
-		defer w.Abort() // nothing after Commit
-	}
-	if err != nil {
-		return err
-	}
-	if err := u.blobs.Adopt(f, d); err != nil {
-		return fmt.Errorf("store blob %s: %w", d.Digest, err)
-	}
-	u.ledger.Learn(d.Digest, diffID)
-	if w == nil {
-		return nil
-	}
-	return u.commitLayer(ctx, w, diffID)
 }
 
 // made is an image that is put together here.

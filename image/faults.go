@@ -10,7 +10,6 @@ var (
 	faultLazyUnpacked  = fault.New("image.lazy.unpacked")
 	faultLazyWhole     = fault.New("image.lazy.whole")
 	faultPullIndexed   = fault.New("image.pull.indexed")
-	faultPullLayer     = fault.New("image.pull.layer")
 	faultPullResolved  = fault.New("image.pull.resolved")
 	faultPullSynced    = fault.New("image.pull.synced")
 	faultTagIndexed    = fault.New("image.tag.indexed")

@@ -5,7 +5,6 @@
 // A Store is a facade over parts, each with its own lock and its own dependencies:
 //
 //	garbage.go   garbage: pins of pulls, leases, and the removal of what nothing needs
-//	unpacker.go  unpacker: layers from registries, archives and files
 //	lazy.go      lazies: layers that are shown before they are downloaded
 //	pull.go      puller: images from registries, and who waits for them
 //	add.go       adder: images from archives, and images made here
@@ -40,6 +39,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
@@ -67,6 +67,9 @@ type Removed = catalog.Removed
 
 // Auth is the credentials for one pull.
 type Auth = registry.Auth
+
+// LayerProgress is how far one layer of a pull is.
+type LayerProgress = ingest.LayerProgress
 
 // PullOptions are the choices of one pull.
 type PullOptions struct {

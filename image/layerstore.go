@@ -6,27 +6,18 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/coracle-project/coracle/image/unpack"
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
 // LayerStore is where layers are unpacked; layers.Store implements it with snapshot stores. Each
 // part of a Store knows one of the parts.
 type LayerStore interface {
-	LayerSink
+	ingest.Layers
 	LayerInventory
 	LayerUses
 	LayerArchiver
 	LayerRepair
-}
-
-// LayerSink is where the unpacker puts layers.
-type LayerSink interface {
-	// Markers say how layers are unpacked.
-	Markers() unpack.Markers
-	HasLayer(diffID digest.Digest) bool
-	// NewLayer makes an empty staging directory for one layer.
-	NewLayer(ctx context.Context) (LayerWriter, error)
 }
 
 // LayerInventory is which layers there are, for garbage collection.
@@ -70,15 +61,5 @@ type LayerRepair interface {
 	DropCopies(diffID digest.Digest) error
 }
 
-// LayerWriter is one layer being unpacked. Exactly one of Commit and Abort ends it;
-// Abort after Commit does nothing, so it can be deferred.
-type LayerWriter interface {
-	// Dir is the directory to unpack into.
-	Dir() string
-	// Recipe creates what unpack.Target.Recipe is written to; closed before Commit.
-	Recipe() (io.WriteCloser, error)
-	// Commit gives the layer its final name. If another writer was faster the
-	// staged copy is dropped and Commit succeeds.
-	Commit(ctx context.Context, diffID digest.Digest) error
-	Abort() error
-}
+// LayerWriter is one layer being unpacked.
+type LayerWriter = ingest.LayerWriter

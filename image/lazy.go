@@ -13,8 +13,11 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/lazy"
+	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
@@ -52,7 +55,10 @@ const minLazy = 1 << 20
 // lazies are the layers that are shown before they are here, until each is an ordinary one.
 type lazies struct {
 	lazy       LazyStore // nil: none
-	unpacker   *unpacker
+	unpacker   *ingest.Unpacker
+	blobs      *blobs.Store
+	layers     ingest.Layers
+	ledger     *ledger.Ledger
 	index      *catalog.Index
 	garbage    *garbage
 	registries *atomic.Pointer[registry.Client]
@@ -69,7 +75,8 @@ type lazies struct {
 
 func newLazies(s *Store) *lazies {
 	return &lazies{
-		lazy: s.cfg.Lazy, unpacker: s.unpacker, index: s.index, garbage: s.garbage, registries: &s.registries, log: s.cfg.Log,
+		lazy: s.cfg.Lazy, unpacker: s.unpacker, blobs: s.blobs, layers: s.cfg.Layers, ledger: s.ledger, index: s.index,
+		garbage: s.garbage, registries: &s.registries, log: s.cfg.Log,
 		ctx: s.calls.ctx, calls: s.calls, landings: map[digest.Digest]*landing{},
 	}
 }
@@ -91,14 +98,14 @@ type arrival struct {
 // mayBeLazy says whether a layer is one to be shown. Its table of contents counts only with the
 // digest that the manifest has for it. Blobs that are to be kept must be here before the pull ends.
 func (z *lazies) mayBeLazy(domain string, d ocispec.Descriptor) bool {
-	return z.lazy != nil && !z.unpacker.blobs.Kept && z.registries.Load().Lazy(domain) &&
+	return z.lazy != nil && !z.blobs.Kept && z.registries.Load().Lazy(domain) &&
 		(d.MediaType == ocispec.MediaTypeImageLayerGzip || d.MediaType == manifest.DockerLayerGzip) &&
-		d.Size >= minLazy && d.Annotations[lazy.TOCAnnotation] != "" && !z.unpacker.blobs.Has(d)
+		d.Size >= minLazy && d.Annotations[lazy.TOCAnnotation] != "" && !z.blobs.Has(d)
 }
 
 // showLazily has a layer shown instead of pulling it, if it is one for that; else it says no.
 func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d ocispec.Descriptor, diffID digest.Digest) bool {
-	if !z.mayBeLazy(n.Domain, d) || z.unpacker.layers.HasLayer(diffID) {
+	if !z.mayBeLazy(n.Domain, d) || z.layers.HasLayer(diffID) {
 		return false
 	}
 	_, _, err := z.shows.Do(ctx, diffID, func(ctx context.Context) (struct{}, error) {
@@ -118,14 +125,14 @@ func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d oci
 	}
 	// What another image claims to be this layer does not count: no one has seen yet what its blob
 	// unpacks to.
-	return z.unpacker.isLazy(d, diffID)
+	return z.unpacker.IsLazy(d, diffID)
 }
 
 // landAll sees to it that all lazy layers of images become ordinary ones.
 func (z *lazies) landAll() error {
 	for _, e := range z.index.Present().Entries {
 		for i, d := range e.Layers {
-			if diffID := e.Image.RootFS.DiffIDs[i]; z.unpacker.isLazy(d, diffID) {
+			if diffID := e.Image.RootFS.DiffIDs[i]; z.unpacker.IsLazy(d, diffID) {
 				src, err := z.registries.Load().Repository(e.Name.Domain, e.Name.Path, Auth{})
 				if err != nil {
 					return fmt.Errorf("image %s: %w", e.Name, err)
@@ -171,7 +178,7 @@ func (z *lazies) nextLanding(l *landing, diffID digest.Digest) *arrival {
 	defer z.mu.Unlock()
 	want := l.again
 	l.again = nil
-	if want != nil && z.ctx.Err() == nil && z.unpacker.isLazy(want.blob, diffID) {
+	if want != nil && z.ctx.Err() == nil && z.unpacker.IsLazy(want.blob, diffID) {
 		return want
 	}
 	delete(z.landings, diffID)
@@ -182,13 +189,13 @@ func (z *lazies) nextLanding(l *landing, diffID digest.Digest) *arrival {
 // cannot be done the images that need it go: pulled again, they have what it takes.
 func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest) error {
 	f, err := z.lazy.AwaitLazy(ctx, diffID)
-	if errors.Is(err, lazy.ErrNotShown) && z.unpacker.isLazy(d, diffID) {
+	if errors.Is(err, lazy.ErrNotShown) && z.unpacker.IsLazy(d, diffID) {
 		f, err = z.lazy.AwaitLazy(ctx, diffID) // it went with its images, and a pull has brought it again
 	}
 	if err == nil {
 		defer f.Close()
 	}
-	if ctx.Err() != nil || !z.unpacker.isLazy(d, diffID) && !z.unpacker.layers.HasLayer(diffID) {
+	if ctx.Err() != nil || !z.unpacker.IsLazy(d, diffID) && !z.layers.HasLayer(diffID) {
 		return ctx.Err() // it has gone with its images
 	}
 	pins := []digest.Digest{d.Digest, diffID}
@@ -196,13 +203,13 @@ func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.D
 		return perr
 	}
 	switch {
-	case z.unpacker.layers.HasLayer(diffID):
+	case z.layers.HasLayer(diffID):
 		err = nil // it was brought in another way
 	case err == nil:
 		err = z.landBlob(ctx, f, d, diffID)
 	case !errors.Is(err, ErrInvalidImage):
 		z.log.Warn("layer is not shown any more, and pulled whole", "repository", src.String(), "layer", diffID.String(), "cause", err)
-		err = z.unpacker.ensureLayer(ctx, origin{Repository: src}, d, diffID, part{&meter{}, &LayerProgress{}})
+		err = z.unpacker.EnsureLayer(ctx, ingest.Origin{Repository: src}, d, diffID, ingest.Unwatched())
 	}
 	if err != nil && ctx.Err() == nil {
 		err = errors.Join(err, z.dropWith(diffID))
@@ -218,16 +225,16 @@ func (z *lazies) landBlob(ctx context.Context, f *os.File, d ocispec.Descriptor,
 	if err := faultLazyWhole.At(ctx); err != nil {
 		return err
 	}
-	if err := z.unpacker.unpackFile(ctx, f, d, diffID, false); err != nil {
+	if err := z.unpacker.UnpackFile(ctx, f, d, diffID, false); err != nil {
 		return err
 	}
-	z.unpacker.ledger.Learn(d.Digest, diffID)
+	z.ledger.Learn(d.Digest, diffID)
 	return faultLazyUnpacked.At(ctx)
 }
 
 // landed makes last what has been learnt, and lets the blob go.
 func (z *lazies) landed(ctx context.Context, diffID digest.Digest) error {
-	if err := z.unpacker.ledger.Save(catalog.BlobsOf(z.index.Present().Entries)); err != nil {
+	if err := z.ledger.Save(catalog.BlobsOf(z.index.Present().Entries)); err != nil {
 		return err
 	}
 	return z.lazy.LazyUnpacked(ctx, diffID)

@@ -37,7 +37,7 @@ func fill(b *testing.B, r *fakeRegistry, s *testStore, images int) {
 			MediaType: ocispec.MediaTypeImageManifest, Digest: p.manifest,
 			Size: int64(len(r.manifests["many@"+p.manifest.String()].data)),
 		}
-		c, err := s.unpacker.load(b.Context(), top)
+		c, err := s.unpacker.Load(b.Context(), top)
 		must(b, err)
 		all[i] = catalog.Entry{Name: n, Pulled: catalog.At(time.Now()), Content: c}
 	}

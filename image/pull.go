@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
@@ -33,7 +34,7 @@ type puller struct {
 	blobs      *blobs.Store
 	index      *catalog.Index
 	garbage    *garbage
-	unpacker   *unpacker
+	unpacker   *ingest.Unpacker
 	lazies     *lazies
 	shares     *shares
 	peers      *peer.Swarm
@@ -46,7 +47,7 @@ type puller struct {
 func newPuller(s *Store) *puller {
 	return &puller{
 		cfg: &s.cfg, registries: &s.registries, blobs: s.blobs, index: s.index, garbage: s.garbage, unpacker: s.unpacker,
-		lazies: s.lazies, shares: s.shares, peers: s.peers, commit: s.commit, meters: meters{all: map[pullKey]*meter{}},
+		lazies: s.lazies, shares: s.shares, peers: s.peers, commit: s.commit, meters: meters{all: map[pullKey]*ingest.Meter{}},
 	}
 }
 
@@ -70,7 +71,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	defer s.calls.done()
 	ctx, stop := s.calls.bound(ctx)
 	defer stop()
-	img, err := s.puller.join(ctx, pullKey{n, opts.Auth}, &watcher{opts.Progress, opts.Layer})
+	img, err := s.puller.join(ctx, pullKey{n, opts.Auth}, &ingest.Watcher{Report: opts.Progress, Layer: opts.Layer})
 	if err != nil {
 		return Image{}, fmt.Errorf("pull %s: %w", n, because(ctx, err))
 	}
@@ -78,7 +79,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 }
 
 // join pulls, or joins a pull that is the same.
-func (p *puller) join(ctx context.Context, key pullKey, w *watcher) (Image, error) {
+func (p *puller) join(ctx context.Context, key pullKey, w *ingest.Watcher) (Image, error) {
 	m, stop := p.meters.watch(key, w)
 	defer stop()
 	img, _, err := p.pulls.Do(ctx, key, func(ctx context.Context) (Image, error) {
@@ -87,7 +88,7 @@ func (p *puller) join(ctx context.Context, key pullKey, w *watcher) (Image, erro
 	return img, err
 }
 
-func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *meter) (Image, error) {
+func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *ingest.Meter) (Image, error) {
 	src, err := p.registries.Load().Repository(n.Domain, n.Path, a)
 	if err != nil {
 		return Image{}, err
@@ -158,34 +159,34 @@ func (p *puller) checkTrust(ctx context.Context, src *registry.Repository, c *ma
 // fetch brings everything that the image consists of into the store and names it. Layers that are
 // shown lazily come later.
 func (p *puller) fetch(
-	ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *manifest.Content, m *meter,
+	ctx context.Context, n reference.Name, src *registry.Repository, a Auth, c *manifest.Content, m *ingest.Meter,
 ) (Image, error) {
-	m.expect(c.Size())
-	parts := m.expectLayers(c.Layers)
+	m.Expect(c.Size())
+	parts := m.ExpectLayers(c.Layers)
 	if err := p.checkSpace(c); err != nil {
 		return Image{}, err
 	}
 	if err := p.blobs.PutDocuments(c); err != nil {
 		return Image{}, err
 	}
-	m.add(c.Config.Size)
+	m.Add(c.Config.Size)
 	c.Forget()
 	defer p.shares.during(n.Repo, c)()
-	from := origin{src, p.peers.Pull(n.Repo, p.unpacker.missing(c))}
-	defer from.peers.End()
+	from := ingest.Origin{Repository: src, Peers: p.peers.Pull(n.Repo, p.unpacker.Missing(c))}
+	defer from.Peers.End()
 	g, gctx := errgroup.WithContext(ctx)
 	for i, l := range c.Layers {
 		g.Go(func() error {
 			diffID := c.Image.RootFS.DiffIDs[i]
 			if p.lazies.showLazily(gctx, n, a, l, diffID) {
-				from.peers.Release(l.Digest, true)
-				parts[i].add(l.Size)
-				parts[i].complete()
+				from.Peers.Release(l.Digest, true)
+				parts[i].Add(l.Size)
+				parts[i].Complete()
 				return nil
 			}
-			err := p.unpacker.ensureLayer(gctx, from, l, diffID, parts[i])
+			err := p.unpacker.EnsureLayer(gctx, from, l, diffID, parts[i])
 			if err == nil {
-				parts[i].complete()
+				parts[i].Complete()
 			}
 			return err
 		})
@@ -204,7 +205,7 @@ func (p *puller) fetch(
 		return Image{}, err
 	}
 	for i, l := range c.Layers {
-		if diffID := c.Image.RootFS.DiffIDs[i]; p.unpacker.isLazy(l, diffID) {
+		if diffID := c.Image.RootFS.DiffIDs[i]; p.unpacker.IsLazy(l, diffID) {
 			p.lazies.landSoon(src, l, diffID)
 		}
 	}

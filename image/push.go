@@ -12,6 +12,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 )
@@ -117,9 +118,9 @@ func siblings(img *Image, n reference.Name) (paths []string) {
 func sendAll(ctx context.Context, up *registry.Upload, p *parcel, from []string, there map[digest.Digest]bool,
 	report func(done, total int64),
 ) error {
-	m := &meter{}
+	m := &ingest.Meter{}
 	if report != nil {
-		m.watchers = []*watcher{{report: report}}
+		m.Watch(&ingest.Watcher{Report: report})
 	}
 	type blob struct {
 		d    ocispec.Descriptor
@@ -135,12 +136,12 @@ func sendAll(ctx context.Context, up *registry.Upload, p *parcel, from []string,
 	for _, b := range blobs {
 		total += b.d.Size
 	}
-	m.expect(total)
+	m.Expect(total)
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(pushes)
 	for d, b := range blobs {
 		if there[d] {
-			m.add(b.d.Size)
+			m.Add(b.d.Size)
 			continue
 		}
 		g.Go(func() error {
@@ -149,10 +150,10 @@ func sendAll(ctx context.Context, up *registry.Upload, p *parcel, from []string,
 				return err
 			}
 			if has {
-				m.add(b.d.Size)
+				m.Add(b.d.Size)
 				return nil
 			}
-			return up.Blob(gctx, b.d, b.open, m.add)
+			return up.Blob(gctx, b.d, b.open, m.Add)
 		})
 	}
 	return g.Wait()

@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 )
@@ -26,7 +27,7 @@ type shares struct {
 	blobs    *blobs.Store
 	index    *catalog.Index
 	garbage  *garbage
-	unpacker *unpacker
+	unpacker *ingest.Unpacker
 	layers   LayerArchiver
 
 	mu    sync.Mutex
@@ -92,11 +93,11 @@ func (h *shares) State(repository string, blob digest.Digest) peer.State {
 		return peer.None
 	case h.blobs.Has(d):
 		return peer.Whole
-	case h.unpacker.arrivals.of(incoming{blob: blob}) != nil:
+	case h.unpacker.Arriving(ingest.Incoming{Blob: blob}) != nil:
 		return peer.Arriving
 	case h.hasLayer(d, diffID):
 		return peer.Unpacked
-	case h.unpacker.arrivals.of(incoming{blob, diffID}) != nil:
+	case h.unpacker.Arriving(ingest.Incoming{Blob: blob, DiffID: diffID}) != nil:
 		return peer.Unpacking
 	}
 	return peer.None
@@ -105,9 +106,7 @@ func (h *shares) State(repository string, blob digest.Digest) peer.State {
 // hasLayer says whether a blob's layer can leave as its archive. One that came encrypted must not.
 func (h *shares) hasLayer(d ocispec.Descriptor, diffID digest.Digest) bool {
 	_, encrypted := crypt.Encrypted(d.MediaType)
-	u := h.unpacker
-	lazy := u.lazy != nil && u.lazy.LazyBlob(diffID) != ""
-	return !encrypted && !lazy && u.layers.HasLayer(diffID) && u.ledger.UnpacksTo(d.Digest, diffID)
+	return !encrypted && h.unpacker.CanRebuild(d.Digest, diffID)
 }
 
 // OpenBlob implements peer.Stock.
@@ -116,9 +115,9 @@ func (h *shares) OpenBlob(ctx context.Context, repository string, blob digest.Di
 	if !ok {
 		return nil, 0, peer.ErrNone
 	}
-	if s := h.unpacker.arrivals.of(incoming{blob: blob}); s != nil {
+	if s := h.unpacker.Arriving(ingest.Incoming{Blob: blob}); s != nil {
 		// It has another name, or none, if it has just come.
-		if r, err := s.follow(ctx); err == nil {
+		if r, err := s.Follow(ctx); err == nil {
 			return r, d.Size, nil
 		}
 	}
@@ -141,8 +140,8 @@ func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.
 		return peer.ErrNone
 	}
 	if !h.hasLayer(d, diffID) {
-		if s := h.unpacker.arrivals.of(incoming{blob, diffID}); s != nil {
-			return s.writeTo(ctx, begin)
+		if s := h.unpacker.Arriving(ingest.Incoming{Blob: blob, DiffID: diffID}); s != nil {
+			return s.Copy(ctx, begin)
 		}
 		return peer.ErrNone
 	}
@@ -159,47 +158,4 @@ func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.
 		err = serr
 	}
 	return err
-}
-
-// arrivals are the blobs and archives that are being fetched, from a registry or a node.
-type arrivals struct {
-	mu  sync.Mutex
-	all map[incoming][]*spool
-}
-
-// incoming is a blob or, with a diff id, the archive of the layer that it is said to unpack to.
-// Both digests count: what an image claims of a blob is not enough to give away a layer that
-// arrives for another one.
-type incoming struct{ blob, diffID digest.Digest }
-
-// add adds what begins to arrive; end is called when it has its name, or never will.
-func (a *arrivals) add(what incoming, s *spool) (end func()) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.all == nil {
-		a.all = map[incoming][]*spool{}
-	}
-	a.all[what] = append(a.all[what], s)
-	return func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		rest := slices.DeleteFunc(a.all[what], func(o *spool) bool { return o == s })
-		if a.all[what] = rest; len(rest) == 0 {
-			delete(a.all, what)
-		}
-	}
-}
-
-// of is what is arriving; nil if it is not. It may arrive from several registries. One
-// without a first byte does not count: it may wait for a node that is busy, or for one that in turn
-// waits for this node. To another node such a wait looks like a stall.
-func (a *arrivals) of(what incoming) *spool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, s := range a.all[what] {
-		if s.begun() {
-			return s
-		}
-	}
-	return nil
 }

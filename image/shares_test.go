@@ -29,6 +29,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/reference"
@@ -273,11 +274,11 @@ func TestUnpackedLayerIsPassedOnWhileItArrives(t *testing.T) {
 func TestArchiveThatArrivesIsOfOneBlob(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.KeepBlobs = false })
 	blob, other, diffID := digest.FromString("blob"), digest.FromString("other"), digest.FromString("layer")
-	p := s.unpacker.pass(strings.NewReader("archive"), incoming{blob, diffID}, 7, 0)
-	defer p.close()
+	p := s.unpacker.Pass(strings.NewReader("archive"), ingest.Incoming{Blob: blob, DiffID: diffID}, 7, 0)
+	defer p.Close()
 	_, err := p.Read(make([]byte, 7))
 	must(t, err)
-	p.finish(nil)
+	p.Finish(nil)
 	c := &manifest.Content{Layers: []ocispec.Descriptor{{Digest: blob}, {Digest: other}}, Image: &ocispec.Image{}}
 	c.Image.RootFS.DiffIDs = []digest.Digest{diffID, diffID}
 	defer s.shares.during("r.example/app", c)()
@@ -375,45 +376,6 @@ func TestNodeCausesLocalError(t *testing.T) {
 	}
 }
 
-// A blob counts as arriving from its first byte on: a node that follows it waits only for so long.
-func TestBlobWithoutFirstByteIsNotArriving(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "blob"))
-	must(t, err)
-	defer f.Close()
-	var a arrivals
-	what, s := incoming{blob: digest.FromString("x")}, newSpool(f)
-	defer a.add(what, s)()
-	if a.of(what) != nil {
-		t.Error("a blob without a byte is arriving")
-	}
-	s.Arrived(1)
-	if a.of(what) != s {
-		t.Error("a blob with its first byte is not arriving")
-	}
-}
-
-// Another node does not get all of what arrives before this one knows that it is right: it would
-// leave this one alone for the bytes of a third.
-func TestWrongBytesAreNotPassedOnWhole(t *testing.T) {
-	s := openStore(t, nil)
-	p := s.unpacker.pass(strings.NewReader("archive"), incoming{digest.FromString("blob"), digest.FromString("layer")}, 7, 0)
-	defer p.close()
-	_, err := p.Read(make([]byte, 7))
-	must(t, err)
-	r, err := p.s.follow(t.Context())
-	must(t, err)
-	defer r.Close()
-	buf := make([]byte, 7)
-	if n, err := r.Read(buf); err != nil || string(buf[:n]) != "archiv" {
-		t.Errorf("%q is passed on, %v", buf[:n], err)
-	}
-	wrong := errors.New("another digest")
-	p.finish(wrong)
-	if n, err := r.Read(buf); n != 0 || !errors.Is(err, wrong) {
-		t.Errorf("%q is passed on at the end, %v", buf[:n], err)
-	}
-}
-
 // OpenBlob says that a blob is not here only if it may still come: clients ask for that again.
 func TestUnreadableBlobIsNotMissing(t *testing.T) {
 	r, s := newFake(t), openStore(t, nil)
@@ -455,15 +417,15 @@ func TestLayerInTheStoreIsNotWanted(t *testing.T) {
 	must(t, err)
 	src, err := has.registries.Load().Repository(name.Domain, name.Path, Auth{})
 	must(t, err)
-	from := origin{src, has.peers.Pull(name.Repo, p.layers)}
-	defer from.peers.End()
+	from := ingest.Origin{Repository: src, Peers: has.peers.Pull(name.Repo, p.layers)}
+	defer from.Peers.End()
 	wants := other.peers.Pull(name.Repo, p.layers)
 	defer wants.End()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	for i, l := range p.layers {
 		d := ocispec.Descriptor{MediaType: layers[i].mediaType, Digest: l, Size: int64(len(layers[i].data))}
-		must(t, has.unpacker.ensureLayer(ctx, from, d, p.diffIDs[i], part{&meter{}, &LayerProgress{}}))
+		must(t, has.unpacker.EnsureLayer(ctx, from, d, p.diffIDs[i], ingest.Unwatched()))
 	}
 	for i, l := range p.layers {
 		if node, err := wants.Next(ctx, l, true); node != nil || err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
@@ -25,7 +26,7 @@ type Store struct {
 	blobs    *blobs.Store
 	index    *catalog.Index
 	garbage  *garbage
-	unpacker *unpacker
+	unpacker *ingest.Unpacker
 	lazies   *lazies
 
 	shares *shares
@@ -84,7 +85,9 @@ func (s *Store) recover(ctx context.Context) error {
 	if s.ledger, err = ledger.Open(s.blobs.LedgerFile(), s.cfg.Log); err != nil {
 		return fmt.Errorf("open image store: %w", err)
 	}
-	s.unpacker = newUnpacker(&s.cfg, s.blobs, s.ledger)
+	s.unpacker = ingest.New(ingest.Options{
+		Blobs: s.blobs, Ledger: s.ledger, Layers: s.cfg.Layers, Lazy: s.cfg.Lazy, Keys: s.cfg.Keys, Limits: s.cfg.Layer, Log: s.cfg.Log,
+	})
 	lines, damage, err := catalog.File(s.blobs.IndexFile()).Load()
 	if err != nil {
 		return fmt.Errorf("open image store: %w", err)
@@ -94,7 +97,7 @@ func (s *Store) recover(ctx context.Context) error {
 	}
 	entries := make([]catalog.Entry, 0, len(lines))
 	for _, e := range lines {
-		c, err := s.unpacker.load(ctx, e.Top)
+		c, err := s.unpacker.Load(ctx, e.Top)
 		if err != nil {
 			s.cfg.Log.Warn("image dropped: it is damaged and has to be pulled again", "image", e.Name.String(), "err", err)
 			continue

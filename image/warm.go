@@ -1,6 +1,7 @@
 package image
 
 import (
+	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/reference"
 )
@@ -9,18 +10,18 @@ import (
 // image consists of is whole and on the disk. Then nothing is written and no disk is synced, which
 // would have this pull wait for whatever else the machine is writing. That the image was
 // pulled again is written with the next change of the index, or by Close.
-func (p *puller) warm(n reference.Name, c *manifest.Content, m *meter) (img Image, ok bool) {
-	if !p.unpacker.isWhole(c) || !p.blobs.AllSynced() {
+func (p *puller) warm(n reference.Name, c *manifest.Content, m *ingest.Meter) (img Image, ok bool) {
+	if !p.unpacker.IsWhole(c) || !p.blobs.AllSynced() {
 		return Image{}, false
 	}
 	if img, ok = p.index.PulledAgain(n, c); !ok {
 		return Image{}, false
 	}
-	m.expect(c.Size())
-	m.add(c.Config.Size)
-	for i, l := range m.expectLayers(c.Layers) {
-		l.add(c.Layers[i].Size)
-		l.complete()
+	m.Expect(c.Size())
+	m.Add(c.Config.Size)
+	for i, l := range m.ExpectLayers(c.Layers) {
+		l.Add(c.Layers[i].Size)
+		l.Complete()
 	}
 	return img, true
 }

@@ -1,4 +1,10 @@
-package image
+// Package ingest brings layers into an image store: from registries, from other nodes, from
+// archives and from files.
+//
+// An Unpacker fetches a blob, hashes it, unpacks it into the layer store, and keeps the blob if
+// blobs are kept. Calls for the same layer share one transfer. What arrives can be read by other
+// nodes before it is whole.
+package ingest
 
 import (
 	"context"
@@ -36,35 +42,45 @@ type layerKey struct {
 	blob, diffID digest.Digest
 }
 
-// unpacker brings layers into the layer store, and their blobs into blobs if they are kept.
-type unpacker struct {
-	blobs  *blobs.Store
-	ledger *ledger.Ledger
-	layers LayerSink
-	lazy   LazyStore // nil: none
-	keys   crypt.Keys
-	limits unpack.Limits
-	log    *slog.Logger
+// Options are what an unpacker needs.
+type Options struct {
+	Blobs  *blobs.Store
+	Ledger *ledger.Ledger
+	Layers Layers
+	Lazy   shown // nil: none
+	Keys   crypt.Keys
+	Limits unpack.Limits
+	Log    *slog.Logger
+}
+
+// shown are the layers that are shown before they are here.
+type shown interface {
+	// LazyBlob is the blob that a layer is shown from and not unpacked yet; "" if it is not.
+	LazyBlob(diffID digest.Digest) digest.Digest
+}
+
+// Unpacker brings layers into the layer store, and their blobs into blobs if they are kept.
+type Unpacker struct {
+	Options
 
 	flight   flight.Flight[layerKey, struct{}]
 	arrivals arrivals
 }
 
-// origin is where layers come from: a registry, and other nodes that have them from there.
-type origin struct {
+// Origin is where layers come from: a registry, and other nodes that have them from there.
+type Origin struct {
 	*registry.Repository
-	peers *peer.Pull
+	Peers *peer.Pull
 }
 
-func newUnpacker(c *Config, b *blobs.Store, l *ledger.Ledger) *unpacker {
-	return &unpacker{blobs: b, ledger: l, layers: c.Layers, lazy: c.Lazy, keys: c.Keys, limits: c.Layer, log: c.Log}
-}
+// New returns an unpacker.
+func New(o Options) *Unpacker { return &Unpacker{Options: o} }
 
-// ensureLayer makes sure that a layer's blob and its unpacked directory are in the
+// EnsureLayer makes sure that a layer's blob and its unpacked directory are in the
 // store. Pulls that need the same layer of a registry at the same time share one download. Each of
 // them tells other nodes that it wants the layer, and ends that here.
-func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, m part) (err error) {
-	defer func() { src.peers.Release(d.Digest, err == nil) }()
+func (u *Unpacker) EnsureLayer(ctx context.Context, src Origin, d ocispec.Descriptor, diffID digest.Digest, m part) (err error) {
+	defer func() { src.Peers.Release(d.Digest, err == nil) }()
 	key := layerKey{src.Domain(), d.Digest, diffID}
 	for {
 		_, joined, err := u.flight.Do(ctx, key, func(ctx context.Context) (struct{}, error) {
@@ -72,7 +88,7 @@ func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descri
 		})
 		switch {
 		case err == nil && joined:
-			m.add(d.Size)
+			m.Add(d.Size)
 			return nil
 		case err != nil && joined && ctx.Err() == nil:
 			continue // the other pull's registry or credentials failed: try ours
@@ -81,10 +97,10 @@ func (u *unpacker) ensureLayer(ctx context.Context, src origin, d ocispec.Descri
 	}
 }
 
-func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, m part) error {
-	hasBlob, hasLayer := u.blobs.Has(d), u.layers.HasLayer(diffID)
+func (u *Unpacker) fetchLayer(ctx context.Context, src Origin, d ocispec.Descriptor, diffID digest.Digest, m part) error {
+	hasBlob, hasLayer := u.Blobs.Has(d), u.Layers.HasLayer(diffID)
 	if hasLayer && u.knows(d.Digest, diffID, hasBlob) {
-		m.add(d.Size)
+		m.Add(d.Size)
 		return nil
 	}
 	var err error
@@ -98,26 +114,26 @@ func (u *unpacker) fetchLayer(ctx context.Context, src origin, d ocispec.Descrip
 	}
 	switch {
 	case errors.Is(err, blobs.ErrRotten):
-		u.log.Warn("layer is fetched again", "blob", d.Digest.String(), "err", err)
+		u.Log.Warn("layer is fetched again", "blob", d.Digest.String(), "err", err)
 		fallthrough
 	case !hasBlob:
 		err = u.arrive(ctx, src, d, diffID, hasLayer, m)
 	default:
-		m.add(d.Size)
+		m.Add(d.Size)
 	}
 	if err != nil {
 		return err
 	}
-	u.ledger.Learn(d.Digest, diffID)
+	u.Ledger.Learn(d.Digest, diffID)
 	return faultPullLayer.At(ctx)
 }
 
 // arrive fetches and unpacks a blob: from another node if one has it, or else from the registry.
-func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
+func (u *Unpacker) arrive(ctx context.Context, src Origin, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part) error {
 	_, encrypted := crypt.Encrypted(d.MediaType)
-	unpacked := !u.blobs.Kept && !encrypted
+	unpacked := !u.Blobs.Kept && !encrypted
 	for {
-		node, err := src.peers.Next(ctx, d.Digest, unpacked)
+		node, err := src.Peers.Next(ctx, d.Digest, unpacked)
 		if err != nil {
 			return err
 		}
@@ -126,14 +142,14 @@ func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor,
 			if !errors.Is(err, peer.ErrPeer) {
 				return err
 			}
-			u.log.Debug("layer comes from elsewhere", "blob", d.Digest.String(), "peer", node.String(), "err", err)
+			u.Log.Debug("layer comes from elsewhere", "blob", d.Digest.String(), "peer", node.String(), "err", err)
 			continue
 		}
 		release, err := src.Slot(ctx)
 		if err != nil {
 			return err
 		}
-		ours, err := src.peers.Claim(ctx, d.Digest, unpacked)
+		ours, err := src.Peers.Claim(ctx, d.Digest, unpacked)
 		if ours {
 			err = u.fromRegistry(ctx, src.Repository, d, diffID, hasLayer, m)
 		}
@@ -148,7 +164,7 @@ func (u *unpacker) arrive(ctx context.Context, src origin, d ocispec.Descriptor,
 // failure is a peer.ErrPeer: with other bytes a node could cause an error of this machine, such as
 // a full disk. If it is really one of this machine, the attempt at the registry shows it.
 // Kinds: peer.ErrPeer, and those of an image that is invalid from any source.
-func (u *unpacker) fromNode(ctx context.Context, node *peer.Source, d ocispec.Descriptor, diffID digest.Digest,
+func (u *Unpacker) fromNode(ctx context.Context, node *peer.Source, d ocispec.Descriptor, diffID digest.Digest,
 	hasLayer bool, m part,
 ) error {
 	if !node.Unpacked {
@@ -168,7 +184,7 @@ func (u *unpacker) fromNode(ctx context.Context, node *peer.Source, d ocispec.De
 
 // fromRegistry unpacks a blob as it arrives, again without the mirrors that were found out to be
 // wrong. An image that is itself invalid is not fetched twice.
-func (u *unpacker) fromRegistry(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest,
+func (u *Unpacker) fromRegistry(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest,
 	hasLayer bool, m part,
 ) error {
 	for {
@@ -176,7 +192,7 @@ func (u *unpacker) fromRegistry(ctx context.Context, src *registry.Repository, d
 		err := u.unpackArriving(ctx, d, diffID, hasLayer, m, src.HasMirrors(), func(ctx context.Context, s *spool, got func(int64)) error {
 			return src.Blob(ctx, d, s, got)
 		})
-		if left := src.Honest(); !errors.Is(err, ErrInvalidImage) || left == 0 || left == before {
+		if left := src.Honest(); !errors.Is(err, manifest.ErrInvalid) || left == 0 || left == before {
 			return err
 		}
 	}
@@ -184,8 +200,8 @@ func (u *unpacker) fromRegistry(ctx context.Context, src *registry.Repository, d
 
 // knows says that a blob need not be read to know what it unpacks to, and is in the store or
 // not to be kept there. What an image claims of a blob is not enough to give it a layer.
-func (u *unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
-	return (stored || !u.blobs.Kept) && u.ledger.UnpacksTo(blob, diffID)
+func (u *Unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
+	return (stored || !u.Blobs.Kept) && u.Ledger.UnpacksTo(blob, diffID)
 }
 
 // unpackArriving is the one pass from a registry or node to the layer's directory: the
@@ -193,10 +209,10 @@ func (u *unpacker) knows(blob, diffID digest.Digest, stored bool) bool {
 // reads behind, decompresses, hashes again and unpacks. Both are committed only
 // when both digests are right. With others, the blob may come from elsewhere if its digest is
 // wrong.
-func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part, others bool,
+func (u *Unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool, m part, others bool,
 	fetch func(context.Context, *spool, func(int64)) error,
 ) (err error) {
-	f, err := u.blobs.Stage()
+	f, err := u.Blobs.Stage()
 	if err != nil {
 		return fmt.Errorf("store blob %s: %w", d.Digest, err)
 	}
@@ -204,14 +220,14 @@ func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 	defer f.Close()
 
 	spool := newSpool(f)
-	defer u.arrivals.add(incoming{blob: d.Digest}, spool)()
+	defer u.arrivals.add(Incoming{Blob: d.Digest}, spool)()
 	g, gctx := errgroup.WithContext(ctx)
 	var fetchErr, unpackErr error
 	var got atomic.Int64
 	g.Go(func() error {
 		fetchErr = fetch(gctx, spool, func(n int64) {
 			got.Add(n)
-			m.add(n)
+			m.Add(n)
 		})
 		spool.finish(fetchErr)
 		return fetchErr
@@ -221,7 +237,7 @@ func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 	var w LayerWriter
 	g.Go(func() (err error) {
 		w, err = u.unpack(gctx, in, d, diffID, hasLayer)
-		if others && errors.Is(err, ErrInvalidImage) {
+		if others && errors.Is(err, manifest.ErrInvalid) {
 			// It is the blob's digest that tells whether the image or a host is to blame.
 			unpackErr, err = err, nil
 		}
@@ -238,11 +254,11 @@ func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 		err = fetchErr
 	}
 	if err != nil {
-		m.add(-got.Load())
+		m.Add(-got.Load())
 		return err
 	}
-	if u.blobs.Kept {
-		if err := u.blobs.Enter(f, d.Digest); err != nil {
+	if u.Blobs.Kept {
+		if err := u.Blobs.Enter(f, d.Digest); err != nil {
 			return err
 		}
 	}
@@ -253,15 +269,15 @@ func (u *unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 }
 
 // unpackStored unpacks a blob that is there already. Kinds: errRotten.
-func (u *unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
-	f, err := os.Open(u.blobs.Path(d.Digest))
+func (u *Unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
+	f, err := os.Open(u.Blobs.Path(d.Digest))
 	if damage.OfFile(err) {
 		return fmt.Errorf("%w: %w", blobs.ErrRotten, err)
 	} else if err != nil {
 		return err
 	}
 	defer f.Close()
-	err = u.unpackFile(ctx, f, d, diffID, hasLayer)
+	err = u.UnpackFile(ctx, f, d, diffID, hasLayer)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -273,8 +289,8 @@ func (u *unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffI
 	return err
 }
 
-// unpackFile unpacks a blob.
-func (u *unpacker) unpackFile(ctx context.Context, f *os.File, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
+// UnpackFile unpacks a blob.
+func (u *Unpacker) UnpackFile(ctx context.Context, f *os.File, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
 	w, err := u.unpack(ctx, f, d, diffID, hasLayer)
 	if w != nil {
 		defer w.Abort() // nothing after Commit
@@ -288,21 +304,21 @@ func (u *unpacker) unpackFile(ctx context.Context, f *os.File, d ocispec.Descrip
 // unpack decrypts, decompresses and unpacks a blob into a new layer writer and checks the diff
 // id. With only set to verify, nothing is written and the writer is nil. The
 // caller commits or aborts the writer, also after an error.
-func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor, diffID digest.Digest,
+func (u *Unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descriptor, diffID digest.Digest,
 	verifyOnly bool,
 ) (w LayerWriter, err error) {
 	defer func() {
 		if errors.Is(err, unpack.ErrInvalid) {
-			err = fmt.Errorf("%w: layer %s: %w", ErrInvalidImage, diffID, err)
+			err = fmt.Errorf("%w: layer %s: %w", manifest.ErrInvalid, diffID, err)
 		} else if err != nil && ctx.Err() == nil {
 			err = fmt.Errorf("unpack layer %s: %w", diffID, err)
 		}
 	}()
-	plain, err := u.keys.Open(ctx, d, blob)
+	plain, err := u.Keys.Open(ctx, d, blob)
 	if err != nil {
 		return nil, err
 	}
-	z, err := unpack.DecompressSized(ctx, plain, d.Size, u.limits)
+	z, err := unpack.DecompressSized(ctx, plain, d.Size, u.Limits)
 	if err != nil {
 		return nil, err
 	}
@@ -321,11 +337,11 @@ func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descrip
 		closeOut() // hashed to the end
 		return nil, checkDiffID(h, diffID)
 	}
-	w, err = u.layers.NewLayer(ctx)
+	w, err = u.Layers.NewLayer(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := u.blobs.AddDisk(filepath.Dir(w.Dir())); err != nil {
+	if err := u.Blobs.AddDisk(filepath.Dir(w.Dir())); err != nil {
 		return w, err
 	}
 	if err := u.unpackInto(ctx, out, w); err != nil {
@@ -336,12 +352,12 @@ func (u *unpacker) unpack(ctx context.Context, blob io.Reader, d ocispec.Descrip
 }
 
 // unpackInto unpacks a layer and writes its recipe.
-func (u *unpacker) unpackInto(ctx context.Context, tar io.Reader, w LayerWriter) error {
+func (u *Unpacker) unpackInto(ctx context.Context, tar io.Reader, w LayerWriter) error {
 	recipe, err := w.Recipe()
 	if err != nil {
 		return err
 	}
-	err = unpack.Layer(ctx, tar, unpack.Target{Dir: w.Dir(), Markers: u.layers.Markers(), Recipe: recipe}, u.limits)
+	err = unpack.Layer(ctx, tar, unpack.Target{Dir: w.Dir(), Markers: u.Layers.Markers(), Recipe: recipe}, u.Limits)
 	return errors.Join(err, recipe.Close())
 }
 
@@ -354,64 +370,77 @@ func checkDiffID(h hash.Hash, want digest.Digest) error {
 
 // commitLayer gives an unpacked layer its name. One that takes the place of a lazy layer is named
 // by images already, and is synced before.
-func (u *unpacker) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Digest) error {
-	if u.lazy != nil && u.lazy.LazyBlob(diffID) != "" {
-		if err := u.blobs.Sync(); err != nil {
+func (u *Unpacker) commitLayer(ctx context.Context, w LayerWriter, diffID digest.Digest) error {
+	if u.isShown(diffID) {
+		if err := u.Blobs.Sync(); err != nil {
 			return err
 		}
 	}
-	defer u.blobs.Naming()()
+	defer u.Blobs.Naming()()
 	return w.Commit(ctx, diffID)
 }
 
-// isLazy says whether a layer is shown from a blob.
-func (u *unpacker) isLazy(d ocispec.Descriptor, diffID digest.Digest) bool {
-	return u.lazy != nil && u.lazy.LazyBlob(diffID) == d.Digest
+// isShown says whether a layer is shown and not unpacked yet.
+func (u *Unpacker) isShown(diffID digest.Digest) bool {
+	return u.Lazy != nil && u.Lazy.LazyBlob(diffID) != ""
 }
 
-// isWhole says whether all of an image is in the store: its documents as they should be, its layers
+// IsLazy says whether a layer is shown from a blob.
+func (u *Unpacker) IsLazy(d ocispec.Descriptor, diffID digest.Digest) bool {
+	return u.Lazy != nil && u.Lazy.LazyBlob(diffID) == d.Digest
+}
+
+// IsWhole says whether all of an image is in the store: its documents as they should be, its layers
 // unpacked from these blobs, and the blobs if they are to be kept.
-func (u *unpacker) isWhole(c *manifest.Content) bool {
+func (u *Unpacker) IsWhole(c *manifest.Content) bool {
 	for d, data := range c.Documents {
-		if !u.blobs.Holds(d, data) {
+		if !u.Blobs.Holds(d, data) {
 			return false
 		}
 	}
 	for i, l := range c.Layers {
 		diffID := c.Image.RootFS.DiffIDs[i]
-		if !u.layers.HasLayer(diffID) || !u.knows(l.Digest, diffID, u.blobs.Kept && u.blobs.Has(l)) {
+		if !u.Layers.HasLayer(diffID) || !u.knows(l.Digest, diffID, u.Blobs.Kept && u.Blobs.Has(l)) {
 			return false
 		}
 	}
 	return true
 }
 
-// missing are the blobs that a pull of an image has to fetch.
-func (u *unpacker) missing(c *manifest.Content) (blobs []digest.Digest) {
+// Missing are the blobs that a pull of an image has to fetch.
+func (u *Unpacker) Missing(c *manifest.Content) (blobs []digest.Digest) {
 	for i, l := range c.Layers {
-		diffID, stored := c.Image.RootFS.DiffIDs[i], u.blobs.Has(l)
-		if !stored && !(u.layers.HasLayer(diffID) && u.knows(l.Digest, diffID, false)) {
+		diffID, stored := c.Image.RootFS.DiffIDs[i], u.Blobs.Has(l)
+		if !stored && !(u.Layers.HasLayer(diffID) && u.knows(l.Digest, diffID, false)) {
 			blobs = append(blobs, l.Digest)
 		}
 	}
 	return blobs
 }
 
-// load reads an image back from the blobs and checks that all of it is there.
-func (u *unpacker) load(ctx context.Context, top ocispec.Descriptor) (*manifest.Content, error) {
-	data, err := u.blobs.Read(ctx, top)
+// Load reads an image back from the blobs and checks that all of it is there.
+func (u *Unpacker) Load(ctx context.Context, top ocispec.Descriptor) (*manifest.Content, error) {
+	data, err := u.Blobs.Read(ctx, top)
 	if err != nil {
 		return nil, err
 	}
-	c, err := manifest.Resolve(ctx, top, data, u.blobs.Read)
+	c, err := manifest.Resolve(ctx, top, data, u.Blobs.Read)
 	if err != nil {
 		return nil, err
 	}
 	c.Forget()
 	for i := range c.Layers {
-		if d := c.Image.RootFS.DiffIDs[i]; !u.layers.HasLayer(d) && !u.isLazy(c.Layers[i], d) {
-			return nil, fmt.Errorf("%w: layer %s is missing", ErrInvalidImage, d)
+		if d := c.Image.RootFS.DiffIDs[i]; !u.Layers.HasLayer(d) && !u.IsLazy(c.Layers[i], d) {
+			return nil, fmt.Errorf("%w: layer %s is missing", manifest.ErrInvalid, d)
 		}
 	}
 	return c, nil
 }
+
+// CanRebuild says whether a layer is here, and its archive is what the blob unpacks to.
+func (u *Unpacker) CanRebuild(blob, diffID digest.Digest) bool {
+	return !u.isShown(diffID) && u.Layers.HasLayer(diffID) && u.Ledger.UnpacksTo(blob, diffID)
+}
+
+// Arriving is what arrives, with its first byte; nil if it does not.
+func (u *Unpacker) Arriving(what Incoming) *spool { return u.arrivals.of(what) }

@@ -1,4 +1,4 @@
-package image
+package ingest
 
 import (
 	"slices"
@@ -15,13 +15,13 @@ func TestPartOutlivesItsPull(t *testing.T) {
 		return ocispec.Descriptor{Digest: digest.FromString(name), Size: 10}
 	}
 	var told []LayerProgress
-	m := &meter{watchers: []*watcher{{layer: func(l LayerProgress) { told = append(told, l) }}}}
-	old := m.expectLayers([]ocispec.Descriptor{layer("a"), layer("b")})
-	now := m.expectLayers([]ocispec.Descriptor{layer("c")})
+	m := &Meter{watchers: []*Watcher{{Layer: func(l LayerProgress) { told = append(told, l) }}}}
+	old := m.ExpectLayers([]ocispec.Descriptor{layer("a"), layer("b")})
+	now := m.ExpectLayers([]ocispec.Descriptor{layer("c")})
 	told = nil
 	for _, p := range slices.Concat(old, now) {
-		p.add(4)
-		p.complete()
+		p.Add(4)
+		p.Complete()
 	}
 	c := LayerProgress{Digest: digest.FromString("c"), Done: 4, Total: 10}
 	whole := c

@@ -1,4 +1,4 @@
-package image
+package ingest
 
 import (
 	"io"
@@ -17,29 +17,50 @@ type LayerProgress struct {
 	Complete    bool          // it is unpacked
 }
 
-// meter counts the bytes of one pull, in all and by layers, and tells all who wait for it.
-type meter struct {
+// Meter counts the bytes of one pull, in all and by layers, and tells all who wait for it.
+type Meter struct {
 	mu          sync.Mutex
 	done, total int64
 	layers      []*LayerProgress
-	watchers    []*watcher
+	watchers    []*Watcher
 }
 
-// watcher is told of each change; nil is not told.
-type watcher struct {
-	report func(done, total int64)
-	layer  func(LayerProgress)
+// Watcher is told of each change; nil is not told.
+type Watcher struct {
+	Report func(done, total int64)
+	Layer  func(LayerProgress)
 }
 
-func (m *meter) expect(total int64) {
+// Watch tells w of each change from now on, and at once what there is of the layers.
+func (m *Meter) Watch(w *Watcher) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.watchers = append(m.watchers, w)
+	if w.Layer != nil {
+		for _, l := range m.layers {
+			w.Layer(*l)
+		}
+	}
+}
+
+// Unwatch tells w no more. It says whether it was the last one.
+func (m *Meter) Unwatch(w *Watcher) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.watchers = slices.DeleteFunc(m.watchers, func(other *Watcher) bool { return other == w })
+	return len(m.watchers) == 0
+}
+
+// Expect says how many bytes come.
+func (m *Meter) Expect(total int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.total = total
 	m.tellLocked()
 }
 
-// expectLayers says which layers come, and returns their meters.
-func (m *meter) expectLayers(layers []ocispec.Descriptor) []part {
+// ExpectLayers says which layers come, and returns their meters.
+func (m *Meter) ExpectLayers(layers []ocispec.Descriptor) []part {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.layers = make([]*LayerProgress, len(layers))
@@ -52,33 +73,33 @@ func (m *meter) expectLayers(layers []ocispec.Descriptor) []part {
 	return parts
 }
 
-func (m *meter) add(n int64) {
+func (m *Meter) Add(n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.addLocked(n)
 }
 
-func (m *meter) addLocked(n int64) {
+func (m *Meter) addLocked(n int64) {
 	m.done += n
 	m.tellLocked()
 }
 
-func (m *meter) tellLocked() {
+func (m *Meter) tellLocked() {
 	for _, w := range m.watchers {
-		if w.report != nil {
-			w.report(m.done, m.total)
+		if w.Report != nil {
+			w.Report(m.done, m.total)
 		}
 	}
 }
 
 // tellLayerLocked tells of a layer, if it still is one of those that are expected.
-func (m *meter) tellLayerLocked(l *LayerProgress) {
+func (m *Meter) tellLayerLocked(l *LayerProgress) {
 	if l.Place >= len(m.layers) || m.layers[l.Place] != l {
 		return
 	}
 	for _, w := range m.watchers {
-		if w.layer != nil {
-			w.layer(*l)
+		if w.Layer != nil {
+			w.Layer(*l)
 		}
 	}
 }
@@ -86,11 +107,11 @@ func (m *meter) tellLayerLocked(l *LayerProgress) {
 // part is the meter of one layer. It may outlive its pull, where another one wants the
 // layer, too; a next pull with the same meter may expect other layers by then.
 type part struct {
-	*meter
+	*Meter
 	of *LayerProgress // guarded by mu
 }
 
-func (p part) add(n int64) {
+func (p part) Add(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.of.Done += n
@@ -98,13 +119,16 @@ func (p part) add(n int64) {
 	p.addLocked(n)
 }
 
-// complete says that the layer is there.
-func (p part) complete() {
+// Complete says that the layer is there.
+func (p part) Complete() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.of.Complete = true
 	p.tellLayerLocked(p.of)
 }
+
+// Unwatched is the meter of a layer that no one waits for.
+func Unwatched() part { return part{&Meter{}, &LayerProgress{}} }
 
 // scaled reads a layer's archive, and counts it as the blob, which has another size.
 type scaled struct {
@@ -130,7 +154,7 @@ func (s *scaled) Read(p []byte) (int, error) {
 
 func (s *scaled) tellLocked(done int64) {
 	if done != s.told {
-		s.m.add(done - s.told)
+		s.m.Add(done - s.told)
 		s.told = done
 	}
 }
@@ -144,43 +168,5 @@ func (s *scaled) end(here bool) {
 		s.tellLocked(s.blob)
 	} else {
 		s.tellLocked(0)
-	}
-}
-
-// meters are those of the pulls under way.
-type meters struct {
-	mu  sync.Mutex
-	all map[pullKey]*meter
-}
-
-// watch subscribes to the meter of a pull, making it if the pull is the first. Who comes
-// later is told what there is of the layers.
-func (ms *meters) watch(key pullKey, w *watcher) (m *meter, stop func()) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	m = ms.all[key]
-	if m == nil {
-		m = &meter{}
-		ms.all[key] = m
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.watchers = append(m.watchers, w)
-	if w.layer != nil {
-		for _, l := range m.layers {
-			w.layer(*l)
-		}
-	}
-	return m, func() { ms.unwatch(key, m, w) }
-}
-
-func (ms *meters) unwatch(key pullKey, m *meter, w *watcher) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.watchers = slices.DeleteFunc(m.watchers, func(other *watcher) bool { return other == w })
-	if len(m.watchers) == 0 {
-		delete(ms.all, key)
 	}
 }

@@ -1,4 +1,4 @@
-package image
+package ingest
 
 import (
 	"context"
@@ -112,9 +112,9 @@ func (r *spoolReader) Read(p []byte) (int, error) {
 	return got, err
 }
 
-// follow opens the spool once more, from its start. Reads end with ctx, and nothing that happens to
+// Follow opens the spool once more, from its start. Reads end with ctx, and nothing that happens to
 // this reader is felt by others.
-func (s *spool) follow(ctx context.Context) (io.ReadCloser, error) {
+func (s *spool) Follow(ctx context.Context) (io.ReadCloser, error) {
 	f, err := os.Open(s.f.Name())
 	if err != nil {
 		return nil, err
@@ -124,13 +124,20 @@ func (s *spool) follow(ctx context.Context) (io.ReadCloser, error) {
 		defer s.mu.Unlock()
 		s.more.Broadcast()
 	})
-	return struct {
-		io.Reader
-		io.Closer
-	}{&spoolReader{s: s, ctx: ctx, f: f}, closerFunc(func() error {
-		stop()
-		return f.Close()
-	})}, nil
+	return &follower{spoolReader{s: s, ctx: ctx, f: f}, stop}, nil
+}
+
+// follower is a reader with a file of its own.
+type follower struct {
+	r    spoolReader
+	stop func() bool
+}
+
+func (f *follower) Read(p []byte) (int, error) { return f.r.Read(p) }
+
+func (f *follower) Close() error {
+	f.stop()
+	return f.r.f.Close()
 }
 
 // abandon makes reads end, also one that waits.

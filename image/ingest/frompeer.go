@@ -1,4 +1,4 @@
-package image
+package ingest
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/internal/freespace"
 )
@@ -19,10 +20,10 @@ import (
 const ratioFree = 1 << 30
 
 // layerFromNode is fromNode for a node that has the unpacked layer, and sends its archive.
-func (u *unpacker) layerFromNode(ctx context.Context, node *peer.Source, d ocispec.Descriptor, diffID digest.Digest,
+func (u *Unpacker) layerFromNode(ctx context.Context, node *peer.Source, d ocispec.Descriptor, diffID digest.Digest,
 	hasLayer bool, m part,
 ) (err error) {
-	lim := u.limits.WithDefaults()
+	lim := u.Limits.WithDefaults()
 	body, size, err := node.Layer(ctx, min(lim.MaxBytes, d.Size*lim.MaxRatio)+ratioFree)
 	if err != nil {
 		return err
@@ -31,19 +32,19 @@ func (u *unpacker) layerFromNode(ctx context.Context, node *peer.Source, d ocisp
 	read := &scaled{r: body, m: m, blob: d.Size, archive: size}
 	defer func() { read.end(err == nil) }()
 	in, pass := io.Reader(read), (*passing)(nil)
-	if node.Crowded() && size > 0 && u.blobs.KeepFree(2*size, lim.MinFree) == nil {
-		if pass = u.pass(read, incoming{d.Digest, diffID}, size, lim.MinFree); pass != nil {
+	if node.Crowded() && size > 0 && u.Blobs.KeepFree(2*size, lim.MinFree) == nil {
+		if pass = u.Pass(read, Incoming{d.Digest, diffID}, size, lim.MinFree); pass != nil {
 			in = pass
 		}
 	}
-	defer pass.close()
+	defer pass.Close()
 	plain := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d.Digest, Size: d.Size}
 	w, err := u.unpack(ctx, in, plain, diffID, hasLayer)
-	pass.finish(err)
+	pass.Finish(err)
 	if w != nil {
 		defer w.Abort() // nothing after Commit
 	}
-	if errors.Is(err, ErrInvalidImage) && !errors.Is(err, peer.ErrPeer) {
+	if errors.Is(err, manifest.ErrInvalid) && !errors.Is(err, peer.ErrPeer) {
 		return node.Reject(err)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, peer.ErrPeer) {
@@ -72,17 +73,17 @@ type passing struct {
 // passCheck is how many bytes are written between looks at the free space.
 const passCheck = 8 << 20
 
-// pass returns r with other nodes following; nil if there is no file for that, which is no
+// Pass returns r with other nodes following; nil if there is no file for that, which is no
 // reason to fail: they fetch the layer from elsewhere.
-func (u *unpacker) pass(r io.Reader, of incoming, size, minFree int64) *passing {
-	f, err := u.blobs.Stage()
+func (u *Unpacker) Pass(r io.Reader, of Incoming, size, minFree int64) *passing {
+	f, err := u.Blobs.Stage()
 	if err != nil {
-		u.log.Warn("layer is not passed on while it arrives", "blob", of.blob.String(), "err", err)
+		u.Log.Warn("layer is not passed on while it arrives", "blob", of.Blob.String(), "err", err)
 		return nil
 	}
 	s := newSpool(f)
 	s.whole = size
-	return &passing{r: r, s: s, minFree: minFree, log: u.log.With("blob", of.blob.String()), end: u.arrivals.add(of, s)}
+	return &passing{r: r, s: s, minFree: minFree, log: u.Log.With("blob", of.Blob.String()), end: u.arrivals.add(of, s)}
 }
 
 // Read implements io.Reader. What cannot be kept for other nodes is no reason to fail: they fetch
@@ -93,7 +94,7 @@ func (p *passing) Read(b []byte) (int, error) {
 		if err := p.keep(b[:n]); err != nil {
 			p.log.Warn("layer is not passed on any more while it arrives", "err", err)
 			p.s.finish(err)
-			p.close() // the layer needs the space
+			p.Close() // the layer needs the space
 		}
 	}
 	return n, err
@@ -120,15 +121,15 @@ func (p *passing) keep(b []byte) error {
 	return nil
 }
 
-// finish says that all was read, or why not.
-func (p *passing) finish(err error) {
+// Finish says that all was read, or why not.
+func (p *passing) Finish(err error) {
 	if p != nil {
 		p.s.finish(err)
 	}
 }
 
-// close deletes the file. Those who follow have it open.
-func (p *passing) close() {
+// Close deletes the file. Those who follow have it open.
+func (p *passing) Close() {
 	if p == nil || p.closed {
 		return
 	}
@@ -138,9 +139,9 @@ func (p *passing) close() {
 	_ = p.s.f.Close()
 }
 
-// writeTo writes a spool of known size from its start, also what is still to come.
-func (s *spool) writeTo(ctx context.Context, begin func(size int64) io.Writer) error {
-	r, err := s.follow(ctx)
+// Copy writes a spool of known size from its start, also what is still to come.
+func (s *spool) Copy(ctx context.Context, begin func(size int64) io.Writer) error {
+	r, err := s.Follow(ctx)
 	if err != nil {
 		return fmt.Errorf("%w: %w", peer.ErrNone, err)
 	}
