@@ -25,8 +25,8 @@ const apiTimeout = 30 * time.Second
 
 func attachKey(name v1.UniqueVolumeName) string { return "attach/" + string(name) }
 
-// attachments say whether volumes are attached to this node, and what the API knows to be in use. It is
-// safe for concurrent use.
+// attachments say whether volumes are attached to this node, and what the API knows to be in
+// use. It is safe for concurrent use.
 type attachments struct {
 	nodeName string
 	kube     kubernetes.Interface
@@ -41,7 +41,8 @@ type attachments struct {
 	again    chan struct{}
 }
 
-// setReported is told what the node's status has been written with, or what the API is known to have.
+// setReported is told what the node's status has been written with, or what the API is known to
+// have.
 func (x *attachments) setReported(inUse []v1.UniqueVolumeName) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

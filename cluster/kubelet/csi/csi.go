@@ -87,8 +87,8 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Node is the node's part. It is safe for concurrent use: each of its parts that has state has a lock
-// of its own.
+// Node is the node's part. It is safe for concurrent use: each of its parts that has state has
+// a lock of its own.
 type Node struct {
 	opts Options
 	// noRoot is why RootDir is not known as an absolute path.

@@ -51,8 +51,8 @@ type failedGrowth struct {
 	refused bool
 }
 
-// growths have drivers grow volumes whose claims wait for that. What is known of earlier tries is in
-// the index.
+// growths have drivers grow volumes whose claims wait for that. What is known of earlier tries
+// is in the index.
 type growths struct {
 	nodeName string
 	kube     kubernetes.Interface

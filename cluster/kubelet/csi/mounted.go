@@ -14,7 +14,8 @@ import (
 // mountTable is what is mounted below the kubelet's directory, as the kernel lists it.
 type mountTable struct {
 	rootDir string
-	// real is rootDir without links, as the kernel lists mounts. It is set before the first question.
+	// real is rootDir without links, as the kernel lists mounts. It is set before the first
+	// question.
 	real string
 }
 

@@ -26,8 +26,8 @@ import (
 type Resolver struct {
 	Kube    kubernetes.Interface
 	Waiting *Waiting
-	// NodeName and NodeLabels say what node this is. Without labels it reaches no volume that is bound
-	// to certain nodes.
+	// NodeName and NodeLabels say what node this is. Without labels it reaches no volume that
+	// is bound to certain nodes.
 	NodeName   string
 	NodeLabels func() map[string]string
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
-// Waiting are the pods that wait for a claim or a volume, by its key. It is safe for concurrent use.
+// Waiting are the pods that wait for a claim or a volume, by its key. It is safe for concurrent
+// use.
 type Waiting struct {
 	log  *slog.Logger
 	wake func(types.UID)

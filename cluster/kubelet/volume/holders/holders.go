@@ -1,5 +1,6 @@
-// Package holders knows which pods on this node have which PersistentVolumes. Directories of the pods
-// are the only record: it is written before a volume is mounted, and read once at the first question.
+// Package holders knows which pods on this node have which PersistentVolumes. Directories of
+// the pods are the only record: it is written before a volume is mounted, and read once at the
+// first question.
 package holders
 
 import (
@@ -92,8 +93,8 @@ func (t *Table) findLocked() error {
 	return nil
 }
 
-// Stop is told that no container of the pod runs any more, and returns the volumes where that changes
-// something.
+// Stop is told that no container of the pod runs any more, and returns the volumes where that
+// changes something.
 func (t *Table) Stop(pod types.UID) (volumes []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

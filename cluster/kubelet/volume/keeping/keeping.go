@@ -1,4 +1,5 @@
-// Package keeping has volumes looked after while pods have them, each by the Keeper that mounted it.
+// Package keeping has volumes looked after while pods have them, each by the Keeper that
+// mounted it.
 package keeping
 
 import (
@@ -36,7 +37,8 @@ type Volume struct {
 	failures int
 }
 
-// Set has the volumes of one pod that are looked after, by their State. It is safe for concurrent use.
+// Set has the volumes of one pod that are looked after, by their State. It is safe for
+// concurrent use.
 type Set struct {
 	log *slog.Logger
 

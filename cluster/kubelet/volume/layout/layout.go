@@ -1,5 +1,5 @@
-// Package layout says where pods' volumes are below the kubelet's directory. It is upstream's layout,
-// and the only record of what is mounted: what is there is found again after a restart.
+// Package layout says where pods' volumes are below the kubelet's directory. It is upstream's
+// layout, and the only record of what is mounted: what is there is found again after a restart.
 package layout
 
 import (

@@ -1,5 +1,5 @@
-// Package mountpoint mounts what pods' volumes are made of: memory, huge pages, and what is elsewhere
-// on the node. It also says what is mounted on a path.
+// Package mountpoint mounts what pods' volumes are made of: memory, huge pages, and what is
+// elsewhere on the node. It also says what is mounted on a path.
 package mountpoint
 
 import (

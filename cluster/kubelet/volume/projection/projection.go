@@ -47,8 +47,8 @@ type Maker struct {
 	Allocatable func() v1.ResourceList
 }
 
-// Held are the objects that the volumes of one pod are made of, held until Release. One call is made
-// at a time.
+// Held are the objects that the volumes of one pod are made of, held until Release. One call is
+// made at a time.
 type Held struct {
 	objects *watched.Objects
 	changed func()

@@ -1,5 +1,5 @@
-// Package subpath shows a part of a volume, which its containers may change meanwhile, in a place of
-// its own.
+// Package subpath shows a part of a volume, which its containers may change meanwhile, in a
+// place of its own.
 package subpath
 
 import (

@@ -38,8 +38,8 @@ func figures(fs *unix.Statfs_t) *statsapi.FsStats {
 	}
 }
 
-// Of returns what a directory takes. If it is no file system of its own, each of its files is looked
-// at.
+// Of returns what a directory takes. If it is no file system of its own, each of its files is
+// looked at.
 func Of(ctx context.Context, dir string) (*statsapi.FsStats, error) {
 	fd, err := unix.Open(dir, layout.OpenDir, 0)
 	if err != nil {
