@@ -508,7 +508,8 @@ func TestADamagedNeighbour(t *testing.T) {
 				if err := os.MkdirAll(n.path(neighbour), 0o700); err != nil {
 					t.Fatal(err)
 				}
-				if err := damage(n.path(neighbour, layout.PluginsDir), n.path(neighbour, layout.PluginsDir, pluginLocal, "pv-data", "claimed")); err != nil {
+				plugins := n.path(neighbour, layout.PluginsDir)
+				if err := damage(plugins, filepath.Join(plugins, pluginLocal, "pv-data", "claimed")); err != nil {
 					t.Fatal(err)
 				}
 				held := name != "plugins are a file"

@@ -332,7 +332,8 @@ func TestTheKubeletsDirectoryByItsUsualName(t *testing.T) {
 	}
 	n.unmount(pod)
 	n.opts.Alias = n.opts.RootDir
-	if got := hostpath.Real(&v1.HostPathVolumeSource{Path: n.opts.RootDir + "/x"}, n.opts.Alias, n.opts.RootDir).Path; got != n.opts.RootDir+"/x" {
+	own := &v1.HostPathVolumeSource{Path: n.opts.RootDir + "/x"}
+	if got := hostpath.Real(own, n.opts.Alias, n.opts.RootDir).Path; got != own.Path {
 		t.Errorf("the directory's own name became %s", got)
 	}
 }

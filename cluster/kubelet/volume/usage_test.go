@@ -24,7 +24,8 @@ func TestUsage(t *testing.T) {
 		t.Error("before they are made:", got)
 	}
 	n.mount(pod)
-	disk, memory := n.path(pod, layout.VolumesDir, layout.PluginEmptyDir, "disk"), n.path(pod, layout.VolumesDir, layout.PluginEmptyDir, "memory")
+	disk := n.path(pod, layout.VolumesDir, layout.PluginEmptyDir, "disk")
+	memory := n.path(pod, layout.VolumesDir, layout.PluginEmptyDir, "memory")
 	megabyte := bytes.Repeat([]byte("x"), 1<<20)
 	for _, err := range []error{
 		os.WriteFile(host+"/large", bytes.Repeat(megabyte, 4), 0o600), os.MkdirAll(disk+"/a/b", 0o700), os.Mkdir(disk+"/m", 0o700),

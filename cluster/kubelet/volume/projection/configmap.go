@@ -10,8 +10,8 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
-func (m Maker) addConfigMap(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
-	optional *bool,
+func (m Maker) addConfigMap(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string,
+	items []v1.KeyToPath, mode *int32, optional *bool,
 ) error {
 	obj, err := held.ref(watched.ConfigMap, pod.Namespace, name).Get(ctx)
 	if err != nil && !mayMiss(err, optional) {
@@ -30,8 +30,8 @@ func (m Maker) addConfigMap(ctx context.Context, pod *v1.Pod, held *Held, files 
 	return addKeys(files, values, items, mode, optional, "configmap references non-existent config key")
 }
 
-func (m Maker) addSecret(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string, items []v1.KeyToPath, mode *int32,
-	optional *bool,
+func (m Maker) addSecret(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string,
+	items []v1.KeyToPath, mode *int32, optional *bool,
 ) error {
 	obj, err := held.ref(watched.Secret, pod.Namespace, name).Get(ctx)
 	if err != nil && !mayMiss(err, optional) {

@@ -195,7 +195,9 @@ func (m Maker) contents(ctx context.Context, pod *v1.Pod, held *Held, vol *v1.Vo
 	return files, utilerrors.NewAggregate(errs)
 }
 
-func (m Maker) addSource(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, source *v1.VolumeProjection, mode *int32) error {
+func (m Maker) addSource(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file,
+	source *v1.VolumeProjection, mode *int32,
+) error {
 	switch {
 	case source.ConfigMap != nil:
 		s := source.ConfigMap
