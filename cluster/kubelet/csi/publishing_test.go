@@ -314,7 +314,8 @@ func TestVolumesWithTwoSELinuxLabels(t *testing.T) {
 		t.Errorf("shared: %v", err)
 	}
 	n.unmount(first)
-	if err := n.stages.stage(t.Context(), session, entry, r); err != nil || d.count("NodeUnstageVolume") != 1 || d.count("NodeStageVolume") != 2 {
+	err = n.stages.stage(t.Context(), session, entry, r)
+	if err != nil || d.count("NodeUnstageVolume") != 1 || d.count("NodeStageVolume") != 2 {
 		t.Errorf("alone: %v, %v", d.calls, err)
 	}
 	n.unmount(second)
