@@ -18,6 +18,7 @@ import (
 	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
+	"github.com/coracle-project/coracle/image/pack"
 	"github.com/coracle-project/coracle/image/reference"
 )
 
@@ -34,7 +35,7 @@ type adder struct {
 	blobs    *blobs.Store
 	garbage  *garbage
 	unpacker *ingest.Unpacker
-	scratch  *scratch
+	scratch  *pack.Scratch
 	calls    *calls
 	commit   func(...catalog.Entry) (Image, error)
 }

@@ -18,6 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/pack"
 )
 
 // encrypted pushes an image whose layer is for the owner of the returned key, in PEM.
@@ -75,18 +76,18 @@ func TestEncryptedImageIsNotPackedAnew(t *testing.T) {
 		s := openStore(t, func(c *Config) { c.Keys, c.KeepBlobs = crypt.Keys{Dir: dir}, keep })
 		_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 		must(t, err)
-		for _, as := range []packingForm{asBlobs, asTars} {
-			k, err := s.packs.packer(as, nil)
+		for _, as := range []pack.Form{pack.AsBlobs, pack.AsTars} {
+			k, err := s.packs.Packer(as, nil)
 			must(t, err)
-			defer k.close()
-			parcel, err := k.pack(t.Context(), r.ref("app:1"))
+			defer k.Close()
+			parcel, err := k.Pack(t.Context(), r.ref("app:1"))
 			switch {
-			case keep && as == asBlobs:
+			case keep && as == pack.AsBlobs:
 				must(t, err)
 				if parcel.Manifest.Digest != p.manifest {
 					t.Errorf("it leaves as %s", parcel.Manifest.Digest)
 				}
-				must(t, parcel.release())
+				must(t, parcel.Release())
 			case err == nil || !strings.Contains(err.Error(), "leave as plain text"):
 				t.Errorf("blobs kept: %v, as %d: %v", keep, as, err)
 			}

@@ -60,6 +60,14 @@ func (g *garbage) pin(ctx context.Context, digests []digest.Digest) error {
 	return nil
 }
 
+// hold is pin for an image that leaves the store: release ends it.
+func (g *garbage) hold(ctx context.Context, digests []digest.Digest) (release func() error, err error) {
+	if err := g.pin(ctx, digests); err != nil {
+		return nil, err
+	}
+	return func() error { return g.settle(ctx, digests, true) }, nil
+}
+
 func (g *garbage) unpin(ctx context.Context, digests []digest.Digest) error {
 	if err := g.lockSweep(ctx); err != nil {
 		return err

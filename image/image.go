@@ -8,11 +8,11 @@
 //	lazy.go      lazies: layers that are shown before they are downloaded
 //	pull.go      puller: images from registries, and who waits for them
 //	add.go       adder: images from archives, and images made here
-//	pack.go      packing: images that leave, to registries and in archives
 //	highwater.go reclaimer: room on a disk that is too full
 //	shares.go    shares: what other nodes may fetch from this one
-//	scratch.go   scratch: files on their way in or out
 //	calls.go     calls: what Close waits for
+//
+// Images that leave, to registries and in archives, are packed by image/pack.
 //
 // # On disk (under the root directory given to Open)
 //

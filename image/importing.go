@@ -57,13 +57,13 @@ func (a *adder) compose(ctx context.Context, n reference.Name, b base, write fun
 	defer a.calls.done()
 	ctx, stop := a.calls.bound(ctx)
 	defer stop()
-	dir, remove, err := a.scratch.dir()
+	dir, remove, err := a.scratch.Dir()
 	if err != nil {
 		return Image{}, err
 	}
 	defer remove()
 	path := filepath.Join(dir, "layer")
-	layer, diffID, err := a.scratch.stage(ctx, path, write)
+	layer, diffID, err := a.scratch.Stage(ctx, path, write)
 	if err != nil {
 		return Image{}, because(ctx, err)
 	}

@@ -379,7 +379,7 @@ func TestSaveWaitsForLazyLayer(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.packs.rebuild(ctx, p.diffIDs[0], &bytes.Buffer{}); !errors.Is(err, context.Canceled) {
+	if err := s.packs.Rebuild(ctx, p.diffIDs[0], &bytes.Buffer{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	f.arrive <- nil

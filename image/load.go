@@ -70,7 +70,7 @@ func (s *Store) load(ctx context.Context, r io.Reader, fallback string, from cat
 	defer s.calls.done()
 	ctx, stop := s.calls.bound(ctx)
 	defer stop()
-	dir, remove, err := s.adder.scratch.dir()
+	dir, remove, err := s.adder.scratch.Dir()
 	if err != nil {
 		return l, err
 	}

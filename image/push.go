@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coracle-project/coracle/image/ingest"
+	"github.com/coracle-project/coracle/image/pack"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/image/registry"
 )
@@ -78,7 +79,7 @@ func (s *Store) push(ctx context.Context, refOrID string, n reference.Name, o Pu
 		return pushed, err
 	}
 	there := map[digest.Digest]bool{}
-	k, err := s.packs.packer(asBlobs, func(d ocispec.Descriptor) (bool, error) {
+	k, err := s.packs.Packer(pack.AsBlobs, func(d ocispec.Descriptor) (bool, error) {
 		has, err := up.Has(ctx, d, from...)
 		there[d.Digest] = has
 		return has, err
@@ -86,22 +87,22 @@ func (s *Store) push(ctx context.Context, refOrID string, n reference.Name, o Pu
 	if err != nil {
 		return pushed, err
 	}
-	defer k.close()
-	p, err := k.pack(ctx, refOrID)
+	defer k.Close()
+	p, err := k.Pack(ctx, refOrID)
 	if err != nil {
 		return pushed, err
 	}
-	defer func() { err = errors.Join(err, p.release()) }()
+	defer func() { err = errors.Join(err, p.Release()) }()
 	if err := sendAll(ctx, up, p, from, there, o.Progress); err != nil {
 		return pushed, err
 	}
 	if err := up.Manifest(ctx, p.Manifest, p.Documents[p.Manifest.Digest], n.Tag); err != nil {
 		return pushed, err
 	}
-	if p.top.Digest != p.was {
-		p.notes = append(p.notes, "the image was pulled for several platforms; only this machine's is pushed")
+	if p.Top.Digest != p.Was {
+		p.Notes = append(p.Notes, "the image was pulled for several platforms; only this machine's is pushed")
 	}
-	return Pushed{Name: n.String(), Digest: p.Manifest.Digest, Notes: p.notes}, nil
+	return Pushed{Name: n.String(), Digest: p.Manifest.Digest, Notes: p.Notes}, nil
 }
 
 // siblings are the other repositories of the registry that the image came from.
@@ -115,7 +116,7 @@ func siblings(img *Image, n reference.Name) (paths []string) {
 }
 
 // sendAll sends the blobs that the registry has not.
-func sendAll(ctx context.Context, up *registry.Upload, p *parcel, from []string, there map[digest.Digest]bool,
+func sendAll(ctx context.Context, up *registry.Upload, p *pack.Parcel, from []string, there map[digest.Digest]bool,
 	report func(done, total int64),
 ) error {
 	m := &ingest.Meter{}

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/coracle-project/coracle/image/archive"
+	"github.com/coracle-project/coracle/image/pack"
 )
 
 // ArchiveFormat is a form of archives.
@@ -35,30 +36,30 @@ func (s *Store) Save(ctx context.Context, w io.Writer, refs []string, o SaveOpti
 	defer s.calls.done()
 	ctx, stop := s.calls.bound(ctx)
 	defer stop()
-	as := asBlobs
+	as := pack.AsBlobs
 	if o.Format == DockerArchive {
-		as = asTars
+		as = pack.AsTars
 	}
-	k, err := s.packs.packer(as, nil)
+	k, err := s.packs.Packer(as, nil)
 	if err != nil {
 		return err
 	}
-	defer k.close()
-	var parcels []*parcel
+	defer k.Close()
+	var parcels []*pack.Parcel
 	defer func() {
 		for _, p := range parcels {
-			err = errors.Join(err, p.release())
+			err = errors.Join(err, p.Release())
 		}
 	}()
 	for _, ref := range refs {
-		p, err := k.pack(ctx, ref)
+		p, err := k.Pack(ctx, ref)
 		if err != nil {
 			return fmt.Errorf("save image %s: %w", ref, because(ctx, err))
 		}
 		parcels = append(parcels, p)
 	}
 	packed, size, notes := together(parcels)
-	if as == asTars {
+	if as == pack.AsTars {
 		size = 0 // that of the unpacked layers is found out while they are written
 	}
 	if o.Begin != nil {
@@ -78,11 +79,11 @@ func (s *Store) Save(ctx context.Context, w io.Writer, refs []string, o SaveOpti
 }
 
 // together puts names of one image together, and adds up what there is to write.
-func together(parcels []*parcel) (packed []archive.Packed, bytes int64, notes []string) {
+func together(parcels []*pack.Parcel) (packed []archive.Packed, bytes int64, notes []string) {
 	at := map[string]int{}
 	seen := map[string]bool{}
 	for _, p := range parcels {
-		notes = append(notes, p.notes...)
+		notes = append(notes, p.Notes...)
 		key := p.Manifest.Digest.String()
 		if i, ok := at[key]; ok {
 			packed[i].Names = append(packed[i].Names, p.Names...)

@@ -11,6 +11,7 @@ import (
 	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/ledger"
+	"github.com/coracle-project/coracle/image/pack"
 	"github.com/coracle-project/coracle/image/peer"
 	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/internal/remover"
@@ -35,7 +36,7 @@ type Store struct {
 	reclaimer *reclaimer
 	puller    *puller
 	adder     *adder
-	packs     packing
+	packs     pack.Store
 
 	remover *remover.Remover // of scratch directories
 	calls   *calls
@@ -109,10 +110,11 @@ func (s *Store) recover(ctx context.Context) error {
 	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
 	s.lazies = newLazies(s)
 	s.reclaimer = &reclaimer{cfg: &s.cfg, index: s.index, garbage: s.garbage, root: s.blobs.Root, layers: s.cfg.Layers, calls: s.calls}
-	scratch := &scratch{blobs: s.blobs, limits: s.cfg.Layer, remover: s.remover}
+	scratch := &pack.Scratch{Blobs: s.blobs, Limits: s.cfg.Layer, Remover: s.remover}
 	s.adder = &adder{blobs: s.blobs, garbage: s.garbage, unpacker: s.unpacker, scratch: scratch, calls: s.calls, commit: s.commit}
-	s.packs = packing{
-		index: s.index, blobs: s.blobs, garbage: s.garbage, lazies: s.lazies, layers: s.cfg.Layers, limits: s.cfg.Layer, scratch: scratch,
+	s.packs = pack.Store{
+		Index: s.index, Blobs: s.blobs, Pin: s.garbage.hold, AwaitWhole: s.lazies.awaitWhole, Layers: s.cfg.Layers, Limits: s.cfg.Layer,
+		Scratch: scratch,
 	}
 	s.shares = newShares(s)
 	s.peers = peer.New(s.shares, s.cfg.Log)

@@ -235,7 +235,7 @@ func (v *verifier) layer(ctx context.Context, d digest.Digest) error {
 	if !v.s.cfg.Layers.HasLayer(d) {
 		return fmt.Errorf("layer: %w", fs.ErrNotExist)
 	}
-	err := v.s.packs.rebuild(ctx, d, io.Discard)
+	err := v.s.packs.Rebuild(ctx, d, io.Discard)
 	if errors.Is(err, unpack.ErrNoRecipe) {
 		v.result.Unverifiable = append(v.result.Unverifiable, d)
 		return nil

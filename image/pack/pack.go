@@ -1,4 +1,10 @@
-package image
+// Package pack gets images ready to leave a store, to registries and in archives. Layers whose
+// blobs the store has not kept are packed again from their files.
+//
+// A [Packer] is for images that leave together; each [Parcel] that it makes holds its blobs and
+// layers in the store until it is released. Files are made in a directory of a [Scratch], which
+// images on their way into the store use, too.
+package pack
 
 import (
 	"context"
@@ -22,28 +28,32 @@ import (
 	"github.com/coracle-project/coracle/internal/boundedjson"
 )
 
-// parcel is an image on its way out of the store. What it consists of stays until release.
-type parcel struct {
+// Parcel is an image on its way out of the store. What it consists of stays until Release.
+type Parcel struct {
 	archive.Packed
-	top     ocispec.Descriptor
-	was     digest.Digest // the manifest in the store
-	notes   []string
-	release func() error
+	// Top is what the image's name means in the store, and Was the manifest there.
+	Top ocispec.Descriptor
+	Was digest.Digest
+	// Notes say what is not as a user may expect.
+	Notes []string
+	// Release lets the store remove what the parcel consists of.
+	Release func() error
 }
 
-// packingForm says what of a parcel is wanted.
-type packingForm int
+// Form says what of a parcel is wanted.
+type Form int
 
+// The forms.
 const (
-	asBlobs packingForm = iota // manifests and blobs
-	asTars                     // configuration and unpacked layers: no blob is needed
+	AsBlobs Form = iota // manifests and blobs
+	AsTars              // configuration and unpacked layers: no blob is needed
 )
 
-// packer gets images ready to leave together. A layer that several of them have, or one has
+// Packer gets images ready to leave together. A layer that several of them have, or one has
 // twice, is packed again once.
-type packer struct {
-	packing
-	as packingForm
+type Packer struct {
+	Store
+	as Form
 	// elsewhere, if not nil, says that a blob is at the destination.
 	elsewhere func(ocispec.Descriptor) (bool, error)
 	dir       string // of layers that were packed again
@@ -51,53 +61,64 @@ type packer struct {
 	remove    func()
 }
 
-// packing is what getting images ready takes of the store.
-type packing struct {
-	index   *catalog.Index
-	blobs   *blobs.Store
-	garbage *garbage
-	lazies  *lazies
-	layers  LayerArchiver
-	limits  unpack.Limits
-	scratch *scratch
+// Archiver makes layers' archives again.
+type Archiver interface {
+	// Archive writes the archive that a layer was unpacked from, byte for byte and not
+	// compressed. Kinds: unpack.ErrDamaged, unpack.ErrNoRecipe.
+	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
 }
 
-// packer returns a packer; close deletes what it has packed again.
-func (k packing) packer(as packingForm, elsewhere func(ocispec.Descriptor) (bool, error)) (*packer, error) {
-	dir, remove, err := k.scratch.dir()
+// Store is what getting images ready takes of the store.
+type Store struct {
+	Index *catalog.Index
+	Blobs *blobs.Store
+	// Pin keeps blobs and layers until what it returns is called.
+	Pin func(context.Context, []digest.Digest) (release func() error, err error)
+	// AwaitWhole waits until a layer that is being pulled lazily is all there.
+	AwaitWhole func(context.Context, digest.Digest) error
+	Layers     Archiver
+	Limits     unpack.Limits
+	Scratch    *Scratch
+}
+
+// Packer returns a packer. elsewhere, if not nil, says that a blob is at the destination. Close
+// deletes what the packer has packed again.
+func (k Store) Packer(as Form, elsewhere func(ocispec.Descriptor) (bool, error)) (*Packer, error) {
+	dir, remove, err := k.Scratch.Dir()
 	if err != nil {
 		return nil, err
 	}
-	return &packer{k, as, elsewhere, dir, map[digest.Digest]ocispec.Descriptor{}, remove}, nil
+	return &Packer{k, as, elsewhere, dir, map[digest.Digest]ocispec.Descriptor{}, remove}, nil
 }
 
-func (k *packer) close() { k.remove() }
+// Close deletes what was packed again.
+func (k *Packer) Close() { k.remove() }
 
-// pack gets an image ready. Layers whose blobs the store has not kept are packed again for
-// asBlobs, unless elsewhere has them; then the manifest is another one than the image came
-// with, which notes say. The image's id stays.
-func (k *packer) pack(ctx context.Context, refOrID string) (*parcel, error) {
-	e, err := k.index.Present().Entry(refOrID)
+// Pack gets an image, found by a name or its id, ready. Layers whose blobs the store has not kept
+// are packed again for AsBlobs, unless elsewhere has them; then the manifest is another one than
+// the image came with, which Notes say. The image's id stays.
+func (k *Packer) Pack(ctx context.Context, refOrID string) (*Parcel, error) {
+	e, err := k.Index.Present().Entry(refOrID)
 	if err != nil {
 		return nil, err
 	}
-	pins := append(e.Blobs(), e.Image.RootFS.DiffIDs...)
-	if err := k.garbage.pin(ctx, pins); err != nil {
+	release, err := k.Pin(ctx, append(e.Blobs(), e.Image.RootFS.DiffIDs...))
+	if err != nil {
 		return nil, err
 	}
-	p := &parcel{release: func() error { return k.garbage.settle(ctx, pins, true) }}
+	p := &Parcel{Release: release}
 	if err := k.fill(ctx, p, e); err != nil {
-		return nil, errors.Join(err, p.release())
+		return nil, errors.Join(err, release())
 	}
 	return p, nil
 }
 
-func (k *packer) fill(ctx context.Context, p *parcel, e catalog.Entry) error {
-	document, err := k.blobs.Read(ctx, ocispec.Descriptor{Digest: e.Manifest})
+func (k *Packer) fill(ctx context.Context, p *Parcel, e catalog.Entry) error {
+	document, err := k.Blobs.Read(ctx, ocispec.Descriptor{Digest: e.Manifest})
 	if err != nil {
 		return err
 	}
-	config, err := k.blobs.Read(ctx, e.Config)
+	config, err := k.Blobs.Read(ctx, e.Config)
 	if err != nil {
 		return err
 	}
@@ -106,7 +127,7 @@ func (k *packer) fill(ctx context.Context, p *parcel, e catalog.Entry) error {
 		return err
 	}
 	mediaType := doc.Type()
-	p.top, p.was = e.Top, e.Manifest
+	p.Top, p.Was = e.Top, e.Manifest
 	p.Names = []string{e.Name.String()}
 	p.Config = e.Config
 	p.Manifest = ocispec.Descriptor{MediaType: mediaType, Digest: e.Manifest, Size: int64(len(document))}
@@ -132,21 +153,21 @@ func (k *packer) fill(ctx context.Context, p *parcel, e catalog.Entry) error {
 }
 
 // layer describes one layer as it leaves; packed says that its blob is a new one.
-func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest) (l archive.Layer, packed bool, err error) {
+func (k *Packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest) (l archive.Layer, packed bool, err error) {
 	l = archive.Layer{
 		Blob: d, DiffID: diffID,
-		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(k.blobs.Path(d.Digest)) },
+		Open:     func(context.Context) (io.ReadCloser, error) { return os.Open(k.Blobs.Path(d.Digest)) },
 		Unpacked: func(ctx context.Context) (io.ReadCloser, error) { return k.unpackedBlob(ctx, d) },
 	}
 	_, encrypted := crypt.Encrypted(d.MediaType)
-	if encrypted && k.as == asTars {
+	if encrypted && k.as == AsTars {
 		return l, false, fmt.Errorf("layer %s is encrypted, and would leave as plain text in an archive that has only unpacked layers", d.Digest)
 	}
-	if k.blobs.Has(d) {
+	if k.Blobs.Has(d) {
 		return l, false, nil
 	}
 	l.Unpacked = func(ctx context.Context) (io.ReadCloser, error) { return k.rebuilt(ctx, diffID) }
-	if k.as == asTars {
+	if k.as == AsTars {
 		return l, false, nil
 	}
 	if k.elsewhere != nil {
@@ -161,9 +182,9 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 	l.Open = func(context.Context) (io.ReadCloser, error) { return os.Open(path) }
 	blob, there := k.repacked[diffID]
 	if !there {
-		blob, _, err = k.scratch.stage(ctx, path, func(ctx context.Context, w io.Writer) error {
+		blob, _, err = k.Scratch.Stage(ctx, path, func(ctx context.Context, w io.Writer) error {
 			z := gzip.NewWriter(w)
-			return errors.Join(k.rebuild(ctx, diffID, z), z.Close())
+			return errors.Join(k.Rebuild(ctx, diffID, z), z.Close())
 		})
 		if err != nil {
 			return l, false, err
@@ -174,22 +195,22 @@ func (k *packer) layer(ctx context.Context, d ocispec.Descriptor, diffID digest.
 	return l, true, nil
 }
 
-// rebuild writes a layer's archive.
-func (k packing) rebuild(ctx context.Context, diffID digest.Digest, w io.Writer) error {
-	if err := k.lazies.awaitWhole(ctx, diffID); err != nil {
+// Rebuild writes a layer's archive.
+func (k Store) Rebuild(ctx context.Context, diffID digest.Digest, w io.Writer) error {
+	if err := k.AwaitWhole(ctx, diffID); err != nil {
 		return err
 	}
-	return k.layers.Archive(ctx, diffID, w)
+	return k.Layers.Archive(ctx, diffID, w)
 }
 
 // rebuilt is a reader of a layer's archive. Closing it before its end ends the making.
-func (k packing) rebuilt(ctx context.Context, diffID digest.Digest) (io.ReadCloser, error) {
+func (k Store) rebuilt(ctx context.Context, diffID digest.Digest) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		w.CloseWithError(k.rebuild(ctx, diffID, w))
+		w.CloseWithError(k.Rebuild(ctx, diffID, w))
 	}()
 	return struct {
 		io.Reader
@@ -208,12 +229,12 @@ type closerFunc func() error
 func (f closerFunc) Close() error { return f() }
 
 // unpackedBlob opens a blob's tar archive.
-func (k packing) unpackedBlob(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
-	f, err := os.Open(k.blobs.Path(d.Digest))
+func (k Store) unpackedBlob(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+	f, err := os.Open(k.Blobs.Path(d.Digest))
 	if err != nil {
 		return nil, err
 	}
-	z, err := unpack.Decompress(ctx, f, k.limits)
+	z, err := unpack.Decompress(ctx, f, k.Limits)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -236,7 +257,7 @@ func (cs closers) Close() error {
 
 // remake replaces the manifest by one with the layers as they are packed now. All
 // else in it stays as it is, also what is not known here.
-func (p *parcel) remake(manifest []byte) error {
+func (p *Parcel) remake(manifest []byte) error {
 	var doc map[string]json.RawMessage
 	if err := boundedjson.Unmarshal(manifest, &doc); err != nil {
 		return err
@@ -256,8 +277,8 @@ func (p *parcel) remake(manifest []byte) error {
 	delete(p.Documents, p.Manifest.Digest)
 	p.Manifest.Digest, p.Manifest.Size = digest.FromBytes(data), int64(len(data))
 	p.Documents[p.Manifest.Digest] = data
-	p.notes = append(p.notes,
+	p.Notes = append(p.Notes,
 		fmt.Sprintf("the registry's blobs of %s were not kept: its layers are packed again, and its manifest is %s, not %s", p.Names[0],
-			p.Manifest.Digest, p.was))
+			p.Manifest.Digest, p.Was))
 	return nil
 }

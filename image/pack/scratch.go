@@ -1,4 +1,4 @@
-package image
+package pack
 
 import (
 	"context"
@@ -12,25 +12,27 @@ import (
 
 	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/blobs"
+	"github.com/coracle-project/coracle/image/registry"
 	"github.com/coracle-project/coracle/image/unpack"
 	"github.com/coracle-project/coracle/internal/remover"
 )
 
-// scratch is where files are made that are on their way into the store, or out of it.
-type scratch struct {
-	blobs   *blobs.Store
-	limits  unpack.Limits
-	remover *remover.Remover
+// Scratch is where files are made that are on their way into the store, or out of it.
+type Scratch struct {
+	Blobs   *blobs.Store
+	Limits  unpack.Limits
+	Remover *remover.Remover
 }
 
-// dir makes a directory, which remove deletes in the background.
-func (s *scratch) dir() (dir string, remove func(), err error) {
-	dir, err = os.MkdirTemp(s.blobs.Ingest(), "scratch-*")
-	return dir, func() { s.remover.Remove(dir) }, err // the next Open removes what remains
+// Dir makes a directory, which remove deletes in the background.
+func (s *Scratch) Dir() (dir string, remove func(), err error) {
+	dir, err = os.MkdirTemp(s.Blobs.Ingest(), "scratch-*")
+	return dir, func() { s.Remover.Remove(dir) }, err // the next Open removes what remains
 }
 
-// stage writes a layer to a file and finds out what it is.
-func (s *scratch) stage(ctx context.Context, path string,
+// Stage has write make a layer in a new file at path, and returns what it is. A layer that cannot
+// be unpacked is registry.ErrInvalid.
+func (s *Scratch) Stage(ctx context.Context, path string,
 	write func(context.Context, io.Writer) error,
 ) (layer ocispec.Descriptor, diffID digest.Digest, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -50,26 +52,26 @@ func (s *scratch) stage(ctx context.Context, path string,
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return layer, "", err
 	}
-	z, err := unpack.Decompress(ctx, f, s.limits)
+	z, err := unpack.Decompress(ctx, f, s.Limits)
 	if err == nil {
 		defer z.Close()
 		h.Reset()
 		_, err = io.Copy(h, z)
 	}
 	if err != nil {
-		return layer, "", fmt.Errorf("%w: %w", ErrInvalidImage, err)
+		return layer, "", fmt.Errorf("%w: %w", registry.ErrInvalid, err)
 	}
 	return layer, digest.NewDigest(digest.SHA256, h), nil
 }
 
 // checkRoom fails if that many bytes more would fill the disk.
-func (s *scratch) checkRoom(bytes int64) error {
-	return s.blobs.KeepFree(bytes, s.limits.MinFree)
+func (s *Scratch) checkRoom(bytes int64) error {
+	return s.Blobs.KeepFree(bytes, s.Limits.MinFree)
 }
 
 // roomy writes as long as there is room on the disk.
 type roomy struct {
-	s       *scratch
+	s       *Scratch
 	w       io.Writer
 	written int64
 	checked int64
