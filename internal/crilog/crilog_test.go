@@ -319,3 +319,27 @@ func TestFollowEndsWithContext(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The last record is longer than the reader's buffer, and its end is not written yet.
+func TestFollowFromALongRecordThatIsNotWhole(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	long := strings.Repeat("x", 70<<10)
+	write(t, path, record(1, "F", "a"), strings.TrimSuffix(record(2, "F", long), "\n"))
+	ended, wrote := make(chan struct{}), false
+	var text strings.Builder
+	idle := func() error {
+		if !wrote {
+			wrote = true
+			write(t, path, "y\n", record(3, "F", "b"))
+			close(ended)
+		}
+		return nil
+	}
+	err := Read(t.Context(), path, Options{Ended: ended, Idle: idle}, func(l Line) error {
+		text.Write(l.Text)
+		return nil
+	})
+	if got := text.String(); err != nil || !wrote || got != long+"yb" {
+		t.Errorf("%d bytes, %v; written: %v", len(got), err, wrote)
+	}
+}

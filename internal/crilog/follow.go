@@ -28,16 +28,16 @@ type Options struct {
 	Ended <-chan struct{}
 	// Idle, if not nil, is called before waiting for more: all that is there was handed on.
 	Idle func() error
-	// Odd, if not nil, is told of what is no record, which is left out then. If nil, that ends the
-	// reading.
+	// Odd, if not nil, receives the error of each malformed record, which is skipped. If nil, Read
+	// returns that error.
 	Odd func(error)
-	// Unfinished has a record handed on, too, that a file ends with and whose newline is missing.
+	// Unfinished also passes on a last record without its newline.
 	Unfinished bool
 }
 
 // Read hands the records of the log at path to sink, in order, until its end; with Ended, until the
-// log's end after that is closed, over rotations. It returns ctx's error when that ends
-// before, and sink's error as it is.
+// log's end after that is closed, over rotations. It returns ctx's error if ctx ends first, and
+// sink's error as it is.
 func Read(ctx context.Context, path string, o Options, sink func(Line) error) error {
 	var changed <-chan struct{}
 	if o.Ended != nil {
@@ -60,7 +60,7 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 	}
 	ended := o.Ended
 	for {
-		if err := d.drain(ctx, r, false); err != nil || d.records == 0 {
+		if err := d.drain(ctx, r, false); err != nil || d.records <= 0 {
 			return err
 		}
 		next, err := r.successor(path)

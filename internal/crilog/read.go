@@ -14,13 +14,13 @@ type reader struct {
 	start, end int            // of buf, what was read of the file and is not handed on
 	at         int64          // offset in the file of what was handed on last
 	size       int            // and its size
-	inside     bool           // that did not end its record,
-	head       Line           // which begins so,
-	odd        bool           // or is none
-	ended      int            // records
+	inside     bool           // the last piece did not end its record
+	head       Line           // what the current record begins with
+	odd        bool           // the current record is malformed
+	ended      int            // records that were read to their end
 }
 
-// oddRecord is what is wrong with a record that is none.
+// oddRecord is the error of a malformed record.
 type oddRecord struct{ error }
 
 func open(path string) (*reader, error) {

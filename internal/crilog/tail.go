@@ -12,9 +12,13 @@ func (r *reader) lastLines(n int, since time.Time, odd func(error)) (int64, erro
 	var (
 		starts []int64
 		open   = map[Stream]bool{} // the stream's last Line was not the end of a line
+		end    int64               // of the last record that is whole
 	)
 	for {
 		l, err := r.next(false)
+		if !r.inside {
+			end = r.at + int64(r.size)
+		}
 		if errors.Is(err, io.EOF) {
 			break
 		}
@@ -35,7 +39,7 @@ func (r *reader) lastLines(n int, since time.Time, odd func(error)) (int64, erro
 	if len(starts) > 0 {
 		return starts[0], nil
 	}
-	return r.at + int64(r.size), nil
+	return end, nil
 }
 
 // lastRecords is where the last n records begin, whatever they are. It reads only these.
