@@ -108,6 +108,9 @@ func (s *Server) whenEnded(ctx context.Context, id string) <-chan struct{} {
 // running says whether a container runs. While the runtime is away it is taken to run on.
 func (s *Server) running(ctx context.Context, id string) bool {
 	about, err := s.runtime.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	if err != nil {
+		s.opts.Log.Debug("cannot tell whether a container runs whose log is followed", "container", id, "err", err)
+	}
 	return status.Code(err) == codes.Unavailable ||
 		err == nil && about.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -67,6 +68,8 @@ type fakeRuntime struct {
 	runtimeapi.ImageServiceClient
 	logPath string
 	streams *streams
+	// states are the answers about a container that runs, or errors, before it has exited.
+	states []error
 }
 
 func (f *fakeRuntime) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStatusRequest,
@@ -75,10 +78,15 @@ func (f *fakeRuntime) ContainerStatus(_ context.Context, r *runtimeapi.Container
 	if r.ContainerId != "c1" {
 		return nil, status.Error(codes.NotFound, "no such container")
 	}
-	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{
-		LogPath: f.logPath,
-		State:   runtimeapi.ContainerState_CONTAINER_EXITED,
-	}}, nil
+	state := runtimeapi.ContainerState_CONTAINER_EXITED
+	if len(f.states) > 0 {
+		err := f.states[0]
+		if f.states = f.states[1:]; err != nil {
+			return nil, err
+		}
+		state = runtimeapi.ContainerState_CONTAINER_RUNNING
+	}
+	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{LogPath: f.logPath, State: state}}, nil
 }
 
 func (f *fakeRuntime) ExecSync(_ context.Context, r *runtimeapi.ExecSyncRequest,
@@ -233,6 +241,44 @@ func TestLogFileMissing(t *testing.T) {
 	if w.Code != 400 || !strings.Contains(w.Body.String(), "no such file or directory") {
 		t.Error(w.Code, w.Body)
 	}
+}
+
+// A client that gets a status of 200 takes what follows for the whole log.
+func TestLogThatCannotBeRead(t *testing.T) {
+	s, _, rt := newServer(t, nil)
+	if err := os.Mkdir(rt.logPath, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w := ask(s, "GET", "/containerLogs/ns/p/c")
+	if w.Code != 400 || !strings.Contains(w.Body.String(), "is a directory") {
+		t.Error(w.Code, w.Body)
+	}
+}
+
+// A followed container counts as running while the runtime is away, and until the runtime says
+// that it has ended.
+func TestWhenEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, rt := newServer(t, nil)
+		rt.states = []error{nil, status.Error(codes.Unavailable, "away"), nil}
+		began := time.Now()
+		<-s.whenEnded(t.Context(), "c1")
+		if took := time.Since(began); took != 3*checkEvery || len(rt.states) != 0 {
+			t.Errorf("it ended after %v, and %d states were not asked for", took, len(rt.states))
+		}
+	})
+}
+
+// The watch ends with the request.
+func TestWhenEndedAndTheClientLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, rt := newServer(t, nil)
+		rt.states = make([]error, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := s.whenEnded(ctx, "c1")
+		cancel()
+		<-ended
+	})
 }
 
 func TestLogSource(t *testing.T) {

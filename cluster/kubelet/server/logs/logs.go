@@ -71,11 +71,11 @@ func Read(ctx context.Context, path string, opts Options, stdout, stderr io.Writ
 	if opts.Tail != nil {
 		o.Tail = int(*opts.Tail)
 	}
-	err = crilog.Read(ctx, file, o, out.write)
-	if errors.Is(err, errLimit) {
-		err = nil
+	// After an error nothing is flushed: what was sent to a client could not become an error.
+	if err := crilog.Read(ctx, file, o, out.write); err != nil && !errors.Is(err, errLimit) {
+		return err
 	}
-	return errors.Join(err, out.flush())
+	return out.flush()
 }
 
 // errLimit ends reading when as much as was wanted has been written.
