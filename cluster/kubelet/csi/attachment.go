@@ -26,7 +26,7 @@ const apiTimeout = 30 * time.Second
 func attachKey(name v1.UniqueVolumeName) string { return "attach/" + string(name) }
 
 // attachments say whether volumes are attached to this node, and what the API knows to be in
-// use. It is safe for concurrent use.
+// use. They are safe for concurrent use.
 type attachments struct {
 	nodeName string
 	kube     kubernetes.Interface

@@ -43,14 +43,14 @@ type request struct {
 	publishContext map[string]string
 }
 
-// requests makes requests of what the API has. It is safe for concurrent use.
+// requests builds requests from what the API has. It is safe for concurrent use.
 type requests struct {
 	kube kubernetes.Interface
 	// tokens are the pods' tokens for drivers.
 	tokens *tokens.Cache
 }
 
-// make checks that the driver may be asked for the volume.
+// make returns the request for a volume, if its driver may be asked for it.
 func (q *requests) make(ctx context.Context, v *source.Spec) (*request, error) {
 	r := &request{spec: v, user: user{pod: v.Pod.UID, volume: v.Name}, access: v1.ReadWriteOnce}
 	switch {

@@ -60,8 +60,8 @@ func (x *usages) forget(state string) {
 	delete(x.known, state)
 }
 
-// of returns what is known, and has the driver asked if that is
-// old. Only who asks first waits, and not for long.
+// of returns what is known, and has the driver asked if that is old. Only the first caller waits,
+// and not for long.
 func (x *usages) of(ctx context.Context, v *source.Spec) (statsapi.VolumeStats, bool) {
 	x.mu.Lock()
 	u := x.known[v.State]

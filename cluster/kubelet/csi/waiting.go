@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// waiting are the pods' volumes that wait, by what they wait for. It is safe for concurrent
-// use, and calls nothing while it is locked.
+// waiting are the pods' volumes that wait, by what they wait for. They are safe for concurrent
+// use, and call nothing while they are locked.
 type waiting struct {
 	log *slog.Logger
 	// wakePod may be nil.

@@ -16,7 +16,7 @@
 // Sources, one for each kind of PersistentVolume (package source).
 //
 // The Manager puts the parts below this directory together: those that make one kind of volume, and
-// those that keep who has a volume, who waits for one, and what is looked after. Each of the latter
+// those that record which pod has a volume, which pods wait, and which volumes are looked after. Each of the latter
 // has a lock of its own, and does not call the Manager with it held.
 //
 // # The life of a pod's volumes
@@ -118,10 +118,11 @@ type Manager struct {
 	// These make the volumes that are not mounted by sources.
 	projections projection.Maker
 	emptyDirs   emptydir.Maker
-	sources     []source.Source
-	waiting     *claims.Waiting
-	claims      *claims.Resolver
-	holders     *holders.Table
+
+	sources []source.Source
+	waiting *claims.Waiting
+	claims  *claims.Resolver
+	holders *holders.Table
 	// looked, if set by a test, is called after each look that a change or a timer led to.
 	looked func(types.UID)
 

@@ -1,5 +1,5 @@
-// Package claims finds the PersistentVolumes that pods' volumes are, and keeps who waits for claims
-// and volumes.
+// Package claims finds the PersistentVolume of a pod's volume, and records which pods wait for
+// claims and volumes.
 package claims
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
-// Resolver finds the volumes of pods' claims. It has no state but in Waiting.
+// Resolver finds the volumes of pods' claims. Its only state is in Waiting.
 type Resolver struct {
 	Kube    kubernetes.Interface
 	Waiting *Waiting

@@ -37,12 +37,12 @@ func VolumeKey(name string) string { return "volume/" + name }
 func HeldKey(name string) string { return "held/" + name }
 
 // NewWaiting returns an empty set. wake is called for pods that wait when what they wait for has
-// changed, and look for those that follow it; neither may wait.
+// changed, and look for those that follow it; neither may block.
 func NewWaiting(log *slog.Logger, wake, look func(types.UID)) *Waiting {
 	return &Waiting{log: log, wake: wake, look: look, pods: map[string]map[types.UID]struct{}{}}
 }
 
-// Keys lists what pods wait for or follow.
+// Keys lists what pods wait for or follow, for tests.
 func (w *Waiting) Keys() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -59,7 +59,7 @@ func (w *Waiting) Add(key string, pod types.UID) {
 	w.pods[key][pod] = struct{}{}
 }
 
-// Remove ends that.
+// Remove ends what Add began.
 func (w *Waiting) Remove(key string, pod types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

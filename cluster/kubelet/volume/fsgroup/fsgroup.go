@@ -20,7 +20,7 @@ const (
 	ReadWrite
 )
 
-// Set makes everything below root belong to the pod's fsGroup: files are given its group
+// Set makes everything below root belong to group: files are given its group
 // and rights, directories set-group-ID too, so that what is made in them later belongs to it as
 // well. It does nothing without a group. Links are changed themselves, never what they lead to.
 //

@@ -111,7 +111,7 @@ func (t *Table) Remove(pod types.UID) (volumes []string) {
 	return t.volumes.remove(pod)
 }
 
-// Volumes lists the volumes that pods have.
+// Volumes lists the volumes that pods have, for tests.
 func (t *Table) Volumes() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

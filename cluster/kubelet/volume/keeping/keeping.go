@@ -209,7 +209,8 @@ func (x *Set) Stop(ctx context.Context) error {
 // longestBackoff bounds the pause after failures, without the random part.
 const longestBackoff = 2 * time.Minute
 
-// Backoff is the pause after so many failures in a row.
+// Backoff is the pause after so many failures in a row: a second, then twice as long each time, up
+// to longestBackoff, and up to a quarter more at random.
 func Backoff(failures int) time.Duration {
 	pause := min(time.Second<<min(failures-1, 10), longestBackoff)
 	return pause + time.Duration(rand.Int64N(int64(pause)/4+1))

@@ -12,9 +12,6 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// layout.OpenDir opens a directory of our own, which must not be a link.
-const openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-
 // Tmpfs mounts a tmpfs of at most size bytes (0: half of the machine's memory) on dir, unless
 // one is mounted there. What is in it is never swapped out where the kernel can promise that (6.4
 // and newer).

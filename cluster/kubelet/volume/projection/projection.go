@@ -208,7 +208,7 @@ func (m Maker) addSource(ctx context.Context, pod *v1.Pod, held *Held, files map
 	case source.DownwardAPI != nil:
 		return m.addDownwardAPI(pod, files, source.DownwardAPI.Items, mode)
 	case source.ServiceAccountToken != nil:
-		return m.addToken(ctx, pod, held, files, source.ServiceAccountToken, *mode)
+		return m.addToken(ctx, pod, files, source.ServiceAccountToken, *mode)
 	case source.ClusterTrustBundle != nil:
 		return errors.New("clusterTrustBundle projections are not served by this kubelet: project a configMap that has the certificates instead")
 	case source.PodCertificate != nil:
@@ -250,7 +250,7 @@ func (m Maker) addDownwardAPI(pod *v1.Pod, files map[string]file, items []v1.Dow
 // default.
 const defaultTokenLife = 3600
 
-func (m Maker) addToken(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file,
+func (m Maker) addToken(ctx context.Context, pod *v1.Pod, files map[string]file,
 	s *v1.ServiceAccountTokenProjection, mode int32,
 ) error {
 	owner := fsUser(pod)
