@@ -66,7 +66,7 @@ NOCPKGS  := ./cmd/coracle/... ./cmd/coracled/... ./cmd/coracle-lazy/... ./cri/..
 
 # Packages whose tests run under the race detector, and, except SAMPLED, only there: packages about
 # concurrency that finish quickly.
-RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./internal/join/...
+RACE     := ./pod/... ./shim/client/... ./image/... ./network/... ./snapshot/... ./cri/... ./internal/join/... ./internal/batch/... ./internal/flight/...
 
 # Packages of RACE that run only a sample under -short. All their tests run without the race detector.
 SAMPLED  := ./cri ./network

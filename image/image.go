@@ -12,7 +12,8 @@
 //	shares.go    shares: what other nodes may fetch from this one
 //	calls.go     calls: what Close waits for
 //
-// Images that leave, to registries and in archives, are packed by image/pack.
+// and of packages below: catalog (which images exist), blobs, manifest (documents), ingest (layers
+// on their way in) and pack (images on their way out).
 //
 // # On disk (under the root directory given to Open)
 //

@@ -1,9 +1,8 @@
-// Package catalog knows which images exist: index.json on disk, and the same in memory as a
-// Catalog.
+// Package catalog knows which images exist: index.json on disk, and the same in memory.
 //
-// An Index changes both, one change at a time, and says which blobs and layers no image needs any
-// more. A Catalog is never changed, only replaced: readers need no lock. An Entry is one name of an
-// image with what its documents say, a Known image has all its entries.
+// An [Index] changes both, one change at a time, and says which blobs and layers no image needs any
+// more. What is in memory is never changed, only replaced: [Index.Present] needs no lock. An
+// [Entry] is one name of an image with what its documents say.
 package catalog
 
 import (

@@ -268,7 +268,7 @@ func (u *Unpacker) unpackArriving(ctx context.Context, d ocispec.Descriptor, dif
 	return u.commitLayer(ctx, w, diffID)
 }
 
-// unpackStored unpacks a blob that is there already. Kinds: errRotten.
+// unpackStored unpacks a blob that is there already. Kinds: blobs.ErrRotten.
 func (u *Unpacker) unpackStored(ctx context.Context, d ocispec.Descriptor, diffID digest.Digest, hasLayer bool) error {
 	f, err := os.Open(u.Blobs.Path(d.Digest))
 	if damage.OfFile(err) {

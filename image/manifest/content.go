@@ -174,7 +174,7 @@ func (c *Content) Forget() {
 	}
 }
 
-// Size is config and compressed layers, as Image.Size.
+// Size is config and compressed layers, as catalog.Image.Size.
 func (c *Content) Size() int64 {
 	n := c.Config.Size
 	for _, l := range c.Layers {

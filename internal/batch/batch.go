@@ -1,11 +1,11 @@
-// Package batch does work for all who wait for it at once.
+// Package batch coalesces concurrent requests for the same work into one run.
 package batch
 
 import "sync"
 
-// Batches has work that costs the same for one and for many done for all who wait for it at
-// once: syncing a disk, writing the index. What comes while it is being done waits for
-// the next time, so that no one is told of work that began before he asked.
+// Batches coalesces concurrent requests into one run of Work, for work that costs the same for one
+// request and for many: syncing a disk, writing the index. A request that arrives during a run
+// waits for the next one.
 type Batches[T any] struct {
 	Work func([]T) error
 

@@ -15,7 +15,7 @@ type Flight[K comparable, V any] struct {
 }
 
 type call[V any] struct {
-	waiters int // guarded by flight.mu; 0 means cancelled
+	waiters int // guarded by Flight.mu; 0 means cancelled
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when val and err are set
 	val     V
