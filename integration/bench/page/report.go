@@ -46,23 +46,28 @@ type Machine struct {
 }
 
 // Finish prints the tables, and writes the figures as JSON and the part of a page into the files
-// that have names.
+// that have names. An error of one does not keep it from writing the other.
 func (r *Report) Finish(out, page string) error {
 	r.Print(os.Stdout)
+	var lost, unwritten error
+	if out != "" {
+		lost = r.writeJSON(out)
+	}
 	if page != "" {
-		text, err := r.text()
-		if err == nil {
-			err = Write(page, r.Part, text)
-		}
-		if err != nil {
-			return err
+		var text string
+		if text, unwritten = r.text(); unwritten == nil {
+			unwritten = Write(page, r.Part, text)
 		}
 	}
-	if out == "" {
-		return nil
-	}
+	return errors.Join(lost, unwritten)
+}
+
+func (r *Report) writeJSON(path string) error {
 	raw, err := json.MarshalIndent(r, "", "  ")
-	return errors.Join(err, os.WriteFile(out, append(raw, '\n'), 0o644))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(raw, '\n'), 0o644)
 }
 
 // Print prints the tables.

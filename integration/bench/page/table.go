@@ -124,7 +124,8 @@ func spread(low, high float64, write, single func(float64) string) func([]float6
 	}
 }
 
-// Quantile is the smallest value that q of all values do not exceed; 0 of nothing.
+// Quantile is the value at the place q, from 0 to 1, of the sorted values, rounded down; 0 of
+// nothing.
 func Quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0
