@@ -19,7 +19,7 @@ func TestBadInput(t *testing.T) {
 	stopped := n.runPod(nil)
 	stopped.stop()
 	p := n.runPod(nil)
-	running := p.run(shell("running", forever))
+	running := p.run(shell("running", "exec sleep 3600")) // no child that starts after the snapshot
 	exited := p.run(shell("exited", "true"))
 	exited.wait()
 	check := n.noLeaks()
