@@ -83,8 +83,8 @@ func (l places) stagePath(s *staged) string {
 	return filepath.Join(s.id, globalName)
 }
 
-// stages are the volumes that are staged on this node. They are safe for concurrent use. The locks of
-// registry, waiting and work may be taken while mu is held, never the other way round.
+// stages are the volumes that are staged on this node. They are safe for concurrent use. The locks
+// of registry, waiting and work may be taken while mu is held, never the other way round.
 type stages struct {
 	nodeName string
 	log      *slog.Logger

@@ -16,8 +16,8 @@
 // Sources, one for each kind of PersistentVolume (package source).
 //
 // The Manager puts the parts below this directory together: those that make one kind of volume, and
-// those that record which pod has a volume, which pods wait, and which volumes are looked after. Each of the latter
-// has a lock of its own, and does not call the Manager with it held.
+// those that record which pod has a volume, which pods wait, and which volumes are looked after.
+// Each of the latter has a lock of its own, and does not call the Manager with it held.
 //
 // # The life of a pod's volumes
 //
