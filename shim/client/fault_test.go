@@ -248,11 +248,11 @@ func TestKillAtEachStep(t *testing.T) {
 			if _, err := r.c.Launch(ctx, req); err == nil || action == "kill" && !errors.Is(err, client.ErrUnavailable) {
 				t.Errorf("launch: %v", err)
 			}
-			arm(t, "")
 			if st, err := r.c.Status(r.ctx(), pod, req.ID); err != nil || st.State != client.StateCreated {
 				t.Errorf("status %+v, %v", st, err)
 			}
 			must(t, r.c.Delete(r.ctx(), pod, req.ID))
+			arm(t, "") // not before: the shim's deadline ends after the client's, and without the file the start goes on
 			if out := r.log(req.LogPath, "stdout"); out != "" {
 				t.Errorf("log %q", out)
 			}
