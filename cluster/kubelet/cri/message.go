@@ -12,7 +12,7 @@ import (
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 	"k8s.io/kubernetes/pkg/util/tail"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/server/logs"
+	"github.com/coracle-project/coracle/cluster/kubelet/logs"
 )
 
 // terminationMessage is what an exited container left as its last word: the end of the file that is

@@ -20,7 +20,7 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/kubernetes/pkg/apis/core/v1/validation"
 
-	"github.com/coracle-project/coracle/cluster/kubelet/server/logs"
+	"github.com/coracle-project/coracle/cluster/kubelet/logs"
 )
 
 func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
