@@ -2,11 +2,11 @@ package image
 
 import (
 	"context"
-	"io"
 
 	"github.com/opencontainers/go-digest"
 
 	"github.com/coracle-project/coracle/image/ingest"
+	"github.com/coracle-project/coracle/image/pack"
 	"github.com/coracle-project/coracle/snapshot"
 )
 
@@ -41,9 +41,7 @@ type LayerUses interface {
 
 // LayerArchiver makes layers' archives again.
 type LayerArchiver interface {
-	// Archive writes the archive that a layer was unpacked from, byte for byte and not
-	// compressed. Kinds: unpack.ErrDamaged, unpack.ErrNoRecipe.
-	Archive(ctx context.Context, diffID digest.Digest, w io.Writer) error
+	pack.Archiver
 	// ArchiveSize is how many bytes Archive writes. Kinds: the same.
 	ArchiveSize(ctx context.Context, diffID digest.Digest) (int64, error)
 }

@@ -53,7 +53,7 @@ func (b *Store) PutDocuments(c *manifest.Content) error {
 			continue
 		}
 		done := b.unsynced.begin()
-		err := b.Put(d, data)
+		err := b.put(d, data)
 		done()
 		if err != nil {
 			return fmt.Errorf("store blob %s: %w", d, err)

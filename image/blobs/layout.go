@@ -45,8 +45,8 @@ func (l Layout) Exists(d digest.Digest) bool {
 	return err == nil
 }
 
-// Put stores a small blob whose digest has been checked.
-func (l Layout) Put(d digest.Digest, data []byte) error {
+// put stores a small blob whose digest has been checked.
+func (l Layout) put(d digest.Digest, data []byte) error {
 	f, err := l.Stage()
 	if err != nil {
 		return err
