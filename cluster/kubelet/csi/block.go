@@ -9,8 +9,8 @@ import (
 
 // blockDir is the directory of a staged block volume's record. Volumes with files are known by
 // their handles, but block volumes by their names, as upstream has it.
-func (l places) blockDir(spec string) string {
-	return filepath.Join(l.pluginDir(), devicesDir, spec, dataDir)
+func (p places) blockDir(spec string) string {
+	return filepath.Join(p.pluginDir(), devicesDir, spec, dataDir)
 }
 
 // checkBlockName refuses the names that are directories of all block volumes.
@@ -22,9 +22,9 @@ func checkBlockName(v *source.Spec) error {
 }
 
 // target is where the driver publishes a volume for one pod: a directory, or a device.
-func (l places) target(u user, m source.Mounted, block bool) string {
+func (p places) target(u user, m source.Mounted, block bool) string {
 	if block {
-		return filepath.Join(l.pluginDir(), devicesDir, publishDir, u.volume, string(u.pod))
+		return filepath.Join(p.pluginDir(), devicesDir, publishDir, u.volume, string(u.pod))
 	}
 	return filepath.Join(m.Dir, mountName)
 }

@@ -60,14 +60,14 @@ type places struct {
 }
 
 // pluginDir is the directory of all staged volumes.
-func (l places) pluginDir() string {
-	return filepath.Join(l.rootDir, "plugins", "kubernetes.io", "csi")
+func (p places) pluginDir() string {
+	return filepath.Join(p.rootDir, "plugins", "kubernetes.io", "csi")
 }
 
 // stageDir is the directory of a volume's record and of its globalmount.
-func (l places) stageDir(driver, handle string) string {
+func (p places) stageDir(driver, handle string) string {
 	sum := sha256.Sum256([]byte(handle))
-	return filepath.Join(l.pluginDir(), driver, hex.EncodeToString(sum[:]))
+	return filepath.Join(p.pluginDir(), driver, hex.EncodeToString(sum[:]))
 }
 
 // attachmentName is the name of the VolumeAttachment of a volume and this node.

@@ -76,9 +76,9 @@ func uniqueName(driver, handle string) v1.UniqueVolumeName {
 }
 
 // stagePath is where the driver stages the volume.
-func (l places) stagePath(s *staged) string {
+func (p places) stagePath(s *staged) string {
 	if s.block {
-		return filepath.Join(l.pluginDir(), devicesDir, stagingDir, s.spec)
+		return filepath.Join(p.pluginDir(), devicesDir, stagingDir, s.spec)
 	}
 	return filepath.Join(s.id, globalName)
 }

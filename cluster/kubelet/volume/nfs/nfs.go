@@ -29,10 +29,10 @@ type Volumes struct {
 var HelperPlaces = []string{"/sbin", "/usr/sbin", "/bin", "/usr/bin"}
 
 const (
-	// nfsPatience bounds one try to mount; the helper itself tries for two minutes.
-	nfsPatience = 100 * time.Second
-	// nfsLinger is how long what the helper has started may hold its output.
-	nfsLinger = time.Second
+	// patience bounds one try to mount; the helper itself tries for two minutes.
+	patience = 100 * time.Second
+	// linger is how long what the helper has started may hold its output.
+	linger = time.Second
 )
 
 func (Volumes) Plugin() string { return "kubernetes.io~nfs" }
@@ -85,10 +85,10 @@ func (n Volumes) Mount(ctx context.Context, v *source.Spec) (string, error) {
 	if len(options) > 0 {
 		args = append(args, "-o", strings.Join(options, ","))
 	}
-	ctx, cancel := context.WithTimeout(ctx, nfsPatience)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, helper, args...)
-	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "/", nfsLinger
+	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "/", linger
 	said, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrWaitDelay) { // it has succeeded, and something that it started goes on
 		if mounted, e := mountpoint.Listed(v.Dir); mounted && e == nil {
