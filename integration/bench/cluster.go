@@ -107,7 +107,7 @@ func measureStack(ctx context.Context, stack, dir, flags string) (out measured, 
 		// Volumes that kubelet mounts have to be seen by the runtime.
 		argv = append([]string{"nsenter", "--mount", "--target", strconv.Itoa(t.pid())}, append(argv, "-cri", t.socket)...)
 	}
-	if out, err = runProgram(ctx, argv); err != nil {
+	if out, err = runProgram(ctx, "cluster-bench", argv); err != nil {
 		return out, err
 	}
 	out.Version = "Kubernetes " + out.Version

@@ -25,7 +25,7 @@ func benchmarkContainer(ctx context.Context, o options) error {
 	if err := prepareHost(); err != nil {
 		return fmt.Errorf("prepare the host: %w", err)
 	}
-	out, err := runProgram(ctx, []string{program, "-bin", filepath.Dir(filepath.Dir(program)), "-n", strconv.Itoa(o.n)})
+	out, err := runProgram(ctx, "ocibench", []string{program, "-bin", filepath.Dir(filepath.Dir(program)), "-n", strconv.Itoa(o.n)})
 	if err != nil {
 		return err
 	}

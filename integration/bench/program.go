@@ -20,15 +20,15 @@ type measured struct {
 	Figures []page.Figure `json:"figures"`
 }
 
-// runProgram runs one of them. After an error, out has what was measured before.
-func runProgram(ctx context.Context, argv []string) (out measured, err error) {
+// runProgram runs the one of that name. After an error, out has what was measured before.
+func runProgram(ctx context.Context, name string, argv []string) (out measured, err error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 3 * time.Minute
 	cmd.Stderr = os.Stderr
 	raw, err := cmd.Output()
 	if err := errors.Join(err, json.Unmarshal(raw, &out)); err != nil {
-		return out, fmt.Errorf("%s: %w", argv[0], err)
+		return out, fmt.Errorf("%s: %w", name, err)
 	}
 	return out, nil
 }
