@@ -277,6 +277,55 @@ func TestFollowManyRotations(t *testing.T) {
 	}
 }
 
+// Regression: while a reader looks which file comes next, another rotation renames that one away
+// and makes a new one of its name.
+func TestSuccessorIsTheFileThatWasFound(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, record(1, "F", "a"))
+	found, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, record(2, "F", "b"))
+	if r, err := openSame(path, found); r != nil || err != nil {
+		t.Errorf("the file after it was opened: %v, %v", r, err)
+	}
+	r, err := openSame(path+".1", found)
+	if r == nil || err != nil {
+		t.Fatalf("the file that was found was not opened: %v", err)
+	}
+	r.close()
+}
+
+// The container ends while its log is renamed away and the new file is not made yet. A reader that
+// is behind goes on with what was set aside after its file.
+func TestFollowToWhatWasSetAsideLast(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, record(1, "F", "a"))
+	ended := make(chan struct{})
+	var got []string
+	err := Read(t.Context(), path, Options{Tail: -1, Ended: ended}, func(l Line) error {
+		if got = append(got, string(l.Text)); len(got) == 1 {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+			write(t, path+".1", record(2, "F", "b"))
+			later := time.Now().Add(time.Second) // as it is when files do not follow each other within one tick
+			if err := os.Chtimes(path+".1", later, later); err != nil {
+				return err
+			}
+			close(ended)
+		}
+		return nil
+	})
+	if err != nil || strings.Join(got, "") != "ab" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
 // A follower that starts between the two halves of a rotation waits for the new file.
 func TestFollowBeginsInARotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")

@@ -179,42 +179,61 @@ func (d *drainer) drain(ctx context.Context, r *reader, last bool) error {
 // successor opens the file that the writer went on with after this one; nil if it may still be in
 // this one: it writes to the old file until it has opened the new one.
 func (r *reader) successor(path string) (*reader, error) {
-	now, err := os.Stat(path)
+	mine, err := r.file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		now, err := os.Stat(path)
+		missing := errors.Is(err, fs.ErrNotExist) // renamed away, and the new one is not there yet
+		if err != nil && !missing || !missing && os.SameFile(now, mine) {
+			return nil, err
+		}
+		name, next := setAside(mine, path)
+		if next == nil {
+			if missing || now.Size() == 0 {
+				return nil, nil
+			}
+			name, next = path, now
+		}
+		// What has this name by now may be a later file: another rotation.
+		if r, err := openSame(name, next); r != nil || err != nil {
+			return r, err
+		}
+	}
+}
+
+// openSame opens a file if it still is the one that was found under its name, and otherwise
+// returns nil.
+func openSame(name string, found fs.FileInfo) (*reader, error) {
+	r, err := open(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // renamed away, and the new one is not there yet
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	mine, err := r.file.Stat()
-	if err != nil || os.SameFile(now, mine) {
+	st, err := r.file.Stat()
+	if err != nil || !os.SameFile(st, found) {
+		r.close()
 		return nil, err
 	}
-	name := between(mine, path)
-	if name == path && now.Size() == 0 {
-		return nil, nil
-	}
-	next, err := open(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return next, err
+	return r, nil
 }
 
-// between is the oldest file that was set aside after mine, or path: a reader that was held up may
-// have missed more than one rotation. Files that were packed since cannot be read in order any
-// more.
-func between(mine fs.FileInfo, path string) string {
+// setAside is the oldest file that was renamed away after mine; nil if there is none. A reader
+// that was held up may have missed more than one rotation. Files that were packed since cannot be
+// read in order any more.
+func setAside(mine fs.FileInfo, path string) (name string, oldest fs.FileInfo) {
 	entries, _ := os.ReadDir(filepath.Dir(path))
-	oldest, name := time.Time{}, path
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), filepath.Base(path)+".") || strings.HasSuffix(e.Name(), ".gz") || strings.HasSuffix(e.Name(), ".tmp") {
 			continue
 		}
 		st, err := e.Info()
-		if err == nil && !os.SameFile(st, mine) && st.ModTime().After(mine.ModTime()) && (name == path || st.ModTime().Before(oldest)) {
-			oldest, name = st.ModTime(), filepath.Join(filepath.Dir(path), e.Name())
+		if err == nil && st.Mode().IsRegular() && !os.SameFile(st, mine) && st.ModTime().After(mine.ModTime()) && (oldest == nil || st.ModTime().Before(oldest.ModTime())) {
+			name, oldest = filepath.Join(filepath.Dir(path), e.Name()), st
 		}
 	}
-	return name
+	return name, oldest
 }
