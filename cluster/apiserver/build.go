@@ -40,6 +40,7 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/aggregate"
+	"github.com/coracle-project/coracle/cluster/apiserver/direct"
 	"github.com/coracle-project/coracle/cluster/apiserver/openapi"
 )
 
@@ -52,6 +53,7 @@ type build struct {
 	served    *serverstorage.ResourceConfig
 	inside    *identities
 	loopback  *rest.Config
+	storages  *direct.Storages
 	informers informers.SharedInformerFactory
 	held      *atomic.Bool // see Server
 	types     <-chan definedTypes

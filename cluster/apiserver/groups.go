@@ -173,6 +173,9 @@ func (b *build) installGroups(server *genericapiserver.GenericAPIServer) error {
 		if err != nil {
 			return fmt.Errorf("API group %q: %w", p.GroupName(), err)
 		}
+		if err := b.storages.Add(&group); err != nil {
+			return fmt.Errorf("API group %q: %w", p.GroupName(), err)
+		}
 		if hooked, ok := p.(genericapiserver.PostStartHookProvider); ok {
 			name, hook, err := hooked.PostStartHook()
 			if err != nil {

@@ -6,8 +6,8 @@
 // RBAC and the node authorizer in front. What is ours is what a single node needs less of: etcd
 // runs in the process and is called directly, in-process clients call the handler directly
 // ([Server.ClientConfig]), one set of informers serves the server itself and the other components
-// of the process, and OpenAPI documents are made at build time and kept compressed (package
-// openapi).
+// of the process and reads the storage directly (package direct), and OpenAPI documents are made
+// at build time and kept compressed (package openapi).
 //
 // A server's life: [New] checks its options and does no I/O, so that other components can be given
 // clients and informers of it. [Server.Run] opens the listener and the store, builds the server and
@@ -34,6 +34,7 @@ import (
 	"k8s.io/client-go/rest"
 	kubecapabilities "k8s.io/kubernetes/pkg/capabilities"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/direct"
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/inproc"
 )
@@ -54,6 +55,7 @@ type Server struct {
 	addresses addresses
 	inside    *identities
 	transport http.RoundTripper
+	storages  *direct.Storages
 	informers informers.SharedInformerFactory
 	caches    caches
 	held      atomic.Bool                        // pods reach it at the kubernetes Service's address
@@ -89,7 +91,8 @@ func New(options Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.informers = client.NewInformers(kube)
+	s.storages = direct.New(s.ended)
+	s.informers = s.storages.Informers(client.NewInformers(kube))
 	return s, nil
 }
 
@@ -183,7 +186,7 @@ func (s *Server) run(ctx context.Context) error {
 	store.caches, s.caches.compact, s.caches.free = &s.caches, store.compact, giveBack
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,
-		inside: s.inside, loopback: protobuf(s.loopback()), informers: s.informers, held: &s.held, types: types,
+		inside: s.inside, loopback: protobuf(s.loopback()), storages: s.storages, informers: s.informers, held: &s.held, types: types,
 	}
 	server, err := b.server(ctx)
 	if err != nil {
@@ -195,6 +198,7 @@ func (s *Server) run(ctx context.Context) error {
 	forgetDocumentation(server.Handler.GoRestfulContainer)
 	s.handler = server.Handler
 	close(s.serving)
+	s.storages.Open()
 	following, end := context.WithCancel(context.WithoutCancel(ctx)) // requests use informers until the last has ended
 	defer end()
 	b.follow(ctx, following)

@@ -231,7 +231,10 @@ func setAside(mine fs.FileInfo, path string) (name string, oldest fs.FileInfo) {
 			continue
 		}
 		st, err := e.Info()
-		if err == nil && st.Mode().IsRegular() && !os.SameFile(st, mine) && st.ModTime().After(mine.ModTime()) && (oldest == nil || st.ModTime().Before(oldest.ModTime())) {
+		if err != nil || !st.Mode().IsRegular() || os.SameFile(st, mine) || !st.ModTime().After(mine.ModTime()) {
+			continue
+		}
+		if oldest == nil || st.ModTime().Before(oldest.ModTime()) {
 			name, oldest = filepath.Join(filepath.Dir(path), e.Name()), st
 		}
 	}

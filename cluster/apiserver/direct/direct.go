@@ -1,0 +1,167 @@
+// Package direct lets informers read objects of the API server in their own process where it keeps
+// them. No request is made, and no object is encoded and decoded again, as a watch over HTTP does
+// with each change.
+//
+// What a request passes through on its way is left out: authentication, authorization, fairness,
+// audit, and the time limit of watches. So these informers are for a reader that may read
+// everything and that requests of others must not hold up: the API server itself and the
+// components that run with it.
+package direct
+
+import (
+	"context"
+	"fmt"
+
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+)
+
+// Storages are the storages of the built-in kinds. Use [New].
+type Storages struct {
+	ended  context.Context
+	opened chan struct{} // closed when byKind is complete
+	byKind map[schema.GroupKind]reader
+}
+
+// reader is a storage that can be listed and watched.
+type reader interface {
+	rest.Storage
+	rest.Lister
+	rest.Watcher
+}
+
+// New returns storages to which groups are to be added. All reads end when ended does.
+func New(ended context.Context) *Storages {
+	return &Storages{ended: ended, opened: make(chan struct{}), byKind: map[schema.GroupKind]reader{}}
+}
+
+// Add adds the storages of a group's resources. It must not be called after Open.
+func (s *Storages) Add(group *genericapiserver.APIGroupInfo) error {
+	for _, resources := range group.VersionedResourcesStorageMap {
+		for name, storage := range resources {
+			r, ok := storage.(reader)
+			if !ok {
+				continue // a subresource, or what is only ever created
+			}
+			kinds, _, err := legacyscheme.Scheme.ObjectKinds(r.New())
+			if err != nil {
+				return fmt.Errorf("storage of %s: %w", name, err)
+			}
+			for _, k := range kinds {
+				s.byKind[k.GroupKind()] = r
+			}
+		}
+	}
+	return nil
+}
+
+// Open lets informers read. Until then they wait.
+func (s *Storages) Open() { close(s.opened) }
+
+// source is the cache.ListerWatcher of one kind, in the version that its informer has.
+type source struct {
+	*Storages
+	kind schema.GroupVersionKind
+}
+
+// IsWatchListSemanticsUnSupported has objects listed at the beginning, which takes one copy of
+// them, and not streamed.
+func (source) IsWatchListSemanticsUnSupported() bool { return true }
+
+// List implements cache.Lister.
+func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
+	return s.ListWithContext(context.Background(), o)
+}
+
+// ListWithContext implements cache.ListerWithContext.
+func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	r, err := s.reader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ended, cancel)()
+	options, err := internal(o)
+	if err != nil {
+		return nil, err
+	}
+	list, err := r.List(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	kind := s.kind
+	kind.Kind += "List"
+	out, err := convert(list, kind)
+	if err != nil {
+		return nil, err
+	}
+	// A list has the very objects of the watch cache in it. A reader that changes one, which it must
+	// not, would change what the API serves.
+	return out.DeepCopyObject(), nil
+}
+
+// Watch implements cache.Watcher.
+func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return s.WatchWithContext(context.Background(), o)
+}
+
+// WatchWithContext implements cache.WatcherWithContext.
+func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	r, err := s.reader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	options, err := internal(o)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	unhook := context.AfterFunc(s.ended, cancel)
+	end := func() { unhook(); cancel() }
+	from, err := r.Watch(ctx, options)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	w := &watcher{from: from, kind: s.kind, end: end, stopped: ctx.Done(), events: make(chan watch.Event)}
+	go w.run()
+	return w, nil
+}
+
+// reader waits until storages can be read.
+func (s source) reader(ctx context.Context) (reader, error) {
+	select {
+	case <-s.opened:
+	case <-s.ended.Done():
+		return nil, fmt.Errorf("read %s: the API server has stopped", s.kind)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	r := s.byKind[s.kind.GroupKind()]
+	if r == nil {
+		return nil, fmt.Errorf("read %s: it is not served", s.kind)
+	}
+	return r, nil
+}
+
+func internal(o metav1.ListOptions) (*metainternalversion.ListOptions, error) {
+	var options metainternalversion.ListOptions
+	err := metainternalversion.Convert_v1_ListOptions_To_internalversion_ListOptions(&o, &options, nil)
+	return &options, err
+}
+
+// convert returns obj as a kind of the API. The two share memory.
+func convert(obj runtime.Object, kind schema.GroupVersionKind) (runtime.Object, error) {
+	out, err := legacyscheme.Scheme.New(kind)
+	if err != nil {
+		return nil, err
+	}
+	return out, legacyscheme.Scheme.Convert(obj, out, nil)
+}
