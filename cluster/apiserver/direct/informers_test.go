@@ -288,11 +288,11 @@ func TestObjectsAreTheInformersOwn(t *testing.T) {
 	w.make("listed")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	pods := w.direct.Core().V1().Pods()
-	informer := pods.Informer()
+	sets := w.direct.Apps().V1().StatefulSets() // the server itself has no informer for them yet
+	informer := sets.Informer()
 	// So many watches share the object of an event.
 	for range 4 {
-		watch, err := w.kube.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{})
+		watch, err := w.kube.AppsV1().StatefulSets("default").Watch(ctx, metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -302,6 +302,14 @@ func TestObjectsAreTheInformersOwn(t *testing.T) {
 			}
 		}()
 	}
+	served := func(name string) *appsv1.StatefulSet {
+		set, err := w.kube.AppsV1().StatefulSets("default").Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set
+	}
+	served("listed") // the watch cache has it before the informer asks
 	w.direct.StartWithContext(ctx)
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		t.Fatal("no sync")
@@ -309,19 +317,18 @@ func TestObjectsAreTheInformersOwn(t *testing.T) {
 	w.make("watched")
 	for _, name := range []string{"listed", "watched"} {
 		w.eventually(name, func() error {
-			pod, err := pods.Lister().Pods("default").Get(name)
+			set, err := sets.Lister().StatefulSets("default").Get(name)
 			if err != nil {
 				return err
 			}
-			pod.Labels["app"], pod.Spec.Containers[0].Image, *pod.Spec.Tolerations[0].TolerationSeconds = "changed", "changed", 77
+			pod := set.Spec.Template
+			set.Labels["app"], pod.Spec.Containers[0].Image, *pod.Spec.Tolerations[0].TolerationSeconds = "changed", "changed", 77
 			return nil
 		})
-		pod, err := w.kube.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"}) // from the watch cache
-		if err != nil {
-			t.Fatal(err)
-		}
-		if pod.Labels["app"] != name || pod.Spec.Containers[0].Image != "i" || *pod.Spec.Tolerations[0].TolerationSeconds != 3 {
-			t.Errorf("%s is served changed: %+v", name, pod)
+		set := served(name)
+		pod := set.Spec.Template.Spec
+		if set.Labels["app"] != name || pod.Containers[0].Image != "i" || *pod.Tolerations[0].TolerationSeconds != 3 {
+			t.Errorf("%s is served changed: %+v", name, set)
 		}
 	}
 }
