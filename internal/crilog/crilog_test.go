@@ -331,7 +331,7 @@ func TestFollowBeginsInARotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	changed, ended, result := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	open := func() {
-		r, err := await(t.Context(), path, changed, ended)
+		r, err := await(t.Context(), path, &watcher{changed: changed}, ended)
 		if err == nil {
 			r.close()
 		}
@@ -391,4 +391,19 @@ func TestFollowFromALongRecordThatIsNotWhole(t *testing.T) {
 	if got := text.String(); err != nil || !wrote || got != long+"yb" {
 		t.Errorf("%d bytes, %v; written: %v", len(got), err, wrote)
 	}
+}
+
+// A follower whose watch fails says so: it would not notice what is written.
+func TestFollowEndsWithItsWatch(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	w := &watcher{changed: make(chan struct{}, 1), done: make(chan struct{})}
+	var err error
+	if w.file, err = os.Open(t.TempDir()); err != nil { // a directory cannot be read
+		t.Fatal(err)
+	}
+	go w.read()
+	if _, err := await(t.Context(), path, w, make(chan struct{})); err == nil || !strings.Contains(err.Error(), "watch log: ") {
+		t.Errorf("the error is %v", err)
+	}
+	w.close()
 }

@@ -39,17 +39,16 @@ type Options struct {
 // log's end after that is closed, over rotations. It returns ctx's error if ctx ends first, and
 // sink's error as it is.
 func Read(ctx context.Context, path string, o Options, sink func(Line) error) error {
-	var changed <-chan struct{}
+	w := &watcher{} // which tells of nothing
 	if o.Ended != nil {
 		// Before the file is looked at, or what happens between the two would be missed.
-		w, err := watch(filepath.Dir(path))
-		if err != nil {
+		var err error
+		if w, err = watch(filepath.Dir(path)); err != nil {
 			return err
 		}
 		defer w.close()
-		changed = w.changed
 	}
-	r, err := await(ctx, path, changed, o.Ended)
+	r, err := await(ctx, path, w, o.Ended)
 	if err != nil {
 		return fmt.Errorf("log: %w", err)
 	}
@@ -92,9 +91,11 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 			}
 		}
 		select {
-		case <-changed:
+		case <-w.changed:
 		case <-ended:
 			ended = nil // one more look at what came last
+		case <-w.done:
+			return w.err
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -103,16 +104,18 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 
 // await opens the log. If ended is set, it waits for a missing file until ended is closed: a
 // rotation renames the old file before it makes the new one.
-func await(ctx context.Context, path string, changed, ended <-chan struct{}) (*reader, error) {
+func await(ctx context.Context, path string, w *watcher, ended <-chan struct{}) (*reader, error) {
 	for {
 		r, err := open(path)
 		if ended == nil || !errors.Is(err, fs.ErrNotExist) {
 			return r, err
 		}
 		select {
-		case <-changed:
+		case <-w.changed:
 		case <-ended:
 			ended = nil
+		case <-w.done:
+			return nil, w.err
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -14,7 +14,8 @@ import (
 type watcher struct {
 	file    *os.File
 	changed chan struct{} // holds at most one
-	done    chan struct{}
+	done    chan struct{} // closed when no more will be told
+	err     error         // why, once done is closed
 }
 
 func watch(dir string) (*watcher, error) {
@@ -32,12 +33,13 @@ func watch(dir string) (*watcher, error) {
 	return w, nil
 }
 
-// read ends when the file is closed.
+// read ends when the file is closed, or cannot be read.
 func (w *watcher) read() {
 	defer close(w.done)
 	var events [4096]byte
 	for {
 		if _, err := w.file.Read(events[:]); err != nil {
+			w.err = fmt.Errorf("watch log: %w", err)
 			return
 		}
 		select {

@@ -45,11 +45,11 @@ type factory struct {
 
 // InformerFor implements informers.SharedInformerFactory, as do the next.
 func (f factory) InformerFor(obj runtime.Object, make internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
-	kinds, _, err := legacyscheme.Scheme.ObjectKinds(obj)
-	if err != nil { // it is not built in
-		return f.SharedInformerFactory.InformerFor(obj, make)
-	}
-	return f.SharedInformerFactory.InformerFor(obj, func(_ kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+	return f.SharedInformerFactory.InformerFor(obj, func(kube kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
+		kinds, _, err := legacyscheme.Scheme.ObjectKinds(obj)
+		if err != nil { // it is not built in
+			return make(kube, resync)
+		}
 		return cache.NewSharedIndexInformer(source{f.storages, kinds[0]}, obj, resync,
 			cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	})

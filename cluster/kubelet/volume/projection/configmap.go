@@ -10,7 +10,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/watched"
 )
 
-func (m Maker) addConfigMap(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string,
+func addConfigMap(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string,
 	items []v1.KeyToPath, mode *int32, optional *bool,
 ) error {
 	obj, err := held.ref(watched.ConfigMap, pod.Namespace, name).Get(ctx)
@@ -30,7 +30,7 @@ func (m Maker) addConfigMap(ctx context.Context, pod *v1.Pod, held *Held, files 
 	return addKeys(files, values, items, mode, optional, "configmap references non-existent config key")
 }
 
-func (m Maker) addSecret(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string,
+func addSecret(ctx context.Context, pod *v1.Pod, held *Held, files map[string]file, name string,
 	items []v1.KeyToPath, mode *int32, optional *bool,
 ) error {
 	obj, err := held.ref(watched.Secret, pod.Namespace, name).Get(ctx)

@@ -176,10 +176,10 @@ func (m Maker) contents(ctx context.Context, pod *v1.Pod, held *Held, vol *v1.Vo
 	switch {
 	case vol.ConfigMap != nil:
 		s := vol.ConfigMap
-		return files, m.addConfigMap(ctx, pod, held, files, s.Name, s.Items, s.DefaultMode, s.Optional)
+		return files, addConfigMap(ctx, pod, held, files, s.Name, s.Items, s.DefaultMode, s.Optional)
 	case vol.Secret != nil:
 		s := vol.Secret
-		return files, m.addSecret(ctx, pod, held, files, s.SecretName, s.Items, s.DefaultMode, s.Optional)
+		return files, addSecret(ctx, pod, held, files, s.SecretName, s.Items, s.DefaultMode, s.Optional)
 	case vol.DownwardAPI != nil:
 		return files, m.addDownwardAPI(pod, files, vol.DownwardAPI.Items, vol.DownwardAPI.DefaultMode)
 	}
@@ -201,10 +201,10 @@ func (m Maker) addSource(ctx context.Context, pod *v1.Pod, held *Held, files map
 	switch {
 	case source.ConfigMap != nil:
 		s := source.ConfigMap
-		return m.addConfigMap(ctx, pod, held, files, s.Name, s.Items, mode, s.Optional)
+		return addConfigMap(ctx, pod, held, files, s.Name, s.Items, mode, s.Optional)
 	case source.Secret != nil:
 		s := source.Secret
-		return m.addSecret(ctx, pod, held, files, s.Name, s.Items, mode, s.Optional)
+		return addSecret(ctx, pod, held, files, s.Name, s.Items, mode, s.Optional)
 	case source.DownwardAPI != nil:
 		return m.addDownwardAPI(pod, files, source.DownwardAPI.Items, mode)
 	case source.ServiceAccountToken != nil:
