@@ -173,9 +173,9 @@ func TestReadInPieces(t *testing.T) {
 	}
 }
 
-// follow reads a log and sends each text; the returned function ends it as the end of the container
-// would.
-func follow(t *testing.T, path string) (texts <-chan string, end func() error) {
+// following reads a log and sends each text; the returned function ends it as the end of the
+// container would.
+func following(t *testing.T, path string) (texts <-chan string, end func() error) {
 	t.Helper()
 	out, ended, result := make(chan string), make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -200,7 +200,7 @@ func want(t *testing.T, texts <-chan string, all ...string) {
 func TestFollow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	write(t, path, record(1, "F", "a"))
-	texts, end := follow(t, path)
+	texts, end := following(t, path)
 	want(t, texts, "a")
 	write(t, path, record(2, "F", "b"), "2026-01-02T03:04:03Z stdout")
 	want(t, texts, "b")
@@ -258,7 +258,7 @@ func TestFollowReadsWhatCameLast(t *testing.T) {
 func TestFollowManyRotations(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	write(t, path, record(1, "F", "a"), record(1, "F", "held up"))
-	texts, end := follow(t, path)
+	texts, end := following(t, path)
 	want(t, texts, "a")
 	for i, name := range []string{"b", "c", "d"} {
 		old := path + ".2026-" + name
@@ -402,8 +402,13 @@ func TestFollowEndsWithItsWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	go w.read()
-	if _, err := await(t.Context(), path, w, make(chan struct{})); err == nil || !strings.Contains(err.Error(), "watch log: ") {
-		t.Errorf("the error is %v", err)
+	defer w.close()
+	o := Options{Tail: -1, Ended: make(chan struct{})}
+	for _, state := range []string{"no log", "a log"} {
+		err := follow(t.Context(), path, w, o, func(Line) error { return nil })
+		if err == nil || !strings.HasPrefix(err.Error(), "log: watch for changes: ") {
+			t.Errorf("%s: the error is %v", state, err)
+		}
+		write(t, path, record(1, "F", "a"))
 	}
-	w.close()
 }

@@ -39,15 +39,20 @@ type Options struct {
 // log's end after that is closed, over rotations. It returns ctx's error if ctx ends first, and
 // sink's error as it is.
 func Read(ctx context.Context, path string, o Options, sink func(Line) error) error {
-	w := &watcher{} // which tells of nothing
-	if o.Ended != nil {
-		// Before the file is looked at, or what happens between the two would be missed.
-		var err error
-		if w, err = watch(filepath.Dir(path)); err != nil {
-			return err
-		}
-		defer w.close()
+	if o.Ended == nil {
+		return follow(ctx, path, &watcher{}, o, sink)
 	}
+	// Before the file is looked at, or what happens between the two would be missed.
+	w, err := watch(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	return follow(ctx, path, w, o, sink)
+}
+
+// follow is Read with a watcher, which signals nothing if the log is not to be followed.
+func follow(ctx context.Context, path string, w *watcher, o Options, sink func(Line) error) error {
 	r, err := await(ctx, path, w, o.Ended)
 	if err != nil {
 		return fmt.Errorf("log: %w", err)
@@ -62,7 +67,7 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 		if err := d.drain(ctx, r, false); err != nil || d.records <= 0 {
 			return err
 		}
-		next, err := r.successor(path)
+		next, err := r.successor(ctx, path)
 		if err != nil {
 			return err
 		}
@@ -95,7 +100,7 @@ func Read(ctx context.Context, path string, o Options, sink func(Line) error) er
 		case <-ended:
 			ended = nil // one more look at what came last
 		case <-w.done:
-			return w.err
+			return fmt.Errorf("log: %w", w.err)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -181,12 +186,12 @@ func (d *drainer) drain(ctx context.Context, r *reader, last bool) error {
 
 // successor opens the file that the writer went on with after this one; nil if it may still be in
 // this one: it writes to the old file until it has opened the new one.
-func (r *reader) successor(path string) (*reader, error) {
+func (r *reader) successor(ctx context.Context, path string) (*reader, error) {
 	mine, err := r.file.Stat()
 	if err != nil {
 		return nil, err
 	}
-	for {
+	for ctx.Err() == nil {
 		now, err := os.Stat(path)
 		missing := errors.Is(err, fs.ErrNotExist) // renamed away, and the new one is not there yet
 		if err != nil && !missing || !missing && os.SameFile(now, mine) {
@@ -204,6 +209,7 @@ func (r *reader) successor(path string) (*reader, error) {
 			return r, err
 		}
 	}
+	return nil, ctx.Err()
 }
 
 // openSame opens a file if it still is the one that was found under its name, and otherwise

@@ -14,7 +14,7 @@ import (
 type watcher struct {
 	file    *os.File
 	changed chan struct{} // holds at most one
-	done    chan struct{} // closed when no more will be told
+	done    chan struct{} // closed when the watch has ended
 	err     error         // why, once done is closed
 }
 
@@ -39,7 +39,7 @@ func (w *watcher) read() {
 	var events [4096]byte
 	for {
 		if _, err := w.file.Read(events[:]); err != nil {
-			w.err = fmt.Errorf("watch log: %w", err)
+			w.err = fmt.Errorf("watch for changes: %w", err)
 			return
 		}
 		select {
