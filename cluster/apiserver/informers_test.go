@@ -2,14 +2,64 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
+	"net/http"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/coracle-project/coracle/cluster/client"
 )
+
+// The informers of built-in kinds make no requests.
+func TestInformersMakeNoRequests(t *testing.T) {
+	refuse := func(r *http.Request) (*http.Response, error) { return nil, fmt.Errorf("%s was asked for", r.URL.Path) }
+	kube := clientOf(t, &rest.Config{Host: insideHost, Transport: roundTrip(refuse)})
+	shared := server.storages.Informers(client.NewInformers(kube))
+	lists, err := admin(t).Discovery().ServerPreferredResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[schema.GroupVersionResource]cache.SharedIndexInformer{}
+	for _, list := range lists {
+		for _, r := range list.APIResources {
+			version, err := schema.ParseGroupVersion(list.GroupVersion)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "watch") {
+				continue
+			}
+			if informer, err := shared.ForResource(version.WithResource(r.Name)); err == nil {
+				known[version.WithResource(r.Name)] = informer.Informer()
+			}
+		}
+	}
+	if len(known) < 40 {
+		t.Errorf("only %d resources have informers", len(known))
+	}
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	defer shared.Shutdown()
+	defer stop()
+	shared.StartWithContext(ctx)
+	for r, informer := range known {
+		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			t.Errorf("%s: no sync without requests", r)
+		}
+	}
+}
+
+// roundTrip is an http.RoundTripper.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (r roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return r(req) }
 
 // Regression: upstream's admission plugins look every 100 ms whether informers have synced, and
 // whether policies are compiled. The first writes of a starting server came up to 200 ms late.

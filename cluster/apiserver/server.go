@@ -102,7 +102,7 @@ func (s *Server) ClientConfig(name string, groups ...string) *rest.Config {
 	return &rest.Config{Host: insideHost, Transport: s.transport, BearerToken: s.inside.token(name, groups), QPS: -1}
 }
 
-// loopback is the identity of the server itself and of the shared informers.
+// loopback is the identity of the server itself.
 func (s *Server) loopback() *rest.Config {
 	return s.ClientConfig(user.APIServerUser, user.SystemPrivilegedGroup)
 }
@@ -159,6 +159,13 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
+// shut closes the store, after what reads it in this process has ended.
+func (s *Server) shut(store *store) {
+	s.end()
+	s.storages.Wait()
+	store.shut()
+}
+
 func (s *Server) run(ctx context.Context) error {
 	defer s.end()
 	types := make(chan definedTypes, 1) // meanwhile, the store opens
@@ -182,7 +189,7 @@ func (s *Server) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer store.shut()
+	defer s.shut(store)
 	store.caches, s.caches.compact, s.caches.free = &s.caches, store.compact, giveBack
 	b := &build{
 		options: &s.options, addresses: s.addresses, listener: listener, store: store, served: served,

@@ -1,16 +1,18 @@
-// Package direct lets informers read objects of the API server in their own process where it keeps
-// them. No request is made, and no object is encoded and decoded again, as a watch over HTTP does
-// with each change.
+// Package direct provides informers that read the API server's storage in the same process, without
+// requests. A watch over HTTP would encode each change and decode it again.
 //
-// What a request passes through on its way is left out: authentication, authorization, fairness,
-// audit, and the time limit of watches. So these informers are for a reader that may read
-// everything and that requests of others must not hold up: the API server itself and the
-// components that run with it.
+// Nothing that a request passes through applies: no authentication, authorization, fairness or
+// audit, and no retries of a client before the informer's own. Use these informers for trusted
+// components of this process only. They may read everything, and other clients' requests do not
+// delay them.
 package direct
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +29,16 @@ type Storages struct {
 	ended  context.Context
 	opened chan struct{} // closed when byKind is complete
 	byKind map[schema.GroupKind]reader
+
+	mu    sync.Mutex // held to begin a read
+	reads sync.WaitGroup
 }
+
+// noLimit is the time limit of a watch for which none is asked.
+const noLimit = 1 << 62 * time.Nanosecond
+
+// errStopped is why nothing can be read.
+var errStopped = errors.New("the API server has stopped")
 
 // reader is a storage that can be listed and watched.
 type reader interface {
@@ -64,14 +75,33 @@ func (s *Storages) Add(group *genericapiserver.APIGroupInfo) error {
 // Open lets informers read. Until then they wait.
 func (s *Storages) Open() { close(s.opened) }
 
+// Wait returns when all reads have ended, after the end of the context that New was given. Then the
+// storages may be closed.
+func (s *Storages) Wait() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads.Wait()
+}
+
+// begin counts a read; the caller calls reads.Done at its end.
+func (s *Storages) begin() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended.Err() != nil {
+		return errStopped
+	}
+	s.reads.Add(1)
+	return nil
+}
+
 // source is the cache.ListerWatcher of one kind, in the version that its informer has.
 type source struct {
 	*Storages
 	kind schema.GroupVersionKind
 }
 
-// IsWatchListSemanticsUnSupported has objects listed at the beginning, which takes one copy of
-// them, and not streamed.
+// IsWatchListSemanticsUnSupported makes informers list first, which takes one copy of the objects.
+// Streaming the first objects would take one of each for each step.
 func (source) IsWatchListSemanticsUnSupported() bool { return true }
 
 // List implements cache.Lister.
@@ -85,6 +115,7 @@ func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runt
 	if err != nil {
 		return nil, err
 	}
+	defer s.reads.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ended, cancel)()
@@ -120,33 +151,45 @@ func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (wat
 	}
 	options, err := internal(o)
 	if err != nil {
+		s.reads.Done()
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	limit := noLimit
+	if o.TimeoutSeconds != nil { // as the API's handler does: a watch that hangs is made again
+		limit = time.Duration(*o.TimeoutSeconds) * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	unhook := context.AfterFunc(s.ended, cancel)
 	end := func() { unhook(); cancel() }
 	from, err := r.Watch(ctx, options)
 	if err != nil {
 		end()
+		s.reads.Done()
 		return nil, err
 	}
 	w := &watcher{from: from, kind: s.kind, end: end, stopped: ctx.Done(), events: make(chan watch.Event)}
-	go w.run()
+	go func() {
+		defer s.reads.Done()
+		w.run()
+	}()
 	return w, nil
 }
 
-// reader waits until storages can be read.
+// reader waits until storages can be read, and begins a read.
 func (s source) reader(ctx context.Context) (reader, error) {
 	select {
 	case <-s.opened:
 	case <-s.ended.Done():
-		return nil, fmt.Errorf("read %s: the API server has stopped", s.kind)
+		return nil, fmt.Errorf("read %s: %w", s.kind, errStopped)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	r := s.byKind[s.kind.GroupKind()]
 	if r == nil {
 		return nil, fmt.Errorf("read %s: it is not served", s.kind)
+	}
+	if err := s.begin(); err != nil {
+		return nil, fmt.Errorf("read %s: %w", s.kind, err)
 	}
 	return r, nil
 }

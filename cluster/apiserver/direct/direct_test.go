@@ -16,6 +16,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/kubernetes/pkg/apis/core"
 	_ "k8s.io/kubernetes/pkg/apis/core/install"
+	"k8s.io/utils/ptr"
 )
 
 // pods is a storage whose watches are the test's.
@@ -67,6 +68,9 @@ func TestReadsWaitUntilStoragesAreOpen(t *testing.T) {
 		t.Errorf("a kind without storage: %v", err)
 	}
 	end()
+	if _, err := (source{s, podKind}).Watch(metav1.ListOptions{}); !errors.Is(err, errStopped) {
+		t.Errorf("an open server that has stopped: %v", err)
+	}
 	if _, err := (source{New(ended), podKind}).List(metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "has stopped") {
 		t.Errorf("a server that has stopped: %v", err)
 	}
@@ -76,7 +80,11 @@ func TestReadsWaitUntilStoragesAreOpen(t *testing.T) {
 // waits to be read.
 func TestWatchEnds(t *testing.T) {
 	for name, how := range map[string]func(w watch.Interface, end context.CancelFunc, from *watch.FakeWatcher){
-		"by its reader":    func(w watch.Interface, _ context.CancelFunc, _ *watch.FakeWatcher) { w.Stop(); w.Stop() },
+		"by its reader": func(w watch.Interface, _ context.CancelFunc, _ *watch.FakeWatcher) { w.Stop(); w.Stop() },
+		"by its time": func(w watch.Interface, _ context.CancelFunc, _ *watch.FakeWatcher) {
+			for range w.ResultChan() { // a second, which every other case does not wait for
+			}
+		},
 		"by the server":    func(_ watch.Interface, end context.CancelFunc, _ *watch.FakeWatcher) { end() },
 		"with the storage": func(w watch.Interface, _ context.CancelFunc, from *watch.FakeWatcher) { <-w.ResultChan(); from.Stop() },
 	} {
@@ -86,7 +94,11 @@ func TestWatchEnds(t *testing.T) {
 			from := watch.NewFake()
 			s := storagesOf(t, ended, pods{watch: from})
 			s.Open()
-			w, err := source{s, podKind}.Watch(metav1.ListOptions{})
+			o := metav1.ListOptions{}
+			if name == "by its time" {
+				o.TimeoutSeconds = ptr.To(int64(1))
+			}
+			w, err := source{s, podKind}.Watch(o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,6 +106,8 @@ func TestWatchEnds(t *testing.T) {
 			how(w, end, from)
 			for range w.ResultChan() { // until it is closed
 			}
+			end()
+			s.Wait()
 			if !from.IsStopped() {
 				t.Error("the storage's watch goes on")
 			}

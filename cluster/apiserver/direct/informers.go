@@ -31,9 +31,9 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
-// Informers returns shared's informers, of which those of built-in kinds read the storages. What an
-// informer reads of a kind are all its objects: filters of the function that would make it
-// otherwise do not count.
+// Informers returns shared's informers, of which those of built-in kinds read the storages. Each
+// reads all objects of its kind, and has the index of namespaces. The function that InformerFor is
+// given is ignored for them, with its filters and indexes.
 func (s *Storages) Informers(shared informers.SharedInformerFactory) informers.SharedInformerFactory {
 	return factory{shared, s}
 }

@@ -4,6 +4,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -23,6 +24,7 @@ func (w *watcher) Stop() { w.end() }
 func (w *watcher) ResultChan() <-chan watch.Event { return w.events }
 
 func (w *watcher) run() {
+	defer utilruntime.HandleCrash() // a conversion that panics ends the watch, not the process
 	defer close(w.events)
 	defer w.from.Stop()
 	defer w.end()
@@ -44,7 +46,7 @@ func (w *watcher) run() {
 	}
 }
 
-// convert returns an event for the API's readers. Its object is their own.
+// convert returns an event for the API's readers. The receiver owns its object.
 func (w *watcher) convert(e watch.Event) watch.Event {
 	if e.Type == watch.Error {
 		return e
