@@ -114,6 +114,7 @@ func (c *Client) renew(ctx context.Context, k *keeper.Keeper, l *link, dump bool
 	if err := makeListener(k, l.dir, sock.Shim, l.program()); err != nil {
 		return err
 	}
+	before, _ := l.dialed()
 	_, err := k.Who(l.program())
 	known := err == nil
 	if known { // the keeper starts the next shim by itself
@@ -128,10 +129,10 @@ func (c *Client) renew(ctx context.Context, k *keeper.Keeper, l *link, dump bool
 			return err
 		}
 	}
-	// The connection may have led to another process: any process could have taken the socket's
-	// name.
-	if k, _ := l.dialed(); k != nil {
-		k.Close()
+	// It may have led to another process: any process could have taken the socket's name. The
+	// connection that there is now may be the next shim's, with calls under way.
+	if before != nil {
+		before.Close()
 	}
 	if known {
 		return nil
