@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
@@ -27,19 +27,15 @@ func TestInformersMakeNoRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	lists = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "watch"}}, lists)
+	resources, err := discovery.GroupVersionResources(lists)
+	if err != nil {
+		t.Fatal(err)
+	}
 	known := map[schema.GroupVersionResource]cache.SharedIndexInformer{}
-	for _, list := range lists {
-		for _, r := range list.APIResources {
-			version, err := schema.ParseGroupVersion(list.GroupVersion)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "watch") {
-				continue
-			}
-			if informer, err := shared.ForResource(version.WithResource(r.Name)); err == nil {
-				known[version.WithResource(r.Name)] = informer.Informer()
-			}
+	for r := range resources {
+		if informer, err := shared.ForResource(r); err == nil {
+			known[r] = informer.Informer()
 		}
 	}
 	if len(known) < 40 {

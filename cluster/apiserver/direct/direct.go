@@ -29,12 +29,10 @@ type Storages struct {
 	ended  context.Context
 	opened chan struct{} // closed when byKind is complete
 	byKind map[schema.GroupKind]reader
-
-	mu    sync.Mutex // held to begin a read
-	reads sync.WaitGroup
+	reads  sync.RWMutex // held for reading by each list, and by each watch until it has ended
 }
 
-// noLimit is the time limit of a watch for which none is asked.
+// noLimit is the time limit of lists, and of a watch for which none is asked.
 const noLimit = 1 << 62 * time.Nanosecond
 
 // errStopped is why nothing can be read.
@@ -78,20 +76,8 @@ func (s *Storages) Open() { close(s.opened) }
 // Wait returns when all reads have ended, after the end of the context that New was given. Then the
 // storages may be closed.
 func (s *Storages) Wait() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.reads.Wait()
-}
-
-// begin counts a read; the caller calls reads.Done at its end.
-func (s *Storages) begin() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended.Err() != nil {
-		return errStopped
-	}
-	s.reads.Add(1)
-	return nil
+	s.reads.Lock()
+	defer s.reads.Unlock()
 }
 
 // source is the cache.ListerWatcher of one kind, in the version that its informer has.
@@ -111,19 +97,12 @@ func (s source) List(o metav1.ListOptions) (runtime.Object, error) {
 
 // ListWithContext implements cache.ListerWithContext.
 func (s source) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	r, err := s.reader(ctx)
+	r, err := s.begin(ctx, o, noLimit)
 	if err != nil {
 		return nil, err
 	}
-	defer s.reads.Done()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(s.ended, cancel)()
-	options, err := internal(o)
-	if err != nil {
-		return nil, err
-	}
-	list, err := r.List(ctx, options)
+	defer r.end()
+	list, err := r.List(r.ctx, &r.options)
 	if err != nil {
 		return nil, err
 	}
@@ -145,59 +124,69 @@ func (s source) Watch(o metav1.ListOptions) (watch.Interface, error) {
 
 // WatchWithContext implements cache.WatcherWithContext.
 func (s source) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	r, err := s.reader(ctx)
-	if err != nil {
-		return nil, err
-	}
-	options, err := internal(o)
-	if err != nil {
-		s.reads.Done()
-		return nil, err
-	}
 	limit := noLimit
 	if o.TimeoutSeconds != nil { // as the API's handler does: a watch that hangs is made again
 		limit = time.Duration(*o.TimeoutSeconds) * time.Second
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	unhook := context.AfterFunc(s.ended, cancel)
-	end := func() { unhook(); cancel() }
-	from, err := r.Watch(ctx, options)
+	r, err := s.begin(ctx, o, limit)
 	if err != nil {
-		end()
-		s.reads.Done()
 		return nil, err
 	}
-	w := &watcher{from: from, kind: s.kind, end: end, stopped: ctx.Done(), events: make(chan watch.Event)}
-	go func() {
-		defer s.reads.Done()
-		w.run()
-	}()
+	from, err := r.Watch(r.ctx, &r.options)
+	if err != nil {
+		r.end()
+		return nil, err
+	}
+	w := &watcher{read: r, from: from, kind: s.kind, events: make(chan watch.Event)}
+	go w.run()
 	return w, nil
 }
 
-// reader waits until storages can be read, and begins a read.
-func (s source) reader(ctx context.Context) (reader, error) {
+// read is one list or watch of a storage.
+type read struct {
+	reader
+	options metainternalversion.ListOptions
+	ctx     context.Context // ends with the server, too
+	cancel  context.CancelFunc
+	end     func() // to be called once
+}
+
+// begin waits until storages can be read, and begins a read that takes limit at most.
+func (s source) begin(ctx context.Context, o metav1.ListOptions, limit time.Duration) (*read, error) {
 	select {
 	case <-s.opened:
 	case <-s.ended.Done():
-		return nil, fmt.Errorf("read %s: %w", s.kind, errStopped)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	r := s.byKind[s.kind.GroupKind()]
-	if r == nil {
-		return nil, fmt.Errorf("read %s: it is not served", s.kind)
-	}
-	if err := s.begin(); err != nil {
+	s.reads.RLock()
+	r, err := s.beginLocked(ctx, o, limit)
+	if err != nil {
+		s.reads.RUnlock()
 		return nil, fmt.Errorf("read %s: %w", s.kind, err)
 	}
 	return r, nil
 }
 
-func internal(o metav1.ListOptions) (*metainternalversion.ListOptions, error) {
-	var options metainternalversion.ListOptions
-	err := metainternalversion.Convert_v1_ListOptions_To_internalversion_ListOptions(&o, &options, nil)
-	return &options, err
+func (s source) beginLocked(ctx context.Context, o metav1.ListOptions, limit time.Duration) (*read, error) {
+	if s.ended.Err() != nil {
+		return nil, errStopped
+	}
+	r := &read{reader: s.byKind[s.kind.GroupKind()]}
+	if r.reader == nil {
+		return nil, errors.New("it is not served")
+	}
+	if err := metainternalversion.Convert_v1_ListOptions_To_internalversion_ListOptions(&o, &r.options, nil); err != nil {
+		return nil, err
+	}
+	r.ctx, r.cancel = context.WithTimeout(ctx, limit)
+	unhook := context.AfterFunc(s.ended, r.cancel)
+	r.end = func() {
+		unhook()
+		r.cancel()
+		s.reads.RUnlock()
+	}
+	return r, nil
 }
 
 // convert returns obj as a kind of the API. The two share memory.

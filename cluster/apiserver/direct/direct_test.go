@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -76,41 +78,41 @@ func TestReadsWaitUntilStoragesAreOpen(t *testing.T) {
 	}
 }
 
-// A watch ends with its reader, with the server, and with the storage's watch, also while an event
-// waits to be read.
+// A watch ends with its reader, after its time, with the server, and with the storage's watch, also
+// while an event waits to be read.
 func TestWatchEnds(t *testing.T) {
+	const limit = 300 // seconds
 	for name, how := range map[string]func(w watch.Interface, end context.CancelFunc, from *watch.FakeWatcher){
-		"by its reader": func(w watch.Interface, _ context.CancelFunc, _ *watch.FakeWatcher) { w.Stop(); w.Stop() },
-		"by its time": func(w watch.Interface, _ context.CancelFunc, _ *watch.FakeWatcher) {
-			for range w.ResultChan() { // a second, which every other case does not wait for
-			}
-		},
+		"by its reader":    func(w watch.Interface, _ context.CancelFunc, _ *watch.FakeWatcher) { w.Stop(); w.Stop() },
+		"after its time":   func(watch.Interface, context.CancelFunc, *watch.FakeWatcher) { time.Sleep(limit * time.Second) },
 		"by the server":    func(_ watch.Interface, end context.CancelFunc, _ *watch.FakeWatcher) { end() },
 		"with the storage": func(w watch.Interface, _ context.CancelFunc, from *watch.FakeWatcher) { <-w.ResultChan(); from.Stop() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			ended, end := context.WithCancel(t.Context())
-			defer end()
-			from := watch.NewFake()
-			s := storagesOf(t, ended, pods{watch: from})
-			s.Open()
-			o := metav1.ListOptions{}
-			if name == "by its time" {
-				o.TimeoutSeconds = ptr.To(int64(1))
-			}
-			w, err := source{s, podKind}.Watch(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			from.Add(&core.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
-			how(w, end, from)
-			for range w.ResultChan() { // until it is closed
-			}
-			end()
-			s.Wait()
-			if !from.IsStopped() {
-				t.Error("the storage's watch goes on")
-			}
+			synctest.Test(t, func(t *testing.T) {
+				ended, end := context.WithCancel(t.Context())
+				defer end()
+				from := watch.NewFake()
+				s := storagesOf(t, ended, pods{watch: from})
+				s.Open()
+				began := time.Now()
+				w, err := source{s, podKind}.Watch(metav1.ListOptions{TimeoutSeconds: ptr.To(int64(limit))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				from.Add(&core.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+				how(w, end, from)
+				for range w.ResultChan() { // until it is closed
+				}
+				if took := time.Since(began); (took != 0) != (name == "after its time") {
+					t.Errorf("it took %v", took)
+				}
+				end()
+				s.Wait()
+				if !from.IsStopped() {
+					t.Error("the storage's watch goes on")
+				}
+			})
 		})
 	}
 }

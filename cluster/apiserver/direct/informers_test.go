@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -33,6 +33,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/apiserver/servertest"
 	"github.com/coracle-project/coracle/cluster/client"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 // world is a server and an administrator's client of it, which goes through requests.
@@ -59,17 +60,10 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) eventually(what string, is func() error) {
 	w.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
+	testkit.Eventually(w.Context(), w.T, what, func() (bool, error) {
 		err := is()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			w.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return err == nil, err
+	})
 }
 
 // made are the resources that make creates objects of, and where.
@@ -186,22 +180,19 @@ func (w *world) listed(of ...informers.SharedInformerFactory) (all []schema.Grou
 	if err != nil {
 		w.Fatal(err)
 	}
-	for _, list := range lists {
-		version, err := schema.ParseGroupVersion(list.GroupVersion)
-		if err != nil {
-			w.Fatal(err)
+	lists = discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "watch"}}, lists)
+	resources, err := discovery.GroupVersionResources(lists)
+	if err != nil {
+		w.Fatal(err)
+	}
+	for r := range resources {
+		known := true
+		for _, f := range of {
+			_, err := f.ForResource(r)
+			known = known && err == nil
 		}
-		for _, r := range list.APIResources {
-			known := slices.Contains(r.Verbs, "list") && slices.Contains(r.Verbs, "watch")
-			for _, f := range of {
-				if known {
-					_, err := f.ForResource(version.WithResource(r.Name))
-					known = err == nil
-				}
-			}
-			if known {
-				all = append(all, version.WithResource(r.Name))
-			}
+		if known {
+			all = append(all, r)
 		}
 	}
 	return all

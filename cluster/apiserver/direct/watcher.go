@@ -10,24 +10,23 @@ import (
 
 // watcher is a watch whose objects are in the API's version.
 type watcher struct {
-	from    watch.Interface
-	kind    schema.GroupVersionKind
-	end     func()
-	stopped <-chan struct{}
-	events  chan watch.Event
+	read   *read
+	from   watch.Interface
+	kind   schema.GroupVersionKind
+	events chan watch.Event
 }
 
 // Stop implements watch.Interface. It may be called more than once.
-func (w *watcher) Stop() { w.end() }
+func (w *watcher) Stop() { w.read.cancel() }
 
 // ResultChan implements watch.Interface.
 func (w *watcher) ResultChan() <-chan watch.Event { return w.events }
 
 func (w *watcher) run() {
+	defer w.read.end()
 	defer utilruntime.HandleCrash() // a conversion that panics ends the watch, not the process
 	defer close(w.events)
 	defer w.from.Stop()
-	defer w.end()
 	for {
 		select {
 		case e, ok := <-w.from.ResultChan():
@@ -37,10 +36,10 @@ func (w *watcher) run() {
 			e = w.convert(e)
 			select {
 			case w.events <- e:
-			case <-w.stopped:
+			case <-w.read.ctx.Done():
 				return
 			}
-		case <-w.stopped:
+		case <-w.read.ctx.Done():
 			return
 		}
 	}
