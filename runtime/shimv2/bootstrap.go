@@ -57,6 +57,21 @@ func (e *Engine) removeBundle(id string) error {
 	return err
 }
 
+// socketDir is where shims are told to make their sockets.
+func (e *Engine) socketDir() string { return filepath.Join(e.rootDir, "s") }
+
+// removeSocket removes the socket of a shim that has ended. containerd's does so itself only if it
+// was not killed and the bundle that it was started in, its working directory, is still there.
+func (e *Engine) removeSocket(o *own) error {
+	if filepath.Dir(o.Address) != e.socketDir() {
+		return nil // the shim chose the place
+	}
+	if err := os.Remove(o.Address); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the socket of a shim: %w", err)
+	}
+	return nil
+}
+
 // begin runs a shim's "start", which starts a process or finds the one of the container's group,
 // and notes where that listens.
 func (e *Engine) begin(ctx context.Context, o *own, id string) error {
@@ -65,7 +80,7 @@ func (e *Engine) begin(ctx context.Context, o *own, id string) error {
 		ContainerdTtrpcAddress: e.events.path(e.rootDir), ContainerdGrpcAddress: e.events.path(e.rootDir),
 		ContainerdBinary: e.publisher,
 	}
-	if dir := filepath.Join(e.rootDir, "s"); len(dir) <= maxSocketDir {
+	if dir := e.socketDir(); len(dir) <= maxSocketDir {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}

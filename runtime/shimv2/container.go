@@ -373,17 +373,19 @@ func (c *container) endShim(ctx context.Context) error {
 	}()
 	err := c.call(ctx, "Shutdown", &task.ShutdownRequest{ID: c.ID()}, &emptypb.Empty{})
 	c.engine.disconnect(&c.own)
-	c.engine.dropGroup(&c.own)
-	if errors.Is(err, errGone) || len(fds) == 0 {
-		return nil
+	if err == nil || errors.Is(err, errGone) { // it may end before it answers
+		err = base.AwaitExits(ctx, fds)
 	}
 	if err != nil {
 		return fmt.Errorf("end the shim: %w", err)
 	}
-	if err := base.AwaitExits(ctx, fds); err != nil {
-		return fmt.Errorf("end the shim: %w", err)
+	if len(fds) > 0 {
+		_ = stuck.ReapFD(fds[0]) // it may be our child
 	}
-	_ = stuck.ReapFD(fds[0]) // it may be our child
+	if err := c.engine.removeSocket(&c.own); err != nil {
+		return err
+	}
+	c.engine.dropGroup(&c.own)
 	return nil
 }
 

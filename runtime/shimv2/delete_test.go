@@ -66,6 +66,12 @@ func served(t *testing.T, shim task.TTRPCTaskService) *container {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return servedAt(t, dir, l, shim)
+}
+
+// servedAt is served with the state directory and the shim's socket given.
+func servedAt(t *testing.T, dir string, l net.Listener, shim task.TTRPCTaskService) *container {
+	t.Helper()
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		t.Fatal(err)
@@ -104,6 +110,38 @@ func TestTaskThatWasNotDeleted(t *testing.T) {
 	}
 	if !shim.ended {
 		t.Error("the shim runs on")
+	}
+}
+
+// Regression: containerd's shim looks for its socket from the bundle of the first container. If that
+// was deleted before another one of the shim, whose deletion had failed, the socket was left.
+func TestSocketOfAShimThatHasEnded(t *testing.T) {
+	for name, own := range map[string]bool{"in the engine's directory": true, "elsewhere": false} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			sockets := filepath.Join(dir, "elsewhere")
+			if own {
+				sockets = filepath.Join(dir, "root", "s")
+			}
+			if err := os.MkdirAll(sockets, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(sockets, "shim"), Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			if err := servedAt(t, dir, l, &reluctant{asked: 1}).removeAlone(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			_, err = os.Stat(l.Addr().String())
+			if own && !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the socket is left: %v", err)
+			}
+			if !own && err != nil {
+				t.Errorf("a file that is not the engine's: %v", err)
+			}
+		})
 	}
 }
 
