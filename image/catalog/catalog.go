@@ -70,25 +70,25 @@ func At(t time.Time) *moment {
 
 func (m *moment) time() time.Time { return *m.at.Load() }
 
-// catalog is all images at one moment. But for when they were pulled it is never changed, only
+// Catalog is all images at one moment. But for when they were pulled it is never changed, only
 // replaced, so that readers need no lock.
-type catalog struct {
+type Catalog struct {
 	short   reference.ShortNames
 	pinned  Pinned
 	Entries []Entry
-	images  map[digest.Digest]*known
+	images  map[digest.Digest]*Known
 	ids     map[string]digest.Digest // by repo:tag and repo@digest
-	list    func() []*known          // by id
+	list    func() []*Known          // by id
 }
 
-// known is an image with its entries.
-type known struct {
+// Known is an image with its entries.
+type Known struct {
 	Image   // but for Pulled, and archives that pin it
 	entries []Entry
 }
 
 // View is the image as it is now.
-func (k *known) View() Image {
+func (k *Known) View() Image {
 	img := k.Image
 	for _, e := range k.entries {
 		if t := e.Pulled.time(); t.After(img.Pulled) {
@@ -102,16 +102,16 @@ func (k *known) View() Image {
 // change is what makes one catalog of another.
 type change struct{ gone, come []Entry }
 
-func newCatalog(entries []Entry, short reference.ShortNames, pinned Pinned) *catalog {
-	return (&catalog{short: short, pinned: pinned}).changed(entries, change{come: entries})
+func newCatalog(entries []Entry, short reference.ShortNames, pinned Pinned) *Catalog {
+	return (&Catalog{short: short, pinned: pinned}).changed(entries, change{come: entries})
 }
 
 // changed is the catalog of other entries. Only the images of those that a change has are looked
 // at: most of many images are the same in both.
-func (c *catalog) changed(entries []Entry, ch change) *catalog {
-	next := &catalog{short: c.short, pinned: c.pinned, Entries: entries, images: maps.Clone(c.images), ids: maps.Clone(c.ids)}
+func (c *Catalog) changed(entries []Entry, ch change) *Catalog {
+	next := &Catalog{short: c.short, pinned: c.pinned, Entries: entries, images: maps.Clone(c.images), ids: maps.Clone(c.ids)}
 	if next.images == nil {
-		next.images, next.ids = map[digest.Digest]*known{}, map[string]digest.Digest{}
+		next.images, next.ids = map[digest.Digest]*Known{}, map[string]digest.Digest{}
 	}
 	next.list = sync.OnceValue(next.sorted)
 	others := map[digest.Digest][]Entry{} // of the images that change
@@ -142,8 +142,8 @@ func (c *catalog) changed(entries []Entry, ch change) *catalog {
 }
 
 // newKnown is the image that entries name.
-func newKnown(id digest.Digest, entries []Entry, pinned Pinned) *known {
-	img := &known{Image: Image{ID: id}, entries: entries}
+func newKnown(id digest.Digest, entries []Entry, pinned Pinned) *Known {
+	img := &Known{Image: Image{ID: id}, entries: entries}
 	newest := entries[0]
 	for _, e := range entries {
 		if e.Pulled.time().After(newest.Pulled.time()) {
@@ -167,12 +167,12 @@ func newKnown(id digest.Digest, entries []Entry, pinned Pinned) *known {
 func (e Entry) byDigest() string { return e.Name.Repo + "@" + e.Top.Digest.String() }
 
 // sorted are the images by id.
-func (c *catalog) sorted() []*known {
-	return slices.SortedFunc(maps.Values(c.images), func(a, b *known) int { return cmp.Compare(a.ID, b.ID) })
+func (c *Catalog) sorted() []*Known {
+	return slices.SortedFunc(maps.Values(c.images), func(a, b *Known) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // named is the entry of a name, and its image; nil if there is none.
-func (c *catalog) named(n reference.Name) (Entry, *known) {
+func (c *Catalog) named(n reference.Name) (Entry, *Known) {
 	img := c.images[c.ids[n.String()]]
 	if img == nil {
 		return Entry{}, nil
@@ -185,7 +185,7 @@ func (c *catalog) named(n reference.Name) (Entry, *known) {
 }
 
 // Find looks an image up by reference, id or unique part of an id.
-func (c *catalog) Find(ref string) (*known, error) {
+func (c *Catalog) Find(ref string) (*Known, error) {
 	if hex, ok := reference.IDPrefix(ref); ok && len(hex) == 64 {
 		if img := c.images[digest.NewDigestFromEncoded(digest.SHA256, hex)]; img != nil {
 			return img, nil
@@ -207,8 +207,8 @@ func (c *catalog) Find(ref string) (*known, error) {
 	return nil, fmt.Errorf("%w: %s", registry.ErrNotFound, n)
 }
 
-func (c *catalog) byPrefix(ref, hex string) (*known, error) {
-	var found *known
+func (c *Catalog) byPrefix(ref, hex string) (*Known, error) {
+	var found *Known
 	for id, img := range c.images {
 		if !strings.HasPrefix(id.Encoded(), hex) {
 			continue
@@ -226,7 +226,7 @@ func (c *catalog) byPrefix(ref, hex string) (*known, error) {
 
 // with is the catalog after pulls, in their order. A tag that pointed elsewhere moves; its old
 // image stays under its digest, because containers may run from it.
-func (c *catalog) with(images ...Entry) (*catalog, change) {
+func (c *Catalog) with(images ...Entry) (*Catalog, change) {
 	var ch change
 	entries := slices.Grow(slices.Clone(c.Entries), len(images))
 	for _, e := range images {
@@ -254,7 +254,7 @@ func indexOf(entries []Entry, n reference.Name) int {
 }
 
 // without is the catalog without the entries that are meant.
-func (c *catalog) without(meant func(Entry) bool) (*catalog, change) {
+func (c *Catalog) without(meant func(Entry) bool) (*Catalog, change) {
 	var ch change
 	rest := slices.DeleteFunc(slices.Clone(c.Entries), func(e Entry) bool {
 		if meant(e) {
@@ -268,7 +268,7 @@ func (c *catalog) without(meant func(Entry) bool) (*catalog, change) {
 
 // parse reads a reference to an image that may be here. A short name is one in the
 // configured registry, or what Docker takes it for: nothing is fetched from there.
-func (c *catalog) parse(ref string) (reference.Name, error) {
+func (c *Catalog) parse(ref string) (reference.Name, error) {
 	if c.short != "" && reference.IsShort(ref) {
 		n, err := c.short.Parse(ref)
 		if _, here := c.ids[n.String()]; err == nil && here {
@@ -280,7 +280,7 @@ func (c *catalog) parse(ref string) (reference.Name, error) {
 
 // entriesOf says which index entries what a user wrote means: those of a name, or all
 // of an image.
-func (c *catalog) entriesOf(refOrID string, img *known) func(Entry) bool {
+func (c *Catalog) entriesOf(refOrID string, img *Known) func(Entry) bool {
 	n, err := c.parse(refOrID)
 	hex, isHex := reference.IDPrefix(refOrID)
 	if err != nil || isHex && len(hex) == 64 || c.ids[n.String()] != img.ID {
@@ -291,10 +291,10 @@ func (c *catalog) entriesOf(refOrID string, img *known) func(Entry) bool {
 	}
 }
 
-func (img *known) has(e Entry) bool { return e.Config.Digest == img.ID }
+func (img *Known) has(e Entry) bool { return e.Config.Digest == img.ID }
 
 // Entry finds the newest of the index entries that are meant.
-func (c *catalog) Entry(refOrID string) (Entry, error) {
+func (c *Catalog) Entry(refOrID string) (Entry, error) {
 	img, err := c.Find(refOrID)
 	if err != nil {
 		return Entry{}, err

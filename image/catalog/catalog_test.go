@@ -98,7 +98,7 @@ func TestCatalogChanges(t *testing.T) {
 }
 
 // views are a catalog's images.
-func views(c *catalog) (all []Image) {
+func views(c *Catalog) (all []Image) {
 	for _, img := range c.list() {
 		all = append(all, img.View())
 	}

@@ -31,7 +31,7 @@ type Index struct {
 	Options
 
 	// now is the present catalog. It is replaced under mu, after index.json has been.
-	now      atomic.Pointer[catalog]
+	now      atomic.Pointer[Catalog]
 	mu       sync.Mutex
 	uses     uses // of now's entries
 	outdated bool // index.json lacks times of pulls
@@ -48,7 +48,7 @@ func New(o Options, file File, led *ledger.Ledger, entries []Entry) *Index {
 }
 
 // Present is the catalog as it is now.
-func (x *Index) Present() *catalog { return x.now.Load() }
+func (x *Index) Present() *Catalog { return x.now.Load() }
 
 // Busy says whether the index is being changed.
 func (x *Index) Busy() bool {
@@ -80,7 +80,7 @@ func (x *Index) Repair(entries []Entry, damaged bool, log *slog.Logger) error {
 
 // commitLocked makes a catalog the index's, and returns what nothing needs any more after the
 // change that it came by. mu is held.
-func (x *Index) commitLocked(next *catalog, ch change) (Needs, error) {
+func (x *Index) commitLocked(next *Catalog, ch change) (Needs, error) {
 	if err := x.file.save(next.Entries); err != nil {
 		return Needs{}, err
 	}

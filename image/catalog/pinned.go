@@ -73,7 +73,7 @@ func preloadedOf(m ocispec.Descriptor) Archive {
 }
 
 // isPreloaded says whether an archive pins the image.
-func (k *known) isPreloaded() bool {
+func (k *Known) isPreloaded() bool {
 	for i := range k.entries {
 		if k.entries[i].Archive.pins() {
 			return true
