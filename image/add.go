@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/image/archive"
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/pack"
@@ -33,7 +34,7 @@ type offer interface {
 // adder makes images of what comes from elsewhere than registries.
 type adder struct {
 	blobs    *blobs.Store
-	garbage  *garbage
+	garbage  *garbage.Sweeper
 	unpacker *ingest.Unpacker
 	scratch  *pack.Scratch
 	calls    *calls
@@ -53,11 +54,11 @@ func (a *adder) add(ctx context.Context, names []reference.Name, top ocispec.Des
 		return Image{}, asInvalid(err)
 	}
 	pins := append(c.Blobs(), c.Image.RootFS.DiffIDs...)
-	if err := a.garbage.pin(ctx, pins); err != nil {
+	if err := a.garbage.Pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
 	img, err := a.take(ctx, names, c, o, from)
-	return img, errors.Join(err, a.garbage.settle(ctx, pins, err != nil))
+	return img, errors.Join(err, a.garbage.Settle(ctx, pins, err != nil))
 }
 
 // asInvalid gives a wrong archive the kind that a wrong image has.

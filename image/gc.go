@@ -8,7 +8,7 @@ import (
 // Layers that a snapshot uses stay; call GC again when the layer store says that
 // one of them is free. Pulls go on meanwhile.
 func (s *Store) GC(ctx context.Context) error {
-	return s.garbage.collectAll(ctx)
+	return s.garbage.CollectAll(ctx)
 }
 
 // Collect is GC that returns what it has deleted: allocated bytes.
@@ -17,11 +17,5 @@ func (s *Store) Collect(ctx context.Context) (freed int64, err error) {
 		return 0, err
 	}
 	defer s.calls.done()
-	all, err := s.garbage.allThere()
-	if err != nil {
-		return 0, err
-	}
-	before := s.garbage.sizeOf(all)
-	err = s.garbage.sweepAll(ctx, all)
-	return before - s.garbage.sizeOf(all), err
+	return s.garbage.CollectCounted(ctx)
 }

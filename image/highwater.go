@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/garbage"
 )
 
 // reclaimer removes images when the disk is too full.
 type reclaimer struct {
 	cfg     *Config
 	index   *catalog.Index
-	garbage *garbage
+	garbage *garbage.Sweeper
 	root    string
 	layers  LayerUses
 	calls   *calls
@@ -53,7 +54,7 @@ func (r *reclaimer) reclaim(ctx context.Context) error {
 	if err != nil || used < r.cfg.HighWater {
 		return err
 	}
-	if err := r.garbage.collectAll(ctx); err != nil {
+	if err := r.garbage.CollectAll(ctx); err != nil {
 		return err
 	}
 	for _, img := range r.oldest() {
@@ -64,7 +65,7 @@ func (r *reclaimer) reclaim(ctx context.Context) error {
 		if r.cfg.now().Sub(img.Pulled) < justPulled {
 			return nil // and so are all that follow
 		}
-		gone, err := r.garbage.takeAway(ctx, catalog.Removal{Ref: img.ID.String(), May: func(img Image) bool {
+		gone, err := r.garbage.Remove(ctx, catalog.Removal{Ref: img.ID.String(), May: func(img Image) bool {
 			return !img.Pinned && !r.runs(img) && r.cfg.now().Sub(img.Pulled) >= justPulled
 		}})
 		if err != nil && !errors.Is(err, ErrNotFound) {

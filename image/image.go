@@ -4,7 +4,6 @@
 //
 // A Store is a facade over parts, each with its own lock and its own dependencies:
 //
-//	garbage.go   garbage: pins of pulls, leases, and the removal of what nothing needs
 //	lazy.go      lazies: layers that are shown before they are downloaded
 //	pull.go      puller: images from registries, and who waits for them
 //	add.go       adder: images from archives, and images made here
@@ -13,7 +12,8 @@
 //	calls.go     calls: what Close waits for
 //
 // and of packages below: catalog (which images exist), blobs, manifest (documents), ingest (layers
-// on their way in) and pack (images on their way out).
+// on their way in), pack (images on their way out) and garbage (pins, leases, and the removal of
+// what nothing needs).
 //
 // # On disk (under the root directory given to Open)
 //

@@ -5,30 +5,19 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/pack"
-	"github.com/coracle-project/coracle/snapshot"
 )
 
 // LayerStore is where layers are unpacked; layers.Store implements it with snapshot stores. Each
 // part of a Store knows one of the parts.
 type LayerStore interface {
 	ingest.Layers
-	LayerInventory
+	garbage.Layers
 	LayerUses
 	LayerArchiver
 	LayerRepair
-}
-
-// LayerInventory is which layers there are, for garbage collection.
-type LayerInventory interface {
-	HasLayer(diffID digest.Digest) bool
-	// Layers lists all whole layers.
-	Layers() ([]digest.Digest, error)
-	// LayerUsage is what a layer takes on disk, from memory.
-	LayerUsage(diffID digest.Digest) (snapshot.Usage, error)
-	// RemoveLayer deletes a layer; it fails, changing nothing, if a snapshot uses it.
-	RemoveLayer(ctx context.Context, diffID digest.Digest) error
 }
 
 // LayerUses says what keeps a disk full.

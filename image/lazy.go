@@ -15,6 +15,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/lazy"
 	"github.com/coracle-project/coracle/image/ledger"
@@ -60,7 +61,7 @@ type lazies struct {
 	layers     ingest.Layers
 	ledger     *ledger.Ledger
 	index      *catalog.Index
-	garbage    *garbage
+	garbage    *garbage.Sweeper
 	registries *atomic.Pointer[registry.Client]
 	log        *slog.Logger
 
@@ -199,7 +200,7 @@ func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.D
 		return ctx.Err() // it has gone with its images
 	}
 	pins := []digest.Digest{d.Digest, diffID}
-	if perr := z.garbage.pin(ctx, pins); perr != nil {
+	if perr := z.garbage.Pin(ctx, pins); perr != nil {
 		return perr
 	}
 	switch {
@@ -217,7 +218,7 @@ func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.D
 	if err == nil {
 		err = z.landed(ctx, diffID)
 	}
-	return errors.Join(err, z.garbage.settle(ctx, pins, true))
+	return errors.Join(err, z.garbage.Settle(ctx, pins, true))
 }
 
 // landBlob unpacks a blob that has come. Its digest was compared where it came.

@@ -242,7 +242,7 @@ func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
 	l := s.lazies.landings[diffID]
 	s.lazies.mu.Unlock()
 	pins := []digest.Digest{diffID} // as the pull has
-	must(t, s.garbage.pin(t.Context(), pins))
+	must(t, s.garbage.Pin(t.Context(), pins))
 	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
 	must(t, err)
 	f.arrive <- ErrInvalidImage
@@ -255,7 +255,7 @@ func TestLazyLayerPulledWhileItIsGivenUp(t *testing.T) {
 	if s.content(t, diffID, "file") != "hello" {
 		t.Error("it is not what was pulled")
 	}
-	must(t, s.garbage.settle(t.Context(), pins, true))
+	must(t, s.garbage.Settle(t.Context(), pins, true))
 }
 
 // A layer that went with its images and is shown again, because it was pulled again at once, is not

@@ -46,7 +46,7 @@ func (s *Store) Untag(ctx context.Context, refOrID string) (Removed, error) {
 		return Removed{}, err
 	}
 	defer s.calls.done()
-	return s.garbage.takeAway(ctx, catalog.Removal{Ref: refOrID})
+	return s.garbage.Remove(ctx, catalog.Removal{Ref: refOrID})
 }
 
 // RemoveIf removes an image with all its names if it may go when nothing can be pulled or tagged
@@ -57,7 +57,7 @@ func (s *Store) RemoveIf(ctx context.Context, id digest.Digest, may func(Image) 
 		return Removed{}, err
 	}
 	defer s.calls.done()
-	r, err := s.garbage.takeAway(ctx, catalog.Removal{Ref: id.String(), May: may})
+	r, err := s.garbage.Remove(ctx, catalog.Removal{Ref: id.String(), May: may})
 	if errors.Is(err, ErrNotFound) {
 		err = nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
@@ -33,7 +34,7 @@ type puller struct {
 	registries *atomic.Pointer[registry.Client]
 	blobs      *blobs.Store
 	index      *catalog.Index
-	garbage    *garbage
+	garbage    *garbage.Sweeper
 	unpacker   *ingest.Unpacker
 	lazies     *lazies
 	shares     *shares
@@ -114,11 +115,11 @@ func (p *puller) pull(ctx context.Context, n reference.Name, a Auth, m *ingest.M
 		return img, nil
 	}
 	pins := append(c.Blobs(), c.Image.RootFS.DiffIDs...)
-	if err := p.garbage.pin(ctx, pins); err != nil {
+	if err := p.garbage.Pin(ctx, pins); err != nil {
 		return Image{}, err
 	}
 	img, err := p.fetch(ctx, n, src, a, c, m)
-	return img, errors.Join(err, p.garbage.settle(ctx, pins, err != nil))
+	return img, errors.Join(err, p.garbage.Settle(ctx, pins, err != nil))
 }
 
 // fetchTop fetches the document that the reference names. Its descriptor has a media type

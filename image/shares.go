@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/crypt"
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
@@ -26,7 +27,7 @@ import (
 type shares struct {
 	blobs    *blobs.Store
 	index    *catalog.Index
-	garbage  *garbage
+	garbage  *garbage.Sweeper
 	unpacker *ingest.Unpacker
 	layers   LayerArchiver
 
@@ -146,7 +147,7 @@ func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.
 		return peer.ErrNone
 	}
 	pins := []digest.Digest{diffID}
-	if err := h.garbage.pin(ctx, pins); err != nil {
+	if err := h.garbage.Pin(ctx, pins); err != nil {
 		return err
 	}
 	size, err := h.layers.ArchiveSize(ctx, diffID)
@@ -154,7 +155,7 @@ func (h *shares) WriteLayer(ctx context.Context, repository string, blob digest.
 		err = h.layers.Archive(ctx, diffID, begin(size))
 	}
 	_, _, stays := h.of(repository, blob)
-	if serr := h.garbage.settle(ctx, pins, !stays); err == nil {
+	if serr := h.garbage.Settle(ctx, pins, !stays); err == nil {
 		err = serr
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/ingest"
 	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/pack"
@@ -26,7 +27,7 @@ type Store struct {
 	ledger   *ledger.Ledger
 	blobs    *blobs.Store
 	index    *catalog.Index
-	garbage  *garbage
+	garbage  *garbage.Sweeper
 	unpacker *ingest.Unpacker
 	lazies   *lazies
 
@@ -107,20 +108,20 @@ func (s *Store) recover(ctx context.Context) error {
 	}
 	options := catalog.Options{Short: s.cfg.short(), Pinned: s.cfg.Pinned, KeepBlobs: s.cfg.KeepBlobs}
 	s.index = catalog.New(options, catalog.File(s.blobs.IndexFile()), s.ledger, entries)
-	s.garbage = newGarbage(&s.cfg, s.index, s.ledger, s.blobs)
+	s.garbage = garbage.New(s.index, s.ledger, s.blobs, s.cfg.Layers, s.cfg.Log)
 	s.lazies = newLazies(s)
 	s.reclaimer = &reclaimer{cfg: &s.cfg, index: s.index, garbage: s.garbage, root: s.blobs.Root, layers: s.cfg.Layers, calls: s.calls}
 	scratch := &pack.Scratch{Blobs: s.blobs, Limits: s.cfg.Layer, Remover: s.remover}
 	s.adder = &adder{blobs: s.blobs, garbage: s.garbage, unpacker: s.unpacker, scratch: scratch, calls: s.calls, commit: s.commit}
 	s.packs = pack.Store{
-		Index: s.index, Blobs: s.blobs, Pin: s.garbage.hold, AwaitWhole: s.lazies.awaitWhole, Layers: s.cfg.Layers, Limits: s.cfg.Layer,
+		Index: s.index, Blobs: s.blobs, Pin: s.garbage.Hold, AwaitWhole: s.lazies.awaitWhole, Layers: s.cfg.Layers, Limits: s.cfg.Layer,
 		Scratch: scratch,
 	}
 	s.shares = newShares(s)
 	s.peers = peer.New(s.shares, s.cfg.Log)
 	s.puller = newPuller(s)
 	if len(entries) != len(lines) || len(damage) > 0 {
-		if err := s.garbage.repairIndex(entries, len(damage) > 0); err != nil {
+		if err := s.garbage.RepairIndex(entries, len(damage) > 0); err != nil {
 			return fmt.Errorf("open image store: %w", err)
 		}
 	}
@@ -159,7 +160,7 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 		return err
 	}
 	defer s.calls.done()
-	_, err := s.garbage.takeAway(ctx, catalog.Removal{Ref: refOrID, All: true})
+	_, err := s.garbage.Remove(ctx, catalog.Removal{Ref: refOrID, All: true})
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/reference"
 	"github.com/coracle-project/coracle/snapshot"
 )
@@ -78,7 +79,7 @@ func TestOpenCleansUp(t *testing.T) {
 	if got := s.left(t); got != "images 1 blobs 7 layers 5 ingest 0 staging 0" {
 		t.Error(got)
 	}
-	must(t, s.Release(t.Context(), salvageLease))
+	must(t, s.Release(t.Context(), garbage.SalvageLease))
 	if _, err := os.Stat(filepath.Join(s.Root(), ".atomic-1")); err == nil {
 		t.Error("temporary file left")
 	}

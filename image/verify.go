@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
 	"github.com/coracle-project/coracle/image/damage"
+	"github.com/coracle-project/coracle/image/garbage"
 	"github.com/coracle-project/coracle/image/unpack"
 )
 
@@ -124,11 +125,11 @@ func (v *verifier) entries() ([]catalog.Entry, error) {
 // image reads all of one image, which cannot be collected meanwhile.
 func (v *verifier) image(ctx context.Context, e catalog.Entry) error {
 	pins := append(e.Blobs(), e.Image.RootFS.DiffIDs...)
-	if err := v.s.garbage.pin(ctx, pins); err != nil {
+	if err := v.s.garbage.Pin(ctx, pins); err != nil {
 		return err
 	}
 	err := v.read(ctx, e)
-	return errors.Join(err, v.s.garbage.settle(ctx, pins, true))
+	return errors.Join(err, v.s.garbage.Settle(ctx, pins, true))
 }
 
 func (v *verifier) read(ctx context.Context, e catalog.Entry) error {
@@ -262,7 +263,7 @@ func (v *verifier) repair(ctx context.Context) error {
 	if err := faultVerifyRemoved.At(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(v.s.garbage.salvage(), v.s.index.Drop(func(e catalog.Entry) bool { return lost[e.Name.String()] })); err != nil {
+	if err := errors.Join(v.s.garbage.Salvage(), v.s.index.Drop(func(e catalog.Entry) bool { return lost[e.Name.String()] })); err != nil {
 		return err
 	}
 	err := v.refetch(ctx, lost)
@@ -289,7 +290,7 @@ func (v *verifier) refetch(ctx context.Context, lost map[string]bool) error {
 		v.result.Refetched = append(v.result.Refetched, name)
 	}
 	slices.Sort(v.result.Refetched)
-	return v.s.Release(ctx, salvageLease)
+	return v.s.Release(ctx, garbage.SalvageLease)
 }
 
 // remove takes one damaged thing out of use.
@@ -300,9 +301,5 @@ func (v *verifier) remove(ctx context.Context, d Damage) error {
 	case "layer":
 		return v.s.cfg.Layers.Quarantine(d.Digest)
 	}
-	if err := v.s.garbage.lockSweep(ctx); err != nil {
-		return err
-	}
-	defer v.s.garbage.unlockSweep()
-	return v.s.blobs.Drop(d.Digest)
+	return v.s.garbage.DropBlob(ctx, d.Digest)
 }

@@ -113,8 +113,8 @@ func TestTaskThatWasNotDeleted(t *testing.T) {
 	}
 }
 
-// Regression: containerd's shim looks for its socket from the bundle of the first container. If that
-// was deleted before another one of the shim, whose deletion had failed, the socket was left.
+// Regression: containerd's shim looks for its socket from the bundle of the first container. If
+// that was deleted before another one of the shim, whose deletion had failed, the socket was left.
 func TestSocketOfAShimThatHasEnded(t *testing.T) {
 	for name, own := range map[string]bool{"in the engine's directory": true, "elsewhere": false} {
 		t.Run(name, func(t *testing.T) {
