@@ -42,9 +42,9 @@ func TestKilledUpAndDown(t *testing.T) {
 	}
 	// Just when up has started something, which may not have come far.
 	for _, program := range []string{
-		"coracled\x00--root", "\x00supervise\x00", "coracle-kube\x00server", "\x00join\x00", "coracle-kube\x00agent",
+		"coracled --root", " supervise ", "coracle-kube server", " join ", "coracle-kube agent",
 	} {
-		t.Run("killed when it starts "+strings.ReplaceAll(program, "\x00", " "), func(t *testing.T) {
+		t.Run("killed when it starts "+strings.TrimSpace(program), func(t *testing.T) {
 			one.killedWhen(t, program, upArgs...)
 			one.Must(t, "down")
 			one.gone(t)
