@@ -104,7 +104,7 @@ func podLines(ctx context.Context, c runtimeapi.RuntimeServiceClient, all invent
 }
 
 func podRows(out io.Writer, lines []podLine) {
-	row := nodeRow(out, slices.ContainsFunc(lines, func(l podLine) bool { return l.Node != "" }))
+	row := output.NodeRow(out, slices.ContainsFunc(lines, func(l podLine) bool { return l.Node != "" }))
 	row("NODE", "POD ID", "NAMESPACE", "NAME", "STATE", "RUNNING", "IP", "CREATED")
 	for _, l := range lines {
 		ips := strings.Join(l.IPs, ",")

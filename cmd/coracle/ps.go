@@ -131,7 +131,7 @@ func stateWord(s runtimeapi.ContainerState) string {
 }
 
 func containerRows(out io.Writer, lines []containerLine) {
-	row := nodeRow(out, slices.ContainsFunc(lines, func(l containerLine) bool { return l.Node != "" }))
+	row := output.NodeRow(out, slices.ContainsFunc(lines, func(l containerLine) bool { return l.Node != "" }))
 	row("NODE", "CONTAINER ID", "NAMESPACE", "POD", "NAME", "STATE", "RESTARTS", "SINCE", "IMAGE")
 	for _, l := range lines {
 		state, since := l.State, l.Created
@@ -145,16 +145,6 @@ func containerRows(out io.Writer, lines []containerLine) {
 			since = l.Started
 		}
 		row(l.Node, shortID(l.ID), l.Namespace, l.Pod, l.Name, state, l.Attempt, output.Ago(since), output.OneLine(l.Image, 60))
-	}
-}
-
-// nodeRow writes rows whose first cell is a node, which is left out if there is only one.
-func nodeRow(out io.Writer, several bool) func(node string, cells ...any) {
-	return func(node string, cells ...any) {
-		if several {
-			cells = append([]any{node}, cells...)
-		}
-		output.Row(out, cells...)
 	}
 }
 

@@ -102,7 +102,7 @@ func (w *workload) usageOfAll(cmd *cobra.Command,
 }
 
 func statsRows(out io.Writer, all []usage.Usage, pods bool) {
-	row := nodeRow(out, slices.ContainsFunc(all, func(u usage.Usage) bool { return u.Node != "" }))
+	row := output.NodeRow(out, slices.ContainsFunc(all, func(u usage.Usage) bool { return u.Node != "" }))
 	if pods {
 		row("NODE", "NAMESPACE", "POD", "CPU", "MEMORY", "LIMIT", "PROCESSES", "RECEIVED", "SENT", "DISK")
 	} else {

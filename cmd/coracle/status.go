@@ -186,7 +186,7 @@ func line(component, version, where string, err error) health {
 
 func healthRows(w io.Writer, all []health) {
 	several := slices.ContainsFunc(all, func(h health) bool { return h.Node != "" })
-	row := nodeRow(w, several)
+	row := output.NodeRow(w, several)
 	row("NODE", "COMPONENT", "HEALTHY", "VERSION", "MESSAGE")
 	for _, h := range all {
 		row(h.Node, h.Component, h.Healthy, h.Version, h.told())

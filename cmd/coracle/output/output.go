@@ -94,6 +94,17 @@ func Row(w io.Writer, cells ...any) {
 	_, _ = io.WriteString(w, "\n")
 }
 
+// NodeRow returns Row for tables whose first cell is a node. The cell is left out unless the table
+// has several nodes.
+func NodeRow(w io.Writer, several bool) func(node string, cells ...any) {
+	return func(node string, cells ...any) {
+		if several {
+			cells = append([]any{node}, cells...)
+		}
+		Row(w, cells...)
+	}
+}
+
 // Size formats a number of bytes for people.
 func Size(bytes int64) string { return units.HumanSizeWithPrecision(float64(bytes), 3) }
 
