@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/daemon/daemontest"
 )
 
 // doubles are what the test binary does under the names of other programs.
@@ -112,7 +114,7 @@ func coracledDouble(args []string) int {
 		}
 	}
 	s := grpc.NewServer()
-	runtimeapi.RegisterRuntimeServiceServer(s, runtimeDouble{})
+	runtimeapi.RegisterRuntimeServiceServer(s, daemontest.Runtime{})
 	go func() { <-ctx.Done(); s.Stop() }()
 	_ = s.Serve(l)
 	return 0

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/coracle-project/coracle/cmd/coracle/daemon/daemontest"
 )
 
 func TestHappenings(t *testing.T) {
@@ -48,87 +49,11 @@ func TestHappenings(t *testing.T) {
 	}
 }
 
-// runtimeDouble is a coracled with one pod, whose one event is that it was started.
-type runtimeDouble struct {
-	runtimeapi.UnimplementedRuntimeServiceServer
-	pod string
-	// listed, if not nil, is closed when its pods are asked for, which it does not answer.
-	listed chan struct{}
-	// idle is whether it runs nothing.
-	idle bool
-}
-
-func (r runtimeDouble) ListPodSandbox(ctx context.Context,
-	_ *runtimeapi.ListPodSandboxRequest,
-) (*runtimeapi.ListPodSandboxResponse, error) {
-	if r.listed != nil {
-		close(r.listed)
-		<-ctx.Done()
-	}
-	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{
-		Id:       r.pod,
-		Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod},
-	}}}, nil
-}
-
-func (r runtimeDouble) ListPodSandboxStats(context.Context,
-	*runtimeapi.ListPodSandboxStatsRequest,
-) (*runtimeapi.ListPodSandboxStatsResponse, error) {
-	if r.idle {
-		return &runtimeapi.ListPodSandboxStatsResponse{}, nil
-	}
-	return &runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{{
-		Attributes: &runtimeapi.PodSandboxAttributes{
-			Id: r.pod, Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "shop", Name: r.pod},
-		},
-	}}}, nil
-}
-
-func (runtimeDouble) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{RuntimeName: "coracle", RuntimeVersion: "v0"}, nil
-}
-
-func (r runtimeDouble) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	return &runtimeapi.ListContainersResponse{Containers: []*runtimeapi.Container{{
-		Id: r.pod + "-main", PodSandboxId: r.pod, Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
-	}}}, nil
-}
-
-func (r runtimeDouble) GetContainerEvents(_ *runtimeapi.GetEventsRequest,
-	stream grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse],
-) error {
-	if err := stream.Send(&runtimeapi.ContainerEventResponse{
-		ContainerId:        r.pod,
-		ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT,
-	}); err != nil {
-		return err
-	}
-	<-stream.Context().Done()
-	return nil
-}
-
-// serveRuntime serves a double at the place's socket until stop, which cuts connections as a kill
-// does.
-func serveRuntime(t *testing.T, state string, double runtimeDouble) (stop func()) {
-	t.Helper()
-	l, err := net.Listen("unix", filepath.Join(state, "coracle.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer()
-	runtimeapi.RegisterRuntimeServiceServer(s, double)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = s.Serve(l) }()
-	stop = func() { s.Stop(); <-done }
-	t.Cleanup(stop)
-	return stop
-}
-
 // Regression: events ended when coracled was restarted, and when that one was killed before it had
 // listed its pods.
 func TestEventsOutliveCoracled(t *testing.T) {
 	state := t.TempDir()
-	stop := serveRuntime(t, state, runtimeDouble{pod: "before"})
+	stop := daemontest.Serve(t, filepath.Join(state, "coracle.sock"), daemontest.Runtime{Pod: "before"})
 	out, in := io.Pipe()
 	cmd := command()
 	cmd.SetArgs([]string{"events", "--state", state})
@@ -148,10 +73,10 @@ func TestEventsOutliveCoracled(t *testing.T) {
 	stop()
 	next("the stream of events ended")
 	listed := make(chan struct{})
-	stop = serveRuntime(t, state, runtimeDouble{pod: "between", listed: listed})
+	stop = daemontest.Serve(t, filepath.Join(state, "coracle.sock"), daemontest.Runtime{Pod: "between", Listed: listed})
 	<-listed
 	stop()
-	serveRuntime(t, state, runtimeDouble{pod: "after"})
+	daemontest.Serve(t, filepath.Join(state, "coracle.sock"), daemontest.Runtime{Pod: "after"})
 	next("started   pod shop/after")
 	cancel()
 	if err := <-ended; err != nil {

@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
+	"github.com/coracle-project/coracle/cmd/coracle/daemon/daemontest"
 )
 
 // things is an inventory of pods "id namespace/name" and containers "id pod-id name attempt".
@@ -163,8 +164,8 @@ func TestFindNode(t *testing.T) {
 	if err := o.remember(p); err != nil {
 		t.Fatal(err)
 	}
-	serveRuntime(t, p.state, runtimeDouble{pod: "first"})
-	stop := serveRuntime(t, further.state, runtimeDouble{pod: "second"})
+	daemontest.Serve(t, p.socket(), daemontest.Runtime{Pod: "first"})
+	stop := daemontest.Serve(t, further.socket(), daemontest.Runtime{Pod: "second"})
 	run := func(args ...string) (string, error) {
 		cmd := command()
 		cmd.SetArgs(append([]string{"--root", p.root, "--state", p.state}, args...))
@@ -215,8 +216,8 @@ func TestNodeThatDoesNotAnswer(t *testing.T) {
 	if err := (upOptions{Node: "boat", Port: 6443, Further: 1}).remember(p); err != nil {
 		t.Fatal(err)
 	}
-	serveRuntime(t, p.state, runtimeDouble{pod: "first", listed: make(chan struct{})})
-	serveRuntime(t, further.state, runtimeDouble{pod: "second"})
+	daemontest.Serve(t, p.socket(), daemontest.Runtime{Pod: "first", Listed: make(chan struct{})})
+	daemontest.Serve(t, further.socket(), daemontest.Runtime{Pod: "second"})
 	w := &workload{daemon: daemon.New(p.socket), place: &p, patience: 100 * time.Millisecond}
 	cmd := &cobra.Command{}
 	cmd.SetContext(t.Context())
@@ -243,8 +244,8 @@ func TestUsageAndEventsOfAllNodes(t *testing.T) {
 		}
 	}
 	remember(t, p, upOptions{Node: "boat", Port: 6443, Further: 1})
-	serveRuntime(t, p.state, runtimeDouble{pod: "first"})
-	stop := serveRuntime(t, further.state, runtimeDouble{pod: "second"})
+	daemontest.Serve(t, p.socket(), daemontest.Runtime{Pod: "first"})
+	stop := daemontest.Serve(t, further.socket(), daemontest.Runtime{Pod: "second"})
 	run := func(args ...string) (string, error) {
 		cmd := command()
 		cmd.SetArgs(append([]string{"--root", p.root, "--state", p.state}, args...))
@@ -309,7 +310,7 @@ func TestTopOfIdleNodes(t *testing.T) {
 		}
 	}
 	remember(t, p, upOptions{Node: "boat", Port: 6443, Further: 1})
-	stop := serveRuntime(t, p.state, runtimeDouble{idle: true})
+	stop := daemontest.Serve(t, p.socket(), daemontest.Runtime{Idle: true})
 	top := func() (string, error) {
 		cmd := command()
 		cmd.SetArgs([]string{"--root", p.root, "--state", p.state, "top", "--updates", "1"})
@@ -343,7 +344,7 @@ func TestCompletionAtARememberedPlace(t *testing.T) {
 		}
 	}
 	remember(t, p, upOptions{Node: "boat", Port: 6443, State: p.state})
-	serveRuntime(t, p.state, runtimeDouble{pod: "first"})
+	daemontest.Serve(t, p.socket(), daemontest.Runtime{Pod: "first"})
 	for _, place := range [][]string{{"--root", p.root}, {"--root", filepath.Join(dir, "other"), "--state", p.state}} {
 		cmd := command()
 		cmd.SetArgs(append(append([]string{cobra.ShellCompNoDescRequestCmd}, place...), "logs", ""))
