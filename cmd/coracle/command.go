@@ -2,17 +2,16 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 	"github.com/coracle-project/coracle/cmd/coracle/image"
+	"github.com/coracle-project/coracle/cmd/coracle/workload"
 	"github.com/coracle-project/coracle/internal/manpage"
 	"github.com/coracle-project/coracle/internal/version"
 )
@@ -95,7 +94,7 @@ events and image need only coracled.`,
 /var/lib/coracle/kubeconfig: the administrator's, after coracle up.`,
 		SeeAlso: "coracled(8), coracle-oci(8)",
 	}))
-	root.AddCommand(append(workloadCommands(&p), shimCommand(&p), doctorCommand(&p), whyCommand(&p))...)
+	root.AddCommand(append(workload.Commands(&p), shimCommand(&p), doctorCommand(&p), whyCommand(&p))...)
 	p.completeHere(root)
 	return root
 }
@@ -118,21 +117,10 @@ func (p *place) settle(cmd *cobra.Command) error {
 	return nil
 }
 
-// settled is complete for the place that a command's flags say. For a completion, cobra parses them
-// after PersistentPreRunE.
-func (p *place) settled(complete cobra.CompletionFunc) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		if err := p.settle(cmd); err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return complete(cmd, args, begun)
-	}
-}
-
-// completeHere has the arguments of a command, and of those below it, completed by settled.
+// completeHere has the arguments of a command, and of those below it, completed by Settled.
 func (p *place) completeHere(cmd *cobra.Command) {
 	if cmd.ValidArgsFunction != nil {
-		cmd.ValidArgsFunction = p.settled(cmd.ValidArgsFunction)
+		cmd.ValidArgsFunction = p.Settled(cmd.ValidArgsFunction)
 	}
 	for _, sub := range cmd.Commands() {
 		p.completeHere(sub)
@@ -141,14 +129,7 @@ func (p *place) completeHere(cmd *cobra.Command) {
 
 func imageCommand(p *place) *cobra.Command {
 	return image.Command(p.socket, sibling, func(cmd *cobra.Command, d *daemon.Daemon, container string) (id string, err error) {
-		w := &workload{daemon: d, place: p, patience: listLimit}
-		err = w.lookForContainer(cmd, container, func(_ context.Context, _ runtimeapi.RuntimeServiceClient, _ inventory,
-			ctr *runtimeapi.Container,
-		) error {
-			id = ctr.GetId()
-			return nil
-		})
-		return id, err
+		return workload.FindContainer(p, cmd, d, container)
 	})
 }
 

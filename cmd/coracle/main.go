@@ -16,6 +16,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/coracle-project/coracle/cmd/coracle/workload"
 )
 
 func main() { os.Exit(run()) }
@@ -23,7 +25,7 @@ func main() { os.Exit(run()) }
 // run is main without the exit, for the tests of the command line.
 func run() int {
 	err := command().ExecuteContext(context.Background())
-	var code exitCode
+	var code workload.ExitCode
 	if errors.As(err, &code) {
 		return int(code)
 	}

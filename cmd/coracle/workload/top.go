@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"context"
@@ -45,7 +45,7 @@ several nodes, all are shown.`,
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			cmd.SetContext(ctx)
-			soon := &workload{daemon: w.daemon, place: w.place, patience: topLimit}
+			soon := &workload{daemon: w.daemon, machine: w.machine, patience: topLimit}
 			r := &usageReader{workload: soon, cmd: cmd, meters: map[string]*usage.Meter{}}
 			err := f.show(ctx, r.read, &topView{pods: f.pods, by: byCPU}, cmd.OutOrStdout())
 			if ctx.Err() != nil {

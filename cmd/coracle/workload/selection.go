@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ type selection struct {
 func (s *selection) define(w *workload, cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&s.namespace, "namespace", "n", "", "only pods of this namespace")
 	cmd.Flags().StringArrayVarP(&s.labels, "label", "l", nil, "only pods with this label, as `KEY=VALUE` or KEY; may be given again")
-	_ = cmd.RegisterFlagCompletionFunc("namespace", w.place.settled(w.complete(true, func(all inventory) []string {
+	_ = cmd.RegisterFlagCompletionFunc("namespace", w.machine.Settled(w.complete(true, func(all inventory) []string {
 		var names []string
 		for _, p := range all.pods {
 			names = append(names, p.GetMetadata().GetNamespace())

@@ -1,11 +1,9 @@
-package main
+package workload
 
 import (
 	"bufio"
 	"context"
 	"io"
-	"net"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -52,11 +50,10 @@ func TestHappenings(t *testing.T) {
 // Regression: events ended when coracled was restarted, and when that one was killed before it had
 // listed its pods.
 func TestEventsOutliveCoracled(t *testing.T) {
-	state := t.TempDir()
-	stop := daemontest.Serve(t, filepath.Join(state, "coracle.sock"), daemontest.Runtime{Pod: "before"})
+	m := newMachine(t, "boat")
+	stop := daemontest.Serve(t, m.Socket(), daemontest.Runtime{Pod: "before"})
 	out, in := io.Pipe()
-	cmd := command()
-	cmd.SetArgs([]string{"events", "--state", state})
+	cmd := m.command("events")
 	cmd.SetOut(in)
 	cmd.SetErr(in)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -73,51 +70,13 @@ func TestEventsOutliveCoracled(t *testing.T) {
 	stop()
 	next("the stream of events ended")
 	listed := make(chan struct{})
-	stop = daemontest.Serve(t, filepath.Join(state, "coracle.sock"), daemontest.Runtime{Pod: "between", Listed: listed})
+	stop = daemontest.Serve(t, m.Socket(), daemontest.Runtime{Pod: "between", Listed: listed})
 	<-listed
 	stop()
-	daemontest.Serve(t, filepath.Join(state, "coracle.sock"), daemontest.Runtime{Pod: "after"})
+	daemontest.Serve(t, m.Socket(), daemontest.Runtime{Pod: "after"})
 	next("started   pod shop/after")
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-// Regression: commands asked the coracled of the default --state, whatever the flag said.
-func TestStateSaysWhichCoracledIsAsked(t *testing.T) {
-	t.Setenv("CORACLE_ADDRESS", "")
-	empty := t.TempDir()
-	for _, args := range [][]string{
-		{"pods"}, {"ps"}, {"logs", "x"}, {"exec", "x", "true"}, {"stats"}, {"events"}, {"trace", "x"}, {"image", "list"},
-	} {
-		cmd := command()
-		cmd.SetArgs(append([]string{"--state", empty}, args...))
-		cmd.SetOut(io.Discard)
-		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), empty) {
-			t.Errorf("%v: %v", args, err)
-		}
-	}
-}
-
-// Regression: status printed what gRPC says of a connection.
-func TestStatusIsInWords(t *testing.T) {
-	for name, prepare := range map[string]func(state string){
-		"never started": func(string) {},
-		"killed": func(state string) {
-			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(state, "coracle.sock")})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l.SetUnlinkOnClose(false)
-			l.Close()
-		},
-	} {
-		state := t.TempDir()
-		prepare(state)
-		said := look(t.Context(), place{root: t.TempDir(), state: state})[0].Message
-		if strings.Contains(said, "rpc error") || !strings.Contains(said, "it does not run") {
-			t.Errorf("%s: %q", name, said)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package workload
 
 import (
 	"context"
@@ -15,11 +15,12 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracle/remote"
 )
 
-// exitCode is the error of a command whose own is that of another: it is the process's exit code,
-// and nothing is printed.
-type exitCode int
+// ExitCode is the error of exec when what it ran has ended with another exit code than 0. It has to
+// be the process's exit code, too, and nothing is printed.
+type ExitCode int
 
-func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+// Error implements error.
+func (e ExitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 func (w *workload) execCommand() *cobra.Command {
 	var stdin, tty bool
@@ -85,7 +86,7 @@ func commandOf(args []string) []string {
 // ending is the error that a command's end is.
 func ending(code int, err error) error {
 	if err == nil && code != 0 {
-		return exitCode(code)
+		return ExitCode(code)
 	}
 	return err
 }

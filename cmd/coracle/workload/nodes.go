@@ -1,64 +1,19 @@
-package main
+package workload
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
 )
-
-// workload is what the commands for pods and containers share: where the daemon is. They
-// speak CRI, so what they show is what the kubelet is told.
-type workload struct {
-	daemon *daemon.Daemon
-	place  *place
-	// patience is how long one of several nodes may take to list its pods and containers.
-	patience time.Duration
-}
-
-// listLimit is the patience of commands.
-const listLimit = 10 * time.Second
-
-// workloadCommands are the commands that look at and into pods and containers.
-func workloadCommands(p *place) []*cobra.Command {
-	w := &workload{daemon: daemon.New(p.socket), place: p, patience: listLimit}
-	all := []*cobra.Command{
-		w.podsCommand(), w.psCommand(), w.logsCommand(), w.execCommand(), w.statsCommand(), w.eventsCommand(), w.topCommand(), w.traceCommand(),
-	}
-	for _, cmd := range all {
-		w.daemon.Define(cmd.Flags())
-	}
-	return all
-}
-
-// call does work with a client of the daemon.
-func (w *workload) call(cmd *cobra.Command, work func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error) error {
-	return w.daemon.Call(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
-		return work(ctx, runtimeapi.NewRuntimeServiceClient(conn))
-	})
-}
-
-// look calls work with all pods and containers.
-func (w *workload) look(cmd *cobra.Command, work func(ctx context.Context, c runtimeapi.RuntimeServiceClient, all inventory) error) error {
-	return w.call(cmd, func(ctx context.Context, c runtimeapi.RuntimeServiceClient) error {
-		all, err := takeInventory(ctx, c)
-		if err != nil {
-			return err
-		}
-		return work(ctx, c, all)
-	})
-}
 
 // machineNode is one of the nodes that this machine has.
 type machineNode struct {
@@ -69,13 +24,14 @@ type machineNode struct {
 
 // nodes are those that this machine has, or the one whose coracled the user has named.
 func (w *workload) nodes() []machineNode {
-	o := remembered(*w.place)
-	if !o.several() || w.daemon.Socket() != w.place.socket() {
+	several := w.machine.Nodes()
+	if len(several) == 0 || w.daemon.Socket() != w.machine.Socket() {
 		return []machineNode{{w, ""}}
 	}
-	all := []machineNode{{w, o.Node}}
-	for _, further := range w.place.further(o) {
-		all = append(all, machineNode{&workload{daemon: daemon.New(further.socket), place: &further, patience: w.patience}, further.node})
+	all := []machineNode{{w, several[0].Name}}
+	for _, further := range several[1:] {
+		d := daemon.New(func() string { return further.Socket })
+		all = append(all, machineNode{&workload{daemon: d, machine: w.machine, patience: w.patience}, further.Name})
 	}
 	return all
 }
@@ -165,8 +121,7 @@ func (w *workload) lookFor(cmd *cobra.Command, find func(all inventory) (id stri
 	if node == nodes[0].name {
 		return w.look(cmd, work)
 	}
-	w.place.node = node
-	return w.place.enterWith(slices.Insert(slices.Clone(os.Args), 1, "--node", node))
+	return w.machine.Enter(node)
 }
 
 // inventoryOfAll is the inventory of all nodes that this machine has, with the node of each pod and
@@ -218,19 +173,4 @@ func listAll[T any](w *workload, cmd *cobra.Command, format *output.Format,
 		return missing
 	}
 	return errors.Join(missing, format.Print(cmd.OutOrStdout(), lines, func(out io.Writer) { rows(out, lines) }))
-}
-
-// complete offers what offers finds in the inventory, for the first argument or, with many, for
-// all.
-func (w *workload) complete(many bool, offers func(inventory) []string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 && !many {
-			return nil, cobra.ShellCompDirectiveDefault
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), daemon.CompletionLimit)
-		defer cancel()
-		cmd.SetContext(ctx)
-		all, _, _ := w.inventoryOfAll(cmd)
-		return offers(all), cobra.ShellCompDirectiveNoFileComp
-	}
 }
