@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -48,7 +47,10 @@ func (b *builtin) adopt(h *hostLinks, podID string) (lease, bool, error) {
 		return l, true, nil
 	}
 	l.IPs = b.assigned(given)
-	l.Ports, err = b.fw.portsOf(l.IPs)
+	ports, err := b.fw.PortsOf(l.IPs)
+	for _, p := range ports {
+		l.Ports = append(l.Ports, hostPort(p))
+	}
 	if transient.Is(err) {
 		return l, false, fmt.Errorf("adopt network of pod %s: %w", podID, err)
 	}
@@ -145,55 +147,6 @@ func farAddresses(link netlink.Link) ([]netip.Addr, error) {
 		}
 	}
 	return ips, nil
-}
-
-// portsOf returns the host ports that lead to one of the addresses. Without a table there are none.
-func (f *firewall) portsOf(ips []netip.Addr) ([]hostPort, error) {
-	c, err := nftables.New()
-	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
-	}
-	var ports []hostPort
-	for _, m := range f.maps() {
-		elements, err := c.GetSetElements(m)
-		if errors.Is(err, unix.ENOENT) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list nftables map %s %s: %w", f.name, m.Name, err)
-		}
-		for _, e := range elements {
-			p, pod, ok := portOf(e)
-			// A port of any address is in the maps of both families.
-			if ok && slices.Contains(ips, pod) && !slices.Contains(ports, p) {
-				ports = append(ports, p)
-			}
-		}
-	}
-	return ports, nil
-}
-
-// portOf parses an element that portElements has written.
-func portOf(e nftables.SetElement) (p hostPort, pod netip.Addr, ok bool) {
-	const fields = 8 // protocol and port, 4 bytes each
-	if len(e.Key) < fields || len(e.Val) < 4 {
-		return p, pod, false
-	}
-	address, key := e.Key[:len(e.Key)-fields], e.Key[len(e.Key)-fields:]
-	if len(address) > 0 {
-		if p.IP, ok = netip.AddrFromSlice(address); !ok {
-			return p, pod, false
-		}
-	}
-	for name, number := range protocols {
-		if number == key[0] {
-			p.Protocol = name
-		}
-	}
-	p.Port = binary.BigEndian.Uint16(key[4:])
-	p.Target = binary.BigEndian.Uint16(e.Val[len(e.Val)-4:])
-	pod, ok = netip.AddrFromSlice(e.Val[:len(e.Val)-4])
-	return p, pod, ok && p.Protocol != ""
 }
 
 // replaceDamaged replaces damaged records with leases from the kernel's state, and puts these into

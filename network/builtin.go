@@ -13,6 +13,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/internal/procsys"
+	"github.com/coracle-project/coracle/network/firewall"
 )
 
 // builtin is the built-in network: a veth pair to each pod with routes and permanent neighbours on
@@ -28,7 +29,7 @@ type builtin struct {
 	stateDir string
 	log      *slog.Logger
 	records  records[lease]
-	fw       *firewall
+	fw       *firewall.Table
 	holds    *holds
 	reaper   *reaper
 	changes  *changes
@@ -56,7 +57,7 @@ func newBuiltin(c Config) *builtin {
 		stateDir: c.StateDir,
 		log:      c.Log,
 		records:  newRecords[lease](c.StateDir, "bridge", c.Log),
-		fw:       &firewall{name: c.Name},
+		fw:       firewall.New(c.Name, linkGroup(c.Name)),
 		holds:    newHolds(c.Log),
 		leases:   map[string]lease{},
 		ports:    portTable{},
@@ -90,7 +91,7 @@ func (b *builtin) start(subnets []netip.Prefix, all loaded[lease]) error {
 func (b *builtin) close() {
 	b.changes.close()
 	b.reaper.close()
-	b.fw.close()
+	b.fw.Close()
 	b.holds.close()
 	b.sysctls.Close()
 	b.hostMu.Lock()
@@ -226,7 +227,7 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 	if before := l; len(given) < len(before.IPs) {
 		l = b.keepOnly(l, given)
 		// If the table was made again meanwhile, it has what was given up.
-		if err := b.fw.drop(before.entry()); err != nil {
+		if err := b.fw.Drop(before.entry()); err != nil {
 			return l, err
 		}
 	}
@@ -266,7 +267,7 @@ func (b *builtin) admit(l lease) error {
 			return err
 		}
 	}
-	if err := b.fw.add(l.entry()); err != nil {
+	if err := b.fw.Add(l.entry()); err != nil {
 		return err
 	}
 	return forgetFlows(l.Ports)
@@ -308,7 +309,7 @@ func (b *builtin) retire(ctx context.Context, l lease) error {
 	if err := faultTeardownRecorded.At(ctx); err != nil {
 		return err
 	}
-	if err := b.fw.drop(l.entry()); err != nil {
+	if err := b.fw.Drop(l.entry()); err != nil {
 		return err
 	}
 	if err := faultTeardownUnmapped.At(ctx); err != nil {

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -146,35 +145,6 @@ func TestHostPortConflicts(t *testing.T) {
 	}
 }
 
-// TestPortElements: each protocol and family has its key in the map of its family.
-func TestPortElements(t *testing.T) {
-	pod4, pod6 := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::3")
-	for protocol, number := range map[string]byte{"tcp": 6, "udp": 17, "sctp": 132} {
-		for _, pod := range []netip.Addr{pod4, pod6} {
-			for _, host := range []netip.Addr{{}, pod} {
-				name, key := "ports4", []byte(nil)
-				if pod.Is6() {
-					name = "ports6"
-				}
-				if host.IsValid() {
-					name, key = "addr"+name, host.AsSlice()
-				}
-				got := portElements([]portEntry{{hostPort: hostPort{Protocol: protocol, Port: 0x1234, IP: host, Target: 0x5678}, pod: pod}})
-				if len(got) != 1 || len(got[name]) != 1 {
-					t.Fatalf("%s to %s: %v, want one in %s", protocol, pod, got, name)
-				}
-				e := got[name][0]
-				if want := append(slices.Clone(key), number, 0, 0, 0, 0x12, 0x34, 0, 0); !bytes.Equal(e.Key, want) {
-					t.Errorf("%s to %s: key %v, want %v", protocol, pod, e.Key, want)
-				}
-				if want := append(pod.AsSlice(), 0x56, 0x78, 0, 0); !bytes.Equal(e.Val, want) {
-					t.Errorf("%s to %s: value %v, want %v", protocol, pod, e.Val, want)
-				}
-			}
-		}
-	}
-}
-
 func TestSetupMendsWhatACrashLeft(t *testing.T) {
 	steps := []string{"recorded", "linked", "connected without its stage", "removing"}
 	for i, name := range steps {
@@ -249,7 +219,12 @@ func TestRecoverDropsTheUnclaimed(t *testing.T) {
 	must(t, m.Recover(t.Context(), []string{"keep"}))
 }
 
-func (m *Manager) fwRemove() error { return m.builtin.fw.remove() }
+// tableOf is the nftables table of the built-in network.
+func tableOf(m *Manager) *nftables.Table {
+	return &nftables.Table{Name: m.builtin.name, Family: nftables.TableFamilyINet}
+}
+
+func (m *Manager) fwRemove() error { return m.builtin.fw.Remove() }
 
 func TestPodWithoutIPv6(t *testing.T) {
 	m := started(t, testConfig(t))
@@ -369,7 +344,7 @@ func TestRecoverClosesPortsWithoutPods(t *testing.T) {
 	must(t, m.Flush(t.Context()))
 	nft, err := nftables.New()
 	must(t, err)
-	elements, err := nft.GetSetElements(m.builtin.fw.maps()[0])
+	elements, err := nft.GetSetElements(&nftables.Set{Table: tableOf(m), Name: "ports4"})
 	must(t, err)
 	if len(elements) != 0 {
 		t.Errorf("host ports %v", elements)

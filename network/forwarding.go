@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/coracle-project/coracle/internal/forwarded"
+	"github.com/coracle-project/coracle/network/firewall"
 )
 
 // Pods need the host to forward packets, and the kernel's switch for that is for all links. A host
@@ -19,13 +20,13 @@ import (
 // for which families we, or coracle up --nodes, have turned it on.
 
 // forwardingSwitch is the sysctl, by family.
-var forwardingSwitch = map[family]string{ipv4: "ipv4/ip_forward", ipv6: "ipv6/conf/all/forwarding"}
+var forwardingSwitch = map[firewall.Family]string{firewall.IPv4: "ipv4/ip_forward", firewall.IPv6: "ipv6/conf/all/forwarding"}
 
 // forwardingIsOff returns the families of subnets that the host does not forward yet.
-func forwardingIsOff(subnets []netip.Prefix) ([]family, error) {
-	var off []family
+func forwardingIsOff(subnets []netip.Prefix) ([]firewall.Family, error) {
+	var off []firewall.Family
 	for _, s := range subnets {
-		fam := familyOf(s.Addr())
+		fam := firewall.FamilyOf(s.Addr())
 		on, err := readSysctl(forwardingSwitch[fam])
 		if err != nil {
 			return nil, err
@@ -38,9 +39,9 @@ func forwardingIsOff(subnets []netip.Prefix) ([]family, error) {
 }
 
 // enableForwarding makes the host a router.
-func enableForwarding(families []family) error {
+func enableForwarding(families []firewall.Family) error {
 	for _, fam := range families {
-		if fam == ipv6 {
+		if fam == firewall.IPv6 {
 			if err := keepRouterAdvertisements(); err != nil {
 				return err
 			}
@@ -54,29 +55,29 @@ func enableForwarding(families []family) error {
 
 // turnedOn returns the families that we have turned forwarding on for, and those of off, which we
 // are about to. A file that cannot be read counts as all families.
-func (b *builtin) turnedOn(off []family) ([]family, error) {
-	all := []family{ipv4, ipv6}
+func (b *builtin) turnedOn(off []firewall.Family) ([]firewall.Family, error) {
+	all := []firewall.Family{firewall.IPv4, firewall.IPv6}
 	recorded, err := forwarded.Read(b.stateDir)
 	if err != nil {
 		b.log.Warn("cannot read for which families forwarding was turned on; the host forwards nothing between its uplinks", "err", err)
 		return all, nil
 	}
-	var on []family
+	var on []firewall.Family
 	var names []string
 	for _, fam := range all {
-		if strings.Contains(recorded, fam.suffix) || slices.Contains(off, fam) {
-			on, names = append(on, fam), append(names, fam.suffix)
+		if strings.Contains(recorded, fam.Suffix()) || slices.Contains(off, fam) {
+			on, names = append(on, fam), append(names, fam.Suffix())
 		}
 	}
 	return on, forwarded.Add(b.stateDir, names...)
 }
 
 // closedUplinks returns the links between which nothing is forwarded, by family.
-func closedUplinks(h *hostLinks, families []family) (map[family][]string, error) {
-	closed := map[family][]string{}
+func closedUplinks(h *hostLinks, families []firewall.Family) (map[firewall.Family][]string, error) {
+	closed := map[firewall.Family][]string{}
 	for _, fam := range families {
 		nlFamily := netlink.FAMILY_V4
-		if fam == ipv6 {
+		if fam == firewall.IPv6 {
 			nlFamily = netlink.FAMILY_V6
 		}
 		links, err := defaultLinks(h, nlFamily)
@@ -100,7 +101,7 @@ func (b *builtin) uplinksChanged() {
 	}
 	closed, err := closedUplinks(b.host.links, b.host.closed)
 	if err == nil {
-		err = b.fw.setUplinks(closed)
+		err = b.fw.SetUplinks(closed)
 	}
 	if err != nil {
 		b.log.Error("cannot follow the host's default routes: it may forward between new uplinks", "err", err)

@@ -10,16 +10,18 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/network/firewall"
 )
 
 // host is the host's side of the built-in network, made.
 type host struct {
 	links    *hostLinks
 	mtu      int
-	ipv6     bool         // the host has IPv6
-	gateways []netip.Addr // the host's addresses towards pods, one per family in use
-	closed   []family     // whose packets are not forwarded between uplinks
-	bridge   *oldBridge   // nil if there is none
+	ipv6     bool              // the host has IPv6
+	gateways []netip.Addr      // the host's addresses towards pods, one per family in use
+	closed   []firewall.Family // whose packets are not forwarded between uplinks
+	bridge   *oldBridge        // nil if there is none
 }
 
 // defaultMTU is Ethernet's.
@@ -58,7 +60,7 @@ func (b *builtin) repairHost(h *host) bool {
 	if b.host != h {
 		return b.host != nil // another Setup was faster
 	}
-	if b.fw.exists() && h.hasGateways() {
+	if b.fw.Exists() && h.hasGateways() {
 		return false
 	}
 	b.log.Warn("the pod network's nftables table or addresses were removed; restoring them", "network", b.name)
@@ -138,9 +140,9 @@ func (b *builtin) reconnect(h *host) error {
 // warnOfDrops tells the operator of another firewall that drops what is forwarded
 // (docker's and firewalld's policy): no rule of ours can overrule it.
 func (b *builtin) warnOfDrops() {
-	for _, c := range b.fw.dropsForwarded() {
+	for _, c := range b.fw.DropsForwarded() {
 		b.log.Warn("another firewall drops forwarded packets: unless it has a rule for the pods' ranges, pods do not reach beyond this host",
-			"subnets", b.subnets(), "table", c.Table.Name, "chain", c.Name)
+			"subnets", b.subnets(), "table", c.Table, "chain", c.Name)
 	}
 }
 
@@ -163,17 +165,17 @@ func (b *builtin) dress(h *host) error {
 	if b.peers, err = peerRanges(h.links); err != nil {
 		return fmt.Errorf("list routes to other nodes' pods: %w", err)
 	}
-	r := ruleset{
-		subnets: b.withLeased(subnets), gateways: h.gateways, allowed: b.allowed, peers: b.peers,
-		bridge: h.bridge != nil, pods: b.entries,
+	r := firewall.Rules{
+		Subnets: b.withLeased(subnets), Gateways: h.gateways, Allowed: b.allowed, Peers: b.peers,
+		Bridge: h.bridge != nil, Pods: b.entries,
 	}
 	if h.closed, err = b.turnedOn(off); err != nil {
 		return err
 	}
-	if r.uplinks, err = closedUplinks(h.links, h.closed); err != nil {
+	if r.Uplinks, err = closedUplinks(h.links, h.closed); err != nil {
 		return err
 	}
-	if err := b.fw.replace(r); err != nil {
+	if err := b.fw.Replace(r); err != nil {
 		return err
 	}
 	if err := enableForwarding(off); err != nil {
@@ -332,10 +334,10 @@ func (b *builtin) connected() []lease {
 
 // entries returns what the rules must know of all pods, including those that are being connected,
 // so that what these have added is not lost.
-func (b *builtin) entries() []podEntry {
+func (b *builtin) entries() []firewall.Pod {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var all []podEntry
+	var all []firewall.Pod
 	for _, l := range b.leases {
 		if l.Stage != removing {
 			all = append(all, l.entry())
@@ -375,7 +377,7 @@ func (b *builtin) recover(ctx context.Context, claimed map[string]bool) error {
 	}
 	// A table that is there without pods may have host ports of pods whose teardown
 	// a crash cut short, and the host may have a range that is no longer configured.
-	if kept > 0 || b.fw.exists() {
+	if kept > 0 || b.fw.Exists() {
 		if _, err := b.ensureHost(); err != nil {
 			errs = append(errs, err)
 		}
@@ -434,7 +436,7 @@ func (b *builtin) purge(ctx context.Context) error {
 	}
 	defer links.close()
 	_, err = b.findBridge(links) // without pods, it is deleted
-	return errors.Join(err, b.dropRanges(links), b.fw.remove())
+	return errors.Join(err, b.dropRanges(links), b.fw.Remove())
 }
 
 // dropRanges gives up all ranges: those in force, and those that there are routes for.

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+
+	"github.com/coracle-project/coracle/network/firewall"
 )
 
 // lease is what a pod has of the built-in network, and its record's content.
@@ -58,15 +60,15 @@ func (l lease) mac() net.HardwareAddr {
 }
 
 // entry returns what the rules must know of the pod. One on a bridge is known by the bridge.
-func (l lease) entry() podEntry {
-	e := podEntry{link: l.Link, mac: l.mac()}
+func (l lease) entry() firewall.Pod {
+	e := firewall.Pod{Link: l.Link, MAC: l.mac()}
 	if l.Routed {
-		e.ips = l.IPs
+		e.IPs = l.IPs
 	}
 	for _, p := range l.Ports {
 		for _, ip := range l.IPs {
 			if !p.IP.IsValid() || p.IP.BitLen() == ip.BitLen() {
-				e.ports = append(e.ports, portEntry{p, ip})
+				e.Ports = append(e.Ports, firewall.PodPort{HostPort: firewall.HostPort(p), Pod: ip})
 			}
 		}
 	}

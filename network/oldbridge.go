@@ -89,7 +89,7 @@ func (b *builtin) isOurs(h *hostLinks, bridge netlink.Link) (bool, error) {
 
 func (b *builtin) deleteBridge() error {
 	b.log.Info("deleting the bridge of an earlier release: it has no pods any more", "bridge", b.name)
-	return errors.Join(deleteLink(b.name), b.fw.removeBridgeTable())
+	return errors.Join(deleteLink(b.name), b.fw.RemoveBridgeTable())
 }
 
 // onBridge returns the pods that are on the bridge, connected or not yet removed.

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 )
 
@@ -63,50 +62,11 @@ func (b *builtin) peersChanged() {
 		return
 	}
 	if err == nil {
-		err = b.fw.setPeers(peers)
+		err = b.fw.SetPeers(peers)
 	}
 	if err != nil {
 		b.log.Error("cannot follow the routes to other nodes' pods: these may not reach this node's pods", "err", err)
 		return
 	}
 	b.peers = peers
-}
-
-// peers is the set of networks of other nodes and their pods.
-func (f *firewall) peers(fam family) *nftables.Set {
-	s := &nftables.Set{Table: f.table(), Name: "peers" + fam.suffix, ID: 20 + uint32(fam.proto), Interval: true, KeyType: nftables.TypeIPAddr}
-	if fam == ipv6 {
-		s.KeyType = nftables.TypeIP6Addr
-	}
-	return s
-}
-
-// peerElements are the networks of a family as the kernel has them: a beginning, and what is behind
-// the end.
-func peerElements(peers []netip.Prefix, fam family) []nftables.SetElement {
-	elements := []nftables.SetElement{}
-	for _, p := range peers {
-		if familyOf(p.Addr()) != fam {
-			continue
-		}
-		elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice()})
-		if behind := lastAddr(p).Next(); behind.IsValid() {
-			elements = append(elements, nftables.SetElement{Key: behind.AsSlice(), IntervalEnd: true})
-		}
-	}
-	return elements
-}
-
-// setPeers changes the networks of other nodes and their pods.
-func (f *firewall) setPeers(peers []netip.Prefix) error {
-	return f.transaction(func(c *nftables.Conn) error {
-		for _, fam := range []family{ipv4, ipv6} {
-			s := f.peers(fam)
-			c.FlushSet(s)
-			if err := c.SetAddElements(s, peerElements(peers, fam)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }

@@ -46,8 +46,8 @@ func awaitPeers(t *testing.T, m *Manager, want int) {
 	must(t, err)
 	for {
 		count := 0
-		for _, fam := range []family{ipv4, ipv6} {
-			elements, err := c.GetSetElements(m.builtin.fw.peers(fam))
+		for _, name := range []string{"peers4", "peers6"} {
+			elements, err := c.GetSetElements(&nftables.Set{Table: tableOf(m), Name: name})
 			must(t, err)
 			for _, e := range elements {
 				if !e.IntervalEnd {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/network/firewall"
 )
 
 // holds keeps the host ports of pods bound on the host, as a program would that listens there. Host
@@ -129,7 +131,8 @@ func (h *holds) bind(p hostPort, ip netip.Addr) (sockets []int, err error) {
 
 // bindPort returns a socket that is bound and gets nothing.
 func bindPort(protocol string, at netip.AddrPort) (int, error) {
-	kind, number := unix.SOCK_STREAM, int(protocols[protocol])
+	kind := unix.SOCK_STREAM
+	number, _ := firewall.ProtocolNumber(protocol)
 	switch protocol {
 	case "udp":
 		kind = unix.SOCK_DGRAM
@@ -147,7 +150,7 @@ func bindPort(protocol string, at netip.AddrPort) (int, error) {
 	} else {
 		addr.(*unix.SockaddrInet4).Addr = at.Addr().As4()
 	}
-	s, err := unix.Socket(domain, kind|unix.SOCK_CLOEXEC, number)
+	s, err := unix.Socket(domain, kind|unix.SOCK_CLOEXEC, int(number))
 	if err != nil {
 		return -1, err
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/testkit/nofiles"
+	"github.com/coracle-project/coracle/network/firewall"
 )
 
 // serveAt is a process of the node: it answers at one address with "node", until stop or the test's
@@ -39,10 +40,10 @@ func at(t *testing.T, addr string) netip.AddrPort {
 // hijack is what a pod with a host port gets if its port is not looked at: the translation.
 func hijack(t *testing.T, m *Manager, p testPod, port hostPort) (undo func()) {
 	t.Helper()
-	e := podEntry{ports: []portEntry{{port, p.ip4()}}}
-	must(t, m.builtin.fw.add(e))
+	e := firewall.Pod{Ports: []firewall.PodPort{{HostPort: firewall.HostPort(port), Pod: p.ip4()}}}
+	must(t, m.builtin.fw.Add(e))
 	must(t, takeLoopback(vethName(p.ID)))
-	return func() { must(t, m.builtin.fw.drop(e)) }
+	return func() { must(t, m.builtin.fw.Drop(e)) }
 }
 
 // A pod asks for a host port where a process of the node listens, such as a registry or the API

@@ -82,7 +82,7 @@ func (b *builtin) losePorts(l lease, kept, lost []hostPort) error {
 	without := l
 	without.Ports = lost
 	closed := without.entry()
-	closed.ips = nil // the pod may send as before
+	closed.IPs = nil // the pod may send as before
 	l.Ports = kept
 	if err := b.save(l); err != nil {
 		return err
@@ -90,5 +90,5 @@ func (b *builtin) losePorts(l lease, kept, lost []hostPort) error {
 	b.mu.Lock()
 	b.ports.release(l.PodID, lost)
 	b.mu.Unlock()
-	return errors.Join(b.fw.drop(closed), forgetFlows(lost))
+	return errors.Join(b.fw.Drop(closed), forgetFlows(lost))
 }

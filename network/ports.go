@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/coracle-project/coracle/network/firewall"
 )
 
 // hostPort is a port of the host that a pod has. Any address is the zero Addr.
@@ -21,9 +23,6 @@ func (h hostPort) String() string {
 	return fmt.Sprintf("%d/%s", h.Port, h.Protocol)
 }
 
-// protocols that host ports can have, with their numbers.
-var protocols = map[string]byte{"tcp": 6, "udp": 17, "sctp": 132}
-
 // hostPorts checks a pod's port mappings and returns those that ask for a port of
 // the host. ErrConfig if one makes no sense, ErrPortInUse if two are the same.
 func hostPorts(mappings []PortMapping) ([]hostPort, error) {
@@ -36,7 +35,7 @@ func hostPorts(mappings []PortMapping) ([]hostPort, error) {
 		if p.IP.IsValid() && p.IP.IsUnspecified() {
 			p.IP = netip.Addr{}
 		}
-		if _, ok := protocols[p.Protocol]; !ok {
+		if _, ok := firewall.ProtocolNumber(p.Protocol); !ok {
 			return nil, fmt.Errorf("%w: host port %s: protocol must be tcp, udp or sctp", ErrConfig, p)
 		}
 		if p.Target == 0 {

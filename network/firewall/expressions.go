@@ -1,34 +1,13 @@
-package network
+package firewall
 
 import (
 	"encoding/binary"
-	"errors"
+	"net"
 	"net/netip"
 
-	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
-
-// drop ignores what is not there.
-func (f *firewall) drop(p podEntry) error {
-	elements := elementsOf([]podEntry{p})
-	err := f.change(elements, (*nftables.Conn).SetDeleteElements)
-	if !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	// A transaction with one unknown element does nothing at all: one by one.
-	var errs []error
-	for set, list := range elements {
-		for _, e := range list {
-			err := f.change(map[string][]nftables.SetElement{set: {e}}, (*nftables.Conn).SetDeleteElements)
-			if !errors.Is(err, unix.ENOENT) {
-				errs = append(errs, err)
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
 
 // The first registers. A concatenation is made in adjacent ones: reg32(n) is the
 // n-th of 4 bytes, and reg1 to reg4 are the same memory by 16 bytes.
@@ -36,44 +15,49 @@ const reg1 = uint32(unix.NFT_REG_1)
 
 func reg32(n uint32) uint32 { return unix.NFT_REG32_00 + n }
 
-// family describes how a protocol family looks in rules.
-type family struct {
+// Family is IPv4 or IPv6, and how its packets look in rules.
+type Family struct {
 	proto    byte
 	bits     int
 	src, dst uint32 // offsets in the header
 	suffix   string
 }
 
+// IPv4 and IPv6 are the families that pods have addresses of.
 var (
-	ipv4 = family{proto: unix.NFPROTO_IPV4, bits: 32, src: 12, dst: 16, suffix: "4"}
-	ipv6 = family{proto: unix.NFPROTO_IPV6, bits: 128, src: 8, dst: 24, suffix: "6"}
+	IPv4 = Family{proto: unix.NFPROTO_IPV4, bits: 32, src: 12, dst: 16, suffix: "4"}
+	IPv6 = Family{proto: unix.NFPROTO_IPV6, bits: 128, src: 8, dst: 24, suffix: "6"}
 )
 
-func familyOf(a netip.Addr) family {
+// FamilyOf returns the family of an address.
+func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
-		return ipv4
+		return IPv4
 	}
-	return ipv6
+	return IPv6
 }
 
-// words is the number of 4-byte registers that an address fills.
-func (f family) words() uint32 { return uint32(f.bits / 32) }
+// Suffix is "4" or "6", as at the end of the sets' names.
+func (f Family) Suffix() string { return f.suffix }
 
-func (f family) is() []expr.Any { return meta(expr.MetaKeyNFPROTO, expr.CmpOpEq, f.proto) }
+// words is the number of 4-byte registers that an address fills.
+func (f Family) words() uint32 { return uint32(f.bits / 32) }
+
+func (f Family) is() []expr.Any { return meta(expr.MetaKeyNFPROTO, expr.CmpOpEq, f.proto) }
 
 // within matches the address at an offset of the header against a prefix.
-func (f family) within(offset uint32, p netip.Prefix) []expr.Any {
+func (f Family) within(offset uint32, p netip.Prefix) []expr.Any {
 	n := uint32(f.bits / 8)
 	return []expr.Any{
 		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: n},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: n, Mask: ipNet(p.Addr(), p.Bits()).Mask, Xor: make([]byte, n)},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: n, Mask: net.CIDRMask(p.Bits(), f.bits), Xor: make([]byte, n)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: p.Masked().Addr().AsSlice()},
 	}
 }
 
-// group compares the group of a link.
-func (f *firewall) group(key expr.MetaKey, op expr.CmpOp) []expr.Any {
-	return meta(key, op, binary.NativeEndian.AppendUint32(nil, linkGroup(f.name))...)
+// inGroup compares the group of a link.
+func (f *Table) inGroup(key expr.MetaKey, op expr.CmpOp) []expr.Any {
+	return meta(key, op, binary.NativeEndian.AppendUint32(nil, f.pods)...)
 }
 
 // meta compares what is known of a packet next to its bytes.
@@ -92,6 +76,11 @@ func rule(parts ...[]expr.Any) []expr.Any {
 var (
 	loopback4  = netip.MustParsePrefix("127.0.0.0/8")
 	linkLocal6 = netip.MustParsePrefix("fe80::/10")
+)
+
+var (
+	drop = verdict(expr.VerdictDrop)
+	pass = verdict(expr.VerdictReturn)
 )
 
 func verdict(kind expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: kind}} }

@@ -1,4 +1,4 @@
-package network
+package firewall
 
 import (
 	"encoding/binary"
@@ -13,7 +13,7 @@ import (
 // addSources drops what pods send with a source that is not theirs, and what others send with pods'
 // addresses. Neighbours are permanent, so neighbour discovery is dropped, too; the links ignore ARP
 // (IFF_NOARP).
-func (f *firewall) addSources(c *nftables.Conn, t *nftables.Table, r ruleset) {
+func (f *Table) addSources(c *nftables.Conn, t *nftables.Table, r Rules) {
 	chain := c.AddChain(&nftables.Chain{
 		Table: t, Name: "sources", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(beforeDefrag),
@@ -21,27 +21,27 @@ func (f *firewall) addSources(c *nftables.Conn, t *nftables.Table, r ruleset) {
 	add := func(parts ...[]expr.Any) {
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
 	}
-	for _, s := range r.subnets {
-		fam := familyOf(s.Addr())
-		add(f.group(expr.MetaKeyIIFGROUP, expr.CmpOpNeq), meta(expr.MetaKeyIIFNAME, expr.CmpOpNeq, padded("lo")...),
+	for _, s := range r.Subnets {
+		fam := FamilyOf(s.Addr())
+		add(f.inGroup(expr.MetaKeyIIFGROUP, expr.CmpOpNeq), meta(expr.MetaKeyIIFNAME, expr.CmpOpNeq, padded("lo")...),
 			fam.is(), fam.within(fam.src, s), drop)
 	}
-	add(f.group(expr.MetaKeyIIFGROUP, expr.CmpOpNeq), pass)
-	add(ipv4.is(), ipv4.within(ipv4.dst, loopback4), drop)
-	if r.bridge { // its pods share a link, so the link does not identify them
+	add(f.inGroup(expr.MetaKeyIIFGROUP, expr.CmpOpNeq), pass)
+	add(IPv4.is(), IPv4.within(IPv4.dst, loopback4), drop)
+	if r.Bridge { // its pods share a link, so the link does not identify them
 		add(meta(expr.MetaKeyIIFNAME, expr.CmpOpEq, padded(f.name)...), pass)
 	}
-	add(ipv4.is(), ipv4.own(), pass)
-	add(ipv4.is(), ipv4.within(ipv4.src, netip.PrefixFrom(netip.IPv4Unspecified(), 32)),
-		ipv4.within(ipv4.dst, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)),
+	add(IPv4.is(), IPv4.own(), pass)
+	add(IPv4.is(), IPv4.within(IPv4.src, netip.PrefixFrom(netip.IPv4Unspecified(), 32)),
+		IPv4.within(IPv4.dst, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)),
 		meta(expr.MetaKeyL4PROTO, expr.CmpOpEq, unix.IPPROTO_UDP),
 		payload(expr.PayloadBaseTransportHeader, 2, 0, 67), pass) // BOOTP
-	add(ipv6.is(), meta(expr.MetaKeyL4PROTO, expr.CmpOpEq, unix.IPPROTO_ICMPV6), []expr.Any{
+	add(IPv6.is(), meta(expr.MetaKeyL4PROTO, expr.CmpOpEq, unix.IPPROTO_ICMPV6), []expr.Any{
 		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
 		&expr.Range{Op: expr.CmpOpEq, Register: reg1, FromData: []byte{routerSolicitation}, ToData: []byte{redirect}},
 	}, drop)
-	add(ipv6.is(), ipv6.own(), pass)
-	add(ipv6.is(), ipv6.within(ipv6.src, linkLocal6), pass)
+	add(IPv6.is(), IPv6.own(), pass)
+	add(IPv6.is(), IPv6.within(IPv6.src, linkLocal6), pass)
 	add(drop)
 }
 
@@ -53,7 +53,7 @@ const beforeDefrag = -450
 const routerSolicitation, redirect = 133, 137
 
 // own matches a packet with the source of the pod whose link it comes by.
-func (f family) own() []expr.Any {
+func (f Family) own() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg32(0)},
 		&expr.Payload{DestRegister: reg32(4), Base: expr.PayloadBaseLLHeader, Offset: 6, Len: 6},
@@ -63,20 +63,20 @@ func (f family) own() []expr.Any {
 }
 
 // addForward keeps from the pods what they have not asked for.
-func (f *firewall) addForward(c *nftables.Conn, t *nftables.Table, r ruleset) error {
+func (f *Table) addForward(c *nftables.Conn, t *nftables.Table, r Rules) error {
 	toPods := c.AddChain(&nftables.Chain{Table: t, Name: "to_pods"})
 	add := func(chain *nftables.Chain, parts ...[]expr.Any) {
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
 	}
 	add(toPods, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), pass)
 	add(toPods, ctBits(expr.CtKeySTATUS, ctDNAT), pass)
-	for _, s := range r.allowed {
-		fam := familyOf(s.Addr())
+	for _, s := range r.Allowed {
+		fam := FamilyOf(s.Addr())
 		add(toPods, fam.is(), fam.within(fam.src, s), pass)
 	}
-	for _, fam := range []family{ipv4, ipv6} {
+	for _, fam := range []Family{IPv4, IPv6} {
 		s := f.peers(fam)
-		if err := c.AddSet(s, peerElements(r.peers, fam)); err != nil {
+		if err := c.AddSet(s, peerElements(r.Peers, fam)); err != nil {
 			return fmt.Errorf("set %s: %w", s.Name, err)
 		}
 		add(toPods, fam.is(), []expr.Any{
@@ -90,11 +90,11 @@ func (f *firewall) addForward(c *nftables.Conn, t *nftables.Table, r ruleset) er
 		Table: t, Name: "forward", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
 	})
-	add(forward, f.group(expr.MetaKeyIIFGROUP, expr.CmpOpEq), pass)
-	add(forward, f.group(expr.MetaKeyOIFGROUP, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: toPods.Name}})
+	add(forward, f.inGroup(expr.MetaKeyIIFGROUP, expr.CmpOpEq), pass)
+	add(forward, f.inGroup(expr.MetaKeyOIFGROUP, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: toPods.Name}})
 	add(forward, ctBits(expr.CtKeySTATUS, ctDNAT), pass)
-	for _, fam := range []family{ipv4, ipv6} {
-		names, closed := r.uplinks[fam]
+	for _, fam := range []Family{IPv4, IPv6} {
+		names, closed := r.Uplinks[fam]
 		if !closed {
 			continue
 		}
@@ -111,12 +111,12 @@ func (f *firewall) addForward(c *nftables.Conn, t *nftables.Table, r ruleset) er
 }
 
 // uplinks is the set of interfaces between which the host forwards nothing of a family.
-func (f *firewall) uplinks(fam family) *nftables.Set {
+func (f *Table) uplinks(fam Family) *nftables.Set {
 	return &nftables.Set{Table: f.table(), Name: "uplinks" + fam.suffix, ID: 10 + uint32(fam.proto), KeyType: nftables.TypeIFName}
 }
 
-// setUplinks changes the interfaces between which nothing is forwarded.
-func (f *firewall) setUplinks(closed map[family][]string) error {
+// SetUplinks changes the interfaces between which nothing is forwarded.
+func (f *Table) SetUplinks(closed map[Family][]string) error {
 	return f.transaction(func(c *nftables.Conn) error {
 		for fam, names := range closed {
 			s := f.uplinks(fam)
@@ -137,10 +137,10 @@ func nameElements(names []string) []nftables.SetElement {
 	return elements
 }
 
-func (f *firewall) addHostPorts(c *nftables.Conn, t *nftables.Table) {
+func (f *Table) addHostPorts(c *nftables.Conn, t *nftables.Table) {
 	ports := c.AddChain(&nftables.Chain{Table: t, Name: "hostports"})
-	for _, fam := range []family{ipv4, ipv6} {
-		if fam == ipv6 {
+	for _, fam := range []Family{IPv4, IPv6} {
+		if fam == IPv6 {
 			c.AddRule(&nftables.Rule{Table: t, Chain: ports, Exprs: rule(
 				fam.is(), fam.within(fam.dst, netip.PrefixFrom(netip.IPv6Loopback(), 128)),
 				[]expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}},
@@ -169,7 +169,7 @@ func (f *firewall) addHostPorts(c *nftables.Conn, t *nftables.Table) {
 
 // dnat looks the protocol and port up in a map, after n words of key that are in
 // registers already, and sends the packet to what it finds; else it goes on.
-func (f family) dnat(mapName string, n uint32) []expr.Any {
+func (f Family) dnat(mapName string, n uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg32(n)},
 		&expr.Payload{DestRegister: reg32(n + 1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
@@ -180,7 +180,7 @@ func (f family) dnat(mapName string, n uint32) []expr.Any {
 
 // addPostrouting gives packets the host's address where the pod's own, or loopback, would be no
 // use.
-func (f *firewall) addPostrouting(c *nftables.Conn, t *nftables.Table, r ruleset) {
+func (f *Table) addPostrouting(c *nftables.Conn, t *nftables.Table, r Rules) {
 	chain := c.AddChain(&nftables.Chain{
 		Table: t, Name: "postrouting", Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
@@ -188,25 +188,25 @@ func (f *firewall) addPostrouting(c *nftables.Conn, t *nftables.Table, r ruleset
 	add := func(parts ...[]expr.Any) {
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: rule(parts...)})
 	}
-	toPods, elsewhere := f.group(expr.MetaKeyOIFGROUP, expr.CmpOpEq), f.group(expr.MetaKeyOIFGROUP, expr.CmpOpNeq)
+	toPods, elsewhere := f.inGroup(expr.MetaKeyOIFGROUP, expr.CmpOpEq), f.inGroup(expr.MetaKeyOIFGROUP, expr.CmpOpNeq)
 	notLoopback := meta(expr.MetaKeyOIFNAME, expr.CmpOpNeq, padded("lo")...)
-	for _, gw := range r.gateways {
+	for _, gw := range r.Gateways {
 		// The links have no address of their own, so that there is none to masquerade with.
 		asHost := []expr.Any{
 			&expr.Immediate{Register: reg1, Data: gw.AsSlice()},
-			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(familyOf(gw).proto), RegAddrMin: reg1},
+			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(FamilyOf(gw).proto), RegAddrMin: reg1},
 		}
 		if gw.Is4() {
-			add(ipv4.is(), ipv4.within(ipv4.src, loopback4), toPods, asHost)
+			add(IPv4.is(), IPv4.within(IPv4.src, loopback4), toPods, asHost)
 		}
-		for _, s := range r.subnets {
-			if fam := familyOf(s.Addr()); fam == familyOf(gw) {
+		for _, s := range r.Subnets {
+			if fam := FamilyOf(s.Addr()); fam == FamilyOf(gw) {
 				add(fam.is(), fam.within(fam.src, s), toPods, ctBits(expr.CtKeySTATUS, ctDNAT), asHost)
 			}
 		}
 	}
-	for _, s := range r.subnets {
-		fam := familyOf(s.Addr())
+	for _, s := range r.Subnets {
+		fam := FamilyOf(s.Addr())
 		// What the host sends to its own address in the range stays as it is: an answer to
 		// 127.0.0.1, which masquerading chooses there, would not come back.
 		add(fam.is(), fam.within(fam.src, s), elsewhere, notLoopback, []expr.Any{&expr.Masq{}})

@@ -1,7 +1,15 @@
-package network
+// Package firewall keeps the nftables table of the built-in network: which source addresses pods
+// may use, who may reach them, and their host ports. It changes nothing else in the kernel, and
+// keeps no state beyond its socket: the caller says what the pods have.
+//
+//	t := firewall.New("coracle0", group)  // asks nothing of the kernel yet
+//	_ = t.Replace(firewall.Rules{…})      // the whole table, with the pods there are
+//	_ = t.Add(pod)                        // a pod comes
+//	_ = t.Drop(pod)                       // … and goes
+//	t.Close()                             // the table stays
+package firewall
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -10,11 +18,10 @@ import (
 	"sync"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
-// firewall is the built-in network's nftables table. Its name is a setting, so that two daemons on
+// Table is the built-in network's nftables table. Its name is a setting, so that two daemons on
 // a host do not meet. Its rules do not change with the pods; what a pod has are elements:
 //
 //	table inet coracle0 {
@@ -26,7 +33,7 @@ import (
 //	  chain sources { type filter hook prerouting priority -450
 //	    iifgroup != PODS iifname != lo ip saddr 10.85.0.0/16 drop   # only pods have pods' addresses
 //	    iifgroup != PODS return
-//	    ip daddr 127.0.0.0/8 drop                              # see route_localnet in sysctl.go
+//	    ip daddr 127.0.0.0/8 drop                              # see route_localnet in network/sysctl.go
 //	    iifname . ether saddr . ip saddr @pods4 return
 //	    ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp dport 67 return
 //	    icmpv6 type { nd-router-solicit … nd-redirect } drop   # neighbours are permanent, and pods are no routers
@@ -37,12 +44,12 @@ import (
 //	    iifgroup PODS return
 //	    oifgroup PODS goto to_pods
 //	    ct status dnat return                                  # a Service's connection to another node
-//	    iifname @uplinks4 oifname @uplinks4 drop }             # see forwarding.go
+//	    iifname @uplinks4 oifname @uplinks4 drop }             # Rules.Uplinks
 //	  chain to_pods {
 //	    ct state established,related return
 //	    ct status dnat return
-//	    ip saddr 10.1.0.0/16 return                            # Config.AllowFrom
-//	    ip saddr @peers4 return                                # other nodes: see peers.go
+//	    ip saddr 10.1.0.0/16 return                            # Rules.Allowed
+//	    ip saddr @peers4 return                                # other nodes: Rules.Peers
 //	    drop }
 //	  chain prerouting { type nat hook prerouting priority dstnat; fib daddr type local jump hostports }
 //	  chain output     { type nat hook output priority dstnat; fib daddr type local jump hostports }
@@ -56,46 +63,44 @@ import (
 //	    ip saddr 10.85.0.0/16 oifgroup PODS ct status dnat snat to 10.85.0.1 }  # a pod to a host port of a pod
 //	}
 //
-// PODS is the group of the pods' links (linkGroup). It accepts nothing: where another table drops
-// forwarded packets (firewalld, a DROP policy by docker), the operator must let the pods' ranges
-// through there.
-type firewall struct {
+// PODS is the group of the pods' links. It accepts nothing: where another table drops forwarded
+// packets (firewalld, a DROP policy by docker), the operator must let the pods' ranges through
+// there.
+type Table struct {
 	name string
+	pods uint32 // group (ip-link(8)) of the pods' links
 
 	mu   sync.Mutex
 	conn *nftables.Conn // nil until needed
 }
 
-// ruleset is what the table is made of.
-type ruleset struct {
-	subnets  []netip.Prefix // of pods
-	gateways []netip.Addr
-	allowed  []netip.Prefix // see Config.AllowFrom
-	peers    []netip.Prefix // see peers.go
-	// uplinks are the interfaces between which nothing is forwarded, by family; nil if anything may
+// New returns the table of a name. group is the group (ip-link(8)) of the pods' links.
+func New(name string, group uint32) *Table { return &Table{name: name, pods: group} }
+
+// Rules is what the table is made of.
+type Rules struct {
+	Subnets  []netip.Prefix // of pods
+	Gateways []netip.Addr   // the host's addresses towards pods, one per family in use
+	Allowed  []netip.Prefix // what may connect to pods by their own addresses
+	Peers    []netip.Prefix // networks of other nodes and their pods, which may do so, too; see SetPeers
+	// Uplinks are the interfaces between which nothing is forwarded, by family; nil if anything may
 	// be.
-	uplinks map[family][]string
-	bridge  bool              // pods of an earlier release are on a bridge
-	pods    func() []podEntry // asked when nothing else can change the table
+	Uplinks map[Family][]string
+	Bridge  bool         // pods of an earlier release are on a bridge with the table's name
+	Pods    func() []Pod // asked when nothing else can change the table
 }
 
-// podEntry is what the table knows of a pod.
-type podEntry struct {
-	link  string
-	mac   net.HardwareAddr
-	ips   []netip.Addr
-	ports []portEntry
-}
-
-// portEntry is one host port with the pod's address of one family.
-type portEntry struct {
-	hostPort
-	pod netip.Addr
+// Pod is what the table knows of a pod.
+type Pod struct {
+	Link  string           // the host's end
+	MAC   net.HardwareAddr // of the pod's end
+	IPs   []netip.Addr     // it may send with these from its link; none for a pod on a bridge
+	Ports []PodPort
 }
 
 // transaction sends what build adds as one. The socket is kept: when one is closed
 // the kernel first waits for whatever it has still to free, 10 ms here (6.18).
-func (f *firewall) transaction(build func(*nftables.Conn) error) error {
+func (f *Table) transaction(build func(*nftables.Conn) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.conn == nil {
@@ -116,30 +121,31 @@ func (f *firewall) transaction(build func(*nftables.Conn) error) error {
 	return nil
 }
 
-func (f *firewall) close() {
+// Close closes the socket. The table stays in the kernel.
+func (f *Table) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.closeLocked()
 }
 
-func (f *firewall) closeLocked() {
+func (f *Table) closeLocked() {
 	if f.conn != nil {
 		_ = f.conn.CloseLasting()
 		f.conn = nil
 	}
 }
 
-func (f *firewall) table() *nftables.Table {
+func (f *Table) table() *nftables.Table {
 	return &nftables.Table{Name: f.name, Family: nftables.TableFamilyINet}
 }
 
-// replace makes the table again, in one transaction: no one sees it half made, and
+// Replace makes the table again, in one transaction: no one sees it half made, and
 // connections that are translated already stay so.
-func (f *firewall) replace(r ruleset) error {
+func (f *Table) Replace(r Rules) error {
 	return f.transaction(func(c *nftables.Conn) error {
 		t := f.table()
 		renewTable(c, t)
-		elements := elementsOf(r.pods())
+		elements := elementsOf(r.Pods())
 		for _, s := range f.sets() {
 			if err := c.AddSet(s, elements[s.Name]); err != nil {
 				return fmt.Errorf("set %s: %w", s.Name, err)
@@ -162,8 +168,8 @@ func renewTable(c *nftables.Conn, t *nftables.Table) {
 	c.AddTable(t)
 }
 
-// exists reports whether the table is there, as far as can be told.
-func (f *firewall) exists() bool {
+// Exists reports whether the table is there, as far as can be told.
+func (f *Table) Exists() bool {
 	c, err := nftables.New()
 	if err != nil {
 		return true
@@ -172,9 +178,12 @@ func (f *firewall) exists() bool {
 	return !errors.Is(err, unix.ENOENT)
 }
 
-// dropsForwarded returns the chains of other tables that drop every forwarded packet
+// Chain is a chain of another program's table.
+type Chain struct{ Table, Name string }
+
+// DropsForwarded returns the chains of other tables that drop every forwarded packet
 // they do not accept, as far as can be told.
-func (f *firewall) dropsForwarded() []*nftables.Chain {
+func (f *Table) DropsForwarded() []Chain {
 	c, err := nftables.New()
 	if err != nil {
 		return nil
@@ -183,21 +192,26 @@ func (f *firewall) dropsForwarded() []*nftables.Chain {
 	if err != nil {
 		return nil
 	}
-	return slices.DeleteFunc(chains, func(ch *nftables.Chain) bool {
-		return ch.Hooknum == nil || *ch.Hooknum != *nftables.ChainHookForward ||
-			ch.Policy == nil || *ch.Policy != nftables.ChainPolicyDrop ||
-			ch.Table.Family != nftables.TableFamilyINet && ch.Table.Family != nftables.TableFamilyIPv4 && ch.Table.Family != nftables.TableFamilyIPv6
-	})
+	forwarding := []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6}
+	var drops []Chain
+	for _, ch := range chains {
+		if ch.Hooknum != nil && *ch.Hooknum == *nftables.ChainHookForward &&
+			ch.Policy != nil && *ch.Policy == nftables.ChainPolicyDrop &&
+			slices.Contains(forwarding, ch.Table.Family) {
+			drops = append(drops, Chain{Table: ch.Table.Name, Name: ch.Name})
+		}
+	}
+	return drops
 }
 
-// remove deletes the table, and the bridge table of earlier releases. Missing tables are not an
+// Remove deletes the table, and the bridge table of earlier releases. Missing tables are not an
 // error.
-func (f *firewall) remove() error {
-	return errors.Join(f.removeTable(f.table()), f.removeBridgeTable())
+func (f *Table) Remove() error {
+	return errors.Join(f.removeTable(f.table()), f.RemoveBridgeTable())
 }
 
-// removeBridgeTable deletes what earlier releases had for their bridge.
-func (f *firewall) removeBridgeTable() error {
+// RemoveBridgeTable deletes what earlier releases had for their bridge.
+func (f *Table) RemoveBridgeTable() error {
 	err := f.removeTable(&nftables.Table{Name: f.name, Family: nftables.TableFamilyBridge})
 	if errors.Is(err, unix.EOPNOTSUPP) { // a kernel without tables for bridges
 		return nil
@@ -205,7 +219,7 @@ func (f *firewall) removeBridgeTable() error {
 	return err
 }
 
-func (f *firewall) removeTable(t *nftables.Table) error {
+func (f *Table) removeTable(t *nftables.Table) error {
 	return f.transaction(func(c *nftables.Conn) error {
 		c.AddTable(t)
 		c.DelTable(t)
@@ -213,12 +227,32 @@ func (f *firewall) removeTable(t *nftables.Table) error {
 	})
 }
 
-// add and drop change what the table knows of a pod, all or nothing.
-func (f *firewall) add(p podEntry) error {
-	return f.change(elementsOf([]podEntry{p}), (*nftables.Conn).SetAddElements)
+// Add adds what the table is to know of a pod, all or nothing.
+func (f *Table) Add(p Pod) error {
+	return f.change(elementsOf([]Pod{p}), (*nftables.Conn).SetAddElements)
 }
 
-func (f *firewall) change(elements map[string][]nftables.SetElement,
+// Drop removes what the table knows of a pod, all or nothing. It ignores what is not there.
+func (f *Table) Drop(p Pod) error {
+	elements := elementsOf([]Pod{p})
+	err := f.change(elements, (*nftables.Conn).SetDeleteElements)
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	// A transaction with one unknown element does nothing at all: one by one.
+	var errs []error
+	for set, list := range elements {
+		for _, e := range list {
+			err := f.change(map[string][]nftables.SetElement{set: {e}}, (*nftables.Conn).SetDeleteElements)
+			if !errors.Is(err, unix.ENOENT) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (f *Table) change(elements map[string][]nftables.SetElement,
 	op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error,
 ) error {
 	if len(elements) == 0 {
@@ -238,7 +272,7 @@ func (f *firewall) change(elements map[string][]nftables.SetElement,
 }
 
 // sets are those whose elements change with the pods.
-func (f *firewall) sets() []*nftables.Set {
+func (f *Table) sets() []*nftables.Set {
 	pods := func(name string, id uint32, addr nftables.SetDatatype) *nftables.Set {
 		return &nftables.Set{
 			Table: f.table(), Name: name, ID: id, Concatenation: true,
@@ -248,37 +282,19 @@ func (f *firewall) sets() []*nftables.Set {
 	return append(f.maps(), pods("pods4", 5, nftables.TypeIPAddr), pods("pods6", 6, nftables.TypeIP6Addr))
 }
 
-// maps are those of host ports.
-func (f *firewall) maps() []*nftables.Set {
-	mapOf := func(name string, id uint32, addr nftables.SetDatatype, key ...nftables.SetDatatype) *nftables.Set {
-		return &nftables.Set{
-			Table: f.table(), Name: name, ID: id, IsMap: true, Concatenation: true,
-			KeyType:  nftables.MustConcatSetType(key...),
-			DataType: nftables.MustConcatSetType(addr, nftables.TypeInetService),
-		}
-	}
-	proto, port, ip4, ip6 := nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeIPAddr, nftables.TypeIP6Addr
-	return []*nftables.Set{
-		mapOf("ports4", 1, ip4, proto, port),
-		mapOf("ports6", 2, ip6, proto, port),
-		mapOf("addrports4", 3, ip4, ip4, proto, port),
-		mapOf("addrports6", 4, ip6, ip6, proto, port),
-	}
-}
-
 // elementsOf sorts what the table knows of pods into its sets.
-func elementsOf(pods []podEntry) map[string][]nftables.SetElement {
+func elementsOf(pods []Pod) map[string][]nftables.SetElement {
 	elements := map[string][]nftables.SetElement{}
 	for _, p := range pods {
-		for _, ip := range p.ips {
+		for _, ip := range p.IPs {
 			// Each field of a concatenation fills whole registers of 4 bytes.
-			key := append(padded(p.link), p.mac...)
+			key := append(padded(p.Link), p.MAC...)
 			key = append(key, 0, 0)
 			key = append(key, ip.AsSlice()...)
-			set := "pods" + familyOf(ip).suffix
+			set := "pods" + FamilyOf(ip).suffix
 			elements[set] = append(elements[set], nftables.SetElement{Key: key})
 		}
-		for set, list := range portElements(p.ports) {
+		for set, list := range portElements(p.Ports) {
 			elements[set] = append(elements[set], list...)
 		}
 	}
@@ -291,32 +307,3 @@ func padded(name string) []byte {
 	copy(b, name)
 	return b
 }
-
-// portElements sorts host ports into the maps.
-func portElements(ports []portEntry) map[string][]nftables.SetElement {
-	elements := map[string][]nftables.SetElement{}
-	for _, p := range ports {
-		family := "4"
-		if p.pod.Is6() {
-			family = "6"
-		}
-		name, key := "ports"+family, []byte(nil)
-		if p.IP.IsValid() {
-			name, key = "addr"+name, p.IP.AsSlice()
-		}
-		key = append(key, protocols[p.Protocol], 0, 0, 0)
-		key = appendPort(key, p.Port)
-		elements[name] = append(elements[name], nftables.SetElement{Key: key, Val: appendPort(p.pod.AsSlice(), p.Target)})
-	}
-	return elements
-}
-
-// appendPort appends a port as a field of a concatenation, which fills 4 bytes.
-func appendPort(b []byte, port uint16) []byte {
-	return append(binary.BigEndian.AppendUint16(b, port), 0, 0)
-}
-
-var (
-	drop = verdict(expr.VerdictDrop)
-	pass = verdict(expr.VerdictReturn)
-)
