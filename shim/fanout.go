@@ -166,17 +166,3 @@ func (r *reader) stop() {
 	r.nudge()
 	<-r.gone
 }
-
-// awaitReaderGone returns when no process has the FIFO f open for reading any more,
-// or f is closed.
-func awaitReaderGone(f *os.File) {
-	rc, err := f.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = rc.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd)}}
-		n, err := unix.Poll(p, 0)
-		return err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0
-	})
-}

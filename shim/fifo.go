@@ -106,6 +106,20 @@ func awaitReader(ctx context.Context, path string) error {
 	return errors.Join(ctx.Err(), closeOpened(r, err))
 }
 
+// awaitReaderGone returns when no process has the FIFO f open for reading any more,
+// or f is closed.
+func awaitReaderGone(f *os.File) {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = rc.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(p, 0)
+		return err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0
+	})
+}
+
 func closeOpened(fd int, err error) error {
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package shim
 import (
 	"encoding/binary"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -97,40 +96,5 @@ func TestDiskFull(t *testing.T) {
 	}
 	if len(b) == 0 || r.p.lost == 0 {
 		t.Errorf("%d bytes written, %d lost", len(b), r.p.lost)
-	}
-}
-
-// Looking for a writer of a FIFO must not take a byte out.
-func TestHasWriter(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "fifo")
-	if err := makeFIFO(path); err != nil {
-		t.Fatal(err)
-	}
-	in, err := openPolled(path, unix.O_RDONLY)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	if hasWriter(path) {
-		t.Error("no writer is there")
-	}
-	out, err := openPolled(path, unix.O_WRONLY)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !hasWriter(path) {
-		t.Error("a silent writer is there")
-	}
-	out.WriteString("ab")
-	out.Close()
-	if !hasWriter(path) {
-		t.Error("data is there")
-	}
-	b := make([]byte, 10)
-	if n, err := in.Read(b); err != nil || string(b[:n]) != "ab" {
-		t.Errorf("left: %q, %v", b[:n], err)
-	}
-	if hasWriter(path) {
-		t.Error("the writer is gone")
 	}
 }

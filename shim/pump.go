@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -359,6 +360,10 @@ func (p *pump) sayRotation(err error) {
 		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "err", err)
 	}
 	p.stuck = err != nil
+}
+
+func lostNote(n int) []byte {
+	return []byte("[coracle: " + strconv.Itoa(n) + " bytes of output could not be written here]\n")
 }
 
 // end makes the pump end after its turn.

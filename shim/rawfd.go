@@ -1,9 +1,6 @@
 package shim
 
-import (
-	"os"
-	"strconv"
-)
+import "os"
 
 // withFD calls do with f's descriptor, which stays open meanwhile. Unlike Fd it leaves
 // the file non-blocking. If f is closed, do is not called.
@@ -13,8 +10,4 @@ func withFD(f *os.File, do func(fd int)) {
 		return
 	}
 	_ = rc.Control(func(fd uintptr) { do(int(fd)) })
-}
-
-func lostNote(n int) []byte {
-	return []byte("[coracle: " + strconv.Itoa(n) + " bytes of output could not be written here]\n")
 }

@@ -12,6 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+type relayBuffer [64 << 10]byte
+
+// relayBuffers are for relays whose terminal has output just now.
+var relayBuffers = sync.Pool{New: func() any { return new(relayBuffer) }}
+
 // A relay copies between a terminal's master and the FIFOs of a caller, for execs with
 // a terminal and for containerd's containers with one.
 type relay struct {
@@ -74,15 +79,15 @@ func (r *relay) copyOut() {
 	}
 	discard := r.out == nil
 	for {
-		b := (*pumpBuffers)(nil)
+		b := (*relayBuffer)(nil)
 		n, rerr := 0, error(nil)
 		err := rc.Read(func(fd uintptr) bool {
 			if b == nil {
-				b = pumpPool.Get().(*pumpBuffers)
+				b = relayBuffers.Get().(*relayBuffer)
 			}
-			n, rerr = unix.Read(int(fd), b.chunk[:])
+			n, rerr = unix.Read(int(fd), b[:])
 			if errors.Is(rerr, unix.EINTR) || (errors.Is(rerr, unix.EAGAIN) && !r.ending.Load()) {
-				pumpPool.Put(b) // no buffer while it is silent
+				relayBuffers.Put(b) // no buffer while it is silent
 				b = nil
 				return false
 			}
@@ -94,12 +99,12 @@ func (r *relay) copyOut() {
 			continue
 		}
 		if n > 0 && !discard {
-			if _, werr := r.out.Write(b.chunk[:n]); werr != nil {
+			if _, werr := r.out.Write(b[:n]); werr != nil {
 				discard = true
 			}
 		}
 		if b != nil {
-			pumpPool.Put(b)
+			relayBuffers.Put(b)
 		}
 		if err != nil || rerr != nil || n == 0 {
 			return
