@@ -301,6 +301,21 @@ func TestASandboxThatCannotBeStoppedKeepsNoVolumes(t *testing.T) {
 	}
 }
 
+// Regression: a stop that failed woke the pod's goroutine itself, which tried again without a pause.
+func TestAFailedStopIsNotTriedAgainAtOnce(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		b.runtime.Fail("StopContainer", errors.New("no"))
+		before := len(b.events.Events)
+		b.delete()
+		// Killing and FailedKillPod of the first try, and once more if the deletion's own wake came
+		// meanwhile.
+		if n := len(b.events.Events) - before; n < 2 || n > 4 {
+			t.Errorf("%d events of the stop", n)
+		}
+	})
+}
+
 func TestEndsInOrder(t *testing.T) {
 	onBench(t, func(b *bench) {
 		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))

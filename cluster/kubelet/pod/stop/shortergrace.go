@@ -17,6 +17,8 @@ type shorterGrace struct {
 	inbox *inbox.Inbox
 	began time.Time
 	quit  chan struct{}
+	done  chan struct{} // closed when the watch has ended
+	woken bool          // during the watch; read after it
 
 	mu      sync.Mutex
 	by      time.Time // the deadline now; zero: the one that each began with
@@ -24,7 +26,7 @@ type shorterGrace struct {
 }
 
 func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod) *shorterGrace {
-	h := &shorterGrace{inbox: in, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{})}
+	h := &shorterGrace{inbox: in, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{}), done: make(chan struct{})}
 	go h.watch(ctx, pod, in.Eviction() != nil)
 	return h
 }
@@ -32,6 +34,7 @@ func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod) *shorter
 // watch looks at the pod's object whenever the worker is woken, on behalf of the worker's
 // goroutine, which waits for the containers meanwhile.
 func (h *shorterGrace) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
+	defer close(h.done)
 	for {
 		select {
 		case <-h.quit:
@@ -40,6 +43,7 @@ func (h *shorterGrace) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
 			return
 		case <-h.inbox.Woke():
 		}
+		h.woken = true
 		now, _ := h.inbox.Object()
 		grace := now.DeletionGracePeriodSeconds
 		if !evicted && h.inbox.Eviction() != nil {
@@ -65,10 +69,14 @@ func (h *shorterGrace) bring(by time.Time) {
 	h.changed = make(chan struct{})
 }
 
-// stop ends the watch; what woke it last is looked at by the worker again.
+// stop ends the watch. What woke it is looked at by the worker again; without that, a stop that
+// failed would be tried again at once.
 func (h *shorterGrace) stop() {
 	close(h.quit)
-	h.inbox.Wake()
+	<-h.done
+	if h.woken {
+		h.inbox.Wake()
+	}
 }
 
 // again returns a channel that is closed when the deadline has been brought forward.
