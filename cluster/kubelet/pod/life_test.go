@@ -301,7 +301,7 @@ func TestASandboxThatCannotBeStoppedKeepsNoVolumes(t *testing.T) {
 	}
 }
 
-// Regression: a stop that failed woke the pod's goroutine itself, which tried again without a pause.
+// Regression: a stop that failed woke the goroutine of the pod, which tried again without a pause.
 func TestAFailedStopIsNotTriedAgainAtOnce(t *testing.T) {
 	onBench(t, func(b *bench) {
 		b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
