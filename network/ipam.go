@@ -3,6 +3,8 @@ package network
 import (
 	"fmt"
 	"net/netip"
+
+	"github.com/coracle-project/coracle/internal/netprefix"
 )
 
 // pool hands out the addresses of one subnet, in order and round the range, so that
@@ -29,7 +31,7 @@ func newPool(subnet netip.Prefix) (*pool, error) {
 	}
 	p := &pool{subnet: subnet, used: map[netip.Addr]struct{}{}}
 	p.first = p.gateway().Next()
-	p.last = lastAddr(subnet)
+	p.last = netprefix.Last(subnet)
 	if subnet.Addr().Is4() {
 		p.last = p.last.Prev() // broadcast
 	}
@@ -63,12 +65,3 @@ func (p *pool) take(a netip.Addr) {
 }
 
 func (p *pool) free(a netip.Addr) { delete(p.used, a) }
-
-func lastAddr(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}

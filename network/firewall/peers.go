@@ -4,6 +4,8 @@ import (
 	"net/netip"
 
 	"github.com/google/nftables"
+
+	"github.com/coracle-project/coracle/internal/netprefix"
 )
 
 // peers is the set of networks of other nodes and their pods.
@@ -24,7 +26,7 @@ func peerElements(peers []netip.Prefix, fam Family) []nftables.SetElement {
 			continue
 		}
 		elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice()})
-		if behind := lastAddr(p).Next(); behind.IsValid() {
+		if behind := netprefix.Last(p).Next(); behind.IsValid() {
 			elements = append(elements, nftables.SetElement{Key: behind.AsSlice(), IntervalEnd: true})
 		}
 	}
@@ -43,14 +45,4 @@ func (f *Table) SetPeers(peers []netip.Prefix) error {
 		}
 		return nil
 	})
-}
-
-// lastAddr is the last address of a network.
-func lastAddr(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }

@@ -33,7 +33,7 @@ import (
 //	  chain sources { type filter hook prerouting priority -450
 //	    iifgroup != PODS iifname != lo ip saddr 10.85.0.0/16 drop   # only pods have pods' addresses
 //	    iifgroup != PODS return
-//	    ip daddr 127.0.0.0/8 drop                              # see route_localnet in network/sysctl.go
+//	    ip daddr 127.0.0.0/8 drop                              # route_localnet: network/sysctl.go
 //	    iifname . ether saddr . ip saddr @pods4 return
 //	    ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp dport 67 return
 //	    icmpv6 type { nd-router-solicit … nd-redirect } drop   # neighbours are permanent, and pods are no routers
