@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/catalog"
@@ -199,6 +198,3 @@ func (s *Store) Close() error {
 	s.registries.Load().Close()
 	return errors.Join(s.index.Close(), s.ledger.Close(), s.blobs.Close())
 }
-
-// cleanupTimeout bounds cleaning up after a cancelled call.
-const cleanupTimeout = time.Minute

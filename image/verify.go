@@ -268,9 +268,7 @@ func (v *verifier) repair(ctx context.Context) error {
 	}
 	err := v.refetch(ctx, lost)
 	// What the images alone needed is garbage, whatever has become of them.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-	defer cancel()
-	return errors.Join(err, v.s.GC(ctx))
+	return errors.Join(err, v.s.garbage.Settle(ctx, nil, true))
 }
 
 // refetch pulls images again that were lost, if that was asked for.

@@ -98,7 +98,8 @@ func (s *Sweeper) unpin(ctx context.Context, digests []digest.Digest) error {
 // settleTimeout bounds cleaning up after a pull whose call may have been cancelled.
 const settleTimeout = time.Minute
 
-// Settle ends a pull: what it held is named by the index now, or is garbage.
+// Settle ends a pull, or a repair without pins: what was held is named by the index now, or is
+// garbage. It does not end with ctx.
 func (s *Sweeper) Settle(ctx context.Context, pins []digest.Digest, failed bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
