@@ -31,9 +31,9 @@ type place struct {
 	node, cluster string
 }
 
-// socket has a pointer for its receiver: commands hand it on as a value before the flags are
-// parsed.
-func (p *place) socket() string    { return filepath.Join(p.state, "coracle.sock") }
+// Socket is where coracled is reached. It has a pointer for its receiver: commands hand it on as a
+// value before the flags are parsed.
+func (p *place) Socket() string    { return filepath.Join(p.state, "coracle.sock") }
 func (p place) kubeRoot() string   { return filepath.Join(p.root, "kube") }
 func (p place) kubeState() string  { return filepath.Join(p.state, "kube") }
 func (p place) kubeconfig() string { return filepath.Join(p.root, "kubeconfig") }
@@ -128,7 +128,7 @@ func (p *place) completeHere(cmd *cobra.Command) {
 }
 
 func imageCommand(p *place) *cobra.Command {
-	return image.Command(p.socket, sibling, func(cmd *cobra.Command, d *daemon.Daemon, container string) (id string, err error) {
+	return image.Command(p.Socket, sibling, func(cmd *cobra.Command, d *daemon.Daemon, container string) (id string, err error) {
 		return workload.FindContainer(p, cmd, d, container)
 	})
 }

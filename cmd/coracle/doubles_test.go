@@ -93,8 +93,8 @@ func coracledDouble(args []string) int {
 	if err := os.MkdirAll(filepath.Join(p.state, "shim"), 0o700); err != nil {
 		return complain(err)
 	}
-	_ = os.Remove(p.socket())
-	l, err := net.Listen("unix", p.socket())
+	_ = os.Remove(p.Socket())
+	l, err := net.Listen("unix", p.Socket())
 	if err != nil {
 		return complain(err)
 	}

@@ -277,7 +277,7 @@ func purgeCoracled(ctx context.Context, p place, o upOptions, images bool) error
 	if err != nil {
 		return err
 	}
-	args := []string{"purge", "--root", p.root, "--state", p.state, "--address", "unix://" + p.socket()}
+	args := []string{"purge", "--root", p.root, "--state", p.state, "--address", "unix://" + p.Socket()}
 	if o.Config != "" {
 		args = append(args, "--config", o.Config)
 	}

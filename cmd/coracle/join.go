@@ -123,7 +123,7 @@ func (p place) joined() bool {
 // agentArgs are the arguments of the agent, which runs the node of a cluster elsewhere.
 func agentArgs(p place, o upOptions) []string {
 	args := []string{
-		"agent", "--root", p.kubeRoot(), "--state", p.kubeState(), "--cri", "unix://" + p.socket(),
+		"agent", "--root", p.kubeRoot(), "--state", p.kubeState(), "--cri", "unix://" + p.Socket(),
 		"--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
 	}
 	if o.KubeletPort != 0 {

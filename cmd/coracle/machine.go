@@ -12,18 +12,15 @@ import (
 // A place is the workload.Machine whose first node is there.
 var _ workload.Machine = (*place)(nil)
 
-// Socket is socket, which the rest of this package calls.
-func (p *place) Socket() string { return p.socket() }
-
 // Nodes are the nodes that up --nodes has made on this machine, if it has.
 func (p *place) Nodes() []workload.Node {
 	o := remembered(*p)
 	if !o.several() {
 		return nil
 	}
-	all := []workload.Node{{Name: o.Node, Socket: p.socket()}}
+	all := []workload.Node{{Name: o.Node, Socket: p.Socket()}}
 	for _, further := range p.further(o) {
-		all = append(all, workload.Node{Name: further.node, Socket: further.socket()})
+		all = append(all, workload.Node{Name: further.node, Socket: further.Socket()})
 	}
 	return all
 }

@@ -15,11 +15,7 @@ import (
 // Regression: under up --nodes, what is on a further node was not found.
 func TestFindNode(t *testing.T) {
 	t.Setenv("CORACLE_ADDRESS", "")
-	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := daemontest.Dir(t)
 	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
 	further := p.of(2, "boat-2")
 	for _, dir := range []string{p.root, p.state, further.state} {
@@ -31,8 +27,8 @@ func TestFindNode(t *testing.T) {
 	if err := o.remember(p); err != nil {
 		t.Fatal(err)
 	}
-	daemontest.Serve(t, p.socket(), daemontest.Runtime{Pod: "first"})
-	stop := daemontest.Serve(t, further.socket(), daemontest.Runtime{Pod: "second"})
+	daemontest.Serve(t, p.Socket(), daemontest.Runtime{Pod: "first"})
+	stop := daemontest.Serve(t, further.Socket(), daemontest.Runtime{Pod: "second"})
 	run := func(args ...string) (string, error) {
 		cmd := command()
 		cmd.SetArgs(append([]string{"--root", p.root, "--state", p.state}, args...))
@@ -69,11 +65,7 @@ func TestFindNode(t *testing.T) {
 // --root had.
 func TestCompletionAtARememberedPlace(t *testing.T) {
 	t.Setenv("CORACLE_ADDRESS", "")
-	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := daemontest.Dir(t)
 	p := place{root: filepath.Join(dir, "root"), state: filepath.Join(dir, "state")}
 	for _, dir := range []string{p.root, p.state} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -81,7 +73,7 @@ func TestCompletionAtARememberedPlace(t *testing.T) {
 		}
 	}
 	remember(t, p, upOptions{Node: "boat", Port: 6443, State: p.state})
-	daemontest.Serve(t, p.socket(), daemontest.Runtime{Pod: "first"})
+	daemontest.Serve(t, p.Socket(), daemontest.Runtime{Pod: "first"})
 	for _, place := range [][]string{{"--root", p.root}, {"--root", filepath.Join(dir, "other"), "--state", p.state}} {
 		cmd := command()
 		cmd.SetArgs(append(append([]string{cobra.ShellCompNoDescRequestCmd}, place...), "logs", ""))

@@ -54,7 +54,7 @@ func (u *upRun) preload(ctx context.Context, steps *steps) error {
 		last.Archives = nil
 	}
 	defer u.limit.pause()()
-	now, err := image.Preload(ctx, u.socket(), u.o.Images, last.Archives, steps.out, steps.done)
+	now, err := image.Preload(ctx, u.Socket(), u.o.Images, last.Archives, steps.out, steps.done)
 	if err != nil {
 		err = fmt.Errorf("up: --images %s: %w", u.o.Images, err)
 	}

@@ -27,7 +27,7 @@ type shimLine struct {
 }
 
 func shimCommand(p *place) *cobra.Command {
-	s := &shims{daemon: daemon.New(p.socket)}
+	s := &shims{daemon: daemon.New(p.Socket)}
 	cmd := &cobra.Command{
 		Use:   "shim",
 		Short: "list and restart shims, the parents of containers",

@@ -114,8 +114,8 @@ func lookAtFurther(ctx context.Context, p place) []health {
 }
 
 func lookAtPrograms(ctx context.Context, p place) []health {
-	version, err := runtimeHealth(ctx, p.socket())
-	all := []health{line("coracled", version, "serves "+p.socket(), inWords(p.socket(), err))}
+	version, err := runtimeHealth(ctx, p.Socket())
+	all := []health{line("coracled", version, "serves "+p.Socket(), inWords(p.Socket(), err))}
 
 	pid, err := holder(p.supervisor())
 	if err == nil && pid == 0 {

@@ -256,14 +256,14 @@ func (u *upRun) startRuntime(ctx context.Context, steps *steps) error {
 	if err := u.upCoracled(ctx, meanwhile); err != nil {
 		return err
 	}
-	steps.done("coracled serves " + u.socket())
+	steps.done("coracled serves " + u.Socket())
 	return u.preload(ctx, steps)
 }
 
 // coracledArgs are what coracled is started with.
 func coracledArgs(p place, o upOptions) []string {
 	args := []string{
-		"--root", p.root, "--state", p.state, "--address", "unix://" + p.socket(), "--log-file", p.coracledLog(),
+		"--root", p.root, "--state", p.state, "--address", "unix://" + p.Socket(), "--log-file", p.coracledLog(),
 		"--only-listed-loopback",
 	}
 	if o.Config != "" {
@@ -283,7 +283,7 @@ func kubeArgs(p place, o upOptions) []string {
 	args := []string{
 		"server", "--root", p.kubeRoot(), "--state", p.kubeState(),
 		"--bind-address", o.bind(), "--port", strconv.Itoa(o.Port), "--service-cidr", o.ServiceCIDR, "--node-name", o.Node, "--cri",
-		"unix://" + p.socket(),
+		"unix://" + p.Socket(),
 		"--kubeconfig-out", p.kubeconfig(), "--pod-log-dir", o.PodLogs, "--cgroup-root", o.CgroupRoot,
 	}
 	if ips := o.nodeIPs(); len(ips) > 0 {

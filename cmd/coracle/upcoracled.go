@@ -37,7 +37,7 @@ func (u *upRun) upCoracled(ctx context.Context, meanwhile func() error) error {
 		return u.o.remember(u.place)
 	}
 	answers := func(ctx context.Context) error {
-		_, err := runtimeVersion(ctx, u.socket())
+		_, err := runtimeVersion(ctx, u.Socket())
 		return err
 	}
 	if u.runtime {
@@ -111,7 +111,7 @@ func (u *upRun) awaitOther(ctx context.Context, answers func(context.Context) er
 		return true, nil
 	case pid != 0:
 		return false, fmt.Errorf("up: coracled with pid %d, which ran before, does not answer at %s: %w; "+
-			"'kill -9 %d' has its keeper or systemd start it again, and no pod ends", pid, u.socket(), ctx.Err(), pid)
+			"'kill -9 %d' has its keeper or systemd start it again, and no pod ends", pid, u.Socket(), ctx.Err(), pid)
 	}
 	return false, err
 }

@@ -68,7 +68,7 @@ func (u *upRun) look(ctx context.Context, differ []string) (err error) {
 	if u.runtime = pid != 0; !u.runtime { // one with another --state may serve the socket
 		try, cancel := context.WithTimeout(ctx, longestTry)
 		defer cancel()
-		_, err := runtimeVersion(try, u.socket())
+		_, err := runtimeVersion(try, u.Socket())
 		u.runtime = err == nil
 	}
 	leave := "leave the flags out"
@@ -90,7 +90,7 @@ func (u *upRun) look(ctx context.Context, differ []string) (err error) {
 	}
 	return fmt.Errorf("up --%s: the coracled that serves %s was not started by up and has settings of its own: change those, and leave the "+
 		"flags out",
-		strings.Join(differ, ", --"), u.socket())
+		strings.Join(differ, ", --"), u.Socket())
 }
 
 // checkPrograms has the programs look at flags that were given and that only they understand.

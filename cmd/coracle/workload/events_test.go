@@ -1,9 +1,6 @@
 package workload
 
 import (
-	"bufio"
-	"context"
-	"io"
 	"strings"
 	"testing"
 
@@ -52,14 +49,7 @@ func TestHappenings(t *testing.T) {
 func TestEventsOutliveCoracled(t *testing.T) {
 	m := newMachine(t, "boat")
 	stop := daemontest.Serve(t, m.Socket(), daemontest.Runtime{Pod: "before"})
-	out, in := io.Pipe()
-	cmd := m.command("events")
-	cmd.SetOut(in)
-	cmd.SetErr(in)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.ExecuteContext(ctx); in.Close() }()
-	lines := bufio.NewScanner(out)
+	lines, end := m.follow(t, "events")
 	next := func(want string) {
 		t.Helper()
 		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
@@ -75,8 +65,7 @@ func TestEventsOutliveCoracled(t *testing.T) {
 	stop()
 	daemontest.Serve(t, m.Socket(), daemontest.Runtime{Pod: "after"})
 	next("started   pod shop/after")
-	cancel()
-	if err := <-ended; err != nil {
+	if err := end(); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,13 +1,18 @@
 package workload
 
 import (
+	"bufio"
+	"context"
 	"fmt"
-	"os"
+	"io"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
+
+	"github.com/coracle-project/coracle/cmd/coracle/daemon/daemontest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -20,11 +25,7 @@ type machineDouble []Node
 func newMachine(t *testing.T, names ...string) machineDouble {
 	t.Helper()
 	t.Setenv("CORACLE_ADDRESS", "")
-	dir, err := os.MkdirTemp("", "c-") // short: sockets' paths are limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := daemontest.Dir(t)
 	var m machineDouble
 	for _, name := range names {
 		m = append(m, Node{name, filepath.Join(dir, name)})
@@ -52,4 +53,32 @@ func (m machineDouble) command(args ...string) *cobra.Command {
 	root.AddCommand(Commands(m)...)
 	root.SetArgs(args)
 	return root
+}
+
+// run executes a command and returns what it has printed.
+func (m machineDouble) run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	cmd := m.command(args...)
+	var out strings.Builder
+	cmd.SetOut(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// follow executes a command that goes on until end, which ignores what it prints from then on and
+// returns its error.
+func (m machineDouble) follow(t *testing.T, args ...string) (lines *bufio.Scanner, end func() error) {
+	t.Helper()
+	out, in := io.Pipe()
+	cmd := m.command(args...)
+	cmd.SetOut(in)
+	cmd.SetErr(in)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(ctx); in.Close() }()
+	return bufio.NewScanner(out), func() error {
+		cancel()
+		go func() { _, _ = io.Copy(io.Discard, out) }()
+		return <-ended
+	}
 }

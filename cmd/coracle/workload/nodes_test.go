@@ -1,9 +1,6 @@
 package workload
 
 import (
-	"bufio"
-	"context"
-	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,28 +33,14 @@ func TestUsageAndEventsOfAllNodes(t *testing.T) {
 	m := newMachine(t, "boat", "boat-2")
 	daemontest.Serve(t, m[0].Socket, daemontest.Runtime{Pod: "first"})
 	stop := daemontest.Serve(t, m[1].Socket, daemontest.Runtime{Pod: "second"})
-	run := func(args ...string) (string, error) {
-		cmd := m.command(args...)
-		var out strings.Builder
-		cmd.SetOut(&out)
-		err := cmd.ExecuteContext(t.Context())
-		return out.String(), err
-	}
 	for _, args := range [][]string{{"stats", "-p"}, {"top", "-p", "--updates", "1"}} {
-		out, err := run(args...)
+		out, err := m.run(t, args...)
 		if err != nil || !regexp.MustCompile(`(?s)NODE.*\nboat +shop +first .*\nboat-2 +shop +second `).MatchString(out) {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}
 	}
 
-	out, in := io.Pipe()
-	cmd := m.command("events")
-	cmd.SetOut(in)
-	cmd.SetErr(in)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.ExecuteContext(ctx); in.Close() }()
-	lines := bufio.NewScanner(out)
+	lines, end := m.follow(t, "events")
 	var seen []string
 	for len(seen) < 2 && lines.Scan() {
 		seen = append(seen, lines.Text())
@@ -66,18 +49,16 @@ func TestUsageAndEventsOfAllNodes(t *testing.T) {
 	if len(seen) != 2 || !strings.Contains(seen[0], "boat  pod shop/first") || !strings.Contains(seen[1], "boat-2  pod shop/second") {
 		t.Errorf("events: %q, %v", seen, lines.Err())
 	}
-	cancel()
-	go func() { _, _ = io.Copy(io.Discard, out) }()
-	if err := <-ended; err != nil {
+	if err := end(); err != nil {
 		t.Errorf("events: %v", err)
 	}
 
 	stop() // the first is shown without it
-	text, err := run("stats", "-p")
+	text, err := m.run(t, "stats", "-p")
 	if err == nil || !strings.Contains(err.Error(), "node boat-2: ") || !strings.Contains(text, "first") {
 		t.Errorf("without the second node: %v\n%s", err, text)
 	}
-	text, err = run("top", "-p", "--updates", "1")
+	text, err = m.run(t, "top", "-p", "--updates", "1")
 	if err != nil || !strings.Contains(text, "not shown: node boat-2: ") || !strings.Contains(text, "first") {
 		t.Errorf("without the second node: %v\n%s", err, text)
 	}
@@ -87,13 +68,7 @@ func TestUsageAndEventsOfAllNodes(t *testing.T) {
 func TestTopOfIdleNodes(t *testing.T) {
 	m := newMachine(t, "boat", "boat-2")
 	stop := daemontest.Serve(t, m[0].Socket, daemontest.Runtime{Idle: true})
-	top := func() (string, error) {
-		cmd := m.command("top", "--updates", "1")
-		var out strings.Builder
-		cmd.SetOut(&out)
-		err := cmd.ExecuteContext(t.Context())
-		return out.String(), err
-	}
+	top := func() (string, error) { return m.run(t, "top", "--updates", "1") }
 	if text, err := top(); err != nil || !strings.Contains(text, "not shown: node boat-2: ") {
 		t.Errorf("a node that runs nothing: %v\n%s", err, text)
 	}

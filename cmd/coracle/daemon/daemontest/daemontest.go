@@ -4,6 +4,7 @@ package daemontest
 import (
 	"context"
 	"net"
+	"os"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -71,6 +72,18 @@ func (r Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest,
 	}
 	<-stream.Context().Done()
 	return nil
+}
+
+// Dir returns a directory for sockets that goes with the test. Its path is short: those of sockets
+// are limited.
+func Dir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "c-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // Serve serves r at a socket until stop, or the end of the test. stop cuts connections as a kill
