@@ -308,10 +308,8 @@ func TestAFailedStopIsNotTriedAgainAtOnce(t *testing.T) {
 		b.runtime.Fail("StopContainer", errors.New("no"))
 		before := len(b.events.Events)
 		b.delete()
-		// Killing and FailedKillPod of the first try, and once more if the deletion's own wake came
-		// meanwhile.
-		if n := len(b.events.Events) - before; n < 2 || n > 4 {
-			t.Errorf("%d events of the stop", n)
+		if n := len(b.events.Events) - before; n != 2 {
+			t.Errorf("%d events, want Killing and FailedKillPod", n)
 		}
 	})
 }
