@@ -252,7 +252,7 @@ func (cs *Containers) startFailed(ctx context.Context, e *state.ContainerEntry, 
 	}
 	err := e.Observe(func(r *state.ContainerRecord) {
 		r.Exit(code, time.Now(), false)
-		r.Reason, r.Message = "StartError", cause.Error()
+		r.Reason, r.Message = state.StartError, cause.Error()
 	})
 	state.LogUnrecorded(cs.Log, e.ID, err)
 	cs.Exits.Happened(e.ID)

@@ -41,6 +41,9 @@ const (
 	Unknown ContainerState = "unknown"
 )
 
+// StartError is the Reason of a container that never ran.
+const StartError = "StartError"
+
 // Container is what is known of a container, a value safe to keep.
 type Container struct {
 	ID, PodID string

@@ -127,6 +127,9 @@ func (w *Watchers) ContainerChanged(before, after *state.ContainerRecord) {
 		w.tell(after.ID, after.PodID, EventCreated)
 	case after.Phase == state.ContainerRunning:
 		w.tell(after.ID, after.PodID, EventStarted)
+	case after.Phase == state.ContainerExited && before.Phase == state.ContainerStarting && after.Reason != state.StartError:
+		// It ended before its start was recorded.
+		w.tell(after.ID, after.PodID, EventStarted, EventStopped)
 	case after.Phase == state.ContainerExited:
 		w.tell(after.ID, after.PodID, EventStopped)
 	case before.Visible() && !after.Visible():

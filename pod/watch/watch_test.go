@@ -64,26 +64,28 @@ func TestPodChanged(t *testing.T) {
 func TestContainerChanged(t *testing.T) {
 	for _, tc := range []struct {
 		before, after state.ContainerPhase
+		reason        string
 		want          []EventKind
 	}{
-		{state.ContainerMaking, state.ContainerCreated, []EventKind{EventCreated}},
-		{state.ContainerCreated, state.ContainerStarting, nil},
-		{state.ContainerStarting, state.ContainerCreated, nil}, // the start can be tried again
-		{state.ContainerStarting, state.ContainerRunning, []EventKind{EventStarted}},
-		{state.ContainerStarting, state.ContainerExited, []EventKind{EventStopped}},
-		{state.ContainerRunning, state.ContainerRunning, nil},
-		{state.ContainerRunning, state.ContainerExited, []EventKind{EventStopped}},
-		{state.ContainerExited, state.ContainerExited, nil},
-		{state.ContainerExited, state.ContainerRemoving, []EventKind{EventDeleted}},
-		{state.ContainerCreated, state.ContainerRemoving, []EventKind{EventDeleted}},
-		{state.ContainerMaking, state.ContainerRemoving, nil},
+		{state.ContainerMaking, state.ContainerCreated, "", []EventKind{EventCreated}},
+		{state.ContainerCreated, state.ContainerStarting, "", nil},
+		{state.ContainerStarting, state.ContainerCreated, "", nil}, // the start can be tried again
+		{state.ContainerStarting, state.ContainerRunning, "", []EventKind{EventStarted}},
+		{state.ContainerStarting, state.ContainerExited, "Completed", []EventKind{EventStarted, EventStopped}},
+		{state.ContainerStarting, state.ContainerExited, state.StartError, []EventKind{EventStopped}},
+		{state.ContainerRunning, state.ContainerRunning, "", nil},
+		{state.ContainerRunning, state.ContainerExited, "", []EventKind{EventStopped}},
+		{state.ContainerExited, state.ContainerExited, "", nil},
+		{state.ContainerExited, state.ContainerRemoving, "", []EventKind{EventDeleted}},
+		{state.ContainerCreated, state.ContainerRemoving, "", []EventKind{EventDeleted}},
+		{state.ContainerMaking, state.ContainerRemoving, "", nil},
 	} {
 		var w Watchers
 		events, stop := w.Watch()
-		record := func(p state.ContainerPhase) *state.ContainerRecord {
-			return &state.ContainerRecord{ID: "c", PodID: "p", Phase: p}
-		}
-		w.ContainerChanged(record(tc.before), record(tc.after))
+		w.ContainerChanged(
+			&state.ContainerRecord{ID: "c", PodID: "p", Phase: tc.before},
+			&state.ContainerRecord{ID: "c", PodID: "p", Phase: tc.after, Reason: tc.reason},
+		)
 		stop()
 		expect(t, string(tc.before+" to "+tc.after), events, "c", tc.want)
 	}
