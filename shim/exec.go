@@ -27,14 +27,15 @@ type execution struct {
 
 	op sync.Mutex // Start and Delete
 
-	mu      sync.Mutex
-	rec     execRecord
-	proc    *process // nil until started
-	tty     *os.File
-	relay   *relay
-	stdin   *os.File      // our write end, until CloseIO; or nil
-	started chan struct{} // closed when it has been started, or never will be
-	watched chan struct{} // closed when the goroutine that waits for the end has ended
+	mu       sync.Mutex
+	rec      execRecord
+	starting chan struct{} // closed when the first start has ended, in whichever way; nil before it
+	proc     *process      // nil until started
+	tty      *os.File
+	relay    *relay
+	stdin    *os.File      // our write end, until CloseIO; or nil
+	started  chan struct{} // closed when it has been started, or never will be
+	watched  chan struct{} // closed when the goroutine that waits for the end has ended
 
 	// writing is held while the record's file is written or removed, and not for longer: a kill
 	// writes it during a start or a removal, which may wait for the process. Locked before mu.
@@ -59,7 +60,8 @@ const maxExecs, maxAllExecs = 128, 4096
 // maxExecIDLength as maxIDLength.
 const maxExecIDLength = 76
 
-func (c *container) addExec(id string, rec execRecord, process []byte) (*execution, error) {
+// addExec adds an exec that a start follows, at once or later.
+func (c *container) addExec(id string, rec execRecord, process []byte, atOnce bool) (*execution, error) {
 	if err := runtime.ValidateID(id); err != nil || len(id) > maxExecIDLength {
 		return nil, fmt.Errorf("exec %q in container %s: %w", id, c.id, runtime.ErrInvalidID)
 	}
@@ -71,6 +73,9 @@ func (c *container) addExec(id string, rec execRecord, process []byte) (*executi
 	rec.Version, rec.ID = recordVersion, id
 	e := newExecution(c, rec)
 	e.spec = &spec
+	if atOnce {
+		e.starting = make(chan struct{})
+	}
 	e.bind()
 	if err := c.admit(e); err != nil {
 		e.release()
@@ -138,6 +143,11 @@ func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 func (e *execution) start(ctx context.Context) (pid int, err error) {
 	e.op.Lock()
 	defer e.op.Unlock()
+	e.mu.Lock()
+	if e.starting == nil {
+		e.starting = make(chan struct{})
+	}
+	e.mu.Unlock()
 	p, err := e.launch(ctx)
 	if err != nil {
 		return 0, err
@@ -176,6 +186,7 @@ func (e *execution) run(ctx context.Context) (exit *exitState, err error) {
 }
 
 func (e *execution) launch(ctx context.Context) (_ *process, err error) {
+	defer e.endStarting()
 	if e.process() != nil {
 		return nil, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
 	}
@@ -319,6 +330,31 @@ func (e *execution) awaitExit() {
 		relay.drain()
 	}
 	e.c.s.events.publish(e.c.exitEvent(e.id, e.proc))
+}
+
+// endStarting is called with op held.
+func (e *execution) endStarting() {
+	select {
+	case <-e.starting: // it was the second start
+	default:
+		close(e.starting)
+	}
+}
+
+// settled is process, but it waits for a start under way: the program may run before the engine has
+// told us which process it is.
+func (e *execution) settled(ctx context.Context) *process {
+	e.mu.Lock()
+	starting := e.starting
+	e.mu.Unlock()
+	if starting != nil {
+		select {
+		case <-e.started:
+		case <-starting:
+		case <-ctx.Done():
+		}
+	}
+	return e.process()
 }
 
 // process is nil before the start.

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -45,5 +47,45 @@ func TestExecsAreLimited(t *testing.T) {
 	}
 	if err := add(0, 0); err != nil {
 		t.Errorf("when one has ended: %v", err)
+	}
+}
+
+// A kill waits for a start under way, whose process may run already, but not for one to come.
+func TestKillWaitsForTheStartOfAnExec(t *testing.T) {
+	for _, tc := range []struct {
+		name           string
+		atOnce, begins bool
+	}{{"run", true, true}, {"start", false, true}, {"no start", false, false}} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := New(Config{Log: slog.New(slog.DiscardHandler)})
+				c := newContainer(s, record{ID: "c", Phase: phaseRunning})
+				c.init = &process{}
+				s.add(c)
+				e, err := c.addExec("x", execRecord{}, []byte("{}"), tc.atOnce)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tc.begins && !tc.atOnce {
+					e.starting = make(chan struct{})
+				}
+				killed := make(chan error, 1)
+				go func() {
+					_, err := s.Kill(t.Context(), &task.KillRequest{ID: "c", ExecID: "x", Signal: uint32(unix.SIGKILL)})
+					killed <- err
+				}()
+				synctest.Wait()
+				if waits := len(killed) == 0; waits != tc.begins {
+					t.Errorf("waits: %v, want %v", waits, tc.begins)
+				}
+				if tc.begins {
+					e.endStarting() // without a process
+				}
+				if err := <-killed; !errors.Is(err, errPrecondition) {
+					t.Errorf("kill: %v, want %v", err, errPrecondition)
+				}
+				e.remove(t.Context())
+			})
+		})
 	}
 }

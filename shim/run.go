@@ -18,7 +18,7 @@ func (s *Service) Run(ctx context.Context, r *api.RunRequest) (*api.RunResponse,
 	if r.TimeoutNs > 0 {
 		rec.Deadline = now() + time.Duration(r.TimeoutNs)
 	}
-	e, err := c.addExec(r.ExecId, rec, r.Process)
+	e, err := c.addExec(r.ExecId, rec, r.Process, true)
 	if err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func (s *Service) Exec(_ context.Context, r *task.ExecProcessRequest) (*emptypb.
 		return nil, fmt.Errorf("exec in %w", err)
 	}
 	rec := execRecord{Terminal: r.Terminal, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr}
-	if _, err := c.addExec(r.ExecID, rec, r.Spec.GetValue()); err != nil {
+	if _, err := c.addExec(r.ExecID, rec, r.Spec.GetValue(), false); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -141,7 +141,7 @@ func (s *Service) Kill(ctx context.Context, r *task.KillRequest) (*emptypb.Empty
 		if e, err = c.exec(r.ExecID); err != nil {
 			return nil, fmt.Errorf("kill %w", err)
 		}
-		if p = e.process(); p == nil {
+		if p = e.settled(ctx); p == nil {
 			return nil, fmt.Errorf("kill exec %s in container %s: %w", e.id, c.id, errPrecondition)
 		}
 	} else if r.All {
