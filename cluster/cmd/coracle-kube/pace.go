@@ -15,7 +15,7 @@ const (
 	// busyRoom bounds the garbage that this lets a large heap gather, as far as leastPercent
 	// allows. Memory for what Go keeps about its heap, 4 % of the largest there has been, is never
 	// given back. Pages that a few live objects share with much garbage are not given back either.
-	busyRoom     = 96 << 20
+	busyRoom     = 80 << 20
 	leastPercent = 40
 	// hugeHeap is what is in use with some thirty thousand pods. Each collection of it takes about
 	// a second of a processor, so it gathers gcPercent of garbage: collections follow each other too
