@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/containerlog"
 )
 
 // Attach implements api.ShimService.
@@ -35,11 +36,11 @@ func (c *container) attach(ctx context.Context, r *api.AttachRequest) error {
 		delete(outputs, stderrName)
 	}
 	var users sync.WaitGroup // of the caller's FIFOs
-	var readers []*reader
+	var readers []*containerlog.Reader
 	var in *os.File
 	defer func() {
 		for _, rd := range readers {
-			rd.stop()
+			rd.Stop()
 		}
 		if in != nil {
 			in.Close()
@@ -54,13 +55,13 @@ func (c *container) attach(ctx context.Context, r *api.AttachRequest) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", errInvalid, err)
 		}
-		rd := c.stdio.out.add(stream, f, c.log)
+		rd := c.stdio.out.Add(stream, f, c.log)
 		readers = append(readers, rd)
 		users.Go(func() {
 			awaitReaderGone(f)
 			f.Close()
-			rd.end()
-			<-rd.gone
+			rd.End()
+			<-rd.Gone()
 		})
 	}
 	if r.Stdin != "" {
@@ -89,7 +90,7 @@ func (c *container) attach(ctx context.Context, r *api.AttachRequest) error {
 	// The output that init left has been handed to the readers before its exit.
 	for _, rd := range readers {
 		select {
-		case <-rd.gone:
+		case <-rd.Gone():
 		case <-ctx.Done():
 			return ctx.Err()
 		}

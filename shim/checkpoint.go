@@ -23,6 +23,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 )
 
 // A container's streams are FIFOs of the host's, which CRIU cannot find from inside of the
@@ -162,7 +163,7 @@ func (s *stdio) criuIDs() (streamIDs, error) {
 	defer s.mu.Unlock()
 	files := map[int]*os.File{0: s.stdin}
 	for i, p := range s.pumps {
-		files[i+1] = p.pipe
+		files[i+1] = p.Pipe()
 	}
 	for fd, f := range files {
 		if f == nil {
@@ -179,7 +180,7 @@ func (s *stdio) criuIDs() (streamIDs, error) {
 
 // criuID is how CRIU calls an open file that it cannot reach: by its mount and inode.
 func criuID(f *os.File) (id string, err error) {
-	withFD(f, func(fd int) {
+	rawfd.With(f, func(fd int) {
 		var st unix.Stat_t
 		if err = unix.Fstat(fd, &st); err != nil {
 			return
@@ -275,7 +276,7 @@ func readableOnce(path string, text []byte) (done func(), err error) {
 	_, err = w.Write(text)
 	err = errors.Join(err, w.Close())
 	if err == nil {
-		withFD(r, func(fd int) { err = os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), path) })
+		rawfd.With(r, func(fd int) { err = os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), path) })
 	}
 	if err != nil {
 		done()

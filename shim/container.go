@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/containerlog"
 )
 
 // container is a container that this shim is the parent of, or adopted.
@@ -209,7 +210,7 @@ func (c *container) launch(ctx context.Context, start func(runtime.Stdio) (int, 
 }
 
 // undoCreate removes what create had made until it failed.
-func (c *container) undoCreate(log *logFile) {
+func (c *container) undoCreate(log *containerlog.Log) {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
 	defer cancel()
 	c.s.oom.forget(c)
@@ -226,10 +227,7 @@ func (c *container) undoCreate(log *logFile) {
 	}
 	c.s.dropHeld(c.id)
 	if log != nil {
-		if m, err := markOf(log.file()); err == nil && m.offset == 0 {
-			os.Remove(log.path)
-		}
-		log.close()
+		log.Discard()
 	}
 	if c.stdio != nil {
 		c.stdio.close()
@@ -488,13 +486,13 @@ func (c *container) record() record {
 	return c.rec
 }
 
-func (c *container) openLog() (*logFile, error) {
+func (c *container) openLog() (*containerlog.Log, error) {
 	if c.rec.LogPath == "" {
 		return nil, nil
 	}
-	place, err := placeOf(c.rec.LogDirectory, c.rec.LogPath)
+	place, err := containerlog.PlaceOf(c.rec.LogDirectory, c.rec.LogPath)
 	if err != nil {
 		return nil, err
 	}
-	return openLog(place, c.rec.logLimit())
+	return containerlog.Open(place, c.rec.logLimit())
 }

@@ -40,7 +40,7 @@ func createOptions(a *anypb.Any, rec *record) (runtime.CreateOptions, error) {
 func optionsOf(o *api.CreateOptions, rec *record) (runtime.CreateOptions, error) {
 	rec.PodID, rec.Log, rec.LogPath, rec.LogDirectory = o.GetPodId(), o.GetLog(), o.GetLogPath(), o.GetLogDirectory()
 	rec.LogFileBytes, rec.LogFiles = o.GetLogFileBytes(), int(o.GetLogFiles())
-	if err := rec.logLimit().check(); err != nil {
+	if err := rec.logLimit().Check(); err != nil {
 		return runtime.CreateOptions{}, err
 	}
 	if o.GetLog() {

@@ -6,31 +6,78 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/containerlog"
 )
 
-// drainRig is a container whose init is a child of the test and whose log can hang.
-func drainRig(t *testing.T) (*container, *pumpRig) {
-	r := newPumpRig(t)
+// drainRig is a container whose init is a child of the test.
+type drainRig struct {
+	*container
+	path string   // of its log
+	fifo *os.File // its stdout
+}
+
+func newDrainRig(t *testing.T) *drainRig {
+	r := &drainRig{path: filepath.Join(t.TempDir(), "log")}
 	s := New(Config{StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	c := newContainer(s, record{Version: recordVersion, ID: "one", Phase: phaseRunning, Log: true})
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c.stdio = &stdio{c: c, pumps: []*pump{r.p}, log: r.p.log}
+	stdout := filepath.Join(c.dir, "stdout")
+	if err := makeFIFO(stdout); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if r.fifo, err = openPolled(stdout, unix.O_RDWR); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.fifo.Close() })
+	pipe, err := openPolled(stdout, unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, err := containerlog.PlaceOf(filepath.Dir(r.path), r.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.stdio = &stdio{c: c}
+	if c.stdio.log, err = containerlog.Open(place, containerlog.Limit{}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := containerlog.OpenPump(containerlog.Config{
+		Stream: "stdout", Pipe: pipe, Stage: filepath.Join(c.dir, "stdout"+stageName), Log: c.stdio.log, Keep: func() {},
+		Out: &c.stdio.out, Busy: func() {}, Share: s.share, Rate: &c.stdio.rate, Slog: s.log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.stdio.pumps = []*containerlog.Pump{p}
 	child := exec.Command("true")
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var err error
 	if c.init, err = newProcess(child.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.init.close)
 	s.add(c)
-	return c, r
+	r.container = c
+	return r
+}
+
+// logged says whether the log has one line, with this end.
+func (r *drainRig) logged(t *testing.T, end string) {
+	t.Helper()
+	if b, err := os.ReadFile(r.path); err != nil || strings.Count(string(b), "\n") != 1 || !strings.HasSuffix(string(b), end) {
+		t.Errorf("log %q, %v", b, err)
+	}
 }
 
 // exits returns the ids of the containers whose exits have been reported.
@@ -59,10 +106,17 @@ func exits(t *testing.T, s *Service) <-chan string {
 
 // A log on a disk that hangs does not delay an exit. A deletion waits for the log, with a limit.
 func TestExitIsToldWhileTheLogHangs(t *testing.T) {
-	c, r := drainRig(t)
+	c := newDrainRig(t)
 	told := exits(t, c.s)
-	r.fifo.WriteString("last words\n")
-	r.p.log.mu.Lock() // a write that hangs holds the lock
+	c.fifo.WriteString("last words\n")
+	hangs, release, reopened := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		reopened <- c.stdio.log.Reopen(func() { // it holds off writes, as one that hangs does
+			close(hangs)
+			<-release
+		})
+	}()
+	<-hangs
 	go c.awaitExit()
 	if id := <-told; id != "one" {
 		t.Errorf("exit of %q", id)
@@ -80,11 +134,12 @@ func TestExitIsToldWhileTheLogHangs(t *testing.T) {
 		t.Error("drained while the log hangs")
 	default:
 	}
-	r.p.log.mu.Unlock()
+	close(release)
 	<-c.drained
-	if got := r.text(); got != "last words\n" {
-		t.Errorf("log %q", got)
+	if err := <-reopened; err != nil {
+		t.Error(err)
 	}
+	c.logged(t, " stdout F last words\n")
 	if err := c.delete(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -92,13 +147,11 @@ func TestExitIsToldWhileTheLogHangs(t *testing.T) {
 
 // When an exit is reported, the log is complete.
 func TestExitIsToldAfterTheLog(t *testing.T) {
-	c, r := drainRig(t)
+	c := newDrainRig(t)
 	told := exits(t, c.s)
-	r.fifo.WriteString("last words")
+	c.fifo.WriteString("last words")
 	go c.awaitExit()
 	<-told
-	if got := r.text(); got != "last words" {
-		t.Errorf("log %q", got)
-	}
+	c.logged(t, " stdout P last words\n")
 	<-c.watched
 }

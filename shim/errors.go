@@ -9,11 +9,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/containerlog"
 )
 
 // Kinds of error of the shim's own, next to those of package runtime.
 var (
-	errInvalid       = errors.New("invalid argument")
+	errInvalid       = containerlog.ErrInvalid
 	errUnimplemented = errors.New("not implemented by this shim")
 	errPrecondition  = errors.New("not possible now")
 	errExhausted     = errors.New("too many execs are running; end some")

@@ -8,6 +8,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 )
 
 // makeFIFO makes a named pipe that any user inside the container may open again
@@ -67,7 +69,7 @@ func openFIFO(path string, mode int) (int, error) {
 // reads and writes.
 func dupPolled(f *os.File) (*os.File, error) {
 	fd, err := -1, os.ErrClosed
-	withFD(f, func(old int) { fd, err = unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 3) })
+	rawfd.With(f, func(old int) { fd, err = unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 3) })
 	if err != nil {
 		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), err)
 	}

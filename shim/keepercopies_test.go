@@ -231,9 +231,8 @@ func waitForInotify(t *testing.T) {
 // The keeper is replaced while a container is made, and the next one has no room for its files. The
 // creation succeeded, and the container's output would have ended with the shim.
 func TestNextKeeperRefusesNewContainer(t *testing.T) {
-	c, r := drainRig(t)
+	c := newDrainRig(t)
 	c.s.forget(c.id)
-	c.stdio.log = r.p.log
 	next := fakeKeeper(t, func() unix.Errno { return unix.ENFILE })
 	c.s.hold.set(fakeKeeper(t, func() unix.Errno {
 		c.s.hold.set(next, nil)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
@@ -135,7 +136,7 @@ func killProcess(pid int, kill whom) (*os.File, error) {
 		f.Close()
 		return nil, nil
 	}
-	withFD(f, func(fd int) { err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) })
+	rawfd.With(f, func(fd int) { err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) })
 	if err == nil {
 		return f, nil
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
@@ -81,7 +82,7 @@ func (p *process) signal(sig unix.Signal) error {
 		return fmt.Errorf("signal process %d: %w", p.pid, runtime.ErrNotRunning)
 	}
 	err := error(os.ErrClosed)
-	withFD(p.pidfd, func(fd int) { err = unix.PidfdSendSignal(fd, sig, nil, 0) })
+	rawfd.With(p.pidfd, func(fd int) { err = unix.PidfdSendSignal(fd, sig, nil, 0) })
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrClosed) {
 		return fmt.Errorf("signal process %d: %w", p.pid, runtime.ErrNotRunning)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/internal/transient"
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
@@ -171,7 +172,7 @@ func processOf(f *os.File) (*processRecord, error) {
 	}
 	var info []byte
 	var err error
-	withFD(f, func(fd int) { info, err = os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd)) })
+	rawfd.With(f, func(fd int) { info, err = os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd)) })
 	if err != nil {
 		return nil, fmt.Errorf("find process of pidfd: %w", err)
 	}
@@ -216,7 +217,7 @@ func (s *Service) guessStdio(rec *record, held named) {
 		rec.Stdin = rec.Terminal || is(stdinName)
 	}
 	if rec.Log && rec.LogPath == "" && held["log"] != nil {
-		withFD(held["log"], func(fd int) {
+		rawfd.With(held["log"], func(fd int) {
 			if path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); err == nil {
 				rec.LogPath = strings.TrimSuffix(path, " (deleted)")
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/coracle-project/coracle/internal/atomicfile"
 	"github.com/coracle-project/coracle/internal/recordfile"
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/containerlog"
 )
 
 // phase is how far a container has come, as its record says.
@@ -66,7 +67,9 @@ type record struct {
 	kept *recordfile.Kept // fields that a newer shim wrote
 }
 
-func (r *record) logLimit() logLimit { return logLimit{r.LogFileBytes, r.LogFiles} }
+func (r *record) logLimit() containerlog.Limit {
+	return containerlog.Limit{FileBytes: r.LogFileBytes, Files: r.LogFiles}
+}
 
 // ownTerminal says that the container has a terminal whose master side the shim has. Another
 // containerd shim keeps those that it makes, and copies to and from FIFOs.

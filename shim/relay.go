@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 )
 
 type relayBuffer [64 << 10]byte
@@ -132,7 +134,7 @@ func (r *relay) stop() {
 
 func resizeTerminal(tty *os.File, width, height uint16) error {
 	err := error(os.ErrClosed)
-	withFD(tty, func(fd int) {
+	rawfd.With(tty, func(fd int) {
 		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height})
 	})
 	if err != nil {

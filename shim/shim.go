@@ -44,6 +44,7 @@ import (
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/containerlog"
 	"github.com/coracle-project/coracle/shim/keeper"
 	"github.com/coracle-project/coracle/shim/sock"
 )
@@ -69,7 +70,7 @@ type Service struct {
 	calls          calls
 	garbage, pages afterwards
 	owners         owners
-	share          *share
+	share          *containerlog.Share
 	execs          atomic.Int64 // of all containers
 	// serving ends when Serve returns.
 	serving context.Context
@@ -92,7 +93,7 @@ func New(cfg Config) *Service {
 		hold:       &hold{dir: cfg.KeeperDir, log: cfg.Log},
 		garbage:    afterwards{delay: garbageDelay, do: giveBack},
 		pages:      afterwards{first: pagesStart, delay: pagesDelay, do: func() { dropPages(cfg.Log) }},
-		share:      newShare(),
+		share:      containerlog.NewShare(),
 		done:       make(chan struct{}),
 		containers: make(map[string]*container),
 		unmanaged:  make(map[string]*unmanaged),

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/shim/containerlog"
 )
 
 // stdio is the shim's side of the standard streams of a container's init: either FIFOs
@@ -18,10 +19,10 @@ import (
 // the process gets itself (and a relay with a terminal).
 type stdio struct {
 	c     *container
-	log   *logFile // or nil
-	pumps []*pump
-	rate  logRate
-	out   fanout
+	log   *containerlog.Log // or nil
+	pumps []*containerlog.Pump
+	rate  containerlog.Rate
+	out   containerlog.Fanout
 	tty   *os.File // the terminal's master; owned by the pump or the relay
 	relay *relay
 	once  sync.Once
@@ -43,7 +44,7 @@ const (
 )
 
 // makeStdio makes the FIFOs of a new container. It owns log from now on.
-func makeStdio(c *container, log *logFile) (*stdio, error) {
+func makeStdio(c *container, log *containerlog.Log) (*stdio, error) {
 	s := &stdio{c: c, log: log}
 	if !c.rec.Log {
 		return s, nil
@@ -92,10 +93,10 @@ func (s *stdio) open(held named) error {
 	if f := take("log"); f != nil {
 		// The file that was written last, even if it has another name by now.
 		if s.log != nil {
-			s.log.close()
+			s.log.Close()
 		}
-		place, _ := placeOf(s.c.rec.LogDirectory, s.c.rec.LogPath) // of a rebuilt record none: the open file is written
-		s.log = newLog(place, s.c.rec.logLimit(), f)
+		place, _ := containerlog.PlaceOf(s.c.rec.LogDirectory, s.c.rec.LogPath) // of a rebuilt record none: the open file is written
+		s.log = containerlog.New(place, s.c.rec.logLimit(), f)
 	}
 	if f := take("tty"); f != nil {
 		s.tty = f
@@ -109,16 +110,15 @@ func (s *stdio) open(held named) error {
 				return err
 			}
 		}
-		st, err := openStage(filepath.Join(s.c.dir, name+stageName))
+		p, err := containerlog.OpenPump(containerlog.Config{
+			Stream: name, Pipe: pipe, Stage: filepath.Join(s.c.dir, name+stageName), Log: s.log, Keep: s.keep, Out: &s.out,
+			Busy: s.c.s.garbage.busy, Share: s.c.s.share, Rate: &s.rate, Slog: s.c.log,
+		})
 		if err != nil {
 			pipe.Close()
 			return err
 		}
-		s.pumps = append(s.pumps, &pump{
-			stream: name, pipe: pipe, out: &s.out, busy: s.c.s.garbage.busy, slog: s.c.log,
-			ending: make(chan struct{}), done: make(chan struct{}), stage: st, log: s.log, rotate: s.rotateLog,
-			share: s.c.s.share, rate: &s.rate, turn: newTurn(),
-		})
+		s.pumps = append(s.pumps, p)
 	}
 	s.stdin = take(stdinName)
 	return nil
@@ -233,11 +233,12 @@ func hasWriter(path string) bool {
 
 // run starts to carry bytes.
 func (s *stdio) run() {
-	if s.tty != nil && len(s.pumps) > 0 {
-		s.pumps[0].tty = s.tty
-	}
-	for _, p := range s.pumps {
-		p.start()
+	for i, p := range s.pumps {
+		tty := s.tty
+		if i > 0 {
+			tty = nil
+		}
+		p.Start(tty, s.recovered)
 	}
 	if rec := &s.c.rec; !rec.Log && s.tty != nil {
 		s.relay = startRelay(s.tty, rec.StdinFIFO, rec.StdoutFIFO, s.c.log)
@@ -248,12 +249,9 @@ func (s *stdio) run() {
 // may hang, because the other containers must be adopted.
 func (s *stdio) resume() {
 	s.recovered = make(chan struct{})
-	for _, p := range s.pumps {
-		p.ready = s.recovered
-	}
 	go func() {
 		defer close(s.recovered)
-		if err := s.recover(); err != nil {
+		if err := containerlog.Recover(s.log, s.keep, s.pumps...); err != nil {
 			s.c.log.Error("log may contain duplicate lines", "err", err)
 		}
 	}()
@@ -265,23 +263,6 @@ func (s *stdio) awaitRecovered() {
 	if s.recovered != nil {
 		<-s.recovered
 	}
-}
-
-// recover brings the log to the point from which the pumps can go on.
-func (s *stdio) recover() error {
-	var errs []error
-	for _, p := range s.pumps {
-		// All before the first write: an unfinished one of the other stream is cut off to the log's
-		// end.
-		errs = append(errs, p.stage.recover(s.log))
-	}
-	if s.log != nil && s.log.cutShort() {
-		errs = append(errs, s.log.reopen(s.keep))
-	}
-	for _, p := range s.pumps {
-		p.more = true
-	}
-	return errors.Join(errs...)
 }
 
 // closePatience is how long the end of a container waits for a log whose file system hangs. The
@@ -309,18 +290,18 @@ func within(patience time.Duration, do func()) bool {
 func (s *stdio) drain() {
 	s.awaitRecovered()
 	for _, p := range s.pumps {
-		p.drain()
+		p.Drain()
 	}
 	if s.relay != nil {
 		s.relay.drain()
 	}
-	s.out.close()
+	s.out.Close()
 }
 
 // moved returns how many bytes have been written to the log.
 func (s *stdio) moved() (n int64) {
 	for _, p := range s.pumps {
-		n += p.moved.Load()
+		n += p.Moved()
 	}
 	return n
 }
@@ -372,10 +353,10 @@ func (s *stdio) files() named {
 	defer s.mu.Unlock()
 	files := named{stdinName: s.stdin, "tty": s.tty}
 	if s.log != nil {
-		files["log"] = s.log.file()
+		files["log"] = s.log.File()
 	}
 	for _, p := range s.pumps {
-		files[p.stream] = p.pipe
+		files[p.Stream()] = p.Pipe()
 	}
 	return files
 }
@@ -386,20 +367,18 @@ func (s *stdio) reopenLog() error {
 		return nil
 	}
 	s.awaitRecovered()
-	return s.log.reopen(s.keep)
+	return s.log.Reopen(s.keep)
 }
 
-// rotateLog makes room in the log for n bytes. The keeper must hold the next file before anything
-// is written to it. Otherwise the next shim would look for an unfinished write in the old one.
-func (s *stdio) rotateLog(n int) error { return s.log.rotate(n, s.keep) }
-
-// keep has the keeper hold a new log file; a refusal is logged.
+// keep has the keeper hold a new log file; a refusal is logged. The keeper must hold it before
+// anything is written to it. Otherwise the next shim would look for an unfinished write in the old
+// one.
 func (s *stdio) keep() { _ = s.c.holdFiles() }
 
 // close closes all files and waits for the pumps.
 func (s *stdio) close() {
 	s.once.Do(func() {
-		s.out.close()
+		s.out.Close()
 		s.mu.Lock()
 		s.closed = true
 		in := s.stdin
@@ -419,15 +398,15 @@ func (s *stdio) close() {
 
 func (s *stdio) closeOutputs() {
 	for _, p := range s.pumps {
-		p.end()
+		p.End()
 	}
 	for _, p := range s.pumps {
-		p.stop()
+		p.Stop()
 	}
 	if s.tty != nil {
 		s.tty.Close()
 	}
 	if s.log != nil {
-		s.log.close()
+		s.log.Close()
 	}
 }

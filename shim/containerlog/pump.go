@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"bytes"
@@ -12,37 +12,39 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 )
 
-// A pump carries one output stream of a container's init: pipe → stage → log, and to
+// Pump carries one output stream of a container's init: pipe → stage → log, and to
 // attached clients. The bytes of a terminal come from its master and also go through
 // the pipe, because the pipe survives the shim in the keeper.
 //
-// A pump needs no buffer and no thread while no bytes flow. Under load it takes turns with the
-// other pumps (see share), one turn for each write to the log.
-type pump struct {
+// It needs no buffer and no thread while no bytes flow. Under load it takes turns with the
+// other pumps (see Share), one turn for each write to the log.
+type Pump struct {
 	stream string   // "stdout" or "stderr"
 	pipe   *os.File // our end of the FIFO, open for reading and writing, non-blocking
 	tty    *os.File // or nil
-	out    *fanout
+	out    *Fanout
 	busy   func()            // called while bytes flow
 	rotate func(n int) error // makes room for n bytes in a log with a limit
-	share  *share            // shared by all pumps
-	rate   *logRate          // of the container
+	share  *Share            // shared by all pumps
+	rate   *Rate             // of the container
 	slog   *slog.Logger
 	turn   *turn
-	ready  chan struct{} // closed when the pump may start; nil: at once
-	ending chan struct{} // closed when the pump must end
-	over   sync.Once     // closes ending
-	done   chan struct{} // closed when the goroutine has ended
-	moved  atomic.Int64  // bytes handled so far: a log that hangs differs from a slow one
+	ready  <-chan struct{} // closed when the pump may start; nil: at once
+	ending chan struct{}   // closed when the pump must end
+	over   sync.Once       // closes ending
+	done   chan struct{}   // closed when the goroutine has ended
+	moved  atomic.Int64    // bytes handled so far: a log that hangs differs from a slow one
 
 	mu      sync.Mutex // held over moving bytes
 	stage   *stage
-	log     *logFile // or nil
-	more    bool     // the stage may have bytes that can be written now
-	lost    int      // bytes that could not be written (disk full), to be told when it can be
-	stuck   bool     // the last rotation failed
+	log     *Log // or nil
+	more    bool // the stage may have bytes that can be written now
+	lost    int  // bytes that could not be written (disk full), to be told when it can be
+	stuck   bool // the last rotation failed
 	running bool
 }
 
@@ -57,13 +59,72 @@ type pumpBuffers struct {
 
 var pumpPool = sync.Pool{New: func() any { return new(pumpBuffers) }}
 
-// start starts to carry bytes, until stop.
-func (p *pump) start() {
+// Config is what a Pump is made of.
+type Config struct {
+	Stream string   // "stdout" or "stderr"
+	Pipe   *os.File // open for reading and writing, non-blocking; owned by the Pump
+	Stage  string   // path of the file that has what is neither in the pipe nor in the log
+	Log    *Log     // nil: the output goes to those attached only
+	Keep   func()   // called with a new file of Log as the current one, before the first write to it
+	Out    *Fanout
+	Busy   func() // called while bytes flow
+	Share  *Share // shared by all pumps
+	Rate   *Rate  // of the container
+	Slog   *slog.Logger
+}
+
+// OpenPump opens the stage of a stream, and returns its Pump, which does not run yet.
+func OpenPump(c Config) (*Pump, error) {
+	st, err := openStage(c.Stage)
+	if err != nil {
+		return nil, err
+	}
+	return &Pump{
+		stream: c.Stream, pipe: c.Pipe, out: c.Out, busy: c.Busy, slog: c.Slog,
+		ending: make(chan struct{}), done: make(chan struct{}), stage: st, log: c.Log,
+		rotate: func(n int) error { return c.Log.rotate(n, c.Keep) },
+		share:  c.Share, rate: c.Rate, turn: newTurn(),
+	}, nil
+}
+
+// Recover brings a log to the point from which the pumps of its streams can go on, after the end of
+// the process that used them before. log may be nil.
+func Recover(log *Log, keep func(), pumps ...*Pump) error {
+	var errs []error
+	for _, p := range pumps {
+		// All before the first write: an unfinished one of the other stream is cut off to the log's
+		// end.
+		errs = append(errs, p.stage.recover(log))
+	}
+	if log != nil && log.cutShort() {
+		errs = append(errs, log.Reopen(keep))
+	}
+	for _, p := range pumps {
+		p.more = true
+	}
+	return errors.Join(errs...)
+}
+
+// Stream is the name of the pump's stream.
+func (p *Pump) Stream() string { return p.stream }
+
+// Pipe is the pump's end of the stream's pipe.
+func (p *Pump) Pipe() *os.File { return p.pipe }
+
+// Moved returns how many bytes the pump has handled so far. A log that hangs differs in that from a
+// slow one.
+func (p *Pump) Moved() int64 { return p.moved.Load() }
+
+// Start starts to carry bytes, until Stop. tty is the terminal's master, whose output goes through
+// the pipe, and which the pump owns from now on; or nil. The pump waits until ready is closed; nil
+// does not wait.
+func (p *Pump) Start(tty *os.File, ready <-chan struct{}) {
+	p.tty, p.ready = tty, ready
 	p.running = true
 	go p.run()
 }
 
-func (p *pump) run() {
+func (p *Pump) run() {
 	defer close(p.done)
 	if p.ready != nil {
 		select {
@@ -102,7 +163,7 @@ func readable(fd uintptr) bool {
 }
 
 // carryAll moves bytes until there are none. ended: none will come.
-func (p *pump) carryAll() (ended bool) {
+func (p *Pump) carryAll() (ended bool) {
 	for p.awaitTurn() {
 		moved, ended := p.takeTurn()
 		if !moved || ended {
@@ -114,7 +175,7 @@ func (p *pump) carryAll() (ended bool) {
 }
 
 // awaitTurn returns when the pump may continue. It returns false if the pump must end.
-func (p *pump) awaitTurn() bool {
+func (p *Pump) awaitTurn() bool {
 	if pause := p.rate.pause(); pause > 0 {
 		timer := time.NewTimer(pause)
 		defer timer.Stop()
@@ -127,12 +188,12 @@ func (p *pump) awaitTurn() bool {
 	return p.share.take(p.turn, p.ending)
 }
 
-func (p *pump) takeTurn() (moved, ended bool) {
+func (p *Pump) takeTurn() (moved, ended bool) {
 	runtime.LockOSThread() // threadTime measures this thread
 	defer runtime.UnlockOSThread()
 	began := threadTime()
 	defer func() { p.share.done(p.turn, threadTime()-began) }()
-	// The lock is free between two turns, so that drain can take it.
+	// The lock is free between two turns, so that Drain can take it.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := pumpPool.Get().(*pumpBuffers)
@@ -141,12 +202,12 @@ func (p *pump) takeTurn() (moved, ended bool) {
 	return n > 0, ended
 }
 
-// drain carries the bytes that are there now, including an unfinished line. It does not wait for a
+// Drain carries the bytes that are there now, including an unfinished line. It does not wait for a
 // turn, because the container's exit waits for it. It leaves later bytes, from other processes that
 // have the pipe open, to the pump.
-func (p *pump) drain() {
+func (p *Pump) Drain() {
 	limit := chunkSize // the terminal's own buffer
-	withFD(p.pipe, func(fd int) {
+	rawfd.With(p.pipe, func(fd int) {
 		if size, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0); err == nil {
 			limit += size
 		}
@@ -163,7 +224,7 @@ func (p *pump) drain() {
 }
 
 // carry moves the stage's bytes, then the pipe's until it is empty or limit is reached.
-func (p *pump) carry(limit int) {
+func (p *Pump) carry(limit int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped() {
@@ -182,7 +243,7 @@ func (p *pump) carry(limit int) {
 	}
 }
 
-func (p *pump) stopped() bool {
+func (p *Pump) stopped() bool {
 	select {
 	case <-p.ending:
 		return true
@@ -193,7 +254,7 @@ func (p *pump) stopped() bool {
 
 // step moves some bytes: it writes what can be written, or else fills the stage. n is 0 if there
 // was nothing to do. ended: there will never be more.
-func (p *pump) step(b *pumpBuffers) (n int, ended bool) {
+func (p *Pump) step(b *pumpBuffers) (n int, ended bool) {
 	if p.stopped() {
 		return 0, true
 	}
@@ -216,11 +277,11 @@ func (p *pump) step(b *pumpBuffers) (n int, ended bool) {
 }
 
 // fromTerminal moves what the terminal has into the (empty) pipe.
-func (p *pump) fromTerminal(b *pumpBuffers) (ended bool) {
+func (p *Pump) fromTerminal(b *pumpBuffers) (ended bool) {
 	var n int64
 	var err error
-	withFD(p.tty, func(tty int) {
-		withFD(p.pipe, func(pipe int) {
+	rawfd.With(p.tty, func(tty int) {
+		rawfd.With(p.pipe, func(pipe int) {
 			n, err = unix.Splice(tty, nil, pipe, nil, chunkSize, unix.SPLICE_F_NONBLOCK)
 			if errors.Is(err, unix.EINVAL) { // no splice from terminals before Linux 6.5
 				var r int
@@ -237,9 +298,9 @@ func (p *pump) fromTerminal(b *pumpBuffers) (ended bool) {
 }
 
 // fill moves what the pipe has into the stage, and shows it to those attached.
-func (p *pump) fill(b *pumpBuffers) (n int, err error) {
+func (p *Pump) fill(b *pumpBuffers) (n int, err error) {
 	before := p.stage.end
-	withFD(p.pipe, func(fd int) { n, err = p.stage.fill(fd) })
+	rawfd.With(p.pipe, func(fd int) { n, err = p.stage.fill(fd) })
 	if err != nil && !errors.Is(err, unix.EAGAIN) {
 		return p.bypass(b)
 	}
@@ -256,9 +317,9 @@ func (p *pump) fill(b *pumpBuffers) (n int, err error) {
 
 // bypass moves the pipe's bytes into the log without the stage, for which there is no room. The log
 // is then not safe against kill -9, but the container does not hang.
-func (p *pump) bypass(b *pumpBuffers) (n int, err error) {
+func (p *Pump) bypass(b *pumpBuffers) (n int, err error) {
 	p.write(b, flushRest) // first the bytes in the stage
-	withFD(p.pipe, func(fd int) { n, err = unix.Read(fd, b.chunk[:]) })
+	rawfd.With(p.pipe, func(fd int) { n, err = unix.Read(fd, b.chunk[:]) })
 	if n <= 0 {
 		return 0, err
 	}
@@ -271,14 +332,14 @@ func (p *pump) bypass(b *pumpBuffers) (n int, err error) {
 }
 
 // write writes the whole stage to the log.
-func (p *pump) write(b *pumpBuffers, r rest) {
+func (p *Pump) write(b *pumpBuffers, r rest) {
 	for p.writeSome(b, r) > 0 {
 	}
 }
 
 // writeSome writes as much of the stage to the log as one write takes. It returns how many of the
 // container's bytes that was.
-func (p *pump) writeSome(b *pumpBuffers, r rest) (used int) {
+func (p *Pump) writeSome(b *pumpBuffers, r rest) (used int) {
 	defer func() { p.more = used > 0 && p.stage.start < p.stage.end }()
 	staged := int(p.stage.end - p.stage.start)
 	if staged == 0 {
@@ -312,7 +373,7 @@ func (p *pump) writeSome(b *pumpBuffers, r rest) (used int) {
 
 // append writes data to the log and returns how many bytes of it are dealt with; done
 // is told as many, unless there are none.
-func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) error, done func(int)) int {
+func (p *Pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) error, done func(int)) int {
 	if p.log == nil {
 		return len(data)
 	}
@@ -355,7 +416,7 @@ func (p *pump) append(b *pumpBuffers, data []byte, r rest, mark func(logMark) er
 }
 
 // sayRotation logs once that the log cannot be rotated.
-func (p *pump) sayRotation(err error) {
+func (p *Pump) sayRotation(err error) {
 	if err != nil && !p.stuck {
 		p.slog.Error("log is not rotated; its file becomes larger", "stream", p.stream, "err", err)
 	}
@@ -366,12 +427,12 @@ func lostNote(n int) []byte {
 	return []byte("[coracle: " + strconv.Itoa(n) + " bytes of output could not be written here]\n")
 }
 
-// end makes the pump end after its turn.
-func (p *pump) end() { p.over.Do(func() { close(p.ending) }) }
+// End makes the pump end after its turn.
+func (p *Pump) End() { p.over.Do(func() { close(p.ending) }) }
 
-// stop ends the pump, waits for it, and closes its files. The container's exit drained it before.
-func (p *pump) stop() {
-	p.end()
+// Stop ends the pump, waits for it, and closes its files. The container's exit drained it before.
+func (p *Pump) Stop() {
+	p.End()
 	if p.tty != nil {
 		p.tty.Close()
 	}

@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"errors"
@@ -14,18 +14,18 @@ import (
 // before it is detached.
 const attachBacklog = 1 << 20
 
-// fanout shows a container's output to those attached. It never blocks the pump:
+// Fanout shows a container's output to those attached. It never blocks the pump:
 // each reader has a bounded backlog of its own.
-type fanout struct {
+type Fanout struct {
 	n atomic.Int32 // readers; the pump looks only at this while there are none
 
 	mu      sync.Mutex
-	readers map[*reader]struct{}
+	readers map[*Reader]struct{}
 	closed  bool
 }
 
-// reader is one attached FIFO.
-type reader struct {
+// Reader is one attached FIFO.
+type Reader struct {
 	stream string
 	f      *os.File // write end, non-blocking
 	wake   chan struct{}
@@ -37,17 +37,17 @@ type reader struct {
 	lagging bool
 }
 
-func (o *fanout) attached() bool { return o.n.Load() > 0 }
+func (o *Fanout) attached() bool { return o.n.Load() > 0 }
 
-// add starts to write stream to f, which it owns from now on.
-func (o *fanout) add(stream string, f *os.File, log *slog.Logger) *reader {
-	r := &reader{stream: stream, f: f, wake: make(chan struct{}, 1), gone: make(chan struct{})}
+// Add starts to write stream to f, which it owns from now on.
+func (o *Fanout) Add(stream string, f *os.File, log *slog.Logger) *Reader {
+	r := &Reader{stream: stream, f: f, wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	o.mu.Lock()
 	if o.closed {
 		r.last = true
 	} else {
 		if o.readers == nil {
-			o.readers = make(map[*reader]struct{})
+			o.readers = make(map[*Reader]struct{})
 		}
 		o.readers[r] = struct{}{}
 		o.n.Add(1)
@@ -66,7 +66,7 @@ func (o *fanout) add(stream string, f *os.File, log *slog.Logger) *reader {
 	return r
 }
 
-func (o *fanout) remove(r *reader) {
+func (o *Fanout) remove(r *Reader) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, ok := o.readers[r]; ok {
@@ -76,7 +76,7 @@ func (o *fanout) remove(r *reader) {
 }
 
 // write gives p to every reader of the stream. It copies p and does not block.
-func (o *fanout) write(stream string, p []byte) {
+func (o *Fanout) write(stream string, p []byte) {
 	if !o.attached() {
 		return
 	}
@@ -89,25 +89,28 @@ func (o *fanout) write(stream string, p []byte) {
 	}
 }
 
-// close lets every reader finish what it has and go; later ones find nothing.
-func (o *fanout) close() {
+// Close lets every reader finish what it has and go; later ones find nothing.
+func (o *Fanout) Close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true
 	for r := range o.readers {
-		r.end()
+		r.End()
 	}
 }
 
-// end lets the reader write what it has, and then go.
-func (r *reader) end() {
+// Gone is closed when nothing more will be written to the FIFO.
+func (r *Reader) Gone() <-chan struct{} { return r.gone }
+
+// End lets the reader write what it has, and then go.
+func (r *Reader) End() {
 	r.mu.Lock()
 	r.last = true
 	r.mu.Unlock()
 	r.nudge()
 }
 
-func (r *reader) add(p []byte) {
+func (r *Reader) add(p []byte) {
 	r.mu.Lock()
 	if len(r.backlog)+len(p) > attachBacklog {
 		r.lagging = true
@@ -123,7 +126,7 @@ func (r *reader) add(p []byte) {
 	r.nudge()
 }
 
-func (r *reader) nudge() {
+func (r *Reader) nudge() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -132,7 +135,7 @@ func (r *reader) nudge() {
 
 var errLagging = errors.New("reader lags more than 1 MiB behind")
 
-func (r *reader) run() error {
+func (r *Reader) run() error {
 	for range r.wake {
 		for {
 			r.mu.Lock()
@@ -156,8 +159,8 @@ func (r *reader) run() error {
 	return nil
 }
 
-// stop ends the reader at once.
-func (r *reader) stop() {
+// Stop ends the reader at once.
+func (r *Reader) Stop() {
 	r.f.Close()
 	r.mu.Lock()
 	r.last = true

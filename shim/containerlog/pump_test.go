@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"bytes"
@@ -21,10 +21,10 @@ import (
 // shim waits for the pause. Nothing is lost, and nothing is logged twice.
 func TestPauseLosesNothing(t *testing.T) {
 	for name, end := range map[string]func(r *pumpRig){
-		"the container ends": func(r *pumpRig) { r.p.drain() },
+		"the container ends": func(r *pumpRig) { r.p.Drain() },
 		"the shim is killed": func(r *pumpRig) {
-			r.p.stop()
-			r.p.log.close()
+			r.p.Stop()
+			r.p.log.Close()
 			r.begin()
 			r.p.more = true
 			r.p.carry(drainLimit)
@@ -41,7 +41,7 @@ func TestPauseLosesNothing(t *testing.T) {
 			if _, err := r.fifo.WriteString(strings.Repeat("\n", lines)); err != nil {
 				t.Fatal(err)
 			}
-			r.p.start()
+			r.p.Start(nil, nil)
 			<-wrote
 			if got := len(r.lines("stdout")); got == 0 || got == lines {
 				t.Fatalf("%d lines before the end", got)
@@ -69,7 +69,7 @@ func TestDrainEnds(t *testing.T) {
 	})
 	for range 3 {
 		before := len(r.text())
-		r.p.drain()
+		r.p.Drain()
 		if n := len(r.text()) - before; n > 3*chunkSize { // the FIFO's size, a terminal's, and the last splice
 			t.Errorf("%d bytes were drained", n)
 		}
@@ -105,7 +105,7 @@ func TestHungLog(t *testing.T) {
 	if _, err := hung.fifo.WriteString("into the void\n"); err != nil {
 		t.Fatal(err)
 	}
-	hung.p.start()
+	hung.p.Start(nil, nil)
 	for end := time.Now().Add(time.Minute); hung.p.log.mu.TryLock(); { // until the write has started
 		hung.p.log.mu.Unlock()
 		if time.Now().After(end) {
@@ -118,7 +118,7 @@ func TestHungLog(t *testing.T) {
 	if _, err := other.fifo.WriteString("line\n"); err != nil {
 		t.Fatal(err)
 	}
-	other.p.start()
+	other.p.Start(nil, nil)
 	select {
 	case <-logged:
 	case <-time.After(time.Minute):
@@ -127,7 +127,7 @@ func TestHungLog(t *testing.T) {
 	if got := other.text(); got != "line\n" {
 		t.Errorf("log %q", got)
 	}
-	if hung.p.log.file() == nil { // the keeper gets the file
+	if hung.p.log.File() == nil { // the keeper gets the file
 		t.Error("no file")
 	}
 	release()
@@ -294,7 +294,7 @@ func BenchmarkPumpThroughput(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			r := newPumpRig(b)
-			r.p.start()
+			r.p.Start(nil, nil)
 			text := strings.Repeat(line, 32<<10/len(line))
 			b.SetBytes(int64(len(text)))
 			for b.Loop() {
@@ -302,7 +302,7 @@ func BenchmarkPumpThroughput(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			r.p.drain()
+			r.p.Drain()
 		})
 	}
 }

@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 )
 
 // drainLimit is more than a test writes at once.
@@ -22,47 +24,51 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type pumpRig struct {
 	testing.TB
 	dir  string
-	p    *pump
+	p    *Pump
 	fifo *os.File
 }
 
 func newPumpRig(t testing.TB) *pumpRig {
 	r := &pumpRig{TB: t, dir: t.TempDir()}
-	if err := makeFIFO(filepath.Join(r.dir, "stdout")); err != nil {
+	if err := unix.Mkfifo(filepath.Join(r.dir, "stdout"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var err error
-	if r.fifo, err = openPolled(filepath.Join(r.dir, "stdout"), unix.O_RDWR); err != nil {
-		t.Fatal(err)
-	}
+	r.fifo = r.open()
 	r.begin()
 	t.Cleanup(func() {
-		r.p.stop()
-		r.p.log.close()
+		r.p.Stop()
+		r.p.log.Close()
 		r.fifo.Close()
 	})
 	return r
 }
 
-// begin makes a pump as a new shim does.
-func (r *pumpRig) begin() {
+// open opens the pipe as a shim does.
+func (r *pumpRig) open() *os.File {
 	r.Helper()
-	pipe, err := openPolled(filepath.Join(r.dir, "stdout"), unix.O_RDWR)
+	f, err := os.OpenFile(filepath.Join(r.dir, "stdout"), os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
 		r.Fatal(err)
 	}
+	return f
+}
+
+// begin makes a pump as a new shim does.
+func (r *pumpRig) begin() {
+	r.Helper()
+	pipe := r.open()
 	st, err := openStage(filepath.Join(r.dir, "stdout.stage"))
 	if err != nil {
 		r.Fatal(err)
 	}
-	log, err := openLog(logPlace{r.dir, "0.log"}, logLimit{})
+	log, err := Open(Place{r.dir, "0.log"}, Limit{})
 	if err != nil {
 		r.Fatal(err)
 	}
-	r.p = &pump{
-		stream: "stdout", pipe: pipe, out: &fanout{}, busy: func() {}, slog: slog.New(slog.DiscardHandler),
+	r.p = &Pump{
+		stream: "stdout", pipe: pipe, out: &Fanout{}, busy: func() {}, slog: slog.New(slog.DiscardHandler),
 		ending: make(chan struct{}), done: make(chan struct{}), stage: st, log: log,
-		share: newShare(), rate: &logRate{}, turn: newTurn(),
+		share: NewShare(), rate: &Rate{}, turn: newTurn(),
 	}
 	if err := r.p.stage.recover(r.p.log); err != nil {
 		r.Fatal(err)
@@ -91,21 +97,21 @@ func TestRecoverAtEachStep(t *testing.T) {
 	for step, die := range map[string]func(r *pumpRig){
 		"in the pipe": func(*pumpRig) {},
 		"in the stage": func(r *pumpRig) {
-			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+			rawfd.With(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
 		},
 		"marked, nothing written": func(r *pumpRig) {
-			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+			rawfd.With(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
 			m, _ := markOf(r.p.log.f)
 			r.p.stage.mark(stageWriting, r.p.stage.start, m)
 		},
 		"half written": func(r *pumpRig) {
-			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+			rawfd.With(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
 			m, _ := markOf(r.p.log.f)
 			r.p.stage.mark(stageWriting, r.p.stage.start, m)
 			r.p.log.f.WriteString("2026-01-02T12:00:00.000000006Z stdout F seco")
 		},
 		"written, not done": func(r *pumpRig) {
-			withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+			rawfd.With(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
 			m, _ := markOf(r.p.log.f)
 			r.p.stage.mark(stageWriting, r.p.stage.start, m)
 			r.p.log.f.WriteString("2026-01-02T12:00:00.000000006Z stdout F second\n")
@@ -119,8 +125,8 @@ func TestRecoverAtEachStep(t *testing.T) {
 			r.p.carry(drainLimit)
 			r.fifo.WriteString("second\nunfin")
 			die(r)
-			r.p.stop()
-			r.p.log.close()
+			r.p.Stop()
+			r.p.log.Close()
 			r.begin()
 			r.fifo.WriteString("ished\n")
 			r.p.carry(drainLimit)
@@ -148,7 +154,7 @@ func TestStageIsBounded(t *testing.T) {
 			t.Fatalf("stage of %d bytes", st.Size())
 		}
 	}
-	r.p.drain()
+	r.p.Drain()
 	if r.text() != want.String() {
 		t.Error("log differs")
 	}

@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"encoding/binary"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 )
 
 // A second death must not find the header of the stage as it was before the first one's
@@ -16,8 +18,8 @@ func TestRecoverTwice(t *testing.T) {
 	r.fifo.WriteString("first\nunfin")
 	r.p.carry(drainLimit)
 	for _, more := range []string{"is", "hed\n"} {
-		r.p.stop()
-		r.p.log.close()
+		r.p.Stop()
+		r.p.log.Close()
 		r.begin()
 		r.fifo.WriteString(more)
 		r.p.carry(drainLimit)
@@ -39,7 +41,7 @@ func TestMarkEndsWithTheLock(t *testing.T) {
 		return binary.NativeEndian.Uint64(h[8:])
 	}
 	r.fifo.WriteString("line\n")
-	withFD(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+	rawfd.With(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
 	b := new(pumpBuffers)
 	data, err := r.p.stage.bytes(b.chunk[:])
 	if err != nil {
@@ -74,11 +76,11 @@ func TestDiskFull(t *testing.T) {
 		}
 	})
 	r := newPumpRig(t)
-	log, err := openLog(logPlace{dir, "0.log"}, logLimit{})
+	log, err := Open(Place{dir, "0.log"}, Limit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.p.log.close()
+	r.p.log.Close()
 	r.p.log = log
 	line := strings.Repeat("x", 99) + "\n"
 	for range 20 {

@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"errors"
@@ -23,17 +23,17 @@ func linkedLog(t *testing.T) (logs, outside, victim string) {
 }
 
 // longLog opens a log that is longer than it may be.
-func longLog(t *testing.T, dir, path string) (logPlace, *logFile) {
+func longLog(t *testing.T, dir, path string) (Place, *Log) {
 	t.Helper()
-	place, err := placeOf(dir, path)
+	place, err := PlaceOf(dir, path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, err := openLog(place, logLimit{fileBytes: 10, files: 2})
+	log, err := Open(place, Limit{FileBytes: 10, Files: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { log.close() })
+	t.Cleanup(func() { log.Close() })
 	if _, err := log.f.WriteString(strings.Repeat("x", 20)); err != nil {
 		t.Fatal(err)
 	}
@@ -70,28 +70,28 @@ func TestLogFollowsNoLinkOutOfItsDirectory(t *testing.T) {
 			}
 			swap(t, logs, to)
 			kept := func() { t.Error("goes on in a file outside") }
-			if err := log.reopen(kept); !errors.Is(err, errInvalid) {
+			if err := log.Reopen(kept); !errors.Is(err, ErrInvalid) {
 				t.Errorf("reopen: %v, want a refusal", err)
 			}
-			if err := log.rotate(10, kept); !errors.Is(err, errInvalid) {
+			if err := log.rotate(10, kept); !errors.Is(err, ErrInvalid) {
 				t.Errorf("rotate: %v, want a refusal", err)
 			}
-			if f, err := openLog(place, logLimit{}); !errors.Is(err, errInvalid) {
+			if f, err := Open(place, Limit{}); !errors.Is(err, ErrInvalid) {
 				t.Errorf("open: %v, %v, want a refusal", f, err)
 			}
 			unharmed(t, outside, victim)
 
 			// The attack wins against a place whose parents are followed, as those of older daemons
 			// are.
-			unsafe, err := placeOf("", filepath.Join(logs, "c/0.log"))
+			unsafe, err := PlaceOf("", filepath.Join(logs, "c/0.log"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			won, err := openLog(unsafe, logLimit{})
+			won, err := Open(unsafe, Limit{})
 			if err != nil {
 				t.Fatalf("control: %v", err)
 			}
-			defer won.close()
+			defer won.Close()
 			if _, err := won.f.WriteString("!"); err != nil {
 				t.Fatal(err)
 			}
@@ -108,11 +108,11 @@ func TestLogByLinkInside(t *testing.T) {
 	if err := os.Symlink("c", filepath.Join(logs, "other")); err != nil {
 		t.Fatal(err)
 	}
-	log, err := openLog(logPlace{logs, "other/0.log"}, logLimit{})
+	log, err := Open(Place{logs, "other/0.log"}, Limit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	log.close()
+	log.Close()
 	if _, err := os.Stat(filepath.Join(logs, "c/0.log")); err != nil {
 		t.Error(err)
 	}
@@ -126,7 +126,7 @@ func FuzzPlaceOf(f *testing.F) {
 	f.Add("/a", "/ab/c")
 	f.Add("/", "/x")
 	f.Fuzz(func(t *testing.T, dir, path string) {
-		p, err := placeOf(dir, path)
+		p, err := PlaceOf(dir, path)
 		if err != nil {
 			return
 		}
@@ -153,7 +153,7 @@ func TestRotationErrorsNameTheLog(t *testing.T) {
 	// The log has its name when it is looked for, and no directory when it is to be renamed.
 	log.place.dir = filepath.Join(dir, "none")
 	err := log.rotate(10, func() { t.Error("goes on in another file") })
-	if !errors.Is(err, errInvalid) || !errors.Is(err, os.ErrNotExist) {
+	if !errors.Is(err, ErrInvalid) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing directory: %v", err)
 	}
 }

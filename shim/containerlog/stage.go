@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"encoding/binary"
@@ -55,7 +55,7 @@ func openStage(path string) (*stage, error) {
 
 // recover reads what an earlier shim left and makes the log as if its unfinished
 // write had not begun. log may be nil.
-func (s *stage) recover(log *logFile) error {
+func (s *stage) recover(log *Log) error {
 	st, err := s.f.Stat()
 	if err != nil {
 		return fmt.Errorf("recover stage: %w", err)

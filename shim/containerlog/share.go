@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"runtime"
@@ -13,17 +13,17 @@ import (
 // byte, becomes 40 bytes in the log. So a container with little CPU could keep the shim busy, and
 // delay the starts and execs of all other pods. Two limits prevent that:
 //
-//   - share bounds the CPU time of all pumps together;
-//   - logRate limits what one container writes to its log.
+//   - Share bounds the CPU time of all pumps together;
+//   - Rate limits what one container writes to its log.
 //
 // Both only pause a pump, and so the container once its FIFO is full. Nothing is lost. The drain at
 // a container's end ignores both. While no pump waits they cost nothing: there are no tickers.
 
-// share is the pumps' share of the CPUs. A pump takes a turn for each write to its log. Turns are
+// Share is the pumps' share of the CPUs. A pump takes a turn for each write to its log. Turns are
 // granted in the order of requests. A turn is paid in advance, at the cost of the pump's last turn,
 // and corrected afterwards. So a turn that hangs, because the log's file system hangs, does not
 // delay other pumps.
-type share struct {
+type Share struct {
 	cpus float64 // average number of CPUs that pumps may use
 
 	mu      sync.Mutex
@@ -52,17 +52,17 @@ const (
 	turnCost = 50 * time.Microsecond
 )
 
-// newShare gives pumps an eighth of the CPUs that the shim uses. So one CPU is nearly always idle,
+// NewShare gives pumps an eighth of the CPUs that the shim uses. So one CPU is nearly always idle,
 // and only an idle CPU handles a request at once: Go's scheduler checks sockets when it is idle, or
 // after 10 ms. An eighth of two CPUs logs 100 MB/s of 100-byte lines.
-func newShare() *share {
-	return &share{cpus: float64(runtime.GOMAXPROCS(0)) / 8, balance: shareSaved, at: time.Now()}
+func NewShare() *Share {
+	return &Share{cpus: float64(runtime.GOMAXPROCS(0)) / 8, balance: shareSaved, at: time.Now()}
 }
 
 func newTurn() *turn { return &turn{granted: make(chan struct{}, 1), paid: turnCost} }
 
 // take waits for t's turn. It returns false if stop is closed first.
-func (s *share) take(t *turn, stop <-chan struct{}) bool {
+func (s *Share) take(t *turn, stop <-chan struct{}) bool {
 	s.mu.Lock()
 	s.computeLocked()
 	if s.balance > 0 && len(s.waiting) == 0 {
@@ -92,7 +92,7 @@ func (s *share) take(t *turn, stop <-chan struct{}) bool {
 }
 
 // done reports how much CPU time t's turn took.
-func (s *share) done(t *turn, took time.Duration) {
+func (s *Share) done(t *turn, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.balance = max(s.balance+t.paid-took, -shareDebt)
@@ -108,13 +108,13 @@ func threadTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-func (s *share) computeLocked() {
+func (s *Share) computeLocked() {
 	now := time.Now()
 	s.balance = min(s.balance+time.Duration(float64(now.Sub(s.at))*s.cpus), shareSaved)
 	s.at = now
 }
 
-func (s *share) wakeLaterLocked() {
+func (s *Share) wakeLaterLocked() {
 	wait := time.Duration(float64(max(shareQuantum-s.balance, 0)) / s.cpus)
 	if s.timer == nil {
 		s.timer = time.AfterFunc(wait, s.wake)
@@ -124,7 +124,7 @@ func (s *share) wakeLaterLocked() {
 }
 
 // wake grants waiting pumps as many turns as the balance allows.
-func (s *share) wake() {
+func (s *Share) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.computeLocked()

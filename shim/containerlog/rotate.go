@@ -1,7 +1,6 @@
-package shim
+package containerlog
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/internal/fault"
 	"github.com/coracle-project/coracle/shim/api"
 )
 
@@ -24,17 +22,18 @@ import (
 // Names are the kubelet's (0.log.20060102-150405), which then finds, reads, packs and
 // removes the files like those that it has set aside itself.
 
-// logLimit bounds the files of a log; the zero value does not.
-type logLimit struct {
-	fileBytes int64 // of each file
-	files     int   // with the one that is written
+// Limit bounds the files of a log; the zero value does not.
+type Limit struct {
+	FileBytes int64 // of each file
+	Files     int   // with the one that is written
 }
 
-func (l logLimit) check() error {
-	if l == (logLimit{}) || l.fileBytes >= api.MinLogBytes && l.files >= 2 {
+// Check returns ErrInvalid if no log can have the limit.
+func (l Limit) Check() error {
+	if l == (Limit{}) || l.FileBytes >= api.MinLogBytes && l.Files >= 2 {
 		return nil
 	}
-	return fmt.Errorf("%w: log limited to %d files of %d bytes: at least 2 files of %d bytes are needed", errInvalid, l.files, l.fileBytes,
+	return fmt.Errorf("%w: log limited to %d files of %d bytes: at least 2 files of %d bytes are needed", ErrInvalid, l.Files, l.FileBytes,
 		api.MinLogBytes)
 }
 
@@ -44,8 +43,8 @@ func (l logLimit) check() error {
 const maxLogFile = 1 << 30
 
 // full reports whether n more bytes make a file of size exceed the size of times files.
-func (l *logFile) full(size int64, n int, times int64) bool {
-	limit := l.limit.fileBytes
+func (l *Log) full(size int64, n int, times int64) bool {
+	limit := l.limit.FileBytes
 	if limit == 0 {
 		limit = l.most
 	}
@@ -66,8 +65,8 @@ var errLogFull = errors.New("log file is full")
 // kubelet, which rotates no sooner, has those readers see all.
 const noteWithin = 10 * time.Second
 
-// rotate continues in a new file if n bytes do not fit into this one. For keep see reopen.
-func (l *logFile) rotate(n int, keep func()) error {
+// rotate continues in a new file if n bytes do not fit into this one. For keep see Reopen.
+func (l *Log) rotate(n int, keep func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, err := markOf(l.f)
@@ -122,33 +121,30 @@ func rotationNote(now time.Time, took time.Duration, aside string) []byte {
 		now.Format(logTime), took.Round(time.Millisecond), filepath.Base(aside))
 }
 
-// faultAt is a fault point of work that has no request.
-func faultAt(p fault.Point) error { return p.At(context.Background()) }
-
 // hasName says whether the log's name still is that of its file.
-func (l *logFile) hasName(m logMark) bool {
+func (l *Log) hasName(m logMark) bool {
 	var st unix.Stat_t
 	return unix.Lstat(l.path, &st) == nil && uint64(st.Dev) == m.dev && st.Ino == m.ino
 }
 
 // cutShort says that an earlier shim was killed while it rotated the log, or before the kubelet,
 // which had renamed it, had it opened again.
-func (l *logFile) cutShort() bool {
+func (l *Log) cutShort() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m, err := markOf(l.f)
 	// Without a limit, the kubelet may have renamed the file and not want it reopened yet. At this
 	// size it was a shim.
-	rotates := l.limit != (logLimit{}) || err == nil && l.whole(m.offset)
+	rotates := l.limit != (Limit{}) || err == nil && l.whole(m.offset)
 	return rotates && err == nil && !l.hasName(m)
 }
 
 // whole reports whether a file without a limit has reached the size at which it is rotated.
-func (l *logFile) whole(size int64) bool { return l.full(size, 2*maxRecords, 1) }
+func (l *Log) whole(size int64) bool { return l.full(size, 2*maxRecords, 1) }
 
 // rotating is at for the steps of a rotation. Their errors name the log, not the descriptor by
 // which f gets to it.
-func (p logPlace) rotating(f func(path string) error) error {
+func (p Place) rotating(f func(path string) error) error {
 	return p.at(func(path string) error {
 		err := f(path)
 		var (
@@ -170,12 +166,12 @@ func (p logPlace) rotating(f func(path string) error) error {
 // prune removes the oldest files that were set aside, so that the log stays within its limit with a
 // whole new file, and with the current one, of that size, if it is about to be set aside (0: it is
 // not).
-func (l *logFile) prune(size int64) error {
-	if l.limit == (logLimit{}) && size == 0 {
+func (l *Log) prune(size int64) error {
+	if l.limit == (Limit{}) && size == 0 {
 		return nil
 	}
 	return l.place.rotating(func(path string) error {
-		if l.limit == (logLimit{}) {
+		if l.limit == (Limit{}) {
 			return l.pruneWhole(path)
 		}
 		return l.pruneTo(path, size)
@@ -183,12 +179,12 @@ func (l *logFile) prune(size int64) error {
 }
 
 // pruneTo is prune for a log with a limit.
-func (l *logFile) pruneTo(path string, size int64) error {
+func (l *Log) pruneTo(path string, size int64) error {
 	old, err := asideOf(path)
 	if err != nil {
 		return err
 	}
-	files := l.limit.files - 1
+	files := l.limit.Files - 1
 	room := int64(files)
 	if size > 0 {
 		files--
@@ -198,7 +194,7 @@ func (l *logFile) pruneTo(path string, size int64) error {
 		sum += f.size
 	}
 	// Rounded up, because the limit's product may be more than an int64 holds.
-	for len(old) > 0 && (len(old) > files || (sum+room-1)/room > l.limit.fileBytes) {
+	for len(old) > 0 && (len(old) > files || (sum+room-1)/room > l.limit.FileBytes) {
 		if err := os.Remove(old[0].path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -211,7 +207,7 @@ func (l *logFile) pruneTo(path string, size int64) error {
 // pruneWhole removes the full files that were set aside of a log without a limit. One full file is
 // kept, next to the current one. Smaller files belong to the kubelet, which keeps as many as it is
 // configured to.
-func (l *logFile) pruneWhole(path string) error {
+func (l *Log) pruneWhole(path string) error {
 	old, err := asideOf(path)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"sync"
@@ -8,7 +8,7 @@ import (
 )
 
 // spend takes turns until the end, each of which costs cost. It returns their number.
-func spend(s *share, cost time.Duration, end time.Time) (turns int) {
+func spend(s *Share, cost time.Duration, end time.Time) (turns int) {
 	t := newTurn()
 	for time.Now().Before(end) && s.take(t, nil) {
 		time.Sleep(cost)
@@ -22,7 +22,7 @@ func spend(s *share, cost time.Duration, end time.Time) (turns int) {
 func TestShareOfManyPumps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pumps, cost, span = 8, 200 * time.Microsecond, 10 * time.Second
-		s := newShare()
+		s := NewShare()
 		s.cpus = .25
 		end := time.Now().Add(span)
 		var all sync.WaitGroup
@@ -47,7 +47,7 @@ func TestShareOfManyPumps(t *testing.T) {
 // A pump that uses less than the share never waits.
 func TestLightPumpDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShare()
+		s := NewShare()
 		s.cpus = .25
 		mine := newTurn()
 		for range 1000 {
@@ -64,7 +64,7 @@ func TestLightPumpDoesNotWait(t *testing.T) {
 // A turn that never ends, because the log's file system hangs, does not delay other pumps.
 func TestHungTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShare()
+		s := NewShare()
 		s.cpus = .25
 		if !s.take(newTurn(), nil) {
 			t.Fatal("no turn")
@@ -78,7 +78,7 @@ func TestHungTurn(t *testing.T) {
 // A pump that is stopped while it waits gets no turn, and the next one does.
 func TestStopWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShare()
+		s := NewShare()
 		first := newTurn()
 		s.take(first, nil)
 		s.done(first, time.Second) // a debt
@@ -110,7 +110,7 @@ func TestLogRate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var r logRate
+				var r Rate
 				if r.pause() > 0 {
 					t.Error("pause before anything was written")
 				}
@@ -121,7 +121,7 @@ func TestLogRate(t *testing.T) {
 					r.wrote(tt.bytes, tt.records)
 				}
 				time.Sleep(r.pause())
-				if took := time.Since(began); took < (seconds*time.Second)-2*logRateBurst || took > (seconds*time.Second)+logRateBurst {
+				if took := time.Since(began); took < (seconds*time.Second)-2*burst || took > (seconds*time.Second)+burst {
 					t.Errorf("took %v", took)
 				}
 			})

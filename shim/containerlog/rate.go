@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"sync"
@@ -13,28 +13,29 @@ const (
 	logRateRecords = 600_000
 )
 
-// logRateBurst is how much may be written at once after a pause, as time at the full rate.
-const logRateBurst = 100 * time.Millisecond
+// burst is how much may be written at once after a pause, as time at the full rate.
+const burst = 100 * time.Millisecond
 
-// logRate limits what a container writes to its log, with both streams together.
-type logRate struct {
+// Rate limits what a container writes to its log, with both streams together. The zero value is
+// ready.
+type Rate struct {
 	mu    sync.Mutex
 	until time.Time // when everything written so far would have been written at the full rate
 }
 
 // wrote records what has been written.
-func (r *logRate) wrote(bytes, records int) {
+func (r *Rate) wrote(bytes, records int) {
 	cost := max(time.Duration(bytes)*time.Second/logRateBytes, time.Duration(records)*time.Second/logRateRecords)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if earliest := time.Now().Add(-logRateBurst); r.until.Before(earliest) {
+	if earliest := time.Now().Add(-burst); r.until.Before(earliest) {
 		r.until = earliest
 	}
 	r.until = r.until.Add(cost)
 }
 
 // pause is how long the container must wait before it writes more.
-func (r *logRate) pause() time.Duration {
+func (r *Rate) pause() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return time.Until(r.until)

@@ -1,4 +1,4 @@
-package shim
+package containerlog
 
 import (
 	"errors"
@@ -15,12 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/api"
+	"github.com/coracle-project/coracle/shim/internal/rawfd"
 )
 
 // limited gives the rig's log a limit of that many files.
 func (r *pumpRig) limited(files int) {
 	log := r.p.log
-	log.limit = logLimit{api.MinLogBytes, files}
+	log.limit = Limit{api.MinLogBytes, files}
 	r.p.rotate = func(n int) error { return log.rotate(n, func() {}) }
 }
 
@@ -158,7 +159,7 @@ func TestKubeletRotatesToo(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.put("b\n")
-	if err := r.p.log.reopen(func() {}); err != nil {
+	if err := r.p.log.Reopen(func() {}); err != nil {
 		t.Fatal(err)
 	}
 	r.put("c\n")
@@ -205,7 +206,7 @@ func TestRotationCutShort(t *testing.T) {
 	if !log.cutShort() {
 		t.Error("opened, and not found to be cut short")
 	}
-	if err := log.reopen(func() {}); err != nil || log.cutShort() {
+	if err := log.Reopen(func() {}); err != nil || log.cutShort() {
 		t.Errorf("cut short after all: %v", err)
 	}
 }
@@ -292,12 +293,12 @@ func TestOthersFilesStay(t *testing.T) {
 func TestLargestLimit(t *testing.T) {
 	r := newPumpRig(t)
 	r.limited(3)
-	r.p.log.limit.fileBytes = math.MaxInt64
+	r.p.log.limit.FileBytes = math.MaxInt64
 	old := r.p.log.path + ".20200101-000000"
 	if err := os.WriteFile(old, []byte("old"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.p.log.reopen(func() {}); err != nil {
+	if err := r.p.log.Reopen(func() {}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(old); err != nil {
@@ -378,10 +379,10 @@ func TestRotationFailsBetweenSteps(t *testing.T) {
 }
 
 func TestLogLimitCheck(t *testing.T) {
-	for l, ok := range map[logLimit]bool{
+	for l, ok := range map[Limit]bool{
 		{}: true, {api.MinLogBytes, 2}: true, {api.MinLogBytes - 1, 2}: false, {api.MinLogBytes, 1}: false, {0, 2}: false, {-1, -1}: false,
 	} {
-		if err := l.check(); (err == nil) != ok || err != nil && !errors.Is(err, errInvalid) {
+		if err := l.Check(); (err == nil) != ok || err != nil && !errors.Is(err, ErrInvalid) {
 			t.Errorf("%+v: %v", l, err)
 		}
 	}
@@ -411,18 +412,16 @@ func TestRecoverBothStreams(t *testing.T) {
 	if _, err := r.fifo.WriteString("second\n"); err != nil {
 		t.Fatal(err)
 	}
-	withFD(r.p.pipe, func(fd int) { _, err = r.p.stage.fill(fd) })
+	rawfd.With(r.p.pipe, func(fd int) { _, err = r.p.stage.fill(fd) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stdio{c: &container{s: &Service{}}, log: r.p.log, pumps: []*pump{r.p, {
-		stage: other, log: r.p.log, slog: r.p.slog, stream: "stderr", rate: &logRate{},
-	}}}
+	pumps := []*Pump{r.p, {stage: other, log: r.p.log, slog: r.p.slog, stream: "stderr", rate: &Rate{}}}
 	for range 2 {
-		if err := s.recover(); err != nil {
+		if err := Recover(r.p.log, func() {}, pumps...); err != nil {
 			t.Fatal(err)
 		}
-		for _, p := range s.pumps {
+		for _, p := range pumps {
 			p.write(new(pumpBuffers), keepRest)
 		}
 		if got := r.lines("stdout"); !slices.Equal(got, []string{"first\n", "second\n"}) {
