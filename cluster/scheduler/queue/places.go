@@ -188,7 +188,6 @@ func (q *Queue) backoffEnds() {
 func (q *Queue) flushParked() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.flush = nil
 	now := time.Now()
 	next := time.Duration(0)
 	for _, uid := range q.parked.UnsortedList() {
@@ -205,6 +204,8 @@ func (q *Queue) flushParked() {
 			next = shorter(next, left)
 		}
 	}
+	// Not before: those that are parked again would start another timer.
+	q.flush = nil
 	if next > 0 && !q.closed {
 		q.flush = time.AfterFunc(next, q.flushParked)
 	}

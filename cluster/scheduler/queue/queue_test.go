@@ -62,7 +62,12 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	profile, err := framework.NewProfile("test", framework.Enabled{Plugin: tester{}})
+	return fixtureWith(t, tester{})
+}
+
+func fixtureWith(t *testing.T, plugin framework.Plugin) *fixture {
+	t.Helper()
+	profile, err := framework.NewProfile("test", framework.Enabled{Plugin: plugin})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,6 +279,33 @@ func TestGates(t *testing.T) {
 		f.known["p"] = pod
 		f.Update(old, pod)
 		f.expect(t, 1, 0, 0)
+	})
+}
+
+// counting counts how often it is asked about a gated pod.
+type counting struct {
+	tester
+	asked *int
+}
+
+func (c counting) PreEnqueue(pod *v1.Pod) *framework.Status {
+	*c.asked++
+	return c.tester.PreEnqueue(pod)
+}
+
+func TestGatedPodIsLookedAtByOneTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		f := fixtureWith(t, counting{asked: &asked})
+		defer f.Close()
+		f.add("p", func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "g"}} })
+		const rounds = 12
+		time.Sleep(rounds*queue.MaxParked + time.Second)
+		synctest.Wait()
+		if asked != 1+rounds {
+			t.Errorf("the plugin was asked %d times in %d times MaxParked, want %d", asked, rounds, 1+rounds)
+		}
+		f.expect(t, 0, 0, 1)
 	})
 }
 
