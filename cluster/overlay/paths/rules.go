@@ -23,7 +23,8 @@ import (
 //	  set own4 { ip }                                # this node's InternalIPs
 //	  map source4 { nfproto : ip }                   # the first of these
 //	  chain input { type filter hook input priority raw
-//	    udp dport PORT @th,96,24 VNI ip saddr != @nodes4 drop }
+//	    udp dport PORT @th,96,24 VNI ip saddr != @nodes4 drop
+//	    udp dport PORT @th,96,24 VNI ct status dnat drop }
 //	  chain prerouting { type filter hook prerouting priority raw
 //	    iifname TUNNEL goto tunnelled }
 //	  chain tunnelled {
@@ -31,8 +32,13 @@ import (
 //	    ip saddr @nodes4 return                      # such as errors of ICMP
 //	    drop }
 //	  chain forward { type filter hook forward priority mangle
+//	    udp dport PORT @th,96,24 VNI goto smuggled
 //	    oifname TUNNEL tcp flags & (syn|rst) == syn tcp option maxseg size set rt mtu
 //	    iifname TUNNEL …the same }
+//	  chain smuggled {                               # see below
+//	    ct status dnat drop
+//	    ip daddr @nodes4 ip saddr != @nodes4 drop
+//	    ip saddr OWN ip daddr != OWN meta nfproto . ip daddr != @peers4 drop }
 //	  chain postrouting { type nat hook postrouting priority srcnat - 2
 //	    ip saddr OWN meta nfproto . ip daddr @peers4 snat to ip saddr   # no other table changes it
 //	    oifname TUNNEL ip saddr OWN return
@@ -49,6 +55,13 @@ import (
 //
 // so that unencrypted packets in the name of another node's pod reach nothing. The chains input and
 // tunnelled let no node in then.
+//
+// What this node forwards may leave with its own address as source, which other nodes take tunnelled
+// packets from. The chain smuggled therefore drops tunnelled packets of others while they still have
+// their own source: pods could send anything into the tunnel in this way, in the name of any pod. A
+// node listens for tunnelled packets at all of its addresses, so pods may send them only to pods: a
+// cluster inside pods may have the same port and network. No tunnel of nodes leads by a Service,
+// which may give packets the address of the node that chooses the endpoint.
 //
 // The chain postrouting precedes that of Services, which would give packets the node's address. In
 // a tunnel, the answer would go to that address by the underlay, with a pod's address as source,
@@ -190,6 +203,10 @@ func (r *rules) Chains() []nftable.Chain {
 	forward := nftable.Chain{
 		Name: "forward", Hook: nftables.ChainHookForward, Kind: nftables.ChainTypeFilter, Priority: *nftables.ChainPriorityMangle,
 	}
+	if r.Encryption == nil {
+		input.Rules = append(input.Rules, nftable.Rule(r.isTunnelled(), translated(), nftable.Drop))
+		forward.Rules = append(forward.Rules, nftable.Rule(r.isTunnelled(), nftable.Goto(smuggled)))
+	}
 	for _, f := range nftable.Families {
 		peers := nftable.Within(0, "peers"+f.Name)
 		tunnelled.Rules = append(tunnelled.Rules,
@@ -214,7 +231,29 @@ func (r *rules) Chains() []nftable.Chain {
 				f.Is(), nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Source(1), nftable.Within(0, "peers"+f.Name), nftable.Drop))
 		}
 	}
-	return []nftable.Chain{tunnelled, input, prerouting, forward, r.postrouting()}
+	chains := []nftable.Chain{tunnelled, input, prerouting, forward, r.postrouting()}
+	if r.Encryption == nil {
+		chains = append([]nftable.Chain{r.smuggled()}, chains...)
+	}
+	return chains
+}
+
+const smuggled = "smuggled"
+
+// smuggled drops tunnelled packets that this node would forward for others than nodes.
+func (r *rules) smuggled() nftable.Chain {
+	c := nftable.Chain{Name: smuggled, Rules: [][]expr.Any{nftable.Rule(translated(), nftable.Drop)}}
+	for _, f := range nftable.Families {
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), f.Target(0), nftable.Within(0, "nodes"+f.Name), f.Source(0), nftable.Without(0, "nodes"+f.Name), nftable.Drop))
+	}
+	for _, own := range r.Node.Ranges {
+		f := familyOf(own.Addr())
+		c.Rules = append(c.Rules, nftable.Rule(
+			f.Is(), f.Inside(f.Src, own), f.Outside(f.Dst, own),
+			nftable.LoadMeta(expr.MetaKeyNFPROTO, 0), f.Target(1), nftable.Without(0, "peers"+f.Name), nftable.Drop))
+	}
+	return c
 }
 
 // postrouting chooses the sources of connections to other nodes' pods, also to those on their
@@ -241,10 +280,8 @@ func (r *rules) postrouting() nftable.Chain {
 				nftable.Rule(out, f.Is(), []expr.Any{&expr.Immediate{Register: nftable.Reg(0), Data: End(own).AsSlice()}}, another(f)))
 		}
 	}
-	const translated = 1 << 5 // IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)
 	for _, f := range nftable.Families {
-		toNodes := nftable.Rule(
-			f.Target(0), nftable.Within(0, "nodes"+f.Name), nftable.CtBits(expr.CtKeySTATUS, translated, expr.CmpOpNeq))
+		toNodes := nftable.Rule(f.Target(0), nftable.Within(0, "nodes"+f.Name), translated())
 		for _, to := range [][]expr.Any{toPeers(f), toNodes} {
 			c.Rules = append(c.Rules, nftable.Rule(
 				f.Is(), to, f.Source(0), nftable.Without(0, "own"+f.Name), nftable.FromNode(),
@@ -252,6 +289,12 @@ func (r *rules) postrouting() nftable.Chain {
 		}
 	}
 	return c
+}
+
+// translated matches packets of a connection whose target was changed, as for a Service.
+func translated() []expr.Any {
+	const dstNAT = 1 << 5 // IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h)
+	return nftable.CtBits(expr.CtKeySTATUS, dstNAT, expr.CmpOpNeq)
 }
 
 // another gives a connection the source in the register, with a random port: that of the client may
