@@ -6,18 +6,21 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // peerRoutes is the protocol (rtm_protocol, rtnetlink(7)) of routes to the pods of other nodes. The
 // cluster's overlay makes them (cluster/overlay/paths); another program that connects nodes may do
 // so, too. Such a route says that its network and its gateway belong to the cluster: their packets
 // may go to pods by the pods' own addresses, like those of Config.AllowFrom. Only root can add one,
-// and it stays in the kernel while either side is restarted.
+// and it stays in the kernel while either side is restarted. The routing table does not matter: routes
+// in one that no rule refers to are for addresses of nodes, which are reached by other routes.
 const peerRoutes = 86
 
 // peerRanges returns the networks and gateways of such routes. None is a part of another.
 func peerRanges(h *hostLinks) ([]netip.Prefix, error) {
-	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: peerRoutes}, netlink.RT_FILTER_PROTOCOL)
+	filter := &netlink.Route{Protocol: peerRoutes, Table: unix.RT_TABLE_UNSPEC}
+	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, filter, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // another message follows
 		return nil, err
 	}

@@ -125,6 +125,43 @@ func TestPeersReachPods(t *testing.T) {
 	}
 }
 
+// Nodes have more addresses than those that routes to their pods lead by.
+func TestAddressesOfPeers(t *testing.T) {
+	out := newOutside(t)
+	m := started(t, testConfig(t))
+	a := connect(t, m, "a")
+	serve(t, a.NetNS, "a", "tcp", 80)
+	must(t, within(t, out, func() error {
+		for i, via := range []netip.Addr{hostOut4, hostOut6} {
+			s := m.builtin.subnets()[i]
+			if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(s.Addr(), s.Bits()), Gw: via.AsSlice()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	var routes []*netlink.Route
+	for _, ip := range []netip.Addr{outside4, outside6} {
+		routes = append(routes, &netlink.Route{
+			Dst: ipNet(ip, ip.BitLen()), Type: unix.RTN_THROW, Table: 86086, Protocol: peerRoutes, Priority: 6443,
+		})
+	}
+	for _, ip := range a.ips {
+		expectNone(t, "before", out, "tcp", ip, 80)
+	}
+	for _, r := range routes {
+		must(t, netlink.RouteAdd(r))
+	}
+	awaitPeers(t, m, 2)
+	for i, ip := range a.ips {
+		expect(t, "another node", out, "tcp", ip, 80, "a "+[]netip.Addr{outside4, outside6}[i].String())
+	}
+	for _, r := range routes {
+		must(t, netlink.RouteDel(r))
+	}
+	awaitPeers(t, m, 0)
+}
+
 func TestPeerRangesDoNotOverlap(t *testing.T) {
 	newOutside(t)
 	link, err := netlink.LinkByName("uplink")

@@ -177,6 +177,45 @@ func TestASecondAddressOfANode(t *testing.T) {
 	check()
 }
 
+// TestNodesDisagreeOnTheirLink has node a send to node b by the link, and b to a by the router and
+// the tunnel.
+func TestNodesDisagreeOnTheirLink(t *testing.T) {
+	w := newWorld(t)
+	w.b.Run("ip addr flush dev eth0 scope global")
+	w.b.Run("ip addr add 10.0.0.2/32 dev eth0")
+	w.b.Run("ip addr add 2001:db8::2/128 dev eth0 nodad")
+	w.b.Run("ip route add 10.0.0.254 dev eth0")
+	w.b.Run("ip route add 2001:db8::fe dev eth0")
+	w.b.Run("ip route replace default via 10.0.0.254")
+	w.b.Run("ip route replace default via 2001:db8::fe")
+	w.connect()
+	for m, want := range map[*machine]string{w.a: "10.244.2.0/24 via 10.0.0.2 dev eth0", w.b: "10.244.1.0/24 via 10.244.1.0 dev coracle4"} {
+		if routes := m.Run("ip route show proto 86"); !strings.Contains(routes, want) {
+			t.Fatalf("no %q in\n%s", want, routes)
+		}
+	}
+	for _, m := range w.machines() {
+		m.guard()
+	}
+	w.reaches()
+}
+
+// TestANodeSendsFromAnotherInternalIP has the kernel of node a choose its second InternalIP. Other
+// nodes have routes by the first.
+func TestANodeSendsFromAnotherInternalIP(t *testing.T) {
+	w := newWorld(t)
+	w.a.Run("ip addr add 10.0.0.11/24 dev eth0")
+	w.a.node.Addresses = slices.Insert(slices.Clone(w.a.node.Addresses), 0, netip.MustParseAddr("10.0.0.11"))
+	w.connect()
+	for _, m := range w.machines() {
+		m.guard()
+	}
+	if answer, err := w.a.Ask("tcp", netip.AddrPortFrom(w.b.pod.IPv4, 80).String()); err != nil || answer != "pod of b 10.0.0.1" {
+		t.Errorf("%q, %v", answer, err)
+	}
+	w.reaches()
+}
+
 // TestPacketsFitTheTunnel sends more than a link's MTU in each packet, if the pods could.
 func TestPacketsFitTheTunnel(t *testing.T) {
 	w := newWorld(t)
@@ -264,6 +303,9 @@ func TestRepair(t *testing.T) {
 		"nft flush set inet coracle-overlay-6443 own4",
 		"nft flush map inet coracle-overlay-6443 source6",
 		"ip route add 10.244.77.0/24 via 10.0.0.2 proto 86 metric 6443",
+		"ip route del throw 10.0.0.2 table 86086",
+		"ip -6 route flush table 86086",
+		"ip route add throw 10.0.0.9 table 86086 proto 86 metric 6443",
 	} {
 		w.a.Run(change)
 		if w.a.state() == want {

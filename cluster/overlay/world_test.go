@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -217,7 +218,7 @@ func (w *world) reaches() {
 }
 
 // guard lets packets to the pod in as coracled does: from the networks and gateways of routes to
-// other nodes' pods.
+// other nodes' pods, in all routing tables.
 func (m *machine) guard() {
 	m.t.Helper()
 	m.Run("nft add chain inet runtime forward { type filter hook forward priority filter ; }")
@@ -225,8 +226,8 @@ func (m *machine) guard() {
 	m.Run("nft add rule inet runtime forward oifname != pod accept")
 	m.Run("nft add rule inet runtime forward ct state established,related accept")
 	for family, match := range map[string]string{"-4": "ip", "-6": "ip6"} {
-		for line := range strings.Lines(m.Run("ip " + family + " route show proto 86")) {
-			fields := strings.Fields(line)
+		for line := range strings.Lines(m.Run("ip " + family + " route show table all proto 86")) {
+			fields := strings.Fields(strings.TrimPrefix(line, "throw "))
 			m.Run("nft add rule inet runtime forward " + match + " saddr " + fields[0] + " accept")
 			if fields[1] == "via" {
 				m.Run("nft add rule inet runtime forward " + match + " saddr " + fields[2] + " accept")
@@ -296,10 +297,13 @@ func (m *machine) state() string {
 	m.t.Helper()
 	var all []string
 	for _, command := range []string{
-		"ip -4 route show table all", "ip -6 route show", "ip -d link show type vxlan", "ip -br addr", "nft list ruleset",
+		"ip -4 route show table all", "ip -6 route show table all", "ip -d link show type vxlan", "ip -br addr", "nft list ruleset",
 		"bridge fdb", "ip neigh show nud permanent",
 	} {
-		all = append(all, testnet.SortedLines(number.ReplaceAllString(m.Run(command), "")))
+		lines := slices.DeleteFunc(strings.Split(m.Run(command), "\n"), func(line string) bool {
+			return strings.HasPrefix(command, "ip -6 route") && strings.Contains(line, " table local ")
+		})
+		all = append(all, testnet.SortedLines(number.ReplaceAllString(strings.Join(lines, "\n"), "")))
 	}
 	return strings.Join(all, "\n")
 }

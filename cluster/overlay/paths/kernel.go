@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/cluster/nftable"
 	"github.com/coracle-project/coracle/cluster/overlay/wireguard"
 )
 
@@ -25,6 +26,11 @@ const routeProtocol = 86
 // closedProtocol marks those that lead nowhere: coracled lets in packets of networks with the other
 // one.
 const closedProtocol = 87
+
+// senders is the routing table that tells coracled which addresses other nodes have: it lets them in
+// to pods, like what routes with routeProtocol lead to. No rule refers to this table (ip-rule(8)), so
+// nothing is routed by it.
+const senders = 86086
 
 // marked reports whether a route is ours.
 func marked(r netlink.Route, cluster int) bool {
@@ -153,6 +159,12 @@ func (k *kernel) make(ctx context.Context, have, want Plan) error {
 		}
 		note("route to", to, k.route(to, r, k.RouteReplace))
 	}
+	addressesOfPeers, _ := difference(have.Senders, want.Senders)
+	for a := range addressesOfPeers {
+		if k.hasTables(familyOf(a)) {
+			note("entry for", a, k.sender(a, k.RouteReplace))
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -172,6 +184,10 @@ func (k *kernel) remove(have, want Plan) error {
 	_, routes := difference(have.Routes, want.Routes)
 	for to, r := range routes {
 		note("route to", to, k.route(to, r, k.RouteDel), unix.ESRCH, unix.ENODEV)
+	}
+	_, addressesOfPeers := difference(have.Senders, want.Senders)
+	for a := range addressesOfPeers {
+		note("entry for", a, k.sender(a, k.RouteDel), unix.ESRCH)
 	}
 	_, neighbours := difference(have.Neighbours, want.Neighbours)
 	for a, mac := range neighbours {
@@ -232,6 +248,21 @@ func (k *kernel) route(to netip.Prefix, r Route, f func(*netlink.Route) error) e
 		route.Scope = netlink.SCOPE_LINK
 	}
 	return f(route)
+}
+
+// sender calls f with the route that tells coracled of a peer's address.
+func (k *kernel) sender(a netip.Addr, f func(*netlink.Route) error) error {
+	return f(&netlink.Route{
+		Dst:  &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())},
+		Type: unix.RTN_THROW, Table: senders, Protocol: routeProtocol, Priority: k.Cluster,
+	})
+}
+
+// hasTables reports whether the kernel has several routing tables. Otherwise it would put a route of
+// any table in the only one, and the peer could not be reached.
+func (k *kernel) hasTables(f *nftable.Family) bool {
+	rules, err := k.RuleList(int(f.Protocol)) // AF_INET, too, is NFPROTO_IPV4
+	return settled(err) == nil && len(rules) > 0
 }
 
 func addressOf(a netip.Addr) *netlink.Addr {

@@ -120,7 +120,23 @@ func (k *kernel) listRoutes(have *Plan) error {
 			}
 		}
 	}
+	filter := &netlink.Route{Protocol: routeProtocol, Table: senders}
+	routes, err := k.RouteListFiltered(netlink.FAMILY_ALL, filter, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+	if settled(err) != nil {
+		return err
+	}
+	for _, r := range routes {
+		if a, ok := k.senderOf(r); ok {
+			have.Senders[a] = struct{}{}
+		}
+	}
 	return nil
+}
+
+// senderOf is the peer's address that a route tells coracled of.
+func (k *kernel) senderOf(r netlink.Route) (a netip.Addr, ok bool) {
+	to, ok := ipnet.Prefix(r.Dst)
+	return to.Addr(), ok && to.IsSingleIP() && r.Table == senders && marked(r, k.Cluster)
 }
 
 // routeOf is a route of ours.

@@ -17,6 +17,9 @@ type Plan struct {
 	Neighbours map[Address]MAC
 	// Forward says to which address in the underlay frames for a tunnel end go.
 	Forward map[Far]netip.Addr
+	// Senders are the addresses that peers themselves may send from to pods, without encryption. A
+	// peer may take a direct route where this node takes the tunnel, and it chooses among its addresses.
+	Senders map[netip.Addr]struct{}
 	// Encrypted are the peers of the device that encrypts, without the port of their endpoints.
 	Encrypted []wireguard.Peer
 	Filter    Filter
@@ -75,8 +78,8 @@ type Filter struct {
 func New(self Node, peers []Peer) Plan {
 	p := Plan{
 		Devices: map[Underlay]Device{}, Addresses: map[Address]struct{}{}, Routes: map[netip.Prefix]Route{}, Neighbours: map[Address]MAC{},
-		Forward: map[Far]netip.Addr{},
-		Filter:  Filter{Nodes: map[netip.Addr]struct{}{}, Peers: map[netip.Prefix]struct{}{}},
+		Forward: map[Far]netip.Addr{}, Senders: map[netip.Addr]struct{}{},
+		Filter: Filter{Nodes: map[netip.Addr]struct{}{}, Peers: map[netip.Prefix]struct{}{}},
 	}
 	for _, c := range self.Closed {
 		p.Routes[c] = Route{Closed: true}
@@ -121,6 +124,9 @@ func (p *Plan) add(peer Peer, own map[Underlay]netip.Prefix) {
 			p.encrypt(peer, own)
 		}
 		return
+	}
+	for _, a := range peer.Addresses {
+		p.Senders[a] = struct{}{}
 	}
 	if device != None {
 		p.Forward[Far{device, mac}] = peer.Tunnel

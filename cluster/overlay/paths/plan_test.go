@@ -49,6 +49,7 @@ func TestPlan(t *testing.T) {
 			{IPv6, addr("10.244.4.0")}: MACOf("d"),
 		},
 		Forward: map[Far]netip.Addr{{IPv4, b}: addr("10.0.0.2"), {IPv4, c}: addr("10.1.0.3"), {IPv6, MACOf("d")}: addr("2001:db8::4")},
+		Senders: map[netip.Addr]struct{}{addr("10.0.0.2"): {}, addr("10.1.0.3"): {}, addr("2001:db8::4"): {}},
 		Filter: Filter{
 			Nodes: map[netip.Addr]struct{}{addr("10.0.0.2"): {}, addr("10.1.0.3"): {}, addr("2001:db8::4"): {}},
 			Peers: map[netip.Prefix]struct{}{

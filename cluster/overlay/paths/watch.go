@@ -206,6 +206,15 @@ func (w *watch) route(update netlink.RouteUpdate) {
 	case update.Protocol == podRoutes || update.Table == unix.RT_TABLE_LOCAL:
 	case !marked(update.Route, w.cluster):
 		w.tell(false)
+	case update.Table == senders:
+		k := kernel{Config: Config{Cluster: w.cluster}}
+		a, ok := k.senderOf(update.Route)
+		w.mu.Lock()
+		_, wanted := w.plan.Senders[a]
+		w.mu.Unlock()
+		if ok && (update.Type == unix.RTM_NEWROUTE) != wanted {
+			w.tell(true)
+		}
 	default:
 		w.mu.Lock()
 		k := kernel{Config: Config{Cluster: w.cluster}, index: map[Underlay]int{}}
