@@ -200,6 +200,33 @@ func TestNodesDisagreeOnTheirLink(t *testing.T) {
 	w.reaches()
 }
 
+// Regression: a route of IPv4 by a gateway of IPv6 (RFC 5549) counted as one without a gateway, and
+// what is behind the gateway as a part of the link.
+func TestAGatewayOfTheOtherFamily(t *testing.T) {
+	w := newWorld(t)
+	w.a.Run("ip route add 10.50.0.0/16 via inet6 2001:db8::fd dev eth0")
+	w.a.open()
+	near, far := w.b.node.Addresses[0], netip.MustParseAddr("10.50.0.2")
+	host, err := w.a.network.Look([]netip.Addr{near, far})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if way, ok := host.Ways[near]; !ok || !way.Direct {
+		t.Errorf("to %s: %+v, want a direct way", near, way)
+	}
+	if way, ok := host.Ways[far]; !ok || way.Direct {
+		t.Errorf("to %s: %+v, want one by a gateway", far, way)
+	}
+	for _, want := range []paths.Taken{
+		{Net: netip.MustParsePrefix("10.50.0.0/16"), What: "a network with a route by eth0", Nodes: true, Ranges: true},
+		{Net: netip.MustParsePrefix("2001:db8::fd/128"), What: "a gateway by eth0", Nodes: true},
+	} {
+		if !slices.Contains(host.Taken, want) {
+			t.Errorf("no %+v in %+v", want, host.Taken)
+		}
+	}
+}
+
 // TestANodeSendsFromAnotherInternalIP has the kernel of node a choose its second InternalIP. Other
 // nodes have routes by the first.
 func TestANodeSendsFromAnotherInternalIP(t *testing.T) {

@@ -97,8 +97,8 @@ func (n *Network) takeRoute(h *Host, r netlink.Route, links map[int]netlink.Link
 		pod && slices.ContainsFunc(n.Node.Ranges, func(own netip.Prefix) bool { return own.Contains(to.Addr()) }) {
 		return
 	}
-	if gateway, ok := netip.AddrFromSlice(r.Gw); ok && !gateway.IsLinkLocalUnicast() {
-		h.take(netip.PrefixFrom(gateway.Unmap(), gateway.Unmap().BitLen()), "a gateway by "+l.Name, true, false)
+	if gateway, ok := gatewayOf(r); ok && !gateway.IsLinkLocalUnicast() {
+		h.take(netip.PrefixFrom(gateway, gateway.BitLen()), "a gateway by "+l.Name, true, false)
 	}
 	if !ok || to.Bits() == 0 || to.Addr().IsLinkLocalUnicast() || to.Addr().IsMulticast() {
 		return
@@ -114,11 +114,25 @@ func (n *Network) takeRoute(h *Host, r netlink.Route, links map[int]netlink.Link
 		h.take(to, "a range of this machine's pods", false, true)
 	case r.Type != unix.RTN_UNICAST:
 		h.take(to, "a network that this machine has closed", true, false)
-	case r.Gw == nil && len(r.MultiPath) == 0:
+	case !hasGateway(r):
 		h.take(to, "the network of "+l.Name, true, false)
 	default:
 		h.take(to, "a network with a route by "+l.Name, true, true)
 	}
+}
+
+// hasGateway reports whether packets go to what the route is for by another machine.
+func hasGateway(r netlink.Route) bool { return r.Gw != nil || r.Via != nil || len(r.MultiPath) > 0 }
+
+// gatewayOf is the gateway of a route that has one. A route of IPv4 may have one with an address of
+// IPv6 (RTA_VIA, rtnetlink(7)).
+func gatewayOf(r netlink.Route) (netip.Addr, bool) {
+	gateway := r.Gw
+	if via, ok := r.Via.(*netlink.Via); ok {
+		gateway = via.Addr
+	}
+	a, ok := netip.AddrFromSlice(gateway)
+	return a.Unmap(), ok
 }
 
 // way asks for the route to an address.
@@ -132,7 +146,7 @@ func (k *kernel) way(a netip.Addr, links map[int]netlink.LinkAttrs) (Way, bool) 
 	if r.Type != unix.RTN_UNICAST || !ok || l.Flags&net.FlagLoopback != 0 {
 		return Way{}, false
 	}
-	w := Way{Link: r.LinkIndex, MTU: l.MTU, Direct: r.Gw == nil && l.RawFlags&unix.IFF_NOARP == 0 && l.RawFlags&unix.IFF_POINTOPOINT == 0}
+	w := Way{Link: r.LinkIndex, MTU: l.MTU, Direct: !hasGateway(r) && l.RawFlags&(unix.IFF_NOARP|unix.IFF_POINTOPOINT) == 0}
 	if r.MTU != 0 {
 		w.MTU = min(w.MTU, r.MTU)
 	}
