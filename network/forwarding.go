@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -108,20 +109,33 @@ func (b *builtin) uplinksChanged() {
 	}
 }
 
-// defaultLinks returns the links with a default route of a family (netlink.FAMILY_V4), each once.
+// defaultLinks returns the links with a default route of a family (netlink.FAMILY_V4), each once. A
+// route may lead by several links (RTA_MULTIPATH, rtnetlink(7)).
 func defaultLinks(h *hostLinks, nlFamily int) ([]netlink.Link, error) {
 	routes, err := h.RouteListFiltered(nlFamily, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
 	if err != nil {
 		return nil, err
 	}
-	var links []netlink.Link
+	var indexes []int
 	for _, r := range routes {
-		if slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == r.LinkIndex }) {
+		indexes = append(indexes, r.LinkIndex)
+		for _, hop := range r.MultiPath {
+			indexes = append(indexes, hop.LinkIndex)
+		}
+	}
+	var links []netlink.Link
+	for i, index := range indexes {
+		if index == 0 || slices.Contains(indexes[:i], index) {
 			continue
 		}
-		if link, err := h.LinkByIndex(r.LinkIndex); err == nil {
-			links = append(links, link)
+		link, err := h.LinkByIndex(index)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue // its routes are gone, too
 		}
+		if err != nil {
+			return nil, err
+		}
+		links = append(links, link)
 	}
 	return links, nil
 }
