@@ -123,20 +123,27 @@ func (b *builtin) setSubnets(subnets []netip.Prefix) error {
 	return nil
 }
 
-// changeSubnets is setSubnets while pods may be there.
+// changeSubnets is setSubnets while pods may be there. After an error the subnets are those from
+// before, so that another call tries again. What is missing of the host's side then, the next Setup
+// restores.
 func (b *builtin) changeSubnets(subnets []netip.Prefix) error {
-	if slices.Equal(subnets, b.subnets()) {
+	b.hostMu.Lock()
+	defer b.hostMu.Unlock()
+	before := b.subnets()
+	if slices.Equal(subnets, before) {
 		return nil
 	}
 	if err := b.setSubnets(subnets); err != nil {
 		return err
 	}
-	b.hostMu.Lock()
-	defer b.hostMu.Unlock()
 	if b.host == nil {
 		return nil
 	}
-	return b.redressLocked(func(*host) {})
+	err := b.redressLocked(func(*host) {})
+	if err != nil {
+		err = errors.Join(err, b.setSubnets(before))
+	}
+	return err
 }
 
 // redressLocked makes another host of the one that there is, because Setups go by what they have
@@ -185,6 +192,9 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 			return Result{}, err
 		}
 		l, err := b.reserve(h, p, ports)
+		if errors.Is(err, errOtherRanges) && attempt == 0 {
+			continue // the host's side is just made for them
+		}
 		if err == nil {
 			if err = b.hold(&l); err != nil {
 				b.free(l)

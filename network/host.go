@@ -20,6 +20,7 @@ type host struct {
 	mtu      int
 	ipv6     bool              // the host has IPv6
 	gateways []netip.Addr      // the host's addresses towards pods, one per family in use
+	unused   []netip.Prefix    // ranges of IPv6, if the host has no IPv6 for pods
 	closed   []firewall.Family // whose packets are not forwarded between uplinks
 	bridge   *oldBridge        // nil if there is none
 }
@@ -154,7 +155,7 @@ func (b *builtin) dress(h *host) error {
 	if err != nil {
 		return err
 	}
-	h.gateways = nil
+	h.gateways, h.unused = nil, slices.DeleteFunc(b.subnets(), func(s netip.Prefix) bool { return slices.Contains(subnets, s) })
 	for _, s := range subnets {
 		h.gateways = append(h.gateways, s.Addr().Next())
 	}
@@ -162,11 +163,12 @@ func (b *builtin) dress(h *host) error {
 	if err != nil {
 		return err
 	}
-	if b.peers, err = peerRanges(h.links); err != nil {
+	peers, err := peerRanges(h.links)
+	if err != nil {
 		return fmt.Errorf("list routes to other nodes' pods: %w", err)
 	}
 	r := firewall.Rules{
-		Subnets: b.withLeased(subnets), Gateways: h.gateways, Allowed: b.allowed, Peers: b.peers,
+		Subnets: b.withLeased(subnets), Gateways: h.gateways, Allowed: b.allowed, Peers: peers,
 		Bridge: h.bridge != nil, Pods: b.entries,
 	}
 	if h.closed, err = b.turnedOn(off); err != nil {
@@ -178,6 +180,7 @@ func (b *builtin) dress(h *host) error {
 	if err := b.fw.Replace(r); err != nil {
 		return err
 	}
+	b.peers = peers
 	if err := enableForwarding(off); err != nil {
 		return err
 	}

@@ -93,6 +93,9 @@ func (b *builtin) lease(podID string) (lease, bool) {
 	return l, ok
 }
 
+// errOtherRanges is for a host's side that was made for other ranges of pods.
+var errOtherRanges = errors.New("the host has no address towards pods in a range")
+
 // reserve gives the pod addresses and host ports, in memory.
 func (b *builtin) reserve(h *host, p Pod, ports []hostPort) (lease, error) {
 	l := lease{
@@ -105,8 +108,12 @@ func (b *builtin) reserve(h *host, p Pod, ports []hostPort) (lease, error) {
 		return lease{}, err
 	}
 	for _, pool := range b.pools {
+		if slices.Contains(h.unused, pool.subnet) {
+			continue
+		}
 		if !slices.Contains(h.gateways, pool.gateway()) {
-			continue // no IPv6, or the ranges have just changed
+			b.freeLocked(l)
+			return lease{}, fmt.Errorf("%w: %s", errOtherRanges, pool.subnet)
 		}
 		ip, err := pool.allocate()
 		if err != nil {
