@@ -124,6 +124,9 @@ func lookAtPrograms(ctx context.Context, p place) []health {
 	return append(all, line("supervisor", "", fmt.Sprintf("pid %d", pid), err))
 }
 
+// nodeLine is the component that says how a node is.
+func nodeLine(name string) string { return "node " + name }
+
 // lookAtMember asks the cluster elsewhere how this machine's node is.
 func lookAtMember(ctx context.Context, p place, o upOptions) health {
 	var waits string
@@ -131,7 +134,7 @@ func lookAtMember(ctx context.Context, p place, o upOptions) health {
 	if err == nil && waits != "" {
 		err = errors.New(waits)
 	}
-	return line("node "+o.Node, "", "is Ready in the cluster at "+o.Server, err)
+	return line(nodeLine(o.Node), "", "is Ready in the cluster at "+o.Server, err)
 }
 
 func lookAtAPI(ctx context.Context, p place) []health {
@@ -154,7 +157,7 @@ func lookAtAPI(ctx context.Context, p place) []health {
 		if troubles := n.troubles(p); ok && len(troubles) > 0 {
 			ok, message = false, strings.Join(troubles, "; ")
 		}
-		all = append(all, health{Component: "node " + n.Metadata.Name, Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
+		all = append(all, health{Component: nodeLine(n.Metadata.Name), Healthy: ok, Version: n.Status.NodeInfo.KubeletVersion, Message: message})
 	}
 	return all
 }

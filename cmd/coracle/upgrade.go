@@ -46,8 +46,9 @@ func upgradeCommand(p *place) *cobra.Command {
 		Short: "replace the programs of this machine by new ones while pods run, or go back to the old ones",
 		Long: `upgrade saves a snapshot of the cluster, replaces Coracle's programs next to this one by those of a directory or of
 Debian packages, restarts coracled, the shims and the cluster process, and waits until "coracle status" finds nothing
-wrong. Pods keep running. If that fails, or takes longer than --deadline, the old programs are put back and started, with
-the snapshot's data if they cannot use the new ones.
+wrong with this machine. Pods keep running. If that fails, or takes longer than --deadline, the old programs are put back
+and started. The snapshot's data are restored only if the old programs refuse the present data because newer ones have
+written it.
 
 Without an argument it finishes an upgrade that was interrupted.`,
 		Example: `  coracle upgrade ./coracle-v1.2.0/bin
@@ -178,8 +179,8 @@ func (u *upgrade) advance(ctx context.Context) error {
 	return u.restart(ctx)
 }
 
-// retreat puts the old programs in place again. If they cannot use the data, those of the snapshot
-// are restored.
+// retreat puts the old programs in place again. Only if these refuse the data, which newer programs
+// have written, those of the snapshot are restored: all that was written since is lost.
 func (u *upgrade) retreat(ctx context.Context) error {
 	if err := u.Swap.back(); err != nil {
 		return err
@@ -187,7 +188,7 @@ func (u *upgrade) retreat(ctx context.Context) error {
 	tried, cancel := context.WithTimeout(ctx, u.deadline)
 	defer cancel()
 	err := u.restart(tried)
-	if err == nil || u.Snapshot == "" {
+	if refused := (dataRefused{}); u.Snapshot == "" || !errors.As(err, &refused) {
 		return err
 	}
 	u.steps.waits("the data from before the upgrade are restored: " + err.Error())
@@ -200,12 +201,17 @@ func (u *upgrade) retreat(ctx context.Context) error {
 	return u.restart(ctx)
 }
 
-// restart has the programs that are in place run, and returns when nothing is wrong.
+// restart has the programs that are in place run, and returns when nothing is wrong. The error is
+// dataRefused if the cluster process does not start because of the data.
 func (u *upgrade) restart(ctx context.Context) error {
 	if err := u.endAll(ctx); err != nil {
 		return err
 	}
+	from := logSize(u.kubeLog())
 	if err := u.startAll(ctx); err != nil {
+		if line := newerDataLine(u.kubeLog(), from); line != "" {
+			return dataRefused{line}
+		}
 		return err
 	}
 	if err := u.coracle(ctx, "shim", "restart"); err != nil {
@@ -241,7 +247,8 @@ func (u *upgrade) endAll(ctx context.Context) error {
 	return nil
 }
 
-// well returns what status finds wrong first.
+// well returns what status finds wrong first. Other nodes do not count: they are as they are with
+// any programs on this machine.
 func (u *upgrade) well(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(u.Swap.Bin, "coracle"), "status", "-o", "json", "--root", u.root, "--state", u.state)
 	said, err := cmd.Output()
@@ -249,9 +256,11 @@ func (u *upgrade) well(ctx context.Context) error {
 	if jerr := json.Unmarshal(said, &all); jerr != nil {
 		return fmt.Errorf("coracle status: %w", errors.Join(err, jerr))
 	}
+	own := nodeLine(remembered(u.place).Node)
 	for _, h := range all {
-		// A router that is off is no reason to put the old programs back.
-		if !h.Healthy && !strings.HasPrefix(h.Component, bgpPeer) {
+		otherNode := strings.HasPrefix(h.Component, nodeLine("")) && h.Component != own
+		// Nor is a router that is off a reason to put the old programs back.
+		if !h.Healthy && !otherNode && !strings.HasPrefix(h.Component, bgpPeer) {
 			return fmt.Errorf("not all is well: %s: %s", h.Component, h.Message)
 		}
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"io/fs"
 	"maps"
@@ -8,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // filesIn reads the files of a directory.
@@ -103,6 +106,77 @@ func TestStatusOfUpgrade(t *testing.T) {
 	defer lock.Close()
 	if all := upgradeHealth(p); len(all) != 1 || !all[0].Healthy {
 		t.Errorf("while an upgrade is at work: %+v", all)
+	}
+}
+
+// fakeCoracle is a program that answers what an upgrade runs, and appends its first argument to the
+// file $0.calls. up, shim and status are commands of sh.
+func fakeCoracle(up, shim, status string) string {
+	return "#!/bin/sh\necho \"$1\" >>\"$0.calls\"\ncase $1 in\nup) " + up + " ;;\nshim) " + shim + " ;;\nstatus) " + status +
+		" ;;\nsnapshot) : >\"$0.restored\" ;;\nesac\n"
+}
+
+// Regression: whatever failed with the old programs, such as another node, the cluster went back to
+// the data from before the upgrade.
+func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
+	const well = `echo '[{"component": "coracled", "healthy": true}]'`
+	refuses := func(line string) string {
+		return `if [ ! -e "$0.restored" ]; then echo "coracle-kube: ` + line + `" >>"$0.log"; echo 'systemd knows no reason'; exit 1; fi`
+	}
+	newer := "the cluster's data was written by a newer version: Coracle v1.3.0 wrote it, and this is Coracle v1.2.9"
+	for what, test := range map[string]struct {
+		script   string
+		limit    time.Duration
+		restored bool
+		want     string
+	}{
+		"the API server refuses the data": {script: fakeCoracle(refuses(newer), ":", well), restored: true},
+		"etcd refuses the data": {
+			script: fakeCoracle(refuses("the cluster's data in /x cannot be used: data of a newer version: etcd 9.9"), ":", well), restored: true,
+		},
+		"up fails in another way": {
+			script: fakeCoracle(`echo "coracle-kube: the port is taken" >>"$0.log"; echo taken; exit 1`, ":", well), want: "coracle up: taken",
+		},
+		"up fails before the cluster starts": {script: fakeCoracle("echo no coracled; exit 1", ":", well), want: "coracle up: no coracled"},
+		"the shims do not restart":           {script: fakeCoracle(":", "echo hung; exit 1", well), want: "coracle shim: hung"},
+		"this node has no room": {
+			script: fakeCoracle(":", ":", `echo '[{"component": "node own", "healthy": false, "message": "full"}]'; exit 1`),
+			limit:  time.Millisecond * 500, want: "node own: full",
+		},
+		"another node has no room": {
+			script: fakeCoracle(":", ":", `echo '[{"component": "node another", "healthy": false, "message": "full"}]'; exit 1`),
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := place{root: t.TempDir(), state: t.TempDir()}
+			if err := (&upOptions{Node: "own"}).remember(p); err != nil {
+				t.Fatal(err)
+			}
+			bin := t.TempDir()
+			coracle := filepath.Join(bin, "coracle")
+			if err := os.WriteFile(coracle, []byte(test.script), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			// What a cluster process said before does not count.
+			writeFiles(t, p.logs(), map[string]string{"kube.log": "coracle-kube: " + newer + "\n"})
+			if err := os.Symlink(p.kubeLog(), coracle+".log"); err != nil {
+				t.Fatal(err)
+			}
+			u := &upgrade{
+				place: p, steps: newSteps(t.Output()), deadline: cmp.Or(test.limit, time.Minute), Snapshot: "before.snapshot",
+				Swap: swap{Bin: bin, Stage: filepath.Join(bin, ".stage")},
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err := u.retreat(ctx)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("it returned %v, want %q", err, test.want)
+			}
+			if _, err := os.Stat(coracle + ".restored"); (err == nil) != test.restored {
+				calls, _ := os.ReadFile(coracle + ".calls")
+				t.Errorf("the snapshot was restored: %t, want %t; calls: %q", err == nil, test.restored, calls)
+			}
+		})
 	}
 }
 

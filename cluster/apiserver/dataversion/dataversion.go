@@ -13,7 +13,8 @@ import (
 	componentversion "k8s.io/component-base/version"
 )
 
-// ErrNewer is for data that a newer minor version has written.
+// ErrNewer is for data that a newer minor version has written. `coracle upgrade` looks for its text
+// in the log.
 var ErrNewer = errors.New("the cluster's data was written by a newer version")
 
 // Key is where etcd says which [Versions] wrote it last, as JSON. It is apart from the keys of

@@ -16,7 +16,7 @@ import (
 var Version = etcdversion.Version
 
 // ErrNewer is for data of a newer minor version, which this one may not even open: it would misread
-// it.
+// it. `coracle upgrade` looks for its text in the log.
 var ErrNewer = errors.New("data of a newer version")
 
 // CheckVersion says whether this etcd can read the database in the file db, without changing it.
