@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -316,6 +317,41 @@ func TestVerifyAndRepair(t *testing.T) {
 	v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged})
 	if err != nil || v.Dropped[r.ref("other:1")] == nil {
 		t.Errorf("without a registry: %+v, %v", v, err)
+	}
+}
+
+// Regression: the credentials for one registry were sent to all whose images were damaged.
+func TestVerifyWithCredentials(t *testing.T) {
+	mine, another, s := newFake(t), newFake(t), openStore(t, nil)
+	var users []string
+	mine.intercept = func(_ http.ResponseWriter, req *http.Request) bool {
+		user, _, _ := req.BasicAuth()
+		users = append(users, user)
+		return false
+	}
+	for _, r := range []*fakeRegistry{mine, another} {
+		p := r.image("app:1", []testLayer{gzipLayer(tarOf("f", r.host()))}, nil)
+		_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+		must(t, err)
+		must(t, os.RemoveAll(s.layers.path(p.diffIDs[0])))
+	}
+	users = nil
+	o := VerifyOptions{Repair: RefetchDamaged, Auth: Auth{Username: "me", Password: "secret"}}
+	v, err := s.Verify(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "name the images of one registry") || len(v.Damaged) > 0 || len(users) > 0 {
+		t.Errorf("two registries: %+v, %v, asked by %q", v, err, users)
+	}
+	for _, r := range []*fakeRegistry{mine, another} {
+		if _, err := s.Get(r.ref("app:1")); err != nil {
+			t.Errorf("a refusal removed an image: %v", err)
+		}
+	}
+	o.Images = []string{mine.ref("app:1")}
+	if v, err = s.Verify(t.Context(), o); err != nil || !slices.Equal(v.Refetched, o.Images) {
+		t.Errorf("one registry: %+v, %v", v, err)
+	}
+	if v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged}); err != nil || !slices.Equal(v.Refetched, []string{another.ref("app:1")}) {
+		t.Errorf("without credentials: %+v, %v", v, err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -38,7 +39,8 @@ const (
 type VerifyOptions struct {
 	Images []string // found as by Get; all if empty
 	Repair Repair
-	Auth   Auth // for pulling again
+	// Auth is for pulling again, from the one registry that all the images are of.
+	Auth Auth
 	// Progress, if not nil, is called before each thing is read.
 	Progress func(kind string, d digest.Digest)
 }
@@ -77,6 +79,9 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 	defer stop()
 	v := &verifier{s: s, o: o, seen: map[thing]error{}, result: Verified{Dropped: map[string]error{}}}
 	entries, err := v.entries()
+	if err == nil {
+		err = o.oneRegistry(entries)
+	}
 	if err != nil {
 		return Verified{}, err
 	}
@@ -120,6 +125,23 @@ func (v *verifier) entries() ([]catalog.Entry, error) {
 		all = append(all, e)
 	}
 	return all, nil
+}
+
+// oneRegistry fails if credentials could go to a registry that they are not meant for.
+func (o VerifyOptions) oneRegistry(entries []catalog.Entry) error {
+	if o.Repair != RefetchDamaged || o.Auth == (Auth{}) {
+		return nil
+	}
+	var domains []string
+	for _, e := range entries {
+		domains = append(domains, e.Name.Domain)
+	}
+	slices.Sort(domains)
+	if domains = slices.Compact(domains); len(domains) > 1 {
+		return fmt.Errorf("repair images: the credentials are for one registry, and the images are of %s: name the images of one registry",
+			strings.Join(domains, ", "))
+	}
+	return nil
 }
 
 // image reads all of one image, which cannot be collected meanwhile.

@@ -51,7 +51,8 @@ digests. To verify unpacked layers, their archives are created again. verify exi
   --repair drop     stops using damaged data, and removes the images that need it
   --repair fetch    pulls these images again; only damaged data is fetched
 
-Containers that run from a damaged layer keep using it.`,
+Containers that run from a damaged layer keep using it. With --username, all images must be of
+one registry.`,
 		Example: `  coracle image verify
   coracle image verify --repair fetch
   coracle image verify registry.example/app:2 -o json`,
