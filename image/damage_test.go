@@ -320,6 +320,61 @@ func TestVerifyAndRepair(t *testing.T) {
 	}
 }
 
+// Regression: images that were removed or moved while others were read counted as damaged, and the
+// image that had got the name was dropped.
+func TestVerifyWhileImagesChange(t *testing.T) {
+	r, s := newFake(t), openStore(t, nil)
+	pull := func(name, content string) pushed {
+		t.Helper()
+		p := r.image(name, []testLayer{gzipLayer(tarOf("f", content))}, nil)
+		_, err := s.Pull(t.Context(), r.ref(name), PullOptions{})
+		must(t, err)
+		return p
+	}
+	verify := func(repair Repair, meanwhile func()) Verified {
+		t.Helper()
+		v, err := s.Verify(t.Context(), VerifyOptions{Repair: repair, Progress: func(string, digest.Digest) {
+			meanwhile()
+			meanwhile = func() {}
+		}})
+		must(t, err)
+		return v
+	}
+	pull("a:1", "a")
+	pull("gone:1", "gone")
+	pull("moved:1", "before")
+	v := verify(DropDamaged, func() {
+		must(t, s.Remove(t.Context(), r.ref("gone:1")))
+		must(t, s.Remove(t.Context(), r.ref("moved:1")))
+		pull("moved:1", "after")
+	})
+	if len(v.Damaged) > 0 || len(v.Dropped) > 0 {
+		t.Errorf("without damage: %+v", v)
+	}
+	if _, err := s.Get(r.ref("moved:1")); err != nil {
+		t.Errorf("the image that has the name now: %v", err)
+	}
+
+	// It is moved after it was found damaged.
+	damaged, err := s.Get(r.ref("a:1"))
+	must(t, err)
+	must(t, os.RemoveAll(s.layers.path(damaged.Layers[0])))
+	last := pull("last:1", "last")
+	v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged, Progress: func(_ string, d digest.Digest) {
+		if d == last.manifest {
+			pull("a:1", "whole")
+		}
+	}})
+	must(t, err)
+	byDigest := damaged.RepoDigests[0]
+	if len(v.Damaged) != 1 || !slices.Equal(v.Refetched, []string{byDigest}) || len(v.Dropped) > 0 {
+		t.Errorf("moved after it was read: %+v", v)
+	}
+	if img, err := s.Get(r.ref("a:1")); err != nil || img.ID == damaged.ID || !s.layers.HasLayer(img.Layers[0]) {
+		t.Errorf("the image that has the name now: %+v, %v", img, err)
+	}
+}
+
 // Regression: the credentials for one registry were sent to all whose images were damaged.
 func TestVerifyWithCredentials(t *testing.T) {
 	mine, another, s := newFake(t), newFake(t), openStore(t, nil)

@@ -77,7 +77,7 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 	defer s.calls.done()
 	ctx, stop := s.calls.bound(ctx)
 	defer stop()
-	v := &verifier{s: s, o: o, seen: map[thing]error{}, result: Verified{Dropped: map[string]error{}}}
+	v := &verifier{s: s, o: o, seen: map[thing]error{}, need: map[thing][]catalog.Entry{}, result: Verified{Dropped: map[string]error{}}}
 	entries, err := v.entries()
 	if err == nil {
 		err = o.oneRegistry(entries)
@@ -101,7 +101,8 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (Verified, error) {
 type verifier struct {
 	s      *Store
 	o      VerifyOptions
-	seen   map[thing]error // what has been read: nil, or how it is damaged
+	seen   map[thing]error           // what has been read: nil, or how it is damaged
+	need   map[thing][]catalog.Entry // of what is damaged: the images, as they were read
 	result Verified
 }
 
@@ -144,13 +145,18 @@ func (o VerifyOptions) oneRegistry(entries []catalog.Entry) error {
 	return nil
 }
 
-// image reads all of one image, which cannot be collected meanwhile.
+// image reads all of one image, which cannot be collected meanwhile. One that was removed before is
+// not damaged, nor is one whose name has moved to another image since.
 func (v *verifier) image(ctx context.Context, e catalog.Entry) error {
 	pins := append(e.Blobs(), e.Image.RootFS.DiffIDs...)
 	if err := v.s.garbage.Pin(ctx, pins); err != nil {
 		return err
 	}
-	err := v.read(ctx, e)
+	var err error
+	now := v.s.index.Present().Entries
+	if i := slices.IndexFunc(now, e.IsStill); i >= 0 {
+		err = v.read(ctx, now[i])
+	}
 	return errors.Join(err, v.s.garbage.Settle(ctx, pins, true))
 }
 
@@ -215,6 +221,7 @@ func (v *verifier) check(e catalog.Entry, kind string, d digest.Digest, read fun
 	names := &v.result.Damaged[i].Images
 	if at, there := slices.BinarySearch(*names, e.Name.String()); !there {
 		*names = slices.Insert(*names, at, e.Name.String())
+		v.need[thing{kind, d}] = append(v.need[thing{kind, d}], e)
 	}
 	return nil
 }
@@ -269,36 +276,41 @@ func (v *verifier) layer(ctx context.Context, d digest.Digest) error {
 // repair takes what is damaged out of use, then the images that need it, and then pulls
 // those again.
 func (v *verifier) repair(ctx context.Context) error {
-	lost := map[string]bool{}
+	var lost []catalog.Entry
 	for _, d := range v.result.Damaged {
 		if err := v.remove(ctx, d); err != nil {
 			return err
 		}
 		// What is kept needlessly, or can be made again, can be damaged without harm to the image.
-		if d.Kind == "blob" || d.Kind == "copy" {
-			continue
-		}
-		for _, name := range d.Images {
-			lost[name] = true
+		if d.Kind != "blob" && d.Kind != "copy" {
+			lost = append(lost, v.need[thing{d.Kind, d.Digest}]...)
 		}
 	}
 	if err := faultVerifyRemoved.At(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(v.s.garbage.Salvage(), v.s.index.Drop(func(e catalog.Entry) bool { return lost[e.Name.String()] })); err != nil {
+	var dropped []string
+	drop := func(e catalog.Entry) bool {
+		is := slices.ContainsFunc(lost, func(read catalog.Entry) bool { return read.IsStill(e) })
+		if is {
+			dropped = append(dropped, e.Name.String())
+		}
+		return is
+	}
+	if err := errors.Join(v.s.garbage.Salvage(), v.s.index.Drop(drop)); err != nil {
 		return err
 	}
-	err := v.refetch(ctx, lost)
+	err := v.refetch(ctx, dropped)
 	// What the images alone needed is garbage, whatever has become of them.
 	return errors.Join(err, v.s.garbage.Settle(ctx, nil, true))
 }
 
-// refetch pulls images again that were lost, if that was asked for.
-func (v *verifier) refetch(ctx context.Context, lost map[string]bool) error {
+// refetch pulls images again that were dropped, if that was asked for.
+func (v *verifier) refetch(ctx context.Context, dropped []string) error {
 	if err := faultVerifyDropped.At(ctx); err != nil {
 		return err
 	}
-	for name := range lost {
+	for _, name := range dropped {
 		if v.o.Repair != RefetchDamaged {
 			v.result.Dropped[name] = nil
 			continue

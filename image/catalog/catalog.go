@@ -166,6 +166,12 @@ func newKnown(id digest.Digest, entries []Entry, pinned Pinned) *Known {
 // byDigest is the name that an entry's image has by the digest that it was pulled by.
 func (e Entry) byDigest() string { return e.Name.Repo + "@" + e.Top.Digest.String() }
 
+// IsStill is whether now is the image that e was, under the same name or, if that has moved to
+// another image since, under its digest.
+func (e Entry) IsStill(now Entry) bool {
+	return now.Top.Digest == e.Top.Digest && now.Config.Digest == e.Config.Digest && (now.Name == e.Name || now.Name.String() == e.byDigest())
+}
+
 // sorted are the images by id.
 func (c *Catalog) sorted() []*Known {
 	return slices.SortedFunc(maps.Values(c.images), func(a, b *Known) int { return cmp.Compare(a.ID, b.ID) })
