@@ -140,6 +140,9 @@ func (u *upgrade) prepare(ctx context.Context, from []string, out io.Writer) (er
 	if u.Swap, err = newSwap(); err != nil {
 		return err
 	}
+	if err := u.runHere(); err != nil {
+		return err
+	}
 	if err := u.well(ctx); err != nil { // else it would look like a fault of the new programs
 		return err
 	}
@@ -230,12 +233,20 @@ func (u *upgrade) restart(ctx context.Context) error {
 	}
 }
 
+// locked is a process that holds a lock.
+type locked struct{ what, lock string }
+
+// processes are those that an upgrade restarts.
+func (u *upgrade) processes() []locked {
+	return []locked{{"the cluster's supervisor", u.supervisor()}, {"coracled", u.runtime()}}
+}
+
 // endAll ends the cluster process and coracled. Pods go on without them.
 func (u *upgrade) endAll(ctx context.Context) error {
 	if err := u.keepRoutes(); err != nil {
 		return err
 	}
-	for _, one := range []struct{ what, lock string }{{"the cluster's supervisor", u.supervisor()}, {"coracled", u.runtime()}} {
+	for _, one := range u.processes() {
 		pid, err := holder(one.lock)
 		if err == nil && pid != 0 {
 			err = end(ctx, pid)

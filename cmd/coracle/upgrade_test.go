@@ -7,10 +7,13 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // filesIn reads the files of a directory.
@@ -177,6 +180,49 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 				t.Errorf("the snapshot was restored: %t, want %t; calls: %q", err == nil, test.restored, calls)
 			}
 		})
+	}
+}
+
+// Regression: the new version's command, executed where it was unpacked, replaced itself and said
+// that all was well.
+func TestUpgradeByAnotherCommand(t *testing.T) {
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	coracle := withDoubles(t)
+	u := func() *upgrade { return &upgrade{place: p, steps: newSteps(t.Output())} }
+	from := "runs from " + filepath.Dir(coracle) + ", and this command replaces"
+	remedy := "run '" + coracle + " upgrade --root " + p.root
+
+	supervisor := exec.Command(coracle, "sh", "-c", "echo; exec sleep 1000")
+	supervisor.Env = append(os.Environ(), asSupervisor+"="+p.state)
+	out, err := supervisor.StdoutPipe()
+	if err == nil {
+		err = supervisor.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	err = u().prepare(t.Context(), nil, t.Output())
+	if err == nil || !strings.Contains(err.Error(), "supervisor "+from) || !strings.Contains(err.Error(), remedy) {
+		t.Errorf("with another supervisor: %v", err)
+	}
+	_ = supervisor.Process.Signal(unix.SIGTERM)
+	_ = supervisor.Wait()
+
+	lock, err := hold(p.supervisor()) // by this program
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	if err := u().prepare(t.Context(), nil, t.Output()); err == nil || strings.Contains(err.Error(), "runs from") {
+		t.Errorf("without another: %v", err)
+	}
+	startCoracled(t, coracle, p, "")
+	err = u().prepare(t.Context(), nil, t.Output())
+	if err == nil || !strings.Contains(err.Error(), "coracled "+from) || !strings.Contains(err.Error(), remedy) {
+		t.Errorf("with another coracled: %v", err)
 	}
 }
 

@@ -48,6 +48,29 @@ func newSwap() (swap, error) {
 	return swap{Bin: bin, Stage: filepath.Join(bin, ".coracle-upgrade")}, nil
 }
 
+// runHere fails unless the programs that run are those that are replaced. A command of the new
+// version, executed where that was unpacked, would replace the new programs by themselves.
+func (u *upgrade) runHere() error {
+	for _, one := range u.processes() {
+		pid, err := holder(one.lock)
+		if err != nil {
+			return fmt.Errorf("%s: %w", one.what, err)
+		}
+		if pid == 0 {
+			continue // status says so
+		}
+		program, err := os.Readlink(procFile(pid, "exe"))
+		if err != nil {
+			return fmt.Errorf("%s: %w", one.what, err)
+		}
+		if dir := filepath.Dir(strings.TrimSuffix(program, " (deleted)")); dir != u.Swap.Bin {
+			return fmt.Errorf("%s runs from %s, and this command replaces the programs in %s: run '%s upgrade%s' with the new programs", one.what, dir,
+				u.Swap.Bin, filepath.Join(dir, "coracle"), u.flags())
+		}
+	}
+	return nil
+}
+
 // collect copies the new programs from a directory, or from Debian packages, and has each say its
 // version.
 func (s *swap) collect(ctx context.Context, from []string) error {
