@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -106,5 +108,53 @@ func TestDebianPackage(t *testing.T) {
 	left, err := exec.CommandContext(t.Context(), "find", root, "-name", "*coracle*", "-not", "-path", "*/dpkg/*").Output()
 	if err != nil || len(left) > 0 {
 		t.Errorf("after a purge: %s, %v", left, err)
+	}
+}
+
+// Regression: a purge deleted the data of a cluster that ran, and those of claims.
+func TestPurgeOfThePackage(t *testing.T) {
+	for what, test := range map[string]struct {
+		held, volume string
+		want         string // "" if the data go
+	}{
+		"nothing uses the data": {},
+		"coracled runs":         {held: "lock", want: "/run/coracle/lock uses it: end that first; to delete it: rm -rf"},
+		"a supervisor runs":     {held: "kube.lock", want: "/run/coracle/kube.lock uses it"},
+		"a claim has data":      {volume: "kube/local-path/volumes/pvc-1", want: "the data of claims are in "},
+		"a further node has some": {
+			volume: "nodes/2/kube/local-path/volumes/pvc-1", want: "nodes/2/kube/local-path/volumes; to delete it: rm -rf",
+		},
+		"no claim has data": {volume: "kube/local-path/volumes"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			root := t.TempDir()
+			data, state := filepath.Join(root, "var/lib/coracle"), filepath.Join(root, "run/coracle")
+			for _, dir := range []string{filepath.Join(data, "images"), filepath.Join(data, test.volume), state} {
+				if err := os.MkdirAll(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, name := range []string{"lock", "kube.lock"} { // a lock that no one holds is left there
+				lock, err := os.Create(filepath.Join(state, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer lock.Close()
+				if name == test.held {
+					if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			cmd := exec.CommandContext(t.Context(), "sh", "../packaging/postrm", "purge")
+			cmd.Env = []string{"DPKG_ROOT=" + root, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+			said, err := cmd.CombinedOutput()
+			if err != nil || !strings.Contains(string(said), test.want) || strings.Contains(string(said), "is left alone") != (test.want != "") {
+				t.Errorf("it said %q, %v, want %q", said, err, test.want)
+			}
+			if _, err := os.Stat(filepath.Join(data, "images")); (err == nil) != (test.want != "") {
+				t.Errorf("the data after it: %v", err)
+			}
+		})
 	}
 }
