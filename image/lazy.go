@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -70,24 +71,45 @@ type lazies struct {
 
 	shows flight.Flight[digest.Digest, struct{}] // by diff id
 
+	pause time.Duration // before a failed landing is tried again for the first time
+
 	mu       sync.Mutex
 	landings map[digest.Digest]*landing // by diff id
 }
+
+// A landing that fails for a reason that may pass, such as a full disk, is tried again. The pause
+// before it doubles with each failure.
+const firstLandingPause, longestLandingPause = time.Second, 5 * time.Minute
 
 func newLazies(s *Store) *lazies {
 	return &lazies{
 		lazy: s.cfg.Lazy, unpacker: s.unpacker, blobs: s.blobs, layers: s.cfg.Layers, ledger: s.ledger, index: s.index,
 		garbage: s.garbage, registries: &s.registries, log: s.cfg.Log,
-		ctx: s.calls.ctx, calls: s.calls, landings: map[digest.Digest]*landing{},
+		ctx: s.calls.ctx, calls: s.calls, pause: firstLandingPause, landings: map[digest.Digest]*landing{},
 	}
 }
 
 // landing is a lazy layer on its way to be an ordinary one.
 type landing struct {
-	done chan struct{} // closed when err is set
-	err  error
-	// again, if not nil, is what a pull wants that came meanwhile. Guarded by lazies.mu.
-	again *arrival
+	done chan struct{} // closed when it is over
+	wake chan struct{} // has room for one: a pull came, which may have other credentials
+
+	// Guarded by lazies.mu.
+	again *arrival // if not nil, what a pull wants that came meanwhile
+	try   *landingTry
+}
+
+// landingTry is what others wait for: the end of a landing, or its next pause.
+type landingTry struct {
+	ended chan struct{} // closed when err is set
+	err   error
+}
+
+func newLandingTry() *landingTry { return &landingTry{ended: make(chan struct{})} }
+
+func (t *landingTry) end(err error) {
+	t.err = err
+	close(t.ended)
 }
 
 // arrival is a layer to land: a blob, and where it is.
@@ -155,26 +177,60 @@ func (z *lazies) landSoon(src *registry.Repository, d ocispec.Descriptor, diffID
 	want := &arrival{src, d}
 	if l := z.landings[diffID]; l != nil {
 		l.again = want // that one may be about to give the layer up
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
 		z.calls.done()
 		return
 	}
-	l := &landing{done: make(chan struct{})}
+	l := &landing{done: make(chan struct{}), wake: make(chan struct{}, 1), try: newLandingTry()}
 	z.landings[diffID] = l
 	go func() {
 		defer z.calls.done()
-		for ; want != nil; want = z.nextLanding(l, diffID) {
-			l.err = z.land(z.ctx, want.src, want.blob, diffID)
-			if l.err != nil && z.ctx.Err() == nil {
-				z.log.Error("lazy layer cannot be made an ordinary one", "repository", want.src.String(), "layer", diffID.String(), "err", l.err)
+		defer close(l.done)
+		var pause time.Duration
+		for want != nil {
+			err := z.land(z.ctx, want.src, want.blob, diffID)
+			if err == nil || errors.Is(err, ErrInvalidImage) || z.ctx.Err() != nil {
+				if err != nil && z.ctx.Err() == nil {
+					z.log.Error("lazy layer cannot be made an ordinary one", "repository", want.src.String(), "layer", diffID.String(), "err", err)
+				}
+				want = z.nextLanding(l, diffID, err)
+				continue
 			}
+			pause = min(max(2*pause, z.pause), longestLandingPause)
+			z.log.Warn("lazy layer cannot be made an ordinary one yet", "repository", want.src.String(), "layer", diffID.String(), "err", err,
+				"pause", pause)
+			want = z.landLater(l, want, err, pause)
 		}
-		close(l.done)
 	}()
 }
 
-// nextLanding is what a landing that has ended goes on with; nil, and it is over, if the layer is
-// lazy for no one any more.
-func (z *lazies) nextLanding(l *landing, diffID digest.Digest) *arrival {
+// landLater returns what to try to land after a failure, when a pause has passed or a pull came.
+func (z *lazies) landLater(l *landing, failed *arrival, err error, pause time.Duration) *arrival {
+	z.mu.Lock()
+	l.try.end(err)
+	z.mu.Unlock()
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.wake:
+	case <-z.ctx.Done():
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	l.try = newLandingTry()
+	if l.again != nil {
+		failed, l.again = l.again, nil
+	}
+	return failed
+}
+
+// nextLanding is what a landing that has ended with err goes on with; nil, and it is over, if the
+// layer is lazy for no one any more.
+func (z *lazies) nextLanding(l *landing, diffID digest.Digest, err error) *arrival {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	want := l.again
@@ -183,11 +239,12 @@ func (z *lazies) nextLanding(l *landing, diffID digest.Digest) *arrival {
 		return want
 	}
 	delete(z.landings, diffID)
+	l.try.end(err)
 	return nil
 }
 
-// land waits for the blob and unpacks it. A layer that no one shows any more is pulled, and if that
-// cannot be done the images that need it go: pulled again, they have what it takes.
+// land waits for the blob and unpacks it. A layer that no one shows any more is pulled. If it is not
+// what its digests say, the images that need it go; any other failure may pass.
 func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest) error {
 	f, err := z.lazy.AwaitLazy(ctx, diffID)
 	if errors.Is(err, lazy.ErrNotShown) && z.unpacker.IsLazy(d, diffID) {
@@ -212,7 +269,7 @@ func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.D
 		z.log.Warn("layer is not shown any more, and pulled whole", "repository", src.String(), "layer", diffID.String(), "cause", err)
 		err = z.unpacker.EnsureLayer(ctx, ingest.Origin{Repository: src}, d, diffID, ingest.Unwatched())
 	}
-	if err != nil && ctx.Err() == nil {
+	if errors.Is(err, ErrInvalidImage) && ctx.Err() == nil {
 		err = errors.Join(err, z.dropWith(diffID))
 	}
 	if err == nil {
@@ -252,17 +309,19 @@ func (z *lazies) dropWith(diffID digest.Digest) error {
 	})
 }
 
-// awaitWhole returns when a layer is no lazy one, or cannot be an ordinary one.
+// awaitWhole returns when a layer is no lazy one, or cannot be an ordinary one for now.
 func (z *lazies) awaitWhole(ctx context.Context, diffID digest.Digest) error {
 	z.mu.Lock()
 	l := z.landings[diffID]
-	z.mu.Unlock()
 	if l == nil {
+		z.mu.Unlock()
 		return nil
 	}
+	try := l.try
+	z.mu.Unlock()
 	select {
-	case <-l.done:
-		return l.err
+	case <-try.ended:
+		return try.err
 	case <-ctx.Done():
 		return fmt.Errorf("layer %s is still being fetched: %w", diffID, ctx.Err())
 	}

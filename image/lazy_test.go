@@ -5,14 +5,17 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/image/lazy"
 	"github.com/coracle-project/coracle/image/registry"
@@ -24,6 +27,7 @@ type fakeLazy struct {
 	r      *fakeRegistry
 	dir    string
 	refuse error // of ShowLazy
+	full   bool  // NewLayer fails
 
 	mu       sync.Mutex
 	shown    map[digest.Digest]LazyLayer
@@ -51,6 +55,15 @@ func (f *fakeLazy) ShowLazy(_ context.Context, l LazyLayer) error {
 	}
 	f.shown[l.DiffID] = l
 	return nil
+}
+
+func (f *fakeLazy) NewLayer(ctx context.Context) (LayerWriter, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.full {
+		return nil, unix.ENOSPC
+	}
+	return f.dirLayers.NewLayer(ctx)
 }
 
 func (f *fakeLazy) LazyBlob(d digest.Digest) digest.Digest {
@@ -293,6 +306,75 @@ func TestLazyLayerLost(t *testing.T) {
 	landedNow(t, s, p.diffIDs[0])
 	if s.content(t, p.diffIDs[0], "file") != "hello" || r.asked(p.layers[0].String()) != 1 {
 		t.Errorf("asked for %d times", r.asked(p.layers[0].String()))
+	}
+}
+
+// Regression: a full disk, or a registry that wanted credentials after a restart, had the images
+// dropped whose layers were not whole yet.
+func TestLazyLayerIsTriedAgain(t *testing.T) {
+	r := newFake(t)
+	s, f := newLazyStore(t, r)
+	p := r.image("app:1", []testLayer{lazyLayer("hello")}, withTable)
+	_, err := s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	diffID := p.diffIDs[0]
+	// fails has the layer arrive so, and its landing fail.
+	fails := func(arrives, why error) {
+		t.Helper()
+		s.lazies.mu.Lock()
+		l := s.lazies.landings[diffID]
+		try := l.try
+		s.lazies.mu.Unlock()
+		f.arrive <- arrives
+		if <-try.ended; !errors.Is(try.err, why) {
+			t.Errorf("it failed by %v, want %v", try.err, why)
+		}
+		if _, err := s.Get(r.ref("app:1")); err != nil {
+			t.Fatalf("the image after %v: %v", why, err)
+		}
+	}
+	s.lazies.pause = time.Millisecond
+	f.mu.Lock()
+	f.full = true
+	f.mu.Unlock()
+	fails(nil, unix.ENOSPC)
+	f.mu.Lock()
+	f.full = false
+	f.mu.Unlock()
+	f.arrive <- lazy.ErrNotShown // after the pause
+	f.arrive <- nil              // it is shown again
+	landedNow(t, s, diffID)
+	if s.content(t, diffID, "file") != "hello" {
+		t.Error("the layer is not unpacked")
+	}
+
+	private := r.image("app:1", []testLayer{lazyLayer("private")}, withTable)
+	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{})
+	must(t, err)
+	diffID = private.diffIDs[0]
+	s.reopen(t)
+	r.intercept = func(w http.ResponseWriter, req *http.Request) bool {
+		if user, _, _ := req.BasicAuth(); user == "me" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	}
+	s.lazies.pause = time.Hour
+	fails(lazy.ErrGone, registry.ErrUnauthorized)
+	// A pull with credentials does not wait for the end of the pause.
+	_, err = s.Pull(t.Context(), r.ref("app:1"), PullOptions{Auth: Auth{Username: "me", Password: "secret"}})
+	must(t, err)
+	f.arrive <- lazy.ErrGone
+	s.lazies.mu.Lock()
+	l := s.lazies.landings[diffID]
+	s.lazies.mu.Unlock()
+	if l != nil {
+		<-l.done
+	}
+	if s.content(t, diffID, "file") != "private" {
+		t.Error("the layer is not pulled")
 	}
 }
 
