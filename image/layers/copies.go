@@ -50,7 +50,7 @@ func (s *Store) copyLayer(ctx context.Context, d snapshot.DriverName, to *snapsh
 	}
 	err = s.unpack(ctx, to, layer)
 	if err == nil {
-		err = syncFS(mark)
+		err = s.cfg.sync(mark)
 	}
 	if err == nil {
 		err = os.Remove(mark)

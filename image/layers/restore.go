@@ -85,6 +85,10 @@ func (s *Store) restore(ctx context.Context, archive io.ReadSeeker, d digest.Dig
 		err = errors.New("the archive changed while it was read")
 	}
 	if err == nil {
+		// A layer with a name counts as whole after a crash: its files must be on disk before.
+		err = s.cfg.sync(w.Dir())
+	}
+	if err == nil {
 		err = w.Commit(ctx, d)
 	}
 	if err != nil {

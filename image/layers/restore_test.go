@@ -3,8 +3,11 @@ package layers
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -37,6 +40,34 @@ func TestLayerThatChanges(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), "changed") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// Regression: after a crash, the layer of a restored checkpoint could lack what its files held.
+func TestRestoredLayerIsSynced(t *testing.T) {
+	store := snapshot.New(snapshot.Config{Root: t.TempDir(), Driver: snapshot.Native, Log: slog.New(slog.DiscardHandler)})
+	if err := store.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	archive := layerWith(t, "etc/passwd")
+	d := digest.FromBytes(archive)
+	synced, full := 0, errors.New("disk is full")
+	s := New(Config{Node: store, sync: func(dir string) error {
+		synced++
+		if _, err := os.Stat(filepath.Join(dir, "etc/passwd")); err != nil || store.HasLayer(d) {
+			t.Errorf("synced before the files are there (%v), or after the layer has its name", err)
+		}
+		if synced == 1 {
+			return full
+		}
+		return syncFS(dir)
+	}})
+	if err := s.restore(t.Context(), bytes.NewReader(archive), d); !errors.Is(err, full) || store.HasLayer(d) {
+		t.Errorf("without a sync: %v, layer: %t", err, store.HasLayer(d))
+	}
+	if err := s.restore(t.Context(), bytes.NewReader(archive), d); err != nil || synced != 2 || !store.HasLayer(d) {
+		t.Errorf("%v, synced %d times, layer: %t", err, synced, store.HasLayer(d))
 	}
 }
 

@@ -51,6 +51,8 @@ type Config struct {
 
 	// archive is Store.Archive, but in tests.
 	archive func(ctx context.Context, d digest.Digest, w io.Writer) error
+	// sync is syncFS, but in tests.
+	sync func(path string) error
 }
 
 // Store is the node's snapshot store and those of further drivers.
@@ -69,6 +71,9 @@ func New(c Config) *Store {
 	s := &Store{cfg: c, more: map[snapshot.DriverName]*snapshot.Store{}}
 	if c.archive == nil {
 		s.cfg.archive = s.Archive
+	}
+	if c.sync == nil {
+		s.cfg.sync = syncFS
 	}
 	return s
 }
