@@ -15,6 +15,7 @@ import (
 	"github.com/coracle-project/coracle/cmd/coracle/bar"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
 	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
+	"github.com/coracle-project/coracle/internal/atomicfile"
 )
 
 // chunkStream is what Save and Export answer with.
@@ -151,8 +152,10 @@ func (i *images) toFile(cmd *cobra.Command, file string, write func(io.Writer) e
 	if err != nil {
 		return err
 	}
-	err = write(f)
-	err = errors.Join(i.daemon.Plain(err), f.Close())
+	if err = i.daemon.Plain(write(f)); err == nil {
+		err = f.Sync() // or an empty file could take the place of one that was whole, after a power cut
+	}
+	err = errors.Join(err, f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), file)
 	}
@@ -204,7 +207,11 @@ func extractLayout(r io.Reader, dir string) error {
 		err = writeFile(filepath.Join(temp, h.Name), tr)
 	}
 	if errors.Is(err, io.EOF) {
-		err = os.Rename(temp, dir) // replaces an empty directory only
+		all := filepath.Join(temp, "blobs")
+		err = errors.Join(atomicfile.Sync(filepath.Join(all, "sha256")), atomicfile.Sync(all), atomicfile.Sync(temp))
+		if err == nil {
+			err = os.Rename(temp, dir) // replaces an empty directory only
+		}
 	}
 	if err != nil {
 		_ = os.RemoveAll(temp)
@@ -217,7 +224,9 @@ func writeFile(path string, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, r)
+	if _, err = io.Copy(f, r); err == nil {
+		err = f.Sync()
+	}
 	return errors.Join(err, f.Close())
 }
 

@@ -7,11 +7,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cmd/coracle/bar"
 	"github.com/coracle-project/coracle/cmd/coracle/daemon"
@@ -109,6 +111,67 @@ func TestToFile(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// cannotSync has the open files below a directory not be synced: fsync(2) of /dev/null fails.
+func cannotSync(t *testing.T, dir string) {
+	t.Helper()
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = null.Close() }()
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range descriptors {
+		path, err := os.Readlink("/proc/self/fd/" + d.Name())
+		if err != nil || !strings.HasPrefix(path, dir+"/") {
+			continue
+		}
+		fd, err := strconv.Atoi(d.Name())
+		if err == nil {
+			err = unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// readerFunc is a reader that is one function.
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// Regression: archives got their names unsynced, and could be empty after a power cut.
+func TestFilesAreSynced(t *testing.T) {
+	dir := t.TempDir()
+	i, cmd := &images{daemon: daemon.New(nil)}, &cobra.Command{}
+	err := i.toFile(cmd, filepath.Join(dir, "archive"), func(w io.Writer) error {
+		cannotSync(t, dir)
+		_, err := io.WriteString(w, "images")
+		return err
+	})
+	if !errors.Is(err, unix.EINVAL) {
+		t.Errorf("an archive that cannot be synced: %v", err)
+	}
+	var layout bytes.Buffer
+	w := tar.NewWriter(&layout)
+	_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "oci-layout", Size: 1, Mode: 0o644})
+	_, _ = io.WriteString(w, "x")
+	_ = w.Close()
+	err = extractLayout(readerFunc(func(b []byte) (int, error) {
+		cannotSync(t, dir)
+		return layout.Read(b)
+	}), filepath.Join(dir, "layout"))
+	if !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a layout that cannot be synced: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
 
