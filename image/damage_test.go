@@ -405,7 +405,8 @@ func TestVerifyWithCredentials(t *testing.T) {
 	if v, err = s.Verify(t.Context(), o); err != nil || !slices.Equal(v.Refetched, o.Images) {
 		t.Errorf("one registry: %+v, %v", v, err)
 	}
-	if v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged}); err != nil || !slices.Equal(v.Refetched, []string{another.ref("app:1")}) {
+	v, err = s.Verify(t.Context(), VerifyOptions{Repair: RefetchDamaged})
+	if err != nil || !slices.Equal(v.Refetched, []string{another.ref("app:1")}) {
 		t.Errorf("without credentials: %+v, %v", v, err)
 	}
 }

@@ -243,8 +243,8 @@ func (z *lazies) nextLanding(l *landing, diffID digest.Digest, err error) *arriv
 	return nil
 }
 
-// land waits for the blob and unpacks it. A layer that no one shows any more is pulled. If it is not
-// what its digests say, the images that need it go; any other failure may pass.
+// land waits for the blob and unpacks it. A layer that no one shows any more is pulled. If it is
+// not what its digests say, the images that need it go; any other failure may pass.
 func (z *lazies) land(ctx context.Context, src *registry.Repository, d ocispec.Descriptor, diffID digest.Digest) error {
 	f, err := z.lazy.AwaitLazy(ctx, diffID)
 	if errors.Is(err, lazy.ErrNotShown) && z.unpacker.IsLazy(d, diffID) {

@@ -27,8 +27,8 @@ func tunnelled(node string, from, to netip.Addr) []byte {
 	return append(append(frame, header...), 'x')
 }
 
-// TestPodsSendNothingIntoTheTunnel has a pod of node a send tunnelled packets to node b, in the name
-// of a pod of node c. They would leave with the address of a node, which b takes them from.
+// TestPodsSendNothingIntoTheTunnel has a pod of node a send tunnelled packets to node b, in the
+// name of a pod of node c. They would leave with the address of a node, which b takes them from.
 func TestPodsSendNothingIntoTheTunnel(t *testing.T) {
 	at := func(a string) string { return netip.AddrPortFrom(netip.MustParseAddr(a), testPort).String() }
 	type test struct {

@@ -28,8 +28,9 @@ func logSize(path string) int64 {
 	return info.Size()
 }
 
-// newerDataLine is the last error of coracle-kube after the given position of its log, if it is that the
-// data are of a newer version; "" if it is another, or there is none. systemd does not pass it on.
+// newerDataLine is the last error of coracle-kube after the given position of its log, if it is
+// that the data are of a newer version; "" if it is another, or there is none. systemd does not
+// pass it on.
 func newerDataLine(log string, from int64) string {
 	const most = 64 << 10
 	f, err := os.Open(log)

@@ -27,9 +27,9 @@ const routeProtocol = 86
 // one.
 const closedProtocol = 87
 
-// senders is the routing table that tells coracled which addresses other nodes have: it lets them in
-// to pods, like what routes with routeProtocol lead to. No rule refers to this table (ip-rule(8)), so
-// nothing is routed by it.
+// senders is the routing table that tells coracled which addresses other nodes have: it lets them
+// in to pods, like what routes with routeProtocol lead to. No rule refers to this table
+// (ip-rule(8)), so nothing is routed by it.
 const senders = 86086
 
 // marked reports whether a route is ours.
@@ -258,8 +258,8 @@ func (k *kernel) sender(a netip.Addr, f func(*netlink.Route) error) error {
 	})
 }
 
-// hasTables reports whether the kernel has several routing tables. Otherwise it would put a route of
-// any table in the only one, and the peer could not be reached.
+// hasTables reports whether the kernel has several routing tables. Otherwise it would put a route
+// of any table in the only one, and the peer could not be reached.
 func (k *kernel) hasTables(f *nftable.Family) bool {
 	rules, err := k.RuleList(int(f.Protocol)) // AF_INET, too, is NFPROTO_IPV4
 	return settled(err) == nil && len(rules) > 0

@@ -18,7 +18,8 @@ type Plan struct {
 	// Forward says to which address in the underlay frames for a tunnel end go.
 	Forward map[Far]netip.Addr
 	// Senders are the addresses that peers themselves may send from to pods, without encryption. A
-	// peer may take a direct route where this node takes the tunnel, and it chooses among its addresses.
+	// peer may take a direct route where this node takes the tunnel, and it chooses among its
+	// addresses.
 	Senders map[netip.Addr]struct{}
 	// Encrypted are the peers of the device that encrypts, without the port of their endpoints.
 	Encrypted []wireguard.Peer
