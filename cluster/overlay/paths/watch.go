@@ -41,17 +41,17 @@ const (
 func newWatch(c Config, rules <-chan struct{}) (*watch, error) {
 	w := &watch{cluster: c.Cluster, log: c.Log, changed: make(chan struct{}, 1), stop: make(chan struct{}), plan: New(Node{}, nil)}
 	err := errors.Join(
-		follow(w, func(ch chan<- netlink.LinkUpdate, failed func(error)) error {
-			return netlink.LinkSubscribeWithOptions(ch, w.stop, netlink.LinkSubscribeOptions{ErrorCallback: failed})
+		follow(w, func(ch chan<- netlink.LinkUpdate, done <-chan struct{}, failed func(error)) error {
+			return netlink.LinkSubscribeWithOptions(ch, done, netlink.LinkSubscribeOptions{ErrorCallback: failed})
 		}, w.link),
-		follow(w, func(ch chan<- netlink.AddrUpdate, failed func(error)) error {
-			return netlink.AddrSubscribeWithOptions(ch, w.stop, netlink.AddrSubscribeOptions{ErrorCallback: failed})
+		follow(w, func(ch chan<- netlink.AddrUpdate, done <-chan struct{}, failed func(error)) error {
+			return netlink.AddrSubscribeWithOptions(ch, done, netlink.AddrSubscribeOptions{ErrorCallback: failed})
 		}, w.address),
-		follow(w, func(ch chan<- netlink.RouteUpdate, failed func(error)) error {
-			return netlink.RouteSubscribeWithOptions(ch, w.stop, netlink.RouteSubscribeOptions{ErrorCallback: failed})
+		follow(w, func(ch chan<- netlink.RouteUpdate, done <-chan struct{}, failed func(error)) error {
+			return netlink.RouteSubscribeWithOptions(ch, done, netlink.RouteSubscribeOptions{ErrorCallback: failed})
 		}, w.route),
-		follow(w, func(ch chan<- netlink.NeighUpdate, failed func(error)) error {
-			return netlink.NeighSubscribeWithOptions(ch, w.stop, netlink.NeighSubscribeOptions{ErrorCallback: failed})
+		follow(w, func(ch chan<- netlink.NeighUpdate, done <-chan struct{}, failed func(error)) error {
+			return netlink.NeighSubscribeWithOptions(ch, done, netlink.NeighSubscribeOptions{ErrorCallback: failed})
 		}, w.neighbour),
 	)
 	if err != nil {
@@ -78,27 +78,36 @@ const (
 	longestPause = time.Minute
 )
 
+// subscription has the kernel's notifications of one kind sent to ch. It closes ch after done was
+// closed, and when some were lost, but keeps its socket until done is closed.
+type subscription[T any] func(ch chan<- T, done <-chan struct{}, failed func(error)) error
+
 // follow reads one kind of notifications until close. If some were lost, it subscribes again, until
 // it succeeds, and everything may have changed.
-func follow[T any](w *watch, subscribe func(chan<- T, func(error)) error, read func(T)) error {
-	begin := func() (<-chan T, error) {
-		ch := make(chan T)
-		return ch, subscribe(ch, func(err error) {
+func follow[T any](w *watch, subscribe subscription[T], read func(T)) error {
+	begin := func() (ch chan T, done chan struct{}, err error) {
+		ch, done = make(chan T), make(chan struct{})
+		err = subscribe(ch, done, func(err error) {
 			select {
 			case <-w.stop:
 			default:
 				w.log.Debug("notifications of the kernel were lost", "err", err)
 			}
 		})
+		if err != nil {
+			close(done)
+		}
+		return ch, done, err
 	}
-	ch, err := begin()
+	ch, done, err := begin()
 	if err != nil {
 		return err
 	}
 	w.running.Go(func() {
 		for {
-			for update := range ch {
-				read(update)
+			readAll(w.stop, ch, read)
+			close(done)
+			for range ch { // until the subscription has ended
 			}
 			select {
 			case <-w.stop:
@@ -106,7 +115,7 @@ func follow[T any](w *watch, subscribe func(chan<- T, func(error)) error, read f
 			default:
 			}
 			for pause := firstPause; ; pause = min(2*pause, longestPause) {
-				if ch, err = begin(); err == nil {
+				if ch, done, err = begin(); err == nil {
 					break
 				}
 				w.log.Warn("changes of the machine's network are not followed: trying again", "in", pause, "err", err)
@@ -120,6 +129,21 @@ func follow[T any](w *watch, subscribe func(chan<- T, func(error)) error, read f
 		}
 	})
 	return nil
+}
+
+// readAll reads until the channel or stop is closed.
+func readAll[T any](stop <-chan struct{}, ch <-chan T, read func(T)) {
+	for {
+		select {
+		case <-stop:
+			return
+		case update, open := <-ch:
+			if !open {
+				return
+			}
+			read(update)
+		}
+	}
 }
 
 func (w *watch) close() {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,7 +18,7 @@ func TestFollowSubscribesAgain(t *testing.T) {
 		var channels []chan<- int
 		var tries int
 		var read []int
-		subscribe := func(ch chan<- int, _ func(error)) error {
+		subscribe := func(ch chan<- int, _ <-chan struct{}, _ func(error)) error {
 			if tries++; len(channels) > 0 && tries <= 1+failures {
 				return errors.New("no buffer space available")
 			}
@@ -50,5 +51,50 @@ func TestFollowSubscribesAgain(t *testing.T) {
 		synctest.Wait() // it waits for its next try
 		close(w.stop)
 		w.running.Wait()
+	})
+}
+
+// Regression: a subscription that lost notifications kept its socket until the watch ended.
+func TestFollowEndsItsSubscriptions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &watch{log: slog.New(slog.DiscardHandler), changed: make(chan struct{}, 1), stop: make(chan struct{})}
+		var open atomic.Int32
+		tries := 0
+		lose := make(chan struct{})
+		subscribe := func(ch chan<- int, done <-chan struct{}, _ func(error)) error {
+			if tries++; tries%2 == 0 {
+				return errors.New("no buffer space available")
+			}
+			open.Add(1)
+			go func() { // as netlink does
+				<-done
+				open.Add(-1)
+			}()
+			go func() {
+				defer close(ch)
+				select {
+				case <-lose:
+				case <-done:
+				}
+			}()
+			return nil
+		}
+		if err := follow(w, subscribe, func(int) {}); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			lose <- struct{}{}
+			<-w.changed
+			synctest.Wait()
+			if n := open.Load(); n != 1 {
+				t.Fatalf("%d subscriptions are open", n)
+			}
+		}
+		close(w.stop)
+		w.running.Wait()
+		synctest.Wait()
+		if n := open.Load(); n != 0 {
+			t.Errorf("%d subscriptions are open at the end", n)
+		}
 	})
 }
