@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
 func lookPath(name string) (string, error) {
@@ -86,28 +88,76 @@ func writeAt(f *os.File, s string) error {
 	return err
 }
 
-// exclusive keeps other ups and downs of this place waiting until release is called.
+// exclusive keeps other ups and downs of this place waiting until release is called. The error is
+// fs.ErrNotExist if there is no such place.
 func (p place) exclusive(ctx context.Context) (release func(), err error) {
-	dir, err := os.Open(p.root)
-	if err != nil {
-		return nil, err
+	for {
+		dir, err := os.Open(p.root)
+		if err != nil {
+			return nil, err
+		}
+		err = p.flockRoot(ctx, dir)
+		if err == nil && p.isRoot(dir) {
+			return func() { _ = dir.Close() }, nil
+		}
+		_ = dir.Close()
+		if err != nil {
+			return nil, err
+		}
 	}
+}
+
+// makeExclusive is exclusive for a place that is made, with further directories, if a purge has
+// removed it meanwhile.
+func (p place) makeExclusive(ctx context.Context, further ...string) (release func(), err error) {
+	for {
+		if err := privatedir.Make(p.root); err != nil {
+			return nil, err
+		}
+		release, err := p.exclusive(ctx)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, dir := range further {
+			if err := privatedir.Make(dir); err != nil {
+				release()
+				return nil, err
+			}
+		}
+		return release, nil
+	}
+}
+
+// flockRoot waits until no other process has the lock of the directory.
+func (p place) flockRoot(ctx context.Context, dir *os.File) error {
 	for {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return func() { _ = dir.Close() }, nil
+			return nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			_ = dir.Close()
-			return nil, fmt.Errorf("lock %s: %w", p.root, err)
+			return fmt.Errorf("lock %s: %w", p.root, err)
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
-			_ = dir.Close()
-			return nil, fmt.Errorf("another 'coracle up' or 'down' runs on %s: %w", p.root, ctx.Err())
+			return fmt.Errorf("another 'coracle up' or 'down' runs on %s: %w", p.root, ctx.Err())
 		}
 	}
+}
+
+// isRoot is whether dir is still the directory of the place. The process that had the lock may have
+// removed it, and another process may have the lock of the one that is there now.
+func (p place) isRoot(dir *os.File) bool {
+	locked, err := dir.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Stat(p.root)
+	return err == nil && os.SameFile(locked, now)
 }
 
 // holder returns the pid of the process that holds the lock of the file at path, 0 if none does. It

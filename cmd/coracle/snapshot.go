@@ -16,7 +16,6 @@ import (
 
 	"github.com/coracle-project/coracle/cmd/coracle/bar"
 	"github.com/coracle-project/coracle/cmd/coracle/output"
-	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
 // snapshotFacts are what the cluster process's program says of a snapshot.
@@ -154,10 +153,7 @@ func (o upOptions) builtInEtcd() error {
 }
 
 func restoreSnapshot(ctx context.Context, p place, progress *bar.Progress, file string) (snapshotFacts, error) {
-	if err := privatedir.Make(p.root); err != nil {
-		return snapshotFacts{}, err
-	}
-	release, err := p.exclusive(ctx)
+	release, err := p.makeExclusive(ctx)
 	if err != nil {
 		return snapshotFacts{}, err
 	}

@@ -16,8 +16,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/coracle-project/coracle/internal/privatedir"
 )
 
 func upCommand(p *place) *cobra.Command {
@@ -131,14 +129,9 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 	if err := o.check(); err != nil {
 		return err
 	}
-	for _, dir := range []string{p.root, p.state} {
-		// coracled does so too, but one that runs may have been started before they were opened.
-		if err := privatedir.Make(dir); err != nil {
-			return err
-		}
-	}
 	steps := newSteps(out)
-	release, err := p.exclusive(ctx)
+	// coracled makes them private too, but one that runs may have been started before they were opened.
+	release, err := p.makeExclusive(ctx, p.state)
 	if err != nil {
 		return err
 	}

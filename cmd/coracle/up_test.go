@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -54,6 +56,56 @@ func TestExclusive(t *testing.T) {
 		t.Fatal(err)
 	}
 	again()
+}
+
+// Regression: an up that had waited for a 'down --purge' held the lock of a directory that was gone,
+// and a third one that of the new directory.
+func TestExclusiveAfterAPurge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := place{root: filepath.Join(t.TempDir(), "root"), state: filepath.Join(t.TempDir(), "state")}
+		taken := make(chan func())
+		take := func() {
+			release, err := p.makeExclusive(t.Context(), p.state)
+			if err != nil {
+				t.Error(err)
+				release = func() {}
+			}
+			taken <- release
+		}
+		go take()
+		purge := <-taken
+		go take()
+		synctest.Wait() // it waits for the lock of the directory that is removed now
+		if err := errors.Join(os.Remove(p.root), os.Remove(p.state)); err != nil {
+			t.Fatal(err)
+		}
+		purge()
+		release := <-taken
+		for _, dir := range []string{p.root, p.state} {
+			if _, err := os.Stat(dir); err != nil {
+				t.Error(err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := p.exclusive(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a third one, while the place is taken: %v", err)
+		}
+		// A down goes on without the lock if there is nothing left.
+		gone := make(chan error, 1)
+		go func() {
+			_, err := p.exclusive(t.Context())
+			gone <- err
+		}()
+		synctest.Wait()
+		if err := os.Remove(p.root); err != nil {
+			t.Fatal(err)
+		}
+		release()
+		if err := <-gone; !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a down after the purge: %v", err)
+		}
+	})
 }
 
 // Who lost the lock to another waits for that one, and no longer than it holds the lock.
