@@ -173,6 +173,11 @@ func (b *build) installGroups(server *genericapiserver.GenericAPIServer) error {
 		if err != nil {
 			return fmt.Errorf("API group %q: %w", p.GroupName(), err)
 		}
+		if p.GroupName() == corev1.GroupName {
+			if err := limitUpgrades(group.VersionedResourcesStorageMap[corev1.SchemeGroupVersion.Version]); err != nil {
+				return err
+			}
+		}
 		if err := b.storages.Add(&group); err != nil {
 			return fmt.Errorf("API group %q: %w", p.GroupName(), err)
 		}

@@ -84,6 +84,7 @@ func withServer(m *testing.M) (int, error) {
 		config.OpenAPIConfig, config.OpenAPIV3Config = &v2, &v3
 		built = *b
 		built.config = &config
+		reroute(b.proxy)
 		for _, container := range b.containers {
 			documented = append(documented, keepDocumentation(container)...)
 		}

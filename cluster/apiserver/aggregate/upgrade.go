@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/proxy"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/upgrade"
 )
 
 // upgradeLimit is how long a server may take to answer a request for an upgraded connection.
@@ -28,7 +30,9 @@ func (a *Aggregator) upgrade(w http.ResponseWriter, req *http.Request, location 
 	waiting := &upgrading{ResponseWriter: w, ctx: ctx, dial: r.transport.DialContext}
 	defer waiting.answered()
 	dialing := &http.Transport{TLSClientConfig: r.transport.TLSClientConfig, DialContext: waiting.connect} // the handler takes no more of it
-	proxy.NewUpgradeAwareHandler(location, dialing, false, true, failing{r, a.options.Log}).ServeHTTP(waiting, req.WithContext(ctx))
+	handler := proxy.NewUpgradeAwareHandler(location, dialing, false, true, failing{r, a.options.Log})
+	upgrade.Limit(handler)
+	handler.ServeHTTP(waiting, req.WithContext(ctx))
 }
 
 // upgrading is a request for an upgraded connection. The connection to the server is closed when

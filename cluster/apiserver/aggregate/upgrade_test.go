@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,4 +136,35 @@ func TestUpgradesGoOn(t *testing.T) {
 	u.arrived <- theirs
 	u.backend <- conn
 	u.closed(t)
+}
+
+// A server that answers with an endless header does not take the API server's memory.
+func TestUpgradesWithAnEndlessHeader(t *testing.T) {
+	u := startUpgrade(t, time.Hour)
+	conn := <-u.backend
+	defer conn.Close()
+	const attack = 64 << 20 // it has an end for the test only
+	sent := make(chan int, 1)
+	go func() {
+		n, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n")
+		for block := strings.Repeat("A: "+strings.Repeat("a", 1<<10-5)+"\r\n", 64); err == nil && n < attack; n += len(block) {
+			_, err = io.WriteString(conn, block)
+		}
+		_, _ = io.WriteString(conn, "\r\n")
+		sent <- n
+	}()
+	resp, err := http.ReadResponse(u.answer, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(said), "longer than 1048576 bytes") {
+		t.Errorf("%d %s", resp.StatusCode, said)
+	}
+	if n := <-sent; n > attack/2 { // the kernel's buffers take some
+		t.Errorf("the API server took %d bytes", n)
+	}
+	u.client.Close()
+	<-u.ended
 }
