@@ -225,11 +225,14 @@ func (c *controller) remove(ctx context.Context, pod *corev1.Pod, condition *cor
 	if pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0 {
 		return nil // deleted for good already; a finalizer keeps it, and its removal is not ours
 	}
-	return ignoreGone(c.set.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *metav1.NewDeleteOptions(0)))
+	o := metav1.NewDeleteOptions(0)
+	o.Preconditions = metav1.NewUIDPreconditions(string(pod.UID)) // another pod may have the name by now
+	return ignoreGone(c.set.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *o))
 }
 
+// ignoreGone returns nil if the pod is gone, also if another one has its name.
 func ignoreGone(err error) error {
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
 	return err

@@ -199,3 +199,21 @@ func TestANodeThatComesBackInTimeKeepsItsPods(t *testing.T) {
 		}
 	})
 }
+
+// A StatefulSet's next pod has the name of the last one. The informer may not have it yet.
+func TestTheNextPodOfTheNameStays(t *testing.T) {
+	own.Run(t, func(t *testing.T, s *apitest.Server) {
+		w := world{s, t}
+		w.node("n", corev1.ConditionTrue)
+		w.pod("web-0", "n", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })
+		last := must(w.Kube.CoreV1().Pods(apitest.Namespace).Get(ctx, "web-0", metav1.GetOptions{})).DeepCopy()
+		last.UID = "of-the-last-one"
+		c := &controller{set: &client.Set{Kube: w.Kube}}
+		if err := c.remove(ctx, last, nil); err != nil {
+			t.Errorf("a pod that is gone: %v", err)
+		}
+		if got := w.state(); got != `web-0 on "n" Succeeded deleted=false` {
+			t.Error(got)
+		}
+	})
+}
