@@ -3,14 +3,13 @@ package engine
 import (
 	"bytes"
 	"fmt"
-	"io"
-	"os"
 	"strconv"
 	"sync"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/plan"
 )
@@ -97,31 +96,15 @@ func mountFlags(path string) (uintptr, error) {
 }
 
 // homeIn is the home directory of a user, by the /etc/passwd of a root file system, which may
-// be anything; "/" if that does not say.
+// be anything, a device too; "/" if that does not say.
 func homeIn(root string, uid uint32) string {
-	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "/"
-	}
-	defer unix.Close(dir)
-	return homeAt(dir, uid)
-}
-
-func homeAt(dir int, uid uint32) string {
 	const most = 1 << 20 // bytes of the file that are read
-	fd, err := unix.Openat2(dir, "etc/passwd", &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	dir, err := safepath.Open(root)
 	if err != nil {
 		return "/"
 	}
-	f := os.NewFile(uintptr(fd), "passwd")
-	defer f.Close()
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() || st.Size() > most {
-		return "/"
-	}
-	data, err := io.ReadAll(io.LimitReader(f, most))
+	defer dir.Close()
+	data, err := dir.ReadFile("etc/passwd", most)
 	if err != nil {
 		return "/"
 	}

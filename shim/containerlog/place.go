@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/safepath"
 )
 
 // ErrInvalid is the kind of error of a path that is no place for a log, and of a Limit that no log
@@ -67,19 +69,40 @@ func (p Place) bad(what string, err error) error {
 // is none for a log.
 func (p Place) open() (f *os.File, err error) {
 	err = p.at(func(path string) error {
-		// O_NONBLOCK so that a FIFO in the file's place cannot hang the shim.
-		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0o640)
+		fd, err := openOrCreate(path)
+		if errors.Is(err, safepath.ErrNotRegular) {
+			return fmt.Errorf("%w: bad log path %s: not a regular file", ErrInvalid, p.path())
+		}
 		if err != nil {
 			return p.bad("cannot open it", err)
 		}
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-			unix.Close(fd)
-			return errors.Join(fmt.Errorf("%w: bad log path %s: not a regular file", ErrInvalid, p.path()), err)
-		}
-		_ = unix.SetNonblock(fd, false) // a regular file is never polled
 		f = os.NewFile(uintptr(fd), p.path())
 		return nil
 	})
 	return f, err
+}
+
+// openOrCreate makes a file, or opens the regular one that is there: opening a device could act on
+// it, and a FIFO could hang the shim.
+func openOrCreate(path string) (int, error) {
+	const tries = 3 // the file may be set aside meanwhile
+	for try := 1; ; try++ {
+		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o640)
+		if !errors.Is(err, unix.EEXIST) {
+			return fd, err
+		}
+		found, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) && try < tries {
+			continue
+		}
+		if err != nil {
+			return -1, err
+		}
+		defer unix.Close(found)
+		fd, _, err = safepath.ReopenRegular(found, unix.O_WRONLY|unix.O_APPEND)
+		if err == nil {
+			_ = unix.SetNonblock(fd, false) // a regular file is never polled
+		}
+		return fd, err
+	}
 }

@@ -157,3 +157,50 @@ func TestRotationErrorsNameTheLog(t *testing.T) {
 		t.Errorf("missing directory: %v", err)
 	}
 }
+
+// TestAttackDeviceInPlaceOfLog: a container that can write to log directories makes a device node
+// in place of a log, or a pipe. The shim, which may open any device of the host, opens neither.
+func TestAttackDeviceInPlaceOfLog(t *testing.T) {
+	for name, kind := range map[string]uint32{"device": unix.S_IFCHR, "pipe": unix.S_IFIFO} {
+		path := filepath.Join(t.TempDir(), "0.log")
+		if err := unix.Mknod(path, kind|0o600, int(unix.Mkdev(1, 3))); err != nil {
+			t.Fatal(err)
+		}
+		opened := opens(t, path)
+		f, err := os.OpenFile(path, os.O_RDWR, 0) // a pipe's other end, too, or the shim could not open this one
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if !opened() {
+			t.Fatal("a plain open is not seen: this test proves nothing")
+		}
+		place, err := PlaceOf("", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if log, err := Open(place, Limit{}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: opened %v, %v", name, log, err)
+		}
+		if opened() {
+			t.Errorf("the shim opened the %s", name)
+		}
+	}
+}
+
+// opens says whether a file has been opened for reading or writing since the last call.
+func opens(t *testing.T, path string) func() bool {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if _, err := unix.InotifyAddWatch(fd, path, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	return func() bool {
+		n, err := unix.Read(fd, make([]byte, 4<<10))
+		return err == nil && n > 0
+	}
+}

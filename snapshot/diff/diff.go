@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coracle-project/coracle/internal/safepath"
 	"github.com/coracle-project/coracle/internal/treewalk"
 )
 
@@ -280,20 +281,11 @@ func (w *Writer) file(dir int, name string, h *tar.Header) error {
 // openRegular opens a file that stat said is regular: not a link or a FIFO that took its
 // place since.
 func openRegular(dir int, name string) (*os.File, error) {
-	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
+	f, err := safepath.OpenRegularAt(dir, name)
+	if errors.Is(err, safepath.ErrNotRegular) {
+		return nil, errors.New("is not a regular file any more")
 	}
-	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = errors.New("is not a regular file any more")
-	}
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
+	return f, err
 }
 
 // header describes an entry of a directory.

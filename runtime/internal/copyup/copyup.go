@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/safepath"
 )
 
 // Copy copies the entries of a directory into another one, with owners, modes, times and
@@ -95,14 +97,11 @@ func (t *tree) subdirectory(from, to int, name, at string) error {
 }
 
 func file(from, to int, name string) error {
-	in, err := open(from, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	in, err := safepath.OpenRegularAt(from, name) // it may no longer be a file
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	if st, err := in.Stat(); err != nil || !st.Mode().IsRegular() {
-		return errors.Join(err, errors.New("it is no longer a file"))
-	}
 	out, err := open(to, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
 	if err != nil {
 		return err
