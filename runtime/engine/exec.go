@@ -170,18 +170,8 @@ func (e *entry) run(ctx context.Context, pidfd int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	into := -1
-	if e.unified != "" {
-		fd, err := e.container.openCgroup(e.unified)
-		if err != nil {
-			return 0, err
-		}
-		e.open.add(fd)
-		into = len(fds)
-		fds = append(fds, fd)
-	}
 	e.watch.lap("open what the plan needs")
-	pid, err := e.container.engine.clone(e.code, 0, into, fds)
+	pid, err := e.clone(fds)
 	if errors.Is(err, zygote.ErrLost) {
 		err = errors.Join(err, conv.endLost())
 	}
@@ -233,16 +223,6 @@ func (e *entry) enter(pid int) error {
 		return err
 	}
 	return m.AddPid(e.opts.Cgroups[""], pid)
-}
-
-// openCgroup opens the cgroup that a process is to be in. One that has cgroups below with
-// controllers of their own takes no process; then init's is it.
-func (c *container) openCgroup(dir string) (int, error) {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("open cgroup %s: %w", dir, err)
-	}
-	return fd, nil
 }
 
 // listen follows the process from the one that joins the container (first) to the one that is

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/cgroups"
 	// Registers itself as what sets device rules.
@@ -38,6 +40,24 @@ func (r *Record) paths() map[string]string {
 
 // CgroupPaths implements runtime.CgroupHolder.
 func (c *Container) CgroupPaths() map[string]string { return c.Rec.paths() }
+
+// InitCgroup is the cgroup of the unified hierarchy that init is in: the container's, unless the
+// container, or who it is delegated to, has moved init.
+func (r *Record) InitCgroup() (string, error) {
+	file := fmt.Sprintf("/proc/%d/cgroup", r.Init.Pid)
+	in, err := cgroups.ParseCgroupFile(file)
+	if err != nil {
+		return "", err
+	}
+	if !r.Init.Alive() { // the number may be another's now
+		return "", runtime.ErrNotRunning
+	}
+	root, inner := unifiedRoot(), in[""]
+	if root == "" || !filepath.IsAbs(inner) || slices.Contains(strings.Split(inner, "/"), "..") {
+		return "", fmt.Errorf("%s: unified cgroup %q is not below %q", file, inner, root)
+	}
+	return filepath.Join(root, inner), nil
+}
 
 // listPath is the hierarchy whose process list is used for the container: the
 // devices controller on v1, which every container has, else the unified one.

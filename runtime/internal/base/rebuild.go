@@ -135,6 +135,7 @@ func upTo(path, id string) string {
 	return ""
 }
 
+// unifiedRoot is where the unified hierarchy is mounted, "" if it is not.
 func unifiedRoot() string {
 	const root = "/sys/fs/cgroup"
 	if cgroups.IsCgroup2UnifiedMode() {
