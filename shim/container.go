@@ -258,7 +258,7 @@ func insist(ctx context.Context, f func() error) error {
 // awaitExit waits for init's end and makes it known. One goroutine per container.
 func (c *container) awaitExit() {
 	defer close(c.watched)
-	e, ok := c.init.wait()
+	e, ok := c.init.waitUnreaped()
 	if !ok {
 		return
 	}
@@ -272,6 +272,7 @@ func (c *container) awaitExit() {
 	}); err != nil {
 		c.log.Error("cannot record the exit", "err", err)
 	}
+	c.init.reapEnded()
 	c.init.ended(e)
 	if c.record().Phase == phaseDeleting {
 		return // the end of what never ran is no event

@@ -21,10 +21,13 @@ type drainRig struct {
 	*container
 	path string   // of its log
 	fifo *os.File // its stdout
+	keep func()   // called when the log has a new file
 }
 
-func newDrainRig(t *testing.T) *drainRig {
-	r := &drainRig{path: filepath.Join(t.TempDir(), "log")}
+func newDrainRig(t *testing.T) *drainRig { return newLimitedDrainRig(t, containerlog.Limit{}) }
+
+func newLimitedDrainRig(t *testing.T, limit containerlog.Limit) *drainRig {
+	r := &drainRig{path: filepath.Join(t.TempDir(), "log"), keep: func() {}}
 	s := New(Config{StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	c := newContainer(s, record{Version: recordVersion, ID: "one", Phase: phaseRunning, Log: true})
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
@@ -48,11 +51,11 @@ func newDrainRig(t *testing.T) *drainRig {
 		t.Fatal(err)
 	}
 	c.stdio = &stdio{c: c}
-	if c.stdio.log, err = containerlog.Open(place, containerlog.Limit{}); err != nil {
+	if c.stdio.log, err = containerlog.Open(place, limit); err != nil {
 		t.Fatal(err)
 	}
 	p, err := containerlog.OpenPump(containerlog.Config{
-		Stream: "stdout", Pipe: pipe, Stage: filepath.Join(c.dir, "stdout"+stageName), Log: c.stdio.log, Keep: func() {},
+		Stream: "stdout", Pipe: pipe, Stage: filepath.Join(c.dir, "stdout"+stageName), Log: c.stdio.log, Keep: func() { r.keep() },
 		Out: &c.stdio.out, Busy: func() {}, Share: s.share, Rate: &c.stdio.rate, Slog: s.log,
 	})
 	if err != nil {
@@ -154,4 +157,40 @@ func TestExitIsToldAfterTheLog(t *testing.T) {
 	<-told
 	c.logged(t, " stdout P last words\n")
 	<-c.watched
+}
+
+// A shim that is killed between the end of init and the record of it leaves init to its next parent,
+// and so the code: init is reaped afterwards.
+func TestExitIsReapedWhenRecorded(t *testing.T) {
+	c := newLimitedDrainRig(t, containerlog.Limit{FileBytes: 1000, Files: 2})
+	waitable := func() error {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_PID, c.init.pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err == nil && info.Signo == 0 {
+			err = errors.New("it has not ended")
+		}
+		return err
+	}
+	if _, err := c.stdio.log.File().WriteString(strings.Repeat("x", 999) + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	drained := false
+	c.keep = func() {
+		drained = true
+		if err := waitable(); err != nil {
+			t.Errorf("while its output is drained: %v", err)
+		}
+	}
+	c.fifo.WriteString("last words\n")
+	go c.awaitExit()
+	<-c.watched
+	if !drained {
+		t.Error("its output was not drained: this test proves nothing")
+	}
+	if rec, err := readRecord(c.dir); err != nil || rec.Process.Exit == nil {
+		t.Errorf("record %+v, %v", rec, err)
+	}
+	if err := waitable(); !errors.Is(err, unix.ECHILD) {
+		t.Errorf("after the record is written: %v", err)
+	}
 }

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/coracle-project/coracle/shim/api"
@@ -9,14 +10,20 @@ import (
 )
 
 // wait returns when the process has ended, with its code. Only one caller may wait;
-// it calls ended when others may know. ok is false if the process was let go of.
-func (p *process) wait() (e exitState, ok bool) {
+// it calls ended when others may know. ok is false if the process was let go of. A child is reaped.
+func (p *process) wait() (e exitState, ok bool) { return p.waitBy(pidfd.Wait) }
+
+// waitUnreaped is wait, but the caller reaps a child, by reapEnded, when its end is on record: if
+// this shim is killed before, the keeper, its next parent, still learns the code.
+func (p *process) waitUnreaped() (e exitState, ok bool) { return p.waitBy(pidfd.WaitUnreaped) }
+
+func (p *process) waitBy(wait func(*os.File) (int32, error)) (e exitState, ok bool) {
 	if p.remote != nil {
 		return p.remote.wait(p.pid)
 	}
 	code, err := int32(pidfd.Unknown), error(nil)
 	if p.pidfd != nil {
-		if code, err = pidfd.Wait(p.pidfd); err != nil {
+		if code, err = wait(p.pidfd); err != nil {
 			return exitState{}, false
 		}
 	}
@@ -26,6 +33,12 @@ func (p *process) wait() (e exitState, ok bool) {
 		}
 	}
 	return endOf(code), true
+}
+
+func (p *process) reapEnded() {
+	if p.remote == nil && p.pidfd != nil {
+		pidfd.Reap(p.pidfd)
+	}
 }
 
 // reap waits for the end of a killed process and releases it. If the kernel does not end the

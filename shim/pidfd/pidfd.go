@@ -90,14 +90,27 @@ func parseStat(b []byte) (s Stat, err error) {
 // Wait returns when the process of f (which Open made) has ended, with its exit code:
 // 128+signal if a signal killed it, Unknown if it cannot be learned. A child is reaped.
 // It fails only when f is closed meanwhile.
-func Wait(f *os.File) (code int32, err error) {
+func Wait(f *os.File) (code int32, err error) { return wait(f, 0) }
+
+// WaitUnreaped is Wait, but leaves a child to Reap. Until then the exit code outlives this program:
+// its next parent can still learn it, on every kernel.
+func WaitUnreaped(f *os.File) (code int32, err error) { return wait(f, unix.WNOWAIT) }
+
+// Reap reaps the child of f if it has ended and no one has reaped it.
+func Reap(f *os.File) {
+	if rc, err := f.SyscallConn(); err == nil {
+		_ = rc.Control(func(fd uintptr) { _, _ = reap(int(fd), 0) })
+	}
+}
+
+func wait(f *os.File, options uintptr) (code int32, err error) {
 	rc, err := f.SyscallConn()
 	if err != nil {
 		return Unknown, err
 	}
 	err = rc.Read(func(fd uintptr) bool {
 		var ended bool
-		code, ended = status(int(fd))
+		code, ended = status(int(fd), options)
 		return ended
 	})
 	return code, err
@@ -121,12 +134,12 @@ func Ended(ctx context.Context, f *os.File) error {
 	return err
 }
 
-func status(fd int) (code int32, ended bool) {
+func status(fd int, options uintptr) (code int32, ended bool) {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(p, 0); err != nil || n == 0 {
 		return 0, false
 	}
-	child, err := reap(fd)
+	child, err := reap(fd, options)
 	switch {
 	case err == nil && child.pid != 0:
 		return child.exitCode(), true
@@ -154,11 +167,11 @@ type ended struct {
 	_      [100]byte // siginfo_t has 128 bytes
 }
 
-// reap reaps a child if it has ended. It uses the descriptor (P_PIDFD, Linux 5.4), because another
+// reap reaps a child if it has ended; with WNOWAIT it only asks. It uses the descriptor (P_PIDFD, Linux 5.4), because another
 // child may have got the pid since. ECHILD: the process is not our child or has been reaped.
-func reap(fd int) (e ended, err error) {
+func reap(fd int, options uintptr) (e ended, err error) {
 	// __WALL: the child may have been cloned with an exit signal other than SIGCHLD.
-	const options = unix.WEXITED | unix.WNOHANG | unix.WALL
+	options |= unix.WEXITED | unix.WNOHANG | unix.WALL
 	for {
 		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_PIDFD, uintptr(fd), uintptr(unsafe.Pointer(&e)), options, 0, 0)
 		switch errno {
