@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/coracle-project/coracle/internal/boundedconn"
 	"github.com/coracle-project/coracle/runtime"
 )
 
@@ -23,9 +24,16 @@ var errGone = errors.New("the shim is gone")
 // conn is the connection to one shim.
 type conn struct {
 	client  *ttrpc.Client
+	bounded *boundedconn.Conn
 	service string
 	lost    chan struct{} // closed when it has ended
 }
+
+// errHung says that a shim does not read its requests. It has not gone, nor have its containers.
+var errHung = errors.New("the shim takes no requests")
+
+// defaultPatience is how long a request waits for a shim that does not read.
+const defaultPatience = 10 * time.Second
 
 // connect returns the connection to a container's shim, which containers share. errGone if
 // no one listens.
@@ -50,8 +58,10 @@ func (e *Engine) connect(o *own) (*conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to shim: %w", err)
 	}
-	c := &conn{lost: make(chan struct{}), service: fmt.Sprintf("containerd.task.v%d.Task", o.Version)}
-	c.client = ttrpc.NewClient(nc, ttrpc.WithOnClose(func() { close(c.lost) }))
+	c := &conn{
+		lost: make(chan struct{}), service: fmt.Sprintf("containerd.task.v%d.Task", o.Version), bounded: boundedconn.New(nc, e.patience),
+	}
+	c.client = ttrpc.NewClient(c.bounded, ttrpc.WithOnClose(func() { close(c.lost) }))
 	e.conns[o.Address] = c
 	return c, nil
 }
@@ -73,7 +83,11 @@ func (e *Engine) call(ctx context.Context, o *own, method string, req, resp any)
 		return err
 	}
 	ctx = ttrpc.WithMetadata(ctx, ttrpc.MD{"containerd-namespace-ttrpc": {namespace}})
-	return callError(ctx, c.client.Call(ctx, c.service, method, req, resp))
+	err = callError(ctx, c.client.Call(ctx, c.service, method, req, resp))
+	if errors.Is(err, errGone) && c.bounded.Hung() {
+		return errHung
+	}
+	return err
 }
 
 // callError gives an error of a shim one of package runtime's kinds.

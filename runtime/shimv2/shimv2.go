@@ -34,6 +34,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/coracle-project/coracle/runtime"
 	"github.com/coracle-project/coracle/runtime/internal/base"
@@ -61,6 +62,7 @@ type Engine struct {
 	store              *base.Store
 	rootDir, publisher string
 	events             events
+	patience           time.Duration // for a shim to read a request
 
 	mu     sync.Mutex
 	conns  map[string]*conn   // by address
@@ -80,7 +82,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, fmt.Errorf("make engine: directory %q is not an absolute path", cfg.RootDir)
 	}
 	return &Engine{
-		store: store, rootDir: cfg.RootDir, publisher: cfg.Publisher,
+		store: store, rootDir: cfg.RootDir, publisher: cfg.Publisher, patience: defaultPatience,
 		conns: map[string]*conn{}, lives: map[string]*live{}, groups: map[string]*holder{},
 	}, nil
 }

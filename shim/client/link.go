@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -18,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/coracle-project/coracle/internal/boundedconn"
 	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/sock"
 )
@@ -188,28 +186,9 @@ func (l *link) connect() (*conn, error) {
 		return nil, err
 	}
 	c := &conn{lost: make(chan struct{})}
-	c.Client = ttrpc.NewClient(boundedConn{nc, l.limits.ping}, ttrpc.WithOnClose(func() { close(c.lost) }))
+	c.Client = ttrpc.NewClient(boundedconn.New(nc, l.limits.ping), ttrpc.WithOnClose(func() { close(c.lost) }))
 	c.task, c.shim = task.NewTTRPCTaskClient(c.Client), api.NewShimClient(c.Client)
 	return c, nil
-}
-
-// boundedConn closes the connection when the peer stops reading. ttrpc holds a lock while it writes
-// and ignores contexts, so one blocked write would block all other calls forever.
-type boundedConn struct {
-	net.Conn
-	patience time.Duration
-}
-
-func (c boundedConn) Write(b []byte) (int, error) {
-	if err := c.SetWriteDeadline(time.Now().Add(c.patience)); err != nil {
-		return 0, err
-	}
-	n, err := c.Conn.Write(b)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		c.Close()
-		return n, fmt.Errorf("shim takes no requests: %w", io.ErrClosedPipe)
-	}
-	return n, errors.Join(err, c.SetWriteDeadline(time.Time{})) // no timer on an idle node
 }
 
 // follow reads events until the connection ends or fails. Calls may use the connection from the
