@@ -176,18 +176,11 @@ func (d Dirs) OnDisk() ([]types.UID, error) {
 // ReadFile reads a regular file of at most limit bytes. It waits for nothing and follows no link,
 // whatever is there.
 func ReadFile(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	f, _, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, &os.PathError{Op: "read", Path: path, Err: errors.New("not a regular file")}
-	}
 	content, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(content)) > limit {
 		err = &os.PathError{Op: "read", Path: path, Err: fmt.Errorf("more than %d bytes", limit)}
@@ -196,6 +189,34 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	return content, nil
+}
+
+// ReadEnd reads the last bytes of a regular file, at most limit of them. Like ReadFile, it waits
+// for nothing and follows no link.
+func ReadEnd(path string, limit int64) ([]byte, error) {
+	f, size, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.NewSectionReader(f, max(0, size-limit), limit))
+}
+
+// openRegular opens a regular file, and returns its size.
+func openRegular(path string) (f *os.File, size int64, err error) {
+	f, err = os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &os.PathError{Op: "read", Path: path, Err: errors.New("not a regular file")}
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	return f, info.Size(), nil
 }
 
 // Directories are the names of those in dir, which need not be there, nor be a directory.
