@@ -300,10 +300,7 @@ func (k *Kubelet) newRunner(ctx context.Context) *pod.Runner {
 		RootDir:     k.opts.RootDir, Logs: podlogs.Dirs{All: k.opts.LogDir, Legacy: k.opts.LegacyLogDir},
 		ClusterDomain: k.opts.ClusterDomain, MemoryCapacity: k.reporter.Machine().MemoryBytes,
 		SeccompUnconfined: k.opts.SeccompUnconfined, Networks: k.opts.Networks, NoAddresses: k.noAddresses,
-		Gone: func(uid types.UID) {
-			users.release(uid)
-			k.static.gone(uid)
-		},
+		Gone: func(uid types.UID) { k.static.gone(uid) },
 	})
 }
 

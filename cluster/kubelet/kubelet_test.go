@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/kubelet/cgroups"
@@ -130,7 +131,7 @@ func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 	k.status = status.NewWriter(ctx, kube, discard)
 	probes := probe.New(cri.Exec, events, func(types.UID) {})
 	k.runner = pod.NewRunner(ctx, pod.Config{
-		CRI: cri, Volumes: k.volumes, Cgroups: c, Status: k.status, Probes: probes, Recorder: events,
+		CRI: cri, Volumes: k.volumes, Cgroups: c, Users: noUsers{}, Status: k.status, Probes: probes, Recorder: events,
 		HostIPs: func() []string { return nil }, RootDir: dir, Logs: podlogs.Dirs{All: filepath.Join(dir, "logs")},
 		Gone: func(uid types.UID) { removed <- uid },
 	})
@@ -151,3 +152,9 @@ func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 		t.Errorf("cgroups: the pod's that is gone %t, the other kubelet's %t", has(gone), has(others))
 	}
 }
+
+// noUsers has all pods use the node's ids.
+type noUsers struct{}
+
+func (noUsers) Of(*v1.Pod) (*runtimeapi.UserNamespace, error) { return nil, nil }
+func (noUsers) Release(types.UID)                             {}

@@ -32,6 +32,7 @@ type static struct {
 	running map[string]*v1.Pod // by full name
 	next    map[string]*v1.Pod // waits for the one that runs
 	mirrorP map[string]*v1.Pod
+	former  map[string]types.UID // mirrors of what ran before their pod's file came back
 }
 
 func newStatic(k *Kubelet) *static {
@@ -41,6 +42,7 @@ func newStatic(k *Kubelet) *static {
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 		seen:    make(chan struct{}),
 		running: map[string]*v1.Pod{}, next: map[string]*v1.Pod{}, mirrorP: map[string]*v1.Pod{},
+		former: map[string]types.UID{},
 	}
 }
 
@@ -106,7 +108,9 @@ func (s *static) start(p *v1.Pod) {
 
 func (s *static) startLocked(name string, p *v1.Pod) {
 	s.k.opts.Log.Info("running a static pod", "pod", name, "uid", p.UID)
-	if m := s.mirrorP[name]; m != nil && kubepod.IsMirrorPodOf(m, p) && !over(m) {
+	// A pod that is still ending starts anew afterwards: what its mirror says is not of this run.
+	before, known := s.k.runner.View(p.UID)
+	if m := s.mirrorP[name]; m != nil && kubepod.IsMirrorPodOf(m, p) && !over(m) && !(known && before.Removed) {
 		p = p.DeepCopy()
 		p.Status = m.Status
 		s.k.status.Object(p.UID, m)
@@ -129,7 +133,8 @@ func (s *static) stop(p *v1.Pod) {
 	}
 }
 
-// gone is called when nothing is left of a pod.
+// gone is called when nothing is left of a pod. If its file came back while it ended, it is running
+// again, and only its mirror is replaced.
 func (s *static) gone(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,12 +142,18 @@ func (s *static) gone(uid types.UID) {
 		if p.UID != uid {
 			continue
 		}
+		s.queue.Add(name)
+		if _, again := s.k.runner.View(uid); again {
+			if m := s.mirrorP[name]; m != nil {
+				s.former[name] = m.UID
+			}
+			continue
+		}
 		delete(s.running, name)
 		if n := s.next[name]; n != nil {
 			delete(s.next, name)
 			s.startLocked(name, n)
 		}
-		s.queue.Add(name)
 	}
 }
 
@@ -164,6 +175,7 @@ func (s *static) mirrorGone(m *v1.Pod) {
 	name := kubecontainer.GetPodFullName(m)
 	if was := s.mirrorP[name]; was != nil && was.UID == m.UID {
 		delete(s.mirrorP, name)
+		delete(s.former, name)
 	}
 	s.queue.Add(name)
 }
@@ -179,11 +191,11 @@ func (s *static) lookAtMirror(ctx context.Context) bool {
 		return false // whose mirror it is is not known yet
 	}
 	s.mu.Lock()
-	p, m := s.running[name], s.mirrorP[name]
+	p, m, former := s.running[name], s.mirrorP[name], s.former[name]
 	s.mu.Unlock()
 	var err error
 	switch {
-	case m != nil && (p == nil || m.DeletionTimestamp != nil || !kubepod.IsMirrorPodOf(m, p)):
+	case m != nil && (p == nil || m.DeletionTimestamp != nil || m.UID == former || !kubepod.IsMirrorPodOf(m, p)):
 		// What it mirrors is no more. Its deletion brings another look, which makes the new one.
 		_, err = s.mirrors.DeleteMirrorPod(ctx, name, &m.UID)
 	case m == nil && p != nil:

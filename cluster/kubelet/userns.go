@@ -51,8 +51,8 @@ func (u *userNamespaces) Of(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
 	return u.manager.GetOrCreateUserNamespaceMappings(klog.Background(), pod, handler)
 }
 
-// release frees the ids of a pod that is gone.
-func (u *userNamespaces) release(uid types.UID) {
+// Release frees the ids of a pod that is gone.
+func (u *userNamespaces) Release(uid types.UID) {
 	if u.err == nil {
 		u.manager.Release(klog.Background(), uid)
 	}

@@ -47,7 +47,7 @@ func TestUserNamespaces(t *testing.T) {
 		t.Errorf("of a runtime without: %v", err)
 	}
 	supported = true
-	u.release(own.UID)
+	u.Release(own.UID)
 	if _, err := os.Stat(filepath.Join(dir, "a", "userns")); !os.IsNotExist(err) {
 		t.Errorf("what a pod had, that is gone: %v", err)
 	}
@@ -63,5 +63,5 @@ func TestUserNamespaces(t *testing.T) {
 	if _, err := u.Of(own); err == nil || !strings.Contains(err.Error(), "invalid user namespace mappings file") {
 		t.Errorf("with a damaged file: %v", err)
 	}
-	u.release("b")
+	u.Release("b")
 }

@@ -336,6 +336,27 @@ func TestEndsInOrder(t *testing.T) {
 	})
 }
 
+// Regression: the ids of a static pod whose file came back while it ended were freed after it had
+// started again, and another pod could get the same.
+func TestAPodThatComesBackKeepsTheIdsOfItsNewRun(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		release := b.runtime.Block("StopContainer")
+		b.runner.Remove(p)
+		synctest.Wait()
+		b.runner.Apply(p)
+		release()
+		synctest.Wait()
+		b.wantWaits(p, "running")
+		b.edges.mu.Lock()
+		defer b.edges.mu.Unlock()
+		freed := slices.Index(b.edges.done, "release ids")
+		if freed < 0 || !slices.Contains(b.edges.done[freed:], "mount") {
+			t.Errorf("done %q", b.edges.done)
+		}
+	})
+}
+
 // What runs in a cgroup that cannot be removed takes what the pod was given.
 func TestAPodHasNotEndedBeforeItsCgroupIsGone(t *testing.T) {
 	onBench(t, func(b *bench) {

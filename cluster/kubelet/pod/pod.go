@@ -60,6 +60,14 @@ type Cgroups interface {
 	Remove(uid types.UID) error
 }
 
+// Users gives pods that ask for it ids of their own.
+type Users interface {
+	criconfig.Users
+	// Release frees the ids of a pod of which nothing is left. Of takes new ones if the pod, being a
+	// static one, starts again.
+	Release(uid types.UID)
+}
+
 // Config is what a Runner works with. All fields are needed, but those that say otherwise.
 type Config struct {
 	CRI      *cri.Client
@@ -69,7 +77,7 @@ type Config struct {
 	Probes   *probe.Manager
 	Status   *status.Writer
 	Cgroups  Cgroups
-	Users    criconfig.Users
+	Users    Users
 	DNS      criconfig.DNS
 	Recorder record.EventRecorder
 	// RuntimeHandler resolves a RuntimeClass's name.
@@ -92,7 +100,8 @@ type Config struct {
 	// NoAddresses, if set, says why pods cannot have addresses of their own yet. RetryAll follows
 	// when they can.
 	NoAddresses func() error
-	// Gone, if set, is called when nothing is left of a pod.
+	// Gone, if set, is called when nothing is left of a pod. A static pod whose file came back
+	// meanwhile may run again by then: View knows it.
 	Gone func(uid types.UID)
 	// Log gets errors and warnings; nil discards them.
 	Log *slog.Logger
@@ -238,6 +247,7 @@ func (r *Runner) forget(w *worker) {
 	if r.Gone != nil {
 		defer r.Gone(w.uid)
 	}
+	r.Users.Release(w.uid) // while no other goroutine of this UID can have taken ids
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Status.Forget(w.uid)

@@ -88,6 +88,7 @@ func (e *edges) Resolve(_ context.Context, _ *v1.Pod, c *v1.Container, _, _ []st
 	return nil, c.Command, c.Args, e.envErr
 }
 func (e *edges) Of(*v1.Pod) (*runtimeapi.UserNamespace, error) { return nil, nil }
+func (e *edges) Release(types.UID)                             { e.note("release ids") }
 func (e *edges) Ensure(*v1.Pod) error                          { return nil }
 func (e *edges) Parent(*v1.Pod) string                         { return "" }
 func (e *edges) Container() map[string]string                  { return nil }
