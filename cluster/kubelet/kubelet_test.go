@@ -111,7 +111,7 @@ func TestOnlyOwnCgroupsOfPodsThatAreGoneAreRemoved(t *testing.T) {
 		return len(all)+len(one) > 0
 	}
 	for _, p := range []*v1.Pod{gone, others} {
-		if err := c.Ensure(p); err != nil || !has(p) {
+		if _, err := c.Ensure(p); err != nil || !has(p) {
 			t.Fatalf("the cgroup of %s: %v", p.UID, err)
 		}
 	}

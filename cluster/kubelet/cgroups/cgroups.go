@@ -158,25 +158,84 @@ func (m *Manager) path(class v1.PodQOSClass, uid types.UID) string {
 
 const podPrefix = "pod"
 
-// Ensure makes the pod's cgroup, if it does not exist, and sets its limits.
-func (m *Manager) Ensure(pod *v1.Pod) error {
+// Ensure makes the pod's cgroup, if it does not exist, and sets its limits. Those of a cgroup with
+// containers are only raised: the containers have to shrink before it does. Unless all limits are
+// exact then, Lower is to follow when the containers have shrunk.
+func (m *Manager) Ensure(pod *v1.Pod) (exact bool, err error) {
 	if m.off {
-		return nil
+		return true, nil
 	}
 	class := v1qos.GetPodQOS(pod)
 	path := m.path(class, pod.UID)
 	if err := m.layout.make(path); err != nil {
-		return err
+		return false, err
 	}
 	f := podFigures(pod, class)
 	f.pids = m.podPIDs
-	if err := m.layout.set(path, f); err != nil {
-		return err
+	raised, err := m.raised(path, f)
+	if err != nil {
+		return false, err
+	}
+	if err := m.layout.set(path, raised); err != nil {
+		return false, err
 	}
 	m.mu.Lock()
 	m.pods[pod.UID] = made{class: class, milli: milliRequested(pod)}
 	m.mu.Unlock()
-	return m.shareBurstable()
+	return raised == f, m.shareBurstable()
+}
+
+// raised returns f without what would lower a limit of a cgroup that has containers.
+func (m *Manager) raised(path string, f figures) (figures, error) {
+	if f.quota == 0 && f.memory == 0 {
+		return f, nil
+	}
+	have, err := m.layout.limits(path)
+	if err != nil {
+		return figures{}, err
+	}
+	raised := f
+	if lowers(have.quota, f.quota) {
+		raised.quota = 0
+	}
+	if lowers(have.memory, f.memory) {
+		raised.memory = 0
+	}
+	if raised == f {
+		return f, nil
+	}
+	if empty, err := m.layout.empty(path); empty || err != nil {
+		return f, err
+	}
+	return raised, nil
+}
+
+// lowers says whether a limit becomes less, or is the first one.
+func lowers(have, want int64) bool { return want != 0 && (have == 0 || want < have) }
+
+// Lower sets the limits of the pod's cgroup, whose containers have theirs already. It is an error
+// if the pod uses more memory than it may have then: the kernel would kill a process of it.
+func (m *Manager) Lower(pod *v1.Pod) error {
+	if m.off {
+		return nil
+	}
+	class := v1qos.GetPodQOS(pod)
+	path, f := m.path(class, pod.UID), podFigures(pod, class)
+	have, err := m.layout.limits(path)
+	if err != nil {
+		return err
+	}
+	if lowers(have.memory, f.memory) {
+		used, err := m.layout.memoryUsed(path)
+		if err != nil {
+			return err
+		}
+		if used >= f.memory {
+			return fmt.Errorf("cannot decrease memory limits: attempting to set pod memory limit (%d) below current usage (%d)",
+				f.memory, used)
+		}
+	}
+	return m.layout.set(path, figures{quota: f.quota, memory: f.memory})
 }
 
 // Remove removes the pod's cgroup and what a runtime left below it.

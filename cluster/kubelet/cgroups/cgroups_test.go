@@ -115,7 +115,7 @@ func TestPodsHaveCgroupsByClass(t *testing.T) {
 		if got := m.Parent(tc.pod); got != tc.parent {
 			t.Errorf("parent %s, want %s", got, tc.parent)
 		}
-		if err := m.Ensure(tc.pod); err != nil {
+		if _, err := m.Ensure(tc.pod); err != nil {
 			t.Fatal(err)
 		}
 		cpu, memory := filepath.Join(dir, "cpu", tc.parent), filepath.Join(dir, "memory", tc.parent)
@@ -141,7 +141,7 @@ func TestPodsHaveALimitOfProcesses(t *testing.T) {
 		dir, l := tree(t)
 		m := manager(t, l, "/c", Limits{MilliCPU: 2000, PodPIDs: limit})
 		for _, p := range []*v1.Pod{onePod("g", list("1", "1Gi"), list("1", "1Gi")), onePod("b", list("250m", ""), nil), onePod("e", nil, nil)} {
-			if err := m.Ensure(p); err != nil {
+			if _, err := m.Ensure(p); err != nil {
 				t.Fatal(err)
 			}
 			if got := read(dir, "pids", m.Parent(p), "pids.max"); got != want {
@@ -211,7 +211,7 @@ func TestWithoutCgroupsTheRuntimeDecides(t *testing.T) {
 	}
 	m := off(nil, "there are none", 4096, discard)
 	p := onePod("u", nil, nil)
-	if m.Parent(p) != "" || m.Ensure(p) != nil || m.Remove("u") != nil {
+	if exact, err := m.Ensure(p); m.Parent(p) != "" || !exact || err != nil || m.Lower(p) != nil || m.Remove("u") != nil {
 		t.Error("something is made where nothing can be")
 	}
 }
@@ -225,5 +225,92 @@ func TestAMissingHierarchyIsAnError(t *testing.T) {
 	v1.controllers = []string{"cpu", "pids"}
 	if _, err := newAt(v1, "/", Limits{}, discard); err == nil || !strings.Contains(err.Error(), "no cgroup controllers memory:") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Regression: a pod's limits became less while its containers still had more.
+func TestLimitsOfAPodWithContainersAreLoweredAtTheEnd(t *testing.T) {
+	dir, l1 := tree(t)
+	l2 := tree2(t, "cpu memory pids")
+	for name, tc := range map[string]struct {
+		l                              layout
+		memory, quota, used, container string
+		quotas                         [3]string // of 1, 0.5 and 2 CPUs
+	}{
+		"v1": {
+			l1, filepath.Join(dir, "memory/c/kubepods/podg/memory.limit_in_bytes"), filepath.Join(dir, "cpu/c/kubepods/podg/cpu.cfs_quota_us"),
+			filepath.Join(dir, "memory/c/kubepods/podg/memory.usage_in_bytes"), filepath.Join(dir, "memory/c/kubepods/podg/container"),
+			[3]string{"100000", "50000", "200000"},
+		},
+		"v2": {
+			l2, filepath.Join(l2.mount, "c/kubepods/podg/memory.max"), filepath.Join(l2.mount, "c/kubepods/podg/cpu.max"),
+			filepath.Join(l2.mount, "c/kubepods/podg/memory.current"), filepath.Join(l2.mount, "c/kubepods/podg/container"),
+			[3]string{"100000 100000", "50000 100000", "200000 100000"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := manager(t, tc.l, "/c", Limits{MilliCPU: 4000, MemoryBytes: 1 << 30})
+			pod := func(cpu, memory string) *v1.Pod { return onePod("g", list(cpu, memory), list(cpu, memory)) }
+			ensure := func(p *v1.Pod, wantExact bool) {
+				t.Helper()
+				if exact, err := m.Ensure(p); exact != wantExact || err != nil {
+					t.Errorf("exact %t, %v", exact, err)
+				}
+			}
+			want := func(memory, quota string) {
+				t.Helper()
+				if m, q := read(tc.memory), read(tc.quota); m != memory || q != quota {
+					t.Errorf("memory %s and quota %s, want %s and %s", m, q, memory, quota)
+				}
+			}
+			const small, large = "67108864", "134217728"
+			ensure(pod("1", "128Mi"), true)
+			want(large, tc.quotas[0])
+			if err := os.Mkdir(tc.container, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			ensure(pod("1", "128Mi"), true)
+			ensure(pod("2", "64Mi"), false) // one becomes more, the other less
+			want(large, tc.quotas[2])
+			ensure(pod("500m", "64Mi"), false)
+			want(large, tc.quotas[2])
+
+			if err := os.WriteFile(tc.used, []byte(small+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			const refused = "cannot decrease memory limits: attempting to set pod memory limit (67108864) below current usage (67108864)"
+			if err := m.Lower(pod("500m", "64Mi")); err == nil || err.Error() != refused {
+				t.Errorf("error %v", err)
+			}
+			want(large, tc.quotas[2])
+			if err := os.WriteFile(tc.used, []byte("4096\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Lower(pod("500m", "64Mi")); err != nil {
+				t.Error(err)
+			}
+			want(small, tc.quotas[1])
+		})
+	}
+}
+
+// What a kubelet that was killed has made without setting limits gets them.
+func TestAnEmptyCgroupGetsItsLimitsAtOnce(t *testing.T) {
+	l := tree2(t, "cpu memory pids")
+	m := manager(t, l, "/c", Limits{MilliCPU: 4000, MemoryBytes: 1 << 30})
+	p := onePod("g", list("1", "64Mi"), list("1", "64Mi"))
+	if err := l.make(m.Parent(p)); err != nil {
+		t.Fatal(err)
+	}
+	for file, unlimited := range map[string]string{"memory.max": "max\n", "cpu.max": "max 100000\n"} {
+		if err := os.WriteFile(filepath.Join(l.mount, m.Parent(p), file), []byte(unlimited), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if exact, err := m.Ensure(p); !exact || err != nil {
+		t.Errorf("exact %t, %v", exact, err)
+	}
+	if got := read(l.mount, m.Parent(p), "memory.max"); got != "67108864" {
+		t.Errorf("limit %s", got)
 	}
 }

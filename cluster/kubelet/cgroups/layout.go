@@ -23,6 +23,12 @@ type layout interface {
 	make(path string) error
 	// set fails where a figure has no file.
 	set(path string, f figures) error
+	// limits returns the quota and the memory limit of a cgroup, 0 for none.
+	limits(path string) (figures, error)
+	// memoryUsed returns how much memory is charged to a cgroup, in bytes.
+	memoryUsed(path string) (int64, error)
+	// empty says whether there are no cgroups below one.
+	empty(path string) (bool, error)
 	// all returns the directories of all hierarchies.
 	all() []string
 }
@@ -118,6 +124,27 @@ func (l perController) set(path string, f figures) error {
 	write("memory", "memory.limit_in_bytes", f.memory)
 	write("pids", "pids.max", f.pids)
 	return errors.Join(errs...)
+}
+
+func (l perController) limits(path string) (f figures, err error) {
+	if f.quota, err = readFigure(filepath.Join(l.mount, "cpu", path, "cpu.cfs_quota_us")); err != nil {
+		return figures{}, err
+	}
+	f.memory, err = readFigure(filepath.Join(l.mount, "memory", path, "memory.limit_in_bytes"))
+	return f, err
+}
+
+func (l perController) memoryUsed(path string) (int64, error) {
+	return readFigure(filepath.Join(l.mount, "memory", path, "memory.usage_in_bytes"))
+}
+
+func (l perController) empty(path string) (bool, error) {
+	for _, c := range l.controllers {
+		if empty, err := noneBelow(filepath.Join(l.mount, c, path)); !empty || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 func (l perController) all() []string {
@@ -251,7 +278,47 @@ func (l unified) set(path string, f figures) error {
 	return errors.Join(errs...)
 }
 
+func (l unified) limits(path string) (f figures, err error) {
+	if f.quota, err = readFigure(filepath.Join(l.mount, path, "cpu.max")); err != nil {
+		return figures{}, err
+	}
+	f.memory, err = readFigure(filepath.Join(l.mount, path, "memory.max"))
+	return f, err
+}
+
+func (l unified) memoryUsed(path string) (int64, error) {
+	return readFigure(filepath.Join(l.mount, path, "memory.current"))
+}
+
+func (l unified) empty(path string) (bool, error) { return noneBelow(filepath.Join(l.mount, path)) }
+
 func (l unified) all() []string { return []string{l.mount} }
+
+// noneBelow says whether a cgroup's directory has none of other cgroups.
+func noneBelow(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	return !slices.ContainsFunc(entries, fs.DirEntry.IsDir), err
+}
+
+// mostMemory is less than what version 1 of cgroups says of memory without a limit, and more than
+// any machine has.
+const mostMemory = 1 << 62
+
+// readFigure reads the first number of a file that the kernel has made; 0 for no limit.
+func readFigure(file string) (int64, error) {
+	all, err := words(file)
+	if err != nil || len(all) == 0 || all[0] == "max" {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(all[0], 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", file, err)
+	}
+	if n < 0 || n > mostMemory {
+		return 0, nil
+	}
+	return n, nil
+}
 
 // writeFigure writes to a file that the kernel has made.
 func writeFigure(file, value string) error {

@@ -107,7 +107,7 @@ func TestLimitsHoldBelowACgroupRoot(t *testing.T) {
 	limited := onePod("limited", list("100m", "64Mi"), list("500m", "64Mi"))
 	free := onePod("free", nil, nil)
 	for _, pod := range []*v1.Pod{limited, free} {
-		if err := m.Ensure(pod); err != nil {
+		if _, err := m.Ensure(pod); err != nil {
 			t.Fatal(err)
 		}
 	}

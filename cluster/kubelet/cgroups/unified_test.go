@@ -71,7 +71,7 @@ func TestControllersAreEnabledFromTheTopOn(t *testing.T) {
 			}
 			m := manager(t, l, "/a/b", Limits{MilliCPU: 2000, MemoryBytes: 1 << 30})
 			pod := onePod("u", list("500m", ""), list("1", "64Mi"))
-			if err := m.Ensure(pod); err != nil {
+			if _, err := m.Ensure(pod); err != nil {
 				t.Fatal(err)
 			}
 			container := filepath.Join(m.Parent(pod), "container")
@@ -119,7 +119,7 @@ func TestWhatHasBeenRemovedIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod := onePod("u", nil, list("1", "64Mi"))
-	if err := m.Ensure(pod); err != nil {
+	if _, err := m.Ensure(pod); err != nil {
 		t.Fatal(err)
 	}
 	if got := read(l.mount, m.Parent(pod), "memory.max"); got != "67108864" {

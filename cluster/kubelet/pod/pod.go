@@ -53,8 +53,7 @@ import (
 
 // Cgroups makes the cgroup that a pod's containers are in.
 type Cgroups interface {
-	// Ensure makes the pod's cgroup with its limits, if cgroups are managed here.
-	Ensure(pod *v1.Pod) error
+	resize.Cgroups
 	criconfig.Cgroups
 	// Remove removes the pod's cgroup; nothing runs in it any more.
 	Remove(uid types.UID) error
@@ -135,7 +134,7 @@ func NewRunner(ctx context.Context, c Config) *Runner {
 		Config: c, configs: configs, ctx: ctx, workers: map[types.UID]*worker{}, links: podlogs.Links{Log: c.Log},
 		hooks: &hook.Runner{Exec: c.CRI.Exec, Recorder: c.Recorder},
 		resizes: resize.Node{
-			Runtime: c.CRI.Runtime, Recorder: c.Recorder, Admit: c.AdmitResize, Ensure: c.Cgroups.Ensure, Resources: configs.ContainerResources,
+			Runtime: c.CRI.Runtime, Recorder: c.Recorder, Admit: c.AdmitResize, Cgroups: c.Cgroups, Resources: configs.ContainerResources,
 		},
 	}
 }

@@ -2,6 +2,8 @@ package pod
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -381,5 +383,108 @@ func TestALimitThatIsDeferredIsNotGivenAfterARestart(t *testing.T) {
 		}
 		cancel()
 		second.Wait()
+	})
+}
+
+// podMemory returns the memory limit of the pod's cgroup in MiB.
+func (b *bench) podMemory() int64 {
+	b.edges.mu.Lock()
+	defer b.edges.mu.Unlock()
+	return b.edges.memory >> 20
+}
+
+// Regression: the container was started again in a cgroup of the pod that had kept its size.
+func TestThePodGrowsBeforeAContainerThatStartsAgain(t *testing.T) {
+	for name, edit := range map[string]func(*v1.Pod){
+		"by the resize policy": func(p *v1.Pod) {
+			p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{
+				{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer},
+			}
+		},
+		"after a back-off": func(*v1.Pod) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBench(t, func(b *bench) {
+				p := sized("100m", "64Mi")
+				p.Spec.RestartPolicy = v1.RestartPolicyAlways
+				edit(p)
+				p = b.run(p)
+				if len(p.Spec.Containers[0].ResizePolicy) == 0 {
+					b.exit(p, "a", 1)
+					b.exit(p, "a", 1) // from now on it waits
+				}
+				release := b.runtime.Block("CreateContainer")
+				b.resize("100m", "128Mi")
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				b.wantInCalls("CreateContainer")
+				if got := b.podMemory(); got != 128 {
+					t.Errorf("a container is made in a pod with %d MiB", got)
+				}
+				release()
+				synctest.Wait()
+				b.wantGiven("100m", "128Mi")
+			})
+		})
+	}
+}
+
+func (b *bench) wantInCalls(want string) {
+	b.t.Helper()
+	if got := b.runtime.Calls(); !slices.Contains(got, want) {
+		b.t.Errorf("calls %v, want %s among them", got, want)
+	}
+}
+
+// Regression: the pod's cgroup was given its smaller size after the first container had been
+// checked, while the others were as large as before.
+func TestThePodShrinksAfterAllItsContainers(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a b")
+		p.Generation = 1
+		size := func(memory string) func(*v1.Pod) {
+			return func(p *v1.Pod) {
+				for i := range p.Spec.Containers {
+					p.Spec.Containers[i].Resources.Limits = amounts("100m", memory)
+					p.Spec.Containers[i].Resources.Requests = amounts("100m", memory)
+				}
+			}
+		}
+		size("64Mi")(p)
+		b.run(p)
+		b.runtime.Use("a", 16<<20, 0, 0)
+		b.runtime.Use("b", 48<<20, 0, 0)
+		b.runtime.Calls()
+		b.changeSpec(size("32Mi"))
+		b.wantInCalls("UpdateContainerResources") // of a; b uses too much
+		if got := b.podMemory(); got != 128 {
+			t.Errorf("the pod has %d MiB while a container has more than it shall have", got)
+		}
+
+		release := b.runtime.Block("UpdateContainerResources")
+		b.runtime.Use("b", 16<<20, 0, 0)
+		time.Sleep(retryMost)
+		synctest.Wait()
+		b.wantInCalls("UpdateContainerResources")
+		if got := b.podMemory(); got != 128 {
+			t.Errorf("the pod has %d MiB before its containers have less", got)
+		}
+		b.edges.mu.Lock()
+		b.edges.lowerErr = errors.New("the pod uses more")
+		b.edges.mu.Unlock()
+		release()
+		synctest.Wait()
+		_, c := podutil.GetPodCondition(&b.get().Status, v1.PodResizeInProgress)
+		if c == nil || c.Reason != "Error" || c.Message != "the pod uses more" {
+			t.Errorf("condition %+v", c)
+		}
+		b.edges.mu.Lock()
+		b.edges.lowerErr = nil
+		b.edges.mu.Unlock()
+		time.Sleep(retryMost)
+		synctest.Wait()
+		if got := b.podMemory(); got != 64 || resizeUnderway(b.get()) {
+			t.Errorf("the pod has %d MiB in the end; conditions %+v", got, b.get().Status.Conditions)
+		}
 	})
 }

@@ -107,7 +107,7 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToMakePodDataDirectories, "error making pod data directories: %v", err)
 			return err
 		}
-		if err := w.r.Cgroups.Ensure(pod); err != nil {
+		if err := w.resize.Grow(pod); err != nil {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToCreatePodContainer, "unable to ensure pod container exists: %v", err)
 			return fmt.Errorf("cgroup: %w", err)
 		}

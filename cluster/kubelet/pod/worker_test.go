@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
+	resourcehelper "k8s.io/component-helpers/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/ptr"
 
@@ -46,6 +47,8 @@ type edges struct {
 	mountErr  error
 	envErr    error
 	cgroupErr error
+	lowerErr  error
+	memory    int64 // limit of the pod's cgroup
 	done      []string
 }
 
@@ -89,7 +92,6 @@ func (e *edges) Resolve(_ context.Context, _ *v1.Pod, c *v1.Container, _, _ []st
 }
 func (e *edges) Of(*v1.Pod) (*runtimeapi.UserNamespace, error) { return nil, nil }
 func (e *edges) Release(types.UID)                             { e.note("release ids") }
-func (e *edges) Ensure(*v1.Pod) error                          { return nil }
 func (e *edges) Parent(*v1.Pod) string                         { return "" }
 func (e *edges) Container() map[string]string                  { return nil }
 func (e *edges) Remove(types.UID) error {
@@ -97,6 +99,28 @@ func (e *edges) Remove(types.UID) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.cgroupErr
+}
+
+// Ensure raises the memory limit of the only pod, and notes it.
+func (e *edges) Ensure(p *v1.Pod) (exact bool, err error) {
+	limits := resourcehelper.PodLimits(p, resourcehelper.PodResourcesOptions{})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if want := limits.Memory().Value(); e.memory == 0 || want > e.memory {
+		e.memory = want
+	}
+	return e.memory == limits.Memory().Value(), nil
+}
+
+// Lower sets the memory limit, unless that fails as told.
+func (e *edges) Lower(p *v1.Pod) error {
+	limits := resourcehelper.PodLimits(p, resourcehelper.PodResourcesOptions{})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.lowerErr == nil {
+		e.memory = limits.Memory().Value()
+	}
+	return e.lowerErr
 }
 
 func (e *edges) GetPodDNS(context.Context, *v1.Pod) (*runtimeapi.DNSConfig, error) {

@@ -36,11 +36,20 @@ type Node struct {
 	// Admit says whether the node can give a pod what its spec asks for now, and calls accept if so
 	// before any other pod is given something. If not, the message says why, and the pod is to be
 	// woken when another try makes sense.
-	Admit func(pod *v1.Pod, accept func()) (message string, ok bool)
-	// Ensure gives the pod's cgroup its limits, if cgroups are managed here.
-	Ensure func(pod *v1.Pod) error
+	Admit   func(pod *v1.Pod, accept func()) (message string, ok bool)
+	Cgroups Cgroups
 	// Resources returns what a container asks for in cgroup figures.
 	Resources func(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources
+}
+
+// Cgroups gives pods' cgroups their limits, if cgroups are managed here.
+type Cgroups interface {
+	// Ensure makes the pod's cgroup with its limits. Of one with containers it raises limits only; if
+	// some are more than the pod was allocated then, they are not exact.
+	Ensure(pod *v1.Pod) (exact bool, err error)
+	// Lower sets limits that are not exact, when the pod's containers are within theirs. It is an
+	// error if the pod uses more.
+	Lower(pod *v1.Pod) error
 }
 
 // Runtime is CRI's part that changes containers' resources.
@@ -59,6 +68,9 @@ type Resizer struct {
 	// pending is set while the node does not agree, progress while containers are not yet as
 	// agreed.
 	pending, progress *v1.PodCondition
+	// fits is the allocation for which the pod's cgroup has room; exact says that it has no more.
+	fits  *allocation
+	exact bool
 	// restarts are the containers that the resize policy wants started again, by name, with the ids
 	// that they had then.
 	restarts map[string]string
@@ -136,10 +148,51 @@ func (r *Resizer) Resize(ctx context.Context, pod *v1.Pod, observed *kubecontain
 	if time.Now().Before(r.again) {
 		return false
 	}
+	err := r.Grow(pod)
+	if err == nil {
+		resized, err = r.resizeAll(ctx, pod, observed, look)
+	}
+	if err == nil {
+		r.tries, r.again = 0, time.Time{}
+		return resized
+	}
+	if ctx.Err() != nil {
+		return resized
+	}
+	r.again = time.Now().Add(min(firstRetry<<min(r.tries, 10), longestRetry))
+	r.tries++
+	r.failed(pod, err)
+	return true
+}
+
+// Grow sees to it that the pod's cgroup has room for what the pod was allocated. Containers grow,
+// or start with more, after that.
+func (r *Resizer) Grow(pod *v1.Pod) (err error) {
+	given := r.given.Load()
+	if r.fits == given {
+		return nil
+	}
+	if r.exact, err = r.Cgroups.Ensure(pod); err == nil {
+		r.fits = given
+	}
+	return err
+}
+
+// resizeAll resizes the containers of a pod whose cgroup has room for them, and then lowers the
+// limits of the cgroup. It does the latter once: with one container after another, the cgroup would
+// be smaller than what is in it, and the kernel would kill processes.
+func (r *Resizer) resizeAll(ctx context.Context, pod *v1.Pod, observed *kubecontainer.PodStatus,
+	look func(ctx context.Context, id string),
+) (resized bool, err error) {
 	var errs []error
+	restarting := false
 	for _, s := range observed.ContainerStatuses {
 		c := kubecontainer.GetContainerSpec(pod, s.Name)
-		if s.State != kubecontainer.ContainerStateRunning || c == nil || !resizable(pod, c) || r.restarts[s.Name] == s.ID.ID {
+		if s.State != kubecontainer.ContainerStateRunning || c == nil || !resizable(pod, c) {
+			continue
+		}
+		if r.restarts[s.Name] == s.ID.ID {
+			restarting = true
 			continue
 		}
 		want := r.Resources(pod, c)
@@ -152,18 +205,12 @@ func (r *Resizer) Resize(ctx context.Context, pod *v1.Pod, observed *kubecontain
 		}
 		resized = true
 	}
-	err := errors.Join(errs...)
-	if err == nil {
-		r.tries, r.again = 0, time.Time{}
-		return resized
+	if r.exact || restarting || len(errs) > 0 {
+		return resized, errors.Join(errs...)
 	}
-	if ctx.Err() != nil {
-		return resized
-	}
-	r.again = time.Now().Add(min(firstRetry<<min(r.tries, 10), longestRetry))
-	r.tries++
-	r.failed(pod, err)
-	return true
+	err = r.Cgroups.Lower(pod)
+	r.exact = err == nil
+	return resized, err
 }
 
 // failed tells that containers could not be given what was allocated.
@@ -185,15 +232,12 @@ func (r *Resizer) resizeOne(ctx context.Context, pod *v1.Pod, s *kubecontainer.S
 	if err := r.fitsMemory(ctx, s, want); err != nil {
 		return fmt.Errorf("cannot decrease memory limits: %w", err)
 	}
-	// The pod's cgroup must not be smaller than what is in it: it grows before its containers do,
-	// and shrinks after them. Of the two calls one does nothing, or is refused and then not needed.
-	_ = r.Ensure(pod)
 	_, err := r.Runtime.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: s.ID.ID, Linux: want})
 	if err != nil {
 		return fmt.Errorf("resize container %s: %s", s.Name, cri.Message(err))
 	}
 	look(ctx, s.ID.ID)
-	return r.Ensure(pod)
+	return nil
 }
 
 // fitsMemory refuses a limit that is less than the container uses now: it would be killed.
@@ -219,7 +263,7 @@ func (r *Resizer) fitsMemory(ctx context.Context, s *kubecontainer.Status, want 
 // Finish notes that a resize is over, if it is. It returns whether it was noted.
 func (r *Resizer) Finish(pod *v1.Pod, observed *kubecontainer.PodStatus) bool {
 	was := r.progress
-	if was == nil || r.underway(pod, observed) {
+	if was == nil || !r.exact || r.underway(pod, observed) {
 		return false
 	}
 	r.progress = nil
