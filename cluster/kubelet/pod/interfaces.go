@@ -21,7 +21,8 @@ type Volumes interface {
 	// volume \"x\" : configmap \"y\" not found"), and leads to another call after a back-off, or at
 	// once when Options.Wake(uid) is called because what was missing has come.
 	Mount(ctx context.Context, pod *v1.Pod) error
-	// Refresh looks at a changed pod object (labels and annotations in downward API volumes).
+	// Refresh looks at a changed pod object (labels and annotations in downward API volumes). What
+	// fails is tried again by itself.
 	Refresh(ctx context.Context, pod *v1.Pod) error
 	// Stopped is told that no container of the pod runs any more, if its end goes on for another
 	// reason: a pod of the same name may have its volumes now. Unmount says so, too.

@@ -260,6 +260,30 @@ func TestAVolumeThatCannotBeMounted(t *testing.T) {
 	})
 }
 
+// Regression: such a pod was not looked after any more until the object came back.
+func TestARunningPodWithoutAnObjectOfItsVolumesIsLookedAfter(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		b.edges.set(errors.New(`MountVolume.SetUp failed for volume "v" : configmap "c" not found`), nil)
+		b.runtime.Calls()
+		b.changeSpec(func(p *v1.Pod) { p.Labels = map[string]string{"new": "label"} })
+		b.exit(p, "a", 1)
+		b.wantCalls("CreateContainer", "StartContainer")
+		b.wantWaits(p, "running")
+		refreshed := 0
+		b.edges.mu.Lock()
+		defer b.edges.mu.Unlock()
+		for _, what := range b.edges.done {
+			if what == "refresh" {
+				refreshed++
+			}
+		}
+		if refreshed != 1 {
+			t.Errorf("refreshed %d times, want once: the volumes try again by themselves", refreshed)
+		}
+	})
+}
+
 func TestADeletionDoesNotWaitForAPull(t *testing.T) {
 	onBench(t, func(b *bench) {
 		release := b.runtime.Block("PullImage")

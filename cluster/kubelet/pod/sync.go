@@ -118,7 +118,12 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 			return fmt.Errorf("volumes: %w", err)
 		}
 	} else if err := w.r.Volumes.Refresh(ctx, pod); err != nil {
-		return fmt.Errorf("volumes: %w", err)
+		if ctx.Err() != nil {
+			return fmt.Errorf("volumes: %w", err)
+		}
+		// The pod has its volumes, and Volumes tries again to bring them up to date. Meanwhile its
+		// containers are looked after: an object of a volume may be gone for good.
+		w.r.Log.Warn("volumes not up to date", "pod", format.Pod(pod), "err", err)
 	}
 	w.mounted = pod
 	return nil

@@ -70,7 +70,13 @@ func (e *edges) Mount(context.Context, *v1.Pod) error {
 	defer e.mu.Unlock()
 	return e.mountErr
 }
-func (e *edges) Refresh(context.Context, *v1.Pod) error   { e.note("refresh"); return nil }
+
+func (e *edges) Refresh(context.Context, *v1.Pod) error {
+	e.note("refresh")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mountErr
+}
 func (e *edges) Stopped(types.UID)                        { e.note("stopped") }
 func (e *edges) Unmount(context.Context, types.UID) error { e.note("unmount"); return nil }
 func (e *edges) Mounts(_ context.Context, _ *v1.Pod, c *v1.Container, _ []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, error) {
