@@ -76,3 +76,36 @@ func TestAnEvictionShortensTheGraceOfAPodThatEnds(t *testing.T) {
 		b.wantCalls("StopContainer", "StopPodSandbox")
 	})
 }
+
+// Regression: the stop of one container, such as for a failed probe, held the end of its pod up for
+// the grace that it had begun with.
+func TestTheEndOfAPodShortensTheStopOfOneContainer(t *testing.T) {
+	for name, end := range map[string]struct {
+		by     func(b *bench, p *v1.Pod)
+		within time.Duration
+	}{
+		"eviction": {func(b *bench, p *v1.Pod) { b.runner.Evict(p.UID, status.Eviction{Reason: "Evicted"}) }, stop.EvictionGrace},
+		"deletion": {func(b *bench, _ *v1.Pod) { b.delete() }, 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBench(t, func(b *bench) {
+				p := sized("100m", "64Mi")
+				p.Spec.TerminationGracePeriodSeconds = new(int64(3600))
+				p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{
+					{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer},
+				}
+				p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 1800}}}
+				p = b.run(p)
+				b.resize("100m", "128Mi") // one container is to start again
+				b.runtime.Calls()
+				end.by(b, p)
+				time.Sleep(end.within - time.Millisecond)
+				synctest.Wait()
+				b.wantCalls()
+				time.Sleep(2 * time.Millisecond)
+				synctest.Wait()
+				b.wantCalls("StopContainer", "StopPodSandbox")
+			})
+		})
+	}
+}

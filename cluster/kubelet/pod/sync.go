@@ -176,6 +176,9 @@ func (w *worker) carryOut(ctx context.Context, pod *v1.Pod, a *decide.Actions) (
 	if acted, err = w.stopSome(pod, a); err != nil {
 		return acted, err
 	}
+	if ctx.Err() != nil {
+		return acted, ctx.Err() // the pod is to end: what was stopped does not start again
+	}
 	if acted {
 		if err := w.observe(ctx, pod, admitTimeout); err != nil {
 			return acted, err

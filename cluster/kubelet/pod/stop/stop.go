@@ -92,9 +92,12 @@ func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string)
 	return nil
 }
 
-// Container runs the container's preStop hook and stops it.
+// Container runs the container's preStop hook and stops it. A grace that is shortened meanwhile,
+// because the whole pod is to end, takes effect at once.
 func (s *Stopper) Container(t hook.Target, message string, reason decide.StopReason) error {
-	return s.container(t, message, reason, nil, nil)
+	shorter := newShorterGrace(s.ctx, s.inbox, t.Pod)
+	defer shorter.stop()
+	return s.container(t, message, reason, nil, shorter)
 }
 
 // container runs the container's preStop hook, waits for its turn and stops it.
