@@ -13,9 +13,8 @@ import (
 // cluster's overlay makes them (cluster/overlay/paths); another program that connects nodes may do
 // so, too. Such a route says that its network and its gateway belong to the cluster: their packets
 // may go to pods by the pods' own addresses, like those of Config.AllowFrom. Only root can add one,
-// and it stays in the kernel while either side is restarted. The routing table does not matter:
-// routes in one that no rule refers to are for addresses of nodes, which are reached by other
-// routes.
+// and it stays in the kernel while either side is restarted. The routing table does not matter: one
+// that no rule refers to has addresses of nodes, which are reached by other routes.
 const peerRoutes = 86
 
 // peerRanges returns the networks and gateways of such routes. None is a part of another.

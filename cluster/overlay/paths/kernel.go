@@ -27,9 +27,9 @@ const routeProtocol = 86
 // one.
 const closedProtocol = 87
 
-// senders is the routing table that tells coracled which addresses other nodes have: it lets them
-// in to pods, like what routes with routeProtocol lead to. No rule refers to this table
-// (ip-rule(8)), so nothing is routed by it.
+// senders is the routing table that tells coracled which addresses other nodes have. Packets from
+// them may go to pods, like those from networks that routes with routeProtocol lead to. No rule
+// refers to this table (ip-rule(8)), so nothing is routed by it.
 const senders = 86086
 
 // marked reports whether a route is ours.

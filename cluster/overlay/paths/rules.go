@@ -56,10 +56,10 @@ import (
 // so that unencrypted packets in the name of another node's pod reach nothing. The chains input and
 // tunnelled let no node in then.
 //
-// What this node forwards may leave with its own address as source, which other nodes take
-// tunnelled packets from. The chain smuggled therefore drops tunnelled packets of others while they
-// still have their own source: pods could send anything into the tunnel in this way, in the name of
-// any pod. A node listens for tunnelled packets at all of its addresses, so pods may send them only
+// What this node forwards may leave with its own address as source, and other nodes take tunnelled
+// packets from that. Pods could send anything into the tunnel in this way, in the name of any pod.
+// So the chain smuggled drops tunnelled packets of others while they still have their own source.
+// A node listens for tunnelled packets at all of its addresses. So pods may send such packets only
 // to pods: a cluster inside pods may have the same port and network. No tunnel of nodes leads by a
 // Service, which may give packets the address of the node that chooses the endpoint.
 //
