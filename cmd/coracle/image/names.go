@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -63,12 +64,18 @@ names. Its containers keep running; the layers are removed with the last of them
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: i.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := format.Check(); err != nil {
+				return err
+			}
 			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
 				done := removal{Untagged: []string{}, Deleted: []string{}}
 				for _, image := range args {
 					r, err := c.Remove(ctx, &imagesv1.RemoveRequest{Image: image})
 					if err != nil {
-						return err
+						if len(done.Untagged)+len(done.Deleted) == 0 {
+							return err
+						}
+						return errors.Join(i.daemon.Plain(err), format.Print(cmd.OutOrStdout(), done, done.rows))
 					}
 					done.Untagged = append(done.Untagged, r.GetUntagged()...)
 					if r.GetDeleted() != "" {
@@ -98,6 +105,9 @@ includes those of damaged images, which are otherwise kept for a day.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := format.Check(); err != nil {
+				return err
+			}
 			if all && !yes {
 				return fmt.Errorf("--all removes every image without a container, for good if no registry has it; say --yes as well")
 			}

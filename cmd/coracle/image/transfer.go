@@ -85,30 +85,42 @@ partial image.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := format.Check(); err != nil {
+				return err
+			}
 			k, err := creds.read(cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
 			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
-				var got []picture
-				for _, image := range args {
-					s, err := c.Pull(ctx, &imagesv1.PullRequest{Image: image, Credentials: k})
-					if err != nil {
-						return err
-					}
-					last, err := follow(s, bar.New(cmd.ErrOrStderr(), "pull "+image))
-					if err != nil {
-						return err
-					}
-					got = append(got, pictureOf(last.GetImage()))
+				got, err := pullAll(ctx, c, args, k, cmd.ErrOrStderr())
+				if err != nil && len(got) == 0 {
+					return err
 				}
-				return format.Print(cmd.OutOrStdout(), got, func(w io.Writer) { nameRows(w, got) })
+				return errors.Join(i.daemon.Plain(err), format.Print(cmd.OutOrStdout(), got, func(w io.Writer) { nameRows(w, got) }))
 			})
 		},
 	}
 	creds.define(cmd)
 	format.Define(cmd)
 	return cmd
+}
+
+// pullAll returns the images that were pulled, also on error.
+func pullAll(ctx context.Context, c imagesv1.ImagesClient, names []string, k *imagesv1.Credentials, progress io.Writer) ([]picture, error) {
+	var got []picture
+	for _, name := range names {
+		s, err := c.Pull(ctx, &imagesv1.PullRequest{Image: name, Credentials: k})
+		if err != nil {
+			return got, err
+		}
+		last, err := follow(s, bar.New(progress, "pull "+name))
+		if err != nil {
+			return got, err
+		}
+		got = append(got, pictureOf(last.GetImage()))
+	}
+	return got, nil
 }
 
 // sent is the answer of push.
@@ -134,6 +146,9 @@ Without --username, push uses coracled's credentials for the registry.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: i.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := format.Check(); err != nil {
+				return err
+			}
 			k, err := creds.read(cmd.InOrStdin())
 			if err != nil {
 				return err
