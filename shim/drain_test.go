@@ -159,8 +159,8 @@ func TestExitIsToldAfterTheLog(t *testing.T) {
 	<-c.watched
 }
 
-// A shim that is killed between the end of init and the record of it leaves init to its next parent,
-// and so the code: init is reaped afterwards.
+// A shim that is killed between the end of init and the record of it leaves init to its next
+// parent, and so the code: init is reaped afterwards.
 func TestExitIsReapedWhenRecorded(t *testing.T) {
 	c := newLimitedDrainRig(t, containerlog.Limit{FileBytes: 1000, Files: 2})
 	waitable := func() error {

@@ -130,7 +130,8 @@ func up(ctx context.Context, p place, o upOptions, given func(flag string) bool,
 		return err
 	}
 	steps := newSteps(out)
-	// coracled makes them private too, but one that runs may have been started before they were opened.
+	// coracled makes them private, too, but one that runs may have been started before they were
+	// opened.
 	release, err := p.makeExclusive(ctx, p.state)
 	if err != nil {
 		return err

@@ -58,8 +58,8 @@ func TestExclusive(t *testing.T) {
 	again()
 }
 
-// Regression: an up that had waited for a 'down --purge' held the lock of a directory that was gone,
-// and a third one that of the new directory.
+// Regression: an up that had waited for a 'down --purge' held the lock of a directory that was
+// gone, and a third one that of the new directory.
 func TestExclusiveAfterAPurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := place{root: filepath.Join(t.TempDir(), "root"), state: filepath.Join(t.TempDir(), "state")}

@@ -33,8 +33,9 @@ func TestShimSeesTheDeadlineFirst(t *testing.T) {
 	}
 }
 
-// TestShimThatDoesNotRead: a request that a shim does not read fails in time, and with it those that
-// wait for answers. None takes the shim for one that has gone: that would clear its container away.
+// TestShimThatDoesNotRead: a request that a shim does not read fails in time, and with it those
+// that wait for answers. None takes the shim for one that has gone: that would clear its container
+// away.
 func TestShimThatDoesNotRead(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "shim"))

@@ -167,8 +167,9 @@ type ended struct {
 	_      [100]byte // siginfo_t has 128 bytes
 }
 
-// reap reaps a child if it has ended; with WNOWAIT it only asks. It uses the descriptor (P_PIDFD, Linux 5.4), because another
-// child may have got the pid since. ECHILD: the process is not our child or has been reaped.
+// reap reaps a child if it has ended; with WNOWAIT it only asks. It uses the descriptor (P_PIDFD,
+// Linux 5.4), because another child may have got the pid since. ECHILD: the process is not our
+// child or has been reaped.
 func reap(fd int, options uintptr) (e ended, err error) {
 	// __WALL: the child may have been cloned with an exit signal other than SIGCHLD.
 	options |= unix.WEXITED | unix.WNOHANG | unix.WALL
