@@ -45,6 +45,13 @@ func (b *backlog) remove(p *v1.Pod, pass func(*v1.Pod)) {
 	delete(b.pods, p.UID)
 }
 
+// opened says whether all pods that the API had have been passed on.
+func (b *backlog) opened() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.isOpen
+}
+
 // open passes on what is held, in order, and from now on everything at once.
 func (b *backlog) open(pass func(*v1.Pod)) {
 	b.mu.Lock()

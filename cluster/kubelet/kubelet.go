@@ -83,6 +83,7 @@ type Kubelet struct {
 	static  *static
 	admit   *admission
 	backlog backlog
+	strays  *strays
 	began   chan struct{} // closed when the fields above are set
 }
 
@@ -255,6 +256,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	defer k.runner.Wait()
 	k.admit = newAdmission(k)
 	k.static = newStatic(k)
+	k.strays = newStrays(k)
 	close(k.began)
 
 	failed := make(chan error, 1)
@@ -271,6 +273,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	}
 	wg.Go(func() { k.static.run(ctx) })
 	wg.Go(func() { k.watchPods(ctx) })
+	wg.Go(func() { k.strays.run(ctx) })
 	wg.Go(func() { k.cri.Watch(ctx, k.opts.Log, k.wake, k.resync) })
 	wg.Go(func() { k.collect.Run(ctx) })
 	wg.Go(func() { k.evictor.Run(ctx) })
@@ -402,7 +405,9 @@ func (k *Kubelet) server() (*server.Server, error) {
 func (k *Kubelet) wake(uid types.UID) {
 	select {
 	case <-k.began:
-		k.runner.Wake(uid)
+		if !k.runner.Wake(uid) {
+			k.strays.add(uid)
+		}
 	default:
 	}
 }

@@ -184,12 +184,25 @@ func sleep(ctx context.Context, d time.Duration) {
 
 // LabelledPods returns the pods that a kubelet made and the runtime still has, as their labels and
 // annotations remember them.
-func (c *Client) LabelledPods(ctx context.Context) ([]*v1.Pod, error) {
-	sandboxes, err := c.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+func (c *Client) LabelledPods(ctx context.Context) ([]*v1.Pod, error) { return c.labelled(ctx, nil) }
+
+// LabelledPod returns one of the LabelledPods, nil if the runtime has nothing of it.
+func (c *Client) LabelledPod(ctx context.Context, uid types.UID) (*v1.Pod, error) {
+	pods, err := c.labelled(ctx, map[string]string{kubelettypes.KubernetesPodUIDLabel: string(uid)})
+	if err != nil || len(pods) == 0 {
+		return nil, err
+	}
+	return pods[0], nil
+}
+
+func (c *Client) labelled(ctx context.Context, selector map[string]string) ([]*v1.Pod, error) {
+	sandboxes, err := c.Runtime.ListPodSandbox(ctx,
+		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: selector}})
 	if err != nil {
 		return nil, err
 	}
-	containers, err := c.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	containers, err := c.Runtime.ListContainers(ctx,
+		&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{LabelSelector: selector}})
 	if err != nil {
 		return nil, err
 	}
