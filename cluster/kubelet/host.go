@@ -46,16 +46,30 @@ func (k *Kubelet) active() []*v1.Pod {
 }
 
 // mountedImages are the images that pods have as volumes.
-func (k *Kubelet) mountedImages() []string {
-	var names []string
-	for _, p := range k.active() {
-		for i := range p.Spec.Volumes {
-			if image := p.Spec.Volumes[i].Image; image != nil {
+func (k *Kubelet) mountedImages() []string { return imagesMounted(k.views()) }
+
+// imagesMounted returns the ids of the images that containers have mounted: the runtime lists
+// images by normalised names, which a pod need not write. Those of containers that are still to be
+// made it returns as their pods write them.
+func imagesMounted(views []pod.View) (names []string) {
+	for _, v := range views {
+		for _, s := range v.Observed.ContainerStatuses {
+			for _, m := range s.Mounts {
+				if m.Image != nil {
+					names = append(names, m.Image.Image, m.Image.ImageRef)
+				}
+			}
+		}
+		if over(v.Pod) {
+			continue
+		}
+		for i := range v.Pod.Spec.Volumes {
+			if image := v.Pod.Spec.Volumes[i].Image; image != nil {
 				names = append(names, image.Reference)
 			}
 		}
 	}
-	return names
+	return slices.DeleteFunc(names, func(s string) bool { return s == "" })
 }
 
 // Pod implements Host.

@@ -111,6 +111,7 @@ func containerStatus(runtimeName string, s *runtimeapi.ContainerStatus) *kubecon
 		CreatedAt:           time.Unix(0, s.CreatedAt),
 		Resources:           containerResources(s.GetResources().GetLinux()),
 		User:                containerUser(s.GetUser().GetLinux()),
+		Mounts:              imageMounts(s.Mounts),
 	}
 	if s.State != runtimeapi.ContainerState_CONTAINER_CREATED {
 		c.StartedAt = time.Unix(0, s.StartedAt)
@@ -126,6 +127,16 @@ func containerStatus(runtimeName string, s *runtimeapi.ContainerStatus) *kubecon
 		}
 	}
 	return c
+}
+
+// imageMounts are the mounts that are images; no one asks for others.
+func imageMounts(all []*runtimeapi.Mount) (mounts []kubecontainer.Mount) {
+	for _, m := range all {
+		if m.Image != nil {
+			mounts = append(mounts, kubecontainer.Mount{ContainerPath: m.ContainerPath, ReadOnly: m.Readonly, Image: m.Image})
+		}
+	}
+	return mounts
 }
 
 func containerState(s runtimeapi.ContainerState) kubecontainer.State {

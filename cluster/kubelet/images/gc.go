@@ -41,8 +41,8 @@ var DefaultGCPolicy = GCPolicy{HighPercent: 85, LowPercent: 80, MinAge: 2 * time
 // Collector removes images that no container uses when the disk that they are on fills up, those
 // first that have not been used for longest.
 type Collector struct {
-	// Mounted, if set, returns the names of images that are in use as volumes: the runtime's list
-	// of containers does not tell. Set it before the collector is used.
+	// Mounted, if set, returns the ids or names of images that are in use as volumes: the runtime's
+	// list of containers does not tell. Set it before the collector is used.
 	Mounted func() []string
 
 	log      *slog.Logger
