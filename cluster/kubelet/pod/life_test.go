@@ -21,6 +21,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
+	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
 
 func TestAStartTakesThreeCallsThatChangeSomething(t *testing.T) {
@@ -334,6 +335,76 @@ func TestAFailedStopIsNotTriedAgainAtOnce(t *testing.T) {
 		b.delete()
 		if n := len(b.events.Events) - before; n != 2 {
 			t.Errorf("%d events, want Killing and FailedKillPod", n)
+		}
+	})
+}
+
+// Regression: each wake, such as for an event of another container, brought another attempt about,
+// which ran preStop hooks again.
+func TestAnEndThatFailsWaitsForItsBackOff(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		b.runtime.Calls()
+		b.runtime.Fail("StopContainer", errors.New("no"))
+		attempt := func(what string, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if got := b.runtime.Calls(); !slices.Equal(got, want) {
+				t.Errorf("%s: calls %v, want %v", what, got, want)
+			}
+		}
+		p = b.delete()
+		attempt("the deletion", "StopContainer")
+		b.runner.Wake(p.UID)
+		attempt("a wake")
+		changed := p.DeepCopy()
+		changed.Labels = map[string]string{"a": "b"}
+		b.runner.Apply(changed)
+		attempt("a label")
+		shorter := changed.DeepCopy()
+		*shorter.DeletionGracePeriodSeconds = 5
+		b.runner.Apply(shorter)
+		attempt("a shorter grace", "StopContainer")
+		b.runner.Evict(p.UID, status.Eviction{Reason: "Evicted"})
+		attempt("an eviction", "StopContainer")
+		b.runner.Retry(p.UID)
+		attempt("a retry", "StopContainer")
+		b.runner.Remove(shorter)
+		attempt("the removal", "StopContainer")
+		b.runner.WakeAll()
+		attempt("another wake")
+		time.Sleep(16 * time.Second) // after five attempts
+		attempt("the end of the back-off", "StopContainer")
+		b.runtime.Fail("StopContainer", nil)
+		b.runtime.Fail("RemovePodSandbox", errors.New("no"))
+		time.Sleep(32 * time.Second)
+		attempt("success", "StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox")
+		b.runner.Wake(p.UID)
+		attempt("a wake after a clean-up that failed")
+		b.runtime.Fail("RemovePodSandbox", nil)
+		time.Sleep(time.Second)
+		attempt("the end", "RemovePodSandbox")
+	})
+}
+
+// Regression: the back-off of a start that failed went on in the pod's end.
+func TestTheEndDoesNotWaitForTheBackOffOfTheStart(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.runtime.Fail("RunPodSandbox", grpcstatus.Error(codes.Internal, "broken"))
+		b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		b.edges.mu.Lock()
+		b.edges.cgroupErr = errors.New("busy")
+		b.edges.mu.Unlock()
+		b.delete()
+		b.edges.mu.Lock()
+		b.edges.cgroupErr = nil
+		b.edges.mu.Unlock()
+		time.Sleep(retryFirst)
+		synctest.Wait()
+		if _, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), "p", metav1.GetOptions{}); err == nil {
+			t.Error("the object is still there")
 		}
 	})
 }

@@ -47,6 +47,7 @@ type worker struct {
 	retryAt time.Time
 	mounted *v1.Pod // the object whose volumes are mounted
 	ending  bool
+	haste   haste // of the last attempt to end the pod
 	ended   bool
 	cleaned bool
 }
@@ -132,6 +133,24 @@ func (w *worker) tooSoon() bool {
 	return !w.TakeRetry() && time.Now().Before(w.retryAt)
 }
 
+// haste is what makes an attempt to end a pod succeed, or matter, where the one before failed.
+type haste struct {
+	removed, evicted, deleted bool
+	grace                     int64 // of the deletion, in seconds; it only becomes shorter
+}
+
+// endTooSoon says whether the end of the pod, which failed, is not to be tried again yet. An
+// attempt runs hooks and records events, so that any wake must not bring the next one about.
+func (w *worker) endTooSoon(pod *v1.Pod, removed bool) bool {
+	now := haste{removed: removed, evicted: w.Eviction() != nil}
+	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
+		now.deleted, now.grace = true, *grace
+	}
+	before := w.haste
+	w.haste = now
+	return w.tooSoon() && now == before
+}
+
 // step does what can be done now, and returns when to look again if nothing happens before; the
 // zero time means never.
 func (w *worker) step() time.Time {
@@ -141,6 +160,7 @@ func (w *worker) step() time.Time {
 	pod, removed := w.Object()
 	if !w.ending && (removed || w.Eviction() != nil || pod.DeletionTimestamp != nil || podutil.IsPodPhaseTerminal(pod.Status.Phase)) {
 		w.ending = true
+		w.retry, w.retryAt = 0, time.Time{} // of what failed before
 	}
 	if !w.ending {
 		if w.tooSoon() {
@@ -164,6 +184,9 @@ func (w *worker) step() time.Time {
 		}
 		pod, removed = w.Object()
 	}
+	if w.endTooSoon(pod, removed) {
+		return w.retryAt
+	}
 	if !w.ended {
 		if err := w.end(); err != nil {
 			if w.r.ctx.Err() != nil {
@@ -172,7 +195,7 @@ func (w *worker) step() time.Time {
 			w.r.Log.Warn("end a pod", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 			return w.later()
 		}
-		w.ended, w.retry = true, 0
+		w.ended, w.retry, w.retryAt = true, 0, time.Time{}
 		pod, removed = w.Object()
 	}
 	if !removed {
