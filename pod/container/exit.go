@@ -2,12 +2,14 @@ package container
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/coracle-project/coracle/pod/exits"
 	"github.com/coracle-project/coracle/pod/life"
 	"github.com/coracle-project/coracle/pod/plugins"
 	"github.com/coracle-project/coracle/pod/state"
+	"github.com/coracle-project/coracle/pod/table"
 )
 
 // Exited notes the end of a container, once, and has the shim forget it in the
@@ -39,6 +41,9 @@ func (cs *Containers) Exited(e *state.ContainerEntry, code int32, at time.Time, 
 		ctx, cancel := context.WithTimeout(ctx, life.CleanupLimit)
 		defer cancel()
 		_ = cs.Notify.Container(ctx, plugins.ContainerStopped, e) // logged
+		if err != nil && !errors.Is(err, table.ErrGone) {
+			return // the shim alone has the exit on record, and the next daemon asks it
+		}
 		// Removal and recovery do it again, so nothing is lost if it fails here.
 		if err := cs.Exits.Forget(ctx, e.Get().PodID, e.ID); err != nil && ctx.Err() == nil {
 			cs.Log.Warn("shim did not free an exited container", "container", e.ID, "err", err)
