@@ -406,8 +406,8 @@ func (c *container) delete(ctx context.Context) error {
 	if err := faultDeleteEngine.At(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.id, err)
 	}
-	for _, e := range c.allExecs() {
-		e.remove(ctx)
+	if err := c.removeExecs(ctx); err != nil {
+		return fmt.Errorf("delete container %s: %w", c.id, err)
 	}
 	c.close()
 	c.s.dropHeld(c.id)

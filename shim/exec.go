@@ -3,7 +3,6 @@ package shim
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,17 +24,16 @@ type execution struct {
 	id   string
 	spec *specs.Process // nil if adopted
 
-	op sync.Mutex // Start and Delete
+	op chan struct{} // full during Start and Delete; see take
 
-	mu       sync.Mutex
-	rec      execRecord
-	starting chan struct{} // closed when the first start has ended, in whichever way; nil before it
-	proc     *process      // nil until started
-	tty      *os.File
-	relay    *relay
-	stdin    *os.File      // our write end, until CloseIO; or nil
-	started  chan struct{} // closed when it has been started, or never will be
-	watched  chan struct{} // closed when the goroutine that waits for the end has ended
+	mu      sync.Mutex
+	rec     execRecord
+	proc    *process // nil until started
+	tty     *os.File
+	relay   *relay
+	stdin   *os.File      // our write end, until CloseIO; or nil
+	started chan struct{} // closed when it has been started, or never will be
+	watched chan struct{} // closed when the goroutine that waits for the end has ended
 
 	// writing is held while the record's file is written or removed, and not for longer: a kill
 	// writes it during a start or a removal, which may wait for the process. Locked before mu.
@@ -45,7 +43,9 @@ type execution struct {
 	// See bind.
 	life     context.Context // ends with the owner
 	bound    context.Context // ends with life or at the deadline
-	release  func()          // undoes bind, and waits for expire
+	armed    chan struct{}   // closed when disarm is there
+	disarm   func() bool     // false: expire runs, or has run
+	unbind   func()          // closes released
 	released chan struct{}   // closed by release
 	expired  chan struct{}   // closed when expire is done
 }
@@ -60,7 +60,8 @@ const maxExecs, maxAllExecs = 128, 4096
 // maxExecIDLength as maxIDLength.
 const maxExecIDLength = 76
 
-// addExec adds an exec that a start follows, at once or later.
+// addExec adds an exec that a start follows, at once or later. At once, the exec is returned taken
+// for the start: a kill that comes between waits for it.
 func (c *container) addExec(id string, rec execRecord, process []byte, atOnce bool) (*execution, error) {
 	if err := runtime.ValidateID(id); err != nil || len(id) > maxExecIDLength {
 		return nil, fmt.Errorf("exec %q in container %s: %w", id, c.id, runtime.ErrInvalidID)
@@ -74,11 +75,14 @@ func (c *container) addExec(id string, rec execRecord, process []byte, atOnce bo
 	e := newExecution(c, rec)
 	e.spec = &spec
 	if atOnce {
-		e.starting = make(chan struct{})
+		e.op <- struct{}{}
 	}
 	e.bind()
 	if err := c.admit(e); err != nil {
-		e.release()
+		if atOnce {
+			e.give() // expire may wait for it
+		}
+		_ = e.release(context.Background())
 		return nil, err
 	}
 	return e, nil
@@ -111,8 +115,8 @@ func (c *container) admit(e *execution) error {
 
 func newExecution(c *container, rec execRecord) *execution {
 	return &execution{
-		c: c, id: rec.ID, rec: rec, started: make(chan struct{}), watched: make(chan struct{}),
-		released: make(chan struct{}), expired: make(chan struct{}),
+		c: c, id: rec.ID, rec: rec, op: make(chan struct{}, 1), started: make(chan struct{}), watched: make(chan struct{}),
+		armed: make(chan struct{}), released: make(chan struct{}), expired: make(chan struct{}),
 	}
 }
 
@@ -141,13 +145,10 @@ func (e *execution) key() string  { return "x/" + e.c.id + "/" + e.id }
 // start starts the process and records it. If the keeper refuses its files, the process is killed,
 // with what it has started: its caller is told that it has not started, and may never delete it.
 func (e *execution) start(ctx context.Context) (pid int, err error) {
-	e.op.Lock()
-	defer e.op.Unlock()
-	e.mu.Lock()
-	if e.starting == nil {
-		e.starting = make(chan struct{})
+	if err := e.take(ctx); err != nil {
+		return 0, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, err)
 	}
-	e.mu.Unlock()
+	defer e.give()
 	p, err := e.launch(ctx)
 	if err != nil {
 		return 0, err
@@ -163,18 +164,34 @@ func (e *execution) start(ctx context.Context) (pid int, err error) {
 	return p.pid, nil
 }
 
-// run is start, but it does not wait for the record of a process that has ended: it returns the
-// exit. Removal of the execution waits for the record.
+// take begins a start or a deletion, when no other is under way any more. A start can hang.
+func (e *execution) take(ctx context.Context) error {
+	select {
+	case e.op <- struct{}{}: // also if ctx has ended
+		return nil
+	default:
+	}
+	select {
+	case e.op <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("another start or deletion has not ended: %w", context.Cause(ctx))
+	}
+}
+
+func (e *execution) give() { <-e.op }
+
+// run is start of an exec that addExec has taken, but it does not wait for the record of a process
+// that has ended: it returns the exit. Removal of the execution waits for the record.
 func (e *execution) run(ctx context.Context) (exit *exitState, err error) {
-	e.op.Lock()
 	p, err := e.launch(ctx)
 	if err != nil {
-		e.op.Unlock()
+		e.give()
 		return nil, err
 	}
 	recorded := make(chan error, 1)
 	go func() {
-		defer e.op.Unlock()
+		defer e.give()
 		recorded <- e.record(ctx)
 	}()
 	select {
@@ -186,7 +203,6 @@ func (e *execution) run(ctx context.Context) (exit *exitState, err error) {
 }
 
 func (e *execution) launch(ctx context.Context) (_ *process, err error) {
-	defer e.endStarting()
 	if e.process() != nil {
 		return nil, fmt.Errorf("start exec %s in container %s: %w", e.id, e.c.id, runtime.ErrRunning)
 	}
@@ -332,27 +348,14 @@ func (e *execution) awaitExit() {
 	e.c.s.events.publish(e.c.exitEvent(e.id, e.proc))
 }
 
-// endStarting is called with op held.
-func (e *execution) endStarting() {
-	select {
-	case <-e.starting: // it was the second start
-	default:
-		close(e.starting)
-	}
-}
-
 // settled is process, but it waits for a start under way: the program may run before the engine has
 // told us which process it is.
 func (e *execution) settled(ctx context.Context) *process {
-	e.mu.Lock()
-	starting := e.starting
-	e.mu.Unlock()
-	if starting != nil {
-		select {
-		case <-e.started:
-		case <-starting:
-		case <-ctx.Done():
-		}
+	select {
+	case <-e.started:
+	case e.op <- struct{}{}:
+		e.give()
+	case <-ctx.Done():
 	}
 	return e.process()
 }
@@ -426,64 +429,4 @@ func (e *execution) resize(width, height uint16) error {
 		return fmt.Errorf("%w: exec %s in container %s has no terminal", errPrecondition, e.id, e.c.id)
 	}
 	return resizeTerminal(tty, width, height)
-}
-
-// remove forgets the exec; a process that still runs is killed.
-func (e *execution) remove(ctx context.Context) {
-	e.release() // first, because expire waits for a start in progress too
-	e.op.Lock()
-	defer e.op.Unlock()
-	if p := e.process(); p != nil {
-		if p.exitState() == nil {
-			_ = p.signal(unix.SIGKILL) // it may end just now
-			ctx, cancel := context.WithTimeout(ctx, dying)
-			defer cancel()
-			select {
-			case <-p.exited:
-			case <-ctx.Done():
-			}
-		}
-		e.c.s.hold.drop(e.key())
-		if err := faultExecDropped.At(ctx); err != nil {
-			e.c.log.Error("cannot remove record of exec", "exec", e.id, "err", err)
-			return
-		}
-		if err := e.unrecord(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			e.c.log.Error("cannot forget exec", "exec", e.id, "err", err)
-		}
-	}
-	e.close()
-	e.c.mu.Lock()
-	known := e.c.execs[e.id] == e
-	if known {
-		delete(e.c.execs, e.id)
-		e.c.s.execs.Add(-1)
-	}
-	e.c.mu.Unlock()
-	if known && e.process() == nil {
-		close(e.started)
-	}
-}
-
-// close closes all files; the process runs on.
-func (e *execution) close() {
-	e.release()
-	if p := e.process(); p != nil {
-		p.close()
-		<-e.watched
-	}
-	e.closeFiles()
-}
-
-func (e *execution) closeFiles() {
-	e.mu.Lock()
-	relay, in := e.relay, e.stdin
-	e.relay, e.stdin, e.tty = nil, nil, nil
-	e.mu.Unlock()
-	if relay != nil {
-		relay.stop()
-	}
-	if in != nil {
-		in.Close()
-	}
 }

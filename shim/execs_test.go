@@ -1,11 +1,13 @@
 package shim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"golang.org/x/sys/unix"
@@ -67,7 +69,9 @@ func TestKillWaitsForTheStartOfAnExec(t *testing.T) {
 					t.Fatal(err)
 				}
 				if tc.begins && !tc.atOnce {
-					e.starting = make(chan struct{})
+					if err := e.take(t.Context()); err != nil {
+						t.Fatal(err)
+					}
 				}
 				killed := make(chan error, 1)
 				go func() {
@@ -79,13 +83,58 @@ func TestKillWaitsForTheStartOfAnExec(t *testing.T) {
 					t.Errorf("waits: %v, want %v", waits, tc.begins)
 				}
 				if tc.begins {
-					e.endStarting() // without a process
+					e.give() // without a process
 				}
 				if err := <-killed; !errors.Is(err, errPrecondition) {
 					t.Errorf("kill: %v, want %v", err, errPrecondition)
 				}
-				e.remove(t.Context())
+				if err := e.remove(t.Context()); err != nil {
+					t.Error(err)
+				}
 			})
+		})
+	}
+}
+
+// A start that hangs holds up neither a deletion of the exec without end, nor, at its deadline,
+// those who wait for that. When it ends, the exec is gone.
+func TestStartOfAnExecThatHangs(t *testing.T) {
+	for _, deadline := range []time.Duration{0, time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			s := New(Config{Log: slog.New(slog.DiscardHandler)})
+			defer s.stop()
+			c := newContainer(s, record{ID: "c", Phase: phaseRunning})
+			c.init = &process{}
+			s.add(c)
+			rec := execRecord{}
+			if deadline > 0 {
+				rec.Deadline = now() + deadline
+			}
+			e, err := c.addExec("x", rec, []byte("{}"), true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(deadline + 2*overtime)
+			for range 2 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				if _, err := s.Delete(ctx, &task.DeleteRequest{ID: "c", ExecID: "x"}); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("delete: %v", err)
+				}
+				cancel()
+			}
+			if e.bound.Err() == nil {
+				t.Error("the start is not told")
+			}
+			e.give() // it ends
+			synctest.Wait()
+			if deadline > 0 { // expire was first, and leaves the removal to the owner
+				if _, err := s.Delete(t.Context(), &task.DeleteRequest{ID: "c", ExecID: "x"}); err != nil {
+					t.Error(err)
+				}
+			}
+			if len(c.allExecs()) > 0 || s.execs.Load() != 0 {
+				t.Error("the exec is still there")
+			}
 		})
 	}
 }

@@ -114,7 +114,7 @@ func now() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// bind makes the exec end with its owner and at its deadline, until e.release is called. The end
+// bind makes the exec end with its owner and at its deadline, until release is called. The end
 // may come at once.
 func (e *execution) bind() {
 	e.life = context.Background()
@@ -127,19 +127,32 @@ func (e *execution) bind() {
 	} else {
 		e.bound, unbind = context.WithCancel(e.life)
 	}
-	var disarm func() bool
-	armed := make(chan struct{}) // e.bound may have ended already
-	e.release = sync.OnceFunc(func() {
-		<-armed
-		if !disarm() {
-			<-e.expired
-		}
+	e.unbind = sync.OnceFunc(func() {
 		unbind()
 		leave()
 		close(e.released)
 	})
-	disarm = context.AfterFunc(e.bound, e.expire)
-	close(armed)
+	e.disarm = sync.OnceValue(context.AfterFunc(e.bound, e.expire)) // which may run already
+	close(e.armed)
+}
+
+// release undoes bind. If expire has begun, release waits for it, and changes nothing if ctx ends
+// before: then expire ends the exec.
+func (e *execution) release(ctx context.Context) error {
+	<-e.armed
+	if !e.disarm() {
+		select {
+		case <-e.expired:
+		default:
+			select {
+			case <-e.expired:
+			case <-ctx.Done():
+				return fmt.Errorf("it is being killed: %w", context.Cause(ctx))
+			}
+		}
+	}
+	e.unbind()
+	return nil
 }
 
 // ends reports whether to kill an exec: it runs, or an earlier shim began to kill it and may have
@@ -176,11 +189,14 @@ func (e *execution) kill(ctx context.Context, p *process) error {
 // expire kills an exec whose owner has ended or whose time is over, and removes it when there is no
 // owner any more who does.
 func (e *execution) expire() {
+	if e.take(e.c.s.serving) != nil { // a start in progress fails, because it checks e.bound
+		close(e.expired)
+		return
+	}
+	p := e.process()
+	e.give()
 	ctx, cancel := context.WithTimeout(context.Background(), dying)
 	defer cancel()
-	e.op.Lock() // a start in progress fails, because it checks e.bound
-	p := e.process()
-	e.op.Unlock()
 	cause := context.Cause(e.bound)
 	if p != nil && e.ends(p) {
 		e.c.log.Warn("killing exec", "exec", e.id, "pid", p.pid, "reason", cause)
@@ -197,7 +213,9 @@ func (e *execution) expire() {
 	case <-e.life.Done():
 		ctx, cancel := context.WithTimeout(context.Background(), dying)
 		defer cancel()
-		e.remove(ctx)
+		if err := e.remove(ctx); err != nil {
+			e.c.log.Warn("cannot remove an exec yet", "exec", e.id, "err", err)
+		}
 	case <-e.released:
 	}
 }

@@ -111,7 +111,9 @@ func (s *Service) Delete(ctx context.Context, r *task.DeleteRequest) (*task.Dele
 		if p = e.process(); p != nil && p.exitState() == nil {
 			return nil, fmt.Errorf("delete exec %s in container %s: %w", e.id, c.id, runtime.ErrRunning)
 		}
-		e.remove(ctx)
+		if err := e.remove(ctx); err != nil {
+			return nil, err
+		}
 	}
 	res := &task.DeleteResponse{}
 	if p != nil {
