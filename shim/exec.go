@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -216,7 +217,7 @@ func (e *execution) launch(ctx context.Context) (_ *process, err error) {
 		if err != nil {
 			err = fmt.Errorf("exec in container %s: %w", e.c.id, err)
 			e.closeFiles()
-			if e.process() == nil {
+			if e.process() == nil && !errors.Is(err, errUnheld) { // or the next shim has to kill it
 				_ = os.Remove(e.path()) // intend may not have written the record
 			}
 		}

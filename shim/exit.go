@@ -2,8 +2,12 @@ package shim
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/api"
 	"github.com/coracle-project/coracle/shim/pidfd"
@@ -53,6 +57,32 @@ func (p *process) reap(ctx context.Context) {
 	select {
 	case <-ended:
 	case <-ctx.Done():
+	}
+}
+
+// errUnheld is the kind of error of a process that has been started, may run, and is not followed.
+var errUnheld = errors.New("it may still run")
+
+// endChild kills a child and reaps it, without a descriptor: there may be none. The number is the
+// child's until it is reaped. What is no child of ours is not killed, for its number may be
+// another's by now.
+func endChild(pid int) error {
+	const tick = 2 * time.Millisecond
+	killed := false
+	for deadline := time.Now().Add(dying); ; time.Sleep(tick) {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+		switch {
+		case err == nil && info.Signo != 0: // it has been reaped
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("kill process %d: %w: %w", pid, err, errUnheld)
+		case err == nil && !killed:
+			killed = unix.Kill(pid, unix.SIGKILL) == nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("kill process %d: it has not ended: %w", pid, errUnheld)
+		}
 	}
 }
 

@@ -29,17 +29,18 @@ type process struct {
 	exit *exitState
 }
 
-// newProcess takes hold of a process that has just been started by us.
+// newProcess takes hold of a process that has just been started by us. One that it cannot hold is
+// killed: it would run on, unknown to all. See errUnheld.
 func newProcess(pid int) (*process, error) {
 	f, err := pidfd.Open(pid)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, endChild(pid))
 	}
 	start, err := pidfd.StartTime(pid)
 	if err != nil {
 		// A child that ended at once is a zombie and has its stat; this is a real fault.
 		f.Close()
-		return nil, err
+		return nil, errors.Join(err, endChild(pid))
 	}
 	return &process{pid: pid, startTime: start, pidfd: f, exited: make(chan struct{})}, nil
 }
