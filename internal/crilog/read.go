@@ -2,9 +2,12 @@ package crilog
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // reader reads the records of one file, which may grow.
@@ -23,12 +26,28 @@ type reader struct {
 // oddRecord is the error of a malformed record.
 type oddRecord struct{ error }
 
+// open opens a log. A volume may show its directory to a container, which could put a device of the
+// host in the log's place, whose open alone may act. So the file is found with O_PATH, which opens
+// nothing, and the same file is opened if it is a regular one.
 func open(path string) (*reader, error) {
-	f, err := os.Open(path)
+	fail := func(err error) (*reader, error) { return nil, &os.PathError{Op: "open", Path: path, Err: err} }
+	found, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return fail(err)
 	}
-	return &reader{file: f}, nil
+	defer unix.Close(found)
+	var st unix.Stat_t
+	if err := unix.Fstat(found, &st); err != nil {
+		return fail(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fail(errors.New("not a regular file"))
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", found), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail(err)
+	}
+	return &reader{file: os.NewFile(uintptr(fd), path)}, nil
 }
 
 func (r *reader) close() { _ = r.file.Close() }
