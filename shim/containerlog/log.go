@@ -153,7 +153,7 @@ func (l *Log) Close() {
 // Discard closes the log, and removes it if nothing has been written to it.
 func (l *Log) Discard() {
 	if m, err := markOf(l.File()); err == nil && m.offset == 0 {
-		os.Remove(l.path)
+		_ = l.place.at(os.Remove)
 	}
 	l.Close()
 }

@@ -71,6 +71,10 @@ func (s *stage) recover(log *Log) error {
 	s.end = st.Size()
 	if s.start < stageHeader || s.start > s.end {
 		s.start = s.end // killed between the truncation and the header of reset
+		if state == stageIdle {
+			// Or the next recover would take the next bytes for logged ones.
+			return s.mark(stageIdle, s.start, logMark{})
+		}
 	}
 	if state != stageWriting || log == nil {
 		return nil

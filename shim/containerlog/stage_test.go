@@ -182,3 +182,26 @@ func TestLogFull(t *testing.T) {
 		t.Errorf("log %q", got)
 	}
 }
+
+// Regression: a shim died between the truncation and the header of an empty stage's reset, and the
+// next one after it had taken bytes from the pipe. The header still said that those were logged.
+func TestRecoverAfterReset(t *testing.T) {
+	r := newPumpRig(t)
+	r.fifo.WriteString(strings.Repeat("x", 99) + "\n")
+	r.p.carry(drainLimit)
+	r.p.stage.f.Truncate(stageHeader)
+	for _, more := range []string{"", "taken\n"} {
+		r.p.Stop()
+		r.p.log.Close()
+		r.begin()
+		r.fifo.WriteString(more)
+		rawfd.With(r.p.pipe, func(fd int) { r.p.stage.fill(fd) })
+	}
+	r.p.Stop()
+	r.p.log.Close()
+	r.begin()
+	r.p.carry(drainLimit)
+	if got, want := r.text(), strings.Repeat("x", 99)+"\ntaken\n"; got != want {
+		t.Errorf("log %q, want %q", got, want)
+	}
+}
