@@ -82,7 +82,7 @@ func tokenCommand(log *slog.Logger) *cobra.Command {
 				return i, err
 			}
 			if i.CertificateKey, err = controlplane.Upload(ctx, kube, i.Info, keys, json.RawMessage(settings), log); err != nil {
-				return nil, errors.Join(err, token.Delete(ctx, kube, i.ID))
+				return nil, errors.Join(err, withdraw(ctx, kube, i.ID))
 			}
 			return i, nil
 		})
@@ -124,7 +124,14 @@ func invite(ctx context.Context, kube kubernetes.Interface, n token.New) (*invit
 		return nil, err
 	}
 	if err := clusterinfo.AwaitSigned(ctx, kube, info.ID); err != nil {
-		return nil, errors.Join(err, token.Delete(context.WithoutCancel(ctx), kube, info.ID))
+		return nil, errors.Join(err, withdraw(ctx, kube, info.ID))
 	}
 	return &invitation{Info: info, Token: text, Server: server, CAHash: hash}, nil
+}
+
+// withdraw deletes a token that is of no use, also when ctx has ended.
+func withdraw(ctx context.Context, kube kubernetes.Interface, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
+	defer cancel()
+	return token.Delete(ctx, kube, id)
 }
