@@ -13,6 +13,7 @@ import (
 	mutatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	validatingpolicy "k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
+	webhookinit "k8s.io/apiserver/pkg/admission/plugin/webhook/initializer"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -117,7 +118,8 @@ func (b *build) admission(resolver webhook.ServiceResolver) error {
 	if err != nil {
 		return err
 	}
-	initializers = append(append(initializers, more...), unservedKinds(unserved.With(b.options.Unserved)))
+	initializers = append(append(initializers, more...), unservedKinds(unserved.With(b.options.Unserved)),
+		webhookinit.NewPluginInitializer(limitWebhooks, resolver)) // on top of the wrapper in more
 
 	plugins := admission.NewPlugins()
 	names := make([]string, 0, len(admissionPlugins))

@@ -239,11 +239,14 @@ func (b *build) customResources(resolver webhook.ServiceResolver) (*apiextension
 	c.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
 	c.MergedResourceConfig = apiextensions.DefaultAPIResourceConfigSource()
 	c.RESTOptionsGetter = definitions{b.store}
+	authenticated := webhook.NewDefaultAuthenticationInfoResolverWrapper(b.proxy, nil, b.loopback, c.TracerProvider)
 	config := apiextensions.Config{
 		GenericConfig: &genericapiserver.RecommendedConfig{Config: c, SharedInformerFactory: b.informers},
 		ExtraConfig: apiextensions.ExtraConfig{
 			CRDRESTOptionsGetter: custom{b.store}, MasterCount: b.servers(), ServiceResolver: resolver,
-			AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(b.proxy, nil, b.loopback, c.TracerProvider),
+			AuthResolverWrapper: func(r webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver {
+				return limitWebhooks(authenticated(r))
+			},
 		},
 	}
 	missing := notfoundhandler.New(c.Serializer, filters.NoMuxAndDiscoveryIncompleteKey)

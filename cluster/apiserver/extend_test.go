@@ -161,6 +161,21 @@ func hookServer(t *testing.T,
 	answer func(*admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse,
 ) admissionregistrationv1.WebhookClientConfig {
 	t.Helper()
+	return hookServerOf(t, func(w http.ResponseWriter, r *http.Request) {
+		data, _ := io.ReadAll(r.Body)
+		var review admissionv1.AdmissionReview
+		if err := json.Unmarshal(data, &review); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		review.Response = answer(review.Request)
+		review.Response.UID = review.Request.UID
+		_ = json.NewEncoder(w).Encode(review)
+	})
+}
+
+func hookServerOf(t *testing.T, handler http.HandlerFunc) admissionregistrationv1.WebhookClientConfig {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -174,17 +189,7 @@ func hookServer(t *testing.T,
 	if err != nil {
 		t.Fatal(err)
 	}
-	hook := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		data, _ := io.ReadAll(r.Body)
-		var review admissionv1.AdmissionReview
-		if err := json.Unmarshal(data, &review); err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		review.Response = answer(review.Request)
-		review.Response.UID = review.Request.UID
-		_ = json.NewEncoder(w).Encode(review)
-	}))
+	hook := httptest.NewUnstartedServer(handler)
 	hook.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
 	hook.StartTLS()
 	t.Cleanup(hook.Close)

@@ -124,6 +124,7 @@ func (o *AuthenticationOptions) webhook(audiences authenticator.Audiences) (auth
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", tokenWebhookFlag, o.TokenWebhook, err)
 	}
+	config.Wrap(limitAnswers)
 	asking, err := tokenwebhook.New(config, version, audiences, *tokenwebhook.DefaultRetryBackoff())
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", tokenWebhookFlag, o.TokenWebhook, err)
