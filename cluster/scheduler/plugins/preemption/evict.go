@@ -133,7 +133,12 @@ func (pl *Plugin) evictOne(ctx context.Context, pod *v1.Pod, node string, victim
 			return ignoreGone(err)
 		}
 	}
-	if err := pl.handle.Kube.CoreV1().Pods(victim.Namespace).Delete(ctx, victim.Name, metav1.DeleteOptions{}); err != nil {
+	err := pl.handle.Kube.CoreV1().Pods(victim.Namespace).Delete(ctx, victim.Name,
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(victim.UID))})
+	if apierrors.IsConflict(err) {
+		return nil // it is gone, and another pod has its name
+	}
+	if err != nil {
 		return ignoreGone(err)
 	}
 	pl.handle.Recorder.Eventf(victim, pod, v1.EventTypeNormal, "Preempted", "Preempting", "%s", note)

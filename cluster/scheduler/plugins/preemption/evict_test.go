@@ -1,0 +1,39 @@
+package preemption
+
+import (
+	"errors"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/coracle-project/coracle/cluster/scheduler/framework"
+)
+
+// A StatefulSet's next pod has the name of the last one, and may be on another node.
+func TestTheNextPodOfTheVictimsNameStays(t *testing.T) {
+	next := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "next"}}
+	kube := fake.NewClientset(next)
+	kube.PrependReactor("delete", "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
+		a := action.(ktesting.DeleteActionImpl)
+		if p := a.DeleteOptions.Preconditions; p != nil && p.UID != nil && *p.UID != next.UID {
+			return true, nil, apierrors.NewConflict(v1.Resource("pods"), a.Name, errors.New("uid mismatch"))
+		}
+		return false, nil, nil
+	})
+	pl := &Plugin{handle: &framework.Handle{Kube: kube, Waiting: framework.NewWaitingPods(), Recorder: events.NewFakeRecorder(10)}}
+	victim := next.DeepCopy()
+	victim.UID = "last"
+	waiting := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "waiting", UID: "w"}}
+	if err := pl.evictOne(t.Context(), waiting, "n", victim); err != nil {
+		t.Errorf("a victim that is gone: %v", err)
+	}
+	if _, err := kube.CoreV1().Pods("default").Get(t.Context(), "web-0", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+}
