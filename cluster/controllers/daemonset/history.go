@@ -208,8 +208,9 @@ func (d *daemon) updateRevision(ctx context.Context, revision *appsv1.Controller
 }
 
 func (d *daemon) deleteRevision(ctx context.Context, revision *appsv1.ControllerRevision) error {
-	err := d.kube.AppsV1().ControllerRevisions(revision.Namespace).Delete(ctx, revision.Name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	err := d.kube.AppsV1().ControllerRevisions(revision.Namespace).Delete(ctx, revision.Name,
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(revision.UID))}) // a rollback makes the name again
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return err
 	}
 	d.writes.Deleted(d.key, d.revisionCache, revision)

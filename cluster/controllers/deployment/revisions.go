@@ -198,8 +198,9 @@ func (r *rollout) prune(ctx context.Context) error {
 		if rs.Status.Replicas != 0 || *rs.Spec.Replicas != 0 || rs.Generation > rs.Status.ObservedGeneration {
 			continue
 		}
-		err := r.kube.AppsV1().ReplicaSets(rs.Namespace).Delete(ctx, rs.Name, metav1.DeleteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
+		err := r.kube.AppsV1().ReplicaSets(rs.Namespace).Delete(ctx, rs.Name,
+			metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(rs.UID))}) // a rollback makes the name again
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return err
 		}
 		r.writes.Deleted(r.key, r.setCache, rs)

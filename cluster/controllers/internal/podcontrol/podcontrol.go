@@ -67,10 +67,12 @@ func (c *Control) Create(ctx context.Context, owner Owner, template *corev1.PodT
 	return nil
 }
 
-// Delete asks for pod to be deleted. A pod that is gone already is no error.
+// Delete asks for pod to be deleted. A pod that is gone already is no error, also if another one
+// has its name.
 func (c *Control) Delete(ctx context.Context, owner Owner, pod *corev1.Pod) error {
-	err := c.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	err := c.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name,
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		c.Events.Eventf(owner, corev1.EventTypeWarning, controller.FailedDeletePodReason, "Error deleting: %v", err)
 		return fmt.Errorf("unable to delete pods: %w", err)
 	}

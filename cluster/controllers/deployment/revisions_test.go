@@ -1,0 +1,48 @@
+package deployment
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coracle-project/coracle/cluster/controllers/internal/freshness"
+)
+
+// A ReplicaSet's name is that of its template, which a Deployment may return to.
+func TestTheNextReplicaSetOfTheNameStays(t *testing.T) {
+	next := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "d-hash", UID: "next"},
+		Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32)},
+	}
+	kube := fake.NewClientset(next)
+	kube.PrependReactor("delete", "replicasets", func(action ktesting.Action) (bool, runtime.Object, error) {
+		a := action.(ktesting.DeleteActionImpl)
+		if p := a.DeleteOptions.Preconditions; p != nil && p.UID != nil && *p.UID != next.UID {
+			return true, nil, apierrors.NewConflict(appsv1.Resource("replicasets"), a.Name, errors.New("uid mismatch"))
+		}
+		return false, nil, nil
+	})
+	last := next.DeepCopy()
+	last.UID = "last"
+	r := &rollout{
+		key: "default/d", d: &appsv1.Deployment{Spec: appsv1.DeploymentSpec{RevisionHistoryLimit: new(int32)}}, old: []*appsv1.ReplicaSet{last},
+		controller: &controller{
+			kube: kube, writes: freshness.New(slog.New(slog.DiscardHandler)),
+			setCache: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
+		},
+	}
+	if err := r.prune(t.Context()); err != nil {
+		t.Errorf("a ReplicaSet that is gone: %v", err)
+	}
+	if _, err := kube.AppsV1().ReplicaSets("default").Get(t.Context(), next.Name, metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+}
