@@ -2,6 +2,8 @@ package apiserver
 
 import (
 	"bytes"
+	"crypto/tls"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -9,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -160,4 +163,32 @@ func TestEndlessAnswerToATokenReview(t *testing.T) {
 		t.Errorf("%q, %v", who, err)
 	}
 	bounded(t, &sent)
+}
+
+func TestEndlessAnswerOfAnIssuer(t *testing.T) {
+	pair, ca := selfSigned(t, "localhost")
+	ended := make(chan *atomic.Int64, 1)
+	provider := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent := new(atomic.Int64)
+		endlessBody(sent)(w, r)
+		select {
+		case ended <- sent:
+		default: // it is asked again
+		}
+	}))
+	provider.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+	provider.StartTLS()
+	defer provider.Close()
+	p := &identityProvider{url: fmt.Sprintf("https://localhost:%d", portOf(t, provider.Listener.Addr().String())), ca: string(ca)}
+	_, stop := serve(t, broken(t, func(o *Options) {
+		o.Authentication.Config = filepath.Join(o.Root, "authentication.yaml")
+		writeFile(t, o.Authentication.Config, accepting("", p))
+	}))
+	defer stop()
+	select {
+	case sent := <-ended:
+		bounded(t, sent)
+	case <-time.After(patience):
+		t.Error("the issuer was not asked")
+	}
 }

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"reflect"
 	"strings"
@@ -17,6 +19,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiserverapi "k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/install"
@@ -29,6 +32,7 @@ import (
 	utilwebhook "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 	tokenwebhook "k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
+	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
@@ -63,6 +67,8 @@ const (
 	issuerGrace = time.Minute
 	issuerPoll  = time.Minute // upstream's value
 	issuerAsk   = time.Second
+	// issuerTimeout bounds a request to an issuer (upstream's value).
+	issuerTimeout = 30 * time.Second
 )
 
 // Check says what is wrong with the options, and on which line of a file.
@@ -221,6 +227,14 @@ func (i *issuers) verifiers(config *apiserverapi.AuthenticationConfiguration) (*
 			}
 			o.CAContentProvider = ca
 		}
+		if from.Issuer.EgressSelectorType == "" { // upstream refuses the others
+			client, err := issuerClient(o.CAContentProvider)
+			if err != nil {
+				stop()
+				return nil, err
+			}
+			o.Client, o.CAContentProvider = client, nil
+		}
 		one, err := oidc.New(ctx, o)
 		if err != nil {
 			stop()
@@ -236,6 +250,21 @@ func (i *issuers) verifiers(config *apiserverapi.AuthenticationConfiguration) (*
 		return errors.Join(errs...)
 	}
 	return &verifiers{tokenunion.NewFailOnError(tokens...), health, stop}, nil
+}
+
+// issuerClient returns the client that upstream would make for an issuer, but for the limit of
+// answers. Without ca it trusts the host's roots.
+func issuerClient(ca oidc.CAContentProvider) (*http.Client, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if ca != nil {
+		roots, err := certutil.NewPoolFromBytes(ca.CurrentCABundleContent())
+		if err != nil {
+			return nil, fmt.Errorf("certificateAuthority: %w", err)
+		}
+		config.RootCAs = roots
+	}
+	transport := utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: config})
+	return &http.Client{Transport: limitAnswers(transport), Timeout: issuerTimeout}, nil
 }
 
 // follow takes over changes of the file until ctx ends.
