@@ -12,11 +12,13 @@ import (
 	podrest "k8s.io/kubernetes/pkg/registry/core/pod/rest"
 	"k8s.io/kubernetes/pkg/registry/core/service"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/pages"
 	"github.com/coracle-project/coracle/cluster/apiserver/upgrade"
 )
 
-// limitUpgrades limits what is read of answers to requests for upgraded connections: of pods and
-// Services, which are not trusted, and of kubelets, which are trusted with their node only.
+// limitUpgrades limits what is read of answers to requests for upgraded connections, and what is
+// kept of HTML pages: of pods and Services, which are not trusted, and of kubelets, which are
+// trusted with their node only.
 func limitUpgrades(core map[string]rest.Storage) error {
 	for name, storage := range core {
 		switch storage := storage.(type) {
@@ -71,5 +73,6 @@ func withLimit(handler http.Handler, err error) (http.Handler, error) {
 		return nil, fmt.Errorf("%T has no limit for upgraded connections", handler)
 	}
 	upgrade.Limit(passing)
+	passing.Transport = pages.Limit(passing.Transport)
 	return passing, nil
 }

@@ -193,3 +193,41 @@ func TestEndlessHeadersOfUpgrades(t *testing.T) {
 		}
 	}
 }
+
+// A pod, or a node, that sends an endless HTML page through the proxy does not take the API
+// server's memory.
+func TestEndlessPagesOfProxies(t *testing.T) {
+	var sent atomic.Int64
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		block := make([]byte, 64<<10)
+		for err := error(nil); err == nil && sent.Load() < hostileHeader; {
+			var n int
+			n, err = w.Write(block)
+			sent.Add(int64(n))
+		}
+	}))
+	defer s.Close()
+	paths, _ := hostile(t, s.Listener.Addr().String())
+	config := overTLS(t)
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		if !strings.Contains(path, "/proxy/") {
+			continue
+		}
+		t.Run(path, func(t *testing.T) {
+			sent.Store(0)
+			resp, err := client.Get(config.Host + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			if n := sent.Load(); resp.StatusCode != http.StatusOK || n == 0 || n > hostileHeader/2 {
+				t.Errorf("%s, the API server took %d bytes before the client got any", resp.Status, n)
+			}
+		})
+	}
+}

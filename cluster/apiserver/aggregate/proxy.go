@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/transport"
 	"k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/pages"
 )
 
 // component is what the API server's metrics call the aggregator.
@@ -50,7 +52,7 @@ func (a *Aggregator) pass(w http.ResponseWriter, req *http.Request, r *route) {
 		return
 	}
 	as := transport.NewAuthProxyRoundTripper(asked.GetName(), asked.GetUID(), asked.GetGroups(), asked.GetExtra(), r.transport)
-	handler := proxy.NewUpgradeAwareHandler(location, as, true, false, failing{r, a.options.Log})
+	handler := proxy.NewUpgradeAwareHandler(location, pages.Limit(as), true, false, failing{r, a.options.Log})
 	handler.RejectForwardingRedirects = true // the client's next request would go where the server likes
 	handler.ServeHTTP(w, passed)
 }
