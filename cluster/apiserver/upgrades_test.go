@@ -115,9 +115,11 @@ func hostile(t *testing.T, address string) (spdy, webSocket []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = client.CoreV1().Endpoints(ns).Create(t.Context(), &corev1.Endpoints{ //nolint:staticcheck // the proxy reads them
+	//lint:ignore SA1019 the proxy of Services reads them
+	_, err = client.CoreV1().Endpoints(ns).Create(t.Context(), &corev1.Endpoints{
 		ObjectMeta: metav1.ObjectMeta{Name: "s"},
-		Subsets: []corev1.EndpointSubset{{ //nolint:staticcheck // as above
+		//lint:ignore SA1019 as above
+		Subsets: []corev1.EndpointSubset{{
 			Addresses: []corev1.EndpointAddress{{IP: outside, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: ns, Name: "p"}}},
 			Ports:     []corev1.EndpointPort{{Port: 9443}},
 		}},

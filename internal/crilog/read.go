@@ -40,7 +40,11 @@ func open(path string) (*reader, error) {
 	if err := unix.Fstat(found, &st); err != nil {
 		return fail(err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR:
+		return fail(unix.EISDIR)
+	default:
 		return fail(errors.New("not a regular file"))
 	}
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", found), unix.O_RDONLY|unix.O_CLOEXEC, 0)

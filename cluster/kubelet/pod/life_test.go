@@ -343,7 +343,7 @@ func TestAFailedStopIsNotTriedAgainAtOnce(t *testing.T) {
 // which ran preStop hooks again.
 func TestAnEndThatFailsWaitsForItsBackOff(t *testing.T) {
 	onBench(t, func(b *bench) {
-		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
 		b.runtime.Calls()
 		b.runtime.Fail("StopContainer", errors.New("no"))
 		attempt := func(what string, want ...string) {
@@ -353,7 +353,7 @@ func TestAnEndThatFailsWaitsForItsBackOff(t *testing.T) {
 				t.Errorf("%s: calls %v, want %v", what, got, want)
 			}
 		}
-		p = b.delete()
+		p := b.delete()
 		attempt("the deletion", "StopContainer")
 		b.runner.Wake(p.UID)
 		attempt("a wake")
