@@ -108,7 +108,7 @@ func (s *static) start(p *v1.Pod) {
 
 func (s *static) startLocked(name string, p *v1.Pod) {
 	s.k.opts.Log.Info("running a static pod", "pod", name, "uid", p.UID)
-	// A pod that is still ending starts anew afterwards: what its mirror says is not of this run.
+	// A pod that is still ending starts again afterwards: what its mirror says is not of this run.
 	before, known := s.k.runner.View(p.UID)
 	if m := s.mirrorP[name]; m != nil && kubepod.IsMirrorPodOf(m, p) && !over(m) && !(known && before.Removed) {
 		p = p.DeepCopy()

@@ -8,7 +8,7 @@ import (
 )
 
 // TestAttackDeviceInPlaceOfLog: a container that can write to log directories makes a device node,
-// or a pipe, in place of a log. Whoever reads the log, as the host's root, opens neither.
+// or a pipe, in place of a log. A reader of the log, who is the host's root, opens neither.
 func TestAttackDeviceInPlaceOfLog(t *testing.T) {
 	for name, kind := range map[string]uint32{"device": unix.S_IFCHR, "pipe": unix.S_IFIFO} {
 		path := filepath.Join(t.TempDir(), "0.log")

@@ -48,7 +48,7 @@ func OpenRegularAt(dir int, name string) (*os.File, error) {
 // file, and describes it. The open alone can act on a device (a tape rewinds, a watchdog starts),
 // and the host's root may open any, so the kind is checked first, on the descriptor that has opened
 // nothing. By name, another file could take its place in between; /proc/self/fd is the one that was
-// checked. Nobody can keep it waiting, by a lease say.
+// checked. No one can keep it waiting, by a lease say.
 func ReopenRegular(found, flags int) (fd int, st unix.Stat_t, err error) {
 	if err := unix.Fstat(found, &st); err != nil {
 		return -1, st, err

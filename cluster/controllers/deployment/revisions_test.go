@@ -1,19 +1,16 @@
 package deployment
 
 import (
-	"errors"
 	"log/slog"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
-	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/freshness"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 // A ReplicaSet's name is that of its template, which a Deployment may return to.
@@ -23,13 +20,7 @@ func TestTheNextReplicaSetOfTheNameStays(t *testing.T) {
 		Spec:       appsv1.ReplicaSetSpec{Replicas: new(int32)},
 	}
 	kube := fake.NewClientset(next)
-	kube.PrependReactor("delete", "replicasets", func(action ktesting.Action) (bool, runtime.Object, error) {
-		a := action.(ktesting.DeleteActionImpl)
-		if p := a.DeleteOptions.Preconditions; p != nil && p.UID != nil && *p.UID != next.UID {
-			return true, nil, apierrors.NewConflict(appsv1.Resource("replicasets"), a.Name, errors.New("uid mismatch"))
-		}
-		return false, nil, nil
-	})
+	testkit.CheckUIDs(kube, appsv1.Resource("replicasets"), next.UID)
 	last := next.DeepCopy()
 	last.UID = "last"
 	r := &rollout{

@@ -1,34 +1,25 @@
 package podcontrol
 
 import (
-	"errors"
 	"log/slog"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
-	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/freshness"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 // A pod that an owner has adopted may have a name that is given again.
 func TestAnotherPodOfTheNameStays(t *testing.T) {
 	next := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "next"}}
 	kube := fake.NewClientset(next)
-	kube.PrependReactor("delete", "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
-		a := action.(ktesting.DeleteActionImpl)
-		if p := a.DeleteOptions.Preconditions; p != nil && p.UID != nil && *p.UID != next.UID {
-			return true, nil, apierrors.NewConflict(corev1.Resource("pods"), a.Name, errors.New("uid mismatch"))
-		}
-		return false, nil, nil
-	})
+	testkit.CheckUIDs(kube, corev1.Resource("pods"), next.UID)
 	events := record.NewFakeRecorder(10)
 	c := &Control{
 		Kube: kube, Events: events, Writes: freshness.New(slog.New(slog.DiscardHandler)), Cache: cache.NewStore(cache.MetaNamespaceKeyFunc),

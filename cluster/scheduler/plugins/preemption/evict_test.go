@@ -1,17 +1,14 @@
 package preemption
 
 import (
-	"errors"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
-	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 )
 
@@ -19,13 +16,7 @@ import (
 func TestTheNextPodOfTheVictimsNameStays(t *testing.T) {
 	next := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "next"}}
 	kube := fake.NewClientset(next)
-	kube.PrependReactor("delete", "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
-		a := action.(ktesting.DeleteActionImpl)
-		if p := a.DeleteOptions.Preconditions; p != nil && p.UID != nil && *p.UID != next.UID {
-			return true, nil, apierrors.NewConflict(v1.Resource("pods"), a.Name, errors.New("uid mismatch"))
-		}
-		return false, nil, nil
-	})
+	testkit.CheckUIDs(kube, v1.Resource("pods"), next.UID)
 	pl := &Plugin{handle: &framework.Handle{Kube: kube, Waiting: framework.NewWaitingPods(), Recorder: events.NewFakeRecorder(10)}}
 	victim := next.DeepCopy()
 	victim.UID = "last"
