@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -127,13 +128,19 @@ func (b *build) admission(resolver webhook.ServiceResolver) error {
 		p.register(plugins)
 		names = append(names, p.name)
 	}
+	gate := &admissionGate{ready: make(chan struct{})}
 	chain, err := plugins.NewFromPlugins(names, pluginConfig{b.options.PodSecurity}, initializers,
-		admission.Decorators{admission.DecoratorFunc(admissionmetrics.WithControllerMetrics)})
+		admission.Decorators{admission.DecoratorFunc(gate.add)})
 	if err != nil {
 		return err
 	}
-	b.config.AdmissionControl = admissionmetrics.WithStepMetrics(chain)
+	var ok bool
+	if gate.chain, ok = admissionmetrics.WithStepMetrics(chain).(admissionChain); !ok {
+		return fmt.Errorf("the admission chain is a %T, which does not both change and validate", chain)
+	}
+	b.config.AdmissionControl = gate
 	return b.config.AddPostStartHook("start-apiserver-admission-initializer", func(ctx genericapiserver.PostStartHookContext) error {
+		go gate.open(ctx)
 		mapper.Reset()
 		go wait.Until(mapper.Reset, remapEvery, ctx.Done())
 		return nil

@@ -78,7 +78,7 @@ type promptInformer struct {
 	followed *compiled
 }
 
-// HasSynced implements cache.SharedInformer. It is asked before each write.
+// HasSynced implements cache.SharedInformer.
 func (i promptInformer) HasSynced() bool {
 	if !within(askedEvery, i.HasSyncedChecker().Done()) {
 		return false
