@@ -155,7 +155,7 @@ func (b *build) configure(ctx context.Context) error {
 		handler = reportConcurrency(handler, b.options.Concurrent, c.LongRunningFunc)
 		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler), b.options.Log), &quiet)
 		chain = recordingAborts(chain, c.RequestInfoResolver, b.options.Log)
-		return withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc)
+		return withStack(withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc))
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(
 		sets.NewString("watch", "proxy"), sets.NewString("attach", "exec", "proxy", "log", "portforward"))
