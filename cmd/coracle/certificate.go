@@ -68,9 +68,6 @@ func certificateCheckCommand(p *place) *cobra.Command {
 		Example: "  coracle certificate check\n  coracle certificate check -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			all := []certificate{}
 			if err := p.certificates(cmd, 0, &all, "list"); err != nil {
 				return err

@@ -91,9 +91,6 @@ status is lost.`,
 func (s *shims) print(cmd *cobra.Command, format output.Format,
 	call func(context.Context, nodev1.NodeClient) ([]*nodev1.Shim, error),
 ) error {
-	if err := format.Check(); err != nil {
-		return err
-	}
 	return s.daemon.Call(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 		found, err := call(ctx, nodev1.NewNodeClient(conn))
 		if err != nil {

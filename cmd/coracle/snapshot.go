@@ -107,9 +107,6 @@ func snapshotVerb(p *place, cmd *cobra.Command,
 	verb := cmd.Name()
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := format.Check(); err != nil {
-			return err
-		}
 		if os.Geteuid() != 0 {
 			return fmt.Errorf("snapshot %s: the cluster's data belong to root: use sudo", verb)
 		}

@@ -111,9 +111,6 @@ func tokenCreateCommand(p *place) *cobra.Command {
   coracle token create --control-plane      # for a machine that becomes a control-plane node, once`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			if controlPlane && !cmd.Flags().Changed("ttl") {
 				ttl = certificateKeyLife
 			}
@@ -164,9 +161,6 @@ func tokenListCommand(p *place) *cobra.Command {
 		Use: "list", Short: "list tokens, the next to expire first", Args: cobra.NoArgs,
 		Example: "  coracle token list\n  coracle token list -o yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			all := []bootstrapToken{}
 			if err := p.tokens(cmd, "", &all, "list"); err != nil {
 				return err

@@ -92,9 +92,6 @@ platforms, it takes this machine's.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			return fromFile(cmd, file, func(r io.Reader, size int64) error {
 				return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
 					s, err := c.Load(ctx)
@@ -142,9 +139,6 @@ configuration, such as the command.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			conf, err := readConfiguration(config)
 			if err != nil {
 				return err

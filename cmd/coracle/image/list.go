@@ -3,7 +3,6 @@ package image
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"time"
 
@@ -86,14 +85,7 @@ func (i *images) inspectCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVarP((*string)(&format), "output", "o", "json", "json or yaml")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-	cmd.PreRunE = func(*cobra.Command, []string) error {
-		if format == "table" {
-			return fmt.Errorf("--output table: an image's documents cannot be a table: use json or yaml")
-		}
-		return nil
-	}
+	format.DefineDocument(cmd)
 	return cmd
 }
 

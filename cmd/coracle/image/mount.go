@@ -78,9 +78,6 @@ file that it writes at that moment may be incomplete. The image is on the contai
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			id, err := i.find(cmd, i.daemon, args[0])
 			if err != nil {
 				return err

@@ -64,9 +64,6 @@ names. Its containers keep running; the layers are removed with the last of them
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: i.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			return i.call(cmd, func(ctx context.Context, c imagesv1.ImagesClient) error {
 				done := removal{Untagged: []string{}, Deleted: []string{}}
 				for _, image := range args {
@@ -105,9 +102,6 @@ includes those of damaged images, which are otherwise kept for a day.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			if all && !yes {
 				return fmt.Errorf("--all removes every image without a container, for good if no registry has it; say --yes as well")
 			}

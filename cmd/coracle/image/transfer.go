@@ -85,9 +85,6 @@ partial image.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			k, err := creds.read(cmd.InOrStdin())
 			if err != nil {
 				return err
@@ -146,9 +143,6 @@ Without --username, push uses coracled's credentials for the registry.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: i.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			k, err := creds.read(cmd.InOrStdin())
 			if err != nil {
 				return err

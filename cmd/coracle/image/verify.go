@@ -58,9 +58,6 @@ one registry.`,
   coracle image verify registry.example/app:2 -o json`,
 		ValidArgsFunction: i.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := format.Check(); err != nil {
-				return err
-			}
 			k, err := creds.read(cmd.InOrStdin())
 			if err != nil {
 				return err

@@ -3,6 +3,7 @@ package output
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,9 +22,38 @@ import (
 type Format string
 
 // Define adds the flag --output.
-func (o *Format) Define(cmd *cobra.Command) {
-	cmd.Flags().StringVarP((*string)(o), "output", "o", "table", "table, json or yaml")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+func (o *Format) Define(cmd *cobra.Command) { o.define(cmd, "table", "json", "yaml") }
+
+// DefineDocument adds the flag --output for documents, which cannot be a table.
+func (o *Format) DefineDocument(cmd *cobra.Command) { o.define(cmd, "json", "yaml") }
+
+// define adds the flag. The first of the formats is the default.
+func (o *Format) define(cmd *cobra.Command, formats ...string) {
+	*o = Format(formats[0])
+	last := len(formats) - 1
+	flag := &choice{to: o, of: formats, text: strings.Join(formats[:last], ", ") + " or " + formats[last]}
+	cmd.Flags().VarP(flag, "output", "o", flag.text)
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// choice is a flag that takes one of several formats. It implements pflag.Value.
+type choice struct {
+	to   *Format
+	of   []string
+	text string
+}
+
+// String implements pflag.Value, as do the next.
+func (c *choice) String() string { return string(*c.to) }
+
+func (c *choice) Type() string { return "string" }
+
+func (c *choice) Set(name string) error {
+	if !slices.Contains(c.of, name) {
+		return errors.New("it is " + c.text)
+	}
+	*c.to = Format(name)
+	return nil
 }
 
 // Print writes v. A table has what rows writes: one line for each thing, cells ended by tabs.
@@ -40,31 +70,18 @@ func (o Format) Print(out io.Writer, v any, rows func(w io.Writer)) error {
 		}
 		_, err = out.Write(data)
 		return err
-	case "table":
+	default:
 		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 		rows(w)
 		return w.Flush()
 	}
-	return o.unknown()
-}
-
-func (o Format) unknown() error {
-	return fmt.Errorf("--output %s: it is table, json or yaml", string(o))
-}
-
-// Check returns an error for an unknown format, for commands that change something first.
-func (o Format) Check() error {
-	if !slices.Contains([]Format{"json", "yaml", "table"}, o) {
-		return o.unknown()
-	}
-	return nil
 }
 
 // Stream returns a function that prints one thing of many as it comes: text in the format table.
-func (o Format) Stream(out io.Writer) (func(v any, text string) error, error) {
+func (o Format) Stream(out io.Writer) func(v any, text string) error {
 	switch o {
 	case "json":
-		return func(v any, _ string) error { return json.NewEncoder(out).Encode(v) }, nil
+		return func(v any, _ string) error { return json.NewEncoder(out).Encode(v) }
 	case "yaml":
 		return func(v any, _ string) error {
 			data, err := yaml.Marshal(v)
@@ -73,14 +90,13 @@ func (o Format) Stream(out io.Writer) (func(v any, text string) error, error) {
 			}
 			_, err = fmt.Fprintf(out, "---\n%s", data)
 			return err
-		}, nil
-	case "table":
+		}
+	default:
 		return func(_ any, text string) error {
 			_, err := fmt.Fprintln(out, text)
 			return err
-		}, nil
+		}
 	}
-	return nil, o.unknown()
 }
 
 // Row writes one line of a table.

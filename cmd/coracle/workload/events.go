@@ -48,12 +48,9 @@ of all are printed.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			write, err := format.Stream(cmd.OutOrStdout())
-			if err != nil {
-				return err
-			}
+			write := format.Stream(cmd.OutOrStdout())
 			var mu sync.Mutex // guards what is written
-			_, err = onAll(w, cmd, func(ctx context.Context, n machineNode, c runtimeapi.RuntimeServiceClient) (none struct{}, err error) {
+			_, err := onAll(w, cmd, func(ctx context.Context, n machineNode, c runtimeapi.RuntimeServiceClient) (none struct{}, err error) {
 				print := func(h happening) error {
 					if namespace != "" && h.Namespace != namespace {
 						return nil
