@@ -138,9 +138,8 @@ func (b *build) admission(resolver webhook.ServiceResolver) error {
 	if gate.chain, ok = admissionmetrics.WithStepMetrics(chain).(admissionChain); !ok {
 		return fmt.Errorf("the admission chain is a %T, which does not both change and validate", chain)
 	}
-	b.config.AdmissionControl = gate
+	b.config.AdmissionControl, b.gate = gate, gate
 	return b.config.AddPostStartHook("start-apiserver-admission-initializer", func(ctx genericapiserver.PostStartHookContext) error {
-		go gate.open(ctx)
 		mapper.Reset()
 		go wait.Until(mapper.Reset, remapEvery, ctx.Done())
 		return nil

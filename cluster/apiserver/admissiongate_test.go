@@ -121,3 +121,11 @@ func TestOnlyPluginsThatMayWaitAreMeasured(t *testing.T) {
 		t.Errorf("%d plugins are waited for, not 2", len(g.plugins))
 	}
 }
+
+// Regression: the gate was opened by a hook of the server, but the server writes before its hooks
+// begin. Each start took two seconds more.
+func TestAdmissionLetsInWhatTheServerWritesBeforeItsHooks(t *testing.T) {
+	if !networked.Load() {
+		t.Error("the network of Services did not exist when the hooks began")
+	}
+}

@@ -64,6 +64,7 @@ type build struct {
 	keys   *serviceAccountKeys
 	proxy  *http.Transport
 	leases leases
+	gate   *admissionGate
 	// containers have the routes of the built-in groups, and of custom resource definitions.
 	containers []*restful.Container
 	// definitions are the informers of custom resource definitions.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,8 @@ var (
 	server *Server
 	// built is what server was built from.
 	built build
+	// networked says whether the network of Services existed when the server's hooks began.
+	networked atomic.Bool
 	// documented restores what the server has forgotten of its routes.
 	documented []func()
 )
@@ -76,6 +79,13 @@ func withServer(m *testing.M) (int, error) {
 	options.ExtraSchemes = []*runtime.Scheme{scheme}
 	options.ExtraAPIGroups = append(options.ExtraAPIGroups, func(g *genericapiserver.GenericAPIServer) error {
 		return metricsapi.Install(g, noMetrics{})
+	})
+	options.followLimit = patience / 2
+	options.ExtraAPIGroups = append(options.ExtraAPIGroups, func(g *genericapiserver.GenericAPIServer) error {
+		return g.AddPostStartHook("test", func(genericapiserver.PostStartHookContext) error {
+			networked.Store(built.hasServiceNetwork())
+			return nil
+		})
 	})
 	options.inspect = func(b *build) {
 		config, v2, v3 := *b.config, *b.config.OpenAPIConfig, *b.config.OpenAPIV3Config

@@ -98,6 +98,8 @@ type Options struct {
 	// request's body may take to arrive. For tests, as the next.
 	seats     int
 	bodyLimit time.Duration
+	// followLimit bounds what the server waits for before it answers clients, 2 s by default.
+	followLimit time.Duration
 	// compactEvery is how often old versions are dropped, the constant of that name by default.
 	compactEvery time.Duration
 	// history is how many changes a watch cache keeps at most, historyLimit by default.
@@ -126,6 +128,9 @@ func (o *Options) complete() (addresses, error) {
 	}
 	if o.bodyLimit == 0 {
 		o.bodyLimit = bodyLimit
+	}
+	if o.followLimit == 0 {
+		o.followLimit = followLimit
 	}
 	if o.compactEvery == 0 {
 		o.compactEvery = compactEvery
