@@ -3,6 +3,7 @@ package apiserver
 import (
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -31,23 +32,42 @@ func withBodyDeadline(next http.Handler, limit time.Duration, resolve request.Re
 			next.ServeHTTP(w, r)
 			return
 		}
-		r.Body = &timedBody{ReadCloser: r.Body, arrived: func() { _ = connection.SetReadDeadline(time.Time{}) }}
+		body := &timedBody{ReadCloser: r.Body, connection: connection}
+		defer body.leave()
+		r.Body = body
 		next.ServeHTTP(w, r)
 	})
 }
 
-// timedBody says when all of a body was read. From then on the connection may be silent for as long
-// as the request takes; with HTTP/1 the deadline would otherwise end it.
+// timedBody removes the deadline of its connection when all of it was read. From then on the
+// connection may be silent for as long as the request takes; with HTTP/1 the deadline would end it.
 type timedBody struct {
 	io.ReadCloser
-	arrived func()
+	mu         sync.Mutex
+	connection *http.ResponseController // nil when it is not to be touched any more
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF && b.arrived != nil { //nolint:errorlint // readers return it as it is
+	if err == io.EOF { //nolint:errorlint // readers return it as it is
 		b.arrived()
-		b.arrived = nil
 	}
 	return n, err
+}
+
+func (b *timedBody) arrived() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.connection != nil {
+		_ = b.connection.SetReadDeadline(time.Time{})
+		b.connection = nil
+	}
+}
+
+// leave is for the end of the request: the connection is another's then. A request that took too
+// long is answered while its handler goes on, which may read the rest of the body.
+func (b *timedBody) leave() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.connection = nil
 }
