@@ -39,8 +39,8 @@ func TestDeadlineEndsWithTheBody(t *testing.T) {
 	}
 }
 
-// Regression: a handler that still read the body when its request had been answered, because it took
-// too long, changed the deadline of a connection that was another's. With HTTP/2 it panicked.
+// Regression: a handler that still read the body when its request had been answered, because it
+// took too long, changed the deadline of a connection that was another's. With HTTP/2 it panicked.
 func TestBodyReadAfterItsRequestLeavesTheConnectionAlone(t *testing.T) {
 	var late io.Reader
 	w := answerTimed(func(body io.Reader) { late = body })
