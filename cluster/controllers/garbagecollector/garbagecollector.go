@@ -78,15 +78,13 @@ type Observer interface {
 // New returns the collector. Its watches of metadata belong to it; they start and end with Run.
 // observer may be nil.
 func New(set *client.Set, metadata metadata.Interface, observer Observer) *frame.Controller {
-	c := newCollector(set, metadata)
-	c.graph.observer = observer
-	return c.frame
+	return newCollector(set, metadata, observer).frame
 }
 
-func newCollector(set *client.Set, metadata metadata.Interface) *collector {
+func newCollector(set *client.Set, metadata metadata.Interface, observer Observer) *collector {
 	c := &collector{
 		set: set, metadata: metadata,
-		graph:     newGraph(),
+		graph:     newGraph(observer),
 		redefined: make(chan struct{}, 1),
 		monitors:  map[schema.GroupVersionResource]*monitor{},
 	}

@@ -56,7 +56,7 @@ func run(t *testing.T, before, f func(w world)) {
 		if before != nil {
 			before(world{API: api, t: t})
 		}
-		c = newCollector(api.Set, api.Metadata)
+		c = newCollector(api.Set, api.Metadata, nil)
 		return c.frame
 	}).Run(t, func(t *testing.T, s *apitest.Server) {
 		s.Pass(time.Second)

@@ -25,7 +25,10 @@ type graph struct {
 	observer Observer
 }
 
-func newGraph() *graph { return &graph{nodes: shrink.New[types.UID, *node]()} }
+// newGraph returns an empty graph. observer may be nil.
+func newGraph(observer Observer) *graph {
+	return &graph{nodes: shrink.New[types.UID, *node](), observer: observer}
+}
 
 // kind is shared by the nodes of one resource, so that a node need not hold its strings.
 type kind struct {
