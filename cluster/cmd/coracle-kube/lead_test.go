@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,13 +81,17 @@ func TestOneLeads(t *testing.T) {
 func TestAStopDoesNotWaitForALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kube := fake.NewClientset()
-		one := elect(t.Context(), kube, "one")
-		<-one.leads
+		var silent atomic.Bool
 		answer := make(chan struct{})
 		kube.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			<-answer
+			if silent.Load() {
+				<-answer
+			}
 			return false, nil, nil
 		})
+		one := elect(t.Context(), kube, "one")
+		<-one.leads
+		silent.Store(true)
 		stopped := time.Now()
 		one.stop()
 		if err := <-one.ended; err != nil {
@@ -104,18 +109,22 @@ func TestALostLeaseEndsThePart(t *testing.T) {
 		kube := fake.NewClientset()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // nothing else would end a test whose clock is not real
 		defer cancel()
+		// Another will hold it. An API server refuses updates of what has changed, which the fake
+		// does not.
+		var others atomic.Pointer[coordinationv1.Lease]
+		kube.PrependReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			return others.Load() != nil, nil, apierrors.NewConflict(a.GetResource().GroupResource(), "kube-scheduler", nil)
+		})
+		kube.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			l := others.Load()
+			return l != nil, l, nil
+		})
 		one := elect(ctx, kube, "one")
 		<-one.leads
-		// Another holds it. An API server refuses updates of what has changed, which the fake does not.
-		kube.PrependReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), "kube-scheduler", nil)
-		})
 		now := metav1.NewMicroTime(time.Now())
-		kube.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
-				HolderIdentity: ptr.To("two"), LeaseDurationSeconds: ptr.To(int32(3600)), RenewTime: &now, AcquireTime: &now,
-			}}, nil
-		})
+		others.Store(&coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr.To("two"), LeaseDurationSeconds: ptr.To(int32(3600)), RenewTime: &now, AcquireTime: &now,
+		}})
 		lost := time.Now()
 		if err := <-one.ended; !errors.Is(err, errLedBefore) {
 			t.Errorf("the part ended with %v", err)

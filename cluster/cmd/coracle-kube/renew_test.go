@@ -98,6 +98,7 @@ func TestRenewalsThatAreDue(t *testing.T) {
 		}
 		go r.run(ctx, began)
 		time.Sleep(2 * time.Hour)
+		synctest.Wait()
 		if len(looks) != 2 || looks[1] != time.Hour || reloads != 2 {
 			t.Errorf("looks at %v, %d reloads", looks, reloads)
 		}

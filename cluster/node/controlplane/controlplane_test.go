@@ -70,10 +70,13 @@ func freeURL(t *testing.T) string {
 	return "https://" + l.Addr().String()
 }
 
+// quiet silences klog. It is not safe while a server of an earlier test ends, so it is done once.
+var quiet = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil))) })
+
 // startFirst starts the cluster, on an etcd elsewhere if change says so.
 func startFirst(t *testing.T, change func(*apiserver.Options)) *first {
 	t.Helper()
-	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	quiet()
 	o := servertest.Options(t)
 	o.Several = true
 	bundle, f := o.PKI, &first{keys: o.PKI.Dir}
