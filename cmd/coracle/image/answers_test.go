@@ -52,7 +52,7 @@ func TestUnknownFormat(t *testing.T) {
 	} {
 		// No daemon answers there, which would be the error if it was asked.
 		_, err := execute(t, archive, append(args, "-o", "xml")...)
-		if err == nil || !strings.Contains(err.Error(), "--output\" flag: it is table, json or yaml") {
+		if err == nil || err.Error() != `invalid argument "xml" for "-o, --output" flag: it is table, json or yaml` {
 			t.Errorf("%v: %v", args, err)
 		}
 	}

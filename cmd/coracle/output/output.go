@@ -30,17 +30,20 @@ func (o *Format) DefineDocument(cmd *cobra.Command) { o.define(cmd, "json", "yam
 // define adds the flag. The first of the formats is the default.
 func (o *Format) define(cmd *cobra.Command, formats ...string) {
 	*o = Format(formats[0])
-	last := len(formats) - 1
-	flag := &choice{to: o, of: formats, text: strings.Join(formats[:last], ", ") + " or " + formats[last]}
-	cmd.Flags().VarP(flag, "output", "o", flag.text)
+	flag := &choice{to: o, of: formats}
+	cmd.Flags().VarP(flag, "output", "o", flag.text())
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // choice is a flag that takes one of several formats. It implements pflag.Value.
 type choice struct {
-	to   *Format
-	of   []string
-	text string
+	to *Format
+	of []string
+}
+
+func (c *choice) text() string {
+	last := len(c.of) - 1
+	return strings.Join(c.of[:last], ", ") + " or " + c.of[last]
 }
 
 // String implements pflag.Value, as do the next.
@@ -50,7 +53,7 @@ func (c *choice) Type() string { return "string" }
 
 func (c *choice) Set(name string) error {
 	if !slices.Contains(c.of, name) {
-		return errors.New("it is " + c.text)
+		return errors.New("it is " + c.text())
 	}
 	*c.to = Format(name)
 	return nil
