@@ -104,7 +104,7 @@ func newAuthenticator(ctx context.Context, o *Options, serverID string, inside *
 // client can send such requests, and upstream's server would log each.
 func quietly(who authenticator.Request, log *slog.Logger) authenticator.Request {
 	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
-		growStack(0) // the filter before this one has begun a goroutine, so that it can give up at the deadline
+		growStack() // the filter before this one has begun a goroutine, so that it can give up at the deadline
 		response, ok, err := who.AuthenticateRequest(r)
 		if err != nil {
 			log.Debug("request not authenticated", "from", r.RemoteAddr, "err", err)

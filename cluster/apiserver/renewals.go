@@ -165,7 +165,7 @@ func (n *renewals) renew(r *http.Request, sent *coordination.Lease) (runtime.Obj
 	})
 	validate := rest.AdmissionToValidateObjectUpdateFunc(n.admit, about(nil, nil), n.objects)
 	return finisher.FinishRequest(ctx, func() (runtime.Object, error) { // answers in time
-		growStack(0) // that of another goroutine
+		growStack() // that of another goroutine
 		renewed, _, err := n.storage.Update(ctx, info.Name, update, noCreation, validate, false, options)
 		return renewed, err
 	})
