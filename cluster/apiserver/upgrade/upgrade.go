@@ -3,19 +3,23 @@
 // nodes and aggregated servers.
 //
 // Upstream's handlers dial for such a request themselves, past http.Transport and its limits, and
-// read the answer's header however long it is. A pod could make the API server's memory grow until
-// it is killed. Here the connection that they read from fails if the header does not end within
-// headerLimit.
+// read the answer's header however long it is, and wait for it however long that takes, also after
+// the client has gone. A pod could make the API server's memory grow until it is killed. Here the
+// connection that they read from fails if the header does not end within headerLimit and
+// answerLimit.
 package upgrade
 
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/proxy"
@@ -26,11 +30,15 @@ import (
 // limited as a whole: upstream's SPDY client reads all of it into memory.
 const headerLimit = 1 << 20
 
+// answerLimit is how long connecting may take, and then the answer's header. It is upstream's limit
+// for requests that are not watches.
+const answerLimit = time.Minute
+
 // statusLimit is how much of the status line is looked at.
 const statusLimit = 64
 
-// header is a connection that fails if the answer's header is too long. After the header of an
-// answer that switches protocols it only passes on.
+// header is a connection that fails if the answer's header is too long or comes too late. After the
+// header of an answer that switches protocols it only passes on.
 type header struct {
 	net.Conn
 	switched bool // the header has ended, and nothing is limited any more
@@ -41,7 +49,10 @@ type header struct {
 	empty    bool   // the line so far is empty
 }
 
-func limit(conn net.Conn) net.Conn { return &header{Conn: conn, left: headerLimit, empty: true} }
+func limit(conn net.Conn) net.Conn {
+	_ = conn.SetReadDeadline(time.Now().Add(answerLimit)) // a connection that fails here fails when it is read, too
+	return &header{Conn: conn, left: headerLimit, empty: true}
+}
 
 // Read implements net.Conn.
 func (h *header) Read(b []byte) (int, error) {
@@ -55,6 +66,12 @@ func (h *header) Read(b []byte) (int, error) {
 	h.left -= n
 	if !h.ended {
 		h.scan(b[:n])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = fmt.Errorf("no answer to the request for an upgraded connection within %v: %w", answerLimit, err)
+		}
+	}
+	if h.switched && err == nil {
+		err = h.SetReadDeadline(time.Time{})
 	}
 	return n, err
 }
@@ -91,6 +108,8 @@ func switches(line []byte) bool {
 // scheme is https: else it would do the TLS itself, and the header inside could not be limited.
 func through(scheme string, transport http.RoundTripper) *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, answerLimit)
+		defer cancel()
 		conn, err := proxy.DialURL(ctx, &url.URL{Scheme: scheme, Host: address}, transport)
 		if err != nil {
 			return nil, err

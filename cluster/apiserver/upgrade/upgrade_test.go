@@ -12,8 +12,10 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -35,6 +37,8 @@ type answers struct {
 }
 
 func (a *answers) Read(b []byte) (int, error) { return a.left.Read(b[:min(len(b), a.step)]) }
+
+func (a *answers) SetReadDeadline(time.Time) error { return nil }
 
 // The limit ends where net/http sees the header end, and not before.
 func TestLimitIsForTheHeader(t *testing.T) {
@@ -191,6 +195,73 @@ func TestEndlessHeader(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A pod that takes the request and does not answer, or not to its end, holds the API server up for a
+// limited time.
+func TestAnswerThatDoesNotCome(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit func(*proxy.UpgradeAwareHandler)
+		ends  bool
+	}{"limit": {Limit, true}, "control": {func(*proxy.UpgradeAwareHandler) {}, false}} {
+		for _, trickle := range []string{"", switching} {
+			t.Run(fmt.Sprintf("%s begins %t", name, trickle != ""), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					near, far := net.Pipe()
+					var pod sync.WaitGroup
+					defer pod.Wait()
+					pod.Go(func() {
+						_, _ = http.ReadRequest(bufio.NewReader(far))
+						for next, err := trickle, error(nil); next != "" && err == nil; next = "A: a\r\n" {
+							_, err = io.WriteString(far, next)
+							time.Sleep(time.Second)
+						}
+					})
+					transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return near, nil }}
+					handler := proxy.NewUpgradeAwareHandler(&url.URL{Scheme: "http", Host: "pod", Path: "/"}, transport, true, true, failing{})
+					c.limit(handler)
+					req := httptest.NewRequest(http.MethodGet, "/", nil)
+					req.Header.Set("Connection", "Upgrade")
+					req.Header.Set("Upgrade", "SPDY/3.1")
+					answer, ended, began := httptest.NewRecorder(), make(chan struct{}), time.Now()
+					go func() {
+						defer close(ended)
+						handler.ServeHTTP(answer, req)
+					}()
+					select {
+					case <-ended:
+					case <-time.After(10 * answerLimit):
+					}
+					said, took := answer.Body.String(), time.Since(began)
+					far.Close()
+					<-ended
+					if c.ends && (took != answerLimit || answer.Code != http.StatusBadGateway || !strings.Contains(said, "within 1m0s")) {
+						t.Errorf("%d %q after %v", answer.Code, said, took)
+					}
+					if !c.ends && took != 10*answerLimit {
+						t.Errorf("upstream does not wait any more: %q after %v", said, took)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A connection may rest once the header has ended.
+func TestUpgradedConnectionsRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer near.Close()
+		go func() {
+			defer far.Close()
+			_, _ = io.WriteString(far, switching+"\r\n")
+			time.Sleep(10 * answerLimit)
+			_, _ = io.WriteString(far, "ahoy")
+		}()
+		if got, err := io.ReadAll(limit(near)); err != nil || string(got) != switching+"\r\nahoy" {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
 }
 
 // What follows the header is not limited, and other requests take the handler's transport.
