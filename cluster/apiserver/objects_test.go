@@ -226,6 +226,24 @@ func TestPatches(t *testing.T) {
 	}
 }
 
+// The scheduler relies on it: a pod's next one may have its name.
+func TestPatchForAnotherObject(t *testing.T) {
+	client := admin(t)
+	pods := client.CoreV1().Pods(namespace(t, client))
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "web-0"},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	patch := []byte(`{"metadata":{"uid":"last"},"status":{"message":"m"}}`)
+	_, err := pods.Patch(t.Context(), pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if cause, _ := apierrors.StatusCause(err, metav1.CauseTypeFieldValueInvalid); !apierrors.IsInvalid(err) || cause.Field != "metadata.uid" {
+		t.Errorf("a patch for another pod: %v", err)
+	}
+}
+
 func TestServerSideApply(t *testing.T) {
 	client := admin(t)
 	ns := namespace(t, client)

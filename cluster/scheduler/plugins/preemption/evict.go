@@ -98,7 +98,7 @@ func (pl *Plugin) evictAll(ctx context.Context, pod *v1.Pod, node string, victim
 		}
 		status := p.Status.DeepCopy()
 		status.NominatedNodeName = ""
-		if err := framework.PatchStatus(ctx, pl.handle.Kube, p, status); err != nil {
+		if err := framework.PatchStatus(ctx, pl.handle.Kube, p, status); ignoreGone(err) != nil {
 			pl.handle.Log.Warn("preemption: clear nomination", "pod", p.Namespace+"/"+p.Name, "err", err)
 		}
 	}

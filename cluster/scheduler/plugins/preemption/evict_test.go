@@ -24,7 +24,11 @@ func TestTheNextPodOfTheVictimsNameStays(t *testing.T) {
 	if err := pl.evictOne(t.Context(), waiting, "n", victim); err != nil {
 		t.Errorf("a victim that is gone: %v", err)
 	}
-	if _, err := kube.CoreV1().Pods("default").Get(t.Context(), "web-0", metav1.GetOptions{}); err != nil {
-		t.Error(err)
+	found, err := kube.CoreV1().Pods("default").Get(t.Context(), "web-0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found.Status.Conditions) > 0 {
+		t.Errorf("the next pod has the victim's condition: %+v", found.Status.Conditions)
 	}
 }
