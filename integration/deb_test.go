@@ -1,12 +1,14 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/testkit"
@@ -154,6 +156,43 @@ func TestPurgeOfThePackage(t *testing.T) {
 			}
 			if _, err := os.Stat(filepath.Join(data, "images")); (err == nil) != (test.want != "") {
 				t.Errorf("the data after it: %v", err)
+			}
+		})
+	}
+}
+
+// Regression: a purge unmounted the volumes in memory of pods that ran.
+func TestPurgeOfTheClustersPackage(t *testing.T) {
+	for _, runs := range []bool{false, true} {
+		t.Run(fmt.Sprintf("a supervisor runs %t", runs), func(t *testing.T) {
+			root := t.TempDir()
+			volume, state := filepath.Join(root, "var/lib/coracle/kube/kubelet/pods/1/volumes/secret"), filepath.Join(root, "run/coracle")
+			for _, dir := range []string{volume, state} {
+				if err := os.MkdirAll(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			lock, err := os.Create(filepath.Join(state, "kube.lock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Close()
+			if runs {
+				if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := unix.Mount("tmpfs", volume, "tmpfs", 0, "size=64k"); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Unmount(volume, unix.MNT_DETACH) }()
+			cmd := exec.CommandContext(t.Context(), "sh", "../packaging/kube-postrm", "purge")
+			cmd.Env = []string{"DPKG_ROOT=" + root, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+			if said, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, said)
+			}
+			if mounted, err := mountinfo.Mounted(volume); err != nil || mounted != runs {
+				t.Errorf("the volume is mounted: %t, %v", mounted, err)
 			}
 		})
 	}
