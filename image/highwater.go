@@ -25,13 +25,17 @@ type reclaimer struct {
 	running sync.Mutex
 }
 
-// soon has a reclaim run next to the caller.
+// soon has a reclaim run next to the caller, unless one runs: one at a time is enough.
 func (r *reclaimer) soon() {
 	if r.cfg.HighWater == 0 || r.calls.begin() != nil {
 		return
 	}
 	go func() {
 		defer r.calls.done()
+		if !r.running.TryLock() {
+			return
+		}
+		defer r.running.Unlock()
 		if err := r.reclaim(r.calls.ctx); err != nil && r.calls.ctx.Err() == nil {
 			r.cfg.Log.Warn("cannot make room on the disk of images", "err", err)
 		}
@@ -44,12 +48,8 @@ const justPulled = 2 * time.Minute
 
 // reclaim removes images that nothing runs from, those pulled longest ago first, when the
 // file system is fuller than the high water mark, until it is below the low one, but none
-// that was just pulled. One reclaim at a time is enough; pulls go on.
+// that was just pulled. Pulls go on. The caller holds r.running.
 func (r *reclaimer) reclaim(ctx context.Context) error {
-	if r.cfg.HighWater == 0 || !r.running.TryLock() {
-		return nil
-	}
-	defer r.running.Unlock()
 	used, err := r.cfg.usedOf(r.root)
 	if err != nil || used < r.cfg.HighWater {
 		return err

@@ -412,7 +412,7 @@ func TestPreloadedImagesArePinned(t *testing.T) {
 	_, err = to.Load(t.Context(), bytes.NewReader(saved.Bytes()), "")
 	must(t, err)
 	pinned("loaded once more by hand", true)
-	must(t, to.reclaimer.reclaim(t.Context()))
+	to.makeRoom(t)
 	pinned("after a collection", true)
 	must(t, os.Chtimes(file, time.Time{}, time.Unix(1, 0)))
 	pinned("with another archive", false)
@@ -420,7 +420,7 @@ func TestPreloadedImagesArePinned(t *testing.T) {
 	pinned("preloaded from that", true)
 	must(t, os.Remove(file))
 	pinned("without the archive", false)
-	must(t, to.reclaimer.reclaim(t.Context()))
+	to.makeRoom(t)
 	if _, err := to.Get(r.ref("a:1")); !errors.Is(err, ErrNotFound) {
 		t.Errorf("after a collection without the archive: %v", err)
 	}
