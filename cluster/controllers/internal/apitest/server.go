@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -30,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -194,10 +196,33 @@ func (s *Server) client(controllers bool) *fake.Clientset {
 		if a, ok := action.(ktesting.WatchActionImpl); ok {
 			opts = a.ListOptions
 		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		w, err := s.tracker.Watch(action.GetResource(), action.GetNamespace(), opts)
+		if err == nil {
+			inOrder(w.(*watch.RaceFreeFakeWatcher))
+		}
 		return true, w, err
 	})
 	return kube
+}
+
+// inOrder sorts the events that a watch begins with by the versions of their objects, as a server
+// does. The tracker has them in any order: the last version that a cache has seen would go back.
+func inOrder(w *watch.RaceFreeFakeWatcher) {
+	var events []watch.Event
+	for range len(w.ResultChan()) {
+		events = append(events, <-w.ResultChan())
+	}
+	slices.SortFunc(events, func(a, b watch.Event) int {
+		m, _ := meta.Accessor(a.Object)
+		n, _ := meta.Accessor(b.Object)
+		order, _ := resourceversion.CompareResourceVersion(m.GetResourceVersion(), n.GetResourceVersion())
+		return order
+	})
+	for _, e := range events {
+		w.Action(e.Type, e.Object)
+	}
 }
 
 // writeFor is a write of the controllers.

@@ -2,6 +2,7 @@ package apitest
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -43,6 +44,33 @@ func TestServerBehavesAsARealOne(t *testing.T) {
 		s.SetPod(t, made, func(p *corev1.Pod) { p.Finalizers = nil })
 		if left := s.Pods(t); len(left) != 0 {
 			t.Errorf("left: %+v", left)
+		}
+	})
+}
+
+// Regression: a cache that began to watch after a write could believe that it was older than it was,
+// and a controller waited for its own writes to show.
+func TestWatchesBeginInOrder(t *testing.T) {
+	Controllers{}.Run(t, func(t *testing.T, s *Server) {
+		ctx, pods := context.Background(), s.Kube.CoreV1().Pods(Namespace)
+		const count = 20
+		for i := range count {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p-%02d", count-i)}}
+			if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w, err := pods.Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		for i, last := 0, ""; i < count; i++ {
+			pod := (<-w.ResultChan()).Object.(*corev1.Pod)
+			if pod.ResourceVersion <= last { // all have four digits
+				t.Errorf("version %s follows %s", pod.ResourceVersion, last)
+			}
+			last = pod.ResourceVersion
 		}
 	})
 }
