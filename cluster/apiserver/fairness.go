@@ -7,6 +7,7 @@ import (
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -52,6 +53,9 @@ type flowing struct {
 func (f flowing) Run(stop <-chan struct{}) error {
 	f.levels.Start(stop)
 	defer f.levels.Shutdown()
+	// Upstream looks every 100 ms whether they are read, the first time at once. Until then all users
+	// but administrators have the seats of one level.
+	f.levels.WaitForCacheSyncWithContext(wait.ContextForChannel(stop))
 	return f.Interface.Run(stop)
 }
 

@@ -81,6 +81,9 @@ func attack(t *testing.T, bodyLimit time.Duration, f func(a *attacked)) {
 		Server: s, t: t, admin: clientOf(t, s.ClientConfig("admin", "system:masters")),
 		node: clientOf(t, s.ClientConfig("system:node:n1", "system:nodes")),
 	}
+	eventually(t, "the levels are in force", func() (bool, error) {
+		return strings.Contains(a.metrics(), `apiserver_flowcontrol_current_limit_seats{priority_level="global-default"}`), nil
+	})
 	defer func() { // before the server stops, which waits for requests
 		for _, end := range a.atEnd {
 			end()
@@ -89,18 +92,24 @@ func attack(t *testing.T, bodyLimit time.Duration, f func(a *attacked)) {
 	f(a)
 }
 
-// working is how many requests of a level are worked on, and how many of it wait.
-func (a *attacked) working(level string) (executing, waiting int) {
+func (a *attacked) metrics() string {
 	a.t.Helper()
 	data, err := a.admin.RESTClient().Get().AbsPath("/metrics").DoRaw(a.t.Context())
 	if err != nil {
 		a.t.Fatal(err)
 	}
+	return string(data)
+}
+
+// working is how many requests of a level are worked on, and how many of it wait.
+func (a *attacked) working(level string) (executing, waiting int) {
+	a.t.Helper()
+	data := a.metrics()
 	sum := func(name string) (n int) {
 		line := regexp.MustCompile(name + `\{[^}]*priority_level="` + level + `"[^}]*\} (\d+)`)
-		for _, found := range line.FindAllSubmatch(data, -1) {
+		for _, found := range line.FindAllStringSubmatch(data, -1) {
 			var one int
-			if _, err := fmt.Sscan(string(found[1]), &one); err != nil {
+			if _, err := fmt.Sscan(found[1], &one); err != nil {
 				a.t.Fatal(err)
 			}
 			n += one
