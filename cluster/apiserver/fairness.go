@@ -53,8 +53,8 @@ type flowing struct {
 func (f flowing) Run(stop <-chan struct{}) error {
 	f.levels.Start(stop)
 	defer f.levels.Shutdown()
-	// Upstream looks every 100 ms whether they are read, the first time at once. Until then all users
-	// but administrators have the seats of one level.
+	// Upstream polls every 100 ms, beginning at once, for these informers to be synced. Until then all
+	// users but administrators have the seats of one level.
 	f.levels.WaitForCacheSyncWithContext(wait.ContextForChannel(stop))
 	return f.Interface.Run(stop)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -81,8 +82,9 @@ func attack(t *testing.T, bodyLimit time.Duration, f func(a *attacked)) {
 		Server: s, t: t, admin: clientOf(t, s.ClientConfig("admin", "system:masters")),
 		node: clientOf(t, s.ClientConfig("system:node:n1", "system:nodes")),
 	}
-	eventually(t, "the levels are in force", func() (bool, error) {
-		return strings.Contains(a.metrics(), `apiserver_flowcontrol_current_limit_seats{priority_level="global-default"}`), nil
+	eventually(t, "the levels are in force", func() (bool, error) { // of this server: the metrics are those of all in this process
+		levels := a.read("/debug/api_priority_and_fairness/dump_priority_levels")
+		return strings.Contains(levels, "\nglobal-default,"), errors.New(levels)
 	})
 	defer func() { // before the server stops, which waits for requests
 		for _, end := range a.atEnd {
@@ -92,9 +94,9 @@ func attack(t *testing.T, bodyLimit time.Duration, f func(a *attacked)) {
 	f(a)
 }
 
-func (a *attacked) metrics() string {
+func (a *attacked) read(path string) string {
 	a.t.Helper()
-	data, err := a.admin.RESTClient().Get().AbsPath("/metrics").DoRaw(a.t.Context())
+	data, err := a.admin.RESTClient().Get().AbsPath(path).DoRaw(a.t.Context())
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -104,7 +106,7 @@ func (a *attacked) metrics() string {
 // working is how many requests of a level are worked on, and how many of it wait.
 func (a *attacked) working(level string) (executing, waiting int) {
 	a.t.Helper()
-	data := a.metrics()
+	data := a.read("/metrics")
 	sum := func(name string) (n int) {
 		line := regexp.MustCompile(name + `\{[^}]*priority_level="` + level + `"[^}]*\} (\d+)`)
 		for _, found := range line.FindAllStringSubmatch(data, -1) {

@@ -3,8 +3,8 @@
 // nodes and aggregated servers.
 //
 // Upstream's handlers dial for such a request themselves, past http.Transport and its limits, and
-// read the answer's header however long it is, and wait for it however long that takes, also after
-// the client has gone. A pod could make the API server's memory grow until it is killed. Here the
+// read the answer's header however long it is. They wait for the server to take the request and to
+// answer however long that takes, also after the client has gone. A pod could make the API server's memory grow until it is killed. Here the
 // connection that they read from fails if the header does not end within headerLimit and
 // answerLimit.
 package upgrade
@@ -30,8 +30,8 @@ import (
 // limited as a whole: upstream's SPDY client reads all of it into memory.
 const headerLimit = 1 << 20
 
-// answerLimit is how long connecting may take, and then the answer's header. It is upstream's limit
-// for requests that are not watches.
+// answerLimit is how long connecting may take, and then the request and the answer's header. It is
+// upstream's limit for requests that are not long-running.
 const answerLimit = time.Minute
 
 // statusLimit is how much of the status line is looked at.
@@ -50,7 +50,7 @@ type header struct {
 }
 
 func limit(conn net.Conn) net.Conn {
-	_ = conn.SetReadDeadline(time.Now().Add(answerLimit)) // a connection that fails here fails when it is read, too
+	_ = conn.SetDeadline(time.Now().Add(answerLimit)) // a connection that fails here fails when it is used, too
 	return &header{Conn: conn, left: headerLimit, empty: true}
 }
 
@@ -66,14 +66,26 @@ func (h *header) Read(b []byte) (int, error) {
 	h.left -= n
 	if !h.ended {
 		h.scan(b[:n])
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = fmt.Errorf("no answer to the request for an upgraded connection within %v: %w", answerLimit, err)
-		}
+		err = late(err)
 	}
 	if h.switched && err == nil {
-		err = h.SetReadDeadline(time.Time{})
+		err = h.SetDeadline(time.Time{})
 	}
 	return n, err
+}
+
+// Write implements net.Conn.
+func (h *header) Write(b []byte) (int, error) {
+	n, err := h.Conn.Write(b)
+	return n, late(err)
+}
+
+// late says what was late if a deadline has passed.
+func late(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("no answer to the request for an upgraded connection within %v: %w", answerLimit, err)
+	}
+	return err
 }
 
 // scan looks for the header's end in the next bytes: an empty line, as net/textproto has it.
