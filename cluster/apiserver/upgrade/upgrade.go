@@ -4,9 +4,9 @@
 //
 // Upstream's handlers dial for such a request themselves, past http.Transport and its limits, and
 // read the answer's header however long it is. They wait for the server to take the request and to
-// answer however long that takes, also after the client has gone. A pod could make the API server's memory grow until it is killed. Here the
-// connection that they read from fails if the header does not end within headerLimit and
-// answerLimit.
+// answer however long that takes, also after the client has gone. A pod could make the API server's
+// memory grow until it is killed. Here the connection that they read from fails if the header does
+// not end within headerLimit and answerLimit.
 package upgrade
 
 import (
