@@ -48,8 +48,8 @@ func TestServerBehavesAsARealOne(t *testing.T) {
 	})
 }
 
-// Regression: a cache that began to watch after a write could believe that it was older than it was,
-// and a controller waited for its own writes to show.
+// Regression: a cache whose watch began after a write could take itself for older than it was.
+// Then a controller waited for its own writes to show.
 func TestWatchesBeginInOrder(t *testing.T) {
 	Controllers{}.Run(t, func(t *testing.T, s *Server) {
 		ctx, pods := context.Background(), s.Kube.CoreV1().Pods(Namespace)
