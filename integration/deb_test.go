@@ -137,20 +137,9 @@ func TestPurgeOfThePackage(t *testing.T) {
 				}
 			}
 			for _, name := range []string{"lock", "kube.lock"} { // a lock that no one holds is left there
-				lock, err := os.Create(filepath.Join(state, name))
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer lock.Close()
-				if name == test.held {
-					if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-						t.Fatal(err)
-					}
-				}
+				lockFile(t, filepath.Join(state, name), name == test.held)
 			}
-			cmd := exec.CommandContext(t.Context(), "sh", "../packaging/postrm", "purge")
-			cmd.Env = []string{"DPKG_ROOT=" + root, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-			said, err := cmd.CombinedOutput()
+			said, err := purge(t, "postrm", root)
 			if err != nil || !strings.Contains(string(said), test.want) || strings.Contains(string(said), "is left alone") != (test.want != "") {
 				t.Errorf("it said %q, %v, want %q", said, err, test.want)
 			}
@@ -172,23 +161,12 @@ func TestPurgeOfTheClustersPackage(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			lock, err := os.Create(filepath.Join(state, "kube.lock"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer lock.Close()
-			if runs {
-				if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-					t.Fatal(err)
-				}
-			}
+			lockFile(t, filepath.Join(state, "kube.lock"), runs)
 			if err := unix.Mount("tmpfs", volume, "tmpfs", 0, "size=64k"); err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = unix.Unmount(volume, unix.MNT_DETACH) }()
-			cmd := exec.CommandContext(t.Context(), "sh", "../packaging/kube-postrm", "purge")
-			cmd.Env = []string{"DPKG_ROOT=" + root, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-			if said, err := cmd.CombinedOutput(); err != nil {
+			if said, err := purge(t, "kube-postrm", root); err != nil {
 				t.Errorf("%v: %s", err, said)
 			}
 			if mounted, err := mountinfo.Mounted(volume); err != nil || mounted != runs {
@@ -196,4 +174,27 @@ func TestPurgeOfTheClustersPackage(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lockFile makes a lock file, which is held until the test ends if held says so.
+func lockFile(t *testing.T, path string, held bool) {
+	t.Helper()
+	lock, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lock.Close() })
+	if held {
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// purge runs a package's script as dpkg does for a purge below root, and returns what it said.
+func purge(t *testing.T, script, root string) ([]byte, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sh", "../packaging/"+script, "purge")
+	cmd.Env = []string{"DPKG_ROOT=" + root, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	return cmd.CombinedOutput()
 }
