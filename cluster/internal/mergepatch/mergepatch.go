@@ -4,6 +4,8 @@ package mergepatch
 import (
 	"encoding/json"
 
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
@@ -20,4 +22,10 @@ func Between[T any](before, after *T) ([]byte, error) {
 	}
 	var schema T
 	return strategicpatch.CreateTwoWayMergePatch(from, to, schema)
+}
+
+// PodStatus returns the patch that makes pod's status status. It has the pod's UID, so the API
+// refuses it for another pod of this name.
+func PodStatus(pod *v1.Pod, status *v1.PodStatus) ([]byte, error) {
+	return Between(&v1.Pod{Status: pod.Status}, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: pod.UID}, Status: *status})
 }

@@ -263,8 +263,7 @@ func (w *Writer) send(base *v1.Pod, want v1.PodStatus, remove bool) (object *v1.
 
 // patch sends the difference between the object's status and the wanted one.
 func (w *Writer) patch(ctx context.Context, base *v1.Pod, want v1.PodStatus) (*v1.Pod, error) {
-	// A UID in the new object alone is in the patch, and makes it fail on another pod of this name.
-	patch, err := mergepatch.Between(&v1.Pod{Status: base.Status}, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: base.UID}, Status: want})
+	patch, err := mergepatch.PodStatus(base, &want)
 	if err != nil {
 		return nil, err
 	}

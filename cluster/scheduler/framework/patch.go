@@ -23,9 +23,7 @@ func PatchStatus(ctx context.Context, kube kubernetes.Interface, pod *v1.Pod, st
 	if equality.Semantic.DeepEqual(&pod.Status, status) {
 		return nil
 	}
-	// A patch that has the UID is refused for another pod.
-	uid := metav1.ObjectMeta{UID: pod.UID}
-	patch, err := mergepatch.Between(&v1.Pod{Status: pod.Status}, &v1.Pod{ObjectMeta: uid, Status: *status})
+	patch, err := mergepatch.PodStatus(pod, status)
 	if err != nil {
 		return fmt.Errorf("status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
