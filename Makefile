@@ -166,7 +166,7 @@ down: ## stop the demo and remove all that it made
 	@hack/demo/down.sh
 
 test: ## all tests (needs root): the parts of `make parts`, and how long each took
-	@rm -f out/times out/untested; mkdir -p out
+	@rm -rf out/times out/untested out/parts; mkdir -p out
 	@hack/timed.sh build $(MAKE) --no-print-directory build-faults testbins tools shards
 	@$(MAKE) --no-print-directory -j4 -k --output-sync=target $(addprefix part-,$(PARTS)) || true
 	@hack/timed.sh --report
