@@ -72,9 +72,10 @@ func TestUsedIsAPercentage(t *testing.T) {
 	}
 }
 
-// makeRoom has a reclaim run after one that the last pull or load has begun.
+// makeRoom has a reclaim run after those that pulls and loads have begun.
 func (s *Store) makeRoom(t *testing.T) {
 	t.Helper()
+	s.calls.wg.Wait()
 	s.reclaimer.running.Lock()
 	defer s.reclaimer.running.Unlock()
 	must(t, s.reclaimer.reclaim(t.Context()))

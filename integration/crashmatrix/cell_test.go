@@ -219,6 +219,10 @@ func (c *cell) fault() error {
 	}
 	var found error
 	if c.kind.lasts {
+		// Undone before it has happened, it would last for good.
+		if err := until("the fault has happened", c.n.faults.Done); err != nil {
+			return err
+		}
 		// Until the client has an answer, or as long as a client may wait for one.
 		select {
 		case <-tried:

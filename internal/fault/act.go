@@ -39,9 +39,9 @@ func (f armedFault) act(ctx context.Context, name string) error {
 		}
 		err = kill(strings.Split(object, "+"))
 	case "fill":
-		err = fill(object)
+		err = f.stays(fill(object))
 	case "emfile":
-		err = exhaust()
+		err = f.stays(exhaust())
 	default:
 		err = errors.New("unknown action")
 	}
@@ -49,6 +49,14 @@ func (f armedFault) act(ctx context.Context, name string) error {
 		panic(fmt.Sprintf("fault point %s: %s: %v", name, f.action, err))
 	}
 	return nil
+}
+
+// stays records that a fault has happened, if err is nil.
+func (f armedFault) stays(err error) error {
+	if err != nil || f.done == nil {
+		return err
+	}
+	return f.done()
 }
 
 func (f armedFault) hang(ctx context.Context) error {

@@ -13,6 +13,8 @@ type armedFault struct {
 	action string
 	// lasts reports whether a hang continues; nil: until the context ends.
 	lasts func() bool
+	// done records that a fault that stays has happened; nil: no one asks.
+	done func() error
 }
 
 // armed returns the fault for the n-th time that the point is reached.
@@ -30,12 +32,16 @@ func armed(name string, n int) armedFault {
 		if os.Rename(path, taken) != nil {
 			return armedFault{} // another process was faster
 		}
-		return armedFault{action, func() bool {
-			_, err := os.Lstat(taken)
-			return err == nil
-		}}
+		return armedFault{
+			action: action,
+			lasts: func() bool {
+				_, err := os.Lstat(taken)
+				return err == nil
+			},
+			done: func() error { return os.Rename(taken, path+DoneSuffix) },
+		}
 	}
-	return armedFault{action, func() bool { return find(read(path), name, n) == action }}
+	return armedFault{action: action, lasts: func() bool { return find(read(path), name, n) == action }}
 }
 
 // find returns the action in a list of NAME=ACTION for the n-th time.

@@ -30,8 +30,10 @@
 //
 //	pod.run.network=once*error     happens once, in the first process at the point
 //
-// That process renames the file: it adds TakenSuffix to the name. A hang armed by a file ends when
-// the file no longer arms it or, with once, when the renamed file is gone.
+// That process renames the file: it adds TakenSuffix to the name. After a full file system or a
+// lowered limit it renames it again, with DoneSuffix instead: what undoes the fault must wait for
+// that. A hang armed by a file ends when the file no longer arms it or, with once, when the renamed
+// file is gone.
 //
 // A file named by CORACLE_FAULTS_REACHED gets a line for each point that is reached, before
 // anything happens there: the point's name, and the fault that is about to happen, if any.
@@ -53,6 +55,8 @@ const (
 	FillName = "coracle-fault-fill"
 	// TakenSuffix is appended to the name of a file when its fault, armed to happen once, happens.
 	TakenSuffix = ".taken"
+	// DoneSuffix replaces TakenSuffix when a fault that lasts has happened.
+	DoneSuffix = ".done"
 )
 
 const (

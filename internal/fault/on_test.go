@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -200,6 +201,32 @@ func TestFill(t *testing.T) {
 	}
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
 		t.Error(err)
+	}
+}
+
+// A fault that stays is done only after it has happened: undone earlier, it would happen later.
+func TestFaultThatStaysIsDone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "faults")
+	t.Setenv("CORACLE_FAULTS_FILE", path)
+	for _, test := range []struct{ action, left string }{{"fill:", DoneSuffix}, {"error", TakenSuffix}} {
+		dir := t.TempDir()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("f=once*"+strings.Replace(test.action, ":", ":"+dir, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_ = Point("f").At(t.Context())
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Fatal(err)
+		}
+		left, err := filepath.Glob(path + "*")
+		if err != nil || !slices.Equal(left, []string{path + test.left}) {
+			t.Errorf("%s: %v, %v", test.action, left, err)
+		}
+		if err := os.Remove(path + test.left); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -405,7 +405,9 @@ func (d *Daemon) LogTail(lines int) string {
 	}
 	defer f.Close()
 	var last []string
-	for s := bufio.NewScanner(f); s.Scan(); {
+	s := bufio.NewScanner(f)
+	s.Buffer(nil, 1<<20) // a longer line would end the log here
+	for s.Scan() {
 		last = append(last, s.Text())
 		if len(last) > lines {
 			last = last[1:]

@@ -88,7 +88,7 @@ func (f *Faults) Arm(point, action string) {
 // Disarm ends a hang, and disarms a fault that has not happened yet. It also resets Reached.
 func (f *Faults) Disarm() {
 	f.t.Helper()
-	for _, name := range []string{f.file, f.file + fault.TakenSuffix} {
+	for _, name := range []string{f.file, f.file + fault.TakenSuffix, f.file + fault.DoneSuffix} {
 		if err := os.Remove(name); err != nil && !os.IsNotExist(err) {
 			f.t.Fatal(err)
 		}
@@ -99,6 +99,12 @@ func (f *Faults) Disarm() {
 // Taken reports whether the armed fault has happened or is about to.
 func (f *Faults) Taken() bool {
 	_, err := os.Lstat(f.file + fault.TakenSuffix)
+	return err == nil || f.Done()
+}
+
+// Done reports whether a full file system or a lowered limit is there: only then can it be undone.
+func (f *Faults) Done() bool {
+	_, err := os.Lstat(f.file + fault.DoneSuffix)
 	return err == nil
 }
 

@@ -368,8 +368,7 @@ func (r *rig) withoutDescriptors(faults, point string, f func(context.Context) e
 	ctx := r.ctx()
 	go func() { done <- f(ctx) }()
 	r.waitFor("the lack of descriptors", func() bool {
-		_, err := os.Stat(faults + fault.TakenSuffix)
-		return err == nil
+		return os.Remove(faults+fault.DoneSuffix) == nil
 	})
 	r.waitFor("a failure", func() bool { return strings.Contains(r.shimLog(), "too many open files") })
 	if err := unix.Prlimit(shim, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
