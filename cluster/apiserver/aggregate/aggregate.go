@@ -74,8 +74,7 @@ type Options struct {
 
 // Aggregator passes requests for APIs of other servers on to them.
 type Aggregator struct {
-	options      Options
-	upgradeLimit time.Duration // the constant, but in tests
+	options Options
 
 	clients   clientset.Interface
 	informers registrations.SharedInformerFactory
@@ -106,7 +105,7 @@ func New(o Options) (*Aggregator, error) {
 		return nil, err
 	}
 	a := &Aggregator{
-		options: o, upgradeLimit: upgradeLimit, clients: clients, informers: registrations.NewSharedInformerFactory(clients, resync),
+		options: o, clients: clients, informers: registrations.NewSharedInformerFactory(clients, resync),
 		merger: apiserver.NewDiscoveryManager(o.Discovery.WithSource(aggregated.AggregatorSource)),
 	}
 	a.routes.Store(&routes{})

@@ -31,9 +31,9 @@ type upgrades struct {
 	answer  *bufio.Reader
 }
 
-// startUpgrade sends a request for an upgraded connection by way of an Aggregator with this limit,
-// to a server that takes it and does not answer.
-func startUpgrade(t *testing.T, limit time.Duration) *upgrades {
+// startUpgrade sends a request for an upgraded connection by way of an Aggregator to a server that
+// takes it and does not answer.
+func startUpgrade(t *testing.T) *upgrades {
 	t.Helper()
 	u := &upgrades{
 		arrived: make(chan *bufio.ReadWriter, 1), backend: make(chan net.Conn, 1),
@@ -54,7 +54,7 @@ func startUpgrade(t *testing.T, limit time.Duration) *upgrades {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &Aggregator{options: Options{Log: slog.New(slog.DiscardHandler)}, upgradeLimit: limit}
+	a := &Aggregator{options: Options{Log: slog.New(slog.DiscardHandler)}}
 	r := &route{
 		spec: apiregistrationv1.APIServiceSpec{
 			Group: "g", Version: "v1",
@@ -92,40 +92,26 @@ func (u *upgrades) closed(t *testing.T) {
 	<-u.ended
 }
 
-// A server that takes a request for an upgraded connection and never answers holds no request for
-// ever.
-func TestUpgradesThatAreNotAnswered(t *testing.T) {
-	t.Run("limit", func(t *testing.T) {
-		u := startUpgrade(t, 10*time.Millisecond)
-		resp, err := http.ReadResponse(u.answer, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusServiceUnavailable {
-			t.Errorf("%d", resp.StatusCode)
-		}
-		<-u.ended
-	})
-	t.Run("the client goes", func(t *testing.T) {
-		u := startUpgrade(t, time.Hour)
-		buffered := <-u.arrived // the server has it
-		u.arrived <- buffered
-		u.client.Close()
-		u.closed(t)
-	})
+// A server that takes a request for an upgraded connection and never answers does not hold it when
+// the client has gone.
+func TestUpgradesEndWithTheirClients(t *testing.T) {
+	u := startUpgrade(t)
+	buffered := <-u.arrived // the server has it
+	u.arrived <- buffered
+	u.client.Close()
+	u.closed(t)
 }
 
-// The limit is for the answer only.
+// The end of the request does not end a connection that has been upgraded.
 func TestUpgradesGoOn(t *testing.T) {
-	u := startUpgrade(t, time.Hour)
+	u := startUpgrade(t)
 	theirs, conn := <-u.arrived, <-u.backend
 	_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: test\r\n\r\n")
 	resp, err := http.ReadResponse(u.answer, nil)
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatalf("%+v, %v", resp, err)
 	}
-	(<-u.cancel)() // the limit would end what this ends
+	(<-u.cancel)()
 	for range 100 {
 		fmt.Fprintln(u.client, "ahoy")
 		if line, err := theirs.ReadString('\n'); line != "ahoy\n" {
@@ -140,7 +126,7 @@ func TestUpgradesGoOn(t *testing.T) {
 
 // A server that answers with an endless header does not take the API server's memory.
 func TestUpgradesWithAnEndlessHeader(t *testing.T) {
-	u := startUpgrade(t, time.Hour)
+	u := startUpgrade(t)
 	conn := <-u.backend
 	defer conn.Close()
 	const attack = 64 << 20 // it has an end for the test only

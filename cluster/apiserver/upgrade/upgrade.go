@@ -6,7 +6,7 @@
 // read the answer's header however long it is. They wait for the server to take the request and to
 // answer however long that takes, also after the client has gone. A pod could make the API server's
 // memory grow until it is killed. Here the connection that they read from fails if the header does
-// not end within headerLimit and answerLimit.
+// not end within headerLimit and answerLimit, or before the client goes.
 package upgrade
 
 import (
@@ -37,21 +37,24 @@ const answerLimit = time.Minute
 // statusLimit is how much of the status line is looked at.
 const statusLimit = 64
 
-// header is a connection that fails if the answer's header is too long or comes too late. After the
-// header of an answer that switches protocols it only passes on.
+// header is a connection that fails if the answer's header is too long or comes too late, or when
+// the request ends. After the header of an answer that switches protocols it only passes on.
 type header struct {
 	net.Conn
-	switched bool // the header has ended, and nothing is limited any more
-	ended    bool // the header has ended
+	stop     func() bool // keeps the connection open when the request ends
+	switched bool        // the header has ended, and nothing is limited any more
+	ended    bool        // the header has ended
 	left     int
 	status   []byte // the beginning of the first line
 	lines    int    // that have ended
 	empty    bool   // the line so far is empty
 }
 
-func limit(conn net.Conn) net.Conn {
+// limit limits a connection for a request, which has the context.
+func limit(ctx context.Context, conn net.Conn) net.Conn {
 	_ = conn.SetDeadline(time.Now().Add(answerLimit)) // a connection that fails here fails when it is used, too
-	return &header{Conn: conn, left: headerLimit, empty: true}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	return &header{Conn: conn, stop: stop, left: headerLimit, empty: true}
 }
 
 // Read implements net.Conn.
@@ -69,9 +72,16 @@ func (h *header) Read(b []byte) (int, error) {
 		err = late(err)
 	}
 	if h.switched && err == nil {
+		h.stop()
 		err = h.SetDeadline(time.Time{})
 	}
 	return n, err
+}
+
+// Close implements net.Conn.
+func (h *header) Close() error {
+	h.stop()
+	return h.Conn.Close()
 }
 
 // Write implements net.Conn.
@@ -120,13 +130,13 @@ func switches(line []byte) bool {
 // scheme is https: else it would do the TLS itself, and the header inside could not be limited.
 func through(scheme string, transport http.RoundTripper) *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, answerLimit)
+		dialling, cancel := context.WithTimeout(ctx, answerLimit)
 		defer cancel()
-		conn, err := proxy.DialURL(ctx, &url.URL{Scheme: scheme, Host: address}, transport)
+		conn, err := proxy.DialURL(dialling, &url.URL{Scheme: scheme, Host: address}, transport)
 		if err != nil {
 			return nil, err
 		}
-		return limit(conn), nil
+		return limit(ctx, conn), nil
 	}}
 }
 

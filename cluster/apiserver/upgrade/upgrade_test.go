@@ -65,14 +65,17 @@ func TestLimitIsForTheHeader(t *testing.T) {
 	} {
 		for _, step := range []int{1, 7, 4096} {
 			t.Run(fmt.Sprintf("%s/%d", name, step), func(t *testing.T) {
-				got, err := io.ReadAll(limit(&answers{left: strings.NewReader(c.answer), step: step}))
+				limited := func() net.Conn {
+					return limit(context.Background(), &answers{left: strings.NewReader(c.answer), step: step})
+				}
+				got, err := io.ReadAll(limited())
 				if c.ok && (err != nil || string(got) != c.answer) {
 					t.Errorf("%d of %d bytes, %v", len(got), len(c.answer), err)
 				}
 				if !c.ok && (err == nil || len(got) > headerLimit) {
 					t.Errorf("%d bytes were read, %v", len(got), err)
 				}
-				resp, err := http.ReadResponse(bufio.NewReader(limit(&answers{left: strings.NewReader(c.answer), step: step})), nil)
+				resp, err := http.ReadResponse(bufio.NewReader(limited()), nil)
 				if c.ok && err != nil {
 					t.Errorf("net/http: %v", err)
 				}
@@ -218,29 +221,7 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 		for does, pod := range pods {
 			t.Run(name+"/"+does, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					near, far := net.Pipe()
-					var running sync.WaitGroup
-					defer running.Wait()
-					running.Go(func() { pod(far) })
-					transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return near, nil }}
-					location := &url.URL{Scheme: "http", Host: "pod", Path: "/"}
-					handler := proxy.NewUpgradeAwareHandler(location, transport, true, true, failing{})
-					c.limit(handler)
-					req := httptest.NewRequest(http.MethodGet, "/", nil)
-					req.Header.Set("Connection", "Upgrade")
-					req.Header.Set("Upgrade", "SPDY/3.1")
-					answer, ended, began := httptest.NewRecorder(), make(chan struct{}), time.Now()
-					go func() {
-						defer close(ended)
-						handler.ServeHTTP(answer, req)
-					}()
-					select {
-					case <-ended:
-					case <-time.After(10 * answerLimit):
-					}
-					took := time.Since(began)
-					far.Close()
-					<-ended
+					answer, took := request(t.Context(), c.limit, pod)
 					told := strings.Contains(answer.Body.String(), "no answer to the request for an upgraded connection within 1m0s")
 					if c.ends && (took != answerLimit || answer.Code != http.StatusBadGateway || !told) {
 						t.Errorf("%d %q after %v", answer.Code, answer.Body, took)
@@ -251,6 +232,55 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// request sends a request for an upgraded connection to a pod. It returns the answer to the client,
+// and how long it took, at most ten times the limit. It runs in a bubble of synctest.
+func request(ctx context.Context, limit func(*proxy.UpgradeAwareHandler), pod func(net.Conn)) (*httptest.ResponseRecorder, time.Duration) {
+	near, far := net.Pipe()
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { pod(far) })
+	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return near, nil }}
+	location := &url.URL{Scheme: "http", Host: "pod", Path: "/"}
+	handler := proxy.NewUpgradeAwareHandler(location, transport, true, true, failing{})
+	limit(handler)
+	req := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil)
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "SPDY/3.1")
+	answer, ended, began := httptest.NewRecorder(), make(chan struct{}), time.Now()
+	go func() {
+		defer close(ended)
+		handler.ServeHTTP(answer, req)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(10 * answerLimit):
+	}
+	took := time.Since(began)
+	far.Close()
+	<-ended
+	return answer, took
+}
+
+// A pod that does not answer does not hold a request when its client has gone.
+func TestRequestEndsWithItsClient(t *testing.T) {
+	const stays = 5 * time.Second
+	for name, c := range map[string]struct {
+		limit func(*proxy.UpgradeAwareHandler)
+		took  time.Duration
+	}{"limit": {Limit, stays}, "control": {func(*proxy.UpgradeAwareHandler) {}, 10 * answerLimit}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), stays)
+				defer cancel()
+				_, took := request(ctx, c.limit, func(conn net.Conn) { _, _ = http.ReadRequest(bufio.NewReader(conn)) })
+				if took != c.took {
+					t.Errorf("it ended after %v", took)
+				}
+			})
+		})
 	}
 }
 
@@ -265,7 +295,7 @@ func TestUpgradedConnectionsRest(t *testing.T) {
 			time.Sleep(10 * answerLimit)
 			_, _ = io.WriteString(far, "ahoy")
 		}()
-		if got, err := io.ReadAll(limit(near)); err != nil || string(got) != switching+"\r\nahoy" {
+		if got, err := io.ReadAll(limit(t.Context(), near)); err != nil || string(got) != switching+"\r\nahoy" {
 			t.Errorf("%q, %v", got, err)
 		}
 	})
