@@ -29,7 +29,9 @@ func (w *worker) end() error {
 	} else {
 		w.report(pod, false)
 		w.r.Probes.Quiet(w.uid)
-		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod)); err != nil {
+		// A long grace is reported on: traffic may be wanted only as long as the pod is ready.
+		look := func() { w.report(w.current(), false) }
+		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod), look); err != nil {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToKillPod, "error killing pod: %v", err)
 			w.tellStopped(ctx)
 			return err
@@ -82,7 +84,7 @@ func (w *worker) stopAll(pod *v1.Pod, a *decide.Actions) (acted bool, err error)
 		acted = acted || s.State == runtimeapi.PodSandboxState_SANDBOX_READY
 	}
 	if acted {
-		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod)); err != nil {
+		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod), nil); err != nil {
 			return acted, err
 		}
 	}

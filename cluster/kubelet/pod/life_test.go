@@ -17,6 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
@@ -449,6 +450,47 @@ func TestAPodThatComesBackKeepsTheIdsOfItsNewRun(t *testing.T) {
 		if freed < 0 || !slices.Contains(b.edges.done[freed:], "mount") {
 			t.Errorf("done %q", b.edges.done)
 		}
+	})
+}
+
+// Regression: while a pod's containers had their grace, nothing was reported of it. It stayed
+// ready, and Services sent it traffic.
+func TestAPodThatEndsIsNotReadyForLongerThanItsProbeSays(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
+		c := &p.Spec.Containers[0]
+		c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 25}}}
+		c.ReadinessProbe = &v1.Probe{
+			ProbeHandler:  v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"ready"}}},
+			PeriodSeconds: 5, SuccessThreshold: 1, FailureThreshold: 2,
+		}
+		p = b.run(p)
+		b.delete()
+		b.runtime.Calls()
+		ready := func() bool {
+			t.Helper()
+			p, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), p.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return podutil.IsPodReady(p) && p.Status.ContainerStatuses[0].Ready
+		}
+		if !ready() {
+			t.Fatal("it is not ready")
+		}
+		b.unready.Store(true)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if ready() {
+			t.Error("it is still ready")
+		}
+		b.unready.Store(false)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if !ready() {
+			t.Error("it is not ready again")
+		}
+		b.wantCalls() // the hook still runs
 	})
 }
 

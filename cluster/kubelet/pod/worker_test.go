@@ -2,6 +2,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	resourcehelper "k8s.io/component-helpers/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/exec"
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/cri/critest"
@@ -39,6 +41,7 @@ type bench struct {
 	edges   *edges
 	events  *record.FakeRecorder
 	full    atomic.Pointer[string] // why no resize fits
+	unready atomic.Bool            // commands in containers fail
 }
 
 // edges are volumes, environment, cgroups and DNS that do nothing, or fail as told.
@@ -146,7 +149,7 @@ func onBench(t *testing.T, f func(b *bench)) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		writer := status.NewWriter(ctx, b.kube, slog.New(slog.DiscardHandler))
-		probes := probe.New(client.Exec, b.events, func(uid types.UID) { b.runner.Wake(uid) })
+		probes := probe.New(b.exec, b.events, func(uid types.UID) { b.runner.Wake(uid) })
 		b.runner = NewRunner(ctx, Config{
 			CRI: client, Images: puller, Volumes: b.edges, Env: b.edges, Cgroups: b.edges, Users: b.edges, DNS: b.edges,
 			Probes: probes, Status: writer, Recorder: b.events,
@@ -166,6 +169,14 @@ func onBench(t *testing.T, f func(b *bench)) {
 		defer probes.Close()
 		f(b)
 	})
+}
+
+// exec runs a command in a container.
+func (b *bench) exec(context.Context, string, []string, time.Duration) ([]byte, error) {
+	if b.unready.Load() {
+		return nil, exec.CodeExitError{Err: errors.New("not ready"), Code: 1}
+	}
+	return nil, nil
 }
 
 // run gives a pod to the API and to the runner.

@@ -19,14 +19,18 @@ type shorterGrace struct {
 	quit  chan struct{}
 	done  chan struct{} // closed when the watch has ended
 	woken bool          // during the watch; read after it
+	look  func()        // called when the worker is woken during the watch; may be nil
 
 	mu      sync.Mutex
 	by      time.Time // the deadline now; zero: the one that each began with
 	changed chan struct{}
 }
 
-func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod) *shorterGrace {
-	h := &shorterGrace{inbox: in, began: time.Now(), quit: make(chan struct{}), changed: make(chan struct{}), done: make(chan struct{})}
+func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod, look func()) *shorterGrace {
+	h := &shorterGrace{
+		inbox: in, began: time.Now(), look: look,
+		quit: make(chan struct{}), changed: make(chan struct{}), done: make(chan struct{}),
+	}
 	go h.watch(ctx, pod, in.Eviction() != nil)
 	return h
 }
@@ -54,6 +58,9 @@ func (h *shorterGrace) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
 		case grace != nil && (pod.DeletionGracePeriodSeconds == nil || *grace < *pod.DeletionGracePeriodSeconds):
 			h.bring(h.began.Add(time.Duration(*grace) * time.Second))
 			pod = now
+		}
+		if h.look != nil {
+			h.look()
 		}
 	}
 }

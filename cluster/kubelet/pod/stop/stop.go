@@ -56,11 +56,14 @@ func New(ctx context.Context, in *inbox.Inbox, r Runtime, events record.EventRec
 
 // Pod stops all containers together, each within its grace, sidecars after those that
 // need them, and then the sandboxes. A grace that is shortened meanwhile takes effect at once.
-func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string) error {
+//
+// The pod's goroutine waits for the containers. If it is woken, look is called in its place; nil
+// calls nothing.
+func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string, look func()) error {
 	alive := Running(observed)
 	order := newOrder(pod, alive)
 	errs := make([]error, len(alive))
-	shorter := newShorterGrace(s.ctx, s.inbox, pod)
+	shorter := newShorterGrace(s.ctx, s.inbox, pod, look)
 	defer shorter.stop()
 	var wg sync.WaitGroup
 	for i, c := range alive {
@@ -95,7 +98,7 @@ func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string)
 // Container runs the container's preStop hook and stops it. A grace that is shortened meanwhile,
 // because the whole pod is to end, takes effect at once.
 func (s *Stopper) Container(t hook.Target, message string, reason decide.StopReason) error {
-	shorter := newShorterGrace(s.ctx, s.inbox, t.Pod)
+	shorter := newShorterGrace(s.ctx, s.inbox, t.Pod, nil)
 	defer shorter.stop()
 	return s.container(t, message, reason, nil, shorter)
 }
