@@ -47,9 +47,13 @@ func (b *build) makeServiceNetwork(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	cidrs := []string{b.addresses.services.String()}
+	if b.addresses.second.IP != nil {
+		cidrs = append(cidrs, b.addresses.second.String())
+	}
 	_, err = client.NetworkingV1().ServiceCIDRs().Create(ctx, &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: defaultservicecidr.DefaultServiceCIDRName},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{b.addresses.services.String()}},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err

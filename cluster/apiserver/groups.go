@@ -117,7 +117,8 @@ func (b *build) providers() ([]provider, error) {
 		},
 		Proxy: corerest.ProxyConfig{Transport: b.proxy, KubeletClientConfig: KubeletClient(b.options.PKI)},
 		Services: corerest.ServicesConfig{
-			ClusterIPRange: b.addresses.services, NodePortRange: nodePorts, IPRepairInterval: repairEvery,
+			ClusterIPRange: b.addresses.services, SecondaryClusterIPRange: b.addresses.second,
+			NodePortRange: nodePorts, IPRepairInterval: repairEvery,
 		},
 	}, authorizer)
 	if err != nil {

@@ -45,7 +45,7 @@ func (b *build) hooks(server *genericapiserver.GenericAPIServer) error {
 		return nil
 	})
 
-	cidrs := defaultservicecidr.NewController(b.addresses.services, net.IPNet{}, client)
+	cidrs := defaultservicecidr.NewController(b.addresses.services, b.addresses.second, client)
 	add("start-kubernetes-service-cidr-controller", func(ctx genericapiserver.PostStartHookContext) error {
 		if b.hasServiceNetwork() {
 			go cidrs.Start(ctx) // looks at it every 10 s, the first time after 100 ms

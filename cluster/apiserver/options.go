@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,7 +44,9 @@ type Options struct {
 	// ClusterDomain is the domain of Services, cluster.local by default. The server's certificate
 	// has its name in it.
 	ClusterDomain string
-	// ServiceCIDR is where the addresses of Services are taken from, 10.96.0.0/16 by default.
+	// ServiceCIDR is where the addresses of Services are taken from, 10.96.0.0/16 by default: a
+	// network, or one of each family with a comma between them, of which the first is for Services
+	// that do not say.
 	ServiceCIDR string
 	// EtcdServers are the URLs of an external etcd cluster. Without any, etcd runs in the process.
 	EtcdServers []string
@@ -206,16 +209,22 @@ func (o *Options) resolve() (addresses, error) {
 	if o.Port < 0 || o.Port > 65535 {
 		return a, fmt.Errorf("--port %d is not between 0 and 65535", o.Port)
 	}
-	prefix, err := netip.ParsePrefix(o.ServiceCIDR)
-	if err != nil || prefix != prefix.Masked() {
-		return a, fmt.Errorf("--service-cidr %q is no network, such as %s", o.ServiceCIDR, defaultServiceCIDR)
+	services, err := ServiceNetworks(o.ServiceCIDR)
+	if err != nil {
+		return a, err
 	}
-	if host := prefix.Addr().BitLen() - prefix.Bits(); host < 3 || host > 20 {
-		return a, fmt.Errorf("--service-cidr %s has room for 2^%d addresses; choose one of 2^3 to 2^20, such as %s", prefix, host,
-			defaultServiceCIDR)
+	for _, prefix := range services {
+		host := prefix.Addr().BitLen() - prefix.Bits()
+		if host < 3 || host > 20 {
+			return a, fmt.Errorf("--service-cidr %s has room for 2^%d addresses; choose one of 2^3 to 2^20, such as %s", prefix, host,
+				defaultServiceCIDR)
+		}
 	}
-	a.services = net.IPNet{IP: net.IP(prefix.Addr().AsSlice()), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
-	a.kubernetes = net.IP(prefix.Addr().Next().AsSlice())
+	a.services = ipNet(services[0])
+	if len(services) > 1 {
+		a.second = ipNet(services[1])
+	}
+	a.kubernetes = net.IP(services[0].Addr().Next().AsSlice())
 	if err := a.advertise(o.AdvertiseAddress, bind); err != nil {
 		return a, err
 	}
@@ -225,11 +234,33 @@ func (o *Options) resolve() (addresses, error) {
 	return a, nil
 }
 
+// ServiceNetworks reads --service-cidr: a network, or one of each family with a comma between them.
+func ServiceNetworks(text string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for one := range strings.SplitSeq(text, ",") {
+		p, err := netip.ParsePrefix(one)
+		if err != nil || p != p.Masked() {
+			return nil, fmt.Errorf("--service-cidr %q is no network, such as %s", one, defaultServiceCIDR)
+		}
+		all = append(all, p)
+	}
+	if len(all) > 2 || len(all) == 2 && all[0].Addr().Is4() == all[1].Addr().Is4() {
+		return nil, fmt.Errorf("--service-cidr %s: give one network, or one of each family, such as %s,fd96:c0ac:1e::/112", text, defaultServiceCIDR)
+	}
+	return all, nil
+}
+
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: net.IP(p.Addr().AsSlice()), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
 // addresses are the networks and addresses that the options amount to.
 type addresses struct {
 	// services is the network of Services' addresses, kubernetes the first of them.
 	services   net.IPNet
 	kubernetes net.IP
+	// second is the network of their addresses of the other family, empty for none.
+	second net.IPNet
 	// public is where the server is reached from outside.
 	public net.IP
 	// held is whether public is the address of the kubernetes Service, which the node holds.

@@ -40,6 +40,16 @@ func TestOptionsThatCannotBeUsed(t *testing.T) {
 		{"network", func(o *Options) { o.ServiceCIDR = "10.96.0.0" }, `--service-cidr "10.96.0.0" is no network, such as 10.96.0.0/16`},
 		{"host bits", func(o *Options) { o.ServiceCIDR = "10.96.0.1/16" }, `--service-cidr "10.96.0.1/16" is no network, such as 10.96.0.0/16`},
 		{"large network", func(o *Options) { o.ServiceCIDR = "10.0.0.0/8" }, "choose one of 2^3 to 2^20"},
+		{"large second network", func(o *Options) {
+			o.ServiceCIDR = "10.96.0.0/16,fd96::/64"
+		}, "--service-cidr fd96::/64 has room for 2^64 addresses"},
+		{"second of the same family", func(o *Options) {
+			o.ServiceCIDR = "10.96.0.0/16,10.97.0.0/16"
+		}, "--service-cidr 10.96.0.0/16,10.97.0.0/16: give one network, or one of each family"},
+		{"third network", func(o *Options) {
+			o.ServiceCIDR = "10.96.0.0/16,fd96::/112,fd97::/112"
+		}, "give one network, or one of each family"},
+		{"nothing after the comma", func(o *Options) { o.ServiceCIDR = "10.96.0.0/16," }, `--service-cidr "" is no network`},
 		{"advertised address", func(o *Options) { o.AdvertiseAddress = "me" }, "is no IP address"},
 		{"token file", func(o *Options) { o.TokenFile = "/nonexistent" }, "/nonexistent: no such file or directory"},
 		{"nothing", func(o *Options) { *o = Options{} }, "must be given"},
@@ -117,6 +127,7 @@ func TestPublishedAddresses(t *testing.T) {
 		"loopback alone":           {Options{}, "127.0.0.1", false},
 		"loopback":                 {Options{HoldServiceAddress: true}, "10.96.0.1", true},
 		"loopback of IPv6":         {Options{HoldServiceAddress: true, BindAddress: "::1", ServiceCIDR: "fd96::/112"}, "fd96::1", true},
+		"loopback, two networks":   {Options{HoldServiceAddress: true, ServiceCIDR: "10.96.0.0/16,fd96::/112"}, "10.96.0.1", true},
 		"a real address":           {Options{HoldServiceAddress: true, BindAddress: "192.0.2.1"}, "192.0.2.1", false},
 		"what is to be advertised": {Options{HoldServiceAddress: true, AdvertiseAddress: "192.0.2.2"}, "192.0.2.2", false},
 	} {

@@ -96,8 +96,8 @@ func (c *cluster) root() string { return filepath.Join(c.dir, "root") }
 // up is `coracle up`. When all runs already, it waits until all answers.
 func (c *cluster) up() error {
 	return c.coracle("up", "--node-name", "boat", "--node-ip", "127.0.0.1", "--runtime-config", filepath.Join(c.dir, "coracled.toml"),
-		"--load-balancer-cidr", balancers, "--cgroup-root", c.cgroup, "--pod-log-dir", filepath.Join(c.root(), "logs", "pods"), "--timeout",
-		patience.String(),
+		"--load-balancer-cidr", balancers, "--service-cidr", services, "--cgroup-root", c.cgroup,
+		"--pod-log-dir", filepath.Join(c.root(), "logs", "pods"), "--timeout", patience.String(),
 		"--eviction-hard", "memory.available<0%") // nothing is watched: how much room the machine has is not the tests' business
 }
 
@@ -156,7 +156,7 @@ func nothingHeld() error {
 		return err
 	}
 	for _, a := range addrs {
-		if strings.HasPrefix(a.String(), "10.96.") {
+		if strings.HasPrefix(a.String(), "10.96.") || strings.HasPrefix(a.String(), "fd96:") {
 			return fmt.Errorf("down has left the address %s", a)
 		}
 	}

@@ -20,6 +20,11 @@ import (
 // dnsAddress is where pods find the cluster's DNS: the tenth address of the Services' network.
 const dnsAddress = "10.96.0.10"
 
+// clusterNames asks the cluster's DNS.
+var clusterNames = &net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(dnsAddress, "53"))
+}}
+
 const (
 	// nameServer is the node's, outsideName a name that it knows, and outsideAddress its address.
 	nameServer     = "127.0.0.9"
@@ -162,11 +167,8 @@ func TestNamesOfServicesResolve(t *testing.T) {
 func TestNamesResolveAfterAKill(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(dnsAddress, "53"))
-	}}
 	resolves := func() (bool, error) {
-		got, err := r.LookupHost(ctx, "kubernetes.default.svc.cluster.local.")
+		got, err := clusterNames.LookupHost(ctx, "kubernetes.default.svc.cluster.local.")
 		return err == nil && len(got) == 1, err
 	}
 	eventually(ctx, t, "names resolve", resolves)

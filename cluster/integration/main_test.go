@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/go-logr/logr"
@@ -27,6 +28,9 @@ var boat *cluster
 func TestMain(m *testing.M) {
 	if ns := os.Getenv(operatorVar); ns != "" { // in a pod
 		os.Exit(operate(ns))
+	}
+	if urls := os.Getenv(fetchVar); urls != "" { // in a pod
+		os.Exit(fetchAll(strings.Fields(urls)))
 	}
 	os.Exit(isolate.Run(func() int { return withCluster(m) }))
 }

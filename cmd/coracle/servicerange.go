@@ -20,12 +20,32 @@ import (
 // defaultServices is the network of Services' addresses, unless up is told another one.
 const defaultServices = "10.96.0.0/16"
 
-// checkServiceRange refuses a network of Services' addresses that cannot be this cluster's.
+// secondServices is what examples give Services of the other family.
+const secondServices = "fd96:c0ac:1e::/112"
+
+// serviceNetworks reads --service-cidr: a network, or one of each family with a comma between them.
+func serviceNetworks(text string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for one := range strings.SplitSeq(text, ",") {
+		p, err := netip.ParsePrefix(one)
+		if err != nil || p != p.Masked() {
+			return nil, fmt.Errorf("up: --service-cidr %q is no network, such as %s", one, defaultServices)
+		}
+		all = append(all, p)
+	}
+	if len(all) > 2 || len(all) == 2 && all[0].Addr().Is4() == all[1].Addr().Is4() {
+		return nil, fmt.Errorf("up: --service-cidr %s: give one network, or one of each family, such as %s,%s", text, defaultServices,
+			secondServices)
+	}
+	return all, nil
+}
+
+// checkServiceRange refuses networks of Services' addresses that cannot be this cluster's.
 func (u *upRun) checkServiceRange() error {
 	if u.supervisor != 0 {
-		return nil // it is in use
+		return nil // they are in use
 	}
-	services, err := netip.ParsePrefix(u.o.ServiceCIDR)
+	networks, err := serviceNetworks(u.o.ServiceCIDR)
 	if err != nil {
 		return err // check has refused it before
 	}
@@ -39,12 +59,20 @@ func (u *upRun) checkServiceRange() error {
 	if err != nil {
 		return fmt.Errorf("up: %w", err)
 	}
-	what := n.overlaps(services)
-	if what == "" {
-		return nil
+	for i, services := range networks {
+		what := n.overlaps(services)
+		if what == "" {
+			continue
+		}
+		free := make([]string, len(networks))
+		for j, p := range networks {
+			free[j] = p.String()
+		}
+		free[i] = n.freeRange(services)
+		return fmt.Errorf("up: the Services' network %s overlaps %s, which the cluster would cut off: choose a network that this machine does "+
+			"not reach, such as --service-cidr %s", services, what, strings.Join(free, ","))
 	}
-	return fmt.Errorf("up: the Services' network %s overlaps %s, which the cluster would cut off: choose a network that this machine does not "+
-		"reach, such as --service-cidr %s", services, what, n.freeRange(services))
+	return nil
 }
 
 // defaultPods are the networks of pods' addresses, unless up is told other ones: --pod-cidr of
@@ -232,7 +260,7 @@ func by(r netlink.Route) string {
 func (n nodeNetwork) freeRange(services netip.Prefix) string {
 	candidates := []string{defaultServices, "10.112.0.0/16", "172.28.0.0/16", "192.168.224.0/20", "100.72.0.0/16"}
 	if services.Addr().Is6() {
-		candidates = []string{"fd96:c0ac:1e::/112", "fdc0:4ac1:e5::/112"}
+		candidates = []string{secondServices, "fdc0:4ac1:e5::/112"}
 	}
 	for _, c := range candidates {
 		if n.overlaps(netip.MustParsePrefix(c)) == "" {

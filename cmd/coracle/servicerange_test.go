@@ -138,22 +138,49 @@ func TestServiceRangesThatOverlap(t *testing.T) {
 				if free := n.freeRange(services); n.overlaps(netip.MustParsePrefix(free)) != "" {
 					t.Errorf("%s is proposed, and overlaps", free)
 				}
-				u := &upRun{place: place{root: t.TempDir()}, o: &upOptions{ServiceCIDR: test.service}}
 				if test.answers {
 					return nil // nothing does here
 				}
-				switch err := u.checkServiceRange(); {
-				case test.want == "" && err != nil:
-					return err
-				case test.want != "" && err == nil:
-					return errors.New("up takes it")
-				case err != nil && (!strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "--service-cidr ")):
-					t.Errorf("up says %v, want %s and the flag", err, test.want)
+				first := "fd99::/112"
+				if services.Addr().Is6() {
+					first = "10.199.0.0/16"
 				}
-				u.supervisor = 1
-				return u.checkServiceRange() // a cluster that runs is not disturbed
+				for _, given := range []string{test.service, first + "," + test.service} {
+					u := &upRun{place: place{root: t.TempDir()}, o: &upOptions{ServiceCIDR: given}}
+					switch err := u.checkServiceRange(); {
+					case test.want == "" && err != nil:
+						return err
+					case test.want != "" && err == nil:
+						return errors.New("up takes " + given)
+					case err != nil && (!strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "--service-cidr ")):
+						t.Errorf("up says %v, want %s and the flag", err, test.want)
+					case err != nil && given != test.service && !strings.Contains(err.Error(), "--service-cidr "+first+","):
+						t.Errorf("up says %v, want the other network with the flag", err)
+					}
+					u.supervisor = 1
+					if err := u.checkServiceRange(); err != nil {
+						return err // a cluster that runs is not disturbed
+					}
+				}
+				return nil
 			})
 		})
+	}
+}
+
+func TestServiceNetworks(t *testing.T) {
+	const both = "give one network, or one of each family, such as 10.96.0.0/16,fd96:c0ac:1e::/112"
+	for text, want := range map[string]string{
+		"10.96.0.0/16": "", "fd96::/112": "", "10.96.0.0/16,fd96::/112": "", "fd96::/112,10.96.0.0/16": "",
+		"": `--service-cidr "" is no network`, "10.96.0.1/16": "is no network", "10.96.0.0/16,": `--service-cidr "" is no network`,
+		"10.96.0.0/16, fd96::/112":  `" fd96::/112" is no network`,
+		"10.96.0.0/16,10.97.0.0/16": both, "fd96::/112,fd97::/112": both, "10.96.0.0/16,fd96::/112,fd97::/112": both,
+	} {
+		all, err := serviceNetworks(text)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) ||
+			err == nil && len(all) != 1+strings.Count(text, ",") {
+			t.Errorf("%q: %v, %v, want %q", text, all, err, want)
+		}
 	}
 }
 

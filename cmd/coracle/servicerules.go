@@ -75,18 +75,18 @@ func taken(bind string, port int) bool {
 }
 
 // removeHeldAddresses removes the addresses for pods that a killed cluster process has left on lo:
-// those of its API server and of its DNS, which are the first and the tenth of the Services'
+// those of its API server and of its DNS, which are the first and the tenth of the Services' first
 // network unless the DNS was given others there. An address at which someone listens, or whose
 // tables (package cluster/nodeaddr) have an owner, is held by another cluster. Without an owner, as
 // before Linux 5.12, tables of a killed process stay, and are removed, too.
 func removeHeldAddresses(o upOptions) error {
-	network, err := netip.ParsePrefix(o.ServiceCIDR)
+	networks, err := serviceNetworks(o.ServiceCIDR)
 	if err != nil {
 		return nil // nothing has run with it
 	}
 	const api, dns = 1, 10
 	var all []netip.Addr
-	each := network.Masked().Addr()
+	each := networks[0].Masked().Addr()
 	for n := 1; n <= dns; n++ {
 		if each = each.Next(); n == api || n == dns {
 			all = append(all, each)
@@ -99,11 +99,16 @@ func removeHeldAddresses(o upOptions) error {
 	}
 	var errs []error
 	for _, held := range all {
-		if network.Contains(held) {
+		if within(networks, held) {
 			errs = append(errs, removeHeldAddress(held))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// within reports whether an address is of one of the networks.
+func within(networks []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // removeHeldAddress removes one such address and its tables.

@@ -156,8 +156,8 @@ func (o *upOptions) check() error {
 			return fmt.Errorf("up: %q is no IP address, such as 10.0.0.1; correct --bind-address or --node-ip", ip)
 		}
 	}
-	if services, err := netip.ParsePrefix(o.ServiceCIDR); err != nil || services != services.Masked() {
-		return fmt.Errorf("up: --service-cidr %q is no network, such as %s", o.ServiceCIDR, defaultServices)
+	if _, err := serviceNetworks(o.ServiceCIDR); err != nil {
+		return err
 	}
 	for flag, path := range map[string]string{"pod-log-dir": o.PodLogs, "cgroup-root": o.CgroupRoot} {
 		if !filepath.IsAbs(path) {
@@ -274,11 +274,11 @@ func (o *upOptions) followRestored(p place) {
 	if o.ServiceCIDR == "" {
 		o.ServiceCIDR = defaultServices
 	}
-	// Outside of the Services' network, an address would be taken for that of a DNS elsewhere.
-	if network, err := netip.ParsePrefix(services); err == nil && o.ServiceCIDR != services {
+	// Outside of the Services' networks, an address would be taken for that of a DNS elsewhere.
+	if networks, err := serviceNetworks(services); err == nil && o.ServiceCIDR != services {
 		o.ClusterDNS = slices.DeleteFunc(o.ClusterDNS, func(text string) bool {
 			addr, err := netip.ParseAddr(text)
-			return err == nil && network.Contains(addr)
+			return err == nil && within(networks, addr)
 		})
 	}
 }

@@ -47,7 +47,7 @@ type upOptions struct {
 	Node string `json:"node"`
 	// KubeletPort is the kubelet's, 0 for the cluster process's default.
 	KubeletPort int `json:"kubeletPort,omitempty"`
-	// ServiceCIDR is the network of Services' addresses.
+	// ServiceCIDR is the network of Services' addresses, or one of each family: serviceNetworks.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
 	// LoadBalancerCIDR are ranges of addresses for Services of type LoadBalancer, in the words of
 	// coracle-kube. LoadBalancerInterface is where the node answers for them.
@@ -135,7 +135,9 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 	f.IntVar(&o.Port, "port", 6443, "port that the API server serves on")
 	f.IntVar(&o.KubeletPort, "kubelet-port", 0,
 		"port of the kubelet's HTTPS API, another one for each cluster of this machine (default: 10250)")
-	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices, "network of Services' addresses; this machine must have no route to it")
+	f.StringVar(&o.ServiceCIDR, "service-cidr", defaultServices,
+		"`NETWORKS` of Services' addresses, one of each family at most, of which the first is for Services that do not say; this machine "+
+			"must have no route to them")
 	f.StringSliceVar(&o.PodCIDR, "pod-cidr", nil,
 		"`NETWORKS` of pods' addresses, one of each family at most, of which each node gets a part if other machines can join, for as "+
 			"long as the cluster exists (default: 10.85.0.0/16,fd85:c0ac:1e00::/48); none leaves the addresses to the nodes")

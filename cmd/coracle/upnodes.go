@@ -218,7 +218,7 @@ func (u *upRun) checkNodeNetworks(w nodes.Network) error {
 		n.routes = slices.DeleteFunc(n.routes, func(r netlink.Route) bool { return r.LinkIndex == own })
 	}
 	for _, p := range w.Prefixes {
-		for _, text := range append([]string{u.o.ServiceCIDR}, u.o.podRanges()...) {
+		for _, text := range append(strings.Split(u.o.ServiceCIDR, ","), u.o.podRanges()...) {
 			if other, err := netip.ParsePrefix(text); err == nil && other.Overlaps(p) {
 				return fmt.Errorf("up: the network %s for the nodes' addresses overlaps %s: choose others with --nodes-cidr", p, other)
 			}

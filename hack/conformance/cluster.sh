@@ -39,6 +39,7 @@ start() {
 
   # A node's usual network: an uplink with an address and a default route. What the suites need is all here.
   mount --make-rshared /
+  hostname node # specs expect the names of nodes to be those of their machines
   ip link set lo up
   ip link add node0 type veth peer name far0
   ip link set far0 up
@@ -71,7 +72,8 @@ mirrors = ["$registry"]
 cni_conf_dir = "$dir/cni" # empty: the built-in network
 C
   local own=(--node-ip "$address")
-  ((nodes == 1)) || own=(--nodes "$nodes") # with addresses on the network that the nodes share
+  # With several, addresses are on the network that the nodes share, and Services have both families.
+  ((nodes == 1)) || own=(--nodes "$nodes" --service-cidr "10.96.0.0/16,fd96:c0ac:1e::/112")
   "$coracle" up "${place[@]}" --runtime-config "$dir/coracled.toml" --node-name node "${own[@]}" --cgroup-root "/coracle-${dir##*/}" \
     --pod-log-dir "$dir/logs/pods" --eviction-hard 'memory.available<0%' 2>&1 | tee "$keep/cluster.log"
   export KUBECONFIG=$dir/root/kubeconfig

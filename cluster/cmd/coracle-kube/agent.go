@@ -247,9 +247,6 @@ func (a *agent) node(s clusterinfo.Settings, port int) *nodeProcess {
 	}
 	client, serving := a.member.Pairs()
 	p.layers = imagepeers.Options{CA: a.member.CAFile(), Client: client, Serving: serving}
-	if len(s.ServiceCIDRs) > 0 {
-		p.serviceCIDR = s.ServiceCIDRs[0].String()
-	}
 	return p
 }
 

@@ -50,14 +50,16 @@ func (o *balancerOptions) pool() (loadbalancer.Pool, error) {
 }
 
 // check says what is wrong with the flags, if anything.
-func (o *balancerOptions) check(serviceCIDR string, pods []netip.Prefix) error {
+func (o *balancerOptions) check(services, pods []netip.Prefix) error {
 	p, err := o.pool()
 	if err != nil {
 		return err
 	}
-	if services, err := netip.ParsePrefix(serviceCIDR); err == nil && p.Overlaps(services) {
-		return fmt.Errorf("--load-balancer-cidr %s overlaps --service-cidr %s: choose addresses of the node's network that nothing else has", p,
-			services)
+	for _, network := range services {
+		if p.Overlaps(network) {
+			return fmt.Errorf("--load-balancer-cidr %s overlaps --service-cidr %s: choose addresses of the node's network that nothing else has",
+				p, network)
+		}
 	}
 	for _, network := range pods {
 		if p.Overlaps(network) {

@@ -30,7 +30,7 @@ func TestFlagsOfLoadBalancers(t *testing.T) {
 		"an interface for nothing":   {o: balancerOptions{link: "eth0"}, want: "--load-balancer-interface eth0"},
 		"an interface for no others": {o: balancerOptions{ranges: []string{"none"}, link: "eth0"}, want: "--load-balancer-interface eth0"},
 	} {
-		err := test.o.check("10.96.0.0/16", []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16")})
+		err := test.o.check([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, []netip.Prefix{netip.MustParsePrefix("10.85.0.0/16")})
 		if test.want != "" {
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%s: %v, want %q", name, err, test.want)

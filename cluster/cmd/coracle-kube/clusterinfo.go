@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net/netip"
 	"sync"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -87,12 +86,12 @@ func agentSettings(api apiOptions, n nodeOptions, d dnsOptions) (clusterinfo.Set
 		ClusterDomain: n.domain, StubDomains: d.stubs, ServiceProxy: api.proxy, ExternalIPs: api.externalIPs, NetworkPolicies: api.policies,
 		PodNetwork: n.podNetwork,
 	}
-	services, err := netip.ParsePrefix(api.serviceCIDR)
+	services, err := apiserver.ServiceNetworks(api.serviceCIDR)
 	if err != nil {
 		return s, err // check has said what is wrong
 	}
-	s.ServiceCIDRs = []netip.Prefix{services}
-	if s.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
+	s.ServiceCIDRs = services
+	if s.ClusterDNS, err = n.clusterDNS(services); err != nil {
 		return s, err
 	}
 	ranges, err := api.podRanges()
@@ -100,7 +99,7 @@ func agentSettings(api apiOptions, n nodeOptions, d dnsOptions) (clusterinfo.Set
 		return s, err
 	}
 	s.PodCIDRs = ranges.Pods
-	s.NodeDNS = len(s.ClusterDNS) > 0 && services.Contains(s.ClusterDNS[0])
+	s.NodeDNS = len(s.ClusterDNS) > 0 && within(services, s.ClusterDNS[0])
 	if !api.balancers.off() {
 		s.LoadBalancerCIDRs = api.balancers.ranges
 	}

@@ -155,7 +155,7 @@ func kubeletCommand(log *slog.Logger) *cobra.Command {
 		if err := n.check(); err != nil {
 			return nil, err
 		}
-		o := n.kubelet(root, "")
+		o := n.kubelet(root, nil)
 		o.Alone, o.CertFile, o.KeyFile, o.ClientCAFile = true, cert, key, clients
 		k, err := kubelet.New(set, o)
 		return func() error { return k.Run(ctx) }, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -50,7 +51,7 @@ func (o *nodeOptions) checkDNS() error {
 			return fmt.Errorf("--resolv-conf: %w", err)
 		}
 	}
-	_, err := o.clusterDNS("")
+	_, err := o.clusterDNS(nil)
 	return err
 }
 
@@ -58,8 +59,8 @@ func (o *nodeOptions) checkDNS() error {
 const noDNS = "none"
 
 // clusterDNS returns the addresses where pods find the cluster's DNS: those of --cluster-dns, or
-// the tenth of the Services' network, as is usual.
-func (o *nodeOptions) clusterDNS(serviceCIDR string) ([]netip.Addr, error) {
+// the tenth of the Services' first network, as is usual. services may be empty.
+func (o *nodeOptions) clusterDNS(services []netip.Prefix) ([]netip.Addr, error) {
 	if len(o.dns) == 1 && o.dns[0] == noDNS {
 		return nil, nil
 	}
@@ -71,22 +72,23 @@ func (o *nodeOptions) clusterDNS(serviceCIDR string) ([]netip.Addr, error) {
 		}
 		addrs = append(addrs, addr)
 	}
-	if len(addrs) > 0 || serviceCIDR == "" {
+	if len(addrs) > 0 || len(services) == 0 {
 		return addrs, nil
 	}
-	services, err := netip.ParsePrefix(serviceCIDR)
-	if err != nil {
-		return nil, nil // the API server says what is wrong with it
-	}
-	addr := services.Masked().Addr()
+	addr := services[0].Masked().Addr()
 	for range 10 {
 		addr = addr.Next()
 	}
-	if !services.Contains(addr) {
+	if !services[0].Contains(addr) {
 		return nil, fmt.Errorf("--service-cidr %s has no tenth address for the cluster's DNS: choose a larger network, or --cluster-dns %s",
-			services, noDNS)
+			services[0], noDNS)
 	}
 	return []netip.Addr{addr}, nil
+}
+
+// within reports whether an address is of one of the networks.
+func within(networks []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // servers returns the name servers of stub domains.
@@ -113,15 +115,15 @@ func (o *dnsOptions) servers() (map[string][]netip.AddrPort, error) {
 func dnsCommand(log *slog.Logger) *cobra.Command {
 	var n nodeOptions
 	var o dnsOptions
-	var services string
-	var pods []string
+	var services, pods []string
 	cmd := alone(log, "dns", "run the cluster's DNS of a node alone", func(ctx context.Context, set *client.Set) (func() error, error) {
 		ranges, err := networks("--pod-cidr", pods)
-		if err = errors.Join(err, n.checkDNS()); err != nil {
+		nets, serr := networks("--service-cidr", services)
+		if err = errors.Join(err, serr, n.checkDNS()); err != nil {
 			return nil, err
 		}
 		n.pods = nodeaddr.NewPods(log, ranges...)
-		s, err := newDNS(set, services, n, o, func() *health.Part { return nil })
+		s, err := newDNS(set, nets, n, o, func() *health.Part { return nil })
 		if err == nil && s == nil {
 			err = errors.New("--cluster-dns or --service-cidr must say where to answer")
 		}
@@ -129,27 +131,25 @@ func dnsCommand(log *slog.Logger) *cobra.Command {
 	})
 	n.defineDNS(cmd.Flags())
 	o.define(cmd.Flags())
-	cmd.Flags().StringVar(&services, "service-cidr", "", "network of Services' addresses")
+	cmd.Flags().StringSliceVar(&services, "service-cidr", nil, "networks of Services' addresses")
 	cmd.Flags().StringSliceVar(&pods, "pod-cidr", nil,
 		"networks of this node's pods, which get answers (default: only pods on coracled's links do)")
 	return cmd
 }
 
-// newDNS returns the cluster's DNS, nil for none: an address outside of the Services' network is
+// newDNS returns the cluster's DNS, nil for none: an address outside of the Services' networks is
 // that of a DNS elsewhere, which only the kubelet needs to know. part is asked for if there is one.
-func newDNS(set *client.Set, serviceCIDR string, n nodeOptions, o dnsOptions, part func() *health.Part) (*dns.Server, error) {
-	addrs, err := n.clusterDNS(serviceCIDR)
+func newDNS(set *client.Set, services []netip.Prefix, n nodeOptions, o dnsOptions, part func() *health.Part) (*dns.Server, error) {
+	addrs, err := n.clusterDNS(services)
 	stubs, e := o.servers()
 	if err = errors.Join(err, e); err != nil || len(addrs) == 0 {
 		return nil, err
 	}
 	settings := dns.Options{Addresses: addrs, Pods: n.pods, Domain: n.domain, ResolvConf: n.resolvConf, Stubs: stubs}
-	if services, err := netip.ParsePrefix(serviceCIDR); err == nil {
-		if !services.Contains(addrs[0]) {
-			return nil, nil
-		}
-		settings.ServiceNets = []netip.Prefix{services}
+	if len(services) > 0 && !within(services, addrs[0]) {
+		return nil, nil
 	}
+	settings.ServiceNets = services
 	settings.Health = part()
 	return dns.New(set, settings)
 }

@@ -20,6 +20,8 @@ func TestWherePodsFindDNS(t *testing.T) {
 	}{
 		"the tenth address":                {nil, "10.96.0.0/16", "[10.96.0.10]", true},
 		"the tenth address, IPv6":          {nil, "fd00:96::/112", "[fd00:96::a]", true},
+		"two networks":                     {nil, "10.96.0.0/16,fd00:96::/112", "[10.96.0.10]", true},
+		"another of the second":            {[]string{"fd00:96::35"}, "10.96.0.0/16,fd00:96::/112", "[fd00:96::35]", true},
 		"another":                          {[]string{"10.96.0.53"}, "10.96.0.0/16", "[10.96.0.53]", true},
 		"none":                             {[]string{"none"}, "10.96.0.0/16", "[]", false},
 		"a DNS elsewhere":                  {[]string{"192.0.2.53"}, "10.96.0.0/16", "[192.0.2.53]", false},
@@ -27,13 +29,13 @@ func TestWherePodsFindDNS(t *testing.T) {
 		"a kubelet alone that was told of": {[]string{"10.96.0.10"}, "", "[10.96.0.10]", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := nodeOptions{name: "n", dns: tc.flags}
-			if got := fmt.Sprint(n.kubelet(t.TempDir(), tc.services).ClusterDNS); got != tc.want {
+			n, services := nodeOptions{name: "n", dns: tc.flags}, (&apiOptions{serviceCIDR: tc.services}).services()
+			if got := fmt.Sprint(n.kubelet(t.TempDir(), services).ClusterDNS); got != tc.want {
 				t.Errorf("pods ask %s, not %s", got, tc.want)
 			}
 			kube := fake.NewClientset()
 			set := &client.Set{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
-			s, err := newDNS(set, tc.services, n, dnsOptions{}, func() *health.Part { return nil })
+			s, err := newDNS(set, services, n, dnsOptions{}, func() *health.Part { return nil })
 			if err != nil || (s != nil) != tc.serves {
 				t.Errorf("DNS %v, %v", s, err)
 			}

@@ -25,12 +25,11 @@ type nodeProcess struct {
 	// the kernel are named.
 	root string
 	port int
-	// services are the networks of Services, serviceCIDR the first of them, "" if it is not known.
+	// services are the networks of Services, none if they are not known.
 	services []netip.Prefix
 	// pods are the networks that nodes get parts of for their pods; none if the cluster gives none.
-	pods        []netip.Prefix
-	serviceCIDR string
-	balancers   balancerOptions
+	pods      []netip.Prefix
+	balancers balancerOptions
 	// proxy, externalIPs and policies are whether connections to Services are routed, also to
 	// externalIPs, and NetworkPolicies enforced.
 	proxy, externalIPs, policies bool
@@ -91,7 +90,7 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 		return parts, err
 	}
 	if !p.dnsElsewhere {
-		parts.names, err = newDNS(set, p.serviceCIDR, p.nodeOptions, p.names, func() *health.Part { return board.Add("DNS") })
+		parts.names, err = newDNS(set, p.services, p.nodeOptions, p.names, func() *health.Part { return board.Add("DNS") })
 		if err != nil {
 			return parts, err
 		}
@@ -139,7 +138,7 @@ func newKubelet(p *nodeProcess, policies *policy.Policy) (*kubelet.Kubelet, erro
 	if err != nil {
 		return nil, err
 	}
-	o := p.kubelet(p.root, p.serviceCIDR)
+	o := p.kubelet(p.root, p.services)
 	o.LocalPathDir, o.ReservedPorts, o.Alone, o.AwaitPodRanges = p.localPath, p.reserved, p.alone, p.awaitRanges
 	o.PluginNetwork = p.podNetwork == cniPodNetwork
 	if policies != nil {

@@ -81,7 +81,8 @@ func (o *apiOptions) define(f *pflag.FlagSet) {
 	f.StringVar(&o.state, "state", "/run/coracle", "directory for what a reboot may lose")
 	f.StringVar(&o.bind, "bind-address", "127.0.0.1", "address to serve the API on")
 	f.IntVar(&o.port, "port", 6443, "port to serve the API on")
-	f.StringVar(&o.serviceCIDR, "service-cidr", "10.96.0.0/16", "network of Services' addresses")
+	f.StringVar(&o.serviceCIDR, "service-cidr", "10.96.0.0/16",
+		"`NETWORKS` of Services' addresses, one of each family at most; the first is for Services that do not say")
 	f.StringSliceVar(&o.podCIDR, "pod-cidr", []string{"10.85.0.0/16", "fd85:c0ac:1e00::/48"},
 		"networks of pods' addresses, one of each family at most, of which each node gets a part if other machines can join; none leaves the "+
 			"addresses to the nodes")
@@ -148,7 +149,7 @@ func (o *apiOptions) check() error {
 		return fmt.Errorf("--etcd-peer-port %w", err)
 	}
 	pods, err := o.podRanges()
-	return errors.Join(err, o.balancers.check(o.serviceCIDR, pods.Pods), o.protect.check(len(o.etcdServers) > 0), o.access.check())
+	return errors.Join(err, o.balancers.check(o.services(), pods.Pods), o.protect.check(len(o.etcdServers) > 0), o.access.check())
 }
 
 // noPodCIDR as the only network leaves the addresses of pods to the nodes.
@@ -165,14 +166,18 @@ func (o *apiOptions) podRanges() (upstream.PodRanges, error) {
 	if err != nil || o.settings().URL() == "" {
 		return upstream.PodRanges{}, err
 	}
-	r := upstream.PodRanges{Pods: pods}
-	if services, err := netip.ParsePrefix(o.serviceCIDR); err == nil {
-		r.Services = append(r.Services, services)
-	}
+	r := upstream.PodRanges{Pods: pods, Services: o.services()}
 	if err := r.Check(); err != nil {
 		return upstream.PodRanges{}, fmt.Errorf("--pod-cidr: %w", err)
 	}
 	return r, nil
+}
+
+// services are the networks of Services, none if the flag is wrong: the API server says what is
+// wrong with it.
+func (o *apiOptions) services() []netip.Prefix {
+	all, _ := apiserver.ServiceNetworks(o.serviceCIDR)
+	return all
 }
 
 // settings are the flags that say where the API server is and keeps things.
@@ -290,7 +295,7 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 func kubeletRoot(root string) string { return filepath.Join(root, "kubelet") }
 
 // kubelet translates; services is the network of Services, "" if this process does not serve them.
-func (o *nodeOptions) kubelet(root, services string) kubelet.Options {
+func (o *nodeOptions) kubelet(root string, services []netip.Prefix) kubelet.Options {
 	var dns []string
 	addrs, _ := o.clusterDNS(services) // check has said what is wrong
 	for _, addr := range addrs {

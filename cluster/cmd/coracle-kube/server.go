@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -110,7 +109,7 @@ func checkAll(api apiOptions, n nodeOptions, d dnsOptions) error {
 	}
 	err := errors.Join(api.check(), api.lifetimes.check(), n.check())
 	if err == nil {
-		_, err = n.clusterDNS(api.serviceCIDR)
+		_, err = n.clusterDNS(api.services())
 	}
 	_, stubs := d.servers()
 	_, schedule := schedulerconfig.Load(api.scheduler)
@@ -175,9 +174,9 @@ func serve(ctx context.Context, api apiOptions, n nodeOptions, d dnsOptions, m m
 		return err
 	}
 	parts = append(parts, ofNode.run...)
-	asker := newAsker(server.Informers(), n.name, n.domain, api.serviceCIDR, ofNode.routes, ofNode.names, ofNode.policies)
+	asker := newAsker(server.Informers(), n.name, n.domain, api.services(), ofNode.routes, ofNode.names, ofNode.policies)
 	asker.PodDNS = ofNode.kubelet.PodDNS
-	if asker.ClusterDNS, err = n.clusterDNS(api.serviceCIDR); err != nil {
+	if asker.ClusterDNS, err = n.clusterDNS(api.services()); err != nil {
 		return err
 	}
 	if parts, err = withObjects(server, m, n.name, &board, parts); err != nil {
@@ -428,9 +427,9 @@ func serverNode(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 	if err != nil {
 		return nil, err
 	}
-	services, err := netip.ParsePrefix(api.serviceCIDR)
+	services, err := apiserver.ServiceNetworks(api.serviceCIDR)
 	if err != nil {
-		return nil, fmt.Errorf("--service-cidr %q is no network: %w", api.serviceCIDR, err)
+		return nil, err
 	}
 	ranges, err := api.podRanges()
 	if err != nil {
@@ -442,7 +441,7 @@ func serverNode(server *apiserver.Server, bundle *pki.Bundle, api apiOptions, n 
 	}
 	return &nodeProcess{
 		layers:      layers,
-		nodeOptions: n, names: d, root: api.root, port: api.port, services: []netip.Prefix{services}, serviceCIDR: api.serviceCIDR,
+		nodeOptions: n, names: d, root: api.root, port: api.port, services: services,
 		balancers: api.balancers, proxy: api.proxy, externalIPs: api.externalIPs, policies: api.policies, forgetNodes: true,
 		as:        func(name string, groups ...string) (*client.Set, error) { return in(server, name, groups...) },
 		policyAPI: server.ClientConfig("system:coracle-policy", user.SystemPrivilegedGroup),

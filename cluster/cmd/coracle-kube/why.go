@@ -29,17 +29,14 @@ const whyPatience = 10 * time.Second
 // newAsker answers from the informers of this process. routes, names and policies may be nil.
 // PodDNS and ClusterDNS are set by the caller. domain is the cluster's, services the network of
 // Services' addresses.
-func newAsker(all informers.SharedInformerFactory, node, domain, services string, routes *proxy.Proxy, names *dns.Server,
+func newAsker(all informers.SharedInformerFactory, node, domain string, services []netip.Prefix, routes *proxy.Proxy, names *dns.Server,
 	policies *policy.Policy,
 ) *why.Asker {
 	core := all.Core().V1()
 	a := &why.Asker{
 		Pods: core.Pods().Lister(), Nodes: core.Nodes().Lister(), Services: core.Services().Lister(),
 		Slices: all.Discovery().V1().EndpointSlices().Lister(),
-		Node:   node, Domain: domain, Elsewhere: resolve, Local: onNode,
-	}
-	if network, err := netip.ParsePrefix(services); err == nil {
-		a.ServiceRanges = []netip.Prefix{network}
+		Node:   node, Domain: domain, ServiceRanges: services, Elsewhere: resolve, Local: onNode,
 	}
 	if routes != nil {
 		a.Routes = routes

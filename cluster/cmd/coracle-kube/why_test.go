@@ -41,7 +41,7 @@ func TestWhyInAnotherDomain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newAsker(set.Informers, "here", domain, "10.96.0.0/16", nil, names, nil)
+	a := newAsker(set.Informers, "here", domain, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, nil, names, nil)
 	a.ClusterDNS = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
 	a.PodDNS = func(context.Context, *corev1.Pod) (*runtimeapi.DNSConfig, error) {
 		return &runtimeapi.DNSConfig{
