@@ -72,8 +72,12 @@ mirrors = ["$registry"]
 cni_conf_dir = "$dir/cni" # empty: the built-in network
 C
   local own=(--node-ip "$address")
-  # With several, addresses are on the network that the nodes share, and Services have both families.
-  ((nodes == 1)) || own=(--nodes "$nodes" --service-cidr "10.96.0.0/16,fd96:c0ac:1e::/112")
+  if ((nodes > 1)); then
+    # Addresses are on the network that the nodes share, and Services have both families.
+    own=(--nodes "$nodes" --service-cidr "10.96.0.0/16,fd96:c0ac:1e::/112")
+    ip addr add fd77::2/64 dev node0 nodad
+    ip route add default via fd77::1
+  fi
   "$coracle" up "${place[@]}" --runtime-config "$dir/coracled.toml" --node-name node "${own[@]}" --cgroup-root "/coracle-${dir##*/}" \
     --pod-log-dir "$dir/logs/pods" --eviction-hard 'memory.available<0%' 2>&1 | tee "$keep/cluster.log"
   export KUBECONFIG=$dir/root/kubeconfig
