@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
-# timed.sh PART CMD...: runs CMD as one part of `make test`, and records in out/times its duration
-# and its CPU time, and in out/parts what it prints. It prints nothing itself. `timed.sh --report`
-# prints the table and the failed tests, and fails if a part failed.
+# timed.sh PART CMD...: runs CMD as one part of `make test`. It records the part's duration and CPU
+# time in out/times, and what CMD prints in out/parts. `timed.sh --report` prints the table and what
+# failed, and fails if a part failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 times=out/times parts=out/parts
 
 # failures prints what a log says about each failed test: with `go test -v` it stands before the
-# line of the test, otherwise below it.
+# line of the test, otherwise below it. Without a failed test it prints the log's end. All is
+# indented: hack/status counts lines that begin with "--- FAIL".
 failures() {
-  awk '
-    /^ *--- FAIL: / { for (i = max(1, n - 5); i <= n; i++) print before[i]; print; n = 0; more = 8; next }
+  local found
+  found=$(awk '
+    /^ *--- FAIL: / { for (i = n > 5 ? n - 4 : 1; i <= n; i++) say(before[i]); say($0); n = 0; more = 8; next }
     /^(=== | *--- |ok  |FAIL|PASS)/ { n = more = 0; next }
-    /^(panic:|fatal error:|WARNING: DATA RACE|make.*Error)/ { more = 8 }
-    more > 0 { print; more--; next }
+    /^(panic:|fatal error:|WARNING: DATA RACE)/ { more = 8 }
+    more > 0 { say($0); more--; next }
     { before[++n] = $0 }
-    function max(a, b) { return a > b ? a : b }' "$1" | cut -c1-300 | head -60
+    function say(line) { if (said++ < 60) print substr(line, 1, 300) }' "$1")
+  [[ -n $found ]] || found=$(tail -20 "$1" | cut -c1-300)
+  # shellcheck disable=SC2001 # each line
+  sed 's/^/  /' <<<"$found"
 }
 
 if [[ $1 == --report ]]; then
@@ -28,7 +33,7 @@ if [[ $1 == --report ]]; then
     sort -u out/untested | sed 's/^/  /'
   fi
   while read -r part _ _ failed; do
-    [[ $failed == 0 ]] || { printf '\nfailed in %s:\n' "$part"; failures "$parts/$part.log"; }
+    [[ $failed == 0 ]] || { printf '\nfailed in %s:\n' "$part"; failures "$parts/$part.log" || true; }
   done <"$times"
   exit "${status:-0}"
 fi
@@ -38,7 +43,13 @@ shift
 mkdir -p "$parts"
 status=0
 began=$EPOCHREALTIME
-"$@" 2>&1 | tee "$parts/$part.log" || status=$?
+log=$parts/$part.log
+if [[ -t 1 ]]; then
+  "$@" 2>&1 | tee "$log" || status=$?
+else # a process that CMD leaves behind must not keep a pipe open
+  "$@" >"$log" 2>&1 || status=$?
+  cat "$log"
+fi
 ended=$EPOCHREALTIME
 # The second line is the children's times, as 0m1.234s. A subshell would have other children.
 times >"$times.$$"
