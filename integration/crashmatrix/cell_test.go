@@ -220,9 +220,7 @@ func (c *cell) fault() error {
 	var found error
 	if c.kind.lasts {
 		// Undone before it has happened, it would last for good.
-		if err := until("the fault has happened", c.n.faults.Done); err != nil {
-			return err
-		}
+		found = until("the fault has happened", c.n.faults.Done)
 		// Until the client has an answer, or as long as a client may wait for one.
 		select {
 		case <-tried:
@@ -230,7 +228,7 @@ func (c *cell) fault() error {
 		}
 	}
 	if c.kind.meanwhile != nil {
-		found = c.kind.meanwhile(c)
+		found = errors.Join(found, c.kind.meanwhile(c))
 	}
 	if c.kind.undo != nil {
 		found = errors.Join(found, c.kind.undo(c))

@@ -38,7 +38,13 @@ func armed(name string, n int) armedFault {
 				_, err := os.Lstat(taken)
 				return err == nil
 			},
-			done: func() error { return os.Rename(taken, path+DoneSuffix) },
+			done: func() error {
+				err := os.Rename(taken, path+DoneSuffix)
+				if os.IsNotExist(err) {
+					return nil // disarmed meanwhile: no one waits for it
+				}
+				return err
+			},
 		}
 	}
 	return armedFault{action: action, lasts: func() bool { return find(read(path), name, n) == action }}

@@ -55,7 +55,7 @@ const (
 	FillName = "coracle-fault-fill"
 	// TakenSuffix is appended to the name of a file when its fault, armed to happen once, happens.
 	TakenSuffix = ".taken"
-	// DoneSuffix replaces TakenSuffix when a fault that lasts has happened.
+	// DoneSuffix replaces TakenSuffix when a file system is full, or a limit lowered.
 	DoneSuffix = ".done"
 )
 
