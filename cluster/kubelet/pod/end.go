@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -29,9 +30,7 @@ func (w *worker) end() error {
 	} else {
 		w.report(pod, false)
 		w.r.Probes.Quiet(w.uid)
-		// A long grace is reported on: traffic may be wanted only as long as the pod is ready.
-		look := func() { w.report(w.current(), false) }
-		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod), look); err != nil {
+		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod), w.reportEnding); err != nil {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToKillPod, "error killing pod: %v", err)
 			w.tellStopped(ctx)
 			return err
@@ -66,6 +65,17 @@ func (w *worker) end() error {
 	w.reporter.settle(pod)
 	w.reporter.publish(pod, w.observer.status, true, true)
 	return nil
+}
+
+// reportEnding reports the status during the pod's grace: Services send traffic to it as long as it
+// is ready. It runs while the worker's goroutine waits, outside of what guarded sees.
+func (w *worker) reportEnding() {
+	defer func() {
+		if r := recover(); r != nil {
+			w.r.Log.Error("panic in the report of a pod that ends", "uid", w.uid, "panic", r, "stack", string(debug.Stack()))
+		}
+	}()
+	w.report(w.current(), false)
 }
 
 // tellStopped lets go of the pod's volumes if only its sandbox is left, which writes to none.
