@@ -216,8 +216,8 @@ func (o *Options) resolve() (addresses, error) {
 	for _, prefix := range services {
 		host := prefix.Addr().BitLen() - prefix.Bits()
 		if host < 3 || host > 20 {
-			return a, fmt.Errorf("--service-cidr %s has room for 2^%d addresses; choose one of 2^3 to 2^20, such as %s", prefix, host,
-				defaultServiceCIDR)
+			return a, fmt.Errorf("--service-cidr %s has room for 2^%d addresses; choose one of 2^3 to 2^20, such as %s/%d", prefix, host,
+				prefix.Addr(), prefix.Addr().BitLen()-16)
 		}
 	}
 	a.services = ipNet(services[0])
@@ -239,7 +239,7 @@ func ServiceNetworks(text string) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	for one := range strings.SplitSeq(text, ",") {
 		p, err := netip.ParsePrefix(one)
-		if err != nil || p != p.Masked() {
+		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
 			return nil, fmt.Errorf("--service-cidr %q is no network, such as %s", one, defaultServiceCIDR)
 		}
 		all = append(all, p)

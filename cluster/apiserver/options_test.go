@@ -49,6 +49,9 @@ func TestOptionsThatCannotBeUsed(t *testing.T) {
 		{"third network", func(o *Options) {
 			o.ServiceCIDR = "10.96.0.0/16,fd96::/112,fd97::/112"
 		}, "give one network, or one of each family"},
+		{"mapped network", func(o *Options) {
+			o.ServiceCIDR = "10.96.0.0/16,::ffff:10.97.0.0/112"
+		}, `--service-cidr "::ffff:10.97.0.0/112" is no network`},
 		{"nothing after the comma", func(o *Options) { o.ServiceCIDR = "10.96.0.0/16," }, `--service-cidr "" is no network`},
 		{"advertised address", func(o *Options) { o.AdvertiseAddress = "me" }, "is no IP address"},
 		{"token file", func(o *Options) { o.TokenFile = "/nonexistent" }, "/nonexistent: no such file or directory"},

@@ -28,7 +28,7 @@ func serviceNetworks(text string) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	for one := range strings.SplitSeq(text, ",") {
 		p, err := netip.ParsePrefix(one)
-		if err != nil || p != p.Masked() {
+		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
 			return nil, fmt.Errorf("up: --service-cidr %q is no network, such as %s", one, defaultServices)
 		}
 		all = append(all, p)
@@ -64,15 +64,21 @@ func (u *upRun) checkServiceRange() error {
 		if what == "" {
 			continue
 		}
-		free := make([]string, len(networks))
-		for j, p := range networks {
-			free[j] = p.String()
-		}
+		free := strings.Split(networksText(networks), ",")
 		free[i] = n.freeRange(services)
 		return fmt.Errorf("up: the Services' network %s overlaps %s, which the cluster would cut off: choose a network that this machine does "+
 			"not reach, such as --service-cidr %s", services, what, strings.Join(free, ","))
 	}
 	return nil
+}
+
+// networksText is what serviceNetworks reads.
+func networksText(networks []netip.Prefix) string {
+	texts := make([]string, len(networks))
+	for i, p := range networks {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, ",")
 }
 
 // defaultPods are the networks of pods' addresses, unless up is told other ones: --pod-cidr of

@@ -173,8 +173,9 @@ func TestServiceNetworks(t *testing.T) {
 	for text, want := range map[string]string{
 		"10.96.0.0/16": "", "fd96::/112": "", "10.96.0.0/16,fd96::/112": "", "fd96::/112,10.96.0.0/16": "",
 		"": `--service-cidr "" is no network`, "10.96.0.1/16": "is no network", "10.96.0.0/16,": `--service-cidr "" is no network`,
-		"10.96.0.0/16, fd96::/112":  `" fd96::/112" is no network`,
-		"10.96.0.0/16,10.97.0.0/16": both, "fd96::/112,fd97::/112": both, "10.96.0.0/16,fd96::/112,fd97::/112": both,
+		"10.96.0.0/16, fd96::/112":          `" fd96::/112" is no network`,
+		"10.96.0.0/16,::ffff:10.97.0.0/112": "is no network",
+		"10.96.0.0/16,10.97.0.0/16":         both, "fd96::/112,fd97::/112": both, "10.96.0.0/16,fd96::/112,fd97::/112": both,
 	} {
 		all, err := serviceNetworks(text)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) ||

@@ -156,9 +156,11 @@ func (o *upOptions) check() error {
 			return fmt.Errorf("up: %q is no IP address, such as 10.0.0.1; correct --bind-address or --node-ip", ip)
 		}
 	}
-	if _, err := serviceNetworks(o.ServiceCIDR); err != nil {
+	networks, err := serviceNetworks(o.ServiceCIDR)
+	if err != nil {
 		return err
 	}
+	o.ServiceCIDR = networksText(networks) // it is compared as text
 	for flag, path := range map[string]string{"pod-log-dir": o.PodLogs, "cgroup-root": o.CgroupRoot} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("up: --%s %q is no absolute path", flag, path)
@@ -275,10 +277,11 @@ func (o *upOptions) followRestored(p place) {
 		o.ServiceCIDR = defaultServices
 	}
 	// Outside of the Services' networks, an address would be taken for that of a DNS elsewhere.
-	if networks, err := serviceNetworks(services); err == nil && o.ServiceCIDR != services {
+	if before, err := serviceNetworks(services); err == nil && o.ServiceCIDR != services {
+		now, _ := serviceNetworks(o.ServiceCIDR) // up says what is wrong with it
 		o.ClusterDNS = slices.DeleteFunc(o.ClusterDNS, func(text string) bool {
 			addr, err := netip.ParseAddr(text)
-			return err == nil && within(networks, addr)
+			return err == nil && within(before, addr) && !within(now, addr)
 		})
 	}
 }

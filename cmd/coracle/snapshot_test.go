@@ -196,3 +196,23 @@ func TestSnapshotResult(t *testing.T) {
 		t.Errorf("complaint %v", err)
 	}
 }
+
+// An address of the DNS stays as long as it is one of the restored Services' networks.
+func TestRestoredNetworksKeepTheirDNS(t *testing.T) {
+	for services, want := range map[string][]string{
+		"10.97.0.0/16,fd97::/112": {"10.97.0.53", "192.0.2.53"}, "10.98.0.0/16": {"192.0.2.53"},
+	} {
+		p := place{root: t.TempDir()}
+		restored := `{"keep": "first", "settings": {"service-cidr": "` + services + `"}}`
+		err := errors.Join(os.MkdirAll(p.kubeRoot(), 0o700),
+			os.WriteFile(filepath.Join(p.kubeRoot(), "restored.json"), []byte(restored), 0o600))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := upOptions{ServiceCIDR: "10.97.0.0/16", ClusterDNS: []string{"10.97.0.53", "192.0.2.53"}}
+		o.followRestored(p)
+		if o.ServiceCIDR != services || !slices.Equal(o.ClusterDNS, want) {
+			t.Errorf("%s: %+v, want the DNS %v", services, o, want)
+		}
+	}
+}

@@ -294,7 +294,8 @@ func (o *nodeOptions) define(f *pflag.FlagSet) {
 // kubeletRoot is where the kubelet keeps pods' volumes.
 func kubeletRoot(root string) string { return filepath.Join(root, "kubelet") }
 
-// kubelet translates; services is the network of Services, "" if this process does not serve them.
+// kubelet translates; services are the networks of Services, none if this process does not serve
+// them.
 func (o *nodeOptions) kubelet(root string, services []netip.Prefix) kubelet.Options {
 	var dns []string
 	addrs, _ := o.clusterDNS(services) // check has said what is wrong

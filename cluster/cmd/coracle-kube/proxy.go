@@ -99,7 +99,7 @@ func networks(flag string, texts []string) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	for _, text := range texts {
 		p, err := netip.ParsePrefix(text)
-		if err != nil || p != p.Masked() {
+		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
 			return nil, fmt.Errorf("%s %q is no network, such as 10.96.0.0/16", flag, text)
 		}
 		all = append(all, p)

@@ -36,7 +36,7 @@ func snapshotCommand(log *slog.Logger) *cobra.Command {
 	settings := map[string]string{}
 	save := &cobra.Command{
 		Use: "save FILE", Args: cobra.ExactArgs(1), Short: "write a snapshot",
-		Example: "  coracle-kube snapshot save backup.snapshot --setting service-cidr=10.96.0.0/16",
+		Example: "  coracle-kube snapshot save backup.snapshot --setting service-cidr=10.96.0.0/16,fd96:c0ac:1e::/112",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			facts := snapshot.Facts{Coracle: version, Settings: settings}
 			facts, err := snapshot.Save(cmd.Context(), root, filepath.Join(state, "kube"), args[0], facts, progressTo(cmd.OutOrStdout()),

@@ -27,8 +27,8 @@ const whyPath = "/why"
 const whyPatience = 10 * time.Second
 
 // newAsker answers from the informers of this process. routes, names and policies may be nil.
-// PodDNS and ClusterDNS are set by the caller. domain is the cluster's, services the network of
-// Services' addresses.
+// PodDNS and ClusterDNS are set by the caller. domain is the cluster's, services the networks
+// of Services' addresses.
 func newAsker(all informers.SharedInformerFactory, node, domain string, services []netip.Prefix, routes *proxy.Proxy, names *dns.Server,
 	policies *policy.Policy,
 ) *why.Asker {
