@@ -20,10 +20,12 @@ import (
 // dnsAddress is where pods find the cluster's DNS: the tenth address of the Services' network.
 const dnsAddress = "10.96.0.10"
 
-// clusterNames asks the cluster's DNS.
-var clusterNames = &net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-	return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(dnsAddress, "53"))
-}}
+// clusterNames asks the cluster's DNS by UDP or TCP.
+func clusterNames(network string) *net.Resolver {
+	return &net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(dnsAddress, "53"))
+	}}
+}
 
 const (
 	// nameServer is the node's, outsideName a name that it knows, and outsideAddress its address.
@@ -91,12 +93,7 @@ func TestNamesOfServicesResolve(t *testing.T) {
 		p.Spec.Containers[0].Command = []string{"sleep", "3600"}
 	})
 	running := awaitPod(ctx, t, ns, pet, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && p.Status.PodIP != "" })
-	resolve := map[string]*net.Resolver{}
-	for _, network := range []string{"udp", "tcp"} {
-		resolve[network] = &net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, net.JoinHostPort(dnsAddress, "53"))
-		}}
-	}
+	resolve := map[string]*net.Resolver{"udp": clusterNames("udp"), "tcp": clusterNames("tcp")}
 	rex := "rex.pets." + ns + ".svc.cluster.local."
 	eventually(ctx, t, "the endpoint has a name", func() (bool, error) {
 		got, err := resolve["udp"].LookupHost(ctx, rex)
@@ -168,7 +165,7 @@ func TestNamesResolveAfterAKill(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	resolves := func() (bool, error) {
-		got, err := clusterNames.LookupHost(ctx, "kubernetes.default.svc.cluster.local.")
+		got, err := clusterNames("udp").LookupHost(ctx, "kubernetes.default.svc.cluster.local.")
 		return err == nil && len(got) == 1, err
 	}
 	eventually(ctx, t, "names resolve", resolves)

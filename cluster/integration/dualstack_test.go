@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -15,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 )
 
@@ -69,31 +71,24 @@ func TestServicesOfBothFamilies(t *testing.T) {
 	}
 
 	var urls []string
+	names := clusterNames("udp")
 	for name, all := range addresses {
 		full := name + "." + ns + ".svc.cluster.local."
+		want := slices.Sorted(slices.Values(all))
+		eventually(ctx, t, full+" has its addresses", func() (bool, error) {
+			got, err := names.LookupHost(ctx, full)
+			slices.Sort(got)
+			return slices.Equal(got, want), err
+		})
 		for _, ip := range all {
 			urls = append(urls, "http://"+net.JoinHostPort(ip, "80")+"/hostname")
-			if got, err := clusterNames.LookupAddr(ctx, ip); err != nil || !slices.Equal(got, []string{full}) {
+			if got, err := names.LookupAddr(ctx, ip); err != nil || !slices.Equal(got, []string{full}) {
 				t.Errorf("the name of %s is %v, %v, not %s", ip, got, err, full)
 			}
 		}
-		got, err := clusterNames.LookupHost(ctx, full)
-		slices.Sort(got)
-		if want := slices.Sorted(slices.Values(all)); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s has addresses %v, %v, not %v", full, got, err, want)
-		}
-	}
-	program, err := os.Executable() // static, so that it runs over any image
-	if err != nil {
-		t.Fatal(err)
 	}
 	client := runPod(ctx, t, ns, "client", func(p *corev1.Pod) {
-		p.Spec.Containers[0].Command = []string{"/client"}
-		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: fetchVar, Value: strings.Join(urls, " ")}}
-		p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "program", MountPath: "/client", ReadOnly: true}}
-		p.Spec.Volumes = []corev1.Volume{{Name: "program", VolumeSource: corev1.VolumeSource{
-			HostPath: &corev1.HostPathVolumeSource{Path: program, Type: ptr.To(corev1.HostPathFile)},
-		}}}
+		runSelf(t, &p.Spec, corev1.EnvVar{Name: fetchVar, Value: strings.Join(urls, " ")})
 	})
 	awaitPod(ctx, t, ns, client, func(p *corev1.Pod) bool {
 		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
@@ -107,22 +102,30 @@ func TestServicesOfBothFamilies(t *testing.T) {
 // fetchVar is the environment variable with which this program, in a pod, prints what URLs lead to.
 const fetchVar = "FETCH_URLS"
 
-// fetchAll is that program's main.
+// fetchAll is that program's main. It tries until the proxy has the endpoints.
 func fetchAll(urls []string) int {
-	code := 0
 	for _, url := range urls {
-		resp, err := (&http.Client{Timeout: 20 * time.Second}).Get(url)
+		var last error
+		err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+			var body []byte
+			if body, last = read(url); last == nil {
+				_, last = os.Stdout.Write(body)
+			}
+			return last == nil, nil
+		})
 		if err != nil {
-			fmt.Println(err)
-			code = 1
-			continue
-		}
-		_, err = io.Copy(os.Stdout, resp.Body)
-		resp.Body.Close()
-		if err != nil {
-			fmt.Println(err)
-			code = 1
+			fmt.Println(last)
+			return 1
 		}
 	}
-	return code
+	return 0
+}
+
+func read(url string) ([]byte, error) {
+	resp, err := (&http.Client{Timeout: 20 * time.Second}).Get(url)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
 }

@@ -39,15 +39,33 @@ func operate(ns string) int {
 	return 0
 }
 
+// runSelf has the only container of a pod run this program, which is static and so runs over any
+// image. The variable says what it is there.
+func runSelf(t *testing.T, spec *corev1.PodSpec, what corev1.EnvVar) {
+	t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const path = "/program"
+	c := &spec.Containers[0]
+	c.Command, c.Env = []string{path}, []corev1.EnvVar{what}
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "program", MountPath: path, ReadOnly: true}}
+	spec.Volumes = []corev1.Volume{{Name: "program", VolumeSource: corev1.VolumeSource{
+		HostPath: &corev1.HostPathVolumeSource{Path: program, Type: ptr.To(corev1.HostPathFile)},
+	}}}
+}
+
 // operateInPod runs the operator as a Deployment, with a service account that may do its work and
 // no more. All that it knows of the API server is what every pod is told. works says whether it
 // still is the process that was started.
 func operateInPod(ctx context.Context, t *testing.T, ns string) (works func() error) {
 	const name = "harbourmaster"
-	program, err := os.Executable() // static, so that it runs over any image
-	if err != nil {
-		t.Fatal(err)
+	spec := corev1.PodSpec{
+		ServiceAccountName: name, TerminationGracePeriodSeconds: ptr.To[int64](5),
+		Containers: []corev1.Container{{Name: name, Image: image}},
 	}
+	runSelf(t, &spec, corev1.EnvVar{Name: operatorVar, Value: ns})
 	meta := metav1.ObjectMeta{Name: name, Namespace: ns}
 	labels := map[string]string{"app": name}
 	all := []string{"get", "list", "watch", "create", "update", "patch", "delete"}
@@ -67,16 +85,7 @@ func operateInPod(ctx context.Context, t *testing.T, ns string) (works func() er
 		},
 		&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
-				ServiceAccountName: name, TerminationGracePeriodSeconds: ptr.To[int64](5),
-				Containers: []corev1.Container{{
-					Name: name, Image: image, Command: []string{"/" + name}, Env: []corev1.EnvVar{{Name: operatorVar, Value: ns}},
-					VolumeMounts: []corev1.VolumeMount{{Name: "program", MountPath: "/" + name, ReadOnly: true}},
-				}},
-				Volumes: []corev1.Volume{{Name: "program", VolumeSource: corev1.VolumeSource{
-					HostPath: &corev1.HostPathVolumeSource{Path: program, Type: ptr.To(corev1.HostPathFile)},
-				}}},
-			}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
 		}},
 	} {
 		if err := c.Create(ctx, obj); err != nil { // it goes with the namespace
