@@ -30,7 +30,7 @@ func (w *worker) end() error {
 	} else {
 		w.report(pod, false)
 		w.r.Probes.Quiet(w.uid)
-		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod), w.reportEnding); err != nil {
+		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod)); err != nil {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToKillPod, "error killing pod: %v", err)
 			w.tellStopped(ctx)
 			return err
@@ -67,12 +67,13 @@ func (w *worker) end() error {
 	return nil
 }
 
-// reportEnding reports the status during the pod's grace: Services send traffic to it as long as it
-// is ready. It runs while the worker's goroutine waits, outside of what guarded sees.
-func (w *worker) reportEnding() {
+// reportStopping reports the status while containers have their grace: Services send traffic to the
+// pod as long as it is ready. It runs while the worker's goroutine waits, outside of what guarded
+// sees.
+func (w *worker) reportStopping() {
 	defer func() {
 		if r := recover(); r != nil {
-			w.r.Log.Error("panic in the report of a pod that ends", "uid", w.uid, "panic", r, "stack", string(debug.Stack()))
+			w.r.Log.Error("panic in the report of a pod whose containers stop", "uid", w.uid, "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
 	w.report(w.current(), false)
@@ -94,7 +95,7 @@ func (w *worker) stopAll(pod *v1.Pod, a *decide.Actions) (acted bool, err error)
 		acted = acted || s.State == runtimeapi.PodSandboxState_SANDBOX_READY
 	}
 	if acted {
-		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod), nil); err != nil {
+		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod)); err != nil {
 			return acted, err
 		}
 	}

@@ -453,20 +453,32 @@ func TestAPodThatComesBackKeepsTheIdsOfItsNewRun(t *testing.T) {
 	})
 }
 
-// Regression: while a pod's containers had their grace, nothing was reported of it. It stayed
-// ready, and Services sent it traffic.
-func TestAPodThatEndsIsNotReadyForLongerThanItsProbeSays(t *testing.T) {
+// Regression: while containers had their grace, nothing was reported of their pod. It stayed ready,
+// and Services sent it traffic.
+func TestAPodIsNotReadyForLongerThanItsProbeSays(t *testing.T) {
+	for name, stop := range map[string]func(*bench){
+		"the pod ends":         func(b *bench) { b.delete() },
+		"a container restarts": func(b *bench) { b.resize("100m", "128Mi") },
+	} {
+		t.Run(name, func(t *testing.T) { readyAsProbed(t, stop) })
+	}
+}
+
+// readyAsProbed has a container stop, and its pod become unready and ready meanwhile.
+func readyAsProbed(t *testing.T, stop func(*bench)) {
 	onBench(t, func(b *bench) {
-		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
+		p := sized("100m", "64Mi")
+		p.Spec.TerminationGracePeriodSeconds = new(int64(30))
 		c := &p.Spec.Containers[0]
+		c.ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
 		c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 25}}}
 		c.ReadinessProbe = &v1.Probe{
 			ProbeHandler:  v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"ready"}}},
 			PeriodSeconds: 5, SuccessThreshold: 1, FailureThreshold: 2,
 		}
 		p = b.run(p)
-		b.delete()
 		b.runtime.Calls()
+		stop(b)
 		ready := func() bool {
 			t.Helper()
 			p, err := b.kube.CoreV1().Pods("ns").Get(b.t.Context(), p.Name, metav1.GetOptions{})
@@ -491,6 +503,8 @@ func TestAPodThatEndsIsNotReadyForLongerThanItsProbeSays(t *testing.T) {
 			t.Error("it is not ready again")
 		}
 		b.wantCalls() // the hook still runs
+		time.Sleep(time.Minute)
+		synctest.Wait() // a container that starts again is probed before the bench's probes end
 	})
 }
 

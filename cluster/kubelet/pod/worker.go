@@ -62,7 +62,7 @@ func newWorker(r *Runner, pod *v1.Pod) *worker {
 		network:  connection{networks: r.Networks, uid: pod.UID},
 		waiting:  newWaitingContainers(r.Recorder),
 	}
-	w.stopper = stop.New(r.ctx, w.Inbox, r.CRI.Runtime, r.Recorder, r.hooks)
+	w.stopper = stop.New(r.ctx, w.Inbox, r.CRI.Runtime, r.Recorder, r.hooks, w.reportStopping)
 	return w
 }
 

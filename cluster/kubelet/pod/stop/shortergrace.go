@@ -19,7 +19,7 @@ type shorterGrace struct {
 	quit  chan struct{}
 	done  chan struct{} // closed when the watch has ended
 	woken bool          // during the watch; read after it
-	look  func()        // called when the worker is woken during the watch; may be nil
+	look  func()        // called when the worker is woken during the watch
 
 	mu      sync.Mutex
 	by      time.Time // the deadline now; zero: the one that each began with
@@ -59,9 +59,7 @@ func (h *shorterGrace) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
 			h.bring(h.began.Add(time.Duration(*grace) * time.Second))
 			pod = now
 		}
-		if h.look != nil {
-			h.look()
-		}
+		h.look()
 	}
 }
 

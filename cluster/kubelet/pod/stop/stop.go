@@ -45,25 +45,24 @@ type Stopper struct {
 	runtime  Runtime
 	recorder record.EventRecorder
 	hooks    *hook.Runner
+	look     func() // called when the pod's goroutine, which waits, is woken
 
 	stopped map[string]bool // sandboxes that have been stopped
 }
 
-// New returns the Stopper of a pod.
-func New(ctx context.Context, in *inbox.Inbox, r Runtime, events record.EventRecorder, hooks *hook.Runner) *Stopper {
-	return &Stopper{ctx: ctx, inbox: in, runtime: r, recorder: events, hooks: hooks, stopped: map[string]bool{}}
+// New returns the Stopper of a pod. The pod's goroutine waits for what is stopped. If it is woken,
+// look is called in its place.
+func New(ctx context.Context, in *inbox.Inbox, r Runtime, events record.EventRecorder, hooks *hook.Runner, look func()) *Stopper {
+	return &Stopper{ctx: ctx, inbox: in, runtime: r, recorder: events, hooks: hooks, look: look, stopped: map[string]bool{}}
 }
 
 // Pod stops all containers together, each within its grace, sidecars after those that
 // need them, and then the sandboxes. A grace that is shortened meanwhile takes effect at once.
-//
-// The pod's goroutine waits for the containers. If it is woken, look is called in its place; nil
-// calls nothing.
-func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string, look func()) error {
+func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string) error {
 	alive := Running(observed)
 	order := newOrder(pod, alive)
 	errs := make([]error, len(alive))
-	shorter := newShorterGrace(s.ctx, s.inbox, pod, look)
+	shorter := newShorterGrace(s.ctx, s.inbox, pod, s.look)
 	defer shorter.stop()
 	var wg sync.WaitGroup
 	for i, c := range alive {
@@ -98,7 +97,7 @@ func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string,
 // Container runs the container's preStop hook and stops it. A grace that is shortened meanwhile,
 // because the whole pod is to end, takes effect at once.
 func (s *Stopper) Container(t hook.Target, message string, reason decide.StopReason) error {
-	shorter := newShorterGrace(s.ctx, s.inbox, t.Pod, nil)
+	shorter := newShorterGrace(s.ctx, s.inbox, t.Pod, s.look)
 	defer shorter.stop()
 	return s.container(t, message, reason, nil, shorter)
 }
