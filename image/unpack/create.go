@@ -16,6 +16,7 @@ import (
 const (
 	chunk      = 128 << 10 // bytes per read and write of a file
 	checkFree  = 64 << 20  // bytes written between looks at the free space
+	block      = 4 << 10   // bytes that a directory, an inode or a link may take
 	flushSize  = 4 << 20   // bytes of a file that are sent to the disk at once
 	flushLeast = 1 << 20   // bytes at a file's end that are worth it
 )
@@ -149,6 +150,15 @@ func (u *unpacker) checkFree(n int64) error {
 		return err
 	}
 	return freespace.Keep("the layer", freespace.Left(&st), 0, u.lim.MinFree)
+}
+
+// besides is the most that an entry takes without a file's content.
+func besides(h *tar.Header) int64 {
+	n := int64(block + len(h.Linkname))
+	for _, value := range keptXattrs(h) {
+		n += int64(len(value))
+	}
+	return n
 }
 
 // directory makes a directory or takes over one that is there.

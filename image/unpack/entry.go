@@ -151,7 +151,7 @@ func (u *unpacker) ensureDir(name string) (*safepath.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := u.checkDepth(d, name); err != nil {
+	if err := errors.Join(u.checkDepth(d, name), u.checkFree(int64(len(made))*block)); err != nil {
 		d.Close()
 		return nil, err
 	}

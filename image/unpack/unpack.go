@@ -173,6 +173,9 @@ func (u *unpacker) run(r io.Reader) error {
 		if u.entries++; u.entries > u.lim.MaxEntries {
 			return fmt.Errorf("%w: more than %d entries", ErrLimit, u.lim.MaxEntries)
 		}
+		if err := u.checkFree(besides(h)); err != nil {
+			return err
+		}
 		if err := u.entry(h, tr); err != nil {
 			return fmt.Errorf("layer entry %.200q: %w", h.Name, kind(err))
 		}

@@ -385,9 +385,25 @@ func TestDamagedArchives(t *testing.T) {
 }
 
 func TestFullDiskIsNotTheLayersFault(t *testing.T) {
-	in := archive(t, file("a", strings.Repeat("x", checkFree+1)))
-	_, err := unpackInto(t, Limits{MinFree: 1 << 60}, in)
-	if !errors.Is(err, unix.ENOSPC) || errors.Is(err, ErrInvalid) {
-		t.Errorf("error %v, want ENOSPC and not ErrInvalid", err)
+	var dirs, deep []item
+	for i := range checkFree/block + 1 {
+		dirs = append(dirs, dir(fmt.Sprint("d", i)))
+	}
+	for i := range len(dirs)/900 + 1 {
+		deep = append(deep, file(fmt.Sprint("d", i, strings.Repeat("/a", 900)), ""))
+	}
+	for what, in := range map[string][]byte{
+		"a file":                          archive(t, file("a", strings.Repeat("x", checkFree+1))),
+		"directories":                     archive(t, dirs...),
+		"directories that no entry names": archive(t, deep...),
+	} {
+		_, err := unpackInto(t, Limits{MinFree: 1 << 60}, in)
+		if !errors.Is(err, unix.ENOSPC) || errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: error %v, want ENOSPC and not ErrInvalid", what, err)
+		}
+	}
+	large := tar.Header{PAXRecords: map[string]string{xattrPrefix + "user.large": strings.Repeat("x", 1<<20)}}
+	if n := besides(&large); n < 1<<20 {
+		t.Errorf("an attribute of a megabyte counts as %d bytes", n)
 	}
 }
