@@ -33,10 +33,7 @@ func (l *Lazy) ShowLazy(ctx context.Context, layer image.LazyLayer) error {
 	if err != nil {
 		return err
 	}
-	err = l.Client.Show(ctx, lazy.Layer{
-		DiffID: layer.DiffID, Blob: layer.Blob.Digest, Size: layer.Blob.Size, TOC: layer.TOC, Image: layer.Image,
-		Domain: layer.Domain, Path: layer.Path, Auth: layer.Auth, Hosts: layer.Hosts, Dir: dir, Timeout: l.Timeout(),
-	})
+	err = l.show(ctx, dir, layer)
 	if err == nil {
 		err = l.Snapshots.CommitLazy(layer.DiffID, layer.Blob.Digest)
 	}
@@ -44,6 +41,17 @@ func (l *Lazy) ShowLazy(ctx context.Context, layer image.LazyLayer) error {
 		return errors.Join(err, l.Snapshots.AbortLazy(layer.DiffID))
 	}
 	return nil
+}
+
+// show gives up what a coracle-lazy that hangs does not answer: the two reads that it makes end
+// themselves after ProgressTimeout without a byte.
+func (l *Lazy) show(ctx context.Context, dir string, layer image.LazyLayer) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*layer.Hosts.ProgressTimeout+answerTime)
+	defer cancel()
+	return l.Client.Show(ctx, lazy.Layer{
+		DiffID: layer.DiffID, Blob: layer.Blob.Digest, Size: layer.Blob.Size, TOC: layer.TOC, Image: layer.Image,
+		Domain: layer.Domain, Path: layer.Path, Auth: layer.Auth, Hosts: layer.Hosts, Dir: dir, Timeout: l.Timeout(),
+	})
 }
 
 // LazyBlob is the blob that a layer is shown from.

@@ -13,7 +13,7 @@ var ErrNoRanges = errors.New("registry sends no ranges of blobs")
 
 // Range fetches n bytes of a blob, from byte at on. Only check, if not nil, can tell whether they
 // are right; what it refuses is asked for from the next host. No slot is taken, since someone waits
-// for the bytes; ctx bounds it. Kinds: all of Blob's, ErrNoRanges, or check's errors.
+// for the bytes. Kinds: all of Blob's, ErrNoRanges, or check's errors.
 func (r *Repository) Range(ctx context.Context, d ocispec.Descriptor, at, n int64, check func([]byte) error) ([]byte, error) {
 	if at < 0 || n <= 0 || at > d.Size-n {
 		return nil, fmt.Errorf("%w: %d bytes from byte %d on of a blob of %d", ErrInvalid, n, at, d.Size)
@@ -32,6 +32,8 @@ func (r *Repository) rangeOnce(ctx context.Context, d ocispec.Descriptor, at, n 
 	if err != nil {
 		return nil, err
 	}
+	ctx, p := r.patience(ctx)
+	defer p.stop()
 	buf := make([]byte, n)
 	s := &span{at: at, end: at + n}
 	s.write = func(to int64, p []byte) error {
@@ -44,9 +46,9 @@ func (r *Repository) rangeOnce(ctx context.Context, d ocispec.Descriptor, at, n 
 		}
 		return nil
 	}
-	t := &transfer{r: r, d: d, endpoints: endpoints, got: func(int64) {}}
+	t := &transfer{r: r, d: d, endpoints: endpoints, got: func(int64) { p.renew() }}
 	if err := t.fetch(ctx, s); err != nil {
-		return nil, err
+		return nil, p.why(ctx, err)
 	}
 	if check == nil {
 		return buf, nil

@@ -138,6 +138,7 @@ func TestPatienceEnds(t *testing.T) {
 	for what, do := range map[string]func(*Repository) error{
 		"document": func(r *Repository) error { _, err := r.Fetch(t.Context(), blob); return err },
 		"blob":     func(r *Repository) error { return r.Blob(t.Context(), blob, &memory{}, ignore) },
+		"range":    func(r *Repository) error { _, err := r.Range(t.Context(), blob, 0, 1, nil); return err },
 	} {
 		err := do(repository(t, c, f.host(), Auth{}))
 		if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "no byte of") {

@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"context"
 	"sync"
+
+	"golang.org/x/sync/semaphore"
 )
 
 const (
@@ -13,6 +15,9 @@ const (
 	// atOnce is how many chunks that are here are unpacked at the same time, of all layers, and how
 	// many are fetched of each: the registry of one layer does not hold up the readers of others.
 	atOnce = 8
+	// fetchedBytes is how much memory is used for chunks that are being fetched, of all layers. A
+	// container may read from many layers at the same time, and its own limit does not count this.
+	fetchedBytes = 256 << 20
 )
 
 // chunkKey is a chunk of a layer.
@@ -24,7 +29,8 @@ type chunkKey struct {
 // chunks are those read last. Readers of one that is being read share the work, which goes on
 // as long as one of them waits.
 type chunks struct {
-	slots slots
+	slots   slots
+	fetched *semaphore.Weighted // of fetchedBytes
 
 	mu    sync.Mutex
 	bytes int
@@ -47,7 +53,10 @@ type call struct {
 }
 
 func newChunks() *chunks {
-	return &chunks{slots: newSlots(), kept: map[chunkKey]*list.Element{}, calls: map[chunkKey]*call{}}
+	return &chunks{
+		slots: newSlots(), fetched: semaphore.NewWeighted(fetchedBytes),
+		kept: map[chunkKey]*list.Element{}, calls: map[chunkKey]*call{},
+	}
 }
 
 // slots bound what is done at the same time.

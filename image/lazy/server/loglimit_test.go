@@ -20,11 +20,11 @@ func TestReaderInALoopDoesNotFillTheLog(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := registry.NewClient(registry.Config{})
+		client, err := new(clients).get(registry.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer client.Close()
+		defer client.release()
 		var lines lineCounter
 		l := &shown{
 			Layer: lazy.Layer{Timeout: time.Second, Domain: "no registry", Path: "app"}, // which fails at once

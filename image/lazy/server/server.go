@@ -31,9 +31,10 @@ type Holder interface {
 
 // Server is the layers that are shown. Its methods may be called concurrently.
 type Server struct {
-	holder Holder
-	log    *slog.Logger
-	chunks *chunks
+	holder  Holder
+	log     *slog.Logger
+	chunks  *chunks
+	clients clients
 
 	ctx  context.Context // ends at Close
 	stop context.CancelFunc
@@ -134,7 +135,7 @@ func (s *Server) begin(ctx context.Context, l lazy.Layer) (err error) {
 }
 
 func (s *Server) newShown(key string, l lazy.Layer) (*shown, error) {
-	src, err := newSource(l)
+	src, err := newSource(&s.clients, l)
 	if err != nil {
 		return nil, err
 	}

@@ -115,6 +115,11 @@ func (l *shown) read(ctx context.Context, n *toc.Node, c *toc.Chunk) (data []byt
 	ctx, cancel := context.WithTimeoutCause(ctx, l.Timeout, fmt.Errorf("registry %s has not sent it in %s", l.Domain, l.Timeout))
 	defer cancel()
 	err = l.slots.in(ctx, func() error {
+		memory := min(c.Next-c.Offset+c.Size, fetchedBytes) // packed and not
+		if err := l.chunks.fetched.Acquire(ctx, memory); err != nil {
+			return err
+		}
+		defer l.chunks.fetched.Release(memory)
 		_, err := l.source.remote(ctx, c.Offset, c.Next-c.Offset, func(packed []byte) (err error) {
 			data, err = c.Extract(packed)
 			return err

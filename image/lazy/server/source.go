@@ -22,15 +22,15 @@ import (
 // of writes: its readers compare digests.
 type source struct {
 	layer  lazy.Layer
-	client *registry.Client
+	client *sharedClient
 
 	mu   sync.Mutex
 	repo *registry.Repository // keeps tokens, and which hosts are down; nil after an error
 	file *os.File             // nil when it is not needed any more, or cannot be opened
 }
 
-func newSource(l lazy.Layer) (*source, error) {
-	client, err := registry.NewClient(l.Hosts)
+func newSource(c *clients, l lazy.Layer) (*source, error) {
+	client, err := c.get(l.Hosts)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func (s *source) drop() {
 
 func (s *source) close() {
 	s.drop()
-	s.client.Close()
+	s.client.release()
 }
 
 func (s *source) kept() *os.File {
