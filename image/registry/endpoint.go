@@ -115,6 +115,16 @@ func (e *endpoint) url(r *Repository, what string) string {
 // of 2xx and a body that fails when the registry falls silent or is not done in the
 // time that size bytes may take; close it.
 func (r *Repository) get(ctx context.Context, e *endpoint, what string, header http.Header, size int64) (*http.Response, error) {
+	resp, err := r.ask(ctx, e, what, header, size)
+	if err == nil && resp.StatusCode/100 != 2 {
+		defer resp.Body.Close()
+		return nil, r.statusError(e, what, resp)
+	}
+	return resp, err
+}
+
+// ask is get for answers of any status.
+func (r *Repository) ask(ctx context.Context, e *endpoint, what string, header http.Header, size int64) (*http.Response, error) {
 	stall := r.client.cfg.StallTimeout
 	g := newGuard(ctx, stall, 4*stall+time.Duration(size/slowest)*time.Second)
 	resp, err := r.send(g.ctx, e, what, header)
@@ -125,10 +135,6 @@ func (r *Repository) get(ctx context.Context, e *endpoint, what string, header h
 	}
 	g.pause()
 	resp.Body = &guardedBody{ReadCloser: resp.Body, guard: g}
-	if resp.StatusCode/100 != 2 {
-		defer resp.Body.Close()
-		return nil, r.statusError(e, what, resp)
-	}
 	return resp, nil
 }
 
