@@ -34,9 +34,9 @@ func (r *Repository) Upload(ctx context.Context, from ...string) (*Upload, error
 	u := &Upload{r, all[0]}
 	// One token for all that follows, instead of one for each kind of request.
 	ctx = u.scoped(ctx, from)
-	resp, err := r.send(ctx, u.e, "tags/list?n=1", nil)
+	resp, err := r.ask(ctx, u.e, "tags/list?n=1", nil, 0)
 	if err != nil {
-		return nil, r.transportError(ctx, u.e, err)
+		return nil, err
 	}
 	defer resp.Body.Close()
 	// The rights to push are asked for by pushing: here a new repository is not found.

@@ -5,7 +5,9 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -51,5 +53,28 @@ func TestAnswerBeforeUpload(t *testing.T) {
 	must(t, up.Blob(t.Context(), d, open, func(n int64) { sent += n }))
 	if !refused || sent != d.Size {
 		t.Errorf("progress of %d bytes of %d, refused first: %v", sent, d.Size, refused)
+	}
+}
+
+// A token service that stops in the middle of its answer is not waited for.
+func TestUploadWithTokenServiceThatStops(t *testing.T) {
+	f := newFake(t)
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/token" {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+f.URL+`/token",service="s"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return true
+		}
+		_, _ = io.WriteString(w, "{")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		return true
+	}
+	repo := repository(t, client(t, Config{StallTimeout: 10 * time.Millisecond}, "", ""), f.host(), Auth{})
+	if _, err := repo.Upload(t.Context()); err == nil || !strings.Contains(err.Error(), errStalled.Error()) {
+		t.Error(err)
+	}
+	if n := len(f.asked()); n != 2 {
+		t.Errorf("%d requests", n)
 	}
 }
