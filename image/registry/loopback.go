@@ -104,9 +104,9 @@ func refuseLoopback(_, address string, _ syscall.RawConn) error {
 }
 
 // isOwn says whether connecting to an address reaches this machine, whatever its network: 0.0.0.0
-// does too.
+// does too. So does ::%zone, which netip does not take for ::.
 func isOwn(a netip.Addr) bool {
-	a = a.Unmap()
+	a = a.Unmap().WithZone("")
 	return a.IsLoopback() || a.IsUnspecified()
 }
 

@@ -54,20 +54,23 @@ func TestNamesOfImagesReachNoPortOfTheHost(t *testing.T) {
 			t.Errorf("control: %s%s: %v after %d connections", name, port, err, connected.Load())
 		}
 	}
-	// Neither is it of use to name an allowed one and be sent elsewhere.
-	victim, reached := counter(t)
-	door := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		http.Redirect(w, r, "http://localhost:"+victim+r.URL.Path, http.StatusTemporaryRedirect)
-	}))
-	t.Cleanup(door.Close)
-	host := hostPort(t, door.URL)
-	allowed := Config{OnlyListedLoopback: true, Settings: map[string]Settings{host: {PlainHTTP: true}}}
-	if err := pull(client(t, allowed, "", ""), host); !errors.Is(err, errLoopback) || reached.Load() != 0 {
-		t.Errorf("by a redirect: %v after %d connections", err, reached.Load())
-	}
-	allowed.OnlyListedLoopback = false
-	if err := pull(client(t, allowed, "", ""), host); errors.Is(err, errLoopback) || reached.Load() == 0 {
-		t.Errorf("control: by a redirect: %v after %d connections", err, reached.Load())
+	// Neither is it of use to name an allowed one and be sent elsewhere, also not to :: with a zone,
+	// which is no unspecified address to netip.
+	for _, target := range []string{"localhost", "[::%25lo]"} {
+		victim, reached := counter(t)
+		door := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://"+target+":"+victim+r.URL.Path, http.StatusTemporaryRedirect)
+		}))
+		t.Cleanup(door.Close)
+		host := hostPort(t, door.URL)
+		allowed := Config{OnlyListedLoopback: true, Settings: map[string]Settings{host: {PlainHTTP: true}}}
+		if err := pull(client(t, allowed, "", ""), host); !errors.Is(err, errLoopback) || reached.Load() != 0 {
+			t.Errorf("by a redirect to %s: %v after %d connections", target, err, reached.Load())
+		}
+		allowed.OnlyListedLoopback = false
+		if err := pull(client(t, allowed, "", ""), host); errors.Is(err, errLoopback) || reached.Load() == 0 {
+			t.Errorf("control: by a redirect to %s: %v after %d connections", target, err, reached.Load())
+		}
 	}
 }
 
@@ -117,7 +120,7 @@ func TestListedLoopbackRegistries(t *testing.T) {
 // FuzzRefuseLoopback compares the guard with what the kernel takes for this machine.
 func FuzzRefuseLoopback(f *testing.F) {
 	for _, a := range []string{
-		"127.0.0.1:1", "[::1]:1", "0.0.0.0:1", "[::]:1", "[::ffff:127.1.2.3]:1", "10.0.0.1:1", "[fe80::1%lo]:1", "x",
+		"127.0.0.1:1", "[::1]:1", "0.0.0.0:1", "[::]:1", "[::ffff:127.1.2.3]:1", "10.0.0.1:1", "[fe80::1%lo]:1", "x", "[::%lo]:1",
 		"127.1:1",
 	} {
 		f.Add(a)
