@@ -3,7 +3,6 @@ package cri
 import (
 	"context"
 	"errors"
-	"fmt"
 	"syscall"
 
 	"google.golang.org/grpc/codes"
@@ -66,14 +65,15 @@ func toStatus(err error) error {
 }
 
 // pullError puts before the text of a failed pull the name by which the kubelet knows
-// the kind, since it compares texts (cri-api's pkg/errors).
+// the kind, since it compares texts (cri-api's pkg/errors). It sees the text alone only
+// if the code is Unknown: others are put before it (cri-client's remote_image.go).
 func pullError(err error) error {
 	for kind, name := range map[error]error{
 		image.ErrUntrusted:   crierrors.ErrSignatureValidationFailed,
 		image.ErrUnavailable: crierrors.ErrRegistryUnavailable,
 	} {
 		if errors.Is(err, kind) {
-			return fmt.Errorf("%w: %w", name, err)
+			return status.Errorf(codes.Unknown, "%v: %v", name, err)
 		}
 	}
 	return err

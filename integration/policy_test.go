@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -58,7 +59,7 @@ func TestSignaturePolicy(t *testing.T) {
 	pull := &cri.PullImageRequest{Image: &cri.ImageSpec{Image: repo + ":1"}}
 	_, err = n.Images.PullImage(n.ctx(), pull)
 	wantCode(t, "pull without a signature", err, "PermissionDenied")
-	if s, _ := status.FromError(err); !strings.HasPrefix(s.Message(), "SignatureValidationFailed: ") {
+	if s, _ := status.FromError(err); s.Code() != codes.Unknown || !strings.HasPrefix(s.Message(), "SignatureValidationFailed: ") {
 		t.Errorf("%q does not begin as the kubelet expects", s.Message())
 	}
 	check()
