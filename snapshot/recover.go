@@ -54,7 +54,10 @@ func (r *records) load(ctx context.Context) error {
 			}
 			continue
 		}
-		r.index.add(&entry{snap: snap, layers: r.index.layers.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target)})
+		asRecorded(mounts[snap.ID], snap.Target)
+		r.index.add(&entry{
+			snap: snap, layers: r.index.layers.HoldKnown(snap.Layers), mounted: slices.Contains(mounts[snap.ID], snap.Target),
+		})
 	}
 	r.dropStrays(mounts)
 	return nil
@@ -79,6 +82,21 @@ func (r *records) read(id string) (Snapshot, error) {
 		return Snapshot{}, fmt.Errorf("%s: %w", recordName, err)
 	}
 	return snap, nil
+}
+
+// asRecorded gives the mount point that is the target its recorded name: the kernel knows mounts by
+// their real paths, and the target's may lead through a symbolic link (/var/run).
+func asRecorded(points []string, target string) {
+	if len(points) == 0 || slices.Contains(points, target) {
+		return
+	}
+	real, err := filepath.EvalSymlinks(target)
+	if err != nil {
+		return // nothing is mounted there
+	}
+	if i := slices.Index(points, real); i >= 0 {
+		points[i] = target
+	}
 }
 
 // dropStrays unmounts what is mounted from this store and not recorded, or away

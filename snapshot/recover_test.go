@@ -29,6 +29,40 @@ func TestMountsOutliveTheStore(t *testing.T) {
 	mountOf(t, snap.Target)
 }
 
+// The state directory may be reached through a symbolic link, as /var/run is; the kernel knows
+// the real path.
+func TestMountsBelowALinkOutliveTheStore(t *testing.T) {
+	s := started(t, t.TempDir())
+	layers := commitLayers(t, s, 2)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(t.TempDir(), link); err != nil {
+		t.Fatal(err)
+	}
+	o := PrepareOptions{Layers: layers, Target: filepath.Join(link, "rootfs")}
+	if _, err := s.Prepare(t.Context(), "c", o); err != nil {
+		t.Fatal(err)
+	}
+	real, err := filepath.EvalSymlinks(o.Target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mountOf(t, real)
+	s = restarted(t, s)
+	mountOf(t, real)
+	// Its upper directory is still there: a container that runs can write.
+	write(t, filepath.Join(o.Target, "file"), "x")
+	if again, err := s.Prepare(t.Context(), "c", o); err != nil || !exists(filepath.Join(again.Target, "file")) {
+		t.Errorf("prepare again: %v", err)
+	}
+	write(t, filepath.Join(o.Target, "later"), "x")
+	if err := s.Remove(t.Context(), "c"); err != nil {
+		t.Fatal(err)
+	}
+	if exists(real) {
+		t.Error("the target is left behind")
+	}
+}
+
 // The states that a crash can leave at each fault point of Prepare and Remove.
 func TestHalfStates(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, s *Store, snap Snapshot){

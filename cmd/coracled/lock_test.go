@@ -74,7 +74,7 @@ func TestOneDaemonOnARoot(t *testing.T) {
 		l.release()
 	}
 	// A purge through another state directory, too, leaves the root alone.
-	if err := purgeState(t.Context(), other, takeState, slog.New(slog.DiscardHandler)); !errors.Is(err, errRunning) {
+	if err := purgeOwned(t.Context(), other, false, takeState, slog.New(slog.DiscardHandler)); !errors.Is(err, errRunning) {
 		t.Errorf("purge: %v", err)
 	}
 	release()

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/moby/sys/mountinfo"
@@ -11,7 +12,14 @@ import (
 
 // mountBelow returns a mount point at or below path, "" if there is none.
 func mountBelow(path string) (string, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(path))
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path)) // mounts are known by their real paths
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(dir, filepath.Base(path))))
 	if err != nil || len(mounts) == 0 {
 		return "", err
 	}

@@ -82,12 +82,9 @@ func purge(ctx context.Context, c config.Config, images bool, take taker, log *s
 	if state || root {
 		// Without the state directory (someone has emptied /run) there may still be
 		// a firewall table, writable layers.
-		if err := purgeState(ctx, c, take, log); err != nil {
+		if err := purgeOwned(ctx, c, images || !root, take, log); err != nil {
 			return fmt.Errorf("purge: %w", err)
 		}
-	}
-	if images || !root {
-		return removeOwn(c.Root, ownRoot)
 	}
 	return nil
 }
@@ -100,10 +97,11 @@ func exists(path string) (bool, error) {
 	return err == nil, err
 }
 
-// purgeState becomes the owner of both directories and takes down all that is in the
-// state directory. A daemon with another state directory on the same root is not ours
-// to end.
-func purgeState(ctx context.Context, c config.Config, take taker, log *slog.Logger) error {
+// purgeOwned becomes the owner of both directories and takes down all that is in the
+// state directory, and in the root if images are to go. A daemon with another state
+// directory on the same root is not ours to end. The locks are kept until the end: a
+// daemon that is started meanwhile, by systemd, must not use what is being deleted.
+func purgeOwned(ctx context.Context, c config.Config, images bool, take taker, log *slog.Logger) error {
 	if err := makeDirs(c); err != nil {
 		return err
 	}
@@ -144,7 +142,10 @@ func purgeState(ctx context.Context, c config.Config, take taker, log *slog.Logg
 	if err := os.Remove(c.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return removeOwn(c.State, ownState)
+	if err := removeOwn(c.State, ownState); err != nil || !images {
+		return err
+	}
+	return removeOwn(c.Root, ownRoot)
 }
 
 // taker gets the lock of a state directory.

@@ -56,11 +56,17 @@ func TestRemoveOwnDoesNotEnterMounts(t *testing.T) {
 	if err := os.WriteFile(inside, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := removeOwn(dir, ownState); err == nil || !strings.Contains(err.Error(), at+" is still mounted") {
-		t.Errorf("%v", err)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
 	}
-	if _, err := os.Stat(inside); err != nil {
-		t.Errorf("deleted through the mount: %v", err)
+	for _, way := range []string{dir, link} {
+		if err := removeOwn(way, ownState); err == nil || !strings.Contains(err.Error(), at+" is still mounted") {
+			t.Errorf("%s: %v", way, err)
+		}
+		if _, err := os.Stat(inside); err != nil {
+			t.Errorf("%s: deleted through the mount: %v", way, err)
+		}
 	}
 }
 
