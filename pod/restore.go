@@ -16,8 +16,8 @@ type Restored struct{ Name, ID string }
 
 // RestorePod makes a pod, and of each container in a directory that CheckpointPod wrote one
 // with a configuration of that name, which goes on from there when it is started. The
-// directory must stay until then. On error nothing is left. ErrPrecondition unless restoring
-// is on.
+// directory must stay until then. On error nothing is left. ErrExists if there is a pod with
+// this identity, even the same one. ErrPrecondition unless restoring is on.
 func (m *Manager) RestorePod(ctx context.Context, dir string, c podconfig.Pod,
 	containers []podconfig.Container,
 ) (podID string, out []Restored, err error) {
@@ -25,7 +25,7 @@ func (m *Manager) RestorePod(ctx context.Context, dir string, c podconfig.Pod,
 	if err != nil {
 		return "", nil, failure.During("restore pod", c.String(), err)
 	}
-	made, err := m.Run(ctx, c)
+	made, err := m.podLives.RunNew(ctx, c)
 	if err != nil {
 		return "", nil, err
 	}

@@ -274,3 +274,31 @@ func sameJSON(t *testing.T, a, b any) bool {
 	t.Helper()
 	return string(must[[]byte](t)(json.Marshal(a))) == string(must[[]byte](t)(json.Marshal(b)))
 }
+
+// A second restore of the same pod, as of a caller that lost the first answer, leaves the pod
+// as it is.
+func TestRestorePodThatThereIs(t *testing.T) {
+	withCRIU(t)
+	b := newBench(t)
+	m, _ := b.manager()
+	ctx := t.Context()
+	podID, dir, ids := savedPodOf(t, b, m)
+	m.checkpoints.Restore = true
+	var both []podconfig.Container
+	for _, name := range []string{"one", "two"} {
+		c := containerConfig("run", name)
+		c.Name = name
+		both = append(both, c)
+	}
+	if _, _, err := m.RestorePod(ctx, dir, podConfig("p"), both); !errors.Is(err, errdefs.ErrExists) {
+		t.Errorf("restore of a pod that runs: %v, want ErrExists", err)
+	}
+	if p, err := m.Pod(podID); err != nil || p.State != state.Ready {
+		t.Errorf("the pod that was there: %+v, %v; want Ready", p, err)
+	}
+	for _, id := range ids {
+		if c, err := m.Container(id); err != nil || c.State != state.Running {
+			t.Errorf("container %.8s: %+v, %v; want Running", id, c, err)
+		}
+	}
+}

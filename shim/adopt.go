@@ -180,13 +180,20 @@ func (r *record) known() runtime.Known {
 }
 
 // adoptPhase finds out what the record cannot know: the shim may have been killed
-// between letting init go and writing that down.
+// between letting init go and writing that down. Nor does it say whether a container is frozen.
 func (c *container) adoptPhase(ctx context.Context) {
-	if c.engine == nil || c.rec.Phase != phaseCreated {
+	if c.engine == nil || c.rec.Phase != phaseCreated && c.rec.Phase != phaseRunning {
 		return
 	}
-	if st, err := c.engine.State(ctx); err == nil && st.Status == specs.StateRunning {
+	st, err := c.engine.State(ctx)
+	if err != nil {
+		return
+	}
+	switch st.Status {
+	case specs.StateRunning:
 		c.rec.Phase = phaseRunning
+	case runtime.StatusPaused:
+		c.rec.Phase, c.paused = phaseRunning, true
 	}
 }
 

@@ -132,6 +132,10 @@ type scope struct {
 
 func (s scope) CgroupPaths() map[string]string { return map[string]string{"": s.dir} }
 
+func (s scope) State(context.Context) (runtime.State, error) {
+	return runtime.State{State: specs.State{Status: specs.StateRunning}}, nil
+}
+
 func (s scope) OOMKills(context.Context) (uint64, error) {
 	if s.asked != nil {
 		s.asked()

@@ -163,7 +163,10 @@ func (c *Store) saveFrozen(ctx context.Context, into map[*state.ContainerEntry]s
 		undo, cancel := life.Undoing(ctx)
 		defer cancel()
 		for _, e := range frozen {
-			err = errors.Join(err, c.Thaw(undo, e))
+			if terr := c.Thaw(undo, e); terr != nil {
+				err = errors.Join(err, terr)
+				c.Clean.Queue("frozen container", e.ID, func(ctx context.Context) error { return c.thawLater(ctx, e) })
+			}
 		}
 	}()
 	for _, e := range es {
@@ -189,6 +192,18 @@ func (c *Store) Thaw(ctx context.Context, e *state.ContainerEntry) error {
 		return err
 	}
 	return e.Update(func(r *state.ContainerRecord) { r.Frozen = false })
+}
+
+// thawLater is Thaw in the background, of a container that may have ended or be stopped meanwhile.
+func (c *Store) thawLater(ctx context.Context, e *state.ContainerEntry) error {
+	if err := e.Turn.Take(ctx); err != nil {
+		return err
+	}
+	defer e.Turn.Give()
+	if r := e.Get(); !r.Frozen || r.Phase != state.ContainerRunning {
+		return nil
+	}
+	return c.Thaw(ctx, e)
 }
 
 // save writes a frozen container into an empty directory.

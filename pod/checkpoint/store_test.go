@@ -189,6 +189,16 @@ func TestCheckpoint(t *testing.T) {
 		n.repair(call)
 		n.thawed()
 	}
+	// A container that cannot be thawed now is thawed later.
+	n.fault("Resume", failing(errors.New("the shim hangs")))
+	if err := c.Container(ctx, e.ID, filepath.Join(dir, "other.tar"), 0); err == nil || !strings.Contains(err.Error(), "the shim hangs") {
+		t.Errorf("not thawed: %v", err)
+	}
+	n.repair("Resume")
+	for end := time.Now().Add(10 * time.Second); e.Get().Frozen && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	n.thawed()
 	for name, location := range map[string]string{
 		"relative": "x.tar", "with ..": dir + "/../x.tar", "a directory": dir, "in no directory": dir + "/none/x.tar", "empty": "",
 	} {

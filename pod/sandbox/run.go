@@ -26,22 +26,45 @@ import (
 
 // Run is Manager.Run of package pod.
 func (ps *Pods) Run(ctx context.Context, c podconfig.Pod) (podID string, err error) {
+	if err := ps.complete(&c); err != nil {
+		return "", err
+	}
+	return ps.making.Do(ctx, c.Identity(), func(ctx context.Context) (string, error) {
+		return ps.run(ctx, c, true)
+	})
+}
+
+// RunNew is Run for a caller that removes the pod when a later step fails: ErrExists also for
+// a pod of the same configuration, and when ctx ends nothing is left.
+func (ps *Pods) RunNew(ctx context.Context, c podconfig.Pod) (podID string, err error) {
+	if err := ps.complete(&c); err != nil {
+		return "", err
+	}
+	return ps.run(ctx, c, false)
+}
+
+// complete checks a pod's configuration, and sets its handler's overhead.
+func (ps *Pods) complete(c *podconfig.Pod) error {
 	if err := c.Validate(ps.Handlers, ps.CgroupDriver); err != nil {
-		return "", failure.During("run pod", c.String(), err)
+		return failure.During("run pod", c.String(), err)
 	}
 	if c.Overhead == nil {
 		c.Overhead = ps.Handlers()[c.RuntimeHandler].Overhead
 	}
-	return ps.making.Do(ctx, c.Identity(), func(ctx context.Context) (id string, err error) {
-		err = ps.Life.Run(ctx, runLimit, func(ctx context.Context) error {
-			id, err = ps.run(ctx, c)
-			return failure.During("run pod", c.String(), err)
-		})
-		return id, err
-	})
+	return nil
 }
 
-func (ps *Pods) run(ctx context.Context, c podconfig.Pod) (string, error) {
+func (ps *Pods) run(ctx context.Context, c podconfig.Pod, mayExist bool) (id string, err error) {
+	err = ps.Life.Run(ctx, runLimit, func(ctx context.Context) error {
+		id, err = ps.add(ctx, c, mayExist)
+		return failure.During("run pod", c.String(), err)
+	})
+	return id, err
+}
+
+// add makes a pod. One of the same configuration may exist, if mayExist: then its id is
+// returned.
+func (ps *Pods) add(ctx context.Context, c podconfig.Pod, mayExist bool) (string, error) {
 	if err := ps.AwaitRecovery(ctx); err != nil {
 		return "", err
 	}
@@ -50,7 +73,7 @@ func (ps *Pods) run(ctx context.Context, c podconfig.Pod) (string, error) {
 	rec := state.PodRecord{ID: id, Phase: state.PodMaking, Config: c, CreatedAt: ps.Created.Next()}
 	e := table.NewEntry(id, ps.Dirs.Pods(), ps.Reserve, rec, ps.Events.PodChanged)
 	if holder, ok := ps.Pods.Add(c.Identity(), e); !ok {
-		if ps.repeated(holder, &c) {
+		if mayExist && ps.repeated(holder, &c) {
 			return holder, nil
 		}
 		return "", errdefs.Errorf(errdefs.ErrExists, "pod %s has this name, namespace, uid and attempt; remove it or raise the attempt", holder)

@@ -6,6 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/shim/client"
 )
 
 // A container that counts goes on counting where it was, in another one, with streams of
@@ -39,4 +43,23 @@ func TestCheckpoint(t *testing.T) {
 		t.Errorf("the restored container begins with %q; the saved one had said %d lines", first, said)
 	}
 	r.waitLog(req.LogPath, "line 20")
+}
+
+// A shim that takes over a frozen container knows that it is: SIGKILL thaws it, without which a
+// process does not die under cgroup v1.
+func TestKillOfAFrozenContainerAfterTheShim(t *testing.T) {
+	r := newRig(t)
+	req := r.request("echo ready; while :; do sleep 0.05; done")
+	r.run(req)
+	r.waitLog(req.LogPath, "ready")
+	if err := r.c.Pause(r.ctx(), pod, req.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.waitNewShim(r.killShim())
+	if err := r.c.Kill(r.ctx(), client.KillRequest{PodID: pod, ID: req.ID, Signal: unix.SIGKILL}); err != nil {
+		t.Fatal(err)
+	}
+	if ev := r.exit(req.ID); ev.ExitCode != 137 {
+		t.Errorf("event %+v", ev)
+	}
 }
