@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -118,6 +119,16 @@ func TestHungMount(t *testing.T) {
 		ended <- err
 	}()
 	takeALook(t, n)
+	// The pod can be stopped all the same: it has its address and its host ports back.
+	began := time.Now()
+	victim.stop()
+	if took := time.Since(began); took > callTimeout/2 {
+		t.Errorf("the pod was stopped after %v", took)
+	}
+	if out, err := n.PodSandboxStatus(n.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: victim.id}); err != nil ||
+		out.GetStatus().GetState() != cri.PodSandboxState_SANDBOX_NOTREADY {
+		t.Errorf("the stopped pod is %v, %v", out, err)
+	}
 	release()
 	if err := <-ended; err == nil {
 		t.Error("created on a file system that was aborted")

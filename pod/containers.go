@@ -87,12 +87,31 @@ func (m containersOfPod) StopAll(ctx context.Context, podID string) error {
 	var tasks errgroup.Group
 	unmanaged := m.recovery.In(podID) // first, as in RemoveAll
 	for _, e := range state.ContainersOf(m.containers, podID) {
+		// One that is being made runs nothing, and will not be started in this pod; but it may have the
+		// pod's init started, which must not outlive the pod. What it waits for, a volume whose server is
+		// gone, can take for ever.
+		if r := e.Get(); r.Phase == state.ContainerMaking && !m.mayStartInit(r) {
+			continue
+		}
 		tasks.Go(func() error { return failure.During("container", e.ID, m.containerLives.Stop(ctx, e, 0)) })
 	}
 	for _, u := range unmanaged {
 		tasks.Go(func() error { return failure.During("container", u.ID, m.exits.End(ctx, podID, u.ID)) })
 	}
 	return tasks.Wait()
+}
+
+// mayStartInit says whether the making of a container may start its pod's init.
+func (m containersOfPod) mayStartInit(c *state.ContainerRecord) bool {
+	if c.Config.Security.Namespaces.PID == podconfig.NamespacePod {
+		return true
+	}
+	p := m.pods.Exact(c.PodID)
+	if p == nil {
+		return false
+	}
+	handler, err := m.opts.Handlers.Of(&p.Get().Config)
+	return err != nil || handler.Sandboxed()
 }
 
 func (m containersOfPod) RemoveAll(ctx context.Context, podID string) error {

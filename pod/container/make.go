@@ -69,7 +69,7 @@ func (cs *Containers) makeContainer(ctx context.Context, p *state.PodEntry, e *s
 		return err
 	}
 	m.watch.Step("compute and write specification", looked)
-	// A pod that stops from here on waits for our turn before it counts its containers.
+	// A pod that stops from here on finds us created, and starts nothing.
 	if err := p.Get().MustBeReady(); err != nil {
 		return err
 	}
