@@ -37,23 +37,22 @@ func (cs *Containers) updateResources(ctx context.Context, e *state.ContainerEnt
 	if err := next.Validate(); err != nil {
 		return err
 	}
-	switch rec.Phase {
-	case state.ContainerRunning:
-		limits := next.Change(r).On(podconfig.LimitsOfHost()).Linux()
-		if err := cs.Notify.AdjustUpdate(ctx, e, limits); err != nil {
-			return err
-		}
+	if rec.Phase != state.ContainerCreated && rec.Phase != state.ContainerRunning {
+		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
+	}
+	limits := next.Change(r).On(podconfig.LimitsOfHost()).Linux()
+	if err := cs.Notify.AdjustUpdate(ctx, e, limits); err != nil {
+		return err
+	}
+	if rec.Phase == state.ContainerRunning {
 		if err := cs.Shim.Update(ctx, rec.PodID, e.ID, limits); err != nil {
 			return err
 		}
 		if err := cs.FaultAt(ctx, faultUpdateChanged); err != nil {
 			return err
 		}
-	case state.ContainerCreated:
-	default:
-		return errdefs.Errorf(errdefs.ErrPrecondition, "it is %s, only a created or running container has limits to change", rec.Phase)
 	}
-	if err := spec.RewriteResources(cs.Dirs.Containers().Of(e.ID), next); err != nil {
+	if err := spec.RewriteResources(cs.Dirs.Containers().Of(e.ID), limits); err != nil {
 		return err
 	}
 	if err := cs.FaultAt(ctx, faultUpdateRewritten); err != nil {

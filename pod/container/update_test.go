@@ -53,6 +53,11 @@ func limited(t *testing.T, n *podtest.Node, phase state.ContainerPhase) *state.C
 	s := podtest.Must[*specs.Spec](t)(ocispec.Read(bundle))
 	s.Linux.Resources = e.Get().Config.Resources.On(podconfig.LimitsOfHost()).Linux()
 	s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Access: "rwm"}}
+	// As plugins do.
+	pids := int64(100)
+	s.Linux.Resources.Pids = &specs.LinuxPids{Limit: &pids}
+	s.Linux.Resources.CPU.Cpus = "2-3"
+	s.Linux.Resources.HugepageLimits = []specs.LinuxHugepageLimit{{Pagesize: "2MB", Limit: 1}, {Pagesize: "1GB", Limit: 2}}
 	podtest.OK(t, ocispec.Write(bundle, s))
 	return e
 }
@@ -63,6 +68,14 @@ func bundleLimits(t *testing.T, n *podtest.Node, e *state.ContainerEntry) *specs
 	return podtest.Must[*specs.Spec](t)(ocispec.Read(n.Dirs.Containers().Of(e.ID))).Linux.Resources
 }
 
+// What a change of other limits has to leave as it is.
+func keepsPlugged(t *testing.T, l *specs.LinuxResources) {
+	t.Helper()
+	if l.Pids == nil || *l.Pids.Limit != 100 || l.CPU.Cpus != "2-3" || len(l.HugepageLimits) != 2 {
+		t.Errorf("limits of plugins are lost: %+v, CPU %+v", l, l.CPU)
+	}
+}
+
 func TestUpdateResources(t *testing.T) {
 	cs, shim, n := newUpdater(t, "")
 	ctx := t.Context()
@@ -71,6 +84,7 @@ func TestUpdateResources(t *testing.T) {
 	if l := bundleLimits(t, n, created); *l.Memory.Limit != 2<<20 || *l.CPU.Shares != 100 || len(l.Devices) == 0 {
 		t.Errorf("starts with %+v", l)
 	}
+	keepsPlugged(t, bundleLimits(t, n, created))
 	if len(shim.limits) != 0 {
 		t.Errorf("the shim was told of a container that does not run: %v", shim.limits)
 	}
@@ -82,6 +96,7 @@ func TestUpdateResources(t *testing.T) {
 	if l := bundleLimits(t, n, running); *l.CPU.Quota != 5000 || *l.Memory.Limit != 1<<20 || *l.CPU.Shares != 100 || len(l.Devices) == 0 {
 		t.Errorf("starts again with %+v", l)
 	}
+	keepsPlugged(t, bundleLimits(t, n, running))
 	if got := running.Get().Config.Resources; got.CPUShares != 100 || got.MemoryLimit != 1<<20 || got.CPUQuota != 5000 {
 		t.Errorf("recorded %+v", got)
 	}

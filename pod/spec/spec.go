@@ -4,8 +4,10 @@ package spec
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -186,16 +188,38 @@ func (b *Builder) namespaces(ctx context.Context, p *state.PodEntry, c *podconfi
 	return n, nil
 }
 
-// RewriteResources puts limits into the bundle, where a start finds them.
-func RewriteResources(bundle string, r podconfig.Resources) error {
+// RewriteResources changes limits in the bundle, where a start finds them: those that change has.
+// The others stay, what plugins have set among them.
+func RewriteResources(bundle string, change *specs.LinuxResources) error {
 	spec, err := ocispec.Read(bundle)
 	if err != nil {
 		return err
 	}
-	limits := r.On(podconfig.LimitsOfHost()).Linux()
-	if old := spec.Linux.Resources; old != nil {
-		limits.Devices = old.Devices
+	if spec.Linux.Resources == nil {
+		spec.Linux.Resources = &specs.LinuxResources{}
 	}
-	spec.Linux.Resources = limits
+	if err := mergeResources(spec.Linux.Resources, change); err != nil {
+		return err
+	}
 	return ocispec.Write(bundle, spec)
+}
+
+// mergeResources sets in r what change has.
+func mergeResources(r, change *specs.LinuxResources) error {
+	pages := r.HugepageLimits
+	for _, limit := range change.HugepageLimits {
+		same := func(l specs.LinuxHugepageLimit) bool { return l.Pagesize == limit.Pagesize }
+		pages = append(slices.DeleteFunc(pages, same), limit)
+	}
+	// A field that is absent in JSON leaves the one that there is, at any depth.
+	b, err := json.Marshal(change)
+	if err != nil {
+		return err
+	}
+	r.HugepageLimits = nil
+	if err := json.Unmarshal(b, r); err != nil {
+		return err
+	}
+	r.HugepageLimits = pages
+	return nil
 }
