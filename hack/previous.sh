@@ -6,14 +6,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
 
-PREVIOUS=f4d51d8214c16d8a691bb23e24c14f35c0910e3e
+PREVIOUS=223333a2d3e6a13d20b3caa70dcad7535ef4b106
 
 out=$PWD/bin/previous
-if [[ ${1:-} == cluster ]]; then
-  # A cluster upgrades from another commit: the one above knows one machine only.
-  PREVIOUS=223333a2d3e6a13d20b3caa70dcad7535ef4b106
-  out+=-cluster
-fi
+[[ ${1:-} != cluster ]] || out+=-cluster
 [[ ! -e $out/.stamp-$PREVIOUS ]] || exit 0
 if ! git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null; then
   echo "previous.sh: commit $PREVIOUS is not in this clone: run git fetch --unshallow" >&2

@@ -3,17 +3,14 @@ package integration
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/coracle-project/coracle/internal/testkit"
-	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // installed is a directory of programs, as a package manager maintains it: an upgrade puts other
@@ -54,24 +51,6 @@ func (i *installed) release(release string) {
 func (i *installed) daemon(release string) { i.put(testkit.DaemonExe, release, testkit.DaemonExe) }
 func (i *installed) shim(release string)   { i.put(testkit.ShimExe, release, testkit.ShimExe) }
 
-// kernelKeepsExits reports whether the kernel keeps the exit status of a process that its parent
-// has reaped (PIDFD_GET_INFO, Linux 6.15).
-func kernelKeepsExits(t *testing.T) bool {
-	t.Helper()
-	cmd := exec.Command("true")
-	cmd.SysProcAttr = &syscall.SysProcAttr{PidFD: new(int)}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	fd := os.NewFile(uintptr(*cmd.SysProcAttr.PidFD), "pidfd")
-	defer fd.Close()
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	code, err := pidfd.Wait(fd)
-	return err == nil && code == 0
-}
-
 // restartDaemon ends coracled, as systemctl restart does, and starts the installed one.
 func restartDaemon(n *node) {
 	n.t.Helper()
@@ -92,22 +71,21 @@ func TestUpgrade(t *testing.T) {
 	shims := func(n *node) []int { return n.Shims() }
 	keepers := func(n *node) []int { return n.Keepers() }
 	parts := []struct {
-		name         string
-		replace      func(i *installed, release string)
-		restart      func(n *node)
-		pids         func(n *node) []int // of the processes that must then be of the release
-		restartsShim bool
+		name    string
+		replace func(i *installed, release string)
+		restart func(n *node)
+		pids    func(n *node) []int // of the processes that must then be of the release
 	}{
-		{"daemon", (*installed).daemon, restartDaemon, daemons, false},
-		{"shim", (*installed).shim, func(n *node) { killShims(n); n.ready() }, shims, true},
-		{"keeper", (*installed).shim, func(n *node) { killKeeper(n); n.ready() }, keepers, false},
+		{"daemon", (*installed).daemon, restartDaemon, daemons},
+		{"shim", (*installed).shim, func(n *node) { killShims(n); n.ready() }, shims},
+		{"keeper", (*installed).shim, func(n *node) { killKeeper(n); n.ready() }, keepers},
 		{"all", (*installed).release, func(n *node) {
 			killKeeper(n)
 			n.ready()
 			killShims(n)
 			n.ready()
 			restartDaemon(n)
-		}, func(n *node) []int { return slices.Concat(daemons(n), shims(n), keepers(n)) }, true},
+		}, func(n *node) []int { return slices.Concat(daemons(n), shims(n), keepers(n)) }},
 	}
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) {
@@ -175,19 +153,12 @@ func TestUpgrade(t *testing.T) {
 			})
 			checkNumbered(t, writer, lines)
 			ends.stop()
-			want := int32(0)
-			if part.restartsShim && !kernelKeepsExits(t) {
-				want = 255 // the previous release does not ask the keeper for it
-			}
-			if s := ends.wait(); s.GetExitCode() != want {
-				t.Errorf("it ended with %d at SIGTERM, want %d", s.GetExitCode(), want)
+			if s := ends.wait(); s.GetExitCode() != 0 {
+				t.Errorf("it ended with %d at SIGTERM, want 0", s.GetExitCode())
 			}
 			for _, p := range append(pods, old) {
 				p.remove()
 			}
-			// The previous release knows nothing of the host's addresses and routes for pods.
-			programs.release("")
-			restartDaemon(n)
 		})
 	}
 }

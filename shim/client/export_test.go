@@ -37,6 +37,22 @@ func (c *Config) SetLimits(l Limits) { c.limits = l }
 // Starts is the number of starts in a window that is not yet a restart loop.
 func (l limits) Starts() int { return l.starts }
 
+// Renew has another shim serve on another socket. named says whether the socket's name leads to the
+// keeper's listener then.
+func (c *Client) Renew(ctx context.Context) (named bool, err error) {
+	l, err := c.open(ctx, nodeShim)
+	if err != nil {
+		return false, err
+	}
+	c.keeper.starting.Lock() // nothing is repaired
+	defer c.keeper.starting.Unlock()
+	k, err := c.keeperFor(ctx, l)
+	if err == nil {
+		err = c.renew(ctx, k, l, true)
+	}
+	return err == nil && !misplaced(k, l), err
+}
+
 // Create makes a container by the Task API and leaves init blocked, as containerd does.
 func (c *Client) Create(ctx context.Context, r LaunchRequest) (pid int, err error) {
 	l, err := c.shimFor(ctx, r.PodID)

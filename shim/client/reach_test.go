@@ -5,10 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/shim/client"
+	"github.com/coracle-project/coracle/shim/sock"
 )
 
 // Whatever happens to the name of the shim's socket, the next shim can be reached and adopts the
@@ -58,6 +60,40 @@ func TestSocketOfShimLost(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Regression: a shim that was started without a listener made its own one in place of the daemon's,
+// and was killed then: no one listened on the socket. The daemon of an earlier release, which came
+// next, waited for ever.
+func TestSocketTakenByAShimThatEnds(t *testing.T) {
+	r := newShortRig(t)
+	req := r.request("trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done")
+	r.run(req)
+	r.waitLog(req.LogPath, "ready")
+	r.halt(r.shimPID())
+	dir := filepath.Join(r.dir, "node")
+	before, err := os.Stat(filepath.Join(dir, sock.Shim))
+	must(t, err)
+	taken := make(chan error, 1)
+	go func() { // while the stacks of the shim are awaited
+		for tick := time.NewTicker(time.Millisecond); ; <-tick.C {
+			now, err := os.Stat(filepath.Join(dir, sock.Shim))
+			if err != nil || os.SameFile(before, now) {
+				continue
+			}
+			l, err := sock.Listen(dir, sock.Shim, "unix")
+			if err == nil {
+				err = l.Close()
+			}
+			taken <- err
+			return
+		}
+	}()
+	if named, err := r.c.Renew(r.ctx()); err != nil || !named {
+		t.Errorf("the next shim can be reached: %t, %v", named, err)
+	}
+	must(t, <-taken)
+	r.alive(req)
 }
 
 // Without its directory a shim knows no containers, but the containers live, and the shim serves.

@@ -108,9 +108,28 @@ func (c *Client) adoptOrStart(ctx context.Context, k *keeper.Keeper, l *link) er
 	return c.supervise(k, l, nil)
 }
 
+// renewals is how often renew makes a listener in place of one whose name was taken.
+const renewals = 3
+
 // renew makes a new listener, ends the processes that may still serve the old one, and starts a
 // shim on the new one. dump asks for their stacks.
+//
+// One of these processes may have started just now, without a listener, and have made its own after
+// ours. Then the name leads nowhere when it has ended, and only this program repairs that: the
+// daemon of an earlier release waits for ever.
 func (c *Client) renew(ctx context.Context, k *keeper.Keeper, l *link, dump bool) error {
+	for range renewals {
+		if err := c.renewOnce(ctx, k, l, dump); err != nil {
+			return err
+		}
+		if !misplaced(k, l) {
+			return nil
+		}
+	}
+	return fmt.Errorf("socket %s: its name was taken %d times", sock.Shim, renewals)
+}
+
+func (c *Client) renewOnce(ctx context.Context, k *keeper.Keeper, l *link, dump bool) error {
 	if err := makeListener(k, l.dir, sock.Shim, l.program()); err != nil {
 		return err
 	}
