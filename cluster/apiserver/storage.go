@@ -133,7 +133,8 @@ func (s *store) embedded(ctx context.Context, o *Options) error {
 	peer := o.PKI.EtcdFiles()
 	server, err := etcd.Start(ctx, etcd.Options{
 		Dir: o.Root, State: o.State, Quota: o.EtcdQuota, Health: o.StoreHealth,
-		PeerCA: peer.CACert, PeerPair: peer.Pair, APICA: o.PKI.CACert, APIPort: o.Port, MembersHealth: o.MembersHealth, Log: o.Log,
+		PeerCA: peer.CACert, PeerPair: peer.Pair, APICA: o.PKI.CACert, APIPort: o.Port, MembersHealth: o.MembersHealth, Alone: o.LeavePeers,
+		Log: o.Log,
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -62,36 +63,50 @@ func Lock(dir string) (io.Closer, error) {
 }
 
 // whole says whether both halves of etcd's data are there, or none. With a database but no log,
-// etcd would begin a new log, and skip all writes until its index has come to the database's.
+// etcd would begin a new log, and skip all writes until its index has come to the database's. A
+// database with no writes is all that a first start leaves which was cut short, or could not reach
+// the other members.
 func whole(dir string) error {
-	_, err := os.Stat(filepath.Join(dir, "member", "snap", "db"))
+	db := filepath.Join(dir, "member", "snap", "db")
+	info, err := os.Stat(db)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if logs, _ := filepath.Glob(filepath.Join(dir, "member", "wal", "*.wal")); len(logs) == 0 {
-		return errors.New("its write-ahead log is missing")
+	if logs, _ := filepath.Glob(filepath.Join(dir, "member", "wal", "*.wal")); len(logs) > 0 {
+		return opens(db)
 	}
-	return opens(filepath.Join(dir, "member", "snap", "db"))
+	if info.Size() == 0 {
+		return nil
+	}
+	return inspect(db, true, func(tx *bolt.Tx) error {
+		if index := field(tx, schema.Meta.Name(), schema.MetaConsistentIndexKeyName); len(bytes.Trim(index, "\x00")) > 0 {
+			return errors.New("its write-ahead log is missing")
+		}
+		return nil
+	})
 }
 
-// opens says whether the database can be opened, by opening it. That walks through all its pages
-// but those of values, and panics where they make no sense: in a goroutine of etcd's own that would
-// end the process.
-func opens(db string) (err error) {
+// opens says whether the database can be opened and is no newer than this etcd.
+func opens(db string) error { return inspect(db, true, notNewer) }
+
+// inspect reads the database with f, without changing it. With walk it goes through all pages but
+// those of values first, and panics where they make no sense: in a goroutine of etcd's own that
+// would end the process.
+func inspect(db string, walk bool, f func(*bolt.Tx) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a file that was cut is mapped beyond its end
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("its database: %v", r)
 		}
 	}()
-	opened, err := bolt.Open(db, 0o600, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
+	opened, err := bolt.Open(db, 0o600, &bolt.Options{ReadOnly: true, PreLoadFreelist: walk})
 	if err != nil {
 		return err
 	}
-	return errors.Join(notNewer(opened), opened.Close())
+	return errors.Join(opened.View(f), opened.Close())
 }
 
 // compare finds a log whose end is lost, which looks to etcd like one that ends sooner: a leader

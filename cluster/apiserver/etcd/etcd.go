@@ -81,11 +81,17 @@ type Options struct {
 	APIPort int
 	// MembersHealth is told how the other members are; it may be nil.
 	MembersHealth *health.Part
+	// Alone is called when a member with peers has been the only one for two minutes: a machine that
+	// was about to join has not come back, or the last other member was removed and whoever removed it
+	// was killed. It has the server be started again without peers. It may be nil.
+	Alone func() error
 	// Log gets warnings and errors, also those of etcd itself; nil discards them.
 	Log *slog.Logger
 
 	// pause is between tries to make room, roomEvery if 0; for tests.
 	pause time.Duration
+	// alone is how long a member is the only one until Alone is called, aloneFor if 0; for tests.
+	alone time.Duration
 }
 
 func (o *Options) quota() int64 {
@@ -159,7 +165,10 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	if err != nil {
 		_ = lock.Close()
-		if s.peers.joins(dir) {
+		switch {
+		case errors.Is(err, errListen):
+			return nil, err
+		case s.peers.joins(dir):
 			return nil, s.peers.unreachable(err)
 		}
 		return nil, damaged(dir, err)

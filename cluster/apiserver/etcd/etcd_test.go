@@ -2,12 +2,14 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	bolt "go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.uber.org/zap"
@@ -241,5 +243,33 @@ func TestStartsWithALongLog(t *testing.T) {
 			t.Fatalf("start %d: %v", i, err)
 		}
 		s.Close()
+	}
+}
+
+// Regression: a first start that was killed after it had made the database, and before the log,
+// could not be repeated: the data seemed to be damaged, though there had never been any.
+func TestAFirstStartThatWasCutShort(t *testing.T) {
+	for name, make := range map[string]func(db string) error{
+		"before the first page": func(db string) error { return os.WriteFile(db, nil, 0o600) },
+		"without a log": func(db string) error {
+			opened, err := bolt.Open(db, 0o600, nil)
+			if err != nil {
+				return err
+			}
+			return opened.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := shortDir(t)
+			db := filepath.Join(dir, "etcd", "member", "snap", "db")
+			if err := errors.Join(os.MkdirAll(filepath.Dir(db), 0o700), make(db)); err != nil {
+				t.Fatal(err)
+			}
+			s := start(t, dir)
+			defer s.Close()
+			if _, err := s.Client().Put(t.Context(), "a", "1"); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

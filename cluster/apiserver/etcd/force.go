@@ -42,22 +42,57 @@ func (e othersRunError) Error() string { return string(e) }
 // Only a machine that refuses connections, or that cannot be reached, counts as gone. Of o it needs
 // Dir and what names credentials and the API's port. The caller has locked the directory.
 func CheckForce(ctx context.Context, o Options) error {
-	p, err := ReadPeers(o.Dir)
-	if err != nil || p == nil {
-		return err
-	}
-	others, err := p.others(o.Dir)
+	others, found, err := lookAtOthers(ctx, o)
 	if err != nil {
 		return err
+	}
+	return judge(others, found)
+}
+
+// CheckAlone refuses while any other control-plane node runs the cluster whose member has its data
+// in o.Dir: with other data put in its place, there would be two clusters with the same keys.
+// Machines that cannot be reached count as gone, as for [CheckForce], which says what it needs of
+// o.
+func CheckAlone(ctx context.Context, o Options) error {
+	others, found, err := lookAtOthers(ctx, o)
+	if err != nil {
+		return fmt.Errorf("whether other control-plane nodes run is not known: %w", err)
+	}
+	var run []string
+	for i, p := range found {
+		at := others[i].Name + " at " + others[i].URL
+		if p.lost {
+			return fmt.Errorf("this machine cannot reach %s: %w", at, p.err)
+		}
+		if p.member || p.api != "" {
+			run = append(run, at)
+		}
+	}
+	if len(run) == 0 {
+		return nil
+	}
+	slices.Sort(run)
+	return othersRunError("other control-plane nodes run the cluster: " + strings.Join(run, ", "))
+}
+
+// lookAtOthers asks all other voters what they do. Without any, all results are nil.
+func lookAtOthers(ctx context.Context, o Options) ([]Member, []presence, error) {
+	p, err := ReadPeers(o.Dir)
+	if err != nil || p == nil {
+		return nil, nil, err
+	}
+	others, err := p.others(o.Dir)
+	if err != nil || len(others) == 0 {
+		return nil, nil, err
 	}
 	members, err := memberCaller(o.PeerCA, o.PeerPair, forceLimit)
 	if err != nil {
-		return fmt.Errorf("the other control-plane nodes cannot be asked: %w", err)
+		return nil, nil, fmt.Errorf("the other control-plane nodes cannot be asked: %w", err)
 	}
 	var api caller
 	if o.APIPort != 0 {
 		if api, err = apiCaller(o.APICA, forceLimit); err != nil {
-			return fmt.Errorf("the other API servers cannot be asked: %w", err)
+			return nil, nil, fmt.Errorf("the other API servers cannot be asked: %w", err)
 		}
 	}
 	found := make([]presence, len(others))
@@ -67,9 +102,9 @@ func CheckForce(ctx context.Context, o Options) error {
 	}
 	asked.Wait()
 	if err := ctx.Err(); err != nil { // what was not asked is not gone
-		return fmt.Errorf("asking the other control-plane nodes: %w", err)
+		return nil, nil, fmt.Errorf("asking the other control-plane nodes: %w", err)
 	}
-	return judge(others, found)
+	return others, found, nil
 }
 
 // presence is what another control-plane node was seen to do.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"time"
@@ -95,6 +96,10 @@ func newSettings() (*settings, error) {
 	return &settings{ServerConfig: c}, nil
 }
 
+// errListen is for what is wrong with the addresses and certificates of etcd's listeners, not with
+// its data.
+var errListen = errors.New("etcd cannot listen")
+
 // startMember starts etcd and its listeners. It does not wait until the member serves.
 func startMember(s *settings) (m *member, err error) {
 	m = &member{config: s.ServerConfig, failed: make(chan error, 2)}
@@ -104,7 +109,7 @@ func startMember(s *settings) (m *member, err error) {
 	}
 	clients, err := net.Listen("unix", s.socket)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errListen, err)
 	}
 	var peers *peerPort
 	var secured net.Listener
@@ -119,7 +124,7 @@ func startMember(s *settings) (m *member, err error) {
 	if !m.config.PeerTLSInfo.Empty() {
 		var peerTLS *tls.Config
 		if peers, peerTLS, err = listenPeers(m.config.PeerURLs[0].Host, &m.config.PeerTLSInfo, m.config.Logger); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w for its other members at %s: %w", errListen, &m.config.PeerURLs[0], err)
 		}
 		secured = tls.NewListener(peers, peerTLS)
 	}

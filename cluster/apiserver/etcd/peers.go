@@ -86,6 +86,16 @@ func (p Peers) Write(dir string) error {
 	return pki.Replace(PeersFile(dir), append(data, '\n'), 0o600)
 }
 
+// Move has the member, with its data in dir, be reached at another URL from its next start on,
+// which tells the others. One that was never started stays at the URL that they know.
+func (p *Peers) Move(dir, to string) error {
+	if p.URL == to || p.joins(filepath.Join(dir, "etcd")) {
+		return nil
+	}
+	p.URL = to
+	return p.Write(dir)
+}
+
 // configure makes a member of c. Members show each other certificates of an authority that signs
 // nothing else.
 func (p *Peers) configure(c *settings, o Options) error {

@@ -24,6 +24,7 @@ type testMember struct {
 	files          pki.EtcdFiles
 	board          *health.Board
 	log            *slog.Logger
+	alone          chan struct{} // gets a value whenever it is alone
 }
 
 func newTestMember(t *testing.T, name string, b *pki.Bundle) *testMember {
@@ -44,6 +45,15 @@ func (m *testMember) start(ctx context.Context) (err error) {
 	m.board = &health.Board{}
 	o := m.options()
 	o.MembersHealth = m.board.Add("members")
+	if m.alone != nil {
+		o.alone, o.Alone = time.Nanosecond, func() error {
+			select {
+			case m.alone <- struct{}{}:
+			default:
+			}
+			return nil
+		}
+	}
 	m.Server, err = Start(ctx, o)
 	return err
 }
@@ -88,15 +98,29 @@ func testBundle(t *testing.T) *pki.Bundle {
 func (m *testMember) joinTo(t *testing.T, to *testMember) {
 	t.Helper()
 	for range 2 { // the second is that of a machine that was cut off after the first
-		p, err := to.Add(t.Context(), m.name, m.url)
-		if err == nil {
-			err = p.Write(m.dir)
-		}
-		if err != nil {
-			t.Fatalf("add %s: %v", m.name, err)
-		}
+		m.addTo(t, to)
 	}
 	m.mustStart(t)
+}
+
+// addTo has m added to the cluster of a member, without a start.
+func (m *testMember) addTo(t *testing.T, to *testMember) {
+	t.Helper()
+	p, err := to.Add(t.Context(), m.name, m.url)
+	if err == nil {
+		err = p.Write(m.dir)
+	}
+	if err != nil {
+		t.Fatalf("add %s: %v", m.name, err)
+	}
+}
+
+// takesPeers has a lone member be one that others can join.
+func (m *testMember) takesPeers(t *testing.T) {
+	t.Helper()
+	if err := (Peers{Name: m.name, URL: m.url}).Write(m.dir); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestThreeMembers(t *testing.T) {
@@ -123,9 +147,7 @@ func TestThreeMembers(t *testing.T) {
 		t.Errorf("a lone member has a clock of %d ms", ticks)
 	}
 	one.Close()
-	if err := (Peers{Name: "one", URL: one.url}).Write(one.dir); err != nil {
-		t.Fatal(err)
-	}
+	one.takesPeers(t)
 	one.mustStart(t)
 	if c := one.etcd.config; c.TickMs != 100 || c.ElectionTicks != 5 {
 		t.Errorf("a member with peers has a clock of %d ms, and elects after %d ticks", c.TickMs, c.ElectionTicks)
@@ -181,6 +203,10 @@ func TestThreeMembers(t *testing.T) {
 	last := rest[0]
 	last.Close()
 	last.refusesForce(t, rest[1].name+" at "+rest[1].url+" of the other control-plane nodes answers, and is a quorum together with this one")
+	want := "other control-plane nodes run the cluster: " + rest[1].name + " at " + rest[1].url
+	if err := CheckAlone(ctx, last.options()); err == nil || err.Error() != want {
+		t.Errorf("other data may be put in the place of its own: %v, want %q", err, want)
+	}
 	last.mustStart(t)
 	rest[1].Close()
 	all = rest[:1]
@@ -197,6 +223,9 @@ func TestThreeMembers(t *testing.T) {
 	last.Close()
 	if err := CheckForce(ctx, last.options()); err != nil {
 		t.Errorf("the last member must not go on alone: %v", err)
+	}
+	if err := CheckAlone(ctx, last.options()); err != nil {
+		t.Errorf("the last member must not be given other data: %v", err)
 	}
 	p, err := ReadPeers(last.dir)
 	if err != nil {
@@ -232,9 +261,7 @@ func (m *testMember) refusesForce(t *testing.T, want string) {
 func TestRemovedWhileItRuns(t *testing.T) {
 	b := testBundle(t)
 	one, two := newTestMember(t, "one", b), newTestMember(t, "two", b)
-	if err := (Peers{Name: "one", URL: one.url}).Write(one.dir); err != nil {
-		t.Fatal(err)
-	}
+	one.takesPeers(t)
 	one.mustStart(t)
 	defer one.Close()
 	two.joinTo(t, one)
@@ -259,9 +286,7 @@ func TestRemovedWhileItRuns(t *testing.T) {
 // A machine with a certificate of another authority, even the cluster's own, is no member.
 func TestMembersOfAnotherAuthority(t *testing.T) {
 	one, other := newTestMember(t, "one", testBundle(t)), newTestMember(t, "two", testBundle(t))
-	if err := (Peers{Name: "one", URL: one.url}).Write(one.dir); err != nil {
-		t.Fatal(err)
-	}
+	one.takesPeers(t)
 	logged := filepath.Join(t.TempDir(), "log")
 	log, err := os.Create(logged)
 	if err != nil {
@@ -271,13 +296,7 @@ func TestMembersOfAnotherAuthority(t *testing.T) {
 	one.log = slog.New(slog.NewTextHandler(log, nil))
 	one.mustStart(t)
 	defer one.Close()
-	p, err := one.Add(t.Context(), "two", other.url)
-	if err == nil {
-		err = p.Write(other.dir)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	other.addTo(t, one)
 	if err := other.start(t.Context()); err == nil {
 		other.Close()
 		t.Fatal("it became a member")
@@ -292,6 +311,23 @@ func TestMembersOfAnotherAuthority(t *testing.T) {
 	if err := one.Remove(t.Context(), other.url); err != nil {
 		t.Error(err)
 	}
+}
+
+// Regression: a member whose first start did not reach the others could not be started again.
+func TestAMemberThatDidNotReachTheOthers(t *testing.T) {
+	b := testBundle(t)
+	one, other := newTestMember(t, "one", b), newTestMember(t, "two", b)
+	one.takesPeers(t)
+	one.mustStart(t)
+	other.addTo(t, one)
+	one.Close()
+	if err := other.start(t.Context()); err == nil || !strings.Contains(err.Error(), "next to one at "+one.url) {
+		t.Fatalf("without the other member: %v", err)
+	}
+	one.mustStart(t)
+	defer one.Close()
+	other.mustStart(t)
+	other.Close()
 }
 
 func TestWhatMembersSay(t *testing.T) {
@@ -321,4 +357,43 @@ func TestWhatMembersSay(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Regression: a member stayed at the URL that it had joined with, whatever address its machine had,
+// and said that its data were damaged when it could not listen there.
+func TestMemberMoves(t *testing.T) {
+	b := testBundle(t)
+	one, two := newTestMember(t, "one", b), newTestMember(t, "two", b)
+	one.takesPeers(t)
+	one.mustStart(t)
+	defer one.Close()
+	two.joinTo(t, one)
+	two.Close()
+
+	taken, err := net.Listen("tcp", strings.TrimPrefix(two.url, "https://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	want := "etcd cannot listen for its other members at " + two.url + ": "
+	if err := two.start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Fatalf("a start where the port is taken: %v, want %q", err, want)
+	}
+	p, err := ReadPeers(two.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := newTestMember(t, "two", b).url
+	if err := p.Move(two.dir, to); err != nil {
+		t.Fatal(err)
+	}
+	two.mustStart(t)
+	defer two.Close()
+	eventually(t, "the others know the new URL", func() bool {
+		return slices.ContainsFunc(one.Members(), func(m Member) bool { return m.Name == "two" && m.URL == to && !m.Learner })
+	})
+	if err := two.put(t.Context(), "moved"); err != nil {
+		t.Error(err)
+	}
+	one.has(t.Context(), t, "moved")
 }

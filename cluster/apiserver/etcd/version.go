@@ -3,7 +3,6 @@ package etcd
 import (
 	"errors"
 	"fmt"
-	"runtime/debug"
 
 	bolt "go.etcd.io/bbolt"
 	etcdversion "go.etcd.io/etcd/api/v3/version"
@@ -24,39 +23,26 @@ func CheckVersion(db string) error { return opens(db) }
 
 // notNewer says whether the version that wrote the database is at most this one's minor. etcd
 // itself finds out only after it has started to use the data, and ends the process.
-func notNewer(db *bolt.DB) error {
-	return db.View(func(tx *bolt.Tx) error {
-		for _, recorded := range [][]byte{
-			field(tx, schema.Meta.Name(), schema.MetaStorageVersionName),
-			field(tx, schema.Cluster.Name(), schema.ClusterClusterVersionKeyName),
-		} {
-			wrote, err := version.ParseGeneric(string(recorded))
-			if err != nil {
-				continue // releases before 3.6 do not write the first, nor does a new database
-			}
-			if newer(wrote, version.MustParseGeneric(Version)) {
-				return fmt.Errorf("%w: etcd %d.%d wrote it, and this is etcd %s", ErrNewer, wrote.Major(), wrote.Minor(), Version)
-			}
+func notNewer(tx *bolt.Tx) error {
+	for _, recorded := range [][]byte{
+		field(tx, schema.Meta.Name(), schema.MetaStorageVersionName),
+		field(tx, schema.Cluster.Name(), schema.ClusterClusterVersionKeyName),
+	} {
+		wrote, err := version.ParseGeneric(string(recorded))
+		if err != nil {
+			continue // releases before 3.6 do not write the first, nor does a new database
 		}
-		return nil
-	})
+		if newer(wrote, version.MustParseGeneric(Version)) {
+			return fmt.Errorf("%w: etcd %d.%d wrote it, and this is etcd %s", ErrNewer, wrote.Major(), wrote.Minor(), Version)
+		}
+	}
+	return nil
 }
 
 // Revisions are the last revision of an object in the database in the file db, and the last of all:
 // what has been compacted away counts. The database must not be in use.
 func Revisions(db string) (kept, last int64, err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a file that was cut is mapped beyond its end
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("its database: %v", r)
-		}
-	}()
-	opened, err := bolt.Open(db, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		return 0, 0, err
-	}
-	defer opened.Close()
-	return kept, last, opened.View(func(tx *bolt.Tx) error {
+	err = inspect(db, false, func(tx *bolt.Tx) error {
 		if b := tx.Bucket(schema.Key.Name()); b != nil {
 			if key, _ := b.Cursor().Last(); key != nil {
 				kept = mvcc.BytesToBucketKey(key).Main
@@ -70,6 +56,7 @@ func Revisions(db string) (kept, last int64, err error) {
 		}
 		return nil
 	})
+	return kept, last, err
 }
 
 func field(tx *bolt.Tx, bucket, key []byte) []byte {

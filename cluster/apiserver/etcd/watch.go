@@ -1,8 +1,10 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -24,6 +26,8 @@ const (
 	answerLimit = 2 * time.Second
 	// firstLook comes when an election should be over.
 	firstLook = 2 * time.Second
+	// aloneFor leaves a machine time to join, whose first request has this server start again.
+	aloneFor = 2 * time.Minute
 )
 
 // watch tells how the members are, also while the server waits for the others to start.
@@ -33,14 +37,23 @@ type watch struct {
 	look   func(context.Context)
 	health *health.Part
 	others caller
+	log    *slog.Logger
 	stop   context.CancelFunc
 	ended  chan struct{}
+
+	last       func() bool
+	alone      func() error
+	aloneFor   time.Duration
+	aloneSince time.Time // zero while there are others
 }
 
 func watchMembers(s *Server, o Options) *watch {
 	o.MembersHealth.Works("waits for the other members")
 	ctx, stop := context.WithCancel(context.Background())
-	w := &watch{server: s, health: o.MembersHealth, others: s.members, stop: stop, ended: make(chan struct{})}
+	w := &watch{
+		server: s, health: o.MembersHealth, others: s.members, log: o.Log, stop: stop, ended: make(chan struct{}),
+		last: s.Last, alone: o.Alone, aloneFor: cmp.Or(o.alone, aloneFor),
+	}
 	w.leader, w.look = s.etcd.Server.Leader, w.askOthers
 	go w.run(ctx)
 	return w
@@ -70,7 +83,23 @@ func (w *watch) run(ctx context.Context) {
 		}
 		leader = w.leader()
 		w.look(ctx)
+		w.leave()
 		next.Reset(membersEvery)
+	}
+}
+
+// leave calls alone when there have been no others for long enough.
+func (w *watch) leave() {
+	switch {
+	case w.alone == nil:
+	case !w.last():
+		w.aloneSince = time.Time{}
+	case w.aloneSince.IsZero():
+		w.aloneSince = time.Now()
+	case time.Since(w.aloneSince) >= w.aloneFor:
+		if err := w.alone(); err != nil {
+			w.log.Warn("etcd keeps its port for other members", "err", err)
+		}
 	}
 }
 

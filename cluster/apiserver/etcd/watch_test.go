@@ -34,3 +34,47 @@ func TestMembersAreAskedWhenTheLeaderChanges(t *testing.T) {
 		}
 	})
 }
+
+// Regression: a server with a port for others kept it for good when none came, or when the last one
+// was removed by a process that was killed, and everything that needs a cluster of one was refused.
+func TestTheLastMemberLeavesItsPeers(t *testing.T) {
+	one := newTestMember(t, "one", testBundle(t))
+	one.takesPeers(t)
+	one.alone = make(chan struct{}, 1)
+	one.mustStart(t)
+	defer one.Close()
+	select {
+	case <-one.alone:
+	case <-time.After(time.Minute):
+		t.Error("the only member does not leave its peers")
+	}
+}
+
+func TestAloneForLongEnough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		last, left := false, 0
+		w := &watch{last: func() bool { return last }, alone: func() error { left++; return nil }, aloneFor: aloneFor}
+		look := func(want int) {
+			t.Helper()
+			if w.leave(); left != want {
+				t.Errorf("it left %d times, want %d", left, want)
+			}
+		}
+		look(0)
+		time.Sleep(2 * aloneFor)
+		look(0)
+		last = true // another one is removed
+		look(0)
+		time.Sleep(aloneFor / 2)
+		look(0)
+		last = false // and joins again
+		look(0)
+		time.Sleep(aloneFor / 2)
+		last = true
+		look(0)
+		time.Sleep(aloneFor - 1)
+		look(0)
+		time.Sleep(time.Nanosecond)
+		look(1)
+	})
+}

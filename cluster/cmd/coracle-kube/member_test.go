@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/kubelet/node"
 	"github.com/coracle-project/coracle/cluster/node/clusterinfo"
 	"github.com/coracle-project/coracle/cluster/node/credentials"
@@ -419,5 +421,35 @@ func TestANodeThatMayNotDeleteItself(t *testing.T) {
 	err := member{credentials.Node{Name: "two"}, kube}.unregister(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "'kubectl delete node two'") {
 		t.Error(err)
+	}
+}
+
+// Regression: a change of --bind-address or --etcd-peer-port had no effect on a member of etcd.
+func TestAMemberFollowsItsFlags(t *testing.T) {
+	const old = "https://192.0.2.7:2380"
+	for name, c := range map[string]struct {
+		bind    string
+		port    int
+		cluster map[string]string
+		want    string
+	}{
+		"nothing is new":   {"192.0.2.7", 2380, nil, old},
+		"another address":  {"192.0.2.8", 2380, nil, "https://192.0.2.8:2380"},
+		"another port":     {"192.0.2.7", 2381, nil, "https://192.0.2.7:2381"},
+		"loopback":         {"127.0.0.1", 2380, nil, old},
+		"it never started": {"192.0.2.8", 2380, map[string]string{"one": old, "two": "https://192.0.2.9:2380"}, old},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &apiOptions{root: t.TempDir(), bind: c.bind, port: 6443, peerPort: c.port}
+			if err := (etcd.Peers{Name: "one", URL: old, Cluster: c.cluster}).Write(o.root); err != nil {
+				t.Fatal(err)
+			}
+			if err := o.findPeers("one", &health.Board{}, nil); err != nil {
+				t.Fatal(err)
+			}
+			if p, err := etcd.ReadPeers(o.root); err != nil || p.URL != c.want {
+				t.Errorf("the member is at %+v, %v, want %s", p, err, c.want)
+			}
+		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
@@ -38,6 +39,11 @@ func (o *apiOptions) findPeers(node string, board *health.Board, stop context.Ca
 		return err
 	}
 	if peers != nil {
+		if at := o.memberAt(); at != "" {
+			if err := peers.Move(o.root, at); err != nil {
+				return err
+			}
+		}
 		o.several, o.membersHealth = true, board.Add("etcd members")
 		o.leavePeers = func() error {
 			if err := os.Remove(etcd.PeersFile(o.root)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -62,18 +68,26 @@ func (o *apiOptions) findPeers(node string, board *health.Board, stop context.Ca
 	return nil
 }
 
-// peerURL is where other members of etcd reach this one's, whose port must be free.
-func (o *apiOptions) peerURL() (string, error) {
+// memberAt is where other members of etcd reach this one's, "" if they do not.
+func (o *apiOptions) memberAt() string {
 	own, err := url.Parse(o.settings().URL())
 	if err != nil || own.Hostname() == "" {
+		return ""
+	}
+	return "https://" + net.JoinHostPort(own.Hostname(), strconv.Itoa(o.peerPort))
+}
+
+// peerURL is memberAt of a machine that becomes a member, whose port must be free.
+func (o *apiOptions) peerURL() (string, error) {
+	at := o.memberAt()
+	if at == "" {
 		return "", errors.New("the API server listens for this machine only: give 'coracle up' a --bind-address that other machines reach")
 	}
-	address := net.JoinHostPort(own.Hostname(), strconv.Itoa(o.peerPort))
-	l, err := net.Listen("tcp", address)
+	l, err := net.Listen("tcp", strings.TrimPrefix(at, "https://"))
 	if err != nil {
 		return "", fmt.Errorf("the port for etcd's other members is not free: %w", err)
 	}
-	return "https://" + address, l.Close()
+	return at, l.Close()
 }
 
 // peerCredentials makes what this machine's member of etcd shows to the others. It removes that if
