@@ -275,7 +275,8 @@ func TestRestoredClusterKnowsItsClients(t *testing.T) {
 	}
 
 	restored := broken(t, func(*Options) {}) // with an authority of its own
-	if _, err := snapshot.Restore(t.Context(), restored.Root, file, dataversion.Own(""), func(int64, int64) {}, silent); err != nil {
+	progress := func(int64, int64) {}
+	if _, err := snapshot.Restore(t.Context(), etcd.Options{Dir: restored.Root}, file, dataversion.Own(""), progress, silent); err != nil {
 		t.Fatal(err)
 	}
 	if restored, err = testOptions(restored.Root); err != nil { // as each start

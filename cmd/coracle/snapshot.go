@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -79,9 +80,9 @@ func snapshotRestoreCommand(p *place) *cobra.Command {
 		Use:   "restore FILE",
 		Short: "replace the cluster's data with a snapshot; the cluster must not run",
 		Long: `Replace the cluster's data with a snapshot, or create a cluster from it in a directory or on a machine without
-one. The cluster must not run. The file is checked before anything is changed. The old data are kept in a directory,
-which restore prints. The next up uses the node's name, the Services' network and the domain of the snapshot. Tokens
-and client certificates that were issued before the snapshot are valid again.
+one. The cluster must not run, also not on other control-plane nodes. The file is checked before anything is changed.
+The old data are kept in a directory, which restore prints. The next up uses the node's name, the Services' network and
+the domain of the snapshot. Tokens and client certificates that were issued before the snapshot are valid again.
 
 If restore is interrupted, even by a crash of the machine, the data are either the old or the new ones: the next
 start of the cluster completes it or undoes it.`,
@@ -166,7 +167,11 @@ func restoreSnapshot(ctx context.Context, p place, progress *bar.Progress, file 
 	if pid != 0 {
 		return snapshotFacts{}, fmt.Errorf("nothing was changed: %w", p.runs(pid))
 	}
-	facts, err := p.snapshotTool(ctx, progress, "restore", file)
+	var flags []string
+	if o.Port != 0 { // that of the API servers on other control-plane nodes, too
+		flags = []string{"--port", strconv.Itoa(o.Port)}
+	}
+	facts, err := p.snapshotTool(ctx, progress, "restore", file, flags...)
 	if err != nil {
 		return snapshotFacts{}, err
 	}

@@ -38,6 +38,11 @@ const (
 // parts are what is put in place, below ROOT.
 var parts = append([]string{"etcd/member"}, keys...)
 
+// outdated are files that are wrong for what is put in place. What is restored is a cluster of one:
+// the other members of etcd have other data. And a rotation of certificates since the snapshot
+// would replace the restored keys, which are older.
+var outdated = []string{"etcd/peers.json", "pki/rotation.json"}
+
 // intent is what finishing a restore has to know.
 type intent struct {
 	// Keep is the directory for the data of before, below ROOT. It names the restore, too.
@@ -83,9 +88,13 @@ func open(path, dir string, check func(Facts) error, progress Progress) (Facts, 
 	return facts, nil
 }
 
-// Restore replaces the data of the cluster in root, if there are any, by those of the snapshot at
-// path. own are the versions of the program that is to use them. The cluster must not run.
-func Restore(ctx context.Context, root, path string, own dataversion.Versions, progress Progress, log *slog.Logger) (Result, error) {
+// Restore replaces the data of the cluster in o.Dir, if there are any, by those of the snapshot at
+// path. own are the versions of the program that is to use them. The cluster must not run, also not
+// on other control-plane nodes, see [etcd.CheckAlone], which says what it needs of o.
+func Restore(
+	ctx context.Context, o etcd.Options, path string, own dataversion.Versions, progress Progress, log *slog.Logger,
+) (Result, error) {
+	root := o.Dir
 	lock, err := etcd.Lock(root)
 	if err != nil {
 		return Result{}, fmt.Errorf("nothing was changed: %w", err)
@@ -93,6 +102,10 @@ func Restore(ctx context.Context, root, path string, own dataversion.Versions, p
 	defer lock.Close()
 	if err := recoverLocked(root); err != nil {
 		return Result{}, err
+	}
+	if err := etcd.CheckAlone(ctx, o); err != nil {
+		return Result{}, fmt.Errorf("nothing was changed: %w; run 'coracle down' on all others, restore here, and have them join this machine "+
+			"after 'coracle leave --force'; or run 'coracle leave --force' here before, which removes this machine's own data", err)
 	}
 	staging := filepath.Join(root, stagingName)
 	if err := os.Mkdir(staging, 0o700); err != nil {
@@ -238,8 +251,10 @@ func finish(root string) (err error) {
 				return err
 			}
 		}
-		if err := leavePeers(root, i.Keep); err != nil {
-			return err
+		for _, name := range outdated {
+			if err := setAside(root, name, i.Keep); err != nil {
+				return err
+			}
 		}
 		// From here on all parts are in place, and only the directory is left to be removed. What
 		// was restored stays known: the next `coracle up` needs its settings.
@@ -258,20 +273,19 @@ func finish(root string) (err error) {
 	return syncDir(root)
 }
 
-// leavePeers makes what was restored a cluster of one: the other members have other data.
-func leavePeers(root, keep string) error {
-	peers := etcd.PeersFile(root)
-	if !exists(peers) {
+// setAside moves a file to what is kept, if it is there.
+func setAside(root, name, keep string) error {
+	from, kept := filepath.Join(root, name), filepath.Join(root, keep, name)
+	if !exists(from) {
 		return nil
 	}
-	kept := filepath.Join(root, keep, "etcd")
-	if err := os.MkdirAll(kept, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(kept), 0o700); err != nil {
 		return err
 	}
-	if err := os.Rename(peers, filepath.Join(kept, filepath.Base(peers))); err != nil {
+	if err := os.Rename(from, kept); err != nil {
 		return err
 	}
-	return errors.Join(syncDir(kept), syncDir(filepath.Dir(peers)))
+	return errors.Join(syncDir(filepath.Dir(kept)), syncDir(filepath.Dir(from)))
 }
 
 // replace puts one part in place, unless that was done before. What was there is kept.

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,7 +65,7 @@ func TestMain(m *testing.M) {
 		}
 		var err error
 		if file := os.Getenv(restoreFile); file != "" {
-			_, err = Restore(context.Background(), root, file, dataversion.Own(""), nothing, silent)
+			_, err = Restore(context.Background(), etcd.Options{Dir: root}, file, dataversion.Own(""), nothing, silent)
 		} else {
 			err = Recover(root)
 		}
@@ -170,7 +171,58 @@ func save(t *testing.T, root string) string {
 
 func restore(t *testing.T, root, file string) (Result, error) {
 	t.Helper()
-	return Restore(t.Context(), root, file, dataversion.Own(""), nothing, silent)
+	return Restore(t.Context(), options(root), file, dataversion.Own(""), nothing, silent)
+}
+
+// options say how to ask other members of the cluster in root.
+func options(root string) etcd.Options {
+	files := (&pki.Bundle{Dir: filepath.Join(root, "pki")}).EtcdFiles()
+	return etcd.Options{Dir: root, PeerCA: files.CACert, PeerPair: files.Pair}
+}
+
+// Regression: a control-plane node was given other data while the others ran, and there were two
+// clusters with the same keys.
+func TestRestoreNextToOthers(t *testing.T) {
+	file := save(t, cluster(t, "new"))
+	target := shortDir(t)
+	b, err := pki.Ensure(filepath.Join(target, "pki"), "https://127.0.0.1:6443", []string{"127.0.0.1"}, nil)
+	if err == nil {
+		_, err = b.EtcdPeer([]string{"127.0.0.1"})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	peers := etcd.Peers{Name: "one", URL: "https://127.0.0.1:1", Cluster: map[string]string{
+		"one": "https://127.0.0.1:1", "two": "https://" + l.Addr().String(),
+	}}
+	if err := peers.Write(target); err != nil {
+		t.Fatal(err)
+	}
+	before := contents(t, target)
+	if _, err := restore(t, target, file); err == nil || !strings.Contains(err.Error(), "nothing was changed: other control-plane nodes run the "+
+		"cluster: two at ") {
+		t.Errorf("restored next to another member: %v", err)
+	}
+	if after := contents(t, target); !maps.Equal(before, after) {
+		t.Errorf("a refused restore has changed %v to %v", before, after)
+	}
+	_ = l.Close()
+	if _, err := restore(t, target, file); err != nil {
+		t.Errorf("when the other one is gone: %v", err)
+	}
 }
 
 func TestSaveAndRestore(t *testing.T) {
@@ -198,13 +250,18 @@ func TestSaveAndRestore(t *testing.T) {
 		authorities["new"+name], authorities["old"+name] = readFile(t, filepath.Join(source, name)), readFile(t, filepath.Join(target, name))
 	}
 	old := readFile(t, database(target))
-	if err := (etcd.Peers{Name: "old", URL: "https://127.0.0.1:1"}).Write(target); err != nil { // a member of several
+	if err := (etcd.Peers{Name: etcd.LoneName, URL: "https://127.0.0.1:1"}).Write(target); err != nil { // a member of several
+		t.Fatal(err)
+	}
+	rotated := filepath.Join(target, "pki")
+	if err := pki.Rotate(rotated, pki.What{Authority: true, ServiceAccountKey: true}); err != nil { // after the snapshot
 		t.Fatal(err)
 	}
 	result, err := restore(t, target, file)
 	if err != nil {
 		t.Fatal(err)
 	}
+	ensure(t, target) // as the next start does
 	if got := says(t, target, authorities); got != "new" {
 		t.Errorf("the restored data are the %s ones", got)
 	}

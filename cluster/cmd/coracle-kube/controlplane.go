@@ -298,12 +298,7 @@ func controlPlaneForceCommand() *cobra.Command {
 				return errors.New("this machine's cluster has no other control-plane nodes")
 			}
 			if peers.Force = !undo; peers.Force {
-				keys := filepath.Join(root, "pki")
-				files := (&pki.Bundle{Dir: keys}).EtcdFiles()
-				others := etcd.Options{
-					Dir: root, PeerCA: files.CACert, PeerPair: files.Pair, APICA: filepath.Join(keys, "ca.crt"), APIPort: port,
-				}
-				if err := etcd.CheckForce(cmd.Context(), others); err != nil {
+				if err := etcd.CheckForce(cmd.Context(), otherMembers(root, port)); err != nil {
 					return err
 				}
 			}
@@ -311,7 +306,20 @@ func controlPlaneForceCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&undo, "undo", false, "take that back: the next start needs the other members")
-	cmd.Flags().IntVar(&port, "port", 6443, "port of the API servers on the other control-plane nodes, which are asked first")
+	askPort(cmd, &port)
 	cmd.Flags().StringVar(&root, "root", "/var/lib/coracle/kube", "directory for what outlives a reboot")
 	return cmd
+}
+
+// askPort gives a command the flag for [otherMembers].
+func askPort(cmd *cobra.Command, port *int) {
+	cmd.Flags().IntVar(port, "port", 6443, "port of the API servers on the other control-plane nodes, which are asked first")
+}
+
+// otherMembers says how to ask the other members of the cluster in root, whose API servers have a
+// port.
+func otherMembers(root string, port int) etcd.Options {
+	keys := filepath.Join(root, "pki")
+	files := (&pki.Bundle{Dir: keys}).EtcdFiles()
+	return etcd.Options{Dir: root, PeerCA: files.CACert, PeerPair: files.Pair, APICA: filepath.Join(keys, "ca.crt"), APIPort: port}
 }

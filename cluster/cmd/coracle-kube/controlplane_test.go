@@ -92,7 +92,8 @@ func TestForceIsTakenBack(t *testing.T) {
 	if _, err := try(t, "controlplane", "force", "--root", root); err == nil {
 		t.Error("a cluster of one is forced to be one")
 	}
-	if err := (etcd.Peers{Name: "one", URL: "https://127.0.0.1:2380"}).Write(root); err != nil {
+	gone := map[string]string{"one": "https://127.0.0.1:2380", "two": "https://127.0.0.1:1"}
+	if err := (etcd.Peers{Name: "one", URL: gone["one"], Cluster: gone}).Write(root); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := try(t, "controlplane", "force", "--root", root); err == nil || !strings.Contains(err.Error(), "cannot be asked") {

@@ -53,15 +53,17 @@ func snapshotCommand(log *slog.Logger) *cobra.Command {
 			return done(cmd, snapshot.Result{Facts: facts}, err)
 		},
 	}
+	var port int
 	restore := &cobra.Command{
 		Use: "restore FILE", Args: cobra.ExactArgs(1), Short: "replace the cluster's data by those of a snapshot",
 		Example: "  coracle-kube snapshot restore backup.snapshot",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			result, err := snapshot.Restore(cmd.Context(), root, args[0], dataversion.Own(version), progressTo(cmd.OutOrStdout()),
-				log)
+			result, err := snapshot.Restore(cmd.Context(), otherMembers(root, port), args[0], dataversion.Own(version),
+				progressTo(cmd.OutOrStdout()), log)
 			return done(cmd, result, err)
 		},
 	}
+	askPort(restore, &port)
 	cmd.AddCommand(save, check, restore)
 	return cmd
 }

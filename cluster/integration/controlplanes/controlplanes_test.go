@@ -240,8 +240,11 @@ func TestThreeControlPlanes(t *testing.T) {
 	three.Must(t, "leave", "--force")
 
 	// Of two, none goes on alone while the other one answers.
+	snapshot := filepath.Join(t.TempDir(), "snapshot")
+	one.Must(t, "snapshot", "save", snapshot)
 	two.Must(t, "down")
 	two.Refused(t, "and is a quorum together with this one", "up", "--force-new-cluster")
+	two.Refused(t, "other control-plane nodes run the cluster: one at", "snapshot", "restore", snapshot)
 
 	// Of two, one is no quorum: status says what to do, and one can go on alone.
 	two.kill()
@@ -269,6 +272,7 @@ func TestThreeControlPlanes(t *testing.T) {
 	one.Must(t, "down")
 	one.Must(t, "up", "--timeout", patience.String())
 	two.Refused(t, "runs the cluster without this machine", "up", "--force-new-cluster")
+	two.Refused(t, "other control-plane nodes run the cluster: one at", "snapshot", "restore", snapshot)
 }
 
 // cutOneOff cuts the API server that a node uses off from the others, but not from the node, which
