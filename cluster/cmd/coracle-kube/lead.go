@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -38,13 +39,15 @@ func leading(name, node string, leases coordination.LeasesGetter, log *slog.Logg
 ) func(context.Context) error {
 	return func(ctx context.Context) error {
 		started := make(chan struct{})
+		lock := &resourcelock.LeaseLock{
+			LeaseMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: name}, Client: leases,
+			// A process that starts again on its node goes on with its Lease.
+			LockConfig: resourcelock.ResourceLockConfig{Identity: node},
+		}
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Lock: &resourcelock.LeaseLock{
-				LeaseMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: name}, Client: leases,
-				// A process that starts again on its node goes on with its Lease.
-				LockConfig: resourcelock.ResourceLockConfig{Identity: node},
-			},
-			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, ReleaseOnCancel: true, Name: name,
+			// With ReleaseOnCancel, a leader that cannot renew would learn of that only after it has
+			// tried to let the lease go: when another may lead.
+			Lock: lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, Name: name,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(context.Context) { close(started) },
 				OnStoppedLeading: func() {},
@@ -61,8 +64,16 @@ func leading(name, node string, leases coordination.LeasesGetter, log *slog.Logg
 		}()
 		defer func() {
 			letGo()
+			released := make(chan struct{})
+			go func() {
+				defer close(released)
+				<-ended
+				if err := release(lock); err != nil {
+					log.Warn("cannot let a lease go: another node leads only after it has expired", "lease", name, "err", err)
+				}
+			}()
 			select {
-			case <-ended:
+			case <-released:
 			case <-time.After(releaseLimit):
 				log.Warn("etcd has not answered: another node leads only after the lease has expired", "lease", name, "waited", releaseLimit)
 			}
@@ -87,6 +98,23 @@ func leading(name, node string, leases coordination.LeasesGetter, log *slog.Logg
 			return err
 		}
 	}
+}
+
+// release lets a lease go if its candidate still holds it.
+func release(lock *resourcelock.LeaseLock) error {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseLimit)
+	defer cancel()
+	record, _, err := lock.Get(ctx)
+	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != lock.Identity() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	now := metav1.Now()
+	return lock.Update(ctx, resourcelock.LeaderElectionRecord{
+		LeaseDurationSeconds: 1, RenewTime: now, AcquireTime: now, LeaderTransitions: record.LeaderTransitions,
+	})
 }
 
 // leases is a client for Leases whose calls end before the Lease does.

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/utils/ptr"
@@ -133,5 +134,73 @@ func TestALostLeaseEndsThePart(t *testing.T) {
 			t.Errorf("it ended %v later, when another may lead", took)
 		}
 		one.stop()
+	})
+}
+
+// slowLeases are Leases whose calls fail only when they have taken as long as ours may, from some
+// time on.
+type slowLeases struct {
+	coordination.LeasesGetter
+	coordination.LeaseInterface
+	slow *atomic.Bool
+	// renewed is the time of the last update with success.
+	renewed *atomic.Pointer[time.Time]
+}
+
+func (s slowLeases) Leases(namespace string) coordination.LeaseInterface {
+	s.LeaseInterface = s.LeasesGetter.Leases(namespace)
+	return s
+}
+
+func (s slowLeases) wait(ctx context.Context) error {
+	if !s.slow.Load() {
+		return nil
+	}
+	select {
+	case <-time.After(renewDeadline / 2):
+		return context.DeadlineExceeded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s slowLeases) Get(ctx context.Context, name string, o metav1.GetOptions) (*coordinationv1.Lease, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	return s.LeaseInterface.Get(ctx, name, o)
+}
+
+func (s slowLeases) Update(ctx context.Context, l *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	s.renewed.Store(ptr.To(time.Now()))
+	return s.LeaseInterface.Update(ctx, l, o)
+}
+
+// Regression: a leader whose calls took long tried to let its lease go before it stopped leading,
+// and went on until after the lease had ended.
+func TestALeaderThatCannotRenewStopsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // nothing else would end a test whose clock is not real
+		defer cancel()
+		leases := slowLeases{
+			LeasesGetter: fake.NewClientset().CoordinationV1(), slow: &atomic.Bool{}, renewed: &atomic.Pointer[time.Time]{},
+		}
+		var ended time.Time
+		run := leading("kube-scheduler", "one", leases, discard, func(ctx context.Context) error {
+			time.Sleep(leaseDuration)
+			leases.slow.Store(true)
+			<-ctx.Done()
+			ended = time.Now()
+			return nil
+		})
+		if err := run(ctx); !errors.Is(err, errLedBefore) {
+			t.Errorf("the part ended with %v", err)
+		}
+		if took := ended.Sub(*leases.renewed.Load()); took >= leaseDuration {
+			t.Errorf("it ended %v after the last renewal, when another may lead", took)
+		}
 	})
 }
