@@ -298,6 +298,9 @@ func removeCluster(p place, o upOptions) (emptied []string, err error) {
 			return nil, err
 		}
 	}
+	if err := p.removeKeys(); err != nil {
+		return nil, err
+	}
 	if emptied, err = removeTree(p.kubeRoot()); err != nil {
 		return nil, err
 	}
@@ -310,6 +313,23 @@ func removeCluster(p place, o upOptions) (emptied []string, err error) {
 	}
 	_ = os.Remove(p.logs()) // unless others have files there
 	return emptied, os.RemoveAll(p.kubeconfig())
+}
+
+// removeKeys removes the cluster's keys, before its data: if the rest does not follow, the next
+// start must not serve a cluster without data to those who trust these keys.
+func (p place) removeKeys() error {
+	if _, err := removeTree(filepath.Join(p.kubeRoot(), "pki")); err != nil {
+		return err
+	}
+	dir, err := os.Open(p.kubeRoot())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
 }
 
 // forget removes what up remembers, last: another down removes by it what is left when this one is

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,5 +95,42 @@ func TestRemoveTreeWithMounts(t *testing.T) {
 	}
 	if emptied, err := removeTree(filepath.Join(t.TempDir(), "nothing")); err != nil || emptied != nil {
 		t.Errorf("nothing to remove: %q, %v", emptied, err)
+	}
+}
+
+// Regression: a leave that was killed could leave the cluster's keys without its data, and the next
+// start served an empty cluster to all who trusted them.
+func TestKeysAreRemovedBeforeData(t *testing.T) {
+	p := place{root: t.TempDir(), state: t.TempDir()}
+	for _, file := range []string{"etcd/member/wal", "pki/ca.pem"} {
+		path := filepath.Join(p.kubeRoot(), file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	for _, dir := range []string{"etcd", "pki"} {
+		if _, err := unix.InotifyAddWatch(watch, filepath.Join(p.kubeRoot(), dir), unix.IN_DELETE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := removeCluster(p, upOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	events := make([]byte, 4096)
+	n, err := unix.Read(watch, events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, data := bytes.Index(events[:n], []byte("ca.pem\x00")), bytes.Index(events[:n], []byte("member\x00"))
+	if keys < 0 || data < 0 || keys > data {
+		t.Errorf("the keys were removed at %d and the data at %d of %q", keys, data, events[:n])
 	}
 }
