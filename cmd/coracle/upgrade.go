@@ -29,8 +29,12 @@ type upgrade struct {
 	place    `json:"-"`
 	steps    *steps
 	deadline time.Duration
+	// back is --back. late is whether the snapshot may lack too much to be restored unasked.
+	back, late bool
 
 	Swap swap `json:"swap"`
+	// Begun is when the upgrade began: the snapshot is of then.
+	Begun time.Time `json:"begun,omitzero"`
 	// Snapshot is the file with the cluster's data from before the upgrade, "" if other machines
 	// keep them, too.
 	Snapshot string `json:"snapshot,omitempty"`
@@ -41,6 +45,7 @@ type upgrade struct {
 
 func upgradeCommand(p *place) *cobra.Command {
 	var deadline time.Duration
+	var back bool
 	cmd := &cobra.Command{
 		Use:   "upgrade [DIRECTORY|PACKAGE.deb...]",
 		Short: "replace the programs of this machine by new ones while pods run, or go back to the old ones",
@@ -50,24 +55,31 @@ wrong with this machine. Pods keep running. If that fails, or takes longer than 
 and started. The snapshot's data are restored only if the old programs refuse the present data because newer ones have
 written it.
 
-Without an argument it finishes an upgrade that was interrupted.`,
+Without an argument it finishes an upgrade that was interrupted. If that was long ago, the new programs may have run
+since, and a snapshot is not restored unless --back says so.`,
 		Example: `  coracle upgrade ./coracle-v1.2.0/bin
   coracle upgrade coracle_1.2.0_amd64.deb coracle-kube_1.2.0_amd64.deb
-  coracle upgrade        # after an interruption`,
+  coracle upgrade        # after an interruption
+  coracle upgrade --back # after an interruption, to run the old programs again`,
 		RunE: func(cmd *cobra.Command, from []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			u := &upgrade{place: *p, steps: newSteps(cmd.OutOrStdout()), deadline: deadline}
+			u := &upgrade{place: *p, steps: newSteps(cmd.OutOrStdout()), deadline: deadline, back: back}
 			if err := u.run(ctx, from, cmd.ErrOrStderr()); err != nil {
 				return fmt.Errorf("upgrade: %w", err)
 			}
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&back, "back", false, "have the old programs run again, and restore the snapshot if they refuse the present data")
 	cmd.Flags().DurationVar(&deadline, "deadline", 3*time.Minute,
 		"how long the new programs may take until \"coracle status\" finds nothing wrong")
 	return cmd
 }
+
+// runDeadlines is how many deadlines a whole run may take: one for the new programs, and two to go
+// back.
+const runDeadlines = 3
 
 func (u *upgrade) dir() string    { return filepath.Join(u.kubeRoot(), "upgrade") }
 func (u *upgrade) record() string { return filepath.Join(u.dir(), "upgrade.json") }
@@ -93,30 +105,25 @@ func (u *upgrade) run(ctx context.Context, from []string, out io.Writer) error {
 		return fmt.Errorf("another upgrade runs: %w", err)
 	}
 	defer func() { _ = lock.Close() }()
-	interrupted, err := u.read()
-	switch {
-	case err != nil:
+	if err := u.begin(ctx, from, out); err != nil {
 		return err
-	case interrupted && len(from) > 0:
-		return errors.New("an upgrade was interrupted: 'coracle upgrade' without an argument finishes it first")
-	case !interrupted && len(from) == 0:
-		return errors.New("name a directory or Debian packages with the new programs")
-	case !interrupted:
-		if err := u.prepare(ctx, from, out); err != nil {
-			return fmt.Errorf("nothing was changed: %w", err)
-		}
 	}
 	if !u.Back {
-		if err = u.advance(ctx); err == nil {
+		switch err := u.tryNew(ctx); {
+		case err == nil:
 			return u.finish("all is well with the new programs")
+		case u.late:
+			return fmt.Errorf("%w; the old programs are not put back, as they may need the snapshot of %s, without all that was written since: "+
+				"'coracle upgrade%s' tries again, and 'coracle upgrade --back%[3]s' goes back", err, u.Begun.Local().Format(time.DateTime), u.flags())
+		default:
+			u.Back, u.Why = true, err.Error()
 		}
-		u.Back, u.Why = true, err.Error()
 		if err := u.write(); err != nil {
 			return err
 		}
 	}
 	// An interrupt must not leave the machine between two versions.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*u.deadline)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), (runDeadlines-1)*u.deadline)
 	defer cancel()
 	u.steps.waits("the old programs are put back: " + u.Why)
 	if err := u.retreat(ctx); err != nil {
@@ -128,6 +135,36 @@ func (u *upgrade) run(ctx context.Context, from []string, out io.Writer) error {
 	return fmt.Errorf("the old programs run again: %s", u.Why)
 }
 
+// begin goes on with an upgrade that was interrupted, or prepares a new one.
+func (u *upgrade) begin(ctx context.Context, from []string, out io.Writer) error {
+	interrupted, err := u.read()
+	switch {
+	case err != nil:
+		return err
+	case !interrupted && u.back:
+		return errors.New("no upgrade was interrupted: --back has nothing to go back to")
+	case interrupted && len(from) > 0:
+		return errors.New("an upgrade was interrupted: 'coracle upgrade' without an argument finishes it first")
+	case !interrupted && len(from) == 0:
+		return errors.New("name a directory or Debian packages with the new programs")
+	case interrupted:
+		u.late = !u.back && u.Snapshot != "" && time.Since(u.Begun) > runDeadlines*u.deadline
+		return nil
+	}
+	if err := u.prepare(ctx, from, out); err != nil {
+		return fmt.Errorf("nothing was changed: %w", err)
+	}
+	return nil
+}
+
+// tryNew returns nil when all is well with the new programs.
+func (u *upgrade) tryNew(ctx context.Context) error {
+	if u.back {
+		return errors.New("--back was given")
+	}
+	return u.advance(ctx)
+}
+
 // prepare does what changes nothing that runs: it checks the new programs, and saves the data.
 func (u *upgrade) prepare(ctx context.Context, from []string, out io.Writer) (err error) {
 	o := remembered(u.place)
@@ -137,6 +174,7 @@ func (u *upgrade) prepare(ctx context.Context, from []string, out io.Writer) (er
 	if pid, err := holder(u.supervisor()); err != nil || pid == 0 {
 		return errors.Join(err, errors.New("the cluster does not run: replace the programs without upgrade, or 'coracle up' first"))
 	}
+	u.Begun = time.Now()
 	if u.Swap, err = newSwap(); err != nil {
 		return err
 	}
@@ -193,6 +231,10 @@ func (u *upgrade) retreat(ctx context.Context) error {
 	err := u.restart(tried)
 	if refused := (dataRefused{}); u.Snapshot == "" || !errors.As(err, &refused) {
 		return err
+	}
+	if u.late {
+		return fmt.Errorf("%w; the data of %s are in %s: 'coracle upgrade --back%s' restores them, without all that was written since", err,
+			u.Begun.Local().Format(time.DateTime), u.Snapshot, u.flags())
 	}
 	u.steps.waits("the data from before the upgrade are restored: " + err.Error())
 	if err := u.endAll(ctx); err != nil {

@@ -183,6 +183,72 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 	}
 }
 
+// Regression: an upgrade that was finished days after it had been interrupted went back to its
+// snapshot, whatever was wrong by then, and all that had been written since was lost.
+func TestOldSnapshotIsRestoredOnlyWhenAsked(t *testing.T) {
+	refuses := `if [ ! -e "$0.restored" ]; then ` +
+		`echo "coracle-kube: the cluster's data was written by a newer version: v1.3.0" >>"$0.log"; exit 1; fi`
+	for what, test := range map[string]struct {
+		ago           time.Duration
+		before, back  bool // the record says to go back, --back
+		restored      bool
+		want          string
+		unfinished    bool
+		stillForwards bool
+	}{
+		"a moment ago": {restored: true, want: "the old programs run again"},
+		"a week ago": {
+			ago: 7 * 24 * time.Hour, want: "the old programs are not put back, as they may need the snapshot of ", unfinished: true, stillForwards: true,
+		},
+		"a week ago, on its way back": {
+			ago: 7 * 24 * time.Hour, before: true, want: "restores them, without all that was written since", unfinished: true,
+		},
+		"a week ago, with --back": {ago: 7 * 24 * time.Hour, back: true, restored: true, want: "the old programs run again: --back was given"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := place{root: t.TempDir(), state: t.TempDir()}
+			if err := (&upOptions{Node: "own"}).remember(p); err != nil {
+				t.Fatal(err)
+			}
+			bin := t.TempDir()
+			coracle := filepath.Join(bin, "coracle")
+			script := fakeCoracle(refuses, ":", `echo '[{"component": "coracled", "healthy": true}]'`)
+			if err := os.WriteFile(coracle, []byte(script), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			writeFiles(t, p.logs(), map[string]string{"kube.log": ""})
+			if err := os.Symlink(p.kubeLog(), coracle+".log"); err != nil {
+				t.Fatal(err)
+			}
+			record := &upgrade{
+				place: p, Snapshot: "before.snapshot", Begun: time.Now().Add(-test.ago), Back: test.before,
+				Swap: swap{Bin: bin, Stage: filepath.Join(bin, ".stage")},
+			}
+			if err := errors.Join(os.MkdirAll(record.dir(), 0o700), record.write()); err != nil {
+				t.Fatal(err)
+			}
+			u := &upgrade{place: p, steps: newSteps(t.Output()), deadline: time.Minute, back: test.back}
+			if err := u.run(t.Context(), nil, t.Output()); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("it returned %v, want %q", err, test.want)
+			}
+			if _, err := os.Stat(coracle + ".restored"); (err == nil) != test.restored {
+				t.Errorf("the snapshot was restored: %t, want %t", err == nil, test.restored)
+			}
+			after := &upgrade{place: p}
+			if unfinished, err := after.read(); err != nil || unfinished != test.unfinished || unfinished && after.Back == test.stillForwards {
+				t.Errorf("left behind: %t, %+v, %v", unfinished, after, err)
+			}
+		})
+	}
+	u := &upgrade{place: place{root: t.TempDir(), state: t.TempDir()}, steps: newSteps(t.Output()), deadline: time.Minute, back: true}
+	if err := os.MkdirAll(u.kubeRoot(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.run(t.Context(), nil, t.Output()); err == nil || !strings.Contains(err.Error(), "nothing to go back to") {
+		t.Errorf("--back without an upgrade: %v", err)
+	}
+}
+
 // Regression: the new version's command, executed where it was unpacked, replaced itself and said
 // that all was well.
 func TestUpgradeByAnotherCommand(t *testing.T) {
