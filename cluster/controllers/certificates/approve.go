@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	certificateslisters "k8s.io/client-go/listers/certificates/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	networkinglisters "k8s.io/client-go/listers/networking/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/kubernetes/pkg/apis/certificates"
@@ -36,6 +37,7 @@ type approver struct {
 	requests certificateslisters.CertificateSigningRequestLister
 	nodes    corelisters.NodeLister
 	networks networkinglisters.ServiceCIDRLister
+	servers  discoverylisters.EndpointSliceNamespaceLister
 	events   record.EventRecorder
 	reserved Reserved
 }
@@ -46,17 +48,18 @@ type approver struct {
 // does not read them.
 func NewApprover(set *client.Set, reader kubernetes.Interface, reserved Reserved) *frame.Controller {
 	requests, nodes := set.Informers.Certificates().V1().CertificateSigningRequests(), set.Informers.Core().V1().Nodes()
-	networks := set.Informers.Networking().V1().ServiceCIDRs()
+	networks, endpoints := set.Informers.Networking().V1().ServiceCIDRs(), set.Informers.Discovery().V1().EndpointSlices()
 	events, flush := set.Recorder("csr-approving", "")
 	a := &approver{
 		set: set, reader: reader, requests: requests.Lister(), nodes: nodes.Lister(), networks: networks.Lister(),
-		events: events, reserved: reserved,
+		servers: endpoints.Lister().EndpointSlices(metav1.NamespaceDefault), events: events, reserved: reserved,
 	}
 	f := frame.New("csr-approving", 1, set.Logger(), a.sync)
 	f.Watch(requests.Informer(), frame.Self)
 	none := func(any) []string { return nil } // wait for what exists
 	f.Watch(nodes.Informer(), none)
 	f.Watch(networks.Informer(), none)
+	f.Watch(endpoints.Informer(), none)
 	f.Also(func(ctx context.Context) { <-ctx.Done(); flush() })
 	return f
 }

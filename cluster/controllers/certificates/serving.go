@@ -3,6 +3,7 @@ package certificates
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -30,8 +32,8 @@ func isNodeServing(csr *certificatesv1.CertificateSigningRequest, request *x509.
 // Reserved are names and addresses that no node may serve under. The authority of nodes' serving
 // certificates also signs the API server's.
 type Reserved struct {
-	// Hosts are the names and addresses of the API server. If there are none, no serving certificate
-	// is approved.
+	// Hosts are the names of API servers and the addresses of this one; others publish theirs as
+	// endpoints of the Service kubernetes. If there are none, no serving certificate is approved.
 	Hosts []string
 	// Domain is the cluster's domain, under which Services and pods have names.
 	Domain string
@@ -111,6 +113,17 @@ func (a *approver) unused(node *corev1.Node, address netip.Addr) error {
 		for _, text := range network.Spec.CIDRs {
 			if prefix, err := netip.ParsePrefix(text); err == nil && prefix.Contains(address) {
 				return fmt.Errorf("which is in the network of Services %s", prefix)
+			}
+		}
+	}
+	published, err := a.servers.List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: "kubernetes"}))
+	if err != nil {
+		return err
+	}
+	for _, of := range published {
+		for _, server := range of.Endpoints {
+			if slices.ContainsFunc(server.Addresses, func(text string) bool { return canonical(text) == address.String() }) {
+				return errors.New("which is an API server's")
 			}
 		}
 	}

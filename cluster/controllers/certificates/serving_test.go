@@ -13,6 +13,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -63,6 +64,7 @@ func TestServingCertificatesAreForANodesOwnAddresses(t *testing.T) {
 		{"its address as IPv4 in IPv6", serving("", "::ffff:192.0.2.10"), true},
 		{"an address that it does not have", serving("a", "192.0.2.11"), false},
 		{"the API server's address, which it says it has", serving("a", "192.0.2.1"), false},
+		{"another API server's address, which it says it has", serving("a", "192.0.2.50"), false},
 		{"the kubernetes Service's name", serving("kubernetes.default.svc", ""), false},
 		{"the name in other letters", serving("Kubernetes.Default.Svc.", ""), false},
 		{"another node's address, which it says it has, too", serving("a", "192.0.2.20"), false},
@@ -106,8 +108,16 @@ func TestServingCertificatesAreForANodesOwnAddresses(t *testing.T) {
 					Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "10.97.0.0/28"}},
 				}
 				must(s.Kube.NetworkingV1().ServiceCIDRs().Create(ctx, network, metav1.CreateOptions{}))
+				servers := &discoveryv1.EndpointSlice{
+					ObjectMeta: metav1.ObjectMeta{
+						Name: "kubernetes", Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"},
+					},
+					AddressType: discoveryv1.AddressTypeIPv4,
+					Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}}, {Addresses: []string{"192.0.2.50"}}},
+				}
+				must(s.Kube.DiscoveryV1().EndpointSlices("default").Create(ctx, servers, metav1.CreateOptions{}))
 				for name, addresses := range map[string]string{
-					"a": "192.0.2.10 2001:db8::10 192.0.2.1 192.0.2.20 127.0.0.1 169.254.1.1 10.96.0.77 10.97.0.7 " +
+					"a": "192.0.2.10 2001:db8::10 192.0.2.1 192.0.2.50 192.0.2.20 127.0.0.1 169.254.1.1 10.96.0.77 10.97.0.7 " +
 						"10.85.3.7 fd85:c0ac:1e00:3::7 192.0.2.241 " +
 						"*.default.svc *.example.com hook.kube-system.svc",
 					"b":                    "192.0.2.20 n.example.com",
