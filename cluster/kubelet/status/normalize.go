@@ -23,7 +23,9 @@ func normalize(pod *v1.Pod, s *v1.PodStatus) {
 		t := s.StartTime.Rfc3339Copy()
 		s.StartTime = &t
 	}
+	valid(&s.Message)
 	for i := range s.Conditions {
+		valid(&s.Conditions[i].Message)
 		seconds(&s.Conditions[i].LastProbeTime)
 		seconds(&s.Conditions[i].LastTransitionTime)
 	}
@@ -34,9 +36,13 @@ func normalize(pod *v1.Pod, s *v1.PodStatus) {
 		if t := c.Terminated; t != nil {
 			seconds(&t.StartedAt)
 			seconds(&t.FinishedAt)
+			valid(&t.Message)
 			if len(t.Message) > share {
-				t.Message = t.Message[:share]
+				t.Message = strings.ToValidUTF8(t.Message[:share], "") // without a part of a character
 			}
+		}
+		if w := c.Waiting; w != nil {
+			valid(&w.Message)
 		}
 	}
 	byName := func(a, b v1.ContainerStatus) int { return strings.Compare(a.Name, b.Name) }
@@ -50,6 +56,9 @@ func normalize(pod *v1.Pod, s *v1.PodStatus) {
 	slices.SortFunc(s.EphemeralContainerStatuses, byName)
 	kubetypes.SortInitContainerStatuses(pod, s.InitContainerStatuses)
 }
+
+// valid replaces what is no UTF-8, as the API does: containers write what they like.
+func valid(text *string) { *text = strings.ToValidUTF8(*text, "\uFFFD") }
 
 // ipOrder returns at most one address of each family, the family of the node's first address first.
 func ipOrder(ips, hostIPs []string) []string {

@@ -213,7 +213,12 @@ func (w *Writer) write(uid types.UID, e *entry) {
 			delay = min(2*delay, retryMost)
 			continue
 		}
-		wait, delay = 0, retryAfter
+		if unchanged(base, object) {
+			wait = delay
+			delay = min(2*delay, retryMost)
+		} else {
+			wait, delay = 0, retryAfter
+		}
 		if object != nil && e.object.UID == object.UID && !older(object, e.object) {
 			e.object = object
 		}
@@ -222,6 +227,10 @@ func (w *Writer) write(uid types.UID, e *entry) {
 		}
 	}
 }
+
+// unchanged says that the API took a status and kept the one that it had: the same once more would
+// change nothing either.
+func unchanged(before, after *v1.Pod) bool { return after != nil && same(after.Status, before.Status) }
 
 // pause waits for d, or until something that cannot wait is to be written.
 func (w *Writer) pause(e *entry, d time.Duration) bool {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
 )
 
 // bubble runs f with a writer on an API that holds one pod.
@@ -186,6 +189,47 @@ func TestAFailedWriteIsTriedAgainWithWhatIsNewest(t *testing.T) {
 		synctest.Wait()
 		if got := get(t, kube); got.Status.Message != "new" {
 			t.Errorf("message %q", got.Status.Message)
+		}
+	})
+}
+
+// Regression: a termination message that is no UTF-8 came back different from the API, so it was
+// written again and again, without a pause.
+func TestWhatTheAPIChangesIsNotWrittenWithoutEnd(t *testing.T) {
+	message := func(text string) v1.PodStatus {
+		s := runningStatus()
+		s.ContainerStatuses[0].LastTerminationState.Terminated = &v1.ContainerStateTerminated{ExitCode: 1, Message: text}
+		return s
+	}
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		w.Object(p.UID, p)
+		w.Set(p.UID, message("\xff"), true, false)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if n, most := patches(kube), int(10*time.Minute/retryMost)+10; n < 2 || n > most {
+			t.Errorf("%d patches in ten minutes, want at most %d", n, most)
+		}
+		s := message("well")
+		w.Set(p.UID, s, true, false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := get(t, kube).Status.ContainerStatuses[0].LastTerminationState.Terminated.Message; got != "well" {
+			t.Errorf("message %q after that", got)
+		}
+	})
+	bubble(t, func(w *Writer, kube *fake.Clientset, p *v1.Pod) {
+		s := message("\xff" + strings.Repeat("\u00fc", kubecontainer.MaxPodTerminationMessageLogLength))
+		normalize(p, &s)
+		got := s.ContainerStatuses[0].LastTerminationState.Terminated.Message
+		if !utf8.ValidString(got) || !strings.HasPrefix(got, "\uFFFD\u00fc") {
+			t.Errorf("normalized to %q", got)
+		}
+		w.Object(p.UID, p)
+		w.Set(p.UID, s, true, false)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if n := patches(kube); n != 1 {
+			t.Errorf("%d patches of a normalized status", n)
 		}
 	})
 }
