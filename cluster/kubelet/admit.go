@@ -7,7 +7,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -16,6 +15,7 @@ import (
 	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
 	"k8s.io/kubernetes/pkg/security/apparmor"
 
+	"github.com/coracle-project/coracle/cluster/kubelet/status"
 	"github.com/coracle-project/coracle/cluster/kubelet/sysctls"
 )
 
@@ -27,15 +27,28 @@ type admission struct {
 	apparmor apparmor.Validator
 	sysctls  *sysctls.Allowed
 
-	mu   sync.Mutex
-	pods map[types.UID]*v1.Pod // admitted and not gone
-	// deferred are pods whose resize did not fit.
-	deferred sets.Set[types.UID]
+	// given returns a pod as the node has agreed to run it, false if it is gone; wake has its worker
+	// look at it again.
+	given func(types.UID) (*v1.Pod, bool)
+	wake  func(types.UID)
+	evict func(types.UID, status.Eviction) bool
+
+	mu        sync.Mutex
+	pods      map[types.UID]*v1.Pod // admitted and not gone
+	deferred  map[types.UID]*deferredResize
+	preempted map[types.UID]bool // those that end for a critical pod, which counts instead
 }
 
 func newAdmission(k *Kubelet) *admission {
 	return &admission{
-		k: k, apparmor: apparmor.NewValidator(), sysctls: k.sysctls, pods: map[types.UID]*v1.Pod{}, deferred: sets.New[types.UID](),
+		k: k, apparmor: apparmor.NewValidator(), sysctls: k.sysctls, pods: map[types.UID]*v1.Pod{},
+		deferred: map[types.UID]*deferredResize{}, preempted: map[types.UID]bool{},
+		given: func(uid types.UID) (*v1.Pod, bool) {
+			v, ok := k.runner.View(uid)
+			return v.Pod, ok
+		},
+		wake:  func(uid types.UID) { k.runner.Wake(uid) },
+		evict: func(uid types.UID, e status.Eviction) bool { return k.runner.Evict(uid, e) },
 	}
 }
 
@@ -58,6 +71,7 @@ func (a *admission) apply(p *v1.Pod) {
 		a.goneLocked(p)
 	} else {
 		a.pods[p.UID] = p
+		a.changedLocked(p)
 	}
 	a.k.runner.Apply(p)
 }
@@ -77,29 +91,9 @@ func (a *admission) remove(p *v1.Pod) {
 
 func (a *admission) goneLocked(p *v1.Pod) {
 	delete(a.pods, p.UID)
-	a.deferred.Delete(p.UID)
+	delete(a.deferred, p.UID)
+	delete(a.preempted, p.UID)
 	a.retryLocked()
-}
-
-// resize has accept called if a pod that runs can be given what its spec asks for now; see
-// pod.Config.AdmitResize. Those that cannot are woken when another pod has gone or was resized.
-func (a *admission) resize(p *v1.Pod, accept func()) (message string, ok bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, message, ok = a.admitLocked(p); !ok {
-		a.deferred.Insert(p.UID)
-		return message, false
-	}
-	accept()
-	a.deferred.Delete(p.UID)
-	a.retryLocked()
-	return "", true
-}
-
-func (a *admission) retryLocked() {
-	for uid := range a.deferred {
-		a.k.runner.Wake(uid)
-	}
 }
 
 // confined says whether what a pod asks for keeps it away from others and from the node's services;
@@ -122,17 +116,27 @@ func (a *admission) admitLocked(p *v1.Pod) (reason, message string, ok bool) {
 	if err != nil {
 		n = a.k.reporter.Node()
 	}
-	return admit(n, p, a.othersLocked(p))
+	others := a.othersLocked(p)
+	reason, message, ok = admit(n, p, others)
+	if !ok && kubetypes.IsCriticalPod(p) && len(shortages(n, p, others)) > 0 {
+		return a.admitCriticalLocked(n, p, others)
+	}
+	return reason, message, ok
 }
 
-// othersLocked are the pods that take something of the node, with what they were allocated: not
-// those that have ended here though the API has not heard.
+// othersLocked are the pods that take something of the node, with what they were allocated or
+// granted: not those that have ended here though the API has not heard.
 func (a *admission) othersLocked(p *v1.Pod) []*v1.Pod {
 	others := make([]*v1.Pod, 0, len(a.pods))
 	for uid := range a.pods {
-		if v, ok := a.k.runner.View(uid); uid != p.UID && ok && !over(v.Pod) {
-			others = append(others, v.Pod)
+		other, ok := a.given(uid)
+		if uid == p.UID || !ok || over(other) || a.preempted[uid] {
+			continue
 		}
+		if d := a.deferred[uid]; d != nil && d.granted {
+			other = d.pod
+		}
+		others = append(others, other)
 	}
 	return others
 }
@@ -182,15 +186,29 @@ func supportsStrictGroups(n *v1.Node) bool {
 }
 
 // fits says whether what the pod asks for is left, and if not of which resource there is too
-// little. An extended resource that the node does not have is someone else's affair.
+// little.
 func fits(n *v1.Node, p *v1.Pod, others []*v1.Pod) (v1.ResourceName, string, bool) {
-	short := func(name v1.ResourceName, requested, used, capacity int64) (v1.ResourceName, string, bool) {
-		return name, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity),
-			false
+	all := shortages(n, p, others)
+	if len(all) == 0 {
+		return "", "", true
 	}
+	s := all[0]
+	return s.name, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", s.name, s.requested, s.used,
+		s.capacity), false
+}
+
+// shortage is a resource of which the node has too little: of CPU in thousandths.
+type shortage struct {
+	name                      v1.ResourceName
+	requested, used, capacity int64
+}
+
+// shortages are the resources of which less is left than the pod asks for. An extended resource
+// that the node does not have is someone else's affair.
+func shortages(n *v1.Node, p *v1.Pod, others []*v1.Pod) (short []shortage) {
 	allocatable := n.Status.Allocatable
 	if most := allocatable.Pods().Value(); int64(len(others))+1 > most {
-		return short(v1.ResourcePods, 1, int64(len(others)), most)
+		short = append(short, shortage{v1.ResourcePods, 1, int64(len(others)), most})
 	}
 	options := resourcehelper.PodResourcesOptions{}
 	used := v1.ResourceList{}
@@ -220,12 +238,12 @@ func fits(n *v1.Node, p *v1.Pod, others []*v1.Pod) (v1.ResourceName, string, boo
 		switch {
 		case sum.Cmp(have) <= 0:
 		case name == v1.ResourceCPU:
-			return short(name, q.MilliValue(), taken.MilliValue(), have.MilliValue())
+			short = append(short, shortage{name, q.MilliValue(), taken.MilliValue(), have.MilliValue()})
 		default:
-			return short(name, q.Value(), taken.Value(), have.Value())
+			short = append(short, shortage{name, q.Value(), taken.Value(), have.Value()})
 		}
 	}
-	return "", "", true
+	return short
 }
 
 // portsTaken says whether a host port that the pod wants is another's.

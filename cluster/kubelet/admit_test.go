@@ -4,10 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 	listersv1 "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -181,19 +183,22 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// Regression: a pod that had a port since before it was reserved could not be resized.
-func TestAReservedPortKeepsNoPodFromItsResize(t *testing.T) {
+// onNode is a kubelet of a node that has these resources.
+func onNode(t *testing.T, allocatable v1.ResourceList) *Kubelet {
+	t.Helper()
 	nodes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	n := &v1.Node{}
-	n.Name = "n"
-	n.Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("1"), v1.ResourcePods: resource.MustParse("1")}
+	n.Name, n.Status.Allocatable = "n", allocatable
 	if err := nodes.Add(n); err != nil {
 		t.Fatal(err)
 	}
-	k := &Kubelet{
-		evictor: &eviction.Manager{}, watched: watched{name: "n", nodes: listersv1.NewNodeLister(nodes)},
-		opts: Options{Port: 10250, ReservedPorts: map[int]string{6443: "the API server"}},
-	}
+	return &Kubelet{evictor: &eviction.Manager{}, watched: watched{name: "n", nodes: listersv1.NewNodeLister(nodes)}}
+}
+
+// Regression: a pod that had a port since before it was reserved could not be resized.
+func TestAReservedPortKeepsNoPodFromItsResize(t *testing.T) {
+	k := onNode(t, v1.ResourceList{v1.ResourceCPU: resource.MustParse("1"), v1.ResourcePods: resource.MustParse("1")})
+	k.opts = Options{Port: 10250, ReservedPorts: map[int]string{6443: "the API server"}}
 	p := &v1.Pod{}
 	p.UID = "u"
 	p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{HostPort: 6443}}}}
@@ -204,5 +209,74 @@ func TestAReservedPortKeepsNoPodFromItsResize(t *testing.T) {
 		if message, ok := a.resize(p, func() { accepted = true }); ok != want || accepted != want {
 			t.Errorf("to %s CPU: %v, accepted %v: %s", cpu, ok, accepted, message)
 		}
+	}
+}
+
+// Room that comes free is given to deferred resizes in upstream's order, whichever worker asks
+// first.
+func TestDeferredResizesAreGrantedInOrder(t *testing.T) {
+	a := newAdmission(onNode(t, v1.ResourceList{
+		v1.ResourceCPU: resource.MustParse("10"), v1.ResourceMemory: resource.MustParse("1Gi"), v1.ResourcePods: resource.MustParse("99"),
+	}))
+	given, woken := map[types.UID]*v1.Pod{}, []types.UID{}
+	a.given = func(uid types.UID) (*v1.Pod, bool) { p, ok := given[uid]; return p, ok }
+	a.wake = func(uid types.UID) { woken = append(woken, uid) }
+	sized := func(uid, cpu string, priority int32, guaranteed bool) *v1.Pod {
+		p := &v1.Pod{}
+		p.UID, p.Spec.Priority = types.UID(uid), &priority
+		amounts := v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse("0")}
+		if guaranteed {
+			amounts[v1.ResourceMemory] = resource.MustParse("1")
+		}
+		c := v1.Container{Name: "c", Resources: v1.ResourceRequirements{Requests: amounts}}
+		if guaranteed {
+			c.Resources.Limits = amounts
+		}
+		p.Spec.Containers = []v1.Container{c}
+		return p
+	}
+	runs := func(p *v1.Pod) { given[p.UID], a.pods[p.UID] = p, p }
+	asks := func(p *v1.Pod) bool {
+		_, ok := a.resize(p, func() { given[p.UID] = p })
+		return ok
+	}
+	runs(sized("large", "7", 0, false))
+	wanted := []*v1.Pod{
+		sized("old", "4", 0, false), sized("new", "4", 0, false), sized("guaranteed", "4", 0, true), sized("important", "4", 5, false),
+	}
+	for _, p := range wanted {
+		runs(sized(string(p.UID), "500m", *p.Spec.Priority, p.UID == "guaranteed"))
+	}
+	for _, p := range wanted {
+		if asks(p) {
+			t.Fatalf("%s fits", p.UID)
+		}
+	}
+	delete(given, "large")
+	a.mu.Lock()
+	a.goneLocked(sized("large", "7", 0, false)) // 8 of 10 are left, of which each needs 3.5 more
+	a.mu.Unlock()
+	if want := []types.UID{"important", "guaranteed", "old", "new"}; !slices.Equal(woken, want) {
+		t.Errorf("woken %v, want %v", woken, want)
+	}
+	for i, want := range []bool{false, false, true, true} {
+		if got := asks(wanted[i]); got != want {
+			t.Errorf("%s: resized %t, want %t", wanted[i].UID, got, want)
+		}
+	}
+	// What was granted and is not wanted any more is free for the next.
+	delete(given, "important")
+	a.mu.Lock()
+	a.goneLocked(wanted[3])
+	if !a.deferred["old"].granted || a.deferred["new"].granted {
+		t.Error("the one that has waited longest is not the next")
+	}
+	a.changedLocked(sized("old", "500m", 0, false))
+	if a.deferred["old"] != nil || !a.deferred["new"].granted {
+		t.Error("the room of a resize that was taken back is not given to the next")
+	}
+	a.mu.Unlock()
+	if !asks(wanted[1]) || len(a.deferred) != 0 {
+		t.Errorf("the last one is not resized; deferred %v", a.deferred)
 	}
 }

@@ -61,6 +61,10 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.traci
 // containerd has d be a containerd with runc below dir.
 func (d *daemon) containerd(dir, registry string) {
 	d.t.Helper()
+	// Root of a pod with a user namespace passes through it, as through /run.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		d.t.Fatal(err)
+	}
 	d.name = "containerd"
 	place := struct {
 		Dir, Socket, Registry, Bin, CNI string

@@ -11,9 +11,13 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/component-base/version"
 	nodeutil "k8s.io/component-helpers/node/util"
+	"k8s.io/component-helpers/nodedeclaredfeatures"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	_ "k8s.io/kubernetes/pkg/features" // registers the gates
 	"k8s.io/kubernetes/pkg/kubelet/events"
 	"k8s.io/utils/ptr"
 )
@@ -72,6 +76,19 @@ func (r *Reporter) fill(ctx context.Context, n *v1.Node) (ready bool) {
 	return err == nil
 }
 
+// gates are the feature gates as the library of declared features asks for them.
+type gates struct{ featuregate.FeatureGate }
+
+func (g gates) Enabled(name string) bool { return g.FeatureGate.Enabled(featuregate.Feature(name)) }
+
+// declaredFeatures are what this kubelet can do and one of an earlier version cannot. The scheduler
+// and the API server look for them before they ask a node to do so.
+func declaredFeatures() []string {
+	return nodedeclaredfeatures.DefaultFramework.DiscoverNodeFeatures(&nodedeclaredfeatures.NodeConfiguration{
+		FeatureGates: gates{utilfeature.DefaultFeatureGate},
+	})
+}
+
 func (r *Reporter) fillMachine(n *v1.Node) {
 	m, s := r.machine, &n.Status
 	capacity, allocatable := Resources(m, r.config.MaxPods)
@@ -98,6 +115,7 @@ func (r *Reporter) fillMachine(n *v1.Node) {
 	i.KernelVersion, i.OSImage = m.Kernel, m.OSImage
 	i.OperatingSystem, i.Architecture = runtime.GOOS, runtime.GOARCH
 	i.KubeletVersion = version.Get().GitVersion
+	s.DeclaredFeatures = declaredFeatures()
 	i.Swap = nil
 	if m.SwapBytes != 0 {
 		i.Swap = &v1.NodeSwapStatus{Capacity: ptr.To(m.SwapBytes)}

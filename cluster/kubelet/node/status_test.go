@@ -143,6 +143,13 @@ func TestTheNodeIsReadyFromItsFirstMoment(t *testing.T) {
 		if last := n.Status.Conditions[len(n.Status.Conditions)-1]; last.Type != v1.NodeReady {
 			t.Errorf("the last condition is %s", last.Type)
 		}
+		want := []string{
+			"ExtendWebSocketsToKubelet", "InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers",
+			"RestartAllContainersOnContainerExits",
+		}
+		if !slices.Equal(n.Status.DeclaredFeatures, want) {
+			t.Errorf("declared features %v", n.Status.DeclaredFeatures)
+		}
 		lease, err := kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(t.Context(), "n1", metav1.GetOptions{})
 		if err != nil || *lease.Spec.LeaseDurationSeconds != leaseSeconds {
 			t.Errorf("lease %+v, %v", lease, err)

@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -29,10 +30,12 @@ func sized(cpu, memory string) *v1.Pod {
 }
 
 func give(p *v1.Pod, cpu, memory string) {
-	p.Spec.Containers[0].Resources = v1.ResourceRequirements{
-		Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)},
-		Limits:   v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)},
-	}
+	p.Spec.Containers[0].Resources = both(cpu, memory)
+}
+
+// both are requests and limits of the same amounts.
+func both(cpu, memory string) v1.ResourceRequirements {
+	return v1.ResourceRequirements{Requests: amounts(cpu, memory), Limits: amounts(cpu, memory)}
 }
 
 // get returns the only pod as the API has it.
@@ -73,14 +76,7 @@ func (b *bench) wantGiven(cpu, memory string, conditions ...string) {
 	b.t.Helper()
 	p := b.get()
 	c := p.Status.ContainerStatuses[0]
-	for name, list := range map[string]v1.ResourceList{
-		"allocated": c.AllocatedResources, "requests": c.Resources.Requests,
-		"limits": c.Resources.Limits,
-	} {
-		if list.Cpu().String() != cpu || list.Memory().String() != memory {
-			b.t.Errorf("%s: %s and %s, want %s and %s", name, list.Cpu(), list.Memory(), cpu, memory)
-		}
-	}
+	b.wantAmounts(c.AllocatedResources, c.Resources, cpu, memory)
 	var got []string
 	for _, c := range p.Status.Conditions {
 		if c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress {
@@ -95,6 +91,16 @@ func (b *bench) wantGiven(cpu, memory string, conditions ...string) {
 	}
 	if p.Status.ObservedGeneration != p.Generation {
 		b.t.Errorf("observed generation %d of %d", p.Status.ObservedGeneration, p.Generation)
+	}
+}
+
+// wantAmounts compares what a status says that a pod or a container has.
+func (b *bench) wantAmounts(allocated v1.ResourceList, has *v1.ResourceRequirements, cpu, memory string) {
+	b.t.Helper()
+	for name, list := range map[string]v1.ResourceList{"allocated": allocated, "requests": has.Requests, "limits": has.Limits} {
+		if list.Cpu().String() != cpu || list.Memory().String() != memory {
+			b.t.Errorf("%s: %s and %s, want %s and %s", name, list.Cpu(), list.Memory(), cpu, memory)
+		}
 	}
 }
 
@@ -372,18 +378,26 @@ func TestALimitThatIsDeferredIsNotGivenAfterARestart(t *testing.T) {
 		b.run(six())
 		b.full.Store(new("full"))
 		b.addLimits()
-		b.runtime.Calls()
-		ctx, cancel := context.WithCancel(b.t.Context())
-		second := NewRunner(ctx, b.runner.Config)
-		second.Apply(b.get())
-		synctest.Wait()
-		b.wantCalls()
-		if v, _ := second.View("u"); !v.Pod.Spec.Containers[1].Resources.Limits.Memory().IsZero() {
-			t.Errorf("given %v", v.Pod.Spec.Containers[1].Resources)
+		if p := b.afterRestart(); !p.Spec.Containers[1].Resources.Limits.Memory().IsZero() {
+			t.Errorf("given %v", p.Spec.Containers[1].Resources)
 		}
-		cancel()
-		second.Wait()
 	})
+}
+
+// afterRestart is the only pod as the process that comes next gives it, which tells the runtime
+// nothing.
+func (b *bench) afterRestart() *v1.Pod {
+	b.t.Helper()
+	b.runtime.Calls()
+	ctx, cancel := context.WithCancel(b.t.Context())
+	second := NewRunner(ctx, b.runner.Config)
+	defer second.Wait()
+	defer cancel()
+	second.Apply(b.get())
+	synctest.Wait()
+	b.wantCalls()
+	v, _ := second.View("u")
+	return v.Pod
 }
 
 // podMemory returns the memory limit of the pod's cgroup in MiB.
@@ -445,8 +459,7 @@ func TestThePodShrinksAfterAllItsContainers(t *testing.T) {
 		size := func(memory string) func(*v1.Pod) {
 			return func(p *v1.Pod) {
 				for i := range p.Spec.Containers {
-					p.Spec.Containers[i].Resources.Limits = amounts("100m", memory)
-					p.Spec.Containers[i].Resources.Requests = amounts("100m", memory)
+					p.Spec.Containers[i].Resources = both("100m", memory)
 				}
 			}
 		}
@@ -486,5 +499,76 @@ func TestThePodShrinksAfterAllItsContainers(t *testing.T) {
 		if got := b.podMemory(); got != 64 || resizeUnderway(b.get()) {
 			t.Errorf("the pod has %d MiB in the end; conditions %+v", got, b.get().Status.Conditions)
 		}
+	})
+}
+
+// An init container that has not ended can be resized, too, though it runs only once.
+func TestAnInitContainerIsResized(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := podtest.Pod(v1.RestartPolicyNever, "i", "a")
+		p.Generation = 1
+		size := func(memory string) func(*v1.Pod) {
+			return func(p *v1.Pod) { p.Spec.InitContainers[0].Resources = both("100m", memory) }
+		}
+		size("64Mi")(p)
+		b.run(p)
+		b.runtime.Calls()
+		b.changeSpec(size("128Mi"))
+		b.wantCalls("UpdateContainerResources")
+		if _, memory := b.limits("i"); memory != 128<<20 {
+			t.Errorf("it has %d bytes", memory)
+		}
+		s := b.get().Status.InitContainerStatuses[0]
+		if s.AllocatedResources.Memory().String() != "128Mi" || s.Resources.Limits.Memory().String() != "128Mi" || resizeUnderway(b.get()) {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+// wholePod gives the pod itself amounts, and its only container none.
+func wholePod(cpu, memory string) func(*v1.Pod) {
+	return func(p *v1.Pod) { p.Spec.Resources = new(both(cpu, memory)) }
+}
+
+func (b *bench) wantPodGiven(cpu, memory string) {
+	b.t.Helper()
+	s := b.get().Status
+	b.wantAmounts(s.AllocatedResources, s.Resources, cpu, memory)
+}
+
+func TestThePodItselfIsResized(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := podtest.Pod(v1.RestartPolicyNever, "", "a")
+		p.Generation = 1
+		wholePod("100m", "64Mi")(p)
+		b.run(p)
+		b.wantPodGiven("100m", "64Mi")
+		b.runtime.Use("a", 1<<20, 0, 0)
+		b.runtime.Calls()
+		for _, mib := range []int64{128, 32} {
+			memory := fmt.Sprintf("%dMi", mib)
+			b.changeSpec(wholePod("200m", memory))
+			b.wantInCalls("UpdateContainerResources") // its limit is the pod's
+			b.wantPodGiven("200m", memory)
+			if got := b.podMemory(); got != mib || resizeUnderway(b.get()) {
+				t.Errorf("the pod has %d MiB, want %s; conditions %+v", got, memory, b.get().Status.Conditions)
+			}
+		}
+	})
+}
+
+// A resize of the pod itself that was deferred is not given by the process that comes next.
+func TestAPodThatIsDeferredIsNotGivenAfterARestart(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := podtest.Pod(v1.RestartPolicyNever, "", "a")
+		p.Generation = 1
+		wholePod("100m", "64Mi")(p)
+		b.run(p)
+		b.full.Store(new("full"))
+		b.changeSpec(wholePod("200m", "128Mi"))
+		if p := b.afterRestart(); p.Spec.Resources.Limits.Memory().String() != "64Mi" {
+			t.Errorf("given %v", p.Spec.Resources)
+		}
+		b.wantPodGiven("100m", "64Mi")
 	})
 }

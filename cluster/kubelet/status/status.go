@@ -7,6 +7,7 @@
 package status
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -50,6 +51,8 @@ type Eviction struct {
 	// Disruption is set when not the pod is to blame but the node, which a condition then tells
 	// those who count a pod's failures.
 	Disruption bool
+	// Disrupted is the message of that condition, Message if empty.
+	Disrupted string
 }
 
 // Reasons of waiting containers that have not failed.
@@ -145,7 +148,8 @@ func (in *Input) conditions(s *v1.PodStatus) {
 		s.Conditions = podconditions.ReplaceOrAppendPodCondition(s.Conditions, c)
 	} else if in.Evict != nil && in.Evict.Disruption {
 		s.Conditions = podconditions.ReplaceOrAppendPodCondition(s.Conditions, &v1.PodCondition{
-			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: in.Evict.Message,
+			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
+			Message:            cmp.Or(in.Evict.Disrupted, in.Evict.Message),
 			ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(old, pod.Generation, v1.DisruptionTarget),
 			LastTransitionTime: metav1.NewTime(in.Now),
 		})

@@ -39,20 +39,29 @@ func allocated(pod *v1.Pod) *allocation {
 		return a
 	}
 	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
-		asked, known := a.containers[c.Name]
-		if !known || c.AllocatedResources == nil || c.Resources == nil {
-			continue
+		if asked, known := a.containers[c.Name]; known {
+			keep(&asked, c.AllocatedResources, c.Resources)
 		}
-		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} { // no others can be resized
-			keep(asked.Requests, c.AllocatedResources, name)
-			keep(asked.Limits, c.Resources.Limits, name)
-		}
+	}
+	if a.pod != nil {
+		keep(a.pod, s.AllocatedResources, s.Resources)
 	}
 	return a
 }
 
-// keep puts the amount that was allocated in place of the one that is asked for, none if none was.
-func keep(asked, allocated v1.ResourceList, name v1.ResourceName) {
+// keep puts the amounts that were allocated in place of those that are asked for, none where none
+// were. A status without them says nothing.
+func keep(asked *v1.ResourceRequirements, requests v1.ResourceList, given *v1.ResourceRequirements) {
+	if requests == nil || given == nil {
+		return
+	}
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} { // no others can be resized
+		keepAmount(asked.Requests, requests, name)
+		keepAmount(asked.Limits, given.Limits, name)
+	}
+}
+
+func keepAmount(asked, allocated v1.ResourceList, name v1.ResourceName) {
 	_, asks := asked[name]
 	q, has := allocated[name]
 	switch {

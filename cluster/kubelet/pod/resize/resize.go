@@ -188,7 +188,7 @@ func (r *Resizer) resizeAll(ctx context.Context, pod *v1.Pod, observed *kubecont
 	restarting := false
 	for _, s := range observed.ContainerStatuses {
 		c := kubecontainer.GetContainerSpec(pod, s.Name)
-		if s.State != kubecontainer.ContainerStateRunning || c == nil || !resizable(pod, c) {
+		if s.State != kubecontainer.ContainerStateRunning || c == nil {
 			continue
 		}
 		if r.restarts[s.Name] == s.ID.ID {
@@ -276,7 +276,7 @@ func (r *Resizer) Finish(pod *v1.Pod, observed *kubecontainer.PodStatus) bool {
 func (r *Resizer) underway(pod *v1.Pod, observed *kubecontainer.PodStatus) bool {
 	for _, s := range observed.ContainerStatuses {
 		c := kubecontainer.GetContainerSpec(pod, s.Name)
-		if s.State != kubecontainer.ContainerStateRunning || c == nil || !resizable(pod, c) {
+		if s.State != kubecontainer.ContainerStateRunning || c == nil {
 			continue
 		}
 		if r.restarts[s.Name] == s.ID.ID || outgrown(r.Resources(pod, c), s.Resources) {
@@ -284,17 +284,6 @@ func (r *Resizer) underway(pod *v1.Pod, observed *kubecontainer.PodStatus) bool 
 		}
 	}
 	return false
-}
-
-// resizable says whether a container's resources can be changed while it runs: init containers that
-// run once keep theirs.
-func resizable(pod *v1.Pod, c *v1.Container) bool {
-	for i := range pod.Spec.InitContainers {
-		if pod.Spec.InitContainers[i].Name == c.Name {
-			return podutil.IsRestartableInitContainer(c)
-		}
-	}
-	return true
 }
 
 // outgrown says whether a container's cgroup differs from what is wanted. A runtime that reports a
