@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -39,7 +40,8 @@ type machine struct {
 	percent int64             // free of the disk
 	files   []string          // that the kubelet made for the pod's containers
 	images  int64             // percent of the disk that removing unused images gives
-	evicted []string
+	said    sync.Mutex
+	evicted []string     // is said's
 	looks   atomic.Int32 // that the node's status was asked to take
 }
 
@@ -61,6 +63,8 @@ func newMachine(t *testing.T) *machine {
 		LogDir: func(*v1.Pod) string { return "/no/logs" },
 		Files:  func(*v1.Pod) []string { return m.files },
 		Evict: func(uid types.UID, e status.Eviction) bool {
+			m.said.Lock()
+			defer m.said.Unlock()
 			again := slices.ContainsFunc(m.evicted, func(said string) bool { return strings.HasPrefix(said, string(uid)+" ") })
 			if !again {
 				m.evicted = append(m.evicted, fmt.Sprintf("%s %s %t: %s", uid, e.Reason, e.Disruption, e.Message))
@@ -108,6 +112,8 @@ func limits(name v1.ResourceName, amount string) func(*v1.Pod) {
 
 func (m *machine) want(evicted ...string) {
 	m.t.Helper()
+	m.said.Lock()
+	defer m.said.Unlock()
 	if !slices.Equal(m.evicted, evicted) {
 		m.t.Errorf("evicted\n%s\nwant\n%s", strings.Join(m.evicted, "\n"), strings.Join(evicted, "\n"))
 	}
@@ -192,6 +198,29 @@ func TestAConditionOutlivesItsCause(t *testing.T) {
 		if len(m.Conditions()) != 0 || m.looks.Load() != 2 {
 			t.Errorf("%d changes, conditions %v", m.looks.Load(), m.Conditions())
 		}
+		cancel()
+		<-done
+	})
+}
+
+// Regression: one call to the runtime that hung ended all evictions, and the node's conditions
+// stayed as they were.
+func TestStatisticsThatHangDoNotEndEvictions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t)
+		m.pod("a", 1, 1, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		m.free.Store(10)
+		m.runtime.Block("ListContainerStats")
+		go func() { defer close(done); m.Run(ctx) }()
+		synctest.Wait()
+		m.runtime.Block("ListContainerStats")() // for later calls only
+		m.want()
+		time.Sleep(statsTimeout + m.Policy.Every)
+		synctest.Wait()
+		m.want("a Evicted true: The node was low on resource: memory. Threshold quantity: 100Mi, available: 10Mi. Container c-a was using " +
+			"1Mi, request is 0, has larger consumption of memory. ")
 		cancel()
 		<-done
 	})

@@ -30,12 +30,12 @@ func rank(pods []*v1.Pod, uses map[types.UID]*usage, short signal, shared bool) 
 	}
 	slices.SortStableFunc(pods, func(a, b *v1.Pod) int {
 		if uses[a.UID] == nil || uses[b.UID] == nil {
-			return trueFirst(uses[a.UID] == nil, uses[b.UID] == nil)
+			return TrueFirst(uses[a.UID] == nil, uses[b.UID] == nil)
 		}
 		byA, exceedsA := above(a)
 		byB, exceedsB := above(b)
 		return cmp.Or(
-			trueFirst(exceedsA, exceedsB),
+			TrueFirst(exceedsA, exceedsB),
 			cmp.Compare(corev1.PodPriority(a), corev1.PodPriority(b)),
 			cmp.Compare(byB, byA),
 		)
@@ -47,7 +47,8 @@ func requested(p *v1.Pod, name v1.ResourceName) int64 {
 	return q.Value()
 }
 
-func trueFirst(a, b bool) int {
+// TrueFirst orders those that have something before those that have not, as cmp.Compare does.
+func TrueFirst(a, b bool) int {
 	switch {
 	case a == b:
 		return 0

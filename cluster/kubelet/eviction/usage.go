@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -58,6 +59,9 @@ func (u *usage) on(s signal, shared bool) (sum space) {
 // all is everything that counts as the pod's ephemeral storage.
 func (u *usage) all() space { return u.on(signal{}, true) }
 
+// statsTimeout is how long the runtime may take for statistics: evictions wait for them.
+const statsTimeout = time.Minute
+
 // usages returns what pods take of memory and, if that is asked for, of disks. A pod that the
 // runtime does not know of is left out.
 func (m *Manager) usages(ctx context.Context, pods []*v1.Pod, disks bool) (map[types.UID]*usage, error) {
@@ -65,6 +69,8 @@ func (m *Manager) usages(ctx context.Context, pods []*v1.Pod, disks bool) (map[t
 	if len(pods) == 1 {
 		filter.LabelSelector = map[string]string{kubelettypes.KubernetesPodUIDLabel: string(pods[0].UID)}
 	}
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
 	answer, err := m.Runtime.Runtime.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{Filter: filter})
 	if err != nil {
 		return nil, fmt.Errorf("statistics of containers: %w", err)

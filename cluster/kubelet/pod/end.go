@@ -67,16 +67,41 @@ func (w *worker) end() error {
 	return nil
 }
 
-// reportStopping reports the status while containers have their grace: Services send traffic to the
-// pod as long as it is ready. It runs while the worker's goroutine waits, outside of what guarded
-// sees.
-func (w *worker) reportStopping() {
+// reportWaiting reports the status while the worker's goroutine waits, as for the grace of
+// containers: Services send traffic to the pod as long as it is ready. It runs outside of what
+// guarded sees.
+func (w *worker) reportWaiting() {
 	defer func() {
 		if r := recover(); r != nil {
-			w.r.Log.Error("panic in the report of a pod whose containers stop", "uid", w.uid, "panic", r, "stack", string(debug.Stack()))
+			w.r.Log.Error("panic in the report of a pod whose worker waits", "uid", w.uid, "panic", r, "stack", string(debug.Stack()))
 		}
 	}()
 	w.report(w.current(), false)
+}
+
+// whileWaiting calls wait, which may take long and changes nothing that is reported of the pod. It
+// reports what the probes find meanwhile. What woke the worker is looked at again afterwards.
+func (w *worker) whileWaiting(wait func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	woken := false
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-w.Woke():
+				woken = true
+				w.reportWaiting()
+			case <-quit:
+				return
+			}
+		}
+	}()
+	wait()
+	close(quit)
+	<-done
+	if woken {
+		w.Wake()
+	}
 }
 
 // tellStopped lets go of the pod's volumes if only its sandbox is left, which writes to none.

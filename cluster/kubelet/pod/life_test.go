@@ -16,12 +16,14 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/criconfig"
 	"github.com/coracle-project/coracle/cluster/kubelet/pod/internal/podtest"
+	"github.com/coracle-project/coracle/cluster/kubelet/probe"
 	"github.com/coracle-project/coracle/cluster/kubelet/status"
 )
 
@@ -508,6 +510,92 @@ func readyAsProbed(t *testing.T, stop func(*bench)) {
 	})
 }
 
+// probed is a pod with a readiness probe, which fails ten seconds after it does not work any more.
+func probed() *v1.Pod {
+	p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
+	p.Spec.Containers[0].ReadinessProbe = &v1.Probe{
+		ProbeHandler:  v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"ready"}}},
+		PeriodSeconds: 5, SuccessThreshold: 1, FailureThreshold: 2,
+	}
+	return p
+}
+
+// wantReady compares whether the only pod is ready, as the API has it.
+func (b *bench) wantReady(want bool) {
+	b.t.Helper()
+	synctest.Wait()
+	if p := b.get(); podutil.IsPodReady(p) != want {
+		b.t.Errorf("ready: %t, want %t", !want, want)
+	}
+}
+
+// Regression: while an image was pulled for one container, nothing was reported of the others. The
+// pod stayed ready, and Services sent it traffic.
+func TestAPullHidesNoProbe(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(probed())
+		b.wantReady(true)
+		release := b.runtime.Block("PullImage")
+		b.changeSpec(func(p *v1.Pod) {
+			p.Spec.EphemeralContainers = []v1.EphemeralContainer{{EphemeralContainerCommon: v1.EphemeralContainerCommon{
+				Name: "e", Image: "other:1", ImagePullPolicy: v1.PullIfNotPresent,
+			}}}
+		})
+		b.wantInCalls("PullImage")
+		b.unready.Store(true)
+		time.Sleep(11 * time.Second)
+		b.wantReady(false)
+		b.unready.Store(false)
+		time.Sleep(6 * time.Second)
+		b.wantReady(true)
+		release()
+		synctest.Wait()
+		b.wantInCalls("StartContainer")
+	})
+}
+
+// Regression: the same while a step that had failed waited for its next attempt, up to a minute.
+func TestAFailedStepHidesNoProbe(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(probed())
+		b.wantReady(true)
+		b.edges.set(errors.New(`MountVolume.SetUp failed for volume "v" : configmap "c" not found`), nil)
+		ctx, cancel := context.WithCancel(b.t.Context())
+		config := b.runner.Config
+		config.Probes = probe.New(b.exec, b.events, func(uid types.UID) { b.runner.Wake(uid) })
+		defer config.Probes.Close()
+		first := b.runner
+		b.runner = NewRunner(ctx, config) // after a restart of the kubelet
+		defer func() {
+			cancel()
+			b.runner.Wait()
+			b.runner = first
+		}()
+		b.runner.Apply(b.get())
+		time.Sleep(40 * time.Second) // its attempts are rare by now
+		b.wantReady(true)
+		b.unready.Store(true)
+		time.Sleep(11 * time.Second)
+		b.wantReady(false)
+		b.wantWaits(p, "running")
+	})
+}
+
+// Regression: the active deadline of a pod that could not be started was up to a minute late.
+func TestTheActiveDeadlineOfAPodThatFails(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.edges.set(errors.New(`MountVolume.SetUp failed for volume "v" : configmap "c" not found`), nil)
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.ActiveDeadlineSeconds = ptr.To(int64(35)) // between two attempts
+		b.run(p)
+		time.Sleep(36 * time.Second)
+		synctest.Wait()
+		if s := b.get().Status; s.Phase != v1.PodFailed || s.Reason != "DeadlineExceeded" {
+			t.Errorf("%s %s", s.Phase, s.Reason)
+		}
+	})
+}
+
 // What runs in a cgroup that cannot be removed takes what the pod was given.
 func TestAPodHasNotEndedBeforeItsCgroupIsGone(t *testing.T) {
 	onBench(t, func(b *bench) {
@@ -583,6 +671,30 @@ func TestALostSandboxIsReplaced(t *testing.T) {
 		b.wantCalls("RunPodSandbox", "CreateContainer", "StartContainer")
 		b.wantWaits(p, "running")
 		b.wantEvent("Normal SandboxChanged Pod sandbox changed, it will be killed and re-created.")
+	})
+}
+
+// Regression: a pod whose sandbox was lost waited for ever for the removal of an old init
+// container, and could not even be deleted.
+func TestARemovalThatHangsIsGivenUp(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "i", "a"))
+		b.exit(p, "i", 0)
+		b.wantWaits(p, "running")
+		v, _ := b.runner.View(p.UID)
+		b.runtime.Block("RemoveContainer")
+		b.runtime.Exit("a", 137)
+		if _, err := b.runtime.StopPodSandbox(b.t.Context(),
+			&runtimeapi.StopPodSandboxRequest{PodSandboxId: v.Observed.SandboxStatuses[0].Id}); err != nil {
+			t.Fatal(err)
+		}
+		b.runner.Wake(p.UID)
+		synctest.Wait()
+		b.runtime.Block("RemoveContainer")() // for later calls only
+		time.Sleep(callTimeout + retryMost)
+		synctest.Wait()
+		b.exit(p, "i", 0)
+		b.wantWaits(p, "running")
 	})
 }
 

@@ -80,7 +80,7 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 	if err != nil {
 		return fail(createConfigError, err)
 	}
-	image, err := w.r.Images.Ensure(ctx, pod, c, sandbox, handler)
+	image, err := w.image(ctx, pod, c, sandbox, handler)
 	if err != nil {
 		return w.noImage(ctx, pod, c, err)
 	}
@@ -118,7 +118,9 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
 	}
-	if message, err := w.r.hooks.Run(ctx, w.target(pod, c, made.ContainerId), c.Lifecycle.PostStart); err != nil {
+	var message string
+	w.whileWaiting(func() { message, err = w.r.hooks.Run(ctx, w.target(pod, c, made.ContainerId), c.Lifecycle.PostStart) })
+	if err != nil {
 		if ctx.Err() != nil {
 			return err // the pod is being ended
 		}
@@ -131,6 +133,13 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 		return &refusal{reason: postStartError, message: message}
 	}
 	return nil
+}
+
+// image sees to it that the container's image is on the node, and returns its id.
+func (w *worker) image(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, handler string,
+) (id string, err error) {
+	w.whileWaiting(func() { id, err = w.r.Images.Ensure(ctx, pod, c, sandbox, handler) })
+	return id, err
 }
 
 // noImage reports that an image is missing.
@@ -158,7 +167,7 @@ func (w *worker) imageVolumes(ctx context.Context, pod *v1.Pod, c *v1.Container,
 		}
 		as := *c // its events are the container's
 		as.Image, as.ImagePullPolicy = v.Image.Reference, v.Image.PullPolicy
-		id, err := w.r.Images.Ensure(ctx, pod, &as, sandbox, handler)
+		id, err := w.image(ctx, pod, &as, sandbox, handler)
 		if err != nil {
 			return nil, w.noImage(ctx, pod, c, err)
 		}
@@ -195,6 +204,8 @@ func (w *worker) prune(ctx context.Context) {
 
 // removeContainer removes a container that does not run, and its log unless that is kept.
 func (w *worker) removeContainer(ctx context.Context, s *kubecontainer.Status, keepLog bool) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	if !keepLog {
 		resp, err := w.r.CRI.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: s.ID.ID})
 		if err == nil && resp.GetStatus().GetLogPath() != "" {

@@ -111,7 +111,8 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToCreatePodContainer, "unable to ensure pod container exists: %v", err)
 			return fmt.Errorf("cgroup: %w", err)
 		}
-		if err := w.r.Volumes.Mount(ctx, pod); err != nil {
+		var err error
+		if w.whileWaiting(func() { err = w.r.Volumes.Mount(ctx, pod) }); err != nil {
 			if ctx.Err() == nil {
 				w.r.Recorder.Event(pod, v1.EventTypeWarning, events.FailedMountVolume, err.Error())
 			}

@@ -62,7 +62,7 @@ func newWorker(r *Runner, pod *v1.Pod) *worker {
 		network:  connection{networks: r.Networks, uid: pod.UID},
 		waiting:  newWaitingContainers(r.Recorder),
 	}
-	w.stopper = stop.New(r.ctx, w.Inbox, r.CRI.Runtime, r.Recorder, r.hooks, w.reportStopping)
+	w.stopper = stop.New(r.ctx, w.Inbox, r.CRI.Runtime, r.Recorder, r.hooks, w.reportWaiting)
 	return w
 }
 
@@ -133,6 +133,20 @@ func (w *worker) tooSoon() bool {
 	return !w.TakeRetry() && time.Now().Before(w.retryAt)
 }
 
+// reportOnly reports what is known of a pod whose step waits for its next attempt: what probes
+// find, and that the pod has been active for too long. It returns when to look again.
+func (w *worker) reportOnly() time.Time {
+	if !w.reporter.written { // nothing is known yet
+		return w.retryAt
+	}
+	pod := w.current()
+	at := sooner(w.retryAt, w.reporter.pastDeadline(pod))
+	if s := w.report(pod, false); podutil.IsPodPhaseTerminal(s.Phase) {
+		w.ending, w.retry, w.retryAt = true, 0, time.Time{}
+	}
+	return at
+}
+
 // haste is what makes an attempt to end a pod succeed, or matter, where the one before failed.
 type haste struct {
 	removed, evicted, deleted bool
@@ -163,23 +177,7 @@ func (w *worker) step() time.Time {
 		w.retry, w.retryAt = 0, time.Time{} // of what failed before
 	}
 	if !w.ending {
-		if w.tooSoon() {
-			return w.retryAt
-		}
-		at, err := w.sync(ctx, pod)
-		if err != nil {
-			if ctx.Err() != nil {
-				w.Wake() // the end was asked for meanwhile
-				return time.Time{}
-			}
-			w.r.Log.Warn("bring a pod up", "pod", pod.Namespace+"/"+pod.Name, "err", err)
-			if next := w.later(); at.IsZero() || next.Before(at) {
-				at = next
-			}
-			return at
-		}
-		w.retry, w.retryAt = 0, time.Time{}
-		if !w.ending {
+		if at := w.bringUp(ctx, pod); !w.ending {
 			return at
 		}
 		pod, removed = w.Object()
@@ -210,6 +208,25 @@ func (w *worker) step() time.Time {
 	}
 	w.cleaned = true
 	return time.Time{}
+}
+
+// bringUp does what can be done now for a pod that is to run, and returns when to look again. It
+// may find that the pod is ending.
+func (w *worker) bringUp(ctx context.Context, pod *v1.Pod) time.Time {
+	if w.tooSoon() {
+		return w.reportOnly()
+	}
+	at, err := w.sync(ctx, pod)
+	switch {
+	case err == nil:
+		w.retry, w.retryAt = 0, time.Time{}
+		return at
+	case ctx.Err() != nil:
+		w.Wake() // the end was asked for meanwhile
+		return time.Time{}
+	}
+	w.r.Log.Warn("bring a pod up", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+	return sooner(at, w.later())
 }
 
 // report generates the pod's status and has it written.
