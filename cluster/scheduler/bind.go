@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
@@ -53,7 +54,8 @@ func (s *Scheduler) assume(ctx context.Context, profile *framework.Profile, stat
 	state.Nodes = nil
 	s.queue.Done(uid)
 	if prepares {
-		s.finished.Go(func() { b.prepare(ctx) })
+		work := s.preparing.begin(ctx, uid)
+		s.finished.Go(func() { b.prepare(ctx, work) })
 		return nil
 	}
 	s.binding <- struct{}{}
@@ -61,33 +63,87 @@ func (s *Scheduler) assume(ctx context.Context, profile *framework.Profile, stat
 	return nil
 }
 
-// preparing are the pods that PreBind plugins work for, by UID, with what ends that.
+// preparing are the pods that PreBind plugins work for, by UID.
 type preparing struct {
 	mu   sync.Mutex
-	pods map[types.UID]context.CancelCauseFunc
+	pods map[types.UID]*preparation
 }
 
-var errRemoved = errors.New("the pod is being deleted")
+// preparation is the work for one pod. A pod stays here until what was assumed is taken back.
+type preparation struct {
+	cancel context.CancelCauseFunc
+	ended  error // why it was ended, or failed
+}
+
+var (
+	errRemoved   = errors.New("the pod is being deleted")
+	errPreempted = errors.New("the room was needed for a pod of higher priority")
+)
 
 func (p *preparing) begin(ctx context.Context, uid types.UID) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pods == nil {
-		p.pods = make(map[types.UID]context.CancelCauseFunc)
+		p.pods = make(map[types.UID]*preparation)
 	}
-	p.pods[uid] = cancel
+	p.pods[uid] = &preparation{cancel: cancel}
 	return ctx
 }
 
-// end ends what is done for a pod, if anything is.
-func (p *preparing) end(uid types.UID) {
+// end ends what is done for a pod. It says whether it did: else there was nothing, or the pod is
+// being bound.
+func (p *preparing) end(uid types.UID, why error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if cancel := p.pods[uid]; cancel != nil {
-		cancel(errRemoved)
+	w := p.pods[uid]
+	if w == nil {
+		return false
+	}
+	if w.ended == nil {
+		w.ended = why
+		w.cancel(why)
+	}
+	return true
+}
+
+// seal is told what came of the work. From then on it cannot be ended, if it has not been yet: the
+// pod is bound next. Otherwise it returns why not.
+func (p *preparing) seal(uid types.UID, failed error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.pods[uid]
+	if w.ended == nil {
+		w.ended = failed
+	}
+	if w.ended == nil {
+		w.cancel(nil)
 		delete(p.pods, uid)
 	}
+	return w.ended
+}
+
+// forget is told that what was assumed for a pod is taken back.
+func (p *preparing) forget(uid types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w := p.pods[uid]; w != nil {
+		w.cancel(nil)
+		delete(p.pods, uid)
+	}
+}
+
+// letGoOf keeps a pod that is not bound yet from being bound where it is assumed, and says whether
+// it is not bound: if so, it is tried again by itself.
+func (s *Scheduler) letGoOf(pod *v1.Pod) bool {
+	if w := s.handle.Waiting.Get(pod.UID); w != nil && w.End(errPreempted) {
+		return true
+	}
+	if s.preparing.end(pod.UID, errPreempted) {
+		return true
+	}
+	now := s.current(pod)
+	return now != nil && !assigned(now) && s.cache.Assumed(pod.UID) == nil // it was let go meanwhile
 }
 
 // binding is a pod on its way from being assumed on a node to being bound there.
@@ -112,26 +168,66 @@ func (b *binding) wait(ctx context.Context, waiting *framework.WaitingPod) {
 		b.queue.Move(assignedDelete, b.info.Pod(), nil, func(p *v1.Pod) bool { return p.UID != uid })
 		return
 	}
-	b.queue.Done(b.info.Pod().UID)
-	b.prepare(ctx)
+	uid := b.info.Pod().UID
+	work := b.preparing.begin(ctx, uid)
+	b.queue.Done(uid)
+	b.prepare(ctx, work)
 }
 
 // prepare has PreBind plugins do their work and then runs the binding. It needs no place before: a
 // claim for which no volume comes keeps its pod waiting for minutes, and must not keep others.
-func (b *binding) prepare(ctx context.Context) {
+func (b *binding) prepare(ctx, work context.Context) {
 	uid := b.info.Pod().UID
-	work := b.preparing.begin(ctx, uid)
 	if b.cache.Assumed(uid) == nil { // deleted before, when there was nothing to end
-		b.preparing.end(uid)
+		b.preparing.end(uid, errRemoved)
 	}
+	b.expect(work)
 	status := b.guarded(func() *framework.Status { return b.profile.PreBind(work, b.state, b.info, b.node) })
-	b.preparing.end(uid)
+	var failed error
 	if !status.OK() {
+		failed = status.Err()
+	}
+	if err := b.preparing.seal(uid, failed); err != nil {
+		if status.OK() {
+			status = framework.Errored("", err)
+		}
 		b.failed(ctx, status)
 		return
 	}
 	b.binding <- struct{}{}
 	b.run(ctx)
+}
+
+// expect writes into the pod's status where it is about to be bound, before PreBind plugins work
+// for minutes: a scheduler that is killed meanwhile finds the pod nominated there, and keeps its
+// room.
+func (b *binding) expect(ctx context.Context) {
+	pod := b.pod.Pod()
+	if pod.Status.NominatedNodeName == b.node && (b.pod.Told == framework.Told{} || b.pod.Told.Node == b.node) {
+		return
+	}
+	b.pod.Told.Node = b.node
+	before := *pod
+	before.Status.NominatedNodeName = "" // whatever is on its way
+	status := pod.Status.DeepCopy()
+	status.NominatedNodeName = b.node
+	written := make(chan struct{})
+	write := func(ctx context.Context) {
+		defer close(written)
+		if err := framework.PatchStatus(ctx, b.handle.Kube, &before, status); err != nil && !apierrors.IsNotFound(err) &&
+			!errors.Is(err, context.Canceled) {
+			b.log.Warn("nominate a pod while it is prepared", "pod", pod.Namespace+"/"+pod.Name, "node", b.node, "err", err)
+		}
+	}
+	select {
+	case b.patches <- write:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-written:
+	case <-ctx.Done():
+	}
 }
 
 // guarded makes a panic of plugins a failure of this pod only.
@@ -179,5 +275,7 @@ func (b *binding) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	b.profile.Unreserve(ctx, b.state, b.info, b.node)
-	b.cache.Forget(b.info.Pod().UID)
+	uid := b.info.Pod().UID
+	b.cache.Forget(uid)
+	b.preparing.forget(uid)
 }

@@ -226,6 +226,64 @@ func TestPodDeletedWhileItWaitsForItsVolume(t *testing.T) {
 	})
 }
 
+// A pod that waits for its volume is nominated to its node: a scheduler that starts meanwhile keeps
+// its room.
+func TestPodThatWaitsForItsVolumeIsNominated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, scheduler.Options{}, node("a", "2"), later("example.org/later"), claim("data"))
+		defer c.stop()
+		c.versioned()
+		c.create(claiming(pod("p", "2"), "data"))
+		if n := c.s.Preparing(); n != 1 {
+			t.Fatalf("%d pods wait for volumes", n)
+		}
+		if got := c.get("p").Status.NominatedNodeName; got != "a" {
+			t.Errorf("nominated to %q, want a", got)
+		}
+		time.Sleep(10*time.Minute + time.Second) // until it fails
+		synctest.Wait()
+		if got := c.event(); !strings.Contains(got, "has had no volume for 10m0s") {
+			t.Errorf("event %q", got)
+		}
+		c.provision("data", "a")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		c.on("p", "a")
+	})
+}
+
+// A pod of higher priority takes the room of one that is not bound yet, which is not removed: it
+// looks for another node.
+func TestPodThatWaitsForItsVolumeIsPreemptedInMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, scheduler.Options{}, node("a", "2"), later("example.org/later"), claim("data"))
+		defer c.stop()
+		c.versioned()
+		c.create(claiming(pod("low", "2"), "data"))
+		if n := c.s.Preparing(); n != 1 {
+			t.Fatalf("%d pods wait for volumes", n)
+		}
+		c.create(withPriority(pod("high", "2"), 10))
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		c.on("high", "a")
+		c.on("low", "")
+		if low := c.get("low"); len(low.Status.Conditions) != 1 || low.Status.NominatedNodeName != "" {
+			t.Errorf("the pod that has to look again: %+v", low.Status)
+		}
+		if n := c.s.Preparing(); n != 0 {
+			t.Errorf("%d pods wait for volumes", n)
+		}
+		if _, err := c.client.CoreV1().Nodes().Create(t.Context(), node("b", "2"), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		c.provision("data", "b")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		c.on("low", "b")
+	})
+}
+
 // What ends a wait: a provisioner that gives up on the node, a volume elsewhere, a node or a claim
 // that is deleted.
 func TestVolumeThatDoesNotCome(t *testing.T) {

@@ -164,7 +164,7 @@ func (s *Scheduler) assumedDeleted(pod *v1.Pod) {
 	}
 	if w := s.handle.Waiting.Get(pod.UID); w == nil || !w.Reject("", "removed") {
 		s.cache.Forget(pod.UID)
-		s.preparing.end(pod.UID)
+		s.preparing.end(pod.UID, errRemoved)
 	}
 	s.queue.Move(assignedDelete, info.Pod(), nil, nil)
 }

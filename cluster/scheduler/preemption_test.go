@@ -2,14 +2,20 @@ package scheduler_test
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/coracle-project/coracle/cluster/scheduler"
 )
@@ -67,5 +73,25 @@ func TestPreemptorOfPodsThatGoByThemselvesIsNotParked(t *testing.T) {
 		close(hold)
 		synctest.Wait()
 		c.on("high", "a")
+	})
+}
+
+// A victim that must not be removed: the preemptor is tried again, ever less often.
+func TestVictimThatCannotBeRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, scheduler.Options{}, node("a", "2"), onNode(withPriority(pod("low", "2"), 1), "a"))
+		defer c.stop()
+		var refused atomic.Int32
+		c.client.PrependReactor("delete", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			refused.Add(1)
+			return true, nil, apierrors.NewForbidden(v1.Resource("pods"), "low", errors.New("a policy says no"))
+		})
+		c.create(withPriority(pod("high", "2"), 10))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := refused.Load(); n < 2 || n > 12 {
+			t.Errorf("tried to remove the victim %d times in a minute, want some times", n)
+		}
+		c.on("high", "")
 	})
 }

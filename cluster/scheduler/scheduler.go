@@ -156,7 +156,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 	s.caughtUp.Stop()
 	for _, h := range s.handles {
 		h.NominatedTo = func(node string) []*framework.PodInfo { return s.queue.Nominations()[node] }
-		h.Activate, h.Reopened = s.queue.Activate, s.queue.Reopened
+		h.Activate, h.Failed, h.Reopened, h.LetGo = s.queue.Activate, s.queue.Failed, s.queue.Reopened, s.letGoOf
 	}
 	return s, s.watch(set.Informers)
 }

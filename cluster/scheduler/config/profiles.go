@@ -19,7 +19,7 @@ import (
 
 // offHere are plugins of upstream's that are off by default there, or that do nothing then. That a
 // file disables them is not wrong.
-var offHere = []string{"NodeDeclaredFeatures", "GangScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount", "*"}
+var offHere = []string{"GangScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount", "*"}
 
 // placed is a plugin at a point of a profile.
 type placed struct {

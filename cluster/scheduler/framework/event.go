@@ -22,6 +22,8 @@ const (
 	UpdateNodeTaint
 	UpdateNodeCondition
 	UpdateNodeAnnotation
+	// UpdateNodeFeatures is a change of the features that the kubelet declares.
+	UpdateNodeFeatures
 	UpdatePodLabel
 	// UpdatePodScaleDown is that a pod requests less of something.
 	UpdatePodScaleDown
@@ -35,7 +37,7 @@ const (
 
 	// Update is any update.
 	Update = UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeCondition | UpdateNodeAnnotation |
-		UpdatePodLabel | UpdatePodScaleDown | UpdatePodToleration | UpdatePodGatesGone | UpdatePodClaims | UpdateOther
+		UpdateNodeFeatures | UpdatePodLabel | UpdatePodScaleDown | UpdatePodToleration | UpdatePodGatesGone | UpdatePodClaims | UpdateOther
 )
 
 // Kind is what kind of object an event is about.
@@ -167,6 +169,7 @@ func NodeChange(old, new *v1.Node) []Event {
 	happened(!equality.Semantic.DeepEqual(old.Spec.Taints, new.Spec.Taints), UpdateNodeTaint)
 	happened(!maps.Equal(conditions(old), conditions(new)), UpdateNodeCondition)
 	happened(!maps.Equal(old.Annotations, new.Annotations), UpdateNodeAnnotation)
+	happened(!slices.Equal(old.Status.DeclaredFeatures, new.Status.DeclaredFeatures), UpdateNodeFeatures)
 	return events
 }
 

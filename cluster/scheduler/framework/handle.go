@@ -27,6 +27,11 @@ type Handle struct {
 	NominatedTo func(node string) []*PodInfo
 	// Activate has a pod tried again now, unless it is being tried.
 	Activate func(pod *v1.Pod)
+	// Failed has a pod tried again after its back-off, also if it is being tried now.
+	Failed func(pod *v1.Pod)
+	// LetGo keeps a pod that is not bound yet from being bound. It says whether the pod is not bound:
+	// then it is tried again by itself, and its room is or soon becomes free.
+	LetGo func(pod *v1.Pod) bool
 	// Reopened tells that the PreEnqueue plugin gate, which kept pod waiting, does so no longer.
 	Reopened func(pod *v1.Pod, gate string)
 	// Background runs f alongside the cycles, on a goroutine that the scheduler waits for when it

@@ -105,6 +105,10 @@ func (p *WaitingPod) Reject(plugin, reason string) bool {
 	return p.decide(NewStatus(Unschedulable, plugin, reason))
 }
 
+// End ends the wait with an unexpected error, after which the pod is tried again. It says whether
+// that was still open.
+func (p *WaitingPod) End(err error) bool { return p.decide(Errored("", err)) }
+
 func (p *WaitingPod) decide(s *Status) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

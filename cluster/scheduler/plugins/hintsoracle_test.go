@@ -38,7 +38,7 @@ func (w *world) change(pod *v1.Pod) *v1.Pod {
 // changeNode returns a version of node that differs in something.
 func (w *world) changeNode(node *v1.Node) *v1.Node {
 	node, other := node.DeepCopy(), w.Node()
-	switch w.IntN(4) {
+	switch w.IntN(5) {
 	case 0:
 		node.Labels = other.Labels
 	case 1:
@@ -48,6 +48,8 @@ func (w *world) changeNode(node *v1.Node) *v1.Node {
 		node.Status.Allocatable[v1.ResourcePods] = resource.MustParse("110")
 	case 3:
 		node.Spec.Unschedulable = !node.Spec.Unschedulable
+	case 4:
+		node.Status.DeclaredFeatures = other.Status.DeclaredFeatures
 	}
 	return node
 }

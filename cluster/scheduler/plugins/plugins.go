@@ -89,6 +89,7 @@ func Default(h *framework.Handle, args Args) []framework.Enabled {
 		{Plugin: balancedAllocation{}, Weight: 1},
 		{Plugin: imageLocality{}, Weight: 1},
 		{Plugin: defaultBinder{h}},
+		{Plugin: nodeDeclaredFeatures{}},
 	}
 }
 

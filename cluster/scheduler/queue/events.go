@@ -14,6 +14,7 @@ import (
 type happened struct {
 	event    framework.Event
 	old, new any
+	failed   bool // see Failed
 }
 
 // rules are the events that a profile's plugins asked for.

@@ -23,6 +23,7 @@
 package queue
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -134,7 +135,7 @@ func (q *Queue) Update(old, pod *v1.Pod) {
 	if q.journal.inFlight(pod.UID) {
 		// It comes back with the version that is the newest then.
 		for _, e := range events {
-			q.journal.add(happened{e, old, pod})
+			q.journal.add(happened{event: e, old: old, new: pod})
 		}
 		return
 	}
@@ -150,7 +151,7 @@ func (q *Queue) Update(old, pod *v1.Pod) {
 		return
 	}
 	for _, e := range events {
-		if q.moveLocked(it, happened{e, old, pod}) {
+		if q.moveLocked(it, happened{event: e, old: old, new: pod}) {
 			return
 		}
 	}
@@ -209,8 +210,14 @@ func (q *Queue) Return(pod *framework.QueuedPod, nomination *string) *framework.
 	uid := pod.Key()
 	defer q.journal.end(uid)
 	current := q.opts.Current(pod.Pod())
-	if current == nil || current.Spec.NodeName != "" || q.pods[uid] != nil {
+	if current == nil || current.Spec.NodeName != "" {
 		return nil
+	}
+	// It was added when it was updated, after Done: it is tried again for that, but what is known of
+	// its failures counts.
+	added := q.pods[uid]
+	if added != nil {
+		q.takeLocked(added)
 	}
 	if current != pod.Pod() {
 		pod.PodInfo = framework.NewPodInfo(current)
@@ -226,7 +233,10 @@ func (q *Queue) Return(pod *framework.QueuedPod, nomination *string) *framework.
 	q.nominateLocked(info, nomination)
 	it := &item{QueuedPod: pod}
 	q.pods[uid] = it
-	if q.helpedLocked(it) {
+	if slices.ContainsFunc(q.journal.of(uid), func(h happened) bool { return h.failed && q.worthLocked(it, h) }) {
+		it.Rejectors = sets.New[string]()
+	}
+	if added != nil || q.helpedLocked(it) {
 		q.requeueLocked(it)
 	} else {
 		q.parkLocked(it)
@@ -256,7 +266,7 @@ func (q *Queue) Move(e framework.Event, old, new any, only func(pod *v1.Pod) boo
 	if !q.interestingLocked(e) {
 		return
 	}
-	h := happened{e, old, new}
+	h := happened{event: e, old: old, new: new}
 	for _, uid := range q.parked.UnsortedList() {
 		if it := q.pods[uid]; only == nil || only(it.Pod()) {
 			q.moveLocked(it, h)
@@ -285,6 +295,21 @@ func (q *Queue) Activate(pod *v1.Pod) {
 	}
 	if q.journal.inFlight(pod.UID) {
 		q.journal.add(happened{event: framework.Event{}, new: pod})
+	}
+}
+
+// Failed has a pod tried again after its back-off, as after an unexpected error.
+func (q *Queue) Failed(pod *v1.Pod) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if it := q.pods[pod.UID]; it != nil && it.place != &q.active {
+		q.takeLocked(it)
+		it.Rejectors = sets.New[string]()
+		q.requeueLocked(it)
+		return
+	}
+	if q.journal.inFlight(pod.UID) {
+		q.journal.add(happened{event: framework.Event{}, new: pod, failed: true})
 	}
 }
 

@@ -373,6 +373,50 @@ func TestActivate(t *testing.T) {
 	})
 }
 
+func TestFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		defer f.Close()
+		parked := f.add("parked")
+		f.reject(t, "parked")
+		f.Failed(parked)
+		f.expect(t, 0, 1, 0)
+		for range 2 {
+			failed := time.Now()
+			_, pod := f.pop()
+			if waited := time.Since(failed); waited < time.Second {
+				t.Errorf("tried again after %v, want its back-off", waited)
+			}
+			f.Failed(parked) // in flight: it has its back-off when it returns
+			pod.Rejectors = sets.New("tester")
+			f.Return(pod, nil)
+			f.expect(t, 0, 1, 0)
+		}
+	})
+}
+
+// A pod whose binding failed and that was updated meanwhile is in the queue already. What is known
+// of its failures counts.
+func TestReturnOfAPodThatWasUpdated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		defer f.Close()
+		old := f.add("p")
+		_, pod := f.pop()
+		f.Done(old.UID)
+		newer := old.DeepCopy()
+		newer.Annotations = map[string]string{"some": "thing"}
+		f.known[old.UID] = newer
+		f.Update(old, newer)
+		f.expect(t, 1, 0, 0)
+		got := f.Return(pod, nil)
+		if got == nil || got.Pod() != newer {
+			t.Fatalf("the failure cannot be told: %v", got)
+		}
+		f.expect(t, 0, 1, 0)
+	})
+}
+
 func TestGateThatOpensWithoutAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)

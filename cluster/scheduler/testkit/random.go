@@ -84,6 +84,9 @@ func (r *Random) Node() *v1.Node {
 			})
 		}
 	}
+	if r.chance(80) {
+		node.Status.DeclaredFeatures = []string{"ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"}
+	}
 	return node
 }
 
@@ -101,6 +104,9 @@ func (r *Random) Pod() *v1.Pod {
 	}
 	for i := range 1 + r.IntN(2) {
 		pod.Spec.Containers = append(pod.Spec.Containers, r.container(fmt.Sprintf("c%d", i)))
+	}
+	if r.chance(10) {
+		pod.Spec.Containers[0].RestartPolicyRules = []v1.ContainerRestartRule{{Action: v1.ContainerRestartRuleActionRestartAllContainers}}
 	}
 	if r.chance(15) {
 		c := r.container("init")

@@ -70,7 +70,7 @@ func (pl *Plugin) evict(pod *v1.Pod, c candidate) {
 		if err != nil {
 			pl.handle.Log.Warn("preemption", "pod", pod.Namespace+"/"+pod.Name, "node", c.node, "err", err)
 			// No deletion may come that would wake it.
-			pl.handle.Activate(pod)
+			pl.handle.Failed(pod)
 			return
 		}
 		// Nor may one come if the victims were gone already, or were only waiting in memory.
@@ -116,7 +116,7 @@ func (pl *Plugin) evictAll(ctx context.Context, pod *v1.Pod, node string, victim
 
 func (pl *Plugin) evictOne(ctx context.Context, pod *v1.Pod, node string, victim *v1.Pod) error {
 	note := fmt.Sprintf("Preempted by pod %v on node %v", pod.UID, node)
-	if w := pl.handle.Waiting.Get(victim.UID); w != nil && w.Reject(name, "preempted") {
+	if pl.handle.LetGo(victim) {
 		// It has not been bound yet, so there is nothing to delete: it just looks for another node.
 		pl.handle.Recorder.Eventf(victim, pod, v1.EventTypeNormal, "Preempted", "Preempting", "%s", note+" (in kube-scheduler memory).")
 		return nil

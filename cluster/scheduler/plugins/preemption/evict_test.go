@@ -17,7 +17,9 @@ func TestTheNextPodOfTheVictimsNameStays(t *testing.T) {
 	next := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "next"}}
 	kube := fake.NewClientset(next)
 	testkit.CheckUIDs(kube, v1.Resource("pods"), next.UID)
-	pl := &Plugin{handle: &framework.Handle{Kube: kube, Waiting: framework.NewWaitingPods(), Recorder: events.NewFakeRecorder(10)}}
+	pl := &Plugin{handle: &framework.Handle{
+		Kube: kube, LetGo: func(*v1.Pod) bool { return false }, Recorder: events.NewFakeRecorder(10),
+	}}
 	victim := next.DeepCopy()
 	victim.UID = "last"
 	waiting := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "waiting", UID: "w"}}
