@@ -163,6 +163,7 @@ func (p *Proxy) sources() []netip.Addr {
 func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 	again := time.NewTimer(0) // the first time at once
 	defer again.Stop()
+	var unanswered <-chan time.Time // nil while no connections are to be looked for
 	pause := firstPause
 	var repaired time.Time
 	for {
@@ -174,6 +175,12 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			err = p.sync(ctx, table)
 		case <-p.wake:
 			err = p.sync(ctx, table)
+		case <-unanswered:
+			unanswered = nil
+			if err := p.unanswered(); err != nil {
+				p.Log.Warn("some connections may go on trying endpoints that are gone", "err", err)
+			}
+			continue
 		case <-table.Changed():
 			// Two programs that correct each other must not take a whole core.
 			select {
@@ -189,6 +196,9 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			repaired = time.Now()
 		}
 		if err == nil {
+			if unanswered == nil && slices.ContainsFunc(p.families, func(f *translation) bool { return len(f.connections) > 0 }) {
+				unanswered = time.After(unansweredPause)
+			}
 			p.Health.Works("Services are routed by nftables table " + p.Table)
 			pause = firstPause
 			continue

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/coracle-project/coracle/cluster/internal/conntrack"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
@@ -397,4 +400,92 @@ func TestRestartOfTheProxy(t *testing.T) {
 	if out := c.Run("nft list tables"); strings.Contains(out, "coracle-services-second") || !strings.Contains(out, tableName) {
 		t.Errorf("tables:\n%s", out)
 	}
+}
+
+// dialFrom connects to a Service from a port of the node's.
+func (c *testCluster) dialFrom(port int, address string, limit time.Duration) (answer string, err error) {
+	c.Within(func() {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: limit}
+		conn, e := d.Dial("tcp", address)
+		if err = e; e != nil {
+			return
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(testnet.Patience))
+		answer, err = bufio.NewReader(conn).ReadString('\n')
+	})
+	return strings.TrimSpace(answer), err
+}
+
+// The connection tracker remembers for two minutes where a connection went that nothing answered:
+// another one from the same port went to the same endpoint, though it was gone.
+func TestConnectionsFollowTheirService(t *testing.T) {
+	const nodePort, first = 30080, 20000
+	c := start(t, nil)
+	both := service(func(s *corev1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort })
+	c.set(both, c.only(c.a, "here"))
+	c.expect(&c.Space, "tcp", at(address4, 80), "a "+testnet.Node4)
+	c.expect(&c.Space, "tcp", at(address6, 80), "a "+testnet.Node6)
+	established, err := c.Dial("tcp", at(address4, 80))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer established.Close()
+	// Pod a does not answer any more.
+	c.a.Run("ip route add blackhole " + testnet.Node4 + "/32")
+	c.a.Run("ip -6 route add blackhole " + testnet.Node6 + "/128")
+	addresses := []string{at(address4, 80), at(address6, 80), at(testnet.Node4, nodePort), at(testnet.Node6, nodePort)}
+	for i, address := range addresses {
+		if answer, err := c.dialFrom(first+i, address, testnet.Silence); !os.IsTimeout(err) {
+			t.Fatalf("%s: pod a says %q, %v", address, answer, err)
+		}
+	}
+	// One that is being tried meanwhile.
+	type result struct {
+		answer string
+		err    error
+	}
+	trying := make(chan result)
+	go func() {
+		answer, err := c.dialFrom(first+len(addresses), addresses[0], testnet.Patience)
+		trying <- result{answer, err}
+	}()
+	testkit.Eventually(t.Context(), t, "it is tried", func() (bool, error) { return c.connections(first+len(addresses)) > 0, nil })
+
+	c.set(both, c.only(c.b, "here"))
+	for i, address := range addresses {
+		answer, err := c.dialFrom(first+i, address, testnet.Patience)
+		if err != nil || !strings.HasPrefix(answer, "b ") {
+			t.Errorf("%s: %q, %v", address, answer, err)
+		}
+	}
+	if r := <-trying; r.err != nil || !strings.HasPrefix(r.answer, "b ") {
+		t.Errorf("the connection that was being tried: %q, %v", r.answer, r.err)
+	}
+	if n := c.connections(established.LocalAddr().(*net.TCPAddr).Port); n != 1 {
+		t.Errorf("%d entries of the established connection", n)
+	}
+}
+
+// connections is how many entries the connection tracker has of a port of the node's.
+func (c *testCluster) connections(port int) (n int) {
+	c.t.Helper()
+	c.Within(func() {
+		tracker, err := conntrack.Open()
+		if err != nil {
+			c.t.Error(err)
+			return
+		}
+		defer tracker.Close()
+		err = tracker.List(func(e *conntrack.Entry) bool {
+			if e.Original.Source.Port() == uint16(port) {
+				n++
+			}
+			return true
+		})
+		if err != nil {
+			c.t.Error(err)
+		}
+	})
+	return n
 }

@@ -29,8 +29,11 @@ type translation struct {
 	portMap upstream.ServicePortMap
 	dirty   map[upstream.ServicePortName]bool // ports that changed
 	udp     bool                              // flows may go to endpoints that are gone
-	local   map[upstream.ServicePortName][]netip.Addr
-	pods    map[netip.Addr]int // how many ports have the pod as an endpoint
+	// connections are the ports, of other protocols, to which connections may lead to endpoints that
+	// are gone.
+	connections map[upstream.ServicePortName]bool
+	local       map[upstream.ServicePortName][]netip.Addr
+	pods        map[netip.Addr]int // how many ports have the pod as an endpoint
 
 	health      healthcheck.ServiceHealthServer
 	healthPorts map[upstream.ServicePortName]uint16
@@ -40,7 +43,7 @@ type translation struct {
 func newTranslation(family corev1.IPFamily, o *Options) *translation {
 	t := &translation{
 		Options: o, family: family, lists: newEndpointLists(family), portMap: upstream.ServicePortMap{},
-		dirty: map[upstream.ServicePortName]bool{},
+		dirty: map[upstream.ServicePortName]bool{}, connections: map[upstream.ServicePortName]bool{},
 		local: map[upstream.ServicePortName][]netip.Addr{}, pods: map[netip.Addr]int{},
 		healthPorts: map[upstream.ServicePortName]uint16{}, conntrack: conntrack.New(),
 	}
@@ -93,6 +96,7 @@ func (t *translation) update(labels map[string]string, relabeled bool, change *r
 			t.notePods(name, endpoints, change.Pods)
 		}
 		change.Ports[key] = port
+		t.noteConnections(name)
 		if parts == nil {
 			continue
 		}
