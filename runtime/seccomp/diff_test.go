@@ -202,6 +202,9 @@ func doubtful(m *meaning, d data) bool {
 	}
 	// When a rule fails at one word, the next may be tested with that word instead of its own.
 	n, ranges, indices := 0, false, map[uint]bool{}
+	// Below a bound and not below it are one test to it, with the actions of both rules, and a rule
+	// between them is not reached.
+	shared, bounds := false, map[bound]specs.LinuxSeccompOperator{}
 	for _, r := range plain.rules[d.nr] {
 		if len(r.args) > 0 {
 			n++
@@ -209,9 +212,21 @@ func doubtful(m *meaning, d data) bool {
 		for _, c := range r.args {
 			indices[c.Index] = true
 			ranges = ranges || isRange(c)
+			if isRange(c) {
+				b := bound{c.Index, uint32(c.Value), c.Op == specs.OpGreaterThan || c.Op == specs.OpLessEqual}
+				shared = shared || bounds[b] != "" && bounds[b] != c.Op
+				bounds[b] = c.Op
+			}
 		}
 	}
-	return n > 1 && ranges && (a.wide || len(indices) > 1)
+	return n > 1 && ranges && (a.wide || len(indices) > 1 || shared)
+}
+
+// bound is where a range begins or ends: at a value, or after it.
+type bound struct {
+	index uint
+	value uint32
+	after bool
 }
 
 // FuzzRandomProfiles looks for differences for as long as it may. An input that hangs is one
