@@ -21,7 +21,7 @@ func hostPid(spec *specs.Spec) *specs.Spec {
 var signalTests = map[string]func(*rig){
 	"signal reaches init": func(r *rig) {
 		out := r.output()
-		c := r.create(r.spec("trap 'exit 42' TERM; echo ready; while :; do sleep 1000 & wait; done"), runtime.Stdio{Stdout: out.write})
+		c := r.create(r.spec("trap 'exit 42' TERM; echo ready; while :; do sleep 0.05; done"), runtime.Stdio{Stdout: out.write})
 		pid := c.Pid()
 		r.must(c.Start(r.Context()))
 		out.line()
