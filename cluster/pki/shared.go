@@ -95,6 +95,32 @@ func Adopt(dir string, files map[string][]byte, ca []byte) error {
 	return nil
 }
 
+// CheckShared refuses files in dir of what Shared returns that are missing or damaged. [Ensure]
+// makes them again, which is good for a lone machine only: others would not trust what they sign.
+func CheckShared(dir string) error {
+	for _, name := range shared {
+		path := filepath.Join(dir, name)
+		data, err := read(path)
+		if err != nil {
+			return err
+		}
+		good := decodeAuthority(data).whole()
+		if name == tokenKeyFile {
+			good = decodeTokenKeys(data).key != nil
+		}
+		if good {
+			continue
+		}
+		what := "damaged"
+		if data == nil {
+			what = "missing"
+		}
+		return fmt.Errorf("pki: %s is %s, and all control-plane nodes have it in common: copy it from another one, or run "+
+			"'coracle leave --force' here and join again", path, what)
+	}
+	return nil
+}
+
 // contains says whether one of the certificates in a PEM file has the key of cert.
 func contains(ca []byte, cert *x509.Certificate) bool {
 	all, err := certutil.ParseCertsPEM(ca)

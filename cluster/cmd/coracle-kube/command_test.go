@@ -9,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/etcd"
+	"github.com/coracle-project/coracle/cluster/pki"
 )
 
 var discard = slog.New(slog.DiscardHandler)
@@ -234,5 +237,59 @@ func TestAdministratorsKubeconfigIsWrittenWhereWanted(t *testing.T) {
 	}
 	if info, err := os.Stat(o.kubeconfigOut); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+// Regression: a key that all control-plane nodes have in common, and that was damaged on one, was
+// made again there: what that node signed, no other trusted.
+func TestKeysInCommonAreNotMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	keys := filepath.Join(dir, "pki")
+	o := apiOptions{root: dir, state: dir, bind: "127.0.0.1", port: 7443}
+	if _, err := o.credentials("n", nil); err != nil {
+		t.Fatal(err)
+	}
+	common, err := pki.Shared(keys, nil)
+	if err != nil || len(common) < 4 {
+		t.Fatalf("%d files in common, %v", len(common), err)
+	}
+	peers := etcd.Peers{Name: "n", URL: "https://127.0.0.1:2380"}
+	if err := peers.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range common {
+		path := filepath.Join(keys, name)
+		for what, damage := range map[string]func() error{
+			"damaged": func() error { return os.WriteFile(path, content[:len(content)/3], 0o600) },
+			"missing": func() error { return os.Remove(path) },
+		} {
+			if err := damage(); err != nil {
+				t.Fatal(err)
+			}
+			before, _ := os.ReadFile(path)
+			if _, err := o.credentials("n", nil); err == nil || !strings.Contains(err.Error(), path+" is "+what) {
+				t.Errorf("%s is %s: %v", name, what, err)
+			}
+			if after, _ := os.ReadFile(path); !bytes.Equal(before, after) {
+				t.Errorf("%s was %s and is changed", name, what)
+			}
+			if err := os.WriteFile(path, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := o.credentials("n", nil); err != nil {
+		t.Errorf("with all of them: %v", err)
+	}
+	// Who is forced to go on alone has no others who would trust the former.
+	if err := os.Remove(filepath.Join(keys, "front-proxy-ca.pem")); err != nil {
+		t.Fatal(err)
+	}
+	peers.Force = true
+	if err := peers.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.credentials("n", nil); err != nil {
+		t.Errorf("forced to go on alone: %v", err)
 	}
 }

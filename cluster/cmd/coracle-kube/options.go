@@ -130,6 +130,9 @@ func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error)
 	if err != nil {
 		return nil, err
 	}
+	if err := o.checkShared(); err != nil {
+		return nil, err
+	}
 	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts, o.log)
 	if err == nil {
 		err = o.peerCredentials(bundle)

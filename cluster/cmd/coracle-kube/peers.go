@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -88,6 +89,19 @@ func (o *apiOptions) peerURL() (string, error) {
 		return "", fmt.Errorf("the port for etcd's other members is not free: %w", err)
 	}
 	return at, l.Close()
+}
+
+// checkShared refuses to make keys again that this machine has in common with other control-plane
+// nodes, unless it is forced to go on without them.
+func (o *apiOptions) checkShared() error {
+	if len(o.etcdServers) > 0 {
+		return nil
+	}
+	peers, err := etcd.ReadPeers(o.root)
+	if err != nil || peers == nil || peers.Force {
+		return err
+	}
+	return pki.CheckShared(filepath.Join(o.root, "pki"))
 }
 
 // peerCredentials makes what this machine's member of etcd shows to the others. It removes that if
