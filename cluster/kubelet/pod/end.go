@@ -31,6 +31,9 @@ func (w *worker) end() error {
 		w.report(pod, false)
 		w.r.Probes.Quiet(w.uid)
 		if err := w.stopper.Pod(pod, w.observer.status, w.podIP(pod)); err != nil {
+			if w.r.ctx.Err() != nil {
+				return err
+			}
 			w.r.Recorder.Eventf(pod, v1.EventTypeWarning, events.FailedToKillPod, "error killing pod: %v", err)
 			w.tellStopped(ctx)
 			return err

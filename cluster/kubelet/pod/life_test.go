@@ -510,6 +510,39 @@ func readyAsProbed(t *testing.T, stop func(*bench)) {
 	})
 }
 
+// Regression: a kubelet that was to end waited for the grace of pods that end, up to hours, and in
+// a cluster of one the API was away for that long.
+func TestTheKubeletEndsBeforeAPodThatEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		edit  func(*v1.Pod)
+		calls []string
+	}{
+		"in its hook": {edit: func(p *v1.Pod) {
+			p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 25}}}
+		}},
+		"in its grace": {edit: func(*v1.Pod) {}, calls: []string{"StopContainer"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBench(t, func(b *bench) {
+				p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
+				tc.edit(p)
+				b.run(p)
+				b.runtime.Calls()
+				defer b.runtime.Block("StopContainer")()
+				b.delete()
+				b.wantCalls(tc.calls...)
+				began := time.Now()
+				b.end()
+				b.runner.Wait()
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("it ended after %v", took)
+				}
+				b.wantCalls() // the hook is not cut short
+			})
+		})
+	}
+}
+
 // probed is a pod with a readiness probe, which fails ten seconds after it does not work any more.
 func probed() *v1.Pod {
 	p := podtest.Pod(v1.RestartPolicyAlways, "", "a")

@@ -42,6 +42,7 @@ type bench struct {
 	events  *record.FakeRecorder
 	full    atomic.Pointer[string] // why no resize fits
 	unready atomic.Bool            // commands in containers fail
+	end     func()                 // ends the kubelet, but for its probes
 }
 
 // edges are volumes, environment, cgroups and DNS that do nothing, or fail as told.
@@ -148,6 +149,7 @@ func onBench(t *testing.T, f func(b *bench)) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
+		b.end = cancel
 		writer := status.NewWriter(ctx, b.kube, slog.New(slog.DiscardHandler))
 		probes := probe.New(b.exec, b.events, func(uid types.UID) { b.runner.Wake(uid) })
 		b.runner = NewRunner(ctx, Config{

@@ -14,6 +14,7 @@ import (
 // by a second deletion, because its object is gone, or because the node evicts it. A nil
 // shorterGrace never does.
 type shorterGrace struct {
+	ctx   context.Context // the kubelet's
 	inbox *inbox.Inbox
 	began time.Time
 	quit  chan struct{}
@@ -28,7 +29,7 @@ type shorterGrace struct {
 
 func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod, look func()) *shorterGrace {
 	h := &shorterGrace{
-		inbox: in, began: time.Now(), look: look,
+		ctx: ctx, inbox: in, began: time.Now(), look: look,
 		quit: make(chan struct{}), changed: make(chan struct{}), done: make(chan struct{}),
 	}
 	go h.watch(ctx, pod, in.Eviction() != nil)
@@ -107,12 +108,10 @@ func (h *shorterGrace) atMost(deadline time.Time) time.Time {
 	return deadline
 }
 
-// until returns a context that ends at a deadline, or when it has been brought forward to now.
+// until returns a context that ends at a deadline, or when it has been brought forward to now, or
+// with the kubelet.
 func (h *shorterGrace) until(deadline time.Time) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithDeadline(context.Background(), h.atMost(deadline))
-	if h == nil {
-		return ctx, cancel
-	}
+	ctx, cancel := context.WithDeadline(h.ctx, h.atMost(deadline))
 	go func() {
 		for {
 			again := h.again()

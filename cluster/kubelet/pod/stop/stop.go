@@ -79,7 +79,7 @@ func (s *Stopper) Pod(pod *v1.Pod, observed *kubecontainer.PodStatus, ip string)
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
 	defer cancel()
 	for _, sandbox := range observed.SandboxStatuses {
 		if s.stopped[sandbox.Id] {
@@ -126,6 +126,9 @@ func (s *Stopper) container(t hook.Target, message string, reason decide.StopRea
 		order.wait(ctx, c.Name)
 		cancel()
 	}
+	if err := s.ctx.Err(); err != nil {
+		return err // the kubelet's next process runs the hook and stops the container
+	}
 	return s.now(t.ID, deadline, shorter)
 }
 
@@ -136,7 +139,7 @@ func (s *Stopper) Now(id string) error { return s.now(id, time.Now(), nil) }
 func (s *Stopper) now(id string, deadline time.Time, shorter *shorterGrace) error {
 	stop := func(by time.Time) error {
 		left := max(time.Until(by), leastGrace)
-		ctx, cancel := context.WithTimeout(context.Background(), left+callTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, left+callTimeout)
 		defer cancel()
 		_, err := s.runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{
 			ContainerId: id, Timeout: int64((left + time.Second - 1) / time.Second),
