@@ -202,6 +202,29 @@ func TestAResizePolicyStartsTheContainerAnew(t *testing.T) {
 	}
 }
 
+// Regression: a process that was killed while a container ran its preStop hook, to start again with
+// other resources, was followed by one that changed the container as it ran.
+func TestAResizePolicyHoldsAfterARestart(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := sized("100m", "64Mi")
+		c := &p.Spec.Containers[0]
+		c.ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
+		c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 5}}}
+		b.run(p)
+		b.resize("100m", "128Mi")
+		if memory := b.get().Status.ContainerStatuses[0].AllocatedResources.Memory().String(); memory != "128Mi" || !resizeUnderway(b.get()) {
+			t.Fatalf("allocated %s, conditions %+v", memory, b.get().Status.Conditions)
+		}
+		if p := b.afterRestart(); p.Spec.Containers[0].Resources.Limits.Memory().String() != "128Mi" {
+			t.Errorf("given %v", p.Spec.Containers[0].Resources)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		b.wantCalls("StopContainer", "CreateContainer", "StartContainer")
+		b.wantGiven("100m", "128Mi")
+	})
+}
+
 func TestAResizeThatTheRuntimeRefusesIsTriedAgain(t *testing.T) {
 	onBench(t, func(b *bench) {
 		b.run(sized("100m", "64Mi"))

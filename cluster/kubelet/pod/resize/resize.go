@@ -112,13 +112,15 @@ func (r *Resizer) Conditions() (all []v1.PodCondition) {
 // Allocate asks the node for what the pod wants, and returns the pod as the node has agreed to run
 // it.
 func (r *Resizer) Allocate(pod *v1.Pod, observed *kubecontainer.PodStatus) *v1.Pod {
-	given := r.given.Load()
+	before, differs := r.given.Load().apply(pod)
 	if !r.known {
 		r.known = true
 		_, r.progress = podutil.GetPodConditionFromList(pod.Status.Conditions, v1.PodResizeInProgress)
 		_, r.pending = podutil.GetPodConditionFromList(pod.Status.Conditions, v1.PodResizePending)
+		if r.progress != nil {
+			r.markUnfinished(before, observed)
+		}
 	}
-	before, differs := given.apply(pod)
 	if !differs {
 		r.pending = nil
 		return pod
@@ -286,32 +288,55 @@ func (r *Resizer) underway(pod *v1.Pod, observed *kubecontainer.PodStatus) bool 
 	return false
 }
 
-// outgrown says whether a container's cgroup differs from what is wanted. A runtime that reports a
-// container's resources reports no limit where there is none, so a limit that is wanted and missing
-// has yet to be set. A limit that is no longer wanted stays.
+// outgrown says whether a container's cgroup differs from what is wanted.
 func outgrown(want *runtimeapi.LinuxContainerResources, have *kubecontainer.ContainerResources) bool {
+	return outgrownIn(v1.ResourceCPU, want, have) || outgrownIn(v1.ResourceMemory, want, have)
+}
+
+// outgrownIn is outgrown for one resource. A runtime that reports a container's resources reports
+// no limit where there is none, so a limit that is wanted and missing has yet to be set. A limit
+// that is no longer wanted stays.
+func outgrownIn(name v1.ResourceName, want *runtimeapi.LinuxContainerResources, have *kubecontainer.ContainerResources) bool {
 	if have == nil || have.CPURequest == nil && have.CPULimit == nil && have.MemoryLimit == nil {
 		return false // it does not tell
+	}
+	if name == v1.ResourceMemory {
+		q := have.MemoryLimit
+		return want.MemoryLimitInBytes != 0 && (q == nil || q.Value() != want.MemoryLimitInBytes)
 	}
 	if q := have.CPURequest; q != nil && cgroups.Shares(q.MilliValue()) != want.CpuShares {
 		return true
 	}
-	if q := have.CPULimit; want.CpuQuota != 0 && (q == nil || cgroups.Quota(q.MilliValue()) != want.CpuQuota) {
-		return true
-	}
-	q := have.MemoryLimit
-	return want.MemoryLimitInBytes != 0 && (q == nil || q.Value() != want.MemoryLimitInBytes)
+	q := have.CPULimit
+	return want.CpuQuota != 0 && (q == nil || cgroups.Quota(q.MilliValue()) != want.CpuQuota)
 }
 
 // markRestarts notes which running containers want to be started again for what changes of them.
 func (r *Resizer) markRestarts(before, after *v1.Pod, observed *kubecontainer.PodStatus) {
+	r.mark(after, observed, func(s *kubecontainer.Status, is *v1.Container, name v1.ResourceName) bool {
+		was := kubecontainer.GetContainerSpec(before, s.Name)
+		return was != nil && !sameAmounts(was, is, name)
+	})
+}
+
+// markUnfinished notes which running containers a process before this one would have started again.
+func (r *Resizer) markUnfinished(given *v1.Pod, observed *kubecontainer.PodStatus) {
+	r.mark(given, observed, func(s *kubecontainer.Status, c *v1.Container, name v1.ResourceName) bool {
+		return outgrownIn(name, r.Resources(given, c), s.Resources)
+	})
+}
+
+// mark notes which running containers want to be started again for a resource that changes.
+func (r *Resizer) mark(pod *v1.Pod, observed *kubecontainer.PodStatus,
+	changes func(*kubecontainer.Status, *v1.Container, v1.ResourceName) bool,
+) {
 	for _, s := range observed.ContainerStatuses {
-		was, is := kubecontainer.GetContainerSpec(before, s.Name), kubecontainer.GetContainerSpec(after, s.Name)
-		if s.State != kubecontainer.ContainerStateRunning || was == nil || is == nil {
+		c := kubecontainer.GetContainerSpec(pod, s.Name)
+		if s.State != kubecontainer.ContainerStateRunning || c == nil {
 			continue
 		}
-		for _, policy := range is.ResizePolicy {
-			if policy.RestartPolicy == v1.RestartContainer && !sameAmounts(was, is, policy.ResourceName) {
+		for _, policy := range c.ResizePolicy {
+			if policy.RestartPolicy == v1.RestartContainer && changes(s, c, policy.ResourceName) {
 				if r.restarts == nil {
 					r.restarts = map[string]string{}
 				}
