@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -88,6 +91,51 @@ func TestAwaitNode(t *testing.T) {
 	}
 	if watches != 2 {
 		t.Errorf("there were %d watches, want 2", watches)
+	}
+}
+
+// Regression: the API server of a supervisor that had just been killed answered once more, and up
+// failed when it was gone.
+func TestAwaitNodeOfAnAPIServerThatEnds(t *testing.T) {
+	for supervised, want := range map[bool]string{true: "", false: "connection reset"} {
+		watches := 0
+		s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/api/v1/nodes" {
+				return
+			}
+			if watches++; watches > 1 {
+				_, _ = fmt.Fprint(w, event("True", ""))
+				return
+			}
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				err = errors.Join(conn.(*tls.Conn).NetConn().(*net.TCPConn).SetLinger(0), conn.(*tls.Conn).NetConn().Close())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}))
+		defer s.Close()
+		client, err := openAPI(kubeconfigFor(t, s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.http.CloseIdleConnections()
+		u := &upRun{place: place{root: t.TempDir(), state: t.TempDir()}, o: &upOptions{Node: "one"}, since: lately}
+		if supervised {
+			lock, err := hold(u.place.supervisor())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Close()
+		}
+		_, err = u.awaitOwnNode(t.Context(), client)
+		if said := fmt.Sprint(err); supervised && err != nil || !supervised && (err == nil || !strings.Contains(said, want)) {
+			t.Errorf("with a supervisor %t: %v", supervised, err)
+		}
+		if watches == 0 || supervised && watches != 2 {
+			t.Errorf("with a supervisor %t there were %d watches", supervised, watches)
+		}
 	}
 }
 

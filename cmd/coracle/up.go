@@ -222,7 +222,7 @@ func (u *upRun) awaitReady(ctx context.Context, steps *steps) error {
 			return u.failLate(ctx, err)
 		}
 	}
-	waits, err := client.awaitNode(ctx, u.o.Node, u.since)
+	waits, err := u.awaitOwnNode(ctx, client)
 	if err != nil {
 		return u.failLate(ctx, fmt.Errorf("%w; %s may tell why", err, p.kubeLog()))
 	}
@@ -238,6 +238,23 @@ func (u *upRun) awaitReady(ctx context.Context, steps *steps) error {
 		steps.done(manifest + " is applied and available")
 	}
 	return nil
+}
+
+// awaitOwnNode awaits the node of this machine. The API server that has answered may be that of a
+// supervisor that was killed a moment ago, and about to end: then another takes its place.
+func (u *upRun) awaitOwnNode(ctx context.Context, client *api) (waits string, err error) {
+	for {
+		waits, err = client.awaitNode(ctx, u.o.Node, u.since)
+		if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.ECONNREFUSED) {
+			return waits, err
+		}
+		if pid, herr := holder(u.place.supervisor()); herr != nil || pid == 0 {
+			return "", err // nobody starts another
+		}
+		if err := await(ctx, "the API server", u.place.kubeLog(), nil, client.ready); err != nil {
+			return "", err
+		}
+	}
 }
 
 // startRuntime starts coracled where it does not run, and has images loaded. Without any to load,
