@@ -35,8 +35,8 @@ type Storages struct {
 // noLimit is the time limit of lists, and of a watch for which none is asked.
 const noLimit = 1 << 62 * time.Nanosecond
 
-// errStopped is why nothing can be read.
-var errStopped = errors.New("the API server has stopped")
+// ErrStopped is why nothing can be read.
+var ErrStopped = errors.New("the API server has stopped")
 
 // reader is a storage that can be listed and watched.
 type reader interface {
@@ -170,7 +170,7 @@ func (s source) begin(ctx context.Context, o metav1.ListOptions, limit time.Dura
 
 func (s source) beginLocked(ctx context.Context, o metav1.ListOptions, limit time.Duration) (*read, error) {
 	if s.ended.Err() != nil {
-		return nil, errStopped
+		return nil, ErrStopped
 	}
 	r := &read{reader: s.byKind[s.kind.GroupKind()]}
 	if r.reader == nil {

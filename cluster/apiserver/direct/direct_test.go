@@ -70,7 +70,7 @@ func TestReadsWaitUntilStoragesAreOpen(t *testing.T) {
 		t.Errorf("a kind without storage: %v", err)
 	}
 	end()
-	if _, err := (source{s, podKind}).Watch(metav1.ListOptions{}); !errors.Is(err, errStopped) {
+	if _, err := (source{s, podKind}).Watch(metav1.ListOptions{}); !errors.Is(err, ErrStopped) {
 		t.Errorf("an open server that has stopped: %v", err)
 	}
 	if _, err := (source{New(ended), podKind}).List(metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "has stopped") {

@@ -4,12 +4,15 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/direct"
 )
 
 // upstreamLog passes on what upstream's packages log, but for errors that need no one's attention.
 // They are logged for debugging only:
 //   - those that say that the client has gone: it closed its connection, gave up a watch, or was
 //     cut off by the end of the process. The API server logs several of them each time;
+//   - those of informers that read after this process's API server has stopped, one of each kind;
 //   - those of imported controllers that wait for the event of their own last write. In this
 //     process the answer comes before the event, and they look again some milliseconds later.
 type upstreamLog struct{ slog.Handler }
@@ -25,6 +28,7 @@ var gone = []string{
 	"use of closed network connection",
 	"websocket: close 1006",
 	"terminated signal received",
+	direct.ErrStopped.Error(),
 	"ost-timeout activity", // what a handler did after it was given up
 }
 

@@ -10,8 +10,11 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/controller/util/consistency"
+
+	"github.com/coracle-project/coracle/cluster/apiserver/direct"
 )
 
 func TestErrorsThatNeedNoAttentionAreForDebugging(t *testing.T) {
@@ -27,6 +30,9 @@ func TestErrorsThatNeedNoAttentionAreForDebugging(t *testing.T) {
 		"who debugs":               {func(l klog.Logger) { l.Error(err, "Error on socket receive") }, slog.LevelDebug, "level=DEBUG"},
 		"in the message": {func(l klog.Logger) {
 			l.Error(nil, "failed to sync with latest state: context canceled")
+		}, slog.LevelWarn, ""},
+		"an informer after the end": {func(l klog.Logger) {
+			utilruntime.HandleErrorWithContext(klog.NewContext(t.Context(), l), fmt.Errorf("read pods: %w", direct.ErrStopped), "Failed to watch")
 		}, slog.LevelWarn, ""},
 		"after a timeout": {func(l klog.Logger) { l.Error(nil, "Post-timeout activity") }, slog.LevelWarn, ""},
 		"a controller that waits": {func(l klog.Logger) {
