@@ -59,7 +59,8 @@ programs() {
   cc=$triple-gcc
   local env=("GOARCH=$1")
   if [[ $sysroot != / ]]; then
-    cc="$cc --sysroot=$sysroot"
+    # The names of headers are in the debug information of objects.
+    cc="$cc --sysroot=$sysroot -ffile-prefix-map=$sysroot="
     env+=("PKG_CONFIG_SYSROOT_DIR=$sysroot" "PKG_CONFIG_LIBDIR=$sysroot/usr/lib/$triple/pkgconfig")
   fi
   [[ ! -d $stage/bin ]] || return 0
