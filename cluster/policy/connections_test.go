@@ -109,9 +109,7 @@ func TestAddressOfAPodThatIsGone(t *testing.T) {
 	gate := n.gate
 	n.flows = []rules.Connection{tcp("10.0.0.9", "10.0.0.2"), tcp("10.0.0.8", "10.0.0.7")}
 	n.mu.Unlock()
-	if err := n.api.CoreV1().Pods("x").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.delete(pod("b", "10.0.0.2"))
 	n.until("the pod is gone", func() bool { return !n.has("b") })
 	heir := pod("heir", "")
 	heir.Labels["pod"] = "a"
@@ -192,10 +190,7 @@ func TestConnectionsAreEnded(t *testing.T) {
 	n.create(denyAll())
 	n.until("a forbidden connection ends", func() bool { return len(n.flows) == 2 && n.flows[0] == tcp("10.0.0.1", "10.0.0.9") })
 
-	b := pod("b", "10.0.0.2")
-	if err := n.api.CoreV1().Pods("x").Delete(t.Context(), b.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.delete(pod("b", "10.0.0.2"))
 	n.until("the pod is gone", func() bool { return !n.has("b") })
 	if err := n.p.Admit(t.Context(), pod("next", ""), []netip.Addr{netip.MustParseAddr("10.0.0.2")}); err != nil {
 		t.Fatal(err)
@@ -228,8 +223,6 @@ func TestConnectionsOfPodsThatAreGone(t *testing.T) {
 	n.mu.Lock()
 	n.flows = []rules.Connection{tcp("10.0.0.9", "10.0.0.2"), tcp("10.0.0.8", "10.0.0.7")}
 	n.mu.Unlock()
-	if err := n.api.CoreV1().Pods("x").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.delete(pod("b", "10.0.0.2"))
 	n.until("its connection ends", func() bool { return len(n.flows) == 1 })
 }

@@ -43,9 +43,7 @@ func TestConditionsOfNodesThatAreGone(t *testing.T) {
 	if what := forgot(); what != "wall coracle-policy-before" {
 		t.Errorf("at the start: %s", what)
 	}
-	if err := n.api.CoreV1().Nodes().Delete(t.Context(), "goes", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	n.delete(there("goes"))
 	if first, second := forgot(), forgot(); first != "wall coracle-policy-before" || second != "wall coracle-policy-goes" {
 		t.Errorf("when a node is deleted: %s, %s", first, second)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/health"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 	"github.com/coracle-project/coracle/cluster/policy/rules"
 )
@@ -161,6 +162,8 @@ type node struct {
 	board     health.Board
 	linkGroup func(context.Context) (uint32, error)
 	prepare   func(*Policy) // called before Run, may be nil
+	// watched waits until a resource is watched.
+	watched map[string]func(testing.TB)
 }
 
 func newNode(t *testing.T, objects ...any) *node {
@@ -172,6 +175,10 @@ func newNode(t *testing.T, objects ...any) *node {
 func unstarted(t *testing.T, objects ...any) *node {
 	n := &node{t: t, api: fake.NewClientset(), kernel: &kernel{did: make(chan struct{}, 1)}}
 	n.linkGroup = func(context.Context) (uint32, error) { return 7, nil }
+	n.watched = map[string]func(testing.TB){}
+	for _, resource := range []string{"pods", "nodes", "networkpolicies"} {
+		n.watched[resource] = testkit.Watched(n.api, resource)
+	}
 	n.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"ns": "x"}}})
 	for _, o := range objects {
 		n.create(o)
@@ -240,9 +247,25 @@ func (n *node) create(object any) {
 	}
 }
 
-func (n *node) delete(p *networkingv1.NetworkPolicy) {
+// delete deletes an object of the API, when the node watches its kind.
+func (n *node) delete(object any) {
 	n.t.Helper()
-	if err := n.api.NetworkingV1().NetworkPolicies(p.Namespace).Delete(n.t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
+	ctx, o := n.t.Context(), metav1.DeleteOptions{}
+	var err error
+	switch object := object.(type) {
+	case *corev1.Pod:
+		n.watched["pods"](n.t)
+		err = n.api.CoreV1().Pods(object.Namespace).Delete(ctx, object.Name, o)
+	case *corev1.Node:
+		n.watched["nodes"](n.t)
+		err = n.api.CoreV1().Nodes().Delete(ctx, object.Name, o)
+	case *networkingv1.NetworkPolicy:
+		n.watched["networkpolicies"](n.t)
+		err = n.api.NetworkingV1().NetworkPolicies(object.Namespace).Delete(ctx, object.Name, o)
+	default:
+		n.t.Fatalf("no object of the tests: %T", object)
+	}
+	if err != nil {
 		n.t.Fatal(err)
 	}
 }

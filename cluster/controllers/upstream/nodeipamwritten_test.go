@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/nodepatch"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
 
 // The allocator sees the networks that it has written before their event comes, or it would take
@@ -112,15 +112,10 @@ func nodeGoesMeanwhile(t *testing.T, answer error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watched := make(chan struct{})
-	kube.PrependWatchReactor("nodes", func(action ktesting.Action) (bool, watch.Interface, error) {
-		events, err := kube.Tracker().Watch(action.GetResource(), action.GetNamespace())
-		close(watched)
-		return true, events, err
-	})
+	watched := testkit.Watched(kube, "nodes")
 	factory.Start(t.Context().Done())
 	factory.WaitForCacheSync(t.Context().Done())
-	<-watched // the fake server tells no one of a deletion before
+	watched(t)
 	var got []string
 	kube.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
 		if err := kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "n"); err != nil {
