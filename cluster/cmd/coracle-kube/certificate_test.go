@@ -149,10 +149,14 @@ func TestCredentialsForPeersThatAreGone(t *testing.T) {
 	api := &apiOptions{root: root}
 	exists := func() bool {
 		t.Helper()
-		if err := api.peerCredentials(bundle); err != nil {
+		peers, err := api.peers()
+		if err != nil {
 			t.Fatal(err)
 		}
-		_, err := os.Stat(bundle.EtcdFiles().Pair)
+		if err := api.peerCredentials(bundle, peers); err != nil {
+			t.Fatal(err)
+		}
+		_, err = os.Stat(bundle.EtcdFiles().Pair)
 		return err == nil
 	}
 	if exists() {

@@ -130,12 +130,16 @@ func (o *apiOptions) credentials(node string, ips []string) (*pki.Bundle, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.checkShared(); err != nil {
+	peers, err := o.peers()
+	if err != nil {
+		return nil, err
+	}
+	if err := o.checkShared(peers); err != nil {
 		return nil, err
 	}
 	bundle, err := pki.Ensure(filepath.Join(o.root, "pki"), o.url(), hosts, o.log)
 	if err == nil {
-		err = o.peerCredentials(bundle)
+		err = o.peerCredentials(bundle, peers)
 	}
 	if err != nil || o.kubeconfigOut == "" {
 		return bundle, err

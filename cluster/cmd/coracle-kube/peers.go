@@ -91,28 +91,28 @@ func (o *apiOptions) peerURL() (string, error) {
 	return at, l.Close()
 }
 
+// peers are the other members of etcd, nil if there are none, or if etcd is outside.
+func (o *apiOptions) peers() (*etcd.Peers, error) {
+	if len(o.etcdServers) > 0 {
+		return nil, nil
+	}
+	return etcd.ReadPeers(o.root)
+}
+
 // checkShared refuses to make keys again that this machine has in common with other control-plane
 // nodes, unless it is forced to go on without them.
-func (o *apiOptions) checkShared() error {
-	if len(o.etcdServers) > 0 {
+func (o *apiOptions) checkShared(peers *etcd.Peers) error {
+	if peers == nil || peers.Force {
 		return nil
-	}
-	peers, err := etcd.ReadPeers(o.root)
-	if err != nil || peers == nil || peers.Force {
-		return err
 	}
 	return pki.CheckShared(filepath.Join(o.root, "pki"))
 }
 
 // peerCredentials makes what this machine's member of etcd shows to the others. It removes that if
 // there are no others any more: it would expire, as no one renews it.
-func (o *apiOptions) peerCredentials(bundle *pki.Bundle) error {
+func (o *apiOptions) peerCredentials(bundle *pki.Bundle, peers *etcd.Peers) error {
 	if len(o.etcdServers) > 0 {
 		return nil
-	}
-	peers, err := etcd.ReadPeers(o.root)
-	if err != nil {
-		return err
 	}
 	if peers == nil {
 		if o.several { // one that was forced to go on alone has its port for peers until the next start
