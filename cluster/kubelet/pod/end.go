@@ -85,26 +85,9 @@ func (w *worker) reportWaiting() {
 // whileWaiting calls wait, which may take long and changes nothing that is reported of the pod. It
 // reports what the probes find meanwhile. What woke the worker is looked at again afterwards.
 func (w *worker) whileWaiting(wait func()) {
-	quit, done := make(chan struct{}), make(chan struct{})
-	woken := false
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-w.Woke():
-				woken = true
-				w.reportWaiting()
-			case <-quit:
-				return
-			}
-		}
-	}()
+	stop := w.Meanwhile(w.reportWaiting)
 	wait()
-	close(quit)
-	<-done
-	if woken {
-		w.Wake()
-	}
+	stop()
 }
 
 // tellStopped lets go of the pod's volumes if only its sandbox is left, which writes to none.

@@ -40,6 +40,33 @@ func (i *Inbox) Wake() {
 // Woke returns the channel that has a value after a Wake. Wakes that no one received are one.
 func (i *Inbox) Woke() <-chan struct{} { return i.woke }
 
+// Meanwhile has look called, in a goroutine of its own, whenever there was a Wake: for the worker
+// while it waits for something else. stop ends that. What was looked at is the worker's again then:
+// without that Wake, what failed would be tried again at once.
+func (i *Inbox) Meanwhile(look func()) (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	woken := false
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-i.woke:
+				woken = true
+				look()
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-done
+		if woken {
+			i.Wake()
+		}
+	}
+}
+
 // Apply tells of a state of the pod's object.
 func (i *Inbox) Apply(pod *v1.Pod) {
 	i.mu.Lock()

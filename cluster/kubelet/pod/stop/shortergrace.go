@@ -15,53 +15,33 @@ import (
 // shorterGrace never does.
 type shorterGrace struct {
 	ctx   context.Context // the kubelet's
-	inbox *inbox.Inbox
 	began time.Time
-	quit  chan struct{}
-	done  chan struct{} // closed when the watch has ended
-	woken bool          // during the watch; read after it
-	look  func()        // called when the worker is woken during the watch
+	stop  func() // ends the watch of the inbox
 
 	mu      sync.Mutex
 	by      time.Time // the deadline now; zero: the one that each began with
 	changed chan struct{}
 }
 
+// newShorterGrace looks at the pod's object whenever the worker is woken, on behalf of the worker's
+// goroutine, which waits for the containers meanwhile. It calls look, too.
 func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod, look func()) *shorterGrace {
-	h := &shorterGrace{
-		ctx: ctx, inbox: in, began: time.Now(), look: look,
-		quit: make(chan struct{}), changed: make(chan struct{}), done: make(chan struct{}),
-	}
-	go h.watch(ctx, pod, in.Eviction() != nil)
-	return h
-}
-
-// watch looks at the pod's object whenever the worker is woken, on behalf of the worker's
-// goroutine, which waits for the containers meanwhile.
-func (h *shorterGrace) watch(ctx context.Context, pod *v1.Pod, evicted bool) {
-	defer close(h.done)
-	for {
-		select {
-		case <-h.quit:
-			return
-		case <-ctx.Done():
-			return
-		case <-h.inbox.Woke():
-		}
-		h.woken = true
-		now, _ := h.inbox.Object()
-		grace := now.DeletionGracePeriodSeconds
-		if !evicted && h.inbox.Eviction() != nil {
+	h := &shorterGrace{ctx: ctx, began: time.Now(), changed: make(chan struct{})}
+	evicted := in.Eviction() != nil
+	h.stop = in.Meanwhile(func() {
+		if !evicted && in.Eviction() != nil {
 			evicted = true
 			h.bring(time.Now().Add(EvictionGrace))
 		}
-		switch {
-		case grace != nil && (pod.DeletionGracePeriodSeconds == nil || *grace < *pod.DeletionGracePeriodSeconds):
+		now, _ := in.Object()
+		grace := now.DeletionGracePeriodSeconds
+		if grace != nil && (pod.DeletionGracePeriodSeconds == nil || *grace < *pod.DeletionGracePeriodSeconds) {
 			h.bring(h.began.Add(time.Duration(*grace) * time.Second))
 			pod = now
 		}
-		h.look()
-	}
+		look()
+	})
+	return h
 }
 
 func (h *shorterGrace) bring(by time.Time) {
@@ -73,16 +53,6 @@ func (h *shorterGrace) bring(by time.Time) {
 	h.by = by
 	close(h.changed)
 	h.changed = make(chan struct{})
-}
-
-// stop ends the watch. What woke it is looked at by the worker again; without that, a stop that
-// failed would be tried again at once.
-func (h *shorterGrace) stop() {
-	close(h.quit)
-	<-h.done
-	if h.woken {
-		h.inbox.Wake()
-	}
 }
 
 // again returns a channel that is closed when the deadline has been brought forward.
