@@ -120,7 +120,7 @@ func TestACriticalPodGetsRoom(t *testing.T) {
 			if !slices.Equal(gone, want) || len(events.Events) != len(want) {
 				t.Errorf("%q make room with %d events, want %q", gone, len(events.Events), want)
 			}
-			// Until they have ended they do not count, and nobody has them end again.
+			// Until they have ended they do not count, and no one has them end again.
 			if len(gone) > 0 {
 				pods[c.comes.UID], a.pods[c.comes.UID] = c.comes, c.comes
 				_, message, ok := a.admitLocked(asking("C2", "0", "0"))

@@ -249,7 +249,7 @@ func (u *upRun) awaitOwnNode(ctx context.Context, client *api) (waits string, er
 			return waits, err
 		}
 		if pid, herr := holder(u.place.supervisor()); herr != nil || pid == 0 {
-			return "", err // nobody starts another
+			return "", err // no one starts another
 		}
 		if err := await(ctx, "the API server", u.place.kubeLog(), nil, client.ready); err != nil {
 			return "", err

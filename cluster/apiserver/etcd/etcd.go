@@ -82,8 +82,8 @@ type Options struct {
 	// MembersHealth is told how the other members are; it may be nil.
 	MembersHealth *health.Part
 	// Alone is called when a member with peers has been the only one for two minutes: a machine that
-	// was about to join has not come back, or the last other member was removed and whoever removed it
-	// was killed. It has the server be started again without peers. It may be nil.
+	// was about to join has not come back, or the program that removed the last other member was
+	// killed. It has the server be started again without peers. It may be nil.
 	Alone func() error
 	// Log gets warnings and errors, also those of etcd itself; nil discards them.
 	Log *slog.Logger
