@@ -229,6 +229,32 @@ func TestOnlyCommits(t *testing.T) {
 	}
 }
 
+// Tests of packages outdate no row of a target that runs programs. Those of integration directories
+// do.
+func TestProgramsAreCovered(t *testing.T) {
+	targets, err := parseTargets("all\ttest\t.\nprograms\ttest\t.\tneeds=X\tprograms\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]bool{
+		"a/a.go": true, "a/testdata/page.txt": true, "integration/kube/kube_test.go": true, "cluster/integration/nodes/nodes_test.go": true,
+		"a/a_test.go": false, "a/testdata/fuzz/FuzzA/1": false,
+	} {
+		if got := targets[1].covers(file); got != want {
+			t.Errorf("%s outdates a target of programs: %t", file, got)
+		}
+		if !targets[0].covers(file) {
+			t.Errorf("%s does not outdate a target that covers all", file)
+		}
+	}
+	if !targets[1].programs || targets[1].needs != "X" {
+		t.Errorf("%+v", targets[1])
+	}
+	if _, err := parseTargets("a\ttest\t.\tprogram\n"); err == nil || !strings.Contains(err.Error(), `unknown "program"`) {
+		t.Errorf("an unknown option: %v", err)
+	}
+}
+
 func TestCount(t *testing.T) {
 	for _, c := range []struct {
 		name, output string

@@ -14,6 +14,7 @@ type target struct {
 	arguments []string // for make
 	paths     []string // that it covers
 	needs     string   // a variable of the environment without which it cannot run
+	programs  bool     // it runs none of the packages' own tests, and does not cover them
 }
 
 func parseTargets(text string) (targets []target, err error) {
@@ -28,7 +29,7 @@ func parseTargets(text string) (targets []target, err error) {
 			continue
 		}
 		f := strings.Split(line, "\t")
-		if len(f) < 3 || len(f) > 4 {
+		if len(f) < 3 {
 			return nil, fmt.Errorf("targets.txt: %q is not name, arguments, paths", line)
 		}
 		t := target{name: f[0], arguments: strings.Fields(f[1])}
@@ -39,12 +40,16 @@ func parseTargets(text string) (targets []target, err error) {
 				t.paths = append(t.paths, p)
 			}
 		}
-		if len(f) == 4 {
-			needs, ok := strings.CutPrefix(f[3], "needs=")
-			if !ok {
-				return nil, fmt.Errorf("targets.txt: %s: unknown %q", t.name, f[3])
+		for _, option := range f[3:] {
+			needs, ok := strings.CutPrefix(option, "needs=")
+			switch {
+			case ok:
+				t.needs = needs
+			case option == "programs":
+				t.programs = true
+			default:
+				return nil, fmt.Errorf("targets.txt: %s: unknown %q", t.name, option)
 			}
-			t.needs = needs
 		}
 		if slices.ContainsFunc(targets, func(other target) bool { return other.name == t.name }) {
 			return nil, fmt.Errorf("targets.txt: duplicate target %s", t.name)
@@ -60,7 +65,17 @@ var written = []string{
 	"docs/network-policy-conformance.md",
 }
 
-// cleanTree is tree, and an error if the covered files differ from this commit. Untracked files
+// covers says whether a file below the paths counts. The tests of integration directories are what
+// targets run.
+func (t target) covers(file string) bool {
+	if slices.Contains(written, file) {
+		return false
+	}
+	unit := strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/testdata/fuzz/")
+	return !t.programs || !unit || slices.Contains(strings.Split(file, "/"), "integration")
+}
+
+// cleanTree is tree, and an error if files below the paths differ from this commit. Untracked files
 // differ, too: Go compiles them.
 func (t target) cleanTree() (string, error) {
 	args := append([]string{"status", "--porcelain", "--untracked-files=all", "--"}, t.paths...)
@@ -95,7 +110,7 @@ func (t target) tree() (string, error) {
 	sum := sha256.New()
 	for line := range strings.Lines(files) {
 		line = strings.TrimRight(line, "\n")
-		if _, path, _ := strings.Cut(line, "\t"); !slices.Contains(written, path) {
+		if _, path, _ := strings.Cut(line, "\t"); t.covers(path) {
 			fmt.Fprintln(sum, line)
 		}
 	}
