@@ -152,7 +152,7 @@ func (n *Node) finish(ctx context.Context, session *client.Session, r *request, 
 		return err
 	}
 	if gives {
-		if err := fsgroup.Give(ctx, target, r.spec.Pod); err != nil {
+		if err := fsgroup.Give(ctx, target, r.spec.Pod, n.opts.Log); err != nil {
 			return fmt.Errorf("give volume %q to the pod's fsGroup: %w", r.spec.Name, err)
 		}
 	}

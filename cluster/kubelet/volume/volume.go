@@ -140,7 +140,7 @@ func New(set *client.Set, opts Options) *Manager {
 		objects: watched.New(set.Kube),
 		tokens:  tokens.New(set.Kube, opts.Log),
 		sources: append([]source.Source{
-			local.Volumes{Private: opts.Provisioned}, hostpath.Volumes{}, nfs.Volumes{Places: nfs.HelperPlaces},
+			local.Volumes{Private: opts.Provisioned, Log: opts.Log}, hostpath.Volumes{}, nfs.Volumes{Places: nfs.HelperPlaces},
 		}, opts.Sources...),
 		pods: map[types.UID]*podVolumes{},
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,6 +28,8 @@ type Volumes struct {
 	// Private is the directory of volumes that this cluster has provisioned: paths below it never
 	// lead through a link. "" for none.
 	Private string
+	// Log gets warnings.
+	Log *slog.Logger
 }
 
 func (Volumes) Plugin() string { return "kubernetes.io~local-volume" }
@@ -103,7 +106,7 @@ func (l Volumes) bind(ctx context.Context, dir int, v *source.Spec) error {
 		return err
 	}
 	if !v.ReadOnly {
-		if err := fsgroup.Give(ctx, v.Dir, v.Pod); err != nil {
+		if err := fsgroup.Give(ctx, v.Dir, v.Pod, l.Log); err != nil {
 			return err
 		}
 	}
