@@ -25,6 +25,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/holders"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
+	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
 const pluginLocal = "kubernetes.io~local-volume"
@@ -118,6 +119,34 @@ func (n *node) wantRefused(pod *v1.Pod, want string) {
 	n.t.Helper()
 	if err := n.Mount(context.Background(), pod); err == nil || !strings.Contains(err.Error(), want) {
 		n.t.Errorf("mounted with %v, want an error with %q", err, want)
+	}
+}
+
+// fakeCSI serves the volumes of CSI drivers by an empty directory.
+type fakeCSI struct{}
+
+func (fakeCSI) Plugin() string                                { return "kubernetes.io~csi" }
+func (fakeCSI) Serves(v *source.Spec) bool                    { return v.Inline != nil && v.Inline.CSI != nil }
+func (fakeCSI) Relabels(*source.Spec) bool                    { return true }
+func (fakeCSI) Unmount(context.Context, source.Mounted) error { return nil }
+
+func (fakeCSI) Mount(_ context.Context, v *source.Spec) (string, error) {
+	return v.Dir, os.MkdirAll(v.Dir, 0o750)
+}
+
+// Regression: a CSI volume of the pod's own that the pod calls read-only could be written to by
+// containers whose mount did not say so, too.
+func TestAReadOnlyVolumeOfADriver(t *testing.T) {
+	n := newNode(t)
+	n.sources = append(n.sources, fakeCSI{})
+	for _, readOnly := range []bool{true, false} {
+		pod := podWith(vol("secrets", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "secrets.example.com", ReadOnly: &readOnly}}))
+		pod.UID = types.UID(fmt.Sprint("read-only-", readOnly))
+		n.mount(pod)
+		if _, got := n.mounts(pod); len(got) != 1 || got[0] != readOnly {
+			t.Errorf("read-only %t: mounts that are read-only: %v", readOnly, got)
+		}
+		n.unmount(pod)
 	}
 }
 

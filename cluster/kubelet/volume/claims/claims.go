@@ -16,6 +16,7 @@ import (
 	storagehelpers "k8s.io/component-helpers/storage/volume"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
+	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
@@ -77,7 +78,7 @@ func NameOf(pod *v1.Pod, vol *v1.Volume) string {
 
 // ReadOnly says whether containers may only read what they mount by this volume.
 func ReadOnly(vol *v1.Volume) bool {
-	return vol.PersistentVolumeClaim != nil && vol.PersistentVolumeClaim.ReadOnly
+	return vol.PersistentVolumeClaim != nil && vol.PersistentVolumeClaim.ReadOnly || vol.CSI != nil && ptr.Deref(vol.CSI.ReadOnly, false)
 }
 
 // boundClaim returns the claim of the volume if it is bound. If it is not, the pod is woken when it
