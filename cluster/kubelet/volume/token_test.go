@@ -87,6 +87,29 @@ func TestTokensAreRenewed(t *testing.T) {
 	})
 }
 
+// Regression: a look that could not have its turn within two minutes, as a container's mounts on a
+// server that is away took it, was the last one: the pod's token was not renewed any more.
+func TestTokenIsRenewedAfterAnotherHadTheTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.tokens(func() error { return nil })
+		pod := podWith(vol("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: mode644, Sources: []v1.VolumeProjection{
+			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To[int64](3600)}},
+		}}}))
+		n.mount(pod)
+		p, err := n.enter(t.Context(), pod.UID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(59 * time.Minute)
+		p.leave()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		wantFile(t, n.path(pod, layout.VolumesDir, "kubernetes.io~projected/api/token"), "token-2")
+		n.unmount(pod)
+	})
+}
+
 // A pod's token ends while its node is cut off, and the pod has a new one soon after. Regression:
 // until then the kubelet asked for it every second.
 func TestTokenThatEndsDuringACut(t *testing.T) {

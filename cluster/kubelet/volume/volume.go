@@ -430,7 +430,8 @@ func (m *Manager) look(p *podVolumes) {
 	p.pending = false // from here on a change asks for another look
 	p.mu.Unlock()
 	if err != nil {
-		return // someone has worked on the volumes for minutes, and will set the next timer
+		m.lookAfter(p, keeping.Backoff(1)) // another has worked on the volumes for minutes
+		return
 	}
 	defer p.leave()
 	if !p.standing.Load() {
