@@ -331,3 +331,34 @@ func TestADriverThatHangsHasNoFigures(t *testing.T) {
 	n.unmount(other)
 	n.awaitUse()
 }
+
+// Regression: a growth that failed when a pod mounted the volume was not tried again if the claim
+// said already that it was in progress: nothing changed that would have told of it.
+func TestAGrowthThatFailsAtTheMountIsTriedAgain(t *testing.T) {
+	n, d, pv := growing(t)
+	n.growTo2Gi(pv)
+	claim := n.claim()
+	claim.Status.AllocatedResourceStatuses[v1.ResourceStorage] = v1.PersistentVolumeClaimNodeResizeInProgress
+	if _, err := n.kube.CoreV1().PersistentVolumeClaims("ns").Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.set(func(_ context.Context, call string) error {
+		if call == "NodeExpandVolume" && d.count(call) == 1 {
+			return status.Error(codes.Unavailable, "not yet")
+		}
+		return nil
+	})
+	s := n.spec(pod("p1"), pv)
+	n.mount(s)
+	if every := n.KeepEvery(s); every == 0 {
+		t.Error("the volume is not kept again")
+	}
+	if err := n.Keep(t.Context(), s); err != nil {
+		t.Error(err)
+	}
+	if got := n.claim().Status.Capacity.Storage().String(); got != "2Gi" || d.count("NodeExpandVolume") != 2 {
+		t.Errorf("the claim has %s after %d calls", got, d.count("NodeExpandVolume"))
+	}
+	n.unmount(s)
+	n.awaitUse()
+}

@@ -59,7 +59,12 @@ func (n *Node) Keep(ctx context.Context, v *source.Spec) error {
 		if err != nil {
 			return err
 		}
-		if err := n.publish(ctx, session, s, r, n.places.target(r.user, v.Mounted, v.Block)); err != nil {
+		target := n.places.target(r.user, v.Mounted, v.Block)
+		err = n.publish(ctx, session, s, r, target)
+		if err == nil && !v.Block {
+			err = n.giveGroup(ctx, session, r, target) // what the driver has made
+		}
+		if err != nil {
 			n.opts.Recorder.Eventf(v.Pod, v1.EventTypeWarning, events.FailedMountVolume, "volume %q could not be published again: %v", v.Name, err)
 			return err
 		}

@@ -60,6 +60,7 @@ func (n *Node) Mount(ctx context.Context, v *source.Spec) (string, error) {
 	n.index.update(v.State, func(p *publication) { p.republish = r.republished() })
 	if err := n.growths.grow(ctx, session, r, atMount); err != nil { // the pod can use what there is
 		n.opts.Log.Warn("csi: volume not grown", "volume", v.Name, "err", err)
+		n.index.update(v.State, func(p *publication) { p.found = true }) // have Keep grow it
 	}
 	return target, nil
 }
@@ -147,16 +148,22 @@ func (n *Node) finish(ctx context.Context, session *client.Session, r *request, 
 			)
 		}
 	}
-	gives, err := r.givesGroup(session)
-	if err != nil {
+	if err := n.giveGroup(ctx, session, r, target); err != nil {
 		return err
 	}
-	if gives {
-		if err := fsgroup.Give(ctx, target, r.spec.Pod, n.opts.Log); err != nil {
-			return fmt.Errorf("give volume %q to the pod's fsGroup: %w", r.spec.Name, err)
-		}
-	}
 	return os.WriteFile(filepath.Join(r.spec.State, publishedFile), []byte(n.opts.BootID+"\n"), 0o640)
+}
+
+// giveGroup gives the files of a volume to the pod's group, if that is the kubelet's business.
+func (n *Node) giveGroup(ctx context.Context, session *client.Session, r *request, target string) error {
+	gives, err := r.givesGroup(session)
+	if err != nil || !gives {
+		return err
+	}
+	if err := fsgroup.Give(ctx, target, r.spec.Pod, n.opts.Log); err != nil {
+		return fmt.Errorf("give volume %q to the pod's fsGroup: %w", r.spec.Name, err)
+	}
+	return nil
 }
 
 // Unmount implements source.Source. It works from the record alone.

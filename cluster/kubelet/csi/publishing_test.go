@@ -778,6 +778,32 @@ func TestFilesAreGivenToTheGroup(t *testing.T) {
 	n.awaitUse()
 }
 
+// Regression: what a driver made when it published a volume again, as a secret that has changed,
+// was not given to the pod's group.
+func TestFilesOfARepublishedVolumeAreGivenToTheGroup(t *testing.T) {
+	object := unattached()
+	object.Spec.RequiresRepublish = ptr.To(true)
+	n := newTestNode(t, object)
+	newDriver(t, n.root, driverName).serve("a.sock").registered()
+	p := pod("p1")
+	p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: ptr.To[int64](1234)}
+	s := n.place(&source.Spec{Name: "v", Pod: p, Inline: &v1.Volume{Name: "v", VolumeSource: v1.VolumeSource{CSI: &v1.CSIVolumeSource{
+		Driver: driverName,
+	}}}})
+	secret := filepath.Join(n.mount(s), "rotated")
+	if err := os.WriteFile(secret, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Keep(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(secret); err != nil || info.Mode() != 0o660 || info.Sys().(*syscall.Stat_t).Gid != 1234 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	n.unmount(s)
+	n.nothingLeft()
+}
+
 func TestAccessModes(t *testing.T) {
 	several := &client.Session{Can: map[csipb.NodeServiceCapability_RPC_Type]bool{
 		csipb.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER: true,

@@ -7,11 +7,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -236,6 +238,39 @@ func TestADriverGoesAndComesBack(t *testing.T) {
 	n.unmount(s)
 	n.awaitUse()
 	n.nothingLeft()
+}
+
+// Regression: a driver that went while the API was away, and could not register again before it
+// went for good, stayed in the CSINode.
+func TestADriverThatGoesWhileTheAPIIsAway(t *testing.T) {
+	n := newTestNode(t)
+	var away atomic.Bool
+	refused := make(chan struct{}, 100)
+	n.react("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if !away.Load() {
+			return false, nil, nil
+		}
+		select {
+		case refused <- struct{}{}:
+		default:
+		}
+		return true, nil, apierrors.NewTimeoutError("no answer", 0)
+	})
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	away.Store(true)
+	d.die("a.sock")
+	<-refused
+	again := newDriver(t, n.root, driverName).serve("a.sock")
+	if told := <-again.told; told.PluginRegistered {
+		t.Error("registered without the API")
+	}
+	again.die("a.sock")
+	written := n.written()
+	away.Store(false)
+	for len(n.csinode().Spec.Drivers) > 0 {
+		<-written
+	}
 }
 
 func TestTwoSocketsOfOneDriver(t *testing.T) {

@@ -74,6 +74,7 @@ func (c *csiNode) close() {
 func (c *csiNode) publish(ctx context.Context, d *driver) error {
 	c.mu.Lock()
 	before := c.drivers[d.Name]
+	_, leaving := c.gone[d.Name]
 	c.drivers[d.Name] = d
 	delete(c.gone, d.Name)
 	c.mu.Unlock()
@@ -88,10 +89,14 @@ func (c *csiNode) publish(ctx context.Context, d *driver) error {
 	defer c.mu.Unlock()
 	switch {
 	case c.drivers[d.Name] != d:
-	case before == nil:
-		delete(c.drivers, d.Name)
-	default:
+	case before != nil:
 		c.drivers[d.Name] = before
+	default:
+		delete(c.drivers, d.Name)
+		if leaving { // the API may still have it
+			c.gone[d.Name] = struct{}{}
+			c.later()
+		}
 	}
 	return err
 }
