@@ -173,11 +173,16 @@ func (d dirs) remove(ctx context.Context, name string) error {
 	defer deleting.Close()
 	doomed := fmt.Sprintf("%s-%x", name, rand.Uint64())
 	err = unix.Renameat(int(volumes.Fd()), name, int(deleting.Fd()), doomed)
-	if errors.Is(err, unix.ENOENT) {
-		return d.clearOf(ctx, name)
-	}
-	if err != nil {
+	moved := err == nil
+	if !moved && !errors.Is(err, unix.ENOENT) {
 		return &os.PathError{Op: "rename", Path: d.path(name), Err: err}
+	}
+	// The volume's object goes next: no power loss may bring its data back then.
+	if err := errors.Join(deleting.Sync(), volumes.Sync()); err != nil {
+		return err
+	}
+	if !moved {
+		return d.clearOf(ctx, name)
 	}
 	if isSubvolume(int(deleting.Fd()), doomed) {
 		_ = limit(int(deleting.Fd()), doomed, noLimit) // a full one could refuse even deletions
