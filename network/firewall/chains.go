@@ -2,7 +2,6 @@ package firewall
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"github.com/google/nftables"
@@ -76,8 +75,8 @@ func (f *Table) addForward(c *nftables.Conn, t *nftables.Table, r Rules) error {
 	}
 	for _, fam := range []Family{IPv4, IPv6} {
 		s := f.peers(fam)
-		if err := c.AddSet(s, peerElements(r.Peers, fam)); err != nil {
-			return fmt.Errorf("set %s: %w", s.Name, err)
+		if err := addSet(c, s, peerElements(r.Peers, fam)); err != nil {
+			return err
 		}
 		add(toPods, fam.is(), []expr.Any{
 			&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: fam.src, Len: uint32(fam.bits / 8)},
@@ -99,8 +98,8 @@ func (f *Table) addForward(c *nftables.Conn, t *nftables.Table, r Rules) error {
 			continue
 		}
 		s := f.uplinks(fam)
-		if err := c.AddSet(s, nameElements(names)); err != nil {
-			return fmt.Errorf("set %s: %w", s.Name, err)
+		if err := addSet(c, s, nameElements(names)); err != nil {
+			return err
 		}
 		isUplink := func(key expr.MetaKey) []expr.Any {
 			return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Lookup{SourceRegister: reg1, SetName: s.Name, SetID: s.ID}}
@@ -121,8 +120,8 @@ func (f *Table) SetUplinks(closed map[Family][]string) error {
 		for fam, names := range closed {
 			s := f.uplinks(fam)
 			c.FlushSet(s)
-			if err := c.SetAddElements(s, nameElements(names)); err != nil {
-				return fmt.Errorf("set %s: %w", s.Name, err)
+			if err := inLists(c, s, nameElements(names), (*nftables.Conn).SetAddElements); err != nil {
+				return err
 			}
 		}
 		return nil

@@ -78,7 +78,7 @@ func appendPort(b []byte, port uint16) []byte {
 
 // PortsOf returns the host ports that lead to one of the addresses. Without a table there are none.
 func (f *Table) PortsOf(ips []netip.Addr) ([]HostPort, error) {
-	c, err := nftables.New()
+	c, err := open()
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}

@@ -39,7 +39,7 @@ func (f *Table) SetPeers(peers []netip.Prefix) error {
 		for _, fam := range []Family{IPv4, IPv6} {
 			s := f.peers(fam)
 			c.FlushSet(s)
-			if err := c.SetAddElements(s, peerElements(peers, fam)); err != nil {
+			if err := inLists(c, s, peerElements(peers, fam), (*nftables.Conn).SetAddElements); err != nil {
 				return err
 			}
 		}

@@ -11,13 +11,13 @@ package firewall
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -70,8 +70,9 @@ type Table struct {
 	name string
 	pods uint32 // group (ip-link(8)) of the pods' links
 
-	mu   sync.Mutex
-	conn *nftables.Conn // nil until needed
+	mu     sync.Mutex
+	conn   *nftables.Conn // nil until needed
+	socket *netlink.Conn  // of conn
 }
 
 // New returns the table of a name. group is the group (ip-link(8)) of the pods' links.
@@ -98,43 +99,6 @@ type Pod struct {
 	Ports []PodPort
 }
 
-// transaction sends what build adds as one. The socket is kept: when one is closed
-// the kernel first waits for whatever it has still to free, 10 ms here (6.18).
-func (f *Table) transaction(build func(*nftables.Conn) error) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.conn == nil {
-		c, err := nftables.New(nftables.AsLasting())
-		if err != nil {
-			return fmt.Errorf("open nftables: %w", err)
-		}
-		f.conn = c
-	}
-	err := build(f.conn)
-	if err == nil {
-		err = f.conn.Flush()
-	}
-	if err != nil {
-		f.closeLocked() // with what is queued, or was not read
-		return fmt.Errorf("nftables table %s: %w", f.name, err)
-	}
-	return nil
-}
-
-// Close closes the socket. The table stays in the kernel.
-func (f *Table) Close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.closeLocked()
-}
-
-func (f *Table) closeLocked() {
-	if f.conn != nil {
-		_ = f.conn.CloseLasting()
-		f.conn = nil
-	}
-}
-
 func (f *Table) table() *nftables.Table {
 	return &nftables.Table{Name: f.name, Family: nftables.TableFamilyINet}
 }
@@ -147,8 +111,8 @@ func (f *Table) Replace(r Rules) error {
 		renewTable(c, t)
 		elements := elementsOf(r.Pods())
 		for _, s := range f.sets() {
-			if err := c.AddSet(s, elements[s.Name]); err != nil {
-				return fmt.Errorf("set %s: %w", s.Name, err)
+			if err := addSet(c, s, elements[s.Name]); err != nil {
+				return err
 			}
 		}
 		f.addSources(c, t, r)
@@ -170,7 +134,7 @@ func renewTable(c *nftables.Conn, t *nftables.Table) {
 
 // Exists reports whether the table is there, as far as can be told.
 func (f *Table) Exists() bool {
-	c, err := nftables.New()
+	c, err := open()
 	if err != nil {
 		return true
 	}
@@ -184,7 +148,7 @@ type Chain struct{ Table, Name string }
 // DropsForwarded returns the chains of other tables that drop every forwarded packet
 // they do not accept, as far as can be told.
 func (f *Table) DropsForwarded() []Chain {
-	c, err := nftables.New()
+	c, err := open()
 	if err != nil {
 		return nil
 	}
@@ -252,19 +216,14 @@ func (f *Table) Drop(p Pod) error {
 	return errors.Join(errs...)
 }
 
-func (f *Table) change(elements map[string][]nftables.SetElement,
-	op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error,
-) error {
+func (f *Table) change(elements map[string][]nftables.SetElement, op setOp) error {
 	if len(elements) == 0 {
 		return nil
 	}
 	return f.transaction(func(c *nftables.Conn) error {
 		for _, s := range f.sets() {
-			if len(elements[s.Name]) == 0 {
-				continue
-			}
-			if err := op(c, s, elements[s.Name]); err != nil {
-				return fmt.Errorf("set %s: %w", s.Name, err)
+			if err := inLists(c, s, elements[s.Name], op); err != nil {
+				return err
 			}
 		}
 		return nil
