@@ -33,9 +33,11 @@ type builtin struct {
 	holds    *holds
 	reaper   *reaper
 	changes  *changes
-	sysctls  procsys.Instances
-	linger   time.Duration // for which a link is left to go with its namespace
-	busy     keylock.Lock  // by pod id
+	// tableWatch restores fw's table.
+	tableWatch *tableWatch
+	sysctls    procsys.Instances
+	linger     time.Duration // for which a link is left to go with its namespace
+	busy       keylock.Lock  // by pod id
 
 	// hostMu is held while the host's side (addresses, table, sysctls) is made or
 	// taken down. Nothing that lists waits for it.
@@ -64,6 +66,7 @@ func newBuiltin(c Config) *builtin {
 		linger:   2 * time.Second,
 	}
 	b.reaper = newReaper(c.Log, b.reapOne)
+	b.tableWatch = newTableWatch(c.Log, b.restoreTable)
 	b.changes = newChanges(c.Log, b.reaper.hurry, b.uplinksChanged, b.peersChanged)
 	return b
 }
@@ -90,6 +93,7 @@ func (b *builtin) start(subnets []netip.Prefix, all loaded[lease]) error {
 
 func (b *builtin) close() {
 	b.changes.close()
+	b.tableWatch.close()
 	b.reaper.close()
 	b.fw.Close()
 	b.holds.close()

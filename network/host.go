@@ -85,6 +85,7 @@ func (b *builtin) makeHostLocked(h *host) error {
 		return err
 	}
 	b.changes.start()
+	b.tableWatch.start(b.fw)
 	if err := b.dress(h); err != nil {
 		return err
 	}

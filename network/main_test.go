@@ -89,6 +89,7 @@ func started(t testing.TB, c Config) *Manager {
 	t.Helper()
 	if before := managers[c.StateDir]; before != nil {
 		before.builtin.holds.close() // it counts as killed, and the kernel closes sockets then
+		before.builtin.tableWatch.close()
 	}
 	m := New(c)
 	managers[c.StateDir] = m

@@ -73,6 +73,7 @@ type Table struct {
 	mu     sync.Mutex
 	conn   *nftables.Conn // nil until needed
 	socket *netlink.Conn  // of conn
+	watch  *netlink.Conn  // of the Watch, nil if there is none
 }
 
 // New returns the table of a name. group is the group (ip-link(8)) of the pods' links.

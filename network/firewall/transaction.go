@@ -64,6 +64,10 @@ func (f *Table) openLocked() error {
 		return err
 	}
 	f.conn, f.socket = c, socket
+	if err := f.ignoreOwnLocked(); err != nil {
+		f.closeLocked()
+		return err
+	}
 	return nil
 }
 
