@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -19,9 +20,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/internal/conntrack"
 	"github.com/coracle-project/coracle/cluster/internal/testkit"
+	"github.com/coracle-project/coracle/cluster/proxy/rules"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
 
@@ -269,6 +273,50 @@ func TestHeldAddressesStayInside(t *testing.T) {
 	c.refused(c.Outside, "tcp", at(testnet.Node4, 30080))
 	if got, err := c.a.Ask("tcp", at(address4, 80)); err != nil {
 		t.Errorf("from a pod by the cluster address: %q, %v", got, err)
+	}
+	// Regression: one that ends, of this node, was not seen when another node had one that is ready.
+	onlyHere := expose.DeepCopy()
+	onlyHere.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	slices = c.only(c.b, "here")
+	c.set(onlyHere, slices)
+	c.expect(c.Outside, "tcp", at(testnet.Node4, 30080), "b "+testnet.Outside4)
+	ends, away := slices[0].Endpoints[0], endpointAt("elsewhere", c.a.IPv4)
+	ends.Addresses = []string{held}
+	ends.Conditions.Ready, ends.Conditions.Terminating = ptr.To(false), ptr.To(true)
+	slices[0].Endpoints = []discoveryv1.Endpoint{ends, away}
+	c.set(onlyHere, slices)
+	c.refused(c.Outside, "tcp", at(testnet.Node4, 30080))
+}
+
+// Regression: the address of a pod that was deleted and made again, between two looks of the
+// informer, stayed one of the node's pods for ever.
+func TestPodThatIsMadeAgainUnseen(t *testing.T) {
+	p := &Proxy{}
+	p.NodeName, p.pods.changed = "here", rules.Pods{}
+	h := p.podHandler()
+	pod := func(uid types.UID, node, ip string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "web-0", UID: uid}, Spec: corev1.PodSpec{NodeName: node},
+			Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: ip}}},
+		}
+	}
+	one, two, three := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
+	before := pod("first", "here", one.String())
+	h.OnAdd(before, true)
+	for _, step := range []struct {
+		what string
+		now  *corev1.Pod
+		want rules.Pods
+	}{
+		{"on this node", pod("second", "here", two.String()), rules.Pods{one: false, two: true}},
+		{"on another node", pod("third", "elsewhere", three.String()), rules.Pods{two: false}},
+	} {
+		p.pods.take()
+		h.OnUpdate(before, step.now)
+		if got := p.pods.take(); !maps.Equal(got, step.want) {
+			t.Errorf("made again %s: %v, want %v", step.what, got, step.want)
+		}
+		before = step.now
 	}
 }
 

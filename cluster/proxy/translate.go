@@ -188,8 +188,8 @@ func (t *translation) frontends(port *rules.Port, name upstream.ServicePortName,
 	}
 	add(service.ClusterIP(), service.Port(), rules.Frontend{Backend: internal, Inside: internal})
 	// What the node holds for its pods is not for others: the API server that is bound to loopback,
-	// and the DNS.
-	if slices.ContainsFunc(port.Backends[cluster].Endpoints, t.held) {
+	// and the DNS. Endpoints of the node are chosen by themselves, so any backend may have one.
+	if slices.ContainsFunc(port.Backends, func(b rules.Backend) bool { return slices.ContainsFunc(b.Endpoints, t.held) }) {
 		if service.NodePort() != 0 || len(service.LoadBalancerVIPs()) > 0 || len(service.ExternalIPs()) > 0 {
 			t.Log.Warn("a Service is reached by its cluster address only, as it leads to an address of the Services' network", "service",
 				name.NamespacedName)

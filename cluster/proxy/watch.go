@@ -234,8 +234,14 @@ func (p *Proxy) podHandler() cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { tell(obj.(*corev1.Pod), false) },
-		UpdateFunc: func(_, now any) { tell(now.(*corev1.Pod), false) },
+		AddFunc: func(obj any) { tell(obj.(*corev1.Pod), false) },
+		UpdateFunc: func(before, now any) {
+			// The informer does not tell of an end that it did not see.
+			if b, n := before.(*corev1.Pod), now.(*corev1.Pod); b.UID != n.UID || b.Spec.NodeName != n.Spec.NodeName {
+				tell(b, true)
+			}
+			tell(now.(*corev1.Pod), false)
+		},
 		DeleteFunc: func(obj any) {
 			if pod, ok := object[*corev1.Pod](obj); ok {
 				tell(pod, true)
