@@ -326,6 +326,10 @@ func (b *builtin) retire(ctx context.Context, l lease) error {
 	if err := b.fw.Drop(l.entry()); err != nil {
 		return err
 	}
+	// A client that goes on sending would not reach what listens on the port next.
+	if err := forgetFlows(l.Ports); err != nil {
+		return err
+	}
 	if err := faultTeardownUnmapped.At(ctx); err != nil {
 		return err
 	}

@@ -5,7 +5,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -293,6 +295,37 @@ func TestUDPFlowsFollowTheHostPort(t *testing.T) {
 	if got := exchange(); got != "second "+outside4.String()+"<nil>" {
 		t.Errorf("the same socket, after the port has a new owner: %s", got)
 	}
+	must(t, m.Teardown(t.Context(), second.Pod))
+	serve(t, "", "host", "udp", 5353)
+	if got := exchange(); got != "host "+outside4.String()+"<nil>" {
+		t.Errorf("the same socket, after the node listens on the port itself: %s", got)
+	}
+}
+
+// Regression: of a pod's host port and another table's translation of the same port, as of a
+// Service, the one whose table was made last had the connections: a Service's went to the pod after
+// the pods' table had been made again.
+func TestServicesHavePrecedenceOverHostPorts(t *testing.T) {
+	m := started(t, testConfig(t))
+	out := newOutside(t)
+	a := connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 8080, ContainerPort: 80})
+	b := connect(t, m, "b")
+	serve(t, a.NetNS, "a", "tcp", 80)
+	serve(t, b.NetNS, "b", "tcp", 80)
+	expect(t, "without a Service", out, "tcp", hostOut4, 8080, "a "+outside4.String())
+	nft := func(rules string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(rules)
+		if output, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v: %s", err, output)
+		}
+	}
+	nft(fmt.Sprintf(`table inet services { chain p { type nat hook prerouting priority dstnat; tcp dport 8080 dnat ip to %s:80; }; }`, b.ip4()))
+	defer nft("delete table inet services")
+	expect(t, "with a Service", out, "tcp", hostOut4, 8080, "b "+outside4.String())
+	must(t, m.builtin.restoreTable())
+	expect(t, "after the pods' table was made again", out, "tcp", hostOut4, 8080, "b "+outside4.String())
 }
 
 func TestPodsCannotReachTheHostsLoopback(t *testing.T) {

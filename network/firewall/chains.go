@@ -154,7 +154,7 @@ func (f *Table) addHostPorts(c *nftables.Conn, t *nftables.Table) {
 		num  *nftables.ChainHook
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
 		chain := c.AddChain(&nftables.Chain{
-			Table: t, Name: hook.name, Type: nftables.ChainTypeNAT, Hooknum: hook.num, Priority: nftables.ChainPriorityNATDest,
+			Table: t, Name: hook.name, Type: nftables.ChainTypeNAT, Hooknum: hook.num, Priority: nftables.ChainPriorityRef(afterServices),
 		})
 		local := make([]byte, 4)
 		binary.NativeEndian.PutUint32(local, unix.RTN_LOCAL)
@@ -165,6 +165,10 @@ func (f *Table) addHostPorts(c *nftables.Conn, t *nftables.Table) {
 		}})
 	}
 }
+
+// afterServices is behind the chains of Services (dstnat), so that these have their ports whichever
+// table was made last.
+const afterServices = -99
 
 // dnat looks the protocol and port up in a map, after n words of key that are in
 // registers already, and sends the packet to what it finds; else it goes on.

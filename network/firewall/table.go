@@ -51,8 +51,8 @@ import (
 //	    ip saddr 10.1.0.0/16 return                            # Rules.Allowed
 //	    ip saddr @peers4 return                                # other nodes: Rules.Peers
 //	    drop }
-//	  chain prerouting { type nat hook prerouting priority dstnat; fib daddr type local jump hostports }
-//	  chain output     { type nat hook output priority dstnat; fib daddr type local jump hostports }
+//	  chain prerouting { type nat hook prerouting priority dstnat + 1; fib daddr type local jump hostports }
+//	  chain output     { type nat hook output priority dstnat + 1; fib daddr type local jump hostports }
 //	  chain hostports {
 //	    dnat ip  to ip daddr . meta l4proto . th dport map @addrports4
 //	    dnat ip  to meta l4proto . th dport map @ports4
