@@ -183,7 +183,7 @@ func (z *zone) ofService(q question, s *corev1.Service) answer {
 // ofPort answers for _PORT._PROTOCOL, and for _PROTOCOL, which only has names below.
 func (z *zone) ofPort(q question, s *corev1.Service, port, protocol string) answer {
 	name, ok := strings.CutPrefix(port, "_")
-	if port != "" && (!ok || name == "" || strings.Contains(name, ".")) {
+	if protocol == "" || port != "" && (!ok || name == "" || strings.Contains(name, ".")) {
 		return answer{}
 	}
 	a := z.ports(q, s, name, protocol)

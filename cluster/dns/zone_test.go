@@ -96,6 +96,8 @@ func TestSpecification(t *testing.T) {
 		{"_tcp.web.default" + svc, dns.TypeSRV, ok, nil},
 		{"_sctp.web.default" + svc, dns.TypeSRV, nxdomain, nil},
 		{"_._tcp.web.default" + svc, dns.TypeSRV, nxdomain, nil},
+		{"_http._.web.default" + svc, dns.TypeSRV, nxdomain, nil},
+		{"_.web.default" + svc, dns.TypeSRV, nxdomain, nil},
 		{"http._tcp.web.default" + svc, dns.TypeSRV, nxdomain, nil},
 		{"x._http._tcp.web.default" + svc, dns.TypeSRV, nxdomain, nil},
 		{"dual.default" + svc, dns.TypeSRV, ok, []string{"dual.default.svc.cluster.local. 5 IN SRV 0 100 80 dual.default.svc.cluster.local."}},

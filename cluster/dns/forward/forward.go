@@ -75,7 +75,7 @@ func New(c Config) *Forwarder {
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	for domain, addrs := range c.Stubs {
 		for _, addr := range addrs {
-			f.stubs[domain] = append(f.stubs[domain], &server{addr: addr, log: c.Log})
+			f.stubs[domain] = append(f.stubs[domain], &server{addr: addr, domain: domain, log: c.Log})
 		}
 	}
 	return f

@@ -393,6 +393,103 @@ func TestServersThatAskUs(t *testing.T) {
 	}
 }
 
+// Regression: a server that did not answer when it was tested was never tested again, although it
+// may ask us from then on.
+func TestServersThatAskUsLater(t *testing.T) {
+	var asker atomic.Pointer[Forwarder]
+	var up atomic.Bool
+	looping := serve(t, func(_ string, q *dns.Msg) *dns.Msg {
+		if q.Question[0].Qtype != dns.TypeHINFO || !up.Load() {
+			return nil
+		}
+		asker.Load().Returned(Question{Name: strings.ToLower(q.Question[0].Name), Type: dns.TypeHINFO})
+		return rcode(q, dns.RcodeRefused)
+	})
+	f := asking(t, looping)
+	asker.Store(f)
+	s := f.stubs["test."][0]
+	for _, loops := range []bool{false, true} {
+		up.Store(loops)
+		s.loop.next.Store(min(s.loop.next.Load(), 1)) // it is due, if it ever is
+		f.looping(s)
+		f.work.Wait()
+		if got := f.looping(s); got != loops {
+			t.Errorf("the server asks us: %t, found: %t", loops, got)
+		}
+	}
+}
+
+// Regression: the server of a stub domain that asks us for all other names, as one in a pod does,
+// was taken for one that asks us for its own, and was not asked any more.
+func TestServersOfAStubThatAskUsForOtherNames(t *testing.T) {
+	var asker atomic.Pointer[Forwarder]
+	tested := make(chan string, 16)
+	corp := serve(t, func(_ string, q *dns.Msg) *dns.Msg {
+		name := strings.ToLower(q.Question[0].Name)
+		switch {
+		case q.Question[0].Qtype != dns.TypeHINFO:
+			return record(q, "60 IN A 192.0.2.7")
+		case !strings.HasSuffix(name, ".corp.example."):
+			asker.Load().Returned(Question{Name: name, Type: dns.TypeHINFO})
+		}
+		tested <- name
+		return rcode(q, dns.RcodeNameError)
+	})
+	f := New(Config{Stubs: map[string][]netip.AddrPort{"corp.example.": addrs(corp)}})
+	defer f.Close()
+	asker.Store(f)
+	f.Ask(question("a.corp.example."))
+	<-tested
+	f.work.Wait()
+	if m := f.Ask(question("b.corp.example.")); !strings.Contains(got(m), "192.0.2.7") {
+		t.Errorf("after the test: %s", got(m))
+	}
+}
+
+// Regression: an answer in a datagram that was cut in the middle of a record counted as none: the
+// server was not asked over TCP, and was avoided.
+func TestDatagramsThatAreCut(t *testing.T) {
+	for _, flagged := range []bool{true, false} {
+		l, conn := bothAtOnePort(t)
+		answer := func(q *dns.Msg) *dns.Msg {
+			m := record(q, "60 IN A 192.0.2.1")
+			for i := range 100 {
+				rr, err := dns.NewRR(fmt.Sprintf("%s 60 IN A 192.0.2.%d", q.Question[0].Name, i+2))
+				if err != nil {
+					t.Error(err)
+				}
+				m.Answer = append(m.Answer, rr)
+			}
+			return m
+		}
+		tcp := &dns.Server{Listener: l, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { _ = w.WriteMsg(answer(q)) })}
+		udp := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+			m := answer(q)
+			m.Truncated = flagged
+			data, err := m.Pack()
+			if err != nil {
+				t.Error(err)
+			}
+			_, _ = w.Write(data[:600])
+		})}
+		var done sync.WaitGroup
+		for _, s := range []*dns.Server{tcp, udp} {
+			done.Go(func() { _ = s.ActivateAndServe() })
+		}
+		f := New(Config{Stubs: map[string][]netip.AddrPort{"test.": {l.Addr().(*net.TCPAddr).AddrPort()}}})
+		if m := f.Ask(question("a.test.")); len(m.Answer) != 101 || m.Truncated {
+			t.Errorf("flagged %t: %d records, truncated %t, %s", flagged, len(m.Answer), m.Truncated, dns.RcodeToString[m.Rcode])
+		}
+		if f.stubs["test."][0].bad() {
+			t.Errorf("flagged %t: the server counts as one that does not answer", flagged)
+		}
+		f.Close()
+		l.Close()
+		conn.Close()
+		done.Wait()
+	}
+}
+
 // The node's configuration is followed. What we are ourselves is not asked.
 func TestConfigurationIsFollowed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "resolv.conf")

@@ -13,16 +13,20 @@ import (
 )
 
 // A server of the node may itself ask us, such as a dnsmasq on loopback that was told to use the
-// cluster's DNS: no name would ever resolve. So each server is asked once for a random name. If the
-// question comes back here, the server is left out, and asked again from time to time.
+// cluster's DNS: no name would ever resolve. So each server is asked for a random name, once, and
+// again when it does not answer. If the question comes back here, the server is left out, and asked
+// again from time to time. The name is one of the server's domain: that it asks us for others is no
+// loop.
 
-// again is how often a server that asks us is tested again.
+// again is how often a server is tested again that asks us, or does not answer.
 const again = 30 * time.Second
 
 // loop is what is known of a server.
 type loop struct {
 	found atomic.Bool
-	next  atomic.Int64 // when it may be tested next, in nanoseconds of the Unix time
+	// unsure is set when the server did not answer, since a test that it has passed.
+	unsure atomic.Bool
+	next   atomic.Int64 // when it may be tested next, in nanoseconds of the Unix time
 }
 
 // probes are the random names that are asked for now.
@@ -36,7 +40,7 @@ type probes struct {
 // looping reports whether a server asks us, and has it tested if that is due.
 func (f *Forwarder) looping(s *server) bool {
 	now, next := time.Now(), s.loop.next.Load()
-	if next == 0 || s.loop.found.Load() && now.UnixNano() >= next {
+	if next == 0 || (s.loop.found.Load() || s.loop.unsure.Load()) && now.UnixNano() >= next {
 		if s.loop.next.CompareAndSwap(next, now.Add(again).UnixNano()) {
 			f.work.Go(func() { f.test(s) })
 		}
@@ -46,7 +50,8 @@ func (f *Forwarder) looping(s *server) bool {
 
 // test asks a server for a random name.
 func (f *Forwarder) test(s *server) {
-	name := strings.ToLower(rand.Text() + "." + rand.Text() + ".") // two labels: some servers keep single ones to themselves
+	// Two labels: some servers keep single ones to themselves.
+	name := strings.ToLower(rand.Text()+"."+rand.Text()+".") + strings.TrimPrefix(s.domain, ".")
 	f.loops.mu.Lock()
 	if f.loops.names == nil {
 		f.loops.names = map[string]*server{}
@@ -73,6 +78,7 @@ func (f *Forwarder) test(s *server) {
 	returned = !returned
 	delete(f.loops.names, name)
 	f.loops.mu.Unlock()
+	s.loop.unsure.Store(err != nil)
 	if was := s.loop.found.Swap(returned); was && !returned {
 		s.log.Info("a name server does not ask the cluster's DNS any more", "server", s.addr, "err", err)
 	}

@@ -32,6 +32,7 @@ const (
 // server is one name server.
 type server struct {
 	addr     netip.AddrPort
+	domain   string // of a stub domain, with the final dot; "" for one of the node's
 	log      *slog.Logger
 	badUntil atomic.Int64 // nanoseconds of the Unix time
 	loop     loop
@@ -42,6 +43,7 @@ func (s *server) bad() bool { return time.Now().UnixNano() < s.badUntil.Load() }
 func (s *server) answered() { s.badUntil.Store(0) }
 
 func (s *server) failed(err error) {
+	s.loop.unsure.Store(true) // it may have begun to ask us
 	if s.badUntil.Swap(time.Now().Add(avoided).UnixNano()) == 0 {
 		s.log.Warn("a name server does not answer", "server", s.addr, "err", err)
 	}
@@ -94,6 +96,11 @@ func (s *server) exchange(ctx context.Context, network string, query *dns.Msg) (
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	m, _, err := client.ExchangeWithConnContext(ctx, query, conn)
+	if err != nil && network == "udp" && m != nil && m.Id == query.Id {
+		// The datagram was cut somewhere: it is longer than we take, or on a way that takes less.
+		m.Truncated, err = true, nil
+		m.Answer, m.Ns, m.Extra = nil, nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
