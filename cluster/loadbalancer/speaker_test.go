@@ -264,17 +264,19 @@ func TestPortsInUse(t *testing.T) {
 			at       string
 			protocol corev1.Protocol
 			want     bool
+			local    bool
 		}{
-			{testnet.Node4 + ":8081", corev1.ProtocolTCP, true},
-			{testnet.Node4 + ":8081", corev1.ProtocolUDP, false},
-			{testnet.Node4 + ":8082", corev1.ProtocolTCP, false},
-			{"[" + testnet.Node6 + "]:8082", corev1.ProtocolUDP, true},
-			{"[" + testnet.Node6 + "]:8081", corev1.ProtocolTCP, false},
-			{"192.0.2.77:8081", corev1.ProtocolTCP, false}, // another node's
-			{testnet.Node4 + ":8081", corev1.ProtocolSCTP, false},
+			{testnet.Node4 + ":8081", corev1.ProtocolTCP, true, true},
+			{testnet.Node4 + ":8081", corev1.ProtocolUDP, false, true},
+			{testnet.Node4 + ":8082", corev1.ProtocolTCP, false, true},
+			{"[" + testnet.Node6 + "]:8082", corev1.ProtocolUDP, true, true},
+			{"[" + testnet.Node6 + "]:8081", corev1.ProtocolTCP, false, true},
+			{"192.0.2.77:8081", corev1.ProtocolTCP, false, false}, // another node's
+			{"[2001:db8::77]:8081", corev1.ProtocolUDP, false, false},
+			{testnet.Node4 + ":8081", corev1.ProtocolSCTP, false, true},
 		} {
-			if got := loadbalancer.PortBusy(netip.MustParseAddrPort(test.at), test.protocol); got != test.want {
-				t.Errorf("%s %s: %v, want %v", test.protocol, test.at, got, test.want)
+			if got, local := loadbalancer.PortBusy(netip.MustParseAddrPort(test.at), test.protocol); got != test.want || local != test.local {
+				t.Errorf("%s %s: %v, local %v, want %v, %v", test.protocol, test.at, got, local, test.want, test.local)
 			}
 		}
 	})

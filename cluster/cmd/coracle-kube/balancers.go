@@ -11,11 +11,13 @@ import (
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
 
 	control "github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
 	"github.com/coracle-project/coracle/cluster/health"
 	"github.com/coracle-project/coracle/cluster/loadbalancer"
 	"github.com/coracle-project/coracle/cluster/loadbalancer/announce"
+	"github.com/coracle-project/coracle/cluster/loadbalancer/freeports"
 )
 
 // balancerOptions are the flags for addresses of Services of type LoadBalancer.
@@ -130,6 +132,28 @@ func newSpeaker(n *nodeProcess, part func() *health.Part) (func(context.Context)
 		if err := s.Run(ctx); err != nil { // the node still runs pods
 			n.log.Error("addresses of load balancers are not announced", "err", err)
 		}
+		return nil
+	}, nil
+}
+
+// newFreePorts returns what tells the controller which of this node's ports are free, nil where
+// Services do not share the nodes' addresses.
+func newFreePorts(n *nodeProcess) (func(context.Context) error, error) {
+	p, err := n.balancers.pool()
+	if err != nil || !p.Empty() || n.balancers.off() {
+		return nil, err
+	}
+	set, err := n.as(user.KubeProxy)
+	if err != nil {
+		return nil, err
+	}
+	own, err := n.as("system:node:"+n.name, user.NodesGroup)
+	if err != nil {
+		return nil, err
+	}
+	c := freeports.New(set, freeports.Options{Node: n.name, Client: own.Kube})
+	return func(ctx context.Context) error {
+		c.Run(ctx)
 		return nil
 	}, nil
 }

@@ -123,6 +123,13 @@ func (p *nodeProcess) parts(board *health.Board) (parts nodeParts, err error) {
 		return parts, err
 	}
 	add(speak)
+	ports, err := newFreePorts(p)
+	if err != nil {
+		return parts, err
+	}
+	if ports != nil {
+		add(ports)
+	}
 	if p.bgpDir != "" {
 		announce, err := newBGP(p, board.Add("BGP routes"))
 		if err != nil {

@@ -39,6 +39,7 @@ import (
 	"github.com/coracle-project/coracle/cluster/controllers/internal/feed"
 	"github.com/coracle-project/coracle/cluster/controllers/internal/freshness"
 	"github.com/coracle-project/coracle/cluster/loadbalancer"
+	"github.com/coracle-project/coracle/cluster/loadbalancer/freeports"
 )
 
 // Options say where addresses come from.
@@ -48,9 +49,9 @@ type Options struct {
 	// Reserved are TCP ports of nodes that no Service may have at a node's address, and what has
 	// them.
 	Reserved map[int32]string
-	// Busy says whether something on this machine uses a port of one of its addresses; nil for
-	// never.
-	Busy func(netip.AddrPort, corev1.Protocol) bool
+	// Busy says whether something on this machine uses a port of an address, and whether the address
+	// is this machine's; nil for never. Of other addresses, their nodes say so (package freeports).
+	Busy func(netip.AddrPort, corev1.Protocol) (busy, local bool)
 }
 
 // key is the only one: Services share what there is.
@@ -96,7 +97,7 @@ func New(set *client.Set, o Options) *frame.Controller {
 		writes: freshness.New(set.Logger()), events: events, said: map[types.UID]string{}, written: map[types.UID]*written{},
 	}
 	if c.Busy == nil {
-		c.Busy = func(netip.AddrPort, corev1.Protocol) bool { return false }
+		c.Busy = func(netip.AddrPort, corev1.Protocol) (busy, local bool) { return false, true }
 	}
 	f := frame.New("load-balancer", 1, set.Logger(), c.writes.Guard(c.sync, func(key string, d time.Duration) { c.later(key, d) }))
 	c.later = f.AddAfter
@@ -121,7 +122,8 @@ func nodeChanged(old, obj any) []string {
 	before, _ := old.(*corev1.Node)
 	node, _ := obj.(*corev1.Node)
 	if before != nil && node != nil && loadbalancer.SameCandidate(before, node) &&
-		equality.Semantic.DeepEqual(before.Status.Addresses, node.Status.Addresses) {
+		equality.Semantic.DeepEqual(before.Status.Addresses, node.Status.Addresses) &&
+		before.Annotations[freeports.Annotation] == node.Annotations[freeports.Annotation] {
 		return nil
 	}
 	return []string{key}
@@ -179,7 +181,13 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 	if err != nil {
 		return err
 	}
-	busy := fromNodes(machines{
+	owners := map[netip.Addr]*corev1.Node{}
+	for _, n := range nodes {
+		for _, a := range addressesOf([]*corev1.Node{n}) {
+			owners[a] = n
+		}
+	}
+	next := fromNodes(machines{
 		addresses: func(service *corev1.Service) []netip.Addr {
 			return addressesOf(loadbalancer.Candidates(service, nodes, func() []*discoveryv1.EndpointSlice {
 				its, _ := c.slices.EndpointSlices(service.Namespace).List(
@@ -189,12 +197,27 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 			}))
 		},
 		nodePorts: nodePorts(append(services, loadbalancer.OfType(c.services, corev1.ServiceTypeNodePort)...)), reserved: c.Reserved,
-		busy: func(p place) bool { return c.Busy(netip.AddrPortFrom(p.address, uint16(p.port)), p.protocol) },
-	}, all, others)
-	if busy {
-		c.later(key, again)
+		state: func(p place) portState { return c.stateOf(p, owners[p.address]) },
+	}, all, others, time.Now())
+	if next > 0 {
+		c.later(key, next)
 	}
 	return nil
+}
+
+// stateOf is that of a port of a node's address.
+func (c *controller) stateOf(p place, owner *corev1.Node) portState {
+	busy, local := c.Busy(netip.AddrPortFrom(p.address, uint16(p.port)), p.protocol)
+	if !local && owner != nil {
+		busy, local = freeports.Of(owner)[freeports.Port{Protocol: p.protocol, Number: p.port}]
+	}
+	switch {
+	case !local:
+		return portUnknown
+	case busy:
+		return portUsed
+	}
+	return portFree
 }
 
 // addressesOf returns the addresses by which others reach nodes: each node's external ones, or else

@@ -5,11 +5,13 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+	"github.com/coracle-project/coracle/cluster/loadbalancer/freeports"
 )
 
 func TestServicesShareTheNodesAddresses(t *testing.T) {
@@ -75,7 +77,7 @@ func TestServicesShareTheNodesAddresses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := Options{
 				Reserved: map[int32]string{6443: "the API server"},
-				Busy:     func(at netip.AddrPort, _ corev1.Protocol) bool { return at.Port() == 22 },
+				Busy:     func(at netip.AddrPort, _ corev1.Protocol) (busy, local bool) { return at.Port() == 22, true },
 			}
 			run(t, o, nil, func(a api) {
 				a.node("here", test.node...)
@@ -102,7 +104,7 @@ func TestServicesShareTheNodesAddresses(t *testing.T) {
 // A port goes to the Service that waits when it is free; one that a process has is looked at again.
 func TestPortsOfNodesAreReleased(t *testing.T) {
 	var busy atomic.Bool
-	o := Options{Busy: func(at netip.AddrPort, _ corev1.Protocol) bool { return at.Port() == 80 && busy.Load() }}
+	o := Options{Busy: func(at netip.AddrPort, _ corev1.Protocol) (bool, bool) { return at.Port() == 80 && busy.Load(), true }}
 	run(t, o, nil, func(a api) {
 		a.node("here", "192.0.2.1")
 		a.add(balancer("a", v4), balancer("b", v4))
@@ -156,7 +158,7 @@ func TestPortsAreNotTakenLater(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{Busy: func(at netip.AddrPort, _ corev1.Protocol) bool { return at.Port() == 22 }}
+			o := Options{Busy: func(at netip.AddrPort, _ corev1.Protocol) (busy, local bool) { return at.Port() == 22, true }}
 			run(t, o, nil, func(a api) {
 				a.node("here", "192.0.2.1")
 				a.add(balancer("a", v4), balancer("b", v4, port(81)))
@@ -219,4 +221,52 @@ func TestServicesHaveTheAddressesOfReadyNodes(t *testing.T) {
 		a.Settle()
 		a.want("a", "192.0.2.2")
 	})
+}
+
+// Regression: the port of a process on another node than the controller's counted as free, so that
+// any user could take the connections to its sshd. The node itself says what is free.
+func TestAttackPortsOfOtherNodes(t *testing.T) {
+	local := netip.MustParseAddr("192.0.2.1")
+	o := Options{Busy: func(at netip.AddrPort, _ corev1.Protocol) (busy, isLocal bool) { return false, at.Addr() == local }}
+	run(t, o, nil, func(a api) {
+		a.node("here", local.String())
+		a.node("there", "192.0.2.2")
+		a.add(balancer("both", v4), balancer("ssh", v4, port(22), wanting("192.0.2.2")))
+		a.want("both", "") // it waits for an answer
+		a.want("ssh", "")
+		a.answers("there", "22/TCP=used,80/TCP=free")
+		a.want("both", "192.0.2.1 192.0.2.2")
+		a.want("ssh", "")
+		a.told(reasonPort, "port 22/TCP of 192.0.2.2 is used by a process of the node")
+		a.answers("there", "22/TCP=free")
+		a.want("ssh", "192.0.2.2") // the attack succeeds if the node says nothing of the process
+		a.answers("there", "")
+		a.want("both", "192.0.2.1 192.0.2.2")
+		a.want("ssh", "192.0.2.2")
+
+		// Nodes that do not answer are left out.
+		a.add(balancer("third", v4, port(81)), balancer("fourth", v4, port(82), wanting("192.0.2.2")))
+		a.want("third", "")
+		time.Sleep(patience + time.Second)
+		a.Settle()
+		a.want("third", "192.0.2.1")
+		a.want("fourth", "")
+		a.told(reasonPort, "the node of 192.0.2.2 does not say")
+		a.answers("there", "81/TCP=free")
+		a.want("third", "192.0.2.1 192.0.2.2")
+	})
+}
+
+// answers makes a node say which ports are free.
+func (a api) answers(name, text string) {
+	a.Helper()
+	n, err := a.Kube.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	n.Annotations = map[string]string{freeports.Annotation: text}
+	if _, err := a.Kube.CoreV1().Nodes().Update(context.Background(), n, metav1.UpdateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.Settle()
 }

@@ -3,6 +3,7 @@ package loadbalancer
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -22,9 +23,22 @@ type machines struct {
 	nodePorts map[place]string
 	// reserved are the node's own TCP ports, and what has them.
 	reserved map[int32]string
-	// busy says that something on this node uses a place.
-	busy func(place) bool
+	// state says whether something uses a place.
+	state func(place) portState
 }
+
+// portState is what is known of a place.
+type portState int
+
+const (
+	portUnknown portState = iota // its node has not said so
+	portFree
+	portUsed
+)
+
+// patience is how long a Service waits for the answers of nodes. Nodes that do not answer, such as
+// those with another kubelet, are left out then.
+const patience = 10 * time.Second
 
 // nodePorts returns the node ports of Services.
 func nodePorts(services []*corev1.Service) map[place]string {
@@ -45,8 +59,13 @@ func nodePorts(services []*corev1.Service) map[place]string {
 
 // fromNodes gives each Service the addresses of nodes, if all its ports are free there. What the
 // status of another Service has is not free, whatever the age of that Service; of what is left, the
-// oldest gets it first. It returns whether a place is busy that may become free unnoticed.
-func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool) {
+// oldest gets it first. It returns when to look again, 0 for not before something changes.
+func fromNodes(m machines, all []*request, others []*corev1.Service, now time.Time) (next time.Duration) {
+	soon := func(d time.Duration) {
+		if next == 0 || d < next {
+			next = d
+		}
+	}
 	taken := map[place]string{}
 	for _, service := range others { // the proxy routes what they have
 		for p := range granted(service) {
@@ -56,8 +75,11 @@ func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool
 	wanted := map[*request][]netip.Addr{}
 	holds := map[*request]bool{}
 	for _, r := range all {
-		wanted[r] = r.ofNodes(m.addresses(r.Service))
 		has := granted(r.Service)
+		var wait time.Duration
+		if wanted[r], wait = r.answered(m, r.ofNodes(m.addresses(r.Service)), has, now); wait > 0 {
+			soon(wait)
+		}
 		for _, p := range r.places(wanted[r]) {
 			if has[p] && taken[p] == "" {
 				taken[p], holds[r] = "Service "+r.name(), true
@@ -69,7 +91,9 @@ func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool
 			continue
 		}
 		before, places := len(r.outcome.problems), r.places(wanted[r])
-		again = r.conflicts(m, places, taken) || again
+		if r.conflicts(m, places, taken) {
+			soon(again)
+		}
 		if len(r.outcome.problems) > before {
 			continue
 		}
@@ -78,12 +102,35 @@ func fromNodes(m machines, all []*request, others []*corev1.Service) (again bool
 		}
 		r.outcome.addresses, r.outcome.ports = wanted[r], r.ports()
 	}
-	return again
+	return next
+}
+
+// answered returns those of some addresses of which it is known whether the Service's ports are
+// free, and how long it waits for the others.
+func (r *request) answered(m machines, addresses []netip.Addr, has map[place]bool, now time.Time) (known []netip.Addr, wait time.Duration) {
+	var silent []netip.Addr
+	for _, a := range addresses {
+		if slices.ContainsFunc(r.places([]netip.Addr{a}), func(p place) bool { return !has[p] && m.state(p) == portUnknown }) {
+			silent = append(silent, a)
+		} else {
+			known = append(known, a)
+		}
+	}
+	if len(silent) == 0 {
+		return known, 0
+	}
+	if wait := r.CreationTimestamp.Add(patience).Sub(now); wait > 0 && len(has) == 0 {
+		return nil, wait
+	}
+	if len(known) == 0 {
+		r.outcome.lacks(reasonPort, "the node of %s does not say which of its ports are free: it needs coracle-kube of this version", silent[0])
+	}
+	return known, 0
 }
 
 // conflicts says of each place why the Service cannot have it. It returns whether one is busy that
 // may become free unnoticed.
-func (r *request) conflicts(m machines, places []place, taken map[place]string) (again bool) {
+func (r *request) conflicts(m machines, places []place, taken map[place]string) (busy bool) {
 	me := "Service " + r.name()
 	for _, p := range places {
 		all := place{protocol: p.protocol, port: p.port}
@@ -94,12 +141,12 @@ func (r *request) conflicts(m machines, places []place, taken map[place]string) 
 			r.outcome.lacks(reasonPort, "port %d/%s of %s is a node port of %s", p.port, p.protocol, p.address, m.nodePorts[all])
 		case p.protocol == corev1.ProtocolTCP && m.reserved[p.port] != "":
 			r.outcome.lacks(reasonPort, "port %d/%s of %s belongs to %s", p.port, p.protocol, p.address, m.reserved[p.port])
-		case taken[p] == "" && m.busy(p):
+		case taken[p] == "" && m.state(p) == portUsed:
 			r.outcome.lacks(reasonPort, "port %d/%s of %s is used by a process of the node, or is a pod's host port", p.port, p.protocol, p.address)
-			again = true
+			busy = true
 		}
 	}
-	return again
+	return busy
 }
 
 // granted are the places that a Service's status has. An address without ports means all of
