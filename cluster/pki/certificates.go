@@ -27,6 +27,8 @@ const (
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
+	// made is when the key was made, if that is not when the certificate was.
+	made time.Time
 	// former is the authority before this one while it is trusted, nil if there is none. replaced is
 	// when this one replaced it.
 	former   *x509.Certificate
@@ -77,7 +79,7 @@ func ensureAuthorityLocked(name, path string, now time.Time, r Rotation, log *sl
 	}
 	a := decodeAuthority(data)
 	good := a.whole()
-	old := good && madeAt(a.cert).Before(r.Authority)
+	old := good && a.keyMade().Before(r.Authority)
 	over := a.former != nil && a.replaced.Before(r.DropFormer)
 	if good && current(a.cert, now) && !old && !over {
 		return a, nil
@@ -106,6 +108,7 @@ func ensureAuthorityLocked(name, path string, now time.Time, r Rotation, log *sl
 	}
 	if good { // certificates name it
 		name = a.cert.Subject.CommonName
+		a.made = a.keyMade() // the clock may be wrong now
 	}
 	if a.cert, err = selfSigned(name, a.key, now); err != nil {
 		return authority{}, err
@@ -188,12 +191,23 @@ func (a authority) write(path string) error {
 			headerReplaced: a.replaced.UTC().Format(time.RFC3339),
 		}})...)
 	}
-	return writePair(path, a.cert, a.key, more)
+	return writePairOf(path, a.cert, a.key, more, a.made)
+}
+
+// keyMade is when the key was made. Its certificate may have been made again later.
+func (a authority) keyMade() time.Time {
+	if a.made.IsZero() {
+		return madeAt(a.cert)
+	}
+	return a.made
 }
 
 func decodeAuthority(data []byte) (a authority) {
 	a.cert, a.key = decodePair(data)
 	for block := range blocks(data) {
+		if block.Type == typeKey && a.made.IsZero() {
+			a.made, _ = time.Parse(time.RFC3339, block.Headers[headerMade])
+		}
 		if block.Type != typeCertificate {
 			continue
 		}
@@ -319,12 +333,22 @@ func encodeCertificate(der []byte) []byte {
 
 // writePair writes a certificate with its chain, and the key.
 func writePair(path string, cert *x509.Certificate, key crypto.Signer, chain []byte) error {
+	return writePairOf(path, cert, key, chain, time.Time{})
+}
+
+// writePairOf is writePair of a key that was made at another time than the certificate, if made is
+// not zero.
+func writePairOf(path string, cert *x509.Certificate, key crypto.Signer, chain []byte, made time.Time) error {
 	der, err := marshalKey(key)
 	if err != nil {
 		return err
 	}
+	block := &pem.Block{Type: typeKey, Bytes: der}
+	if !made.IsZero() {
+		block.Headers = map[string]string{headerMade: made.UTC().Format(time.RFC3339)}
+	}
 	data := append(encodeCertificate(cert.Raw), chain...)
-	return Replace(path, append(data, pem.EncodeToMemory(&pem.Block{Type: typeKey, Bytes: der})...), 0o600)
+	return Replace(path, append(data, pem.EncodeToMemory(block)...), 0o600)
 }
 
 // decodePair returns the first certificate and key in data, nil for what is missing or damaged.

@@ -35,6 +35,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -208,7 +209,8 @@ func Replace(path string, data []byte, mode fs.FileMode) error {
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 		return os.Chmod(path, mode)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	removeLeft(path)
+	f, err := os.CreateTemp(filepath.Dir(path), newPrefix(path)+"*")
 	if err != nil {
 		return fmt.Errorf("pki: %w", err)
 	}
@@ -222,6 +224,26 @@ func Replace(path string, data []byte, mode fs.FileMode) error {
 		return fmt.Errorf("pki: cannot write %s: %w", path, err)
 	}
 	return nil
+}
+
+// newPrefix begins the names of files that are to replace path.
+func newPrefix(path string) string { return ".new-" + filepath.Base(path) + "-" }
+
+// removeLeft removes what earlier processes were to put in place of path when they were killed: it
+// may have a key. What another one writes now stays.
+func removeLeft(path string) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return // as the next step says
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), newPrefix(path)) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()).Abs() > time.Minute {
+			_ = os.Remove(filepath.Join(filepath.Dir(path), e.Name()))
+		}
+	}
 }
 
 // lock keeps other processes, and other calls in this one, from changing the authorities in dir.

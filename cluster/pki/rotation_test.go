@@ -4,8 +4,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -285,6 +287,65 @@ func TestRotationOfAWrongClock(t *testing.T) {
 	rotate(t, dir, What{Certificates: true})
 	if got := changed(before, contents(t, ensure(t, dir))); !strings.Contains(got, "apiserver.pem") {
 		t.Errorf("replaced %q when the clock was right again", got)
+	}
+}
+
+// Regression: after a boot with the clock behind, an authority that had once replaced another one
+// was replaced again, by a key that no one had asked for.
+func TestRotatedAuthorityAfterTheClockWasBehind(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	at := time.Now().Truncate(time.Second)
+	ensured := func(now time.Time, r Rotation) authority {
+		t.Helper()
+		a, err := ensureAuthorityPair("coracle-ca", path, now, r, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	rotation := Rotation{Authority: at, DropFormer: at}
+	rotated := ensured(at, rotation)
+	behind := ensured(at.AddDate(0, -2, 0), Rotation{}) // whose times are in the future then
+	if behind.cert.Equal(rotated.cert) || !matches(behind.cert, rotated.key) {
+		t.Error("the certificate is not made again with the same key, although it is not valid yet")
+	}
+	after := ensured(at.Add(time.Hour), rotation)
+	if !matches(after.cert, rotated.key) || after.former != nil {
+		t.Error("the authority has another key when the clock is right again")
+	}
+	if next := ensured(at.Add(2*time.Hour), Rotation{Authority: at.Add(2 * time.Hour)}); matches(next.cert, rotated.key) {
+		t.Error("a later rotation replaces nothing")
+	}
+}
+
+// What a process that was killed has written of a key does not stay.
+func TestReplaceRemovesWhatIsLeft(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "ca.pem")
+	for name, age := range map[string]time.Duration{
+		".new-ca.pem-1": time.Hour, ".new-ca.pem-2": 0, ".new-other.pem-3": time.Hour, "ca.pem-4": time.Hour,
+	} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte("key"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Replace(path, []byte("new"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	if want := []string{".new-ca.pem-2", ".new-other.pem-3", "ca.pem", "ca.pem-4"}; !slices.Equal(left, want) {
+		t.Errorf("left: %q, want %q", left, want)
 	}
 }
 

@@ -63,7 +63,7 @@ func ensureEtcdAuthority(dir string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if a := decodeAuthority(data); a.cert != nil && madeAt(a.cert).Before(r.Authority) {
+	if a := decodeAuthority(data); a.cert != nil && a.keyMade().Before(r.Authority) {
 		if err := os.Remove(path); err != nil {
 			return err
 		}
