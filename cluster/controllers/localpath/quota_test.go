@@ -1,72 +1,18 @@
 package localpath
 
 import (
-	"compress/gzip"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/controllers/internal/apitest"
+	"github.com/coracle-project/coracle/cluster/internal/btrfstest"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
 )
-
-// mountBtrfs returns a directory with an empty btrfs of 32 MiB. Its image was made by mkfs.btrfs
-// -M, and compressed twice, which makes 34 kB of zeros small.
-func mountBtrfs(t *testing.T) string {
-	t.Helper()
-	file, err := os.Open("testdata/btrfs.img.gz.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	outer, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	inner, err := gzip.NewReader(outer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, dir := filepath.Join(t.TempDir(), "btrfs.img"), t.TempDir()
-	disk, err := os.Create(image)
-	if err == nil {
-		_, err = io.Copy(disk, inner)
-	}
-	if err := errors.Join(err, disk.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if said, err := exec.Command("mount", "-t", "btrfs", "-o", "loop", image, dir).CombinedOutput(); err != nil {
-		t.Fatalf("mount: %v: %s", err, said)
-	}
-	t.Cleanup(func() {
-		if said, err := exec.Command("umount", "-d", dir).CombinedOutput(); err != nil {
-			t.Errorf("umount: %v: %s", err, said)
-		}
-	})
-	return dir
-}
-
-// canMountBtrfs says whether the kernel has what mountBtrfs needs, built in or as modules.
-func canMountBtrfs(t *testing.T) bool {
-	t.Helper()
-	for _, module := range []string{"btrfs", "loop"} {
-		_ = exec.Command("modprobe", "-q", module).Run() // what is built in is no module
-	}
-	known, err := os.ReadFile("/proc/filesystems")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = os.Stat("/dev/loop-control")
-	return err == nil && strings.Contains(string(known), "\tbtrfs\n")
-}
 
 func enableQuotas(t *testing.T, dir string) {
 	t.Helper()
@@ -107,13 +53,13 @@ func fill(t *testing.T, path string) (written int64, err error) {
 // On btrfs with quotas a claim's size is a limit, and a volume that is full can be deleted. Without
 // quotas nothing stops the same writes.
 func TestQuotas(t *testing.T) {
-	if !canMountBtrfs(t) {
+	if !btrfstest.CanMount(t) {
 		testnet.Untested(t, "quotas of volumes: this kernel has no btrfs, or no loop devices")
 		return
 	}
 	for name, quotas := range map[string]bool{"with quotas": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
-			root := mountBtrfs(t)
+			root := btrfstest.Mount(t)
 			if quotas {
 				enableQuotas(t, root)
 			}

@@ -4,7 +4,6 @@ package usage
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -14,9 +13,6 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/layout"
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/mountpoint"
 )
-
-// countedDepth is how deep into a volume its files are counted.
-const countedDepth = 128
 
 // OfFileSystem returns the figures of the file system that path is on. It looks at no file.
 func OfFileSystem(path string) (*statsapi.FsStats, error) {
@@ -39,7 +35,7 @@ func figures(fs *unix.Statfs_t) *statsapi.FsStats {
 }
 
 // Of returns what a directory takes. If it is no file system of its own, each of its files is
-// looked at.
+// looked at, however deep it is, but not what is mounted below.
 func Of(ctx context.Context, dir string) (*statsapi.FsStats, error) {
 	fd, err := unix.Open(dir, layout.OpenDir, 0)
 	if err != nil {
@@ -56,60 +52,11 @@ func Of(ctx context.Context, dir string) (*statsapi.FsStats, error) {
 		unix.Close(fd)
 		return all, nil
 	}
-	c := &count{ctx: ctx, device: top.Dev, linked: map[uint64]struct{}{}, inodes: 1, blocks: uint64(top.Blocks)}
-	if err := c.add(fd, 0); err != nil {
+	c := &count{ctx: ctx, linked: map[file]struct{}{}, inodes: 1, blocks: uint64(top.Blocks)}
+	if err := c.add(fd, top.Dev, 0); err != nil {
 		return nil, err
 	}
 	used := c.blocks * 512
 	all.Time, all.UsedBytes, all.InodesUsed = metav1.Now(), &used, &c.inodes
 	return all, nil
-}
-
-// count is what the files of one file system below a directory take.
-type count struct {
-	ctx            context.Context
-	device         uint64
-	linked         map[uint64]struct{} // files with more than one name, counted once
-	blocks, inodes uint64
-}
-
-// add counts what is in the directory fd, and closes it.
-func (c *count) add(fd, depth int) error {
-	dir := os.NewFile(uintptr(fd), "volume")
-	defer dir.Close()
-	for {
-		names, err := dir.Readdirnames(512)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err := errors.Join(err, c.ctx.Err()); err != nil {
-			return err
-		}
-		for _, name := range names {
-			var s unix.Stat_t
-			if unix.Fstatat(fd, name, &s, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT) != nil || s.Dev != c.device {
-				continue // gone meanwhile, or not of this volume
-			}
-			folder := s.Mode&unix.S_IFMT == unix.S_IFDIR
-			if s.Nlink > 1 && !folder {
-				if _, counted := c.linked[s.Ino]; counted {
-					continue
-				}
-				c.linked[s.Ino] = struct{}{}
-			}
-			c.inodes++
-			c.blocks += uint64(s.Blocks)
-			if !folder || depth >= countedDepth {
-				continue
-			}
-			next, err := unix.Openat2(fd, name,
-				&unix.OpenHow{Flags: layout.OpenDir, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH})
-			if err != nil {
-				continue
-			}
-			if err := c.add(next, depth+1); err != nil {
-				return err
-			}
-		}
-	}
 }
