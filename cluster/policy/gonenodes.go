@@ -20,13 +20,14 @@ import (
 type nodeWatch struct {
 	*clusterPolicies
 	lister  corelisters.NodeLister
+	names   func() []string // of all nodes
 	synced  cache.DoneChecker
 	deleted chan struct{} // a node was
 }
 
 // watchNodes asks for an informer and makes no call.
 func (c *clusterPolicies) watchNodes(nodes coreinformers.NodeInformer) error {
-	w := &nodeWatch{clusterPolicies: c, lister: nodes.Lister(), deleted: make(chan struct{}, 1)}
+	w := &nodeWatch{clusterPolicies: c, lister: nodes.Lister(), names: nodes.Informer().GetStore().ListKeys, deleted: make(chan struct{}, 1)}
 	registration, err := nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
 		if _, ok := object[*corev1.Node](obj); ok {
 			select {
@@ -41,6 +42,17 @@ func (c *clusterPolicies) watchNodes(nodes coreinformers.NodeInformer) error {
 	w.synced = registration.HasSyncedChecker()
 	c.nodes = w
 	return nil
+}
+
+// tells says whether this node is one of those that say of a policy that they enforce it.
+func (w *nodeWatch) tells() bool {
+	before := 0
+	for _, name := range w.names() {
+		if name < w.NodeName {
+			before++
+		}
+	}
+	return before < mostTellers
 }
 
 // run removes conditions until ctx ends.

@@ -1,12 +1,19 @@
 package policy
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"github.com/coracle-project/coracle/cluster/policy/compile"
 )
 
 // enforcedBy is a policy that these nodes enforce.
@@ -50,6 +57,47 @@ func TestConditionsOfNodesThatAreGone(t *testing.T) {
 	if len(n.forgot) > 0 {
 		t.Errorf("removed, too: %s", <-n.forgot)
 	}
+}
+
+// Regression: each of N nodes wrote a condition into each policy, which was sent to N nodes then.
+// With hundreds of nodes, one change of a policy filled etcd.
+func TestManyNodesSayOnlyWhatIsNotEnforced(t *testing.T) {
+	c := newClusterPolicies(&Policy{Options: Options{NodeName: "here", Log: slog.New(slog.DiscardHandler)}})
+	names := []string{"here", "in", "the", "alphabet", "later"}
+	c.nodes = &nodeWatch{clusterPolicies: c, names: func() []string { return names }}
+	wrote := 0
+	var body policyv1alpha2.ClusterNetworkPolicy
+	c.write = func(_ context.Context, _, _ string, data []byte) error {
+		wrote++
+		body = policyv1alpha2.ClusterNetworkPolicy{}
+		return json.Unmarshal(data, &body)
+	}
+	good := compile.Review{Policy: wall()}
+	bad := compile.Review{Policy: wall(), Problems: []compile.Problem{{Reason: compile.ReasonUnsupported, Message: "no"}}}
+	told := func(what string, r compile.Review, want int, status ...metav1.ConditionStatus) {
+		t.Helper()
+		wrote = 0
+		if err := c.writeStatus(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		var got []metav1.ConditionStatus
+		for _, c := range body.Status.Conditions {
+			got = append(got, c.Status)
+		}
+		if wrote != want || want > 0 && !slices.Equal(got, status) {
+			t.Errorf("%s: written %d times, conditions %v, want %d, %v", what, wrote, got, want, status)
+		}
+	}
+	told("one of few", good, 1, metav1.ConditionTrue)
+	for i := range mostTellers - 2 {
+		names = append(names, fmt.Sprintf("a-%02d", i))
+	}
+	told("the last that tells", good, 1, metav1.ConditionTrue)
+	names = append(names, "a-last")
+	told("one of many", good, 0)
+	told("one of many that does not enforce it", bad, 1, metav1.ConditionFalse)
+	good.Policy.Status.Conditions = []metav1.Condition{conditionOf(bad, "here")}
+	told("one of many that enforces it now", good, 1)
 }
 
 // Regression: with N nodes, each change of a policy had each of them look N times for something to

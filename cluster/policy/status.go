@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/coracle-project/coracle/cluster/policy/compile"
@@ -26,6 +27,11 @@ const conditionPrefix = "Enforced-"
 
 // enforced is the reason of a condition that is true; others have those of a compile.Problem.
 const enforced = "Enforced"
+
+// mostTellers is how many nodes, the first by name, say of a policy that they enforce it. Others
+// say only that they do not: each condition is written to etcd with all others, and sent to every
+// node.
+const mostTellers = 32
 
 // statusPatience bounds one write.
 const statusPatience = 30 * time.Second
@@ -90,6 +96,9 @@ func (s *statuses) again(r compile.Review) {
 
 // writeStatuses writes the status of policies until ctx ends.
 func (c *clusterPolicies) writeStatuses(ctx context.Context) {
+	if c.nodes != nil && !cache.WaitFor(ctx, "nodes of network policies", c.nodes.synced) {
+		return
+	}
 	pause := firstPause
 	for {
 		r, ok := c.status.next()
@@ -132,7 +141,14 @@ func (c *clusterPolicies) passing(policy string, err error) bool {
 
 func (c *clusterPolicies) writeStatus(ctx context.Context, r compile.Review) error {
 	condition := conditionOf(r, c.NodeName)
-	if has := meta.FindStatusCondition(r.Policy.Status.Conditions, condition.Type); has != nil {
+	has := meta.FindStatusCondition(r.Policy.Status.Conditions, condition.Type)
+	if condition.Status == metav1.ConditionTrue && c.nodes != nil && !c.nodes.tells() {
+		if has == nil {
+			return nil
+		}
+		return c.applyConditions(ctx, r.Policy, c.NodeName)
+	}
+	if has != nil {
 		if has.Status == condition.Status {
 			condition.LastTransitionTime = has.LastTransitionTime
 		}
