@@ -49,7 +49,7 @@ case $1 in
   engine | lc)
     skip=
     if [ "$(printf '6.3\n%s\n' "$(uname -r)" | sort -V | head -n1)" != 6.3 ]; then
-      skip="id-mapped_bind_mounts|a_volume_with_the_ids_of"
+      skip="id-mapped_bind_mounts|an_id-mapped_volume_in|a_volume_with_the_ids_of"
       echo "skipped: $skip, because tmpfs cannot be id-mapped before Linux 6.3"
     fi
     suite "$1" ${skip:+-test.skip "TestEngine.*/($skip)"}
