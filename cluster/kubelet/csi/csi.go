@@ -106,6 +106,7 @@ type Node struct {
 	stages      *stages
 	usages      *usages
 	growths     *growths
+	turns       turns
 }
 
 var (

@@ -34,6 +34,10 @@ func (n *Node) KeepEvery(v *source.Spec) time.Duration {
 // Keep implements source.Keeper: it grows the volume if the claim waits for that, and has it
 // published again if the driver wants that. What the pod sees stays as it is if it fails.
 func (n *Node) Keep(ctx context.Context, v *source.Spec) error {
+	return n.inTurn(ctx, v.Mounted, func(life context.Context) error { return n.keep(ctx, life, v) })
+}
+
+func (n *Node) keep(ctx, life context.Context, v *source.Spec) error {
 	republish := false
 	n.index.update(v.State, func(p *publication) {
 		republish, p.found = p.republish, false // if this fails, it is tried again with growing pauses
@@ -54,6 +58,7 @@ func (n *Node) Keep(ctx context.Context, v *source.Spec) error {
 		return err
 	}
 	defer session.Close()
+	session.Outlive(life)
 	if republish {
 		s, err := n.take(ctx, r)
 		if err != nil {

@@ -18,8 +18,21 @@ import (
 	"github.com/coracle-project/coracle/cluster/kubelet/volume/source"
 )
 
-// Mount implements source.Source.
+// Mount implements source.Source. When ctx ends it returns, but the driver goes on with its call,
+// and Unmount waits for that.
 func (n *Node) Mount(ctx context.Context, v *source.Spec) (string, error) {
+	var path string
+	err := n.inTurn(ctx, v.Mounted, func(life context.Context) (err error) {
+		path, err = n.mount(ctx, life, v)
+		return err
+	})
+	if err != nil {
+		return "", err // f may go on
+	}
+	return path, nil
+}
+
+func (n *Node) mount(ctx, life context.Context, v *source.Spec) (string, error) {
 	r, err := n.requests.make(ctx, v)
 	if err != nil {
 		return "", err
@@ -43,6 +56,7 @@ func (n *Node) Mount(ctx context.Context, v *source.Spec) (string, error) {
 		return "", err
 	}
 	defer session.Close()
+	session.Outlive(life)
 	if s != nil {
 		if err := n.stages.stage(ctx, session, s, r); err != nil {
 			return "", err
@@ -168,6 +182,11 @@ func (n *Node) giveGroup(ctx context.Context, session *client.Session, r *reques
 
 // Unmount implements source.Source. It works from the record alone.
 func (n *Node) Unmount(ctx context.Context, m source.Mounted) error {
+	leave, err := n.turns.take(ctx, m.State)
+	if err != nil {
+		return fmt.Errorf("a call to the volume's driver is under way: %w", err)
+	}
+	defer leave()
 	u := user{pod: podOf(m), volume: filepath.Base(m.State)}
 	n.forget(m, u)
 	for _, block := range []bool{false, true} {

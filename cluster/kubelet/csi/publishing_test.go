@@ -358,13 +358,19 @@ func TestAStageThatHangsIsUndone(t *testing.T) {
 	d := newDriver(t, n.root, driverName).serve("a.sock")
 	d.registered()
 	hanging := make(chan struct{})
+	over := make(chan struct{})
 	d.set(func(ctx context.Context, call string) error {
 		if call != "NodeStageVolume" {
 			return nil
 		}
 		close(hanging)
-		<-ctx.Done()
-		return ctx.Err()
+		select {
+		case <-over:
+			return nil
+		case <-ctx.Done():
+			t.Error("the driver is told to give up")
+			return ctx.Err()
+		}
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	stuck, other := n.spec(pod("p1"), persistent("pv1", "handle-1")), n.spec(pod("p2"), persistent("pv2", "handle-2"))
@@ -377,13 +383,24 @@ func TestAStageThatHangsIsUndone(t *testing.T) {
 	d.set(nil)
 	n.mount(other) // another volume of the same driver goes on meanwhile
 	cancel()       // the pod is deleted
-	if err := <-failed; client.CodeOf(err) != codes.Canceled {
+	if err := <-failed; !errors.Is(err, context.Canceled) {
 		t.Errorf("error: %v", err)
 	}
+	// Regression: the driver was asked for the opposite while it worked on the volume, and the volume
+	// counted as unused when it said that nothing was mounted.
+	brief, end := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer end()
+	if err := n.Unmount(brief, stuck.Mounted); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("unmounted while the driver works: %v", err)
+	}
+	if d.count("NodeUnstageVolume") != 0 {
+		t.Error("the driver was asked to unstage what it stages")
+	}
 	n.awaitUse("handle-1", "handle-2")
+	close(over)
 	n.unmount(stuck)
 	n.awaitUse("handle-2")
-	if d.count("NodeUnstageVolume") != 1 || d.count("NodeUnpublishVolume") != 0 {
+	if d.count("NodeStageVolume") != 2 || d.count("NodeUnstageVolume") != 1 || d.count("NodePublishVolume") != 1 {
 		t.Errorf("calls: %v", d.calls)
 	}
 	n.unmount(other)

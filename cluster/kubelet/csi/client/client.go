@@ -82,6 +82,7 @@ type Session struct {
 	// Can has the driver's capabilities. It is empty after Connect.
 	Can  map[csipb.NodeServiceCapability_RPC_Type]bool
 	conn *grpc.ClientConn
+	life context.Context // see Outlive
 }
 
 // Connect connects to the driver, for calls that need none of its capabilities. The connection is
@@ -140,8 +141,17 @@ func (d *Driver) Ask(ctx context.Context) error {
 // Close ends the connection.
 func (s *Session) Close() { s.conn.Close() }
 
+// Outlive has calls go on when their context ends, until life does.
+func (s *Session) Outlive(life context.Context) { s.life = life }
+
 // Call makes one call within its deadline.
 func (s *Session) Call(ctx context.Context, name string, f func(context.Context) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if s.life != nil {
+		ctx = s.life
+	}
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	if err := f(ctx); err != nil {
