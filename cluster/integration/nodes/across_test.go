@@ -5,12 +5,15 @@ package nodes
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -42,6 +45,7 @@ func TestAcrossNodes(t *testing.T) {
 	t.Run("direct routes", x.reachEachOther)
 	t.Run("VXLAN", x.throughVXLAN)
 	t.Run("services", x.services)
+	t.Run("load balancers", x.balancers)
 	t.Run("policies", x.policies)
 	t.Run("new certificates", x.rotate)
 	t.Run("a link with delay", x.delay)
@@ -314,6 +318,86 @@ func (x *across) services(t *testing.T) {
 		}
 	}
 	x.sees(ctx, t, endpoint, "10.84.0.1") // by the local node port: the client's own
+}
+
+// balancers have the addresses of all nodes, but no port of a process on one of them.
+func (x *across) balancers(t *testing.T) {
+	ctx := t.Context()
+	endpoint, two := x.pods[2], x.all[1]
+	taken := two.listen(t, "10.84.0.2:8098")
+	defer taken.Close()
+	create := func(name string, port int32, address string) {
+		t.Helper()
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, Selector: endpoint.Labels, LoadBalancerIP: address,
+			Ports: []corev1.ServicePort{{Port: port, TargetPort: intstr.FromInt32(8080)}},
+		}}
+		if _, err := x.kube.CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create("balanced", 8099, "")
+	create("hijacker", 8098, "10.84.0.2")
+	addresses := func(name string) (all []string, err error) {
+		s, err := x.kube.CoreV1().Services("default").Get(ctx, name, metav1.GetOptions{})
+		if err == nil {
+			for _, ingress := range s.Status.LoadBalancer.Ingress {
+				all = append(all, ingress.IP)
+			}
+		}
+		return all, err
+	}
+	testkit.Eventually(ctx, t, "the Service has the nodes' addresses", func() (bool, error) {
+		all, err := addresses("balanced")
+		return slices.Equal(all, []string{"10.84.0.1", "10.84.0.2", "10.84.0.3"}), fmt.Errorf("%v %w", all, err)
+	})
+	outside := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	testkit.Eventually(ctx, t, "the second node's address leads to the pod", func() (bool, error) {
+		resp, err := outside.Get("http://10.84.0.2:8099")
+		if err != nil {
+			return false, err
+		}
+		defer resp.Body.Close()
+		page, err := io.ReadAll(resp.Body)
+		return strings.Contains(string(page), "in pod "+endpoint.Name), fmt.Errorf("%s %w", page, err)
+	})
+	testkit.Eventually(ctx, t, "an Event says that the port is used", func() (bool, error) {
+		events, err := x.kube.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=hijacker"})
+		if err != nil {
+			return false, err
+		}
+		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "PortConflict" && strings.Contains(e.Message, "8098/TCP of 10.84.0.2 is used by a process of the node")
+		}), fmt.Errorf("%d events", len(events.Items))
+	})
+	if all, err := addresses("hijacker"); err != nil || len(all) > 0 {
+		t.Errorf("the port of a process of another node is given to a Service: %v, %v", all, err)
+	}
+}
+
+// listen listens in the node's network namespace.
+func (m *machine) listen(t *testing.T, address string) net.Listener {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	own, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	its, err := netns.GetFromPath(fmt.Sprintf("%s/state/nodes/ns/%d/net", m.dir, m.n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer its.Close()
+	if err := netns.Set(its); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", address)
+	if err := errors.Join(err, netns.Set(own)); err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 // policies lets one pod in, by its label; the others come from other nodes, too.
