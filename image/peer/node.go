@@ -22,12 +22,13 @@ import (
 type node struct {
 	Node
 	transport *http.Transport
-	avoid     time.Time // until when it is left alone; guarded by Swarm.mu
+	downloads chan struct{} // holds one element for each that is under way from it
+	avoid     time.Time     // until when it is left alone; guarded by Swarm.mu
 }
 
 func newNode(n Node, id *identity, stall time.Duration) *node {
 	dialer := net.Dialer{Timeout: time.Second}
-	return &node{Node: n, transport: &http.Transport{
+	return &node{Node: n, downloads: make(chan struct{}, maxFromOne), transport: &http.Transport{
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			config, err := id.clientOf(n.Name)
 			if err != nil {
@@ -189,16 +190,15 @@ func (s *Source) GiveUp(err error) error {
 
 // get asks for a blob or layer. size is the length that it must have, -1 if that is not known.
 func (s *Source) get(ctx context.Context, path string, size int64) (*body, error) {
-	select {
-	case s.p.s.downloads <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if err := s.checkLeftAlone(); err != nil {
-		<-s.p.s.downloads
+	release, err := s.reserve(ctx)
+	if err != nil {
 		return nil, err
 	}
-	b := &body{release: func() { <-s.p.s.downloads }, left: size, stall: s.p.s.stall}
+	if err := s.checkLeftAlone(); err != nil {
+		release()
+		return nil, err
+	}
+	b := &body{release: release, left: size, stall: s.p.s.stall}
 	ctx, b.cancel = context.WithCancelCause(ctx)
 	b.ctx = ctx
 	b.timer = time.AfterFunc(b.stall, func() { b.cancel(fmt.Errorf("%w: nothing came for %s", errUnfit, b.stall)) })
@@ -209,6 +209,27 @@ func (s *Source) get(ctx context.Context, path string, size int64) (*body, error
 	}
 	b.timer.Stop()
 	return b, nil
+}
+
+// reserve waits for a place among the downloads from the node, and then among all.
+func (s *Source) reserve(ctx context.Context) (release func(), err error) {
+	of := []chan struct{}{s.n.downloads, s.p.s.downloads}
+	held := 0
+	release = func() {
+		for _, places := range of[:held] {
+			<-places
+		}
+	}
+	for _, places := range of {
+		select {
+		case places <- struct{}{}:
+			held++
+		case <-ctx.Done():
+			release()
+			return nil, ctx.Err()
+		}
+	}
+	return release, nil
 }
 
 // checkLeftAlone fails if the node is avoided by now. While this blob waited, another one may have

@@ -113,6 +113,7 @@ const (
 	maxUploads   = 8  // blobs and layers that are sent at the same time
 	minShare     = 2  // of maxUploads, for each node, however many nodes ask
 	maxDownloads = 8  // that are fetched from other nodes at the same time
+	maxFromOne   = 4  // of maxDownloads, from one node: one that is slow must not hold up all others
 	maxConns     = 256
 	// slowest is the bytes per second, on average, below which another node is not worth waiting
 	// for. It is low: a node that passes on what it is receiving is as slow as the registry, which

@@ -646,6 +646,52 @@ func TestNodeIsLeftAloneMeanwhile(t *testing.T) {
 	}
 }
 
+// Regression: a node that sent slowly could hold all downloads, so that no image came from any
+// other one.
+func TestSlowNodeHoldsSomeDownloads(t *testing.T) {
+	d := ocispec.Descriptor{Digest: digest.FromString("x"), Size: 2}
+	came := make(chan struct{}, 2*maxDownloads)
+	s, p := hostile(t, d, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "2")
+		w.(http.Flusher).Flush()
+		came <- struct{}{}
+		<-r.Context().Done()
+	})
+	src, err := p.Next(t.Context(), d.Digest, false)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	bodies := make(chan *body, 2*maxDownloads)
+	var waiting sync.WaitGroup
+	for range maxDownloads {
+		waiting.Go(func() {
+			if b, err := src.get(ctx, blobPath, 2); err == nil {
+				bodies <- b
+			}
+		})
+	}
+	for range maxFromOne {
+		<-came
+	}
+	if n := len(s.downloads); n != maxFromOne {
+		t.Errorf("%d downloads, want %d", n, maxFromOne)
+	}
+	(<-bodies).Close()
+	<-came // one that waited
+	if n := len(s.downloads); n > maxFromOne {
+		t.Errorf("%d downloads, want %d", n, maxFromOne)
+	}
+	cancel()
+	waiting.Wait()
+	close(bodies)
+	for b := range bodies {
+		b.Close()
+	}
+	if all, from := len(s.downloads), len(src.n.downloads); all != 0 || from != 0 {
+		t.Errorf("left: %d downloads, %d from the node", all, from)
+	}
+}
+
 // The age of answers counts from when they are in: a node that takes its time would otherwise be
 // asked by each blob of a pull, one after the other.
 func TestAgeOfAnswers(t *testing.T) {
