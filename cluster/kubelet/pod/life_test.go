@@ -587,6 +587,27 @@ func TestAPullHidesNoProbe(t *testing.T) {
 	})
 }
 
+// Regression: a container was reported as running, and its pod as ready, while its postStart hook
+// ran.
+func TestNoPodIsReadyBeforeItsHookHasEnded(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := podtest.Pod(v1.RestartPolicyAlways, "", "a")
+		p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PostStart: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"begin"}}}}
+		release := b.runtime.Block("ExecSync")
+		b.run(p)
+		b.wantInCalls("StartContainer")
+		b.runner.Wake(p.UID)
+		b.wantReady(false)
+		for _, s := range b.get().Status.ContainerStatuses {
+			if s.State.Running != nil {
+				t.Errorf("while the hook runs: %+v", s)
+			}
+		}
+		release()
+		b.wantReady(true)
+	})
+}
+
 // Regression: the same while a step that had failed waited for its next attempt, up to a minute.
 func TestAFailedStepHidesNoProbe(t *testing.T) {
 	onBench(t, func(b *bench) {

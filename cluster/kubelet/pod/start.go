@@ -113,7 +113,12 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 		return refused
 	}
 	w.event(pod, c, v1.EventTypeNormal, events.StartedContainer, "Container started")
-	w.observer.look(call, made.ContainerId)
+	// A container does not count as running before its postStart hook has ended.
+	defer func() {
+		call, cancel := detached(callTimeout)
+		defer cancel()
+		w.observer.look(call, made.ContainerId)
+	}()
 	w.r.links.Link(w.r.Logs, pod, c.Name, made.ContainerId, filepath.Join(sandbox.LogDirectory, config.LogPath))
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
@@ -129,7 +134,6 @@ func (w *worker) start(ctx context.Context, pod *v1.Pod, a *decide.Actions, sand
 		if err := w.stopper.Container(w.target(pod, c, made.ContainerId), "FailedPostStartHook", ""); err != nil {
 			w.r.Log.Warn("stop a container whose postStart hook failed", "container", made.ContainerId, "err", err)
 		}
-		w.observer.look(call, made.ContainerId)
 		return &refusal{reason: postStartError, message: message}
 	}
 	return nil

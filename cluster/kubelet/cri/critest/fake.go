@@ -208,6 +208,11 @@ func (f *Fake) Status(_ context.Context, r *runtimeapi.StatusRequest) (*runtimea
 	}}}, nil
 }
 
+// ExecSync implements CRI. Every command succeeds.
+func (f *Fake) ExecSync(context.Context, *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
+	return &runtimeapi.ExecSyncResponse{}, nil
+}
+
 // RunPodSandbox implements CRI.
 func (f *Fake) RunPodSandbox(_ context.Context, r *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
 	f.mu.Lock()
