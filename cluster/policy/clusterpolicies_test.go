@@ -100,10 +100,9 @@ func newTierNode(t *testing.T, objects ...any) *tierNode {
 			ListWithContextFunc:  func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) { return objects.List(o) },
 			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) { return objects.Watch(o) },
 		})}
-		if n.forgets {
-			if err := p.cluster.watchNodes(p.set.Informers.Core().V1().Nodes()); err != nil {
-				t.Error(err)
-			}
+		p.ForgetNodes = n.forgets
+		if err := p.cluster.watchNodes(p.set.Informers.Core().V1().Nodes()); err != nil {
+			t.Error(err)
 		}
 		p.cluster.write = func(_ context.Context, name, manager string, body []byte) error {
 			if err := n.refuse(); err != nil {

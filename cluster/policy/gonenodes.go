@@ -14,9 +14,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// nodeWatch removes conditions of nodes that are gone: when the process starts, and when a node is
-// deleted. The condition of a node that enforces policies before the API has it may be among them,
-// and comes back with the next change of the policy.
+// nodeWatch knows the nodes. With Options.ForgetNodes it removes the conditions of those that are
+// gone: when the process starts, and when a node is deleted. The condition of a node that enforces
+// policies before the API has it may be among them, and comes back with the next change of the
+// policy.
 type nodeWatch struct {
 	*clusterPolicies
 	lister  corelisters.NodeLister

@@ -11,8 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
+	"github.com/coracle-project/coracle/cluster/client"
 	"github.com/coracle-project/coracle/cluster/policy/compile"
 )
 
@@ -98,6 +101,15 @@ func TestManyNodesSayOnlyWhatIsNotEnforced(t *testing.T) {
 	told("one of many that does not enforce it", bad, 1, metav1.ConditionFalse)
 	good.Policy.Status.Conditions = []metav1.Condition{conditionOf(bad, "here")}
 	told("one of many that enforces it now", good, 1)
+
+	// Each node knows of the others, whether it removes their conditions or not.
+	kube := fake.NewClientset()
+	p, err := New(&client.Set{Kube: kube, Informers: client.NewInformers(kube)}, Options{
+		Table: "t", NodeName: "here", API: &rest.Config{Host: "https://127.0.0.1:1"},
+	})
+	if err != nil || p.cluster.nodes == nil {
+		t.Errorf("a node does not know of the others: %v", err)
+	}
 }
 
 // Regression: with N nodes, each change of a policy had each of them look N times for something to

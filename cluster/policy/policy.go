@@ -156,10 +156,8 @@ func New(set *client.Set, o Options) (*Policy, error) {
 		if err := p.cluster.use(o.API); err != nil {
 			return nil, fmt.Errorf("watch for ClusterNetworkPolicies: %w", err)
 		}
-		if o.ForgetNodes {
-			if err := p.cluster.watchNodes(core.Nodes()); err != nil {
-				return nil, err
-			}
+		if err := p.cluster.watchNodes(core.Nodes()); err != nil {
+			return nil, err
 		}
 	}
 	return p, nil
@@ -188,7 +186,7 @@ func (p *Policy) Run(ctx context.Context) error {
 	if p.cluster != nil {
 		parts.Go(func() { p.cluster.run(ctx) })
 		parts.Go(func() { p.cluster.writeStatuses(ctx) })
-		if p.cluster.nodes != nil {
+		if p.cluster.nodes != nil && p.ForgetNodes {
 			parts.Go(func() { p.cluster.nodes.run(ctx) })
 		}
 		synced = append(slices.Clip(synced), p.cluster)

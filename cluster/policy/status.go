@@ -28,9 +28,9 @@ const conditionPrefix = "Enforced-"
 // enforced is the reason of a condition that is true; others have those of a compile.Problem.
 const enforced = "Enforced"
 
-// mostTellers is how many nodes, the first by name, say of a policy that they enforce it. Others
-// say only that they do not: each condition is written to etcd with all others, and sent to every
-// node.
+// mostTellers is how many nodes say of a policy that they enforce it: the first by name. Other
+// nodes say so only if they do not. Each condition is written to etcd with all others, and sent to
+// every node.
 const mostTellers = 32
 
 // statusPatience bounds one write.
