@@ -23,6 +23,24 @@ func Concerns(service *corev1.Service) bool {
 // what a Service has is free as soon as the Service is gone.
 const cleanup = "service.kubernetes.io/load-balancer-cleanup"
 
+// NodeAddresses returns the addresses by which others reach a node: its external ones, or else its
+// internal ones.
+func NodeAddresses(n *corev1.Node) []netip.Addr {
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeExternalIP, corev1.NodeInternalIP} {
+		var all []netip.Addr
+		for _, each := range n.Status.Addresses {
+			a, err := netip.ParseAddr(each.Address)
+			if each.Type == kind && err == nil && a.IsGlobalUnicast() && !slices.Contains(all, a.Unmap()) {
+				all = append(all, a.Unmap())
+			}
+		}
+		if len(all) > 0 {
+			return all
+		}
+	}
+	return nil
+}
+
 // Candidates returns the nodes that can take a Service's connections from outside, by name: those
 // that are ready and not excluded from load balancers. With externalTrafficPolicy Local they have a
 // ready endpoint, too. A condition that no node meets counts for none: an address that nothing

@@ -72,6 +72,7 @@ type controller struct {
 	later    func(key string, d time.Duration)
 	said     map[types.UID]string // the problems that a Service was last told of
 	written  map[types.UID]*written
+	asked    map[types.UID]time.Time // see machines
 }
 
 // written is the status that a Service was last given, and how often someone else has changed it
@@ -95,6 +96,7 @@ func New(set *client.Set, o Options) *frame.Controller {
 	c := &controller{
 		Options: o, set: set, services: services.Informer().GetIndexer(), nodes: nodes.Lister(), slices: slices.Lister(),
 		writes: freshness.New(set.Logger()), events: events, said: map[types.UID]string{}, written: map[types.UID]*written{},
+		asked: map[types.UID]time.Time{},
 	}
 	if c.Busy == nil {
 		c.Busy = func(netip.AddrPort, corev1.Protocol) (busy, local bool) { return false, true }
@@ -169,6 +171,7 @@ func (c *controller) sync(ctx context.Context, _ string) error {
 	}
 	c.said = said
 	maps.DeleteFunc(c.written, func(uid types.UID, _ *written) bool { _, there := said[uid]; return !there })
+	maps.DeleteFunc(c.asked, func(uid types.UID, _ time.Time) bool { _, there := said[uid]; return !there })
 	return errors.Join(errs...)
 }
 
@@ -183,7 +186,10 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 	}
 	owners := map[netip.Addr]*corev1.Node{}
 	for _, n := range nodes {
-		for _, a := range addressesOf([]*corev1.Node{n}) {
+		for _, a := range loadbalancer.NodeAddresses(n) {
+			if _, claimed := owners[a]; claimed {
+				n = nil // which of them has it is not known
+			}
 			owners[a] = n
 		}
 	}
@@ -197,7 +203,7 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 			}))
 		},
 		nodePorts: nodePorts(append(services, loadbalancer.OfType(c.services, corev1.ServiceTypeNodePort)...)), reserved: c.Reserved,
-		state: func(p place) portState { return c.stateOf(p, owners[p.address]) },
+		state: func(p place) portState { return c.stateOf(p, owners[p.address]) }, asked: c.asked,
 	}, all, others, time.Now())
 	if next > 0 {
 		c.later(key, next)
@@ -220,21 +226,13 @@ func (c *controller) stateOf(p place, owner *corev1.Node) portState {
 	return portFree
 }
 
-// addressesOf returns the addresses by which others reach nodes: each node's external ones, or else
-// its internal ones.
+// addressesOf returns the addresses by which others reach nodes.
 func addressesOf(nodes []*corev1.Node) []netip.Addr {
 	var all []netip.Addr
 	for _, n := range nodes {
-		for _, kind := range []corev1.NodeAddressType{corev1.NodeExternalIP, corev1.NodeInternalIP} {
-			before := len(all)
-			for _, each := range n.Status.Addresses {
-				a, err := netip.ParseAddr(each.Address)
-				if each.Type == kind && err == nil && a.IsGlobalUnicast() && !slices.Contains(all, a.Unmap()) {
-					all = append(all, a.Unmap())
-				}
-			}
-			if len(all) > before {
-				break
+		for _, a := range loadbalancer.NodeAddresses(n) {
+			if !slices.Contains(all, a) {
+				all = append(all, a)
 			}
 		}
 	}

@@ -244,6 +244,26 @@ func TestAttackPortsOfOtherNodes(t *testing.T) {
 		a.want("both", "192.0.2.1 192.0.2.2")
 		a.want("ssh", "192.0.2.2")
 
+		a.remove("ssh")
+
+		// A node that was away comes back, and another port is asked for. What a Service has stays
+		// meanwhile.
+		a.ready("there", false)
+		a.want("both", "192.0.2.1")
+		a.ready("there", true)
+		a.want("both", "192.0.2.1")
+		a.answers("there", "80/TCP=free")
+		a.want("both", "192.0.2.1 192.0.2.2")
+		a.answers("there", "")
+		a.change("both", func(s *corev1.Service) { s.Spec.Ports[0].Port = 8080 })
+		a.want("both", "192.0.2.1 192.0.2.2")
+		a.add(balancer("thief", v4, wanting("192.0.2.2")))
+		a.answers("there", "80/TCP=free")
+		a.want("thief", "") // as long as the other may keep its port
+		a.answers("there", "8080/TCP=free,80/TCP=free")
+		a.want("both", "192.0.2.1 192.0.2.2")
+		a.want("thief", "192.0.2.2")
+
 		// Nodes that do not answer are left out.
 		a.add(balancer("third", v4, port(81)), balancer("fourth", v4, port(82), wanting("192.0.2.2")))
 		a.want("third", "")
@@ -255,6 +275,20 @@ func TestAttackPortsOfOtherNodes(t *testing.T) {
 		a.answers("there", "81/TCP=free")
 		a.want("third", "192.0.2.1 192.0.2.2")
 	})
+}
+
+// ready sets the condition of a node.
+func (a api) ready(name string, is bool) {
+	a.Helper()
+	n, err := a.Kube.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		a.Fatal(err)
+	}
+	n.Status.Conditions[0].Status = map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionFalse}[is]
+	if _, err := a.Kube.CoreV1().Nodes().UpdateStatus(context.Background(), n, metav1.UpdateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.Settle()
 }
 
 // answers makes a node say which ports are free.

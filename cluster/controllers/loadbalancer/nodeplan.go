@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // place is a port of a node's address; the zero address means all addresses of nodes.
@@ -25,6 +26,8 @@ type machines struct {
 	reserved map[int32]string
 	// state says whether something uses a place.
 	state func(place) portState
+	// asked is since when Services have waited for the answers of nodes.
+	asked map[types.UID]time.Time
 }
 
 // portState is what is known of a place.
@@ -37,7 +40,7 @@ const (
 )
 
 // patience is how long a Service waits for the answers of nodes. Nodes that do not answer, such as
-// those with another kubelet, are left out then.
+// those with another kubelet, are left out then, until they do.
 const patience = 10 * time.Second
 
 // nodePorts returns the node ports of Services.
@@ -73,20 +76,25 @@ func fromNodes(m machines, all []*request, others []*corev1.Service, now time.Ti
 		}
 	}
 	wanted := map[*request][]netip.Addr{}
-	holds := map[*request]bool{}
+	holds, waits := map[*request]bool{}, map[*request]bool{}
 	for _, r := range all {
 		has := granted(r.Service)
 		var wait time.Duration
 		if wanted[r], wait = r.answered(m, r.ofNodes(m.addresses(r.Service)), has, now); wait > 0 {
 			soon(wait)
+			waits[r] = true
+			r.outcome.addresses, r.outcome.ports = r.has, r.hasPorts()
 		}
-		for _, p := range r.places(wanted[r]) {
-			if has[p] && taken[p] == "" {
+		for p := range has {
+			if taken[p] == "" && (waits[r] || slices.Contains(wanted[r], p.address)) {
 				taken[p], holds[r] = "Service "+r.name(), true
 			}
 		}
 	}
 	for _, r := range all {
+		if waits[r] {
+			continue
+		}
 		if len(wanted[r]) == 0 || r.DeletionTimestamp != nil && !holds[r] {
 			continue
 		}
@@ -106,7 +114,8 @@ func fromNodes(m machines, all []*request, others []*corev1.Service, now time.Ti
 }
 
 // answered returns those of some addresses of which it is known whether the Service's ports are
-// free, and how long it waits for the others.
+// free. wait is not 0 if the Service is to keep what it has until the others are known: it has
+// none, or has them for other ports.
 func (r *request) answered(m machines, addresses []netip.Addr, has map[place]bool, now time.Time) (known []netip.Addr, wait time.Duration) {
 	var silent []netip.Addr
 	for _, a := range addresses {
@@ -117,15 +126,30 @@ func (r *request) answered(m machines, addresses []netip.Addr, has map[place]boo
 		}
 	}
 	if len(silent) == 0 {
+		delete(m.asked, r.UID)
 		return known, 0
 	}
-	if wait := r.CreationTimestamp.Add(patience).Sub(now); wait > 0 && len(has) == 0 {
-		return nil, wait
+	if len(has) == 0 || slices.ContainsFunc(silent, func(a netip.Addr) bool { return slices.Contains(r.has, a) }) {
+		if _, waits := m.asked[r.UID]; !waits {
+			m.asked[r.UID] = now
+		}
+		if wait := m.asked[r.UID].Add(patience).Sub(now); wait > 0 {
+			return nil, wait
+		}
 	}
 	if len(known) == 0 {
-		r.outcome.lacks(reasonPort, "the node of %s does not say which of its ports are free: it needs coracle-kube of this version", silent[0])
+		r.outcome.lacks(reasonPort, "the node of %s does not say which of its ports are free: it runs another kubelet, or an earlier Coracle",
+			silent[0])
 	}
 	return known, 0
+}
+
+// hasPorts are the ports that the Service has by its status.
+func (r *request) hasPorts() []corev1.PortStatus {
+	for _, ingress := range r.Status.LoadBalancer.Ingress {
+		return ingress.Ports // the same for all
+	}
+	return nil
 }
 
 // conflicts says of each place why the Service cannot have it. It returns whether one is busy that

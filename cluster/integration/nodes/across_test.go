@@ -25,6 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -51,6 +52,7 @@ func TestAcrossNodes(t *testing.T) {
 	t.Run("a link with delay", x.delay)
 	t.Run("a lossy link", x.loss)
 	t.Run("a node that is cut off", x.cutOff)
+	t.Run("load balancers after that", func(t *testing.T) { x.balanced(t, 8099, 8100) })
 }
 
 // across is a cluster, with a pod on each node.
@@ -338,19 +340,13 @@ func (x *across) balancers(t *testing.T) {
 	}
 	create("balanced", 8099, "")
 	create("hijacker", 8098, "10.84.0.2")
-	addresses := func(name string) (all []string, err error) {
-		s, err := x.kube.CoreV1().Services("default").Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			for _, ingress := range s.Status.LoadBalancer.Ingress {
-				all = append(all, ingress.IP)
-			}
-		}
-		return all, err
+	x.balanced(t, 8099)
+	another := []byte(`[{"op": "add", "path": "/spec/ports/0/name", "value": "one"},
+		{"op": "add", "path": "/spec/ports/-", "value": {"name": "two", "port": 8100, "targetPort": 8080}}]`)
+	if _, err := x.kube.CoreV1().Services("default").Patch(ctx, "balanced", types.JSONPatchType, another, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
 	}
-	testkit.Eventually(ctx, t, "the Service has the nodes' addresses", func() (bool, error) {
-		all, err := addresses("balanced")
-		return slices.Equal(all, []string{"10.84.0.1", "10.84.0.2", "10.84.0.3"}), fmt.Errorf("%v %w", all, err)
-	})
+	x.balanced(t, 8099, 8100)
 	outside := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	testkit.Eventually(ctx, t, "the second node's address leads to the pod", func() (bool, error) {
 		resp, err := outside.Get("http://10.84.0.2:8099")
@@ -370,9 +366,32 @@ func (x *across) balancers(t *testing.T) {
 			return e.Reason == "PortConflict" && strings.Contains(e.Message, "8098/TCP of 10.84.0.2 is used by a process of the node")
 		}), fmt.Errorf("%d events", len(events.Items))
 	})
-	if all, err := addresses("hijacker"); err != nil || len(all) > 0 {
-		t.Errorf("the port of a process of another node is given to a Service: %v, %v", all, err)
+	s, err := x.kube.CoreV1().Services("default").Get(ctx, "hijacker", metav1.GetOptions{})
+	if err != nil || len(s.Status.LoadBalancer.Ingress) > 0 {
+		t.Errorf("the port of a process of another node is given to a Service: %v, %v", s.Status.LoadBalancer, err)
 	}
+}
+
+// balanced waits until the load balancer has these ports at the addresses of all nodes.
+func (x *across) balanced(t *testing.T, ports ...int32) {
+	t.Helper()
+	testkit.Eventually(t.Context(), t, "the Service has the nodes' addresses", func() (bool, error) {
+		s, err := x.kube.CoreV1().Services("default").Get(t.Context(), "balanced", metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		var addresses []string
+		for _, ingress := range s.Status.LoadBalancer.Ingress {
+			var has []int32
+			for _, p := range ingress.Ports {
+				has = append(has, p.Port)
+			}
+			if slices.Equal(has, ports) {
+				addresses = append(addresses, ingress.IP)
+			}
+		}
+		return slices.Equal(addresses, []string{"10.84.0.1", "10.84.0.2", "10.84.0.3"}), fmt.Errorf("it has %v", s.Status.LoadBalancer)
+	})
 }
 
 // listen listens in the node's network namespace.

@@ -3,8 +3,8 @@
 // controller of such Services runs on another machine, and would give away the port of a process
 // there, such as sshd.
 //
-// The question is a Service without an address. The answer is an annotation of the Node, which,
-// apart from administrators, only the node itself can write (NodeRestriction).
+// The question is a Service whose status lacks an address of the node. The answer is an annotation
+// of the Node, which, apart from administrators, only the node itself can write (NodeRestriction).
 package freeports
 
 import (
@@ -79,13 +79,13 @@ func Of(node *corev1.Node) Answers {
 }
 
 const (
-	// settle is how long a Service has no address before the node answers: of a pool, it gets one at
-	// once.
+	// settle is how long a Service lacks a port of the node before the node answers: a Service that
+	// gets an address of a pool has it by then.
 	settle = 300 * time.Millisecond
-	// again is when a used port is looked at once more: no event tells that it is free.
+	// again is when the ports are looked at once more: no event tells that one is used, or free.
 	again = 30 * time.Second
-	// mostPorts bounds the answers.
-	mostPorts = 500
+	// mostPorts bounds the answers. Those for the oldest Services come first.
+	mostPorts = 4096
 	// key is the only one: all Services are looked at together.
 	key = "ports"
 )
@@ -110,27 +110,25 @@ func New(set *client.Set, o Options) *frame.Controller {
 	loadbalancer.Index(services.Informer())
 	index := services.Informer().GetIndexer()
 	var f *frame.Controller
-	since := map[types.UID]time.Time{} // when a Service without an address was first seen
+	since := map[types.UID]time.Time{} // when a Service was first seen to lack a port of the node
 	f = frame.New("free-ports", 1, set.Logger(), func(ctx context.Context, _ string) error {
-		asked, wait := pending(loadbalancer.OfType(index, corev1.ServiceTypeLoadBalancer), since, time.Now())
-		if wait > 0 {
-			f.AddAfter(key, wait)
-		}
 		node, err := nodes.Get(o.Node)
 		if apierrors.IsNotFound(err) {
-			if len(asked) > 0 {
-				f.AddAfter(key, again) // it registers soon
-			}
-			return nil
+			return nil // its registration is an event
 		}
 		if err != nil {
 			return err
 		}
+		asked, wait := missing(loadbalancer.OfType(index, corev1.ServiceTypeLoadBalancer), loadbalancer.NodeAddresses(node), since, time.Now())
+		if wait > 0 {
+			f.AddAfter(key, wait)
+		}
+		if len(asked) > 0 {
+			f.AddAfter(key, again)
+		}
 		answers := Answers{}
 		for p := range asked {
-			if answers[p] = o.uses(node, p); answers[p] {
-				f.AddAfter(key, again)
-			}
+			answers[p] = o.uses(node, p)
 		}
 		return o.publish(ctx, node, answers.String())
 	})
@@ -140,17 +138,28 @@ func New(set *client.Set, o Options) *frame.Controller {
 		}
 		return nil
 	})
-	f.Watch(core.Nodes().Informer(), func(any) []string { return nil }) // so that it has synced
+	f.Watch(core.Nodes().Informer(), func(obj any) []string {
+		if node, ok := obj.(*corev1.Node); ok && node.Name == o.Node {
+			return []string{key}
+		}
+		return nil
+	})
 	return f
 }
 
-// pending returns the ports of Services that have had no address for a moment, and when there may
-// be more.
-func pending(services []*corev1.Service, since map[types.UID]time.Time, now time.Time) (asked map[Port]struct{}, wait time.Duration) {
+// missing returns the ports that Services have lacked at a node's addresses for a moment, and when
+// there may be more.
+func missing(services []*corev1.Service, addresses []netip.Addr, since map[types.UID]time.Time, now time.Time) (
+	asked map[Port]struct{}, wait time.Duration,
+) {
 	asked = map[Port]struct{}{}
 	waiting := map[types.UID]bool{}
+	slices.SortFunc(services, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
+	})
 	for _, s := range services {
-		if !loadbalancer.Concerns(s) || s.DeletionTimestamp != nil || len(s.Status.LoadBalancer.Ingress) > 0 {
+		ports := lacks(s, addresses)
+		if len(ports) == 0 {
 			continue
 		}
 		waiting[s.UID] = true
@@ -161,9 +170,9 @@ func pending(services []*corev1.Service, since map[types.UID]time.Time, now time
 			wait = max(wait, left)
 			continue
 		}
-		for _, port := range s.Spec.Ports {
+		for _, p := range ports {
 			if len(asked) < mostPorts {
-				asked[Port{port.Protocol, port.Port}] = struct{}{}
+				asked[p] = struct{}{}
 			}
 		}
 	}
@@ -171,14 +180,40 @@ func pending(services []*corev1.Service, since map[types.UID]time.Time, now time
 	return asked, wait
 }
 
+// lacks returns the ports of a Service that it does not have at one of the node's addresses, and
+// may get there.
+func lacks(s *corev1.Service, addresses []netip.Addr) (ports []Port) {
+	if !loadbalancer.Concerns(s) || s.DeletionTimestamp != nil {
+		return nil
+	}
+	wanted, err := netip.ParseAddr(s.Spec.LoadBalancerIP)
+	for _, port := range s.Spec.Ports {
+		p := Port{port.Protocol, port.Port}
+		if slices.ContainsFunc(addresses, func(a netip.Addr) bool {
+			family := corev1.IPv4Protocol
+			if a.Is6() {
+				family = corev1.IPv6Protocol
+			}
+			return (err != nil || wanted == a) && slices.Contains(s.Spec.IPFamilies, family) && !has(s, a, p)
+		}) {
+			ports = append(ports, p)
+		}
+	}
+	return ports
+}
+
+// has says whether a Service has a port of an address.
+func has(s *corev1.Service, a netip.Addr, p Port) bool {
+	return slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(ingress corev1.LoadBalancerIngress) bool {
+		return ingress.IP == a.String() && (len(ingress.Ports) == 0 ||
+			slices.ContainsFunc(ingress.Ports, func(port corev1.PortStatus) bool { return Port{port.Protocol, port.Port} == p }))
+	})
+}
+
 // uses says whether something on the node uses a port of one of its addresses.
 func (o *Options) uses(node *corev1.Node, p Port) bool {
-	return slices.ContainsFunc(node.Status.Addresses, func(each corev1.NodeAddress) bool {
-		a, err := netip.ParseAddr(each.Address)
-		if err != nil {
-			return false
-		}
-		busy, _ := o.Busy(netip.AddrPortFrom(a.Unmap(), uint16(p.Number)), p.Protocol)
+	return slices.ContainsFunc(loadbalancer.NodeAddresses(node), func(a netip.Addr) bool {
+		busy, _ := o.Busy(netip.AddrPortFrom(a, uint16(p.Number)), p.Protocol)
 		return busy
 	})
 }
