@@ -328,7 +328,7 @@ func (b *builtin) retire(ctx context.Context, l lease) error {
 	}
 	// A client that goes on sending would not reach what listens on the port next.
 	if err := forgetFlows(l.Ports); err != nil {
-		return err
+		b.log.Warn("UDP flows to a host port of a pod that is gone go on", "pod", l.PodID, "err", err)
 	}
 	if err := faultTeardownUnmapped.At(ctx); err != nil {
 		return err

@@ -87,11 +87,16 @@ var managers = map[string]*Manager{}
 // nothing is left on "the host".
 func started(t testing.TB, c Config) *Manager {
 	t.Helper()
+	return startedOf(t, c, New(c))
+}
+
+// startedOf is started of a Manager that was made before.
+func startedOf(t testing.TB, c Config, m *Manager) *Manager {
+	t.Helper()
 	if before := managers[c.StateDir]; before != nil {
 		before.builtin.holds.close() // it counts as killed, and the kernel closes sockets then
 		before.builtin.tableWatch.close()
 	}
-	m := New(c)
 	managers[c.StateDir] = m
 	m.cni.wait, m.cni.asks = patience, cni.NewStatusCalls(patience)
 	m.builtin.linger = 0 // most tests keep the namespaces

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -9,6 +10,8 @@ import (
 )
 
 const (
+	// settle is how long changes are collected before the table is restored.
+	settle = 50 * time.Millisecond
 	// firstRestore is the pause after the table was restored, and lastRestore the longest one, after
 	// failures.
 	firstRestore = time.Second
@@ -21,6 +24,8 @@ const (
 type tableWatch struct {
 	log     *slog.Logger
 	restore func() error
+	// waits, if set by a test, is called before each wait for a change.
+	waits func()
 
 	mu    sync.Mutex
 	watch *firewall.Watch // nil until start
@@ -76,14 +81,20 @@ func (w *tableWatch) follow(watch *firewall.Watch) {
 	pause, again := firstRestore, false
 	for {
 		if !again {
+			if w.waits != nil {
+				w.waits()
+			}
 			err := watch.Wait()
+			if err == nil {
+				err = watch.Drain(settle)
+			}
 			select {
 			case <-w.stop:
 				return
 			default:
 			}
 			if err != nil {
-				w.log.Error("cannot follow changes of the pod network's nftables table any more", "err", err)
+				w.log.Error("cannot follow changes of the pod network's nftables table any more", "err", errors.Join(err, watch.Close()))
 				return
 			}
 		}
@@ -108,6 +119,6 @@ func (b *builtin) restoreTable() error {
 	if b.host == nil {
 		return nil
 	}
-	b.log.Warn("another program changed the pod network's nftables table; restoring it", "network", b.name)
+	b.log.Warn("another program changed the pod network's nftables table, or may have; restoring it", "network", b.name)
 	return b.redressLocked(func(*host) {})
 }

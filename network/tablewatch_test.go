@@ -21,13 +21,16 @@ func TestTableThatAnotherProgramChanges(t *testing.T) {
 	logged := &logText{}
 	c := testConfig(t)
 	c.Log = slog.New(slog.NewTextHandler(logged, nil))
-	m := started(t, c)
+	m := New(c)
+	waits := make(chan struct{}, 100)
+	m.builtin.tableWatch.waits = func() { waits <- struct{}{} }
+	m = startedOf(t, c, m)
 	connect(t, m, "a", PortMapping{Protocol: "tcp", HostPort: 8080, ContainerPort: 80})
-	changes, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
+	told, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, nil)
 	must(t, err)
-	defer changes.Close()
-	must(t, changes.JoinGroup(unix.NFNLGRP_NFTABLES))
-	must(t, changes.SetReadDeadline(time.Now().Add(time.Minute)))
+	defer told.Close()
+	must(t, told.JoinGroup(unix.NFNLGRP_NFTABLES))
+	must(t, told.SetReadDeadline(time.Now().Add(time.Minute)))
 	other, err := nftables.New()
 	must(t, err)
 	table := tableOf(m)
@@ -66,13 +69,14 @@ func TestTableThatAnotherProgramChanges(t *testing.T) {
 	await := func(what string) {
 		t.Helper()
 		for got := -1; got != whole; {
-			if _, err := changes.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			if _, err := told.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				t.Fatalf("%s: %d rules and elements, want %d: %v", what, got, whole, err)
 			}
 			got = state()
 		}
 	}
-	for what, change := range map[string]func(){
+	<-waits
+	changes := map[string]func(){
 		"flush ruleset": other.FlushRuleset,
 		"delete table":  func() { other.DelTable(table) },
 		"flush chain":   func() { other.FlushChain(&nftables.Chain{Table: table, Name: "sources"}) },
@@ -80,13 +84,14 @@ func TestTableThatAnotherProgramChanges(t *testing.T) {
 		"another rule": func() {
 			other.AddRule(&nftables.Rule{Table: table, Chain: &nftables.Chain{Table: table, Name: "to_pods"}})
 		},
-	} {
+	}
+	for what, change := range changes {
 		change()
 		must(t, other.Flush())
 		await(what)
+		<-waits // for the next one
 	}
 	// Changes of other tables do not matter, nor its own.
-	before := logged.count("restoring it")
 	connect(t, m, "b")
 	others := other.AddTable(&nftables.Table{Name: "others", Family: nftables.TableFamilyINet})
 	must(t, other.Flush())
@@ -95,8 +100,9 @@ func TestTableThatAnotherProgramChanges(t *testing.T) {
 	must(t, other.Flush())
 	whole += 2 // elements of b
 	await("delete table")
-	if n := logged.count("restoring it") - before; n != 1 {
-		t.Errorf("restored %d times", n)
+	<-waits
+	if n := logged.count("restoring it"); n != len(changes)+1 {
+		t.Errorf("restored %d times after %d changes", n, len(changes)+1)
 	}
 }
 

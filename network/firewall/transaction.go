@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	// answerLimit bounds how long the kernel is waited for: where it answers a whole transaction
-	// once, as without nf_tables, the library waits for one answer per message.
-	answerLimit = 10 * time.Second
+	// answerLimit bounds how long the kernel is waited for. The library waits for one answer per
+	// message, also where the kernel answers the whole transaction once, as without nf_tables. Other
+	// programs' transactions come first, so it is long.
+	answerLimit = time.Minute
 	// A transaction is sent in one message, and all of its answers come before the first is read. With
 	// thousands of pods they take more than sockets usually hold.
 	sendBuffer, receiveBuffer = 16 << 20, 32 << 20

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/net/bpf"
@@ -27,6 +29,9 @@ func (f *Table) Watch() (*Watch, error) {
 	defer f.mu.Unlock()
 	f.watch = conn
 	err = f.ignoreOwnLocked()
+	if err == nil { // all tables' changes come here
+		err = conn.SetReadBuffer(watchBuffer)
+	}
 	if err == nil {
 		err = conn.JoinGroup(unix.NFNLGRP_NFTABLES)
 	}
@@ -77,8 +82,28 @@ func idOf(socket *netlink.Conn) (uint32, error) {
 	return name.(*unix.SockaddrNetlink).Pid, nil
 }
 
-// Wait returns when another program has changed the table, or may have, and net.ErrClosed after
-// Close.
+// watchBuffer has room for what a large transaction of another program changes.
+const watchBuffer = 8 << 20
+
+// Drain reads for a while what there is, so that all messages about one transaction, which are
+// several packets, lead to one repair.
+func (w *Watch) Drain(d time.Duration) error {
+	if err := w.conn.SetReadDeadline(time.Now().Add(d)); err != nil {
+		return err
+	}
+	for {
+		_, err := w.conn.Receive()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return w.conn.SetReadDeadline(time.Time{})
+		case err != nil && !errors.Is(err, unix.ENOBUFS):
+			return err
+		}
+	}
+}
+
+// Wait returns when another program has changed the table, or may have: some messages were lost.
+// After Close it returns an error.
 func (w *Watch) Wait() error {
 	for {
 		messages, err := w.conn.Receive()
