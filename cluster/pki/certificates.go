@@ -102,6 +102,7 @@ func ensureAuthorityLocked(name, path string, now time.Time, r Rotation, log *sl
 		}
 	}
 	if a.key == nil {
+		a.made = time.Time{}
 		if a.key, err = newKey(); err != nil {
 			return authority{}, err
 		}

@@ -105,6 +105,7 @@ func Ensure(dir, server string, hosts []string, log *slog.Logger) (*Bundle, erro
 	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700)); err != nil {
 		return nil, fmt.Errorf("pki: %w", err)
 	}
+	removeLeft(dir, newPrefix)
 	in := func(name string) string { return filepath.Join(dir, name) }
 	b := &Bundle{
 		log: cmp.Or(log, slog.New(slog.DiscardHandler)),
@@ -206,11 +207,12 @@ func read(path string) ([]byte, error) {
 // Replace gives the file at path this content and mode, in one step that survives a crash. A file
 // that is like that already is left alone.
 func Replace(path string, data []byte, mode fs.FileMode) error {
+	own := newPrefix + filepath.Base(path) + "-"
+	removeLeft(filepath.Dir(path), own)
 	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
 		return os.Chmod(path, mode)
 	}
-	removeLeft(path)
-	f, err := os.CreateTemp(filepath.Dir(path), newPrefix(path)+"*")
+	f, err := os.CreateTemp(filepath.Dir(path), own+"*")
 	if err != nil {
 		return fmt.Errorf("pki: %w", err)
 	}
@@ -226,22 +228,22 @@ func Replace(path string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// newPrefix begins the names of files that are to replace path.
-func newPrefix(path string) string { return ".new-" + filepath.Base(path) + "-" }
+// newPrefix is the start of the names of files that are about to replace others.
+const newPrefix = ".new-"
 
-// removeLeft removes what earlier processes were to put in place of path when they were killed: it
-// may have a key. What another one writes now stays.
-func removeLeft(path string) {
-	entries, err := os.ReadDir(filepath.Dir(path))
+// removeLeft removes files that a killed process has not renamed, which may hold keys. Younger ones
+// may be another process's, and are removed by a later call.
+func removeLeft(dir, prefix string) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return // as the next step says
+		return // the caller's next step reports it
 	}
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), newPrefix(path)) {
+		if !strings.HasPrefix(e.Name(), prefix) {
 			continue
 		}
 		if info, err := e.Info(); err == nil && time.Since(info.ModTime()).Abs() > time.Minute {
-			_ = os.Remove(filepath.Join(filepath.Dir(path), e.Name()))
+			_ = os.Remove(filepath.Join(dir, e.Name()))
 		}
 	}
 }

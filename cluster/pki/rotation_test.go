@@ -333,7 +333,10 @@ func TestReplaceRemovesWhatIsLeft(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Replace(path, []byte("new"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("new"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Replace(path, []byte("new"), 0o600); err != nil { // which has nothing else to do
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -346,6 +349,10 @@ func TestReplaceRemovesWhatIsLeft(t *testing.T) {
 	}
 	if want := []string{".new-ca.pem-2", ".new-other.pem-3", "ca.pem", "ca.pem-4"}; !slices.Equal(left, want) {
 		t.Errorf("left: %q, want %q", left, want)
+	}
+	ensure(t, dir)
+	if _, err := os.Stat(filepath.Join(dir, ".new-other.pem-3")); err == nil {
+		t.Error("a start does not remove what an earlier release has left")
 	}
 }
 
