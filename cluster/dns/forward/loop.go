@@ -18,7 +18,7 @@ import (
 // again from time to time. The name is one of the server's domain: that it asks us for others is no
 // loop.
 
-// again is how often a server is tested again that asks us, or does not answer.
+// again is the pause between tests of a server that asks us or does not answer.
 const again = 30 * time.Second
 
 // loop is what is known of a server.

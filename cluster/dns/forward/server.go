@@ -61,7 +61,10 @@ func (s *server) ask(ctx context.Context, q Question) (*dns.Msg, error) {
 		query.Extra = nil
 		m, err = s.exchange(ctx, "udp", query)
 	}
-	if err == nil && m.Truncated {
+	switch {
+	case errors.Is(err, errCut):
+		m, err = s.exchange(ctx, "tcp", query)
+	case err == nil && m.Truncated:
 		if whole, err := s.exchange(ctx, "tcp", query); err == nil {
 			m = whole
 		}
@@ -81,7 +84,12 @@ func (s *server) ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	return m, nil
 }
 
-var errOtherQuestion = errors.New("the answer is to another question")
+var (
+	errOtherQuestion = errors.New("the answer is to another question")
+	// errCut is of a datagram that ends within a record: the server has sent more than we take, or
+	// something on the way has cut it.
+	errCut = errors.New("the answer does not fit a datagram")
+)
 
 // exchange sends a query from a port of its own and waits for the answer.
 func (s *server) exchange(ctx context.Context, network string, query *dns.Msg) (*dns.Msg, error) {
@@ -97,9 +105,7 @@ func (s *server) exchange(ctx context.Context, network string, query *dns.Msg) (
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	m, _, err := client.ExchangeWithConnContext(ctx, query, conn)
 	if err != nil && network == "udp" && m != nil && m.Id == query.Id {
-		// The datagram was cut somewhere: it is longer than we take, or on a way that takes less.
-		m.Truncated, err = true, nil
-		m.Answer, m.Ns, m.Extra = nil, nil, nil
+		return nil, errCut
 	}
 	if err != nil {
 		return nil, err
