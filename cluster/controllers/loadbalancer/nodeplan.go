@@ -34,7 +34,7 @@ type machines struct {
 type portState int
 
 const (
-	portUnknown portState = iota // its node has not said so
+	portUnknown portState = iota // the node has not answered
 	portFree
 	portUsed
 )

@@ -184,7 +184,7 @@ func (n *Node) giveGroup(ctx context.Context, session *client.Session, r *reques
 func (n *Node) Unmount(ctx context.Context, m source.Mounted) error {
 	leave, err := n.turns.take(ctx, m.State)
 	if err != nil {
-		return fmt.Errorf("a call to the volume's driver is under way: %w", err)
+		return fmt.Errorf("the volume is still being mounted: %w", err)
 	}
 	defer leave()
 	u := user{pod: podOf(m), volume: filepath.Base(m.State)}

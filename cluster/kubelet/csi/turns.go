@@ -52,9 +52,10 @@ func (t *turns) take(ctx context.Context, volume string) (leave func(), err erro
 
 var errStopped = errors.New("the kubelet ends")
 
-// inTurn runs f for a volume of a pod, after what runs for it already. It returns when ctx ends,
-// but f goes on, with the context life: a driver may work on a volume, as mkfs does, although its
-// caller has given up, and must not be asked for the opposite meanwhile (CSI spec, "Concurrency").
+// inTurn runs f for a volume of a pod when no other call for the volume runs. It returns when ctx
+// ends, but f goes on with the context life, until its calls to the driver reach their deadline. A
+// driver may go on working, for example in mkfs, after its caller has given up, and must not be
+// asked for the opposite meanwhile (CSI spec, "Concurrency").
 func (n *Node) inTurn(ctx context.Context, v source.Mounted, f func(life context.Context) error) error {
 	leave, err := n.turns.take(ctx, v.State)
 	if err != nil {

@@ -40,9 +40,8 @@ func (i *Inbox) Wake() {
 // Woke returns the channel that has a value after a Wake. Wakes that no one received are one.
 func (i *Inbox) Woke() <-chan struct{} { return i.woke }
 
-// Meanwhile has look called, in a goroutine of its own, whenever there was a Wake: for the worker
-// while it waits for something else. stop ends that. What was looked at is the worker's again then:
-// without that Wake, what failed would be tried again at once.
+// Meanwhile has look called, in a goroutine of its own, after each Wake, while the worker waits for
+// something else. stop ends that. If there was a Wake, it is repeated for the worker.
 func (i *Inbox) Meanwhile(look func()) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	woken := false

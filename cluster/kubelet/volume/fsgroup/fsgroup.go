@@ -23,8 +23,8 @@ const (
 	ReadWrite
 )
 
-// MaxDepth is how many directories deep the files of a volume are given to a group. The walk has
-// one descriptor for each level open, and other pods may make directories without an end meanwhile.
+// MaxDepth is how many directories deep the files of a volume are given to a group. The walk holds
+// two descriptors for each level, and other pods may nest directories without an end meanwhile.
 const MaxDepth = 128
 
 // Set makes everything below the directory root belong to group: files are given its group and

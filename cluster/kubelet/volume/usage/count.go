@@ -65,7 +65,8 @@ func (c *count) deep(fd int) error {
 		}
 		var next int64
 		down := -1
-		err := eachEntry(fd, c.buffer(heldDepth), func(name string, after int64) (err error) {
+		// Few names at a time: they are read again after each directory.
+		err := eachEntry(fd, c.buffer(heldDepth)[:1<<10], func(name string, after int64) (err error) {
 			down, _, err = c.entry(fd, s.Dev, name)
 			if err == nil && down >= 0 {
 				next, err = after, errDown
