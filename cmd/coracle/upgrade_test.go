@@ -119,6 +119,26 @@ func fakeCoracle(up, shim, status string) string {
 		" ;;\nsnapshot) : >\"$0.restored\" ;;\nesac\n"
 }
 
+// placeWith is the place of a node named "own", whose old command is a script of [fakeCoracle], and
+// whose cluster process has said something.
+func placeWith(t *testing.T, script, said string) (p place, coracle string, programs swap) {
+	t.Helper()
+	p = place{root: t.TempDir(), state: t.TempDir()}
+	if err := (&upOptions{Node: "own"}).remember(p); err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	coracle = filepath.Join(bin, "coracle")
+	if err := os.WriteFile(coracle, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	writeFiles(t, p.logs(), map[string]string{"kube.log": said})
+	if err := os.Symlink(p.kubeLog(), coracle+".log"); err != nil {
+		t.Fatal(err)
+	}
+	return p, coracle, swap{Bin: bin, Stage: filepath.Join(bin, ".stage")}
+}
+
 // Regression: whatever failed with the old programs, such as another node, the cluster went back to
 // the data from before the upgrade.
 func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
@@ -151,23 +171,10 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			p := place{root: t.TempDir(), state: t.TempDir()}
-			if err := (&upOptions{Node: "own"}).remember(p); err != nil {
-				t.Fatal(err)
-			}
-			bin := t.TempDir()
-			coracle := filepath.Join(bin, "coracle")
-			if err := os.WriteFile(coracle, []byte(test.script), 0o700); err != nil {
-				t.Fatal(err)
-			}
 			// What a cluster process said before does not count.
-			writeFiles(t, p.logs(), map[string]string{"kube.log": "coracle-kube: " + newer + "\n"})
-			if err := os.Symlink(p.kubeLog(), coracle+".log"); err != nil {
-				t.Fatal(err)
-			}
+			p, coracle, programs := placeWith(t, test.script, "coracle-kube: "+newer+"\n")
 			u := &upgrade{
-				place: p, steps: newSteps(t.Output()), deadline: cmp.Or(test.limit, time.Minute), Snapshot: "before.snapshot",
-				Swap: swap{Bin: bin, Stage: filepath.Join(bin, ".stage")},
+				place: p, steps: newSteps(t.Output()), deadline: cmp.Or(test.limit, time.Minute), Snapshot: "before.snapshot", Swap: programs,
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
@@ -206,24 +213,8 @@ func TestOldSnapshotIsRestoredOnlyWhenAsked(t *testing.T) {
 		"a week ago, with --back": {ago: 7 * 24 * time.Hour, back: true, restored: true, want: "the old programs run again: --back was given"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			p := place{root: t.TempDir(), state: t.TempDir()}
-			if err := (&upOptions{Node: "own"}).remember(p); err != nil {
-				t.Fatal(err)
-			}
-			bin := t.TempDir()
-			coracle := filepath.Join(bin, "coracle")
-			script := fakeCoracle(refuses, ":", `echo '[{"component": "coracled", "healthy": true}]'`)
-			if err := os.WriteFile(coracle, []byte(script), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			writeFiles(t, p.logs(), map[string]string{"kube.log": ""})
-			if err := os.Symlink(p.kubeLog(), coracle+".log"); err != nil {
-				t.Fatal(err)
-			}
-			record := &upgrade{
-				place: p, Snapshot: "before.snapshot", Begun: time.Now().Add(-test.ago), Back: test.before,
-				Swap: swap{Bin: bin, Stage: filepath.Join(bin, ".stage")},
-			}
+			p, coracle, programs := placeWith(t, fakeCoracle(refuses, ":", `echo '[{"component": "coracled", "healthy": true}]'`), "")
+			record := &upgrade{place: p, Snapshot: "before.snapshot", Begun: time.Now().Add(-test.ago), Back: test.before, Swap: programs}
 			if err := errors.Join(os.MkdirAll(record.dir(), 0o700), record.write()); err != nil {
 				t.Fatal(err)
 			}
