@@ -3,7 +3,6 @@ package integration
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,8 +10,8 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/coracle-project/coracle/integration/exitcodes"
 	"github.com/coracle-project/coracle/internal/testkit"
-	"github.com/coracle-project/coracle/shim/pidfd"
 )
 
 // installed is a directory of programs, as a package manager maintains it: an upgrade puts other
@@ -63,33 +62,6 @@ func restartDaemon(n *node) {
 		n.t.Fatal(err)
 	}
 	n.ready()
-}
-
-// keepsCodes says whether the kernel knows the exit code of a process that another one has reaped
-// (Linux 6.15). If not, the code of a container whose shim and keeper were both replaced is
-// unknown.
-func keepsCodes(t *testing.T) bool {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", "read x; exit 7")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	f, err := pidfd.Open(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	_ = in.Close()
-	_ = cmd.Wait()
-	code, err := pidfd.Wait(f)
-	if err != nil || code != 7 && code != pidfd.Unknown {
-		t.Fatalf("the code of a process that was reaped: %d, %v", code, err)
-	}
-	return code == 7
 }
 
 // While pods run, each program is replaced by the one of this release, and then again by the one of
@@ -183,7 +155,7 @@ func TestUpgrade(t *testing.T) {
 			checkNumbered(t, writer, lines)
 			ends.stop()
 			want := int32(0)
-			if part.name == "all" && !keepsCodes(t) {
+			if part.name == "all" && !exitcodes.Kept(t) {
 				want = 255 // see docs/decisions/supervision.md
 			}
 			if s := ends.wait(); s.GetExitCode() != want {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coracle-project/coracle/integration/exitcodes"
 	"github.com/coracle-project/coracle/internal/testkit"
 )
 
@@ -52,6 +53,9 @@ func TestFaultPoints(t *testing.T) {
 	// Before anything starts: shims have to see it, and its mount is not the daemon's.
 	if why := testkit.NoCRIU(); *page != "" && why != "" {
 		t.Fatalf("the page needs criu: %s", why)
+	}
+	if !exitcodes.Kept(t) {
+		onOldKernel()
 	}
 	points := allPoints(t)
 	passed := map[string]bool{}

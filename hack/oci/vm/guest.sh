@@ -18,6 +18,12 @@ suite() {
   exit $status
 }
 
+# install_criu puts criu in PATH, as an installed one: checkpoints have to be tested here, and it knows the kernel.
+install_criu() {
+  printf '#!/bin/sh\nLD_LIBRARY_PATH=/b/criu exec /b/criu/criu "$@"\n' >/usr/local/bin/criu
+  chmod +x /usr/local/bin/criu
+}
+
 # suites "PROGRAM PATTERN"...: runs tests of several test programs. None may be skipped, and each has to be there.
 suites() {
   cp -r /b/bin /var/tmp/bin && cp /var/tmp/bin/test/*.test /b/busybox /var/tmp/ || exit
@@ -69,16 +75,17 @@ case $1 in
   cli) exec sh /b/cli.sh ;;
   oomkill) exec sh /b/oomkill.sh ;;
   integration)
-    # Checkpoints have to be tested here: criu is in PATH, as an installed one, and knows the kernel.
-    printf '#!/bin/sh\nLD_LIBRARY_PATH=/b/criu exec /b/criu/criu "$@"\n' >/usr/local/bin/criu
-    chmod +x /usr/local/bin/criu
+    install_criu
     echo "skipped: TestDistributions.*, because the guest has no CNI plugins of its distribution"
     sctp='rules TestSCTP'
     modprobe sctp || { echo "skipped: TestSCTPAssociations, because the guest's kernel has no SCTP sockets"; sctp='rules TestSCTP$'; }
     suites 'integration TestKillWhileRunning/node|TestKillDuringOperations|TestExitInTheGap|TestTerminateAndStart|TestUpgrade|TestCheckpointAndRestore' \
       'network Test' "$sctp" 'reserve TestReserveDespiteSignals'
     ;;
-  crashmatrix) suites 'crashmatrix TestFaultPoints' ;;
+  crashmatrix)
+    install_criu
+    suites 'crashmatrix TestFaultPoints'
+    ;;
   cri) exec sh /b/cri.sh ;;
   critest)
     # Programs start faster from the guest's own disk.
