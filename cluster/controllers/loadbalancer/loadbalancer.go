@@ -184,13 +184,15 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 	if err != nil {
 		return err
 	}
-	owners := map[netip.Addr]*corev1.Node{}
+	answers := map[netip.Addr]freeports.Answers{}
 	for _, n := range nodes {
+		its := freeports.Of(n)
 		for _, a := range loadbalancer.NodeAddresses(n) {
-			if _, claimed := owners[a]; claimed {
-				n = nil // which of them has it is not known
+			if _, claimed := answers[a]; claimed {
+				answers[a] = nil // which of them has it is not known
+			} else {
+				answers[a] = its
 			}
-			owners[a] = n
 		}
 	}
 	next := fromNodes(machines{
@@ -203,7 +205,7 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 			}))
 		},
 		nodePorts: nodePorts(append(services, loadbalancer.OfType(c.services, corev1.ServiceTypeNodePort)...)), reserved: c.Reserved,
-		state: func(p place) portState { return c.stateOf(p, owners[p.address]) }, asked: c.asked,
+		state: func(p place) portState { return c.stateOf(p, answers[p.address]) }, asked: c.asked,
 	}, all, others, time.Now())
 	if next > 0 {
 		c.later(key, next)
@@ -211,14 +213,15 @@ func (c *controller) share(services []*corev1.Service, all []*request, others []
 	return nil
 }
 
-// stateOf is that of a port of a node's address.
-func (c *controller) stateOf(p place, owner *corev1.Node) portState {
+// stateOf is that of a port of a node's address. The node's answers count for addresses of others.
+func (c *controller) stateOf(p place, answers freeports.Answers) portState {
 	busy, local := c.Busy(netip.AddrPortFrom(p.address, uint16(p.port)), p.protocol)
-	if !local && owner != nil {
-		busy, local = freeports.Of(owner)[freeports.Port{Protocol: p.protocol, Number: p.port}]
+	known := local
+	if !local {
+		busy, known = answers[freeports.Port{Protocol: p.protocol, Number: p.port}]
 	}
 	switch {
-	case !local:
+	case !known:
 		return portUnknown
 	case busy:
 		return portUsed

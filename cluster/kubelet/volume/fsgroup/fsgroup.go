@@ -48,12 +48,7 @@ func Set(ctx context.Context, root *os.Root, group *int64, may Access) error {
 	if may == ReadWrite {
 		w.add = 0o660
 	}
-	// A descriptor of its own: the one of a *os.File has an offset, which is left alone.
-	fd, err := unix.Openat(int(top.Fd()), ".", layout.OpenDir, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: root.Name(), Err: err}
-	}
-	defer unix.Close(fd)
+	fd := int(top.Fd())
 	if err := w.below(fd, root.Name(), 0); err != nil {
 		return err
 	}
