@@ -20,11 +20,13 @@ const (
 	// eventWrites is how many events are written at a time at most. More would get in the way of
 	// the bindings.
 	eventWrites = 8
-	// manyBindings is how many bindings at a time make it a burst. Events wait for its end, but for
-	// one at a time, unless maxHeld wait: an event costs the API server as much as a binding, and
-	// pods wait for bindings only.
-	manyBindings = 2 * eventWrites
-	maxHeld      = 10000
+	// burst is how many pods that are bound within a period make it a burst. Events wait for its end,
+	// but for one after each burstPause, unless maxHeld wait: an event costs the API server as much
+	// as a binding, and pods wait for bindings only.
+	burst      = 50
+	period     = 250 * time.Millisecond
+	burstPause = 10 * time.Millisecond
+	maxHeld    = 10000
 	// scheduled is the reason of the event that a pod has been bound, the only one that cannot
 	// happen again.
 	scheduled = "Scheduled"
@@ -44,11 +46,11 @@ type broadcasts struct {
 	writer   eventWriter
 }
 
-// newBroadcasts returns what writes events to sink; bindings says how many pods are being bound.
-func newBroadcasts(sink events.EventSink, bindings func() int, log *slog.Logger) *broadcasts {
+// newBroadcasts returns what writes events to sink.
+func newBroadcasts(sink events.EventSink, log *slog.Logger) *broadcasts {
 	return &broadcasts{
 		repeated: events.NewBroadcaster(newBoundedSink(sink)), once: events.NewBroadcaster(nil),
-		writer: eventWriter{log: log, sink: sink, bindings: bindings},
+		writer: eventWriter{log: log, sink: sink},
 	}
 }
 
@@ -91,19 +93,21 @@ func (r recorder) Eventf(regarding, related runtime.Object, kind, reason, action
 	to.Eventf(regarding, related, kind, reason, action, note, args...)
 }
 
-// eventWriter writes each event that is added, up to eventWrites at a time, one at a time during a
-// burst of bindings. It has no goroutines while there are none.
+// eventWriter writes each event that is added, up to eventWrites at a time, and slowly during a
+// burst. It has no goroutines while there are none.
 type eventWriter struct {
-	log      *slog.Logger
-	sink     events.EventSink
-	bindings func() int
-	ctx      context.Context //nolint:containedctx // of all writes
+	log  *slog.Logger
+	sink events.EventSink
+	ctx  context.Context //nolint:containedctx // of all writes
 
 	running sync.WaitGroup
 	mu      sync.Mutex
 	queue   []*eventsv1.Event
 	writers int
 	stopped bool
+	// added is how many events have been added since began, and before in the period before that.
+	began         time.Time
+	added, before int
 }
 
 func (w *eventWriter) add(e *eventsv1.Event) {
@@ -113,7 +117,21 @@ func (w *eventWriter) add(e *eventsv1.Event) {
 		return
 	}
 	w.queue = append(w.queue, e)
+	w.turnLocked()
+	w.added++
 	w.growLocked()
+}
+
+// turnLocked begins another period when one has passed.
+func (w *eventWriter) turnLocked() {
+	now := time.Now()
+	switch since := now.Sub(w.began); {
+	case since < period:
+	case since < 2*period:
+		w.began, w.added, w.before = w.began.Add(period), 0, w.added
+	default:
+		w.began, w.added, w.before = now, 0, 0
+	}
 }
 
 // growLocked starts the writers that are due.
@@ -125,10 +143,16 @@ func (w *eventWriter) growLocked() {
 }
 
 func (w *eventWriter) dueLocked() int {
-	if w.bindings() >= manyBindings && len(w.queue) < maxHeld {
+	if w.burstLocked() {
 		return 1
 	}
 	return eventWrites
+}
+
+// burstLocked says whether there is a burst, and room for the events that have to wait.
+func (w *eventWriter) burstLocked() bool {
+	w.turnLocked()
+	return max(w.added, w.before) >= burst && len(w.queue) < maxHeld
 }
 
 // next returns the event to be written next; nil ends a writer.
@@ -161,6 +185,23 @@ func (w *eventWriter) write() {
 		if err != nil && w.ctx.Err() == nil && !apierrors.IsAlreadyExists(err) {
 			w.log.Warn("event is not written", "event", e.Reason, "pod", e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
 		}
+		w.pause()
+	}
+}
+
+// pause leaves the API server to others during a burst.
+func (w *eventWriter) pause() {
+	w.mu.Lock()
+	due := w.burstLocked()
+	w.mu.Unlock()
+	if !due {
+		return
+	}
+	pause := time.NewTimer(burstPause)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+	case <-w.ctx.Done():
 	}
 }
 

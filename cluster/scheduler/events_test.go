@@ -8,7 +8,6 @@ import (
 	goruntime "runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,13 +61,10 @@ func (s *fakeSink) counts() (did, most int) {
 	return len(s.did), most
 }
 
-// bindings is how many pods are being bound.
-var bindings atomic.Int64
-
 // record starts what writes events to sink, and returns what records them and what stops it.
 func record(t *testing.T, sink events.EventSink) (events.EventRecorder, func()) {
 	t.Helper()
-	b := newBroadcasts(sink, func() int { return int(bindings.Load()) }, slog.New(slog.DiscardHandler))
+	b := newBroadcasts(sink, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := b.start(ctx); err != nil {
 		t.Fatal(err)
@@ -165,40 +161,49 @@ func TestRetriesEventsWithoutAnswer(t *testing.T) {
 	})
 }
 
-// During a burst of bindings events wait for its end, but for one at a time, as long as few wait.
+// Events of a burst wait for its end, but for a few, as long as not too many wait.
 func TestEventsWaitForTheEndOfABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sink := &fakeSink{took: time.Second}
+		sink := &fakeSink{took: time.Millisecond}
 		recorder, stop := record(t, sink)
 		defer stop()
 		event := func(i int) {
 			recorder.Eventf(podNamed(fmt.Sprint(i)), nil, v1.EventTypeNormal, scheduled, "Binding", "%d", i)
 			synctest.Wait()
 		}
-		bindings.Store(100)
-		defer bindings.Store(0)
-		const n = 100
-		for i := range n {
+		for i := range burst - 1 { // no burst
 			event(i)
 		}
-		time.Sleep(10 * time.Second)
+		time.Sleep(period)
 		synctest.Wait()
-		if did, most := sink.counts(); most != 1 || did == 0 || did > 11 {
-			t.Errorf("wrote %d events, %d at a time", did, most)
+		if did, most := sink.counts(); did != burst-1 || most != eventWrites {
+			t.Errorf("wrote %d of %d events in a period, %d at a time", did, burst-1, most)
 		}
-		bindings.Store(0)
-		time.Sleep(20 * time.Second)
+		const periods, each = 10, 2 * burst
+		for range periods {
+			for i := range each {
+				event(i)
+			}
+			time.Sleep(period)
+			synctest.Wait()
+		}
+		did, _ := sink.counts()
+		if did -= burst - 1; did < 2*periods || did > periods*int(period/burstPause)+eventWrites {
+			t.Errorf("wrote %d of %d events during the burst", did, periods*each)
+		}
+		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		if did, most := sink.counts(); most != eventWrites || did != n {
-			t.Errorf("wrote %d of %d events after the burst, %d at a time", did, n, most)
+		if did, most := sink.counts(); most != eventWrites || did != burst-1+periods*each {
+			t.Errorf("wrote %d of %d events after the burst, %d at a time", did, burst-1+periods*each, most)
 		}
 		// What is held is bounded.
-		bindings.Store(100)
 		for i := range maxHeld + 2*eventWrites {
 			event(i)
 		}
-		if _, most := sink.counts(); most != eventWrites {
-			t.Errorf("with %d events held, %d are written at a time", maxHeld, most)
+		time.Sleep(10 * burstPause)
+		synctest.Wait()
+		if did, most := sink.counts(); most != eventWrites {
+			t.Errorf("with %d events held, %d are written at a time (%d so far)", maxHeld, most, did)
 		}
 	})
 }

@@ -124,7 +124,7 @@ func New(set *client.Set, opts Options) (*Scheduler, error) {
 		Background: s.background, Moves: s.moves,
 	}
 	if opts.Recorder == nil {
-		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}, func() int { return len(s.binding) }, s.log)
+		s.broadcasts = newBroadcasts(&events.EventSinkImpl{Interface: set.Kube.EventsV1()}, s.log)
 	}
 	if len(opts.Extenders) > 0 {
 		s.handle.Preempt = s.preemptExtended
