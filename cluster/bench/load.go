@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
 )
 
 // clients is how many calls are under way at a time.
@@ -107,6 +108,10 @@ func (b *bench) simulated(ctx context.Context) error {
 	if err := fleet.joinAll(ctx, beating); err != nil {
 		return err
 	}
+	before, err := b.countEvents(ctx)
+	if err != nil {
+		return err
+	}
 	var created time.Duration
 	used := b.cpu()
 	took, err := b.fill(ctx, func() error {
@@ -118,10 +123,18 @@ func (b *bench) simulated(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	late, missing, err := b.awaitEvents(ctx, before+b.pods)
+	if err != nil {
+		return err
+	}
 	b.found(figure{
 		Name: fmt.Sprintf("%d pods onto %d nodes", b.pods, b.nodes), Unit: "pods/s", Value: float64(b.pods) / took.all.Seconds(),
 		More: true,
 	})
+	b.found(figure{
+		Name: "… until their events are written, too", Unit: "pods/s", Value: float64(b.pods) / (took.all + late).Seconds(), More: true,
+	})
+	b.found(figure{Name: "… events that were not written", Unit: "1", Value: float64(missing)})
 	b.found(figure{Name: "… nodes that were not ready meanwhile", Unit: "1", Value: float64(fleet.silent.Load())})
 	b.found(figure{Name: "… of which the creations alone", Unit: "pods/s", Value: float64(b.pods) / created.Seconds(), More: true})
 	b.found(figure{Name: "… CPU time for each pod", Unit: "ms", Value: b.spent(used, b.pods)})
@@ -136,6 +149,39 @@ func (b *bench) simulated(ctx context.Context) error {
 		return u.alone(ctx, b)
 	}
 	return nil
+}
+
+// countEvents is how many events there are of pods.
+func (b *bench) countEvents(ctx context.Context) (int, error) {
+	list, err := b.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return 0, err
+	}
+	return len(list.Items) + int(ptr.Deref(list.RemainingItemCount, 0)), nil
+}
+
+// awaitEvents waits until there are so many events, or none has come for quiet. It returns how long
+// the last one took, and how many are missing.
+func (b *bench) awaitEvents(ctx context.Context, all int) (late time.Duration, missing int, err error) {
+	const quiet = 10 * time.Second
+	began, last := time.Now(), -1
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for last < all && time.Since(began) < late+quiet {
+		n, err := b.countEvents(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		if n > last {
+			last, late = n, time.Since(began)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return 0, 0, context.Cause(ctx)
+		}
+	}
+	return late, max(0, all-last), nil
 }
 
 // backlog creates the pods that are to be scheduled.
