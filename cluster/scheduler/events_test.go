@@ -180,14 +180,22 @@ func TestEventsWaitForTheEndOfABurst(t *testing.T) {
 			t.Errorf("wrote %d of %d events in a period, %d at a time", did, burst-1, most)
 		}
 		const periods, each = 10, 2 * burst
-		for range periods {
+		part := func() (did, most int) { // a part of the burst
 			for i := range each {
 				event(i)
 			}
 			time.Sleep(period)
 			synctest.Wait()
+			return sink.counts()
 		}
-		did, _ := sink.counts()
+		part() // it begins with as many at a time as before
+		did := 0
+		for range periods - 1 {
+			var most int
+			if did, most = part(); most != 1 {
+				t.Errorf("wrote %d events at a time during the burst", most)
+			}
+		}
 		if did -= burst - 1; did < 2*periods || did > periods*int(period/burstPause)+eventWrites {
 			t.Errorf("wrote %d of %d events during the burst", did, periods*each)
 		}
@@ -197,13 +205,17 @@ func TestEventsWaitForTheEndOfABurst(t *testing.T) {
 			t.Errorf("wrote %d of %d events after the burst, %d at a time", did, burst-1+periods*each, most)
 		}
 		// What is held is bounded.
-		for i := range maxHeld + 2*eventWrites {
+		part()
+		if _, most := part(); most != 1 {
+			t.Errorf("wrote %d events at a time during another burst", most)
+		}
+		for i := range maxHeld + 20*eventWrites {
 			event(i)
 		}
-		time.Sleep(10 * burstPause)
+		time.Sleep(burstPause) // of the one writer
 		synctest.Wait()
-		if did, most := sink.counts(); most != eventWrites {
-			t.Errorf("with %d events held, %d are written at a time (%d so far)", maxHeld, most, did)
+		if _, most := sink.counts(); most != eventWrites {
+			t.Errorf("with %d events held, %d are written at a time", maxHeld, most)
 		}
 	})
 }
