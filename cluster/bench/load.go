@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
 )
@@ -163,25 +164,16 @@ func (b *bench) countEvents(ctx context.Context) (int, error) {
 // awaitEvents waits until there are so many events, or none has come for quiet. It returns how long
 // the last one took, and how many are missing.
 func (b *bench) awaitEvents(ctx context.Context, all int) (late time.Duration, missing int, err error) {
-	const quiet = 10 * time.Second
+	const often, quiet = 100 * time.Millisecond, 10 * time.Second
 	began, last := time.Now(), -1
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for last < all && time.Since(began) < late+quiet {
+	err = wait.PollUntilContextTimeout(ctx, often, b.long(b.pods), true, func(ctx context.Context) (bool, error) {
 		n, err := b.countEvents(ctx)
-		if err != nil {
-			return 0, 0, err
-		}
 		if n > last {
 			last, late = n, time.Since(began)
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return 0, 0, context.Cause(ctx)
-		}
-	}
-	return late, max(0, all-last), nil
+		return last >= all || time.Since(began) >= late+quiet, err
+	})
+	return late, max(0, all-last), err
 }
 
 // backlog creates the pods that are to be scheduled.

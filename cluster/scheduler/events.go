@@ -197,10 +197,8 @@ func (w *eventWriter) pause() {
 	if !due {
 		return
 	}
-	pause := time.NewTimer(burstPause)
-	defer pause.Stop()
 	select {
-	case <-pause.C:
+	case <-time.After(burstPause):
 	case <-w.ctx.Done():
 	}
 }

@@ -17,7 +17,7 @@ const (
 	// a few live objects share with much garbage are not given back either.
 	//
 	// With 5,000 pods and two processors, 80 MB and at least 40 % made collections take a quarter of
-	// the process's time, and an eighth fewer pods were started; 160 MB and 80 % started no more. With
+	// the process's time, and an eighth fewer pods were bound; 160 MB and 80 % had no more bound. With
 	// 100,000 pods and 100 %, lists of all of them took half the time, but the process 4.8 GB instead
 	// of 2.7.
 	busyRoom = 120 << 20
