@@ -35,6 +35,22 @@ type round struct {
 	now     told
 	holders map[string]bool // the nodes that have it, or may have it
 	using   []*corev1.Node  // the nodes whose kubelets report that it is in use
+	// doubtful are attachments that have the name of ours and are, or may be, another's.
+	doubtful map[string]sight
+}
+
+// sight is what the caches show of an attachment.
+type sight struct {
+	attachment *storagev1.VolumeAttachment // nil if it is not there
+	orphan     bool                        // there is no PersistentVolume of the name that it has
+}
+
+func (c *controller) sight(name string) sight {
+	a, err := c.attachments.Get(name)
+	if err != nil {
+		return sight{}
+	}
+	return sight{a, c.orphan(a)}
 }
 
 // syncVolume makes the attachments of v that pods need, and tells pods how that goes.
@@ -44,7 +60,7 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 		return err
 	}
 	r := &round{
-		controller: c, volume: v, holders: map[string]bool{},
+		controller: c, volume: v, holders: map[string]bool{}, doubtful: map[string]sight{},
 		now: told{waits: map[string]bool{}, problem: map[types.UID]string{}},
 	}
 	if err := r.ask(ctx, key); err != nil {
@@ -74,6 +90,12 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 		}
 	}
 	c.tell(v, r.now)
+	// Events find this volume by what it has told. One that came earlier has not.
+	for name, seen := range r.doubtful {
+		if c.sight(name) != seen {
+			c.frame.AddAfter(key, 0)
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -184,11 +206,16 @@ func (r *round) attach(ctx context.Context, key, node string, exclusive bool) er
 
 // progress looks at an attachment that exists.
 func (r *round) progress(a *storagev1.VolumeAttachment, node string) error {
+	seen := sight{a, r.orphan(a)}
 	if !r.same(a, r.volume, node) {
+		r.doubtful[a.Name] = seen
 		r.taken(a, node)
 		return nil
 	}
 	switch failure := a.Status.AttachError; {
+	case seen.orphan && a.DeletionTimestamp == nil: // it leaves, or its PersistentVolume is yet to be seen
+		r.doubtful[a.Name] = seen
+		r.now.waits[node] = true
 	case a.DeletionTimestamp != nil: // it is made again when it is gone
 		r.now.waits[node] = true
 		if why := r.undetached(node); why != "" {
@@ -228,6 +255,7 @@ func (r *round) create(ctx context.Context, key, node string) error {
 		},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
+		r.doubtful[r.volume.attachment(node)] = sight{}
 		if a, err = r.get(ctx, node); apierrors.IsNotFound(err) {
 			return fmt.Errorf("volumeattachment %s to node %q went while it was made", r.volume.attachment(node), node)
 		}

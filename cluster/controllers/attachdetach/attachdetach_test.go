@@ -458,6 +458,24 @@ func TestForeignAttachments(t *testing.T) {
 			w.expect("deleted", "disk a waits")
 		})
 	})
+	t.Run("same name, of a volume that is not seen yet", func(t *testing.T) {
+		run(t, func(w world) {
+			w.node("a")
+			foreign(w, attachmentOf("disk", "a"), "a", "pv-other")
+			w.volume("disk")
+			w.pod("p", "a", "disk")
+			if got := w.events(); len(got) != 0 {
+				t.Errorf("events %q before it is known whose the attachment is", got)
+			}
+			w.volume("other")
+			if got := w.events(); len(got) != 1 || !strings.Contains(got[0], "delete it") {
+				t.Errorf("events %q", got)
+			}
+			w.check(w.Kube.StorageV1().VolumeAttachments().Delete(ctx, attachmentOf("disk", "a"), metav1.DeleteOptions{}))
+			w.Settle()
+			w.expect("deleted", "disk a waits")
+		})
+	})
 	t.Run("other name", func(t *testing.T) {
 		run(t, func(w world) {
 			w.node("a")

@@ -69,13 +69,19 @@ func (c *controller) ofClaim(obj any) []string {
 	return keys
 }
 
-// ofVolume returns a volume, and the nodes that it is attached to.
+// ofVolume returns a volume, what has attachments of its PersistentVolume, and what waits for their
+// names.
 func (c *controller) ofVolume(obj any) []string {
 	pv, ok := obj.(*corev1.PersistentVolume)
 	if !ok || pv.Spec.CSI == nil {
 		return nil
 	}
-	return append(c.nodesOf(pv.Name), volumeOf(pv.Spec.CSI).key())
+	keys := []string{volumeOf(pv.Spec.CSI).key()}
+	attachments, _ := c.attachmentIndex.ByIndex(bySource, pv.Name)
+	for _, a := range attachments {
+		keys = append(keys, c.ofAttachment(a)...)
+	}
+	return keys
 }
 
 // nodesOf returns the nodes with attachments of a PersistentVolume.

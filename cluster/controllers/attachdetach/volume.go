@@ -108,7 +108,15 @@ func (c *controller) known(a *storagev1.VolumeAttachment) (v volume, kept, ok bo
 // PersistentVolume that is gone.
 func (c *controller) abandoned(a *storagev1.VolumeAttachment) bool {
 	sum, ours := strings.CutPrefix(a.Name, attachmentPrefix)
-	if _, err := hex.DecodeString(sum); !ours || err != nil || len(sum) != 2*sha256.Size || a.Spec.Source.PersistentVolumeName == nil {
+	if _, err := hex.DecodeString(sum); !ours || err != nil || len(sum) != 2*sha256.Size {
+		return false
+	}
+	return c.orphan(a)
+}
+
+// orphan reports whether there is no PersistentVolume of the name that an attachment has.
+func (c *controller) orphan(a *storagev1.VolumeAttachment) bool {
+	if a.Spec.Source.PersistentVolumeName == nil {
 		return false
 	}
 	_, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
