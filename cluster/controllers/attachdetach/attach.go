@@ -270,11 +270,10 @@ func (r *round) create(ctx context.Context, key, node string) error {
 		}
 		return fmt.Errorf("attach %s to node %q: %w", r.volume.unique(), node, err)
 	}
+	r.writes.Wrote(key, r.attachmentIndex, a.ResourceVersion)
 	if !r.same(a, r.volume, node) {
 		r.taken(a, node)
-		return nil
 	}
-	r.writes.Wrote(key, r.attachmentIndex, a.ResourceVersion)
 	return nil
 }
 
