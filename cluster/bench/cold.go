@@ -244,7 +244,6 @@ func (b *bench) idle(ctx context.Context) error {
 	before, _ := usage(b.stack.programs())
 	time.Sleep(idleTime)
 	after, sizes := usage(b.stack.programs())
-	b.idleMemory = b.anonymous()
 	var sum int64
 	for name, kB := range sizes {
 		sum += kB

@@ -131,6 +131,7 @@ func (b *bench) measure(ctx context.Context) error {
 	}{
 		{"cold", b.coldStart},
 		{"idle", b.idle},
+		{"memory", b.beforeBurst},
 		{"way", b.way},
 		{"deployment", b.deployment},
 		{"creates", b.createRate},
