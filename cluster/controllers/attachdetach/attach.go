@@ -90,10 +90,11 @@ func (c *controller) syncVolume(ctx context.Context, key string, v volume) error
 		}
 	}
 	c.tell(v, r.now)
-	// Events find this volume by what it has told. One that came earlier has not.
+	// Events of doubtful attachments find this volume by what it has told. An event that came before
+	// that has not found it. So look again.
 	for name, seen := range r.doubtful {
 		if c.sight(name) != seen {
-			c.frame.AddAfter(key, 0)
+			c.frame.Add(key)
 		}
 	}
 	return errors.Join(errs...)
@@ -147,6 +148,7 @@ func (r *round) held() error {
 	for _, obj := range attachments {
 		if a := obj.(*storagev1.VolumeAttachment); r.volume.named(a) {
 			r.holders[a.Spec.NodeName] = true
+			r.doubt(a, a.Spec.NodeName)
 		}
 	}
 	for _, node := range r.using {
@@ -155,6 +157,16 @@ func (r *round) held() error {
 		}
 	}
 	return nil
+}
+
+// doubt notes an attachment with the name of the volume's to a node, if it may be another's.
+// It reports whether its PersistentVolume is not there.
+func (r *round) doubt(a *storagev1.VolumeAttachment, node string) (orphan bool) {
+	seen := sight{a, r.orphan(a)}
+	if seen.orphan || !r.same(a, r.volume, node) {
+		r.doubtful[a.Name] = seen
+	}
+	return seen.orphan
 }
 
 // ask finds out which attachments have been made whose creation had no clear answer.
@@ -206,15 +218,13 @@ func (r *round) attach(ctx context.Context, key, node string, exclusive bool) er
 
 // progress looks at an attachment that exists.
 func (r *round) progress(a *storagev1.VolumeAttachment, node string) error {
-	seen := sight{a, r.orphan(a)}
+	orphan := r.doubt(a, node)
 	if !r.same(a, r.volume, node) {
-		r.doubtful[a.Name] = seen
 		r.taken(a, node)
 		return nil
 	}
 	switch failure := a.Status.AttachError; {
-	case seen.orphan && a.DeletionTimestamp == nil: // it leaves, or its PersistentVolume is yet to be seen
-		r.doubtful[a.Name] = seen
+	case orphan && a.DeletionTimestamp == nil: // it leaves, or its PersistentVolume is yet to be seen
 		r.now.waits[node] = true
 	case a.DeletionTimestamp != nil: // it is made again when it is gone
 		r.now.waits[node] = true

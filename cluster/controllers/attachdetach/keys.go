@@ -69,14 +69,17 @@ func (c *controller) ofClaim(obj any) []string {
 	return keys
 }
 
-// ofVolume returns a volume, what has attachments of its PersistentVolume, and what waits for their
-// names.
+// ofVolume returns a volume, the nodes and volumes of its PersistentVolume's attachments, and the
+// volumes that wait for their names.
 func (c *controller) ofVolume(obj any) []string {
 	pv, ok := obj.(*corev1.PersistentVolume)
-	if !ok || pv.Spec.CSI == nil {
+	if !ok {
 		return nil
 	}
-	keys := []string{volumeOf(pv.Spec.CSI).key()}
+	var keys []string
+	if pv.Spec.CSI != nil {
+		keys = append(keys, volumeOf(pv.Spec.CSI).key())
+	}
 	attachments, _ := c.attachmentIndex.ByIndex(bySource, pv.Name)
 	for _, a := range attachments {
 		keys = append(keys, c.ofAttachment(a)...)
