@@ -90,7 +90,7 @@ func run() (err error) {
 	flag.StringVar(&b.ip, "ip", "", "address of this node, which an interface has")
 	flag.StringVar(&b.cgroup, "cgroup", "coracle-bench", "cgroup that pods' cgroups are made in")
 	flag.StringVar(&b.only, "only", "",
-		"comma-separated: idle, deployment, way, creates, nodes, memory, which needs idle and nodes, reads, which needs nodes and "+
+		"comma-separated: idle, deployment, way, creates, nodes, memory, which needs nodes, reads, which needs nodes and "+
 			"leaves out what comes after (default: all but reads)")
 	flag.IntVar(&b.rounds, "rounds", 5, "how often what is quick is repeated; the median counts")
 	flag.IntVar(&b.replicas, "replicas", 20, "pods of the Deployment")
