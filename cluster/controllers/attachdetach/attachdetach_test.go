@@ -458,6 +458,28 @@ func TestForeignAttachments(t *testing.T) {
 			w.expect("deleted", "disk a waits")
 		})
 	})
+	for _, attached := range []bool{false, true} {
+		t.Run(fmt.Sprintf("same name, of a volume that is not seen before its kubelet waits, attached %v", attached), func(t *testing.T) {
+			run(t, func(w world) {
+				w.node("a")
+				foreign(w, attachmentOf("disk", "a"), "a", "pv-other")
+				client := w.Kube.StorageV1().VolumeAttachments()
+				a := must(client.Get(ctx, attachmentOf("disk", "a"), metav1.GetOptions{}))
+				a.Status.Attached = attached
+				must(client.UpdateStatus(ctx, a, metav1.UpdateOptions{}))
+				w.volume("disk")
+				w.pod("p", "a", "disk")
+				w.uses("a", "disk")
+				w.Pass(settle / 2)
+				w.expectReports("not seen", "a")
+				w.volume("other")
+				w.Pass(time.Hour)
+				w.expectReports("seen", "a")
+				state := map[bool]string{false: "waits", true: "attached"}[attached]
+				w.expect("left alone", "other a "+state)
+			})
+		})
+	}
 	t.Run("same name, of a volume that is not seen yet", func(t *testing.T) {
 		run(t, func(w world) {
 			w.node("a")
@@ -738,6 +760,7 @@ func TestNodesThatWaitReportUse(t *testing.T) {
 // force.
 func (w world) renewed(handle string) {
 	w.t.Helper()
+	w.Pass(settle) // or its attachment may be of a volume that is not seen yet
 	old := must(w.Kube.CoreV1().PersistentVolumes().Get(ctx, "pv-"+handle, metav1.GetOptions{}))
 	w.check(w.Kube.CoreV1().PersistentVolumes().Delete(ctx, old.Name, metav1.DeleteOptions{}))
 	w.check(w.Kube.CoreV1().PersistentVolumeClaims(apitest.Namespace).Delete(ctx, handle, metav1.DeleteOptions{}))

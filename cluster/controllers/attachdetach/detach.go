@@ -25,7 +25,8 @@ const (
 	// needs: upstream's default.
 	forceAfter = 6 * time.Minute
 	// settle is how long a node that is ready has to have existed until its silence about a volume
-	// that was attached before counts. Its kubelet writes what it uses within seconds.
+	// that was attached before counts. Its kubelet writes what it uses within seconds. An attachment
+	// that is younger may be of a PersistentVolume that the cache does not show yet.
 	settle = time.Minute
 )
 
@@ -52,7 +53,11 @@ func (c *controller) syncNode(ctx context.Context, key, name string) error {
 	}
 	s := &nodeSync{controller: c, key: key, name: name, node: node, late: map[string]overdue{}}
 	for _, obj := range attachments {
-		if err := s.attachment(obj.(*storagev1.VolumeAttachment)); err != nil {
+		a := obj.(*storagev1.VolumeAttachment)
+		if s.tooYoung(a) {
+			continue
+		}
+		if err := s.attachment(a); err != nil {
 			return err
 		}
 	}
@@ -105,6 +110,21 @@ func (s *nodeSync) attachment(a *storagev1.VolumeAttachment) error {
 		s.leave = append(s.leave, l)
 	}
 	return err
+}
+
+// tooYoung reports whether an attachment is so young that its PersistentVolume may be yet to be
+// seen, and of another volume. Then what the node's status says of ours stays, until it is older.
+func (s *nodeSync) tooYoung(a *storagev1.VolumeAttachment) bool {
+	left := settle - time.Since(a.CreationTimestamp.Time)
+	v, kept, known := s.known(a)
+	if s.node == nil || left <= 0 || !known || kept || a.DeletionTimestamp != nil {
+		return false
+	}
+	if slices.Contains(reported(s.node), v) {
+		s.attached = append(s.attached, v)
+	}
+	s.frame.AddAfter(s.key, left)
+	return true
 }
 
 // mayLeave is the function of that name. It has the node looked at again if time decides.
