@@ -148,7 +148,7 @@ func (r *round) held() error {
 	for _, obj := range attachments {
 		if a := obj.(*storagev1.VolumeAttachment); r.volume.named(a) {
 			r.holders[a.Spec.NodeName] = true
-			r.doubt(a, a.Spec.NodeName)
+			r.identify(a, a.Spec.NodeName)
 		}
 	}
 	for _, node := range r.using {
@@ -159,14 +159,15 @@ func (r *round) held() error {
 	return nil
 }
 
-// doubt notes an attachment with the name of the volume's to a node, if it may be another's.
-// It reports whether its PersistentVolume is not there.
-func (r *round) doubt(a *storagev1.VolumeAttachment, node string) (orphan bool) {
+// identify reports whether an attachment with the name of the volume's to a node is that one, and
+// whether its PersistentVolume is not there. It notes one that may be another's.
+func (r *round) identify(a *storagev1.VolumeAttachment, node string) (same, orphan bool) {
 	seen := sight{a, r.orphan(a)}
-	if seen.orphan || !r.same(a, r.volume, node) {
+	same = r.same(a, r.volume, node)
+	if seen.orphan || !same {
 		r.doubtful[a.Name] = seen
 	}
-	return seen.orphan
+	return same, seen.orphan
 }
 
 // ask finds out which attachments have been made whose creation had no clear answer.
@@ -218,8 +219,8 @@ func (r *round) attach(ctx context.Context, key, node string, exclusive bool) er
 
 // progress looks at an attachment that exists.
 func (r *round) progress(a *storagev1.VolumeAttachment, node string) error {
-	orphan := r.doubt(a, node)
-	if !r.same(a, r.volume, node) {
+	same, orphan := r.identify(a, node)
+	if !same {
 		r.taken(a, node)
 		return nil
 	}

@@ -458,8 +458,8 @@ func TestForeignAttachments(t *testing.T) {
 			w.expect("deleted", "disk a waits")
 		})
 	})
-	for _, attached := range []bool{false, true} {
-		t.Run(fmt.Sprintf("same name, of a volume that is not seen before its kubelet waits, attached %v", attached), func(t *testing.T) {
+	for state, attached := range map[string]bool{"waits": false, "attached": true} {
+		t.Run("same name, of a volume that is not seen before its kubelet waits, "+state, func(t *testing.T) {
 			run(t, func(w world) {
 				w.node("a")
 				foreign(w, attachmentOf("disk", "a"), "a", "pv-other")
@@ -475,7 +475,6 @@ func TestForeignAttachments(t *testing.T) {
 				w.volume("other")
 				w.Pass(time.Hour)
 				w.expectReports("seen", "a")
-				state := map[bool]string{false: "waits", true: "attached"}[attached]
 				w.expect("left alone", "other a "+state)
 			})
 		})

@@ -116,8 +116,11 @@ func (s *nodeSync) attachment(a *storagev1.VolumeAttachment) error {
 // seen, and of another volume. Then what the node's status says of ours stays, until it is older.
 func (s *nodeSync) tooYoung(a *storagev1.VolumeAttachment) bool {
 	left := settle - time.Since(a.CreationTimestamp.Time)
+	if s.node == nil || left <= 0 || a.DeletionTimestamp != nil {
+		return false
+	}
 	v, kept, known := s.known(a)
-	if s.node == nil || left <= 0 || !known || kept || a.DeletionTimestamp != nil {
+	if !known || kept {
 		return false
 	}
 	if slices.Contains(reported(s.node), v) {
