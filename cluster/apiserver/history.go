@@ -8,12 +8,22 @@ import (
 	"k8s.io/apiserver/pkg/storage/cacher"
 )
 
-// historyLimit is how many of the last changes of a resource its watch cache keeps at most. At 600
-// changes a second, about the most that this server writes of pods, they are those of three
-// seconds: enough for a client that lists and then watches. A client that stayed away longer than
-// that, in such a burst, lists again. (Until 1.18 upstream kept 1,000 of pods and nodes, and 100 of
-// others.)
-const historyLimit = 2048
+const (
+	// historyLimit is how many of the last changes of a resource its watch cache keeps at most. At
+	// 700 changes a second, about the most that this server writes of pods, they are those of three
+	// seconds: enough for a client that lists and then watches. A client that stayed away longer
+	// than that, in such a burst, lists again. (Until 1.18 upstream kept 1,000 of pods and nodes,
+	// and 100 of others.)
+	historyLimit = 2048
+	// historyShare is the share of its objects that a resource with many of them keeps changes of.
+	// To list 100,000 pods takes 4 s, and 10 s beside other work. A client that has listed them can
+	// watch only if the changes since then are kept: those of 18 s. They take some 3 % of the
+	// memory that the pods need.
+	historyShare = 8
+)
+
+// historyOf is the limit for a resource of so many objects: least, if they are few.
+func historyOf(objects int64, least int) int { return max(least, int(objects/historyShare)) }
 
 // boundHistory has a watch cache keep limit changes at most. Upstream's keeps those of 75 seconds,
 // up to 102,400, and has no setting for that. For each it has the object before and after, and a

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"fmt"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -53,5 +54,62 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 	if e := from(versions[len(versions)-limit-10]); e.Type != watch.Error {
 		t.Errorf("more than %d changes are kept: %v %v", limit, e.Type, e.Object)
+	}
+}
+
+// The history of many objects is longer, so that a client that has listed them all can watch them.
+func TestHistoryGrowsWithObjects(t *testing.T) {
+	const least, objects = 100, 1200 // no watch cache keeps fewer than 100
+	want := historyOf(objects, least)
+	if want <= least {
+		t.Fatalf("%d changes are kept for %d objects", want, objects)
+	}
+	if got := historyOf(objects, 2*want); got != 2*want {
+		t.Errorf("%d changes are kept, at least %d are wanted", got, 2*want)
+	}
+	o, err := testOptions(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.history = least
+	s, stop := serve(t, o)
+	defer stop()
+	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
+	maps := client.CoreV1().ConfigMaps(namespace(t, client))
+	var versions []string
+	create := func(n int) {
+		t.Helper()
+		for range n {
+			m, err := maps.Create(t.Context(), mapOf(fmt.Sprintf("m-%d", len(versions)), 1), metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			versions = append(versions, m.ResourceVersion)
+		}
+		if _, err := maps.List(t.Context(), metav1.ListOptions{}); err != nil { // the cache has seen them
+			t.Fatal(err)
+		}
+	}
+	// kept says whether the last n changes are kept.
+	kept := func(n int) bool {
+		t.Helper()
+		w, err := maps.Watch(t.Context(), metav1.ListOptions{ResourceVersion: versions[len(versions)-1-n]})
+		if apierrors.IsResourceExpired(err) {
+			return false
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		return (<-w.ResultChan()).Type == watch.Added
+	}
+	create(objects)
+	if kept(want - 1) {
+		t.Fatalf("%d changes are kept before the end of the period: this test tells nothing", want-1)
+	}
+	s.caches.endPeriod(t.Context())
+	create(2 * want)
+	if !kept(want - 1) {
+		t.Errorf("the last %d changes are not kept", want-1)
 	}
 }

@@ -226,7 +226,7 @@ func (s *store) decorator(behindCache bool) generic.StorageDecorator {
 			raw, closeRaw, err := open(config, newObject, newList, prefix)
 			return raw, sync.OnceFunc(closeRaw), err // each subresource calls it
 		}
-		c, err := newCached(config.GroupResource, func(changed func()) (*generation, error) {
+		c, err := newCached(config.GroupResource, s.history, func(changed func()) (*generation, error) {
 			raw, closeRaw, err := open(config, newObject, newList, prefix)
 			if err != nil {
 				return nil, err

@@ -46,6 +46,7 @@ const (
 // have come and gone, hundreds of megabytes of them would stay for good.
 type cached struct {
 	resource schema.GroupResource
+	history  int // how many changes its watch cache keeps at least, while they come quickly
 	open     func(changed func()) (*generation, error)
 	current  atomic.Pointer[generation]
 	changes  atomic.Int64 // that the cache has seen in this period
@@ -63,8 +64,8 @@ type generation struct {
 	calls    sync.RWMutex // held for reading by each call; an open watch is none
 }
 
-func newCached(resource schema.GroupResource, open func(changed func()) (*generation, error)) (*cached, error) {
-	c := &cached{resource: resource, open: open}
+func newCached(resource schema.GroupResource, history int, open func(changed func()) (*generation, error)) (*cached, error) {
+	c := &cached{resource: resource, history: history, open: open}
 	g, err := c.fresh()
 	if err != nil {
 		return nil, err
@@ -100,13 +101,18 @@ func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
 	defer c.mu.Unlock()
 	n := c.changes.Swap(0)
 	c.peak = max(c.peak, n)
-	if c.closed || c.peak < burst || n > c.peak/calm {
+	over := c.peak >= burst && n <= c.peak/calm
+	if c.closed || n <= int64(c.history) && !over {
 		return false, nil
 	}
 	old := c.current.Load()
 	stats, err := old.Stats(ctx)
-	if err != nil || c.peak < burstPerObject*stats.ObjectCount {
+	if err != nil {
 		return false, err
+	}
+	boundHistory(old.cache, historyOf(stats.ObjectCount, c.history))
+	if !over || c.peak < burstPerObject*stats.ObjectCount {
+		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
@@ -254,7 +260,11 @@ func (c *cached) Delete(ctx context.Context, key string, out runtime.Object, pre
 func (c *cached) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
 	g := c.use()
 	defer g.calls.RUnlock()
-	return g.Watch(ctx, key, o)
+	w, err := g.Watch(ctx, key, o)
+	if err != nil || !needsQueue(o) {
+		return w, err
+	}
+	return newQueue(w, queueLimit), nil
 }
 
 func (c *cached) Get(ctx context.Context, key string, o storage.GetOptions, out runtime.Object) error {
