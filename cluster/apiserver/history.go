@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// historyLimit is how many of the last changes of a resource its watch cache keeps at most. At
-	// 700 changes a second, about the most that this server writes of pods, they are those of three
-	// seconds: enough for a client that lists and then watches. A client that stayed away longer
-	// than that, in such a burst, lists again. (Until 1.18 upstream kept 1,000 of pods and nodes,
-	// and 100 of others.)
+	// historyLimit is how many of the last changes of a resource with few objects its watch cache
+	// keeps at most. At 700 changes a second, about the most that this server writes of pods, they
+	// are those of three seconds: enough for a client that lists and then watches. A client that
+	// stayed away longer than that, in such a burst, lists again. (Until 1.18 upstream kept 1,000 of
+	// pods and nodes, and 100 of others.)
 	historyLimit = 2048
-	// historyShare is the share of its objects that a resource with many of them keeps changes of.
-	// To list 100,000 pods takes 4 s, and 10 s beside other work. A client that has listed them can
-	// watch only if the changes since then are kept: those of 18 s. They take some 3 % of the
-	// memory that the pods need.
+	// historyShare is how many objects there are for each change that is kept, of a resource with
+	// many. To list 100,000 pods takes 4 s, and 10 s beside other work. A client that has listed
+	// them can watch only if the changes since then are kept: those of 18 s. They take some 3 % of
+	// the memory that the pods need.
 	historyShare = 8
 )
 

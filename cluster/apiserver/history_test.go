@@ -2,11 +2,13 @@ package apiserver
 
 import (
 	"fmt"
+	"reflect"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage/cacher"
 )
 
 // A watch cache keeps as many changes as it may and no more, however quickly they come.
@@ -101,7 +103,18 @@ func TestHistoryGrowsWithObjects(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer w.Stop()
-		return (<-w.ResultChan()).Type == watch.Added
+		switch e := <-w.ResultChan(); e.Type {
+		case watch.Added:
+			return true
+		case watch.Error:
+			if apierrors.IsResourceExpired(apierrors.FromObject(e.Object)) {
+				return false
+			}
+			fallthrough
+		default:
+			t.Fatalf("the watch begins with %v %v", e.Type, e.Object)
+			return false
+		}
 	}
 	create(objects)
 	if kept(want - 1) {
@@ -112,4 +125,50 @@ func TestHistoryGrowsWithObjects(t *testing.T) {
 	if !kept(want - 1) {
 		t.Errorf("the last %d changes are not kept", want-1)
 	}
+	if kept(want + 10) {
+		t.Errorf("more than %d changes are kept", want)
+	}
+}
+
+// A watch cache that begins with many objects keeps as many changes at once.
+func TestHistoryFitsObjectsAtStart(t *testing.T) {
+	const least, objects = 100, 1200
+	o, err := testOptions(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.history = least
+	var maps *cached
+	o.inspect = func(b *build) {
+		for c := range b.store.caches.all {
+			if c.resource.Resource == "configmaps" {
+				maps = c
+			}
+		}
+	}
+	s, stop := serve(t, o)
+	defer stop()
+	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
+	ns := namespace(t, client)
+	for i := range objects {
+		if _, err := client.CoreV1().ConfigMaps(ns).Create(t.Context(), mapOf(fmt.Sprintf("m-%d", i), 1), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, err := newCached(maps.resource, least, maps.open)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.stop()
+	if err := again.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := historyBound(again.current.Load().cache); got < int64(historyOf(objects, least)) {
+		t.Errorf("with %d objects, %d changes are kept", objects, got)
+	}
+}
+
+// historyBound is how many changes a watch cache keeps at most.
+func historyBound(c *cacher.Cacher) int64 {
+	return reflect.ValueOf(c).Elem().FieldByName("watchCache").Elem().FieldByName("upperBoundCapacity").Int()
 }

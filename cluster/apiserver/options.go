@@ -105,7 +105,7 @@ type Options struct {
 	followLimit time.Duration
 	// compactEvery is how often old versions are dropped, the constant of that name by default.
 	compactEvery time.Duration
-	// history is how many changes a watch cache keeps at most, historyLimit by default.
+	// history is how many changes a watch cache of few objects keeps at most, historyLimit by default.
 	history int
 	// inspect is shown what the server was built from; for generating OpenAPI documents.
 	inspect func(*build)

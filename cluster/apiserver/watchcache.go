@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	goruntime "runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +48,7 @@ const (
 // have come and gone, hundreds of megabytes of them would stay for good.
 type cached struct {
 	resource schema.GroupResource
-	history  int // how many changes its watch cache keeps at least, while they come quickly
+	history  int // how many changes its watch cache keeps while they come quickly, if it has few objects
 	open     func(changed func()) (*generation, error)
 	current  atomic.Pointer[generation]
 	changes  atomic.Int64 // that the cache has seen in this period
@@ -102,17 +104,13 @@ func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
 	n := c.changes.Swap(0)
 	c.peak = max(c.peak, n)
 	over := c.peak >= burst && n <= c.peak/calm
-	if c.closed || n <= int64(c.history) && !over {
+	if c.closed || n == 0 && !over {
 		return false, nil
 	}
 	old := c.current.Load()
-	stats, err := old.Stats(ctx)
-	if err != nil {
+	objects, err := c.fitHistory(ctx, old)
+	if err != nil || !over || c.peak < burstPerObject*objects {
 		return false, err
-	}
-	boundHistory(old.cache, historyOf(stats.ObjectCount, c.history))
-	if !over || c.peak < burstPerObject*stats.ObjectCount {
-		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
@@ -124,11 +122,36 @@ func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
 		g.stop()
 		return false, fmt.Errorf("new watch cache: %w", err)
 	}
+	boundHistory(g.cache, historyOf(objects, c.history))
 	c.current.Store(g)
 	c.peak = 0
 	c.changes.Store(0) // the new one has counted the objects that there are
 	old.stop()
 	return true, nil
+}
+
+// fitHistory has a watch cache keep as many changes as fit the number of objects, which it returns.
+func (c *cached) fitHistory(ctx context.Context, g *generation) (objects int64, err error) {
+	stats, err := g.Stats(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("number of objects: %w", err)
+	}
+	boundHistory(g.cache, historyOf(stats.ObjectCount, c.history))
+	return stats.ObjectCount, nil
+}
+
+// begin has the watch cache keep as many changes as fit what there is at the start.
+func (c *cached) begin(ctx context.Context) error {
+	g := c.use()
+	defer g.calls.RUnlock()
+	if err := g.cache.Wait(ctx); err != nil {
+		return fmt.Errorf("watch cache: %w", err)
+	}
+	if c.changes.Load() <= int64(c.history) { // of which each object that there is was one
+		return nil
+	}
+	_, err := c.fitHistory(ctx, g)
+	return err
 }
 
 // caches are the storages of one API server that are behind a watch cache.
@@ -161,8 +184,11 @@ func (s *caches) add(c *cached) factory.DestroyFunc {
 	})
 }
 
-// run replaces watch caches after bursts until ctx ends.
+// run fits watch caches to what is in them, and replaces them after bursts, until ctx ends.
 func (s *caches) run(ctx context.Context) {
+	for _, c := range s.list() {
+		s.report(ctx, c, c.begin(ctx))
+	}
 	tick := time.NewTicker(calmPeriod)
 	defer tick.Stop()
 	for {
@@ -176,21 +202,26 @@ func (s *caches) run(ctx context.Context) {
 }
 
 func (s *caches) endPeriod(ctx context.Context) {
-	s.mu.Lock()
-	all := make([]*cached, 0, len(s.all))
-	for c := range s.all {
-		all = append(all, c)
-	}
-	s.mu.Unlock()
 	any := false
-	for _, c := range all {
+	for _, c := range s.list() {
 		replaced, err := c.endPeriod(ctx)
-		if err != nil && ctx.Err() == nil {
-			s.log.Warn("cannot replace watch cache after a burst; it keeps its memory until the next try", "resource", c.resource, "err", err)
-		}
+		s.report(ctx, c, err)
 		any = any || replaced
 	}
 	s.calmDown(any)
+}
+
+func (s *caches) list() []*cached {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.all))
+}
+
+func (s *caches) report(ctx context.Context, c *cached, err error) {
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("cannot fit a watch cache to what is in it; it may keep too few changes, or the memory of a burst, until the next try",
+			"resource", c.resource, "err", err)
+	}
 }
 
 // calmDown gives memory back when caches were replaced, and in the periods after that, when what
@@ -264,7 +295,7 @@ func (c *cached) Watch(ctx context.Context, key string, o storage.ListOptions) (
 	if err != nil || !needsQueue(o) {
 		return w, err
 	}
-	return newQueue(w, queueLimit), nil
+	return newQueue(ctx, w, queueLimit), nil
 }
 
 func (c *cached) Get(ctx context.Context, key string, o storage.GetOptions, out runtime.Object) error {

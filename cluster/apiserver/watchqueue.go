@@ -1,18 +1,30 @@
 package apiserver
 
 import (
+	"context"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// queueLimit is how many changes wait for a reader at most: as many as upstream's largest buffer.
-const queueLimit = 1000
+const (
+	// queueLimit is how many changes wait for a reader at most: as many as in upstream's largest
+	// buffer. All watches share their objects.
+	queueLimit = 1000
+	// queueCopies is how many of them may have objects of their own, as what comes first in a watch
+	// has. So a watch that nobody reads holds no more of them than upstream's.
+	queueCopies = 10
+)
 
-// needsQueue says whether a watch is one of all objects of a resource with much to watch: one that
-// has an index for watches of a few objects, and of which this watch does not use it.
+// needsQueue says whether a watch is one of many objects of a resource with much to watch: one that
+// has an index for watches of a few objects, and of which this watch does not use it. In upstream's
+// API, those are watches of pods that are not of one node, and of ResourceSlices.
 func needsQueue(o storage.ListOptions) bool {
+	if _, one := o.Predicate.MatchesSingle(); one {
+		return false
+	}
 	for _, field := range o.Predicate.IndexFields {
 		if _, ok := o.Predicate.Field.RequiresExactMatch(field); ok {
 			return false
@@ -26,8 +38,10 @@ func needsQueue(o storage.ListOptions) bool {
 // The watch cache hands a change to one watch after another. It ends a watch that has no room for
 // it, after a short wait, and all watches share the time that it waits for. So one slow client
 // takes it from all others, among them the informers of this process, which may have to list all
-// objects again then. Upstream's room grows with the cache's history, from ten changes; with the
-// history that [boundHistory] leaves, to 28.
+// objects again then. Upstream's room is for 1/75 of the history that the cache has when the watch
+// begins, but at least for ten changes, and [boundHistory] keeps that history short.
+//
+// While a watch catches up, changes wait in upstream's room only.
 type queue struct {
 	from    watch.Interface
 	changes chan watch.Event
@@ -35,11 +49,16 @@ type queue struct {
 	stop    func()
 }
 
-// newQueue returns a queue of at most limit changes of a watch, which ends with it.
-func newQueue(from watch.Interface, limit int) *queue {
-	q := &queue{from: from, changes: make(chan watch.Event), stopped: make(chan struct{})}
+// newQueue returns a queue of at most limit changes of a watch. It ends with the watch or with ctx:
+// upstream's handler does not stop a watch that it cannot answer.
+func newQueue(ctx context.Context, from watch.Interface, limit int) *queue {
+	q := &queue{
+		from: from, stopped: make(chan struct{}),
+		// With room, since upstream's handler flushes its answer when there is no other change to write.
+		changes: make(chan watch.Event, queueCopies),
+	}
 	q.stop = sync.OnceFunc(func() { close(q.stopped) })
-	go q.run(limit)
+	go q.run(ctx, limit)
 	return q
 }
 
@@ -49,14 +68,15 @@ func (q *queue) Stop() { q.stop() }
 // ResultChan implements [watch.Interface].
 func (q *queue) ResultChan() <-chan watch.Event { return q.changes }
 
-func (q *queue) run(limit int) {
+func (q *queue) run(ctx context.Context, limit int) {
 	defer close(q.changes)
 	defer q.from.Stop()
 	var waiting []watch.Event
+	copies := 0
 	from := q.from.ResultChan()
 	for from != nil || len(waiting) > 0 { // those that wait when the watch ends are still handed on
 		in := from
-		if len(waiting) >= limit {
+		if len(waiting) >= limit || copies >= queueCopies {
 			in = nil
 		}
 		var out chan<- watch.Event
@@ -71,13 +91,25 @@ func (q *queue) run(limit int) {
 				break
 			}
 			waiting = append(waiting, e)
+			copies += ownObject(e)
 		case out <- first:
+			copies -= ownObject(first)
 			waiting[0] = watch.Event{}
 			if waiting = waiting[1:]; len(waiting) == 0 {
 				waiting = nil
 			}
 		case <-q.stopped:
 			return
+		case <-ctx.Done():
+			return
 		}
 	}
+}
+
+// ownObject is 1 if no other watch has the object of a change.
+func ownObject(e watch.Event) int {
+	if _, shared := e.Object.(runtime.CacheableObject); shared {
+		return 0
+	}
+	return 1
 }

@@ -3,7 +3,9 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"io"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,11 +15,36 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/registry/core/node"
 	"k8s.io/kubernetes/pkg/registry/core/pod"
+	"k8s.io/kubernetes/pkg/registry/resource/resourceslice"
 )
 
-func change(i int) watch.Event {
-	return watch.Event{Type: watch.Added, Object: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}}}
+// sharedPod is an object as the watch cache hands it to several watches.
+type sharedPod struct{ *corev1.Pod }
+
+func (s sharedPod) GetObject() runtime.Object { return s.Pod }
+
+func (s sharedPod) CacheEncode(_ runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
+	return encode(s.Pod, w)
+}
+
+// changes is a watch that has no room, and sends numbered changes.
+type changes struct {
+	*watch.FakeWatcher
+	sent int
+}
+
+// send sends n changes, in their order, when they are taken.
+func (c *changes) send(n int, shared bool) {
+	for range n {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(c.sent)}}
+		if c.sent++; shared {
+			c.Add(sharedPod{p})
+		} else {
+			c.Add(p)
+		}
+	}
 }
 
 // wantChanges takes n changes out of a queue, beginning with number first.
@@ -28,62 +55,76 @@ func wantChanges(t *testing.T, q *queue, first, n int) {
 		if !ok {
 			t.Fatalf("the queue ends before change %d", i)
 		}
-		if got := e.Object.(*corev1.Pod).Name; got != fmt.Sprint(i) {
-			t.Fatalf("change %s instead of %d", got, i)
+		p, ok := e.Object.(*corev1.Pod)
+		if !ok {
+			p = e.Object.(sharedPod).Pod
+		}
+		if p.Name != fmt.Sprint(i) {
+			t.Fatalf("change %s instead of %d", p.Name, i)
 		}
 	}
 }
 
 func TestQueueTakesUpToItsLimit(t *testing.T) {
-	const limit = 5
-	from := watch.NewFake() // without room
-	q := newQueue(from, limit)
-	defer q.Stop()
-	for i := range limit {
-		from.Action(change(i).Type, change(i).Object)
+	const limit = 100
+	for name, c := range map[string]struct {
+		shared bool
+		room   int
+	}{"shared": {true, limit + queueCopies}, "copies": {false, 2 * queueCopies}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				from := &changes{FakeWatcher: watch.NewFake()}
+				q := newQueue(t.Context(), from, limit)
+				defer q.Stop()
+				const more = 3
+				done := false
+				go func() {
+					from.send(c.room, c.shared)
+					done = true
+					from.send(more, c.shared)
+				}()
+				synctest.Wait()
+				if !done || from.sent != c.room+1 { // one is being sent
+					t.Fatalf("%d changes wait, want %d", from.sent-1, c.room)
+				}
+				wantChanges(t, q, 0, c.room+more)
+			})
+		})
 	}
-	more := make(chan struct{})
-	go func() {
-		defer close(more)
-		from.Action(change(limit).Type, change(limit).Object)
-	}()
-	select {
-	case <-more:
-		t.Fatal("more than the limit is taken")
-	case e := <-q.ResultChan():
-		if got := e.Object.(*corev1.Pod).Name; got != "0" {
-			t.Fatalf("change %s first", got)
-		}
-	}
-	<-more
-	wantChanges(t, q, 1, limit)
 }
 
 func TestQueueHandsOnWhatWaitsWhenItsWatchEnds(t *testing.T) {
-	const n = 3
-	from := watch.NewFake()
-	q := newQueue(from, n)
+	const n = 2*queueCopies + 3
+	from := &changes{FakeWatcher: watch.NewFake()}
+	q := newQueue(t.Context(), from, n)
 	defer q.Stop()
-	for i := range n {
-		from.Action(change(i).Type, change(i).Object)
-	}
-	from.Stop()
+	from.send(n, true)
+	from.FakeWatcher.Stop()
 	wantChanges(t, q, 0, n)
 	if e, ok := <-q.ResultChan(); ok {
 		t.Errorf("after the last change: %v", e)
 	}
 }
 
-func TestStoppedQueueStopsItsWatch(t *testing.T) {
-	from := watch.NewFake()
-	q := newQueue(from, 1)
-	from.Action(change(0).Type, change(0).Object) // which nobody takes
-	q.Stop()
-	q.Stop()
-	for range q.ResultChan() { // until it is closed; the change may still come
-	}
-	if !from.IsStopped() {
-		t.Error("the watch goes on")
+// A queue that nobody reads any more ends, and its watch: when it is stopped, or with its request.
+func TestQueueEnds(t *testing.T) {
+	for name, end := range map[string]func(*queue, context.CancelFunc){
+		"stopped twice":    func(q *queue, _ context.CancelFunc) { q.Stop(); q.Stop() },
+		"request has gone": func(_ *queue, leave context.CancelFunc) { leave() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			from := &changes{FakeWatcher: watch.NewFake()}
+			q := newQueue(ctx, from, 1)
+			from.send(queueCopies+1, true) // all that it takes
+			end(q, leave)
+			for range q.ResultChan() { // until it is closed
+			}
+			if !from.IsStopped() {
+				t.Error("the watch goes on")
+			}
+		})
 	}
 }
 
@@ -144,10 +185,9 @@ func TestUnreadWatchIsKept(t *testing.T) {
 	}
 	got := 0
 	for range bare.ResultChan() { // until it is closed
-		got++
-	}
-	if got >= n {
-		t.Errorf("a watch without a queue has got all %d changes: this test tells nothing", n)
+		if got++; got == n {
+			t.Fatalf("a watch without a queue has got all %d changes: this test tells nothing", n)
+		}
 	}
 }
 
@@ -161,7 +201,9 @@ func TestWhatNeedsQueue(t *testing.T) {
 		{"all pods", pod.MatchPod(labels.Everything(), fields.Everything()), true},
 		{"pods without a node", pod.MatchPod(labels.Everything(), fields.OneTermNotEqualSelector("spec.nodeName", "")), true},
 		{"the pods of a node", pod.MatchPod(labels.Everything(), onNode), false},
-		{"a resource without index", storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything()}, false},
+		{"one pod", pod.MatchPod(labels.Everything(), fields.OneTermEqualSelector("metadata.name", "p")), false},
+		{"all slices", resourceslice.Match(labels.Everything(), fields.Everything()), true},
+		{"all nodes, which have no index", node.MatchNode(labels.Everything(), fields.Everything()), false},
 	} {
 		if got := needsQueue(storage.ListOptions{Predicate: c.of}); got != c.want {
 			t.Errorf("%s: %t", c.name, got)
