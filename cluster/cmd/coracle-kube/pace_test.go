@@ -10,7 +10,7 @@ import (
 func TestPacer(t *testing.T) {
 	now := time.Now()
 	var set []int
-	p := &pacer{last: now, percent: gcPercent, set: func(percent int) { set = append(set, percent) }}
+	p := &pacer{last: now, percent: gcPercent, set: func(percent int) { set = append(set, percent) }, memory: 15 << 30}
 	const small = 30 << 20
 	for _, c := range []struct {
 		gap  time.Duration
@@ -28,16 +28,21 @@ func TestPacer(t *testing.T) {
 		{10 * time.Millisecond, small},
 		{100 * time.Millisecond, busyRoom}, // busy with more and more
 		{100 * time.Millisecond, busyRoom * 101 / 100},
-		{100 * time.Millisecond, 10 * busyRoom},
-		{100 * time.Millisecond, small}, // and with less
-		{time.Minute, 10 * busyRoom},    // idle with much in use
+		{time.Minute, largeHeap}, // little to do, and idle
+		{10 * time.Second, largeHeap},
+		{3 * soon, largeHeap},             // busy, as it takes longer to make as much garbage
+		{3 * late, largeHeap},             // still
+		{late, 8 * largeHeap},             // with much more
+		{soon, 20 * largeHeap},            // more than the machine has room for
+		{5 * late, 8 * largeHeap},         // still
+		{2 * time.Minute, 20 * largeHeap}, // little to do, and idle; no gap is longer
 	} {
 		now = now.Add(c.gap)
 		p.collected(now, c.live)
 	}
 	if want := []int{
-		idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80, gcPercent,
-		busyPercent, idlePercent,
+		idlePercent, gcPercent, busyPercent, gcPercent, idlePercent, busyPercent, 100, 80,
+		idlePercent, gcPercent, largePercent, 80, gcPercent, 80, idlePercent,
 	}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
@@ -64,14 +69,17 @@ func TestCollectionsThatWereAskedForAreNoWork(t *testing.T) {
 	}
 }
 
-// A busy heap grows by less than it may in all, or by the least share.
+// The garbage of a small heap has a bound while it is busy. That of a large one takes a share of
+// the machine's memory, but always gcPercent.
 func TestBusyHeapHasABound(t *testing.T) {
-	for live := uint64(1 << 20); live < 4<<30; live += 1 << 20 {
-		percent := whileBusy(live)
-		garbage := live * uint64(percent) / 100
-		if percent > busyPercent || percent < gcPercent || percent > gcPercent && garbage > busyRoom {
-			t.Fatalf("with %d MB in use: %d %%, %d MB of garbage", live>>20, percent, garbage>>20)
+	p := &pacer{memory: 8 << 30}
+	for live, percent := range map[uint64]int{30: 200, 100: 120, 150: 80, 400: 60, 511: 60, 512: 100, 2048: 100, 2500: 80, 4096: 60} {
+		if got := p.whileBusy(live << 20); got != percent {
+			t.Errorf("with %d MB in use: %d %%, want %d", live, got, percent)
 		}
+	}
+	if got := (&pacer{}).whileBusy(1 << 30); got != gcPercent {
+		t.Errorf("on a machine of unknown size: %d %%", got)
 	}
 }
 
