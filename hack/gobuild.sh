@@ -3,7 +3,7 @@
 # (this repository) and the flags of all builds. The caller sets out, the directory of what it builds.
 go=${GO:-go}
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-export CGO_ENABLED=0 GOWORK=off GOFLAGS='-trimpath -buildvcs=false -tags=netgo,osusergo,grpcnotrace'
+export CGO_ENABLED=0 GOWORK=off GOFLAGS='-trimpath -buildvcs=false -tags=netgo,osusergo,grpcnotrace,fieldsv1string'
 
 # cluster_version MODULE: the version of a module that cluster/ is made of.
 cluster_version() { (cd "$repo/cluster" && "$go" list -m -f '{{.Version}}' "$1"); }
