@@ -152,6 +152,7 @@ func (b *build) configure(ctx context.Context) error {
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := *c // here, since New has put its own authenticator before ours
 		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator, b.options.Log)
+		quiet.FeatureGate = untraced{c.FeatureGate}
 		handler = &renewals{next: withPlainDiscovery(handler, b.others.HasGroup), leases: &b.leases}
 		handler = reportConcurrency(handler, b.options.Concurrent, c.LongRunningFunc)
 		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler), b.options.Log), &quiet)
