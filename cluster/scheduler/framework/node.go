@@ -18,6 +18,10 @@ type NodeInfo struct {
 	// Generation grows with each change of any node of the same Generations: equal generations, equal
 	// contents.
 	Generation int64
+	// Unschedulable and Taints are those of the node's spec. They are looked at for each pod and
+	// node, and the node's object is far away in memory.
+	Unschedulable bool
+	Taints        []v1.Taint
 
 	Pods                         []*PodInfo
 	PodsWithAffinity             []*PodInfo
@@ -61,9 +65,10 @@ func (n *NodeInfo) Node() *v1.Node { return n.node }
 // SetNode replaces the node's object; nil when it is gone and only pods are left.
 func (n *NodeInfo) SetNode(node *v1.Node) {
 	n.node = node
-	n.Allocatable = Resource{}
+	n.Allocatable, n.Unschedulable, n.Taints = Resource{}, false, nil
 	if node != nil {
 		n.Allocatable = NewResource(node.Status.Allocatable)
+		n.Unschedulable, n.Taints = node.Spec.Unschedulable, node.Spec.Taints
 	}
 	n.changed()
 }

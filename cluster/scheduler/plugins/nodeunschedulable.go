@@ -19,7 +19,7 @@ var (
 func (nodeUnschedulable) Name() string { return "NodeUnschedulable" }
 
 func (nodeUnschedulable) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
-	if !node.Node().Spec.Unschedulable || toleratesUnschedulable(pod.Pod()) {
+	if !node.Unschedulable || toleratesUnschedulable(pod.Pod()) {
 		return nil
 	}
 	return errUnschedulable

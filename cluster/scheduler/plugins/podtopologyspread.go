@@ -97,7 +97,7 @@ func (in *inclusion) includes(c *constraint, node *v1.Node) bool {
 			return false
 		}
 	}
-	return !c.honorTaints || tolerated(in.pod, node)
+	return !c.honorTaints || tolerated(in.pod, node.Spec.Taints)
 }
 
 func (*podTopologySpread) Name() string { return "PodTopologySpread" }

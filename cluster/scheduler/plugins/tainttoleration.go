@@ -22,16 +22,16 @@ var (
 func (taintToleration) Name() string { return "TaintToleration" }
 
 func (taintToleration) Filter(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) *framework.Status {
-	if tolerated(pod.Pod(), node.Node()) {
+	if tolerated(pod.Pod(), node.Taints) {
 		return nil
 	}
 	return errTaint
 }
 
-// tolerated says whether pod tolerates all of node's taints that keep pods off.
-func tolerated(pod *v1.Pod, node *v1.Node) bool {
-	for i := range node.Spec.Taints {
-		taint := &node.Spec.Taints[i]
+// tolerated says whether pod tolerates all taints that keep pods off.
+func tolerated(pod *v1.Pod, taints []v1.Taint) bool {
+	for i := range taints {
+		taint := &taints[i]
 		if (taint.Effect == v1.TaintEffectNoSchedule || taint.Effect == v1.TaintEffectNoExecute) &&
 			!corev1helpers.TolerationsTolerateTaint(quiet, pod.Spec.Tolerations, taint, false) {
 			return false
@@ -55,7 +55,7 @@ func (taintToleration) PreScore(_ context.Context, state *framework.CycleState, 
 
 // Score counts the taints that the pod would rather not tolerate.
 func (taintToleration) Score(state *framework.CycleState, _ *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
-	taints := node.Node().Spec.Taints
+	taints := node.Taints
 	if len(taints) == 0 {
 		return 0, nil
 	}
@@ -80,7 +80,7 @@ func (taintToleration) Events() []framework.EventHint {
 			Event: framework.Event{Kind: framework.Node, Action: framework.Add | framework.UpdateNodeTaint},
 			Hint: framework.OnNode(func(pod *framework.PodInfo, old, new *v1.Node) bool {
 				p := pod.Pod()
-				return new != nil && tolerated(p, new) && (old == nil || !tolerated(p, old))
+				return new != nil && tolerated(p, new.Spec.Taints) && (old == nil || !tolerated(p, old.Spec.Taints))
 			}),
 		}, {
 			Event: framework.Event{Kind: framework.Pod, Action: framework.UpdatePodToleration},
