@@ -29,7 +29,7 @@ const (
 	burst, burstPerObject = 256, 4
 	// calm is how many times fewer changes must come than in the burst.
 	calm = 8
-	// renewLimit bounds the wait for a new cache.
+	// renewLimit bounds the wait for a cache to be filled.
 	renewLimit = time.Minute
 	// aftermath is how many periods after the last replacement memory is still given back, in each
 	// once. Meanwhile etcd drops the versions that the burst has left, and what used the old caches
@@ -144,6 +144,8 @@ func (c *cached) fitHistory(ctx context.Context, g *generation) (objects int64, 
 func (c *cached) begin(ctx context.Context) error {
 	g := c.use()
 	defer g.calls.RUnlock()
+	ctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
 	if err := g.cache.Wait(ctx); err != nil {
 		return fmt.Errorf("watch cache: %w", err)
 	}
