@@ -136,6 +136,14 @@ func (b *build) server(ctx context.Context) (*genericapiserver.GenericAPIServer,
 	return server, nil
 }
 
+// quiet returns a copy of a configuration for handlers that log and leave less than upstream's.
+func (b *build) quiet(c *genericapiserver.Config) *genericapiserver.Config {
+	quiet := *c
+	quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator, b.options.Log)
+	quiet.FeatureGate = untraced{c.FeatureGate}
+	return &quiet
+}
+
 // configure makes the configuration of the generic server, but for admission.
 func (b *build) configure(ctx context.Context) error {
 	c := genericapiserver.NewConfig(legacyscheme.Codecs)
@@ -150,12 +158,10 @@ func (b *build) configure(ctx context.Context) error {
 	c.ShutdownWatchTerminationGracePeriod = drainLimit // watches are ended, so that connections come to rest
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
-		quiet := *c // here, since New has put its own authenticator before ours
-		quiet.Authentication.Authenticator = quietly(c.Authentication.Authenticator, b.options.Log)
-		quiet.FeatureGate = untraced{c.FeatureGate}
+		quiet := b.quiet(c) // here, since New has put its own authenticator before ours
 		handler = &renewals{next: withPlainDiscovery(handler, b.others.HasGroup), leases: &b.leases}
 		handler = reportConcurrency(handler, b.options.Concurrent, c.LongRunningFunc)
-		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler), b.options.Log), &quiet)
+		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler), b.options.Log), quiet)
 		chain = recordingAborts(chain, c.RequestInfoResolver, b.options.Log)
 		return withStack(withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc))
 	}

@@ -4,11 +4,12 @@ import (
 	"testing"
 
 	genericfeatures "k8s.io/apiserver/pkg/features"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 )
 
 func TestRequestsAreUntraced(t *testing.T) {
-	gate := untraced{utilfeature.DefaultFeatureGate}
+	gate := (&build{options: &Options{}}).quiet(&genericapiserver.Config{FeatureGate: utilfeature.DefaultFeatureGate}).FeatureGate
 	for f := range utilfeature.DefaultMutableFeatureGate.GetAll() {
 		want := utilfeature.DefaultFeatureGate.Enabled(f)
 		if f == genericfeatures.APIServerTracing {

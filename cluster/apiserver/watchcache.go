@@ -29,7 +29,7 @@ const (
 	burst, burstPerObject = 256, 4
 	// calm is how many times fewer changes must come than in the burst.
 	calm = 8
-	// renewLimit bounds the wait for a cache to be filled.
+	// renewLimit bounds the wait for caches to be filled.
 	renewLimit = time.Minute
 	// aftermath is how many periods after the last replacement memory is still given back, in each
 	// once. Meanwhile etcd drops the versions that the burst has left, and what used the old caches
@@ -107,13 +107,13 @@ func (c *cached) endPeriod(ctx context.Context) (replaced bool, err error) {
 	if c.closed || n == 0 && !over {
 		return false, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
 	old := c.current.Load()
 	objects, err := c.fitHistory(ctx, old)
 	if err != nil || !over || c.peak < burstPerObject*objects {
 		return false, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, renewLimit)
-	defer cancel()
 	g, err := c.fresh()
 	if err != nil {
 		return false, err
@@ -142,16 +142,14 @@ func (c *cached) fitHistory(ctx context.Context, g *generation) (objects int64, 
 
 // begin has the watch cache keep as many changes as fit what there is at the start.
 func (c *cached) begin(ctx context.Context) error {
-	g := c.use()
-	defer g.calls.RUnlock()
-	ctx, cancel := context.WithTimeout(ctx, renewLimit)
-	defer cancel()
-	if err := g.cache.Wait(ctx); err != nil {
+	if err := c.current.Load().cache.Wait(ctx); err != nil {
 		return fmt.Errorf("watch cache: %w", err)
 	}
 	if c.changes.Load() <= int64(c.history) { // of which each object that there is was one
 		return nil
 	}
+	g := c.use()
+	defer g.calls.RUnlock()
 	_, err := c.fitHistory(ctx, g)
 	return err
 }
@@ -188,9 +186,7 @@ func (s *caches) add(c *cached) factory.DestroyFunc {
 
 // run fits watch caches to what is in them, and replaces them after bursts, until ctx ends.
 func (s *caches) run(ctx context.Context) {
-	for _, c := range s.list() {
-		s.report(ctx, c, c.begin(ctx))
-	}
+	s.begin(ctx)
 	tick := time.NewTicker(calmPeriod)
 	defer tick.Stop()
 	for {
@@ -200,6 +196,16 @@ func (s *caches) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// begin fits the caches of built-in resources. Those of custom resources come when they are asked
+// for, so they are fitted at the end of the first period.
+func (s *caches) begin(ctx context.Context) {
+	soon, cancel := context.WithTimeout(ctx, renewLimit) // for all, as some may never be filled
+	defer cancel()
+	for _, c := range s.list() {
+		s.report(ctx, c, c.begin(soon))
 	}
 }
 

@@ -11,11 +11,15 @@ import (
 
 const (
 	// queueLimit is how many changes wait for a reader at most: as many as in upstream's largest
-	// buffer. All watches share their objects.
+	// buffer. All watches share the objects of most of them.
 	queueLimit = 1000
-	// queueCopies is how many of them may have objects of their own, as what comes first in a watch
-	// has. So a watch that nobody reads holds no more of them than upstream's.
-	queueCopies = 10
+	// queueCopies is how many of them may have objects of their own: those that come first in a
+	// watch, and those that a selector no longer matches. So a watch that nobody reads holds about
+	// 1 MB of them.
+	queueCopies = 100
+	// queueRoom is how many changes a reader can take at once. Upstream's handler flushes its answer
+	// when there is no other change to write.
+	queueRoom = 10
 )
 
 // needsQueue says whether a watch is one of many objects of a resource with much to watch: one that
@@ -52,11 +56,7 @@ type queue struct {
 // newQueue returns a queue of at most limit changes of a watch. It ends with the watch or with ctx:
 // upstream's handler does not stop a watch that it cannot answer.
 func newQueue(ctx context.Context, from watch.Interface, limit int) *queue {
-	q := &queue{
-		from: from, stopped: make(chan struct{}),
-		// With room, since upstream's handler flushes its answer when there is no other change to write.
-		changes: make(chan watch.Event, queueCopies),
-	}
+	q := &queue{from: from, changes: make(chan watch.Event, queueRoom), stopped: make(chan struct{})}
 	q.stop = sync.OnceFunc(func() { close(q.stopped) })
 	go q.run(ctx, limit)
 	return q
@@ -106,9 +106,9 @@ func (q *queue) run(ctx context.Context, limit int) {
 	}
 }
 
-// ownObject is 1 if no other watch has the object of a change.
+// ownObject is 1 if no other watch has the object of a change, which is more than a version.
 func ownObject(e watch.Event) int {
-	if _, shared := e.Object.(runtime.CacheableObject); shared {
+	if _, shared := e.Object.(runtime.CacheableObject); shared || e.Type == watch.Bookmark {
 		return 0
 	}
 	return 1

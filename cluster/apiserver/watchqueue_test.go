@@ -66,11 +66,11 @@ func wantChanges(t *testing.T, q *queue, first, n int) {
 }
 
 func TestQueueTakesUpToItsLimit(t *testing.T) {
-	const limit = 100
+	const limit = 2 * queueCopies
 	for name, c := range map[string]struct {
 		shared bool
 		room   int
-	}{"shared": {true, limit + queueCopies}, "copies": {false, 2 * queueCopies}} {
+	}{"shared": {true, limit + queueRoom}, "copies": {false, queueCopies + queueRoom}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				from := &changes{FakeWatcher: watch.NewFake()}
@@ -94,7 +94,7 @@ func TestQueueTakesUpToItsLimit(t *testing.T) {
 }
 
 func TestQueueHandsOnWhatWaitsWhenItsWatchEnds(t *testing.T) {
-	const n = 2*queueCopies + 3
+	const n = 2*queueRoom + 3
 	from := &changes{FakeWatcher: watch.NewFake()}
 	q := newQueue(t.Context(), from, n)
 	defer q.Stop()
@@ -117,7 +117,7 @@ func TestQueueEnds(t *testing.T) {
 			defer leave()
 			from := &changes{FakeWatcher: watch.NewFake()}
 			q := newQueue(ctx, from, 1)
-			from.send(queueCopies+1, true) // all that it takes
+			from.send(queueRoom+1, true) // all that it takes
 			end(q, leave)
 			for range q.ResultChan() { // until it is closed
 			}
