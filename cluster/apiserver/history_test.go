@@ -138,16 +138,9 @@ func TestHistoryFitsObjectsAtStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.history = least
-	var maps *cached
-	o.inspect = func(b *build) {
-		for c := range b.store.caches.all {
-			if c.resource.Resource == "configmaps" {
-				maps = c
-			}
-		}
-	}
 	s, stop := serve(t, o)
 	defer stop()
+	maps := cacheOf(t, s, "configmaps")
 	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
 	ns := namespace(t, client)
 	for i := range objects {

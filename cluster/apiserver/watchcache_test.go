@@ -33,6 +33,18 @@ func mapOf(name string, size int) *corev1.ConfigMap {
 
 // When a burst of changes is over, its memory is given back. Who reads, writes or watches does not
 // notice.
+// cacheOf returns the watch cache of a server's resource.
+func cacheOf(t *testing.T, s *Server, resource string) *cached {
+	t.Helper()
+	for _, c := range s.caches.list() {
+		if c.resource.Resource == resource {
+			return c
+		}
+	}
+	t.Fatalf("%s have no watch cache", resource)
+	return nil
+}
+
 func TestMemoryAfterBurst(t *testing.T) {
 	o, err := testOptions(t.TempDir())
 	if err != nil {

@@ -106,7 +106,7 @@ func TestQueueHandsOnWhatWaitsWhenItsWatchEnds(t *testing.T) {
 	}
 }
 
-// A queue that nobody reads any more ends, and its watch: when it is stopped, or with its request.
+// A queue that no one reads any more ends, and its watch: when it is stopped, or with its request.
 func TestQueueEnds(t *testing.T) {
 	for name, end := range map[string]func(*queue, context.CancelFunc){
 		"stopped twice":    func(q *queue, _ context.CancelFunc) { q.Stop(); q.Stop() },
@@ -135,21 +135,11 @@ func TestUnreadWatchIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var pods *cached
-	o.inspect = func(b *build) {
-		for c := range b.store.caches.all {
-			if c.resource.Resource == "pods" {
-				pods = c
-			}
-		}
-	}
 	s, stop := serve(t, o)
 	defer stop()
+	pods := cacheOf(t, s, "pods")
 	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
 	ns := namespace(t, client)
-	if pods == nil {
-		t.Fatal("pods have no watch cache")
-	}
 	all := storage.ListOptions{Recursive: true, Predicate: pod.MatchPod(labels.Everything(), fields.Everything())}
 	const n = 200
 	open := func(open func(context.Context, string, storage.ListOptions) (watch.Interface, error)) watch.Interface {
