@@ -58,13 +58,14 @@ type build struct {
 	held      *atomic.Bool // see Server
 	types     <-chan definedTypes
 
-	config *genericapiserver.Config
-	ca     dynamiccertificates.CAContentProvider
-	others *aggregate.Aggregator
-	keys   *serviceAccountKeys
-	proxy  *http.Transport
-	leases leases
-	gate   *admissionGate
+	config   *genericapiserver.Config
+	ca       dynamiccertificates.CAContentProvider
+	others   *aggregate.Aggregator
+	keys     *serviceAccountKeys
+	proxy    *http.Transport
+	leases   leases
+	creators creators
+	gate     *admissionGate
 	// containers have the routes of the built-in groups, and of custom resource definitions.
 	containers []*restful.Container
 	// definitions are the informers of custom resource definitions.
@@ -159,10 +160,11 @@ func (b *build) configure(ctx context.Context) error {
 	c.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		quiet := b.quiet(c) // here, since New has put its own authenticator before ours
-		handler = &renewals{next: withPlainDiscovery(handler, b.others.HasGroup), leases: &b.leases}
+		handler = &creations{next: withPlainDiscovery(handler, b.others.HasGroup), creators: &b.creators}
+		handler = &renewals{next: handler, leases: &b.leases}
 		handler = reportConcurrency(handler, b.options.Concurrent, c.LongRunningFunc)
-		chain := genericapiserver.DefaultBuildHandlerChain(abortingOnPanic(b.others.Wrap(handler), b.options.Log), quiet)
-		chain = recordingAborts(chain, c.RequestInfoResolver, b.options.Log)
+		handler = abortingOnPanic(b.others.Wrap(handler), b.options.Log)
+		chain := recordingAborts(genericapiserver.DefaultBuildHandlerChain(handler, quiet), c.RequestInfoResolver, b.options.Log)
 		return withStack(withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc))
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(

@@ -194,6 +194,9 @@ func (b *build) installGroups(server *genericapiserver.GenericAPIServer) error {
 		if p.GroupName() == leaseResource.Group {
 			b.leases.set(&group, b.config)
 		}
+		if err := b.creators.set(&group, b.config); err != nil {
+			return fmt.Errorf("API group %q: %w", p.GroupName(), err)
+		}
 		if p.GroupName() == "" {
 			if err := server.InstallLegacyAPIGroup(genericapiserver.DefaultLegacyAPIPrefix, &group); err != nil {
 				return fmt.Errorf("API group core: %w", err)

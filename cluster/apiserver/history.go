@@ -16,7 +16,7 @@ const (
 	// pods and nodes, and 100 of others.)
 	historyLimit = 2048
 	// historyShare is how many objects there are for each change that is kept, of a resource with
-	// many. To list 100,000 pods takes 4 s, and 10 s beside other work. A client that has listed
+	// many. To list 100,000 pods takes 4 s, and 10 s next to other work. A client that has listed
 	// them can watch only if the changes since then are kept: those of 18 s. They take some 3 % of
 	// the memory that the pods need.
 	historyShare = 8

@@ -14,7 +14,7 @@ const (
 	// buffer. All watches share the objects of most of them.
 	queueLimit = 1000
 	// queueCopies is how many of them may have objects of their own: those that come first in a
-	// watch, and those that a selector no longer matches. So a watch that nobody reads holds about
+	// watch, and those that a selector no longer matches. So a watch that no one reads holds about
 	// 1 MB of them.
 	queueCopies = 100
 	// queueRoom is how many changes a reader can take at once. Upstream's handler flushes its answer
