@@ -18,14 +18,17 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/handlers"
+	"k8s.io/apiserver/pkg/endpoints/handlers/fieldmanager"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/metrics"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/warning"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/coracle-project/coracle/cluster/apiserver/fieldsets"
@@ -43,8 +46,7 @@ type creations struct {
 	*creators
 }
 
-// creators are what creations writes to; they are set after the handlers are made, and before they
-// serve.
+// creators create the objects. They are set after the handlers are made, and before they serve.
 type creators struct {
 	of map[target]*creator
 }
@@ -68,6 +70,7 @@ type creator struct {
 	storage rest.Storage // a [rest.Creater], or a [rest.NamedCreater]
 	scope   handlers.RequestScope
 	admit   admission.Interface
+	scheme  *runtime.Scheme
 	fields  *fieldsets.Sets
 }
 
@@ -99,7 +102,7 @@ func newCreator(to target, storage rest.Storage, group *genericapiserver.APIGrou
 	}
 	table, _ := storage.(rest.TableConvertor)
 	accepts, _ := storage.(rest.GroupVersionAcceptor)
-	c := &creator{storage: storage, admit: config.AdmissionControl}
+	c := &creator{storage: storage, admit: config.AdmissionControl, scheme: group.Scheme}
 	c.scope = handlers.RequestScope{
 		Namer:          handlers.ContextBasedNaming{Namer: runtime.Namer(meta.NewAccessor())},
 		Serializer:     group.NegotiatedSerializer,
@@ -129,8 +132,8 @@ func newCreator(to target, storage rest.Storage, group *genericapiserver.APIGrou
 	return c, nil
 }
 
-// withoutMetadata keeps upstream's handler from setting managed fields, which it does not do for
-// objects without metadata. The live object of a creation is the only one that it makes by this.
+// withoutMetadata keeps upstream's handler from setting managed fields: it does not do so if the
+// live object, which it makes for that only, has no metadata. Admission gets the real creater.
 type withoutMetadata struct{ runtime.ObjectCreater }
 
 // New implements [runtime.ObjectCreater].
@@ -145,7 +148,7 @@ func (n *creations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		n.next.ServeHTTP(w, r)
 		return
 	}
-	it := &creation{Interface: c.admit, fields: c.fields, agent: r.UserAgent()}
+	it := &creation{Interface: c.admit, creator: c, agent: r.UserAgent()}
 	var handler http.HandlerFunc
 	switch storage := c.storage.(type) {
 	case rest.NamedCreater:
@@ -165,6 +168,9 @@ func (n *creations) creatorOf(r *http.Request) *creator {
 	if !ok || info.Verb != "create" || !info.IsResourceRequest || info.Namespace == "" || (info.Name == "") != (info.Subresource == "") {
 		return nil
 	}
+	if len(info.Parts) != 1 && info.Subresource == "" || len(info.Parts) != 3 && info.Subresource != "" { // deeper paths have no route
+		return nil
+	}
 	id := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
 	c := n.of[target{id, info.Subresource}]
 	if c == nil {
@@ -173,6 +179,9 @@ func (n *creations) creatorOf(r *http.Request) *creator {
 	switch r.Header.Get("Content-Type") {
 	case runtime.ContentTypeJSON, runtime.ContentTypeProtobuf:
 	default:
+		return nil
+	}
+	if strings.Contains(strings.ReplaceAll(r.Header.Get("Accept"), "*/*", ""), "*") { // upstream's router knows */* only
 		return nil
 	}
 	if _, _, err := negotiation.NegotiateOutputMediaType(r, c.scope.Serializer, &c.scope); err != nil {
@@ -185,8 +194,9 @@ func (n *creations) creatorOf(r *http.Request) *creator {
 // sets right before admission.
 type creation struct {
 	admission.Interface
-	fields *fieldsets.Sets
-	agent  string // of the client
+	*creator
+	agent string // of the client
+	shape fieldsets.Shape
 	// taken are the managed fields if admission has left them: upstream's handler would decode them,
 	// to see whether they are valid.
 	taken []metav1.ManagedFieldsEntry
@@ -205,30 +215,45 @@ func (c *creation) Admit(ctx context.Context, a admission.Attributes, o admissio
 	if !ok {
 		return fmt.Errorf("%T has no metadata", a.GetObject())
 	}
-	ours := len(object.GetManagedFields()) == 0
-	if err := c.fields.Set(object, cmp.Or(options.FieldManager, managerOf(c.agent)), time.Now()); err != nil {
+	var err error
+	if c.shape, err = c.fields.Set(object, cmp.Or(options.FieldManager, managerOf(c.agent)), time.Now()); err != nil {
 		return err
 	}
 	set := slices.Clone(object.GetManagedFields())
 	if mutating, ok := c.Interface.(admission.MutationInterface); ok && c.Interface.Handles(a.GetOperation()) {
-		if err := mutating.Admit(ctx, a, o); err != nil {
+		if err := mutating.Admit(ctx, a, withCreater{o, c.scheme}); err != nil {
 			return err
 		}
 	}
-	if ours && slices.Equal(object.GetManagedFields(), set) {
-		c.taken = set
-		object.SetManagedFields(nil)
+	if changed := object.GetManagedFields(); !slices.Equal(changed, set) {
+		err := managedfields.ValidateManagedFields(changed)
+		if err == nil {
+			return nil
+		}
+		object.SetManagedFields(set)
+		warning.AddWarning(ctx, "", fmt.Sprintf(fieldmanager.InvalidManagedFieldsAfterMutatingAdmissionWarningFormat, err))
 	}
+	c.taken = set
+	object.SetManagedFields(nil)
 	return nil
 }
 
 // Validate implements [admission.ValidationInterface].
 func (c *creation) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if validating, ok := c.Interface.(admission.ValidationInterface); ok && c.Interface.Handles(a.GetOperation()) {
-		return validating.Validate(ctx, a, o)
+		return validating.Validate(ctx, a, withCreater{o, c.scheme})
 	}
 	return nil
 }
+
+// withCreater is a scope for admission, which makes objects of their real types.
+type withCreater struct {
+	admission.ObjectInterfaces
+	creater runtime.ObjectCreater
+}
+
+// GetObjectCreater implements [admission.ObjectInterfaces].
+func (w withCreater) GetObjectCreater() runtime.ObjectCreater { return w.creater }
 
 // giveBack gives an object the fields that Admit has taken, once: the second time, upstream's
 // handler has dropped them, since the object is too large with them.
@@ -236,6 +261,13 @@ func (c *creation) giveBack(object runtime.Object) {
 	if of, ok := object.(metav1.Object); ok && c.taken != nil {
 		of.SetManagedFields(c.taken)
 		c.taken = nil
+	}
+}
+
+// keep remembers the fields of an object whose creation ended with err.
+func (c *creation) keep(options *metav1.CreateOptions, err error) {
+	if err == nil && len(options.DryRun) == 0 {
+		c.fields.Keep(c.shape)
 	}
 }
 
@@ -249,7 +281,9 @@ type creater struct {
 func (c creater) Create(ctx context.Context, object runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions,
 ) (runtime.Object, error) {
 	c.it.giveBack(object)
-	return c.Creater.Create(ctx, object, validate, options)
+	made, err := c.Creater.Create(ctx, object, validate, options)
+	c.it.keep(options, err)
+	return made, err
 }
 
 // namedCreater is storage for one creation by name.
@@ -263,7 +297,9 @@ func (c namedCreater) Create(ctx context.Context, name string, object runtime.Ob
 	options *metav1.CreateOptions,
 ) (runtime.Object, error) {
 	c.it.giveBack(object)
-	return c.NamedCreater.Create(ctx, name, object, validate, options)
+	made, err := c.NamedCreater.Create(ctx, name, object, validate, options)
+	c.it.keep(options, err)
+	return made, err
 }
 
 // PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate implements

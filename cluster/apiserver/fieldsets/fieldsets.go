@@ -25,11 +25,11 @@ import (
 )
 
 const (
-	// setLimit is how many shapes of one resource are kept. A cluster has fewer: one for each
-	// controller of pods, and one for each reason of events.
-	setLimit = 1024
-	// keyLimit is the longest key that is kept, in bytes. An ordinary pod's has 200 to 2,000.
-	keyLimit = 8 << 10
+	// keepLimit is the size of what is kept for one resource, in bytes. A shape of ordinary pods takes
+	// 1 to 5 kB. A cluster has one for each controller of pods, and one for each reason of events.
+	keepLimit = 2 << 20
+	// shapeLimit is the size of what is kept for one shape.
+	shapeLimit = 16 << 10
 	// unknownManager is upstream's name for a client without one.
 	unknownManager = "unknown"
 )
@@ -45,9 +45,13 @@ type Sets struct {
 	keys  sync.Pool // of *[]byte
 
 	mu sync.RWMutex
-	// known has fields as FieldsV1, by the keys of objects. At the limit, all are dropped.
+	// known has fields as FieldsV1, by the keys of objects.
 	known map[string]string
+	size  int // of known, in bytes
 }
+
+// A Shape is what was found for an object. Its zero value is nothing.
+type Shape struct{ key, fields string }
 
 // New returns the sets of objects of a kind, whose internal type in scheme is that of example, and
 // which are sent to a resource, or to a subresource unless that is empty. Definitions must have the
@@ -79,19 +83,24 @@ func New(kind schema.GroupVersionKind, subresource string, example runtime.Objec
 	return s, err
 }
 
-// Set sets the managed fields of an object that manager creates, as the field manager would.
-func (s *Sets) Set(object metav1.Object, manager string, now time.Time) error {
+// Set sets the managed fields of an object that manager creates, as the field manager would. What
+// the field manager was asked about is returned for Keep: to be called once the object was created,
+// since only those who may create objects should fill the memory.
+func (s *Sets) Set(object metav1.Object, manager string, now time.Time) (Shape, error) {
 	if len(object.GetManagedFields()) > 0 { // the client has sent some, which count
-		return s.find(object, manager)
+		return Shape{}, s.find(object, manager)
 	}
-	key, _ := s.keys.Get().(*[]byte)
-	if key == nil {
-		key = new([]byte)
+	buffer, _ := s.keys.Get().(*[]byte)
+	if buffer == nil {
+		buffer = new([]byte)
 	}
-	defer s.keys.Put(key)
-	*key = s.plan.append((*key)[:0], object)
+	key := s.plan.append((*buffer)[:0], object)
+	if cap(key) <= 2*shapeLimit {
+		*buffer = key
+		defer s.keys.Put(buffer)
+	}
 	s.mu.RLock()
-	fields, ok := s.known[string(*key)]
+	fields, ok := s.known[string(key)]
 	s.mu.RUnlock()
 	if ok {
 		object.SetManagedFields([]metav1.ManagedFieldsEntry{{
@@ -99,24 +108,47 @@ func (s *Sets) Set(object metav1.Object, manager string, now time.Time) error {
 			APIVersion: s.version, Subresource: s.subresource,
 			Time: &metav1.Time{Time: now.UTC()}, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 		}})
-		return nil
+		return Shape{}, nil
 	}
 	if err := s.find(object, manager); err != nil {
-		return err
+		return Shape{}, err
 	}
-	if found := object.GetManagedFields(); len(found) == 1 && len(*key) <= keyLimit {
-		s.keep(string(*key), found[0].FieldsV1.GetRawString())
+	found := object.GetManagedFields()
+	if len(found) != 1 {
+		return Shape{}, nil
 	}
-	return nil
+	shape := Shape{string(key), found[0].FieldsV1.GetRawString()}
+	if shape.size() > shapeLimit {
+		return Shape{}, nil
+	}
+	return shape, nil
 }
 
-func (s *Sets) keep(key, fields string) {
+func (s Shape) size() int { return len(s.key) + len(s.fields) }
+
+// Keep remembers a shape. If there is no room for it, others are forgotten, which ones is left to
+// chance.
+func (s *Sets) Keep(shape Shape) {
+	if shape == (Shape{}) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known == nil || len(s.known) >= setLimit {
+	if s.known == nil {
 		s.known = map[string]string{}
 	}
-	s.known[key] = fields
+	if _, ok := s.known[shape.key]; ok {
+		return
+	}
+	for key, fields := range s.known {
+		if s.size+shape.size() <= keepLimit {
+			break
+		}
+		delete(s.known, key)
+		s.size -= len(key) + len(fields)
+	}
+	s.known[shape.key] = shape.fields
+	s.size += shape.size()
 }
 
 // Len returns how many shapes are known.
@@ -130,7 +162,7 @@ func (s *Sets) Len() int {
 func (s *Sets) find(object metav1.Object, manager string) error {
 	whole, ok := object.(runtime.Object)
 	if !ok {
-		return fmt.Errorf("%T is no object of the API", object)
+		return fmt.Errorf("%T is not an API object", object)
 	}
 	blank, err := s.blank()
 	if err != nil {
