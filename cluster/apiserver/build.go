@@ -65,7 +65,9 @@ type build struct {
 	proxy    *http.Transport
 	leases   leases
 	creators creators
-	gate     *admissionGate
+	// forInside answers clients in this process.
+	forInside http.Handler
+	gate      *admissionGate
 	// containers have the routes of the built-in groups, and of custom resource definitions.
 	containers []*restful.Container
 	// definitions are the informers of custom resource definitions.
@@ -164,7 +166,10 @@ func (b *build) configure(ctx context.Context) error {
 		handler = &renewals{next: handler, leases: &b.leases}
 		handler = reportConcurrency(handler, b.options.Concurrent, c.LongRunningFunc)
 		handler = abortingOnPanic(b.others.Wrap(handler), b.options.Log)
-		chain := recordingAborts(genericapiserver.DefaultBuildHandlerChain(handler, quiet), c.RequestInfoResolver, b.options.Log)
+		chain := genericapiserver.DefaultBuildHandlerChain(handler, quiet)
+		// Set for the last time by this server, which is built after that of custom resources.
+		b.forInside = withStack(recordingAborts(insideChain(handler, chain, quiet), c.RequestInfoResolver, b.options.Log))
+		chain = recordingAborts(chain, c.RequestInfoResolver, b.options.Log)
 		return withStack(withBodyDeadline(chain, b.options.bodyLimit, c.RequestInfoResolver, c.LongRunningFunc))
 	}
 	c.LongRunningFunc = genericfilters.BasicLongRunningRequestCheck(

@@ -22,6 +22,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -54,7 +55,8 @@ func attack(t *testing.T, bodyLimit time.Duration, f func(a *attacked)) {
 	}
 	options.seats, options.bodyLimit = fewSeats, bodyLimit
 	options.TokenFile = filepath.Join(dir, "tokens.csv")
-	if err := os.WriteFile(options.TokenFile, []byte("attacker,attacker,1\nbystander,bystander,2\n"), 0o600); err != nil {
+	tokens := "attacker,attacker,1\nbystander,bystander,2\nnode,system:node:n1,3,system:nodes\n"
+	if err := os.WriteFile(options.TokenFile, []byte(tokens), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s, err := New(options)
@@ -78,10 +80,8 @@ func attack(t *testing.T, bodyLimit time.Duration, f func(a *attacked)) {
 	case <-time.After(patience):
 		t.Fatal("the server is not ready")
 	}
-	a := &attacked{
-		Server: s, t: t, admin: clientOf(t, s.ClientConfig("admin", "system:masters")),
-		node: clientOf(t, s.ClientConfig("system:node:n1", "system:nodes")),
-	}
+	a := &attacked{Server: s, t: t, admin: clientOf(t, s.ClientConfig("admin", "system:masters"))}
+	a.node = clientOf(t, a.outside("node"))
 	eventually(t, "the levels are in force", func() (bool, error) { // of this server: the metrics are those of all in this process
 		levels := a.read("/debug/api_priority_and_fairness/dump_priority_levels")
 		return strings.Contains(levels, "\nglobal-default,"), errors.New(levels)
@@ -175,14 +175,38 @@ func (a *attacked) nodeLives() {
 // bystanderWaits shows that the attack works: a user of the attacker's level gets no answer.
 func (a *attacked) bystanderWaits() {
 	a.t.Helper()
-	config := rest.AnonymousClientConfig(overTLSOf(a.t, a.Server))
-	config.BearerToken = "bystander"
+	a.waits(clientOf(a.t, a.outside("bystander")))
+}
+
+// waits shows that a client gets no answer to a question about who it is.
+func (a *attacked) waits(client *kubernetes.Clientset) {
+	a.t.Helper()
 	ctx, cancel := context.WithTimeout(a.t.Context(), 500*time.Millisecond)
 	defer cancel()
-	_, err := clientOf(a.t, config).AuthenticationV1().SelfSubjectReviews().Create(ctx, selfReview(), metav1.CreateOptions{})
+	_, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, selfReview(), metav1.CreateOptions{})
 	if err == nil {
 		a.t.Error("another user without rights is served: the attack takes nothing away")
 	}
+}
+
+// outside is the configuration of a client that dials and has a token.
+func (a *attacked) outside(token string) *rest.Config {
+	a.t.Helper()
+	config := rest.AnonymousClientConfig(overTLSOf(a.t, a.Server))
+	config.BearerToken, config.QPS = token, -1
+	return config
+}
+
+// insideGoesOn shows that parts of this process need no seats, but for questions about outsiders.
+func (a *attacked) insideGoesOn() {
+	a.t.Helper()
+	inside := clientOf(a.t, a.ClientConfig("bystander"))
+	ctx, cancel := context.WithTimeout(a.t.Context(), inTime)
+	defer cancel()
+	if _, err := inside.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		a.t.Errorf("a client in this process: %v", err)
+	}
+	a.waits(inside)
 }
 
 // slowBody sends a request whose body stops before its end. Any user may send this one.
@@ -211,6 +235,7 @@ func TestSlowBodiesDoNotStarveNodes(t *testing.T) {
 		}
 		a.full("global-default")
 		a.bystanderWaits()
+		a.insideGoesOn()
 		a.nodeLives()
 	})
 }
@@ -271,10 +296,7 @@ func TestDeadWebhookDoesNotStarveNodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		config := rest.AnonymousClientConfig(overTLSOf(t, a.Server))
-		config.BearerToken = "attacker"
-		config.QPS = -1
-		client := clientOf(t, config)
+		client := clientOf(t, a.outside("attacker"))
 		var asking sync.WaitGroup
 		for range fewSeats {
 			asking.Go(func() {

@@ -65,6 +65,7 @@ type Server struct {
 	address   net.Addr
 	serving   chan struct{} // closed when handler is set
 	handler   http.Handler
+	forInside http.Handler // set with handler, for clients in this process
 	ready     chan struct{}
 	ended     context.Context // ends in-process requests
 	end       context.CancelFunc
@@ -149,7 +150,12 @@ func (s *Server) serveInside(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer context.AfterFunc(s.ended, cancel)()
 	defer cancel()
-	s.handler.ServeHTTP(w, r.WithContext(ctx))
+	select {
+	case <-s.ready:
+		s.forInside.ServeHTTP(w, r.WithContext(ctx))
+	default: // the complete chain answers 503, not 404, for resources that are not known yet
+		s.handler.ServeHTTP(w, r.WithContext(ctx))
+	}
 }
 
 // Run serves until ctx ends, and returns nil then. It can be called once.
@@ -203,7 +209,7 @@ func (s *Server) run(ctx context.Context) error {
 	prepared := server.PrepareRun()
 	forgetExpressions(server.Handler.GoRestfulContainer)
 	forgetDocumentation(server.Handler.GoRestfulContainer)
-	s.handler = server.Handler
+	s.handler, s.forInside = server.Handler, b.forInside
 	close(s.serving)
 	s.storages.Open()
 	following, end := context.WithCancel(context.WithoutCancel(ctx)) // requests use informers until the last has ended

@@ -22,6 +22,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 )
@@ -107,15 +108,16 @@ type exchange struct {
 	gone    chan bool     // http.CloseNotifier's channel
 	header  http.Header   // the handler's
 
-	mu      sync.Mutex
-	changed sync.Cond
-	status  int         // 0 until the handler has chosen one
-	sent    http.Header // header as it was when the handler chose status
-	buffer  bytes.Buffer
-	public  bool  // started is closed
-	discard bool  // no one will read the body (HEAD)
-	ended   bool  // no more will be written or read
-	err     error // why it ended; io.EOF if the handler returned
+	mu       sync.Mutex
+	changed  sync.Cond
+	status   int         // 0 until the handler has chosen one
+	sent     http.Header // header as it was when the handler chose status
+	warnings []string    // headers of the response besides those of header
+	buffer   bytes.Buffer
+	public   bool  // started is closed
+	discard  bool  // no one will read the body (HEAD)
+	ended    bool  // no more will be written or read
+	err      error // why it ended; io.EOF if the handler returned
 }
 
 func (x *exchange) serve(handler http.Handler, req *http.Request, log *slog.Logger) {
@@ -183,8 +185,22 @@ func (x *exchange) publishLocked() {
 }
 
 func (x *exchange) chooseLocked(status int) {
-	if x.status == 0 {
-		x.status, x.sent = status, x.header.Clone()
+	if x.status != 0 {
+		return
+	}
+	x.status, x.sent = status, x.header.Clone()
+	if len(x.warnings) > 0 {
+		x.sent["Warning"] = x.warnings
+	}
+}
+
+// AddWarning adds a Warning header to the response. Unlike Header, it may be called by any
+// goroutine at any time: when the header was sent, it does nothing.
+func (x *exchange) AddWarning(value string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.status == 0 && !slices.Contains(x.warnings, value) {
+		x.warnings = append(x.warnings, value)
 	}
 }
 

@@ -7,7 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,4 +242,35 @@ func BenchmarkRoundTrip(b *testing.B) {
 		_, _ = io.Copy(io.Discard, resp.Body)
 		_ = resp.Body.Close()
 	}
+}
+
+// Warnings may come from a goroutine that goes on after the handler has answered.
+func TestWarnings(t *testing.T) {
+	var late sync.WaitGroup
+	try(t, func(w http.ResponseWriter, _ *http.Request) {
+		warn := w.(interface{ AddWarning(value string) }).AddWarning
+		warn("one")
+		warn("one")
+		warn("two")
+		late.Go(func() {
+			for range 1000 {
+				warn("three")
+			}
+		})
+		w.Header().Set("A", "b")
+		w.WriteHeader(http.StatusAccepted)
+		w.Header().Set("C", "d")
+		warn("four")
+	}, func(t *testing.T, client *http.Client) {
+		resp, err := get(t, t.Context(), client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		late.Wait()
+		got := resp.Header.Values("Warning")
+		if len(got) < 2 || got[0] != "one" || got[1] != "two" || slices.Contains(got, "four") || resp.Header.Get("A") != "b" {
+			t.Errorf("header %v", resp.Header)
+		}
+	})
 }
