@@ -145,6 +145,11 @@ func TestCreationsAreUpstreams(t *testing.T) {
 			}
 		})
 	}
+	for _, to := range created {
+		if built.creators.of[to].fields.Len() == 0 {
+			t.Errorf("no fields of %v are remembered", to)
+		}
+	}
 }
 
 // creationAnswer is the answer to a creation, without what differs each time.
