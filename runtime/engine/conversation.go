@@ -87,7 +87,9 @@ func (c *conversation) reapFirst() error {
 
 // end kills and reaps all processes that run the plan, also one that has not been heard of: a
 // process that was killed between its fork and its end has started another one, which reports first
-// of all.
+// of all. If that was killed, too, it has not reported, and is known by its process group only (see
+// plan.Fork). A process that is not reaped would keep the PID namespace that it is in from ending
+// (zap_pid_ns_processes).
 func (c *conversation) end(most time.Duration) error {
 	c.kill()
 	if len(c.pids) == 0 {
@@ -102,10 +104,18 @@ func (c *conversation) end(most time.Duration) error {
 	defer c.mu.Unlock()
 	var left error
 	for _, pid := range c.pids {
-		left = errors.Join(left, stuck.Reap(pid, most))
+		left = errors.Join(left, reapAll(pid, most))
 	}
 	c.pids = nil
 	return left
+}
+
+// reapAll reaps a process that ran a plan, and those that it started and that are in its group.
+func reapAll(pid int, most time.Duration) error {
+	if err := stuck.ReapGroup(pid, most); err != nil {
+		return err
+	}
+	return stuck.Reap(pid, most) // if it led no group
 }
 
 // next returns the child's next report, struct report of zygote.h; of plan.ReportProcess, arg is

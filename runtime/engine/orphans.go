@@ -26,7 +26,7 @@ func (c *conversation) endLost() error {
 		for pid, fd := range lost {
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 			_ = unix.Close(fd)
-			if rerr := stuck.Reap(pid, stuck.Patience); rerr != nil {
+			if rerr := reapAll(pid, stuck.Patience); rerr != nil {
 				err = errors.Join(err, fmt.Errorf("end the starter's child: %w", rerr))
 			}
 		}

@@ -20,5 +20,6 @@ var callNames = map[uint16]string{
 	unix.SYS_SETDOMAINNAME: "setdomainname", unix.SYS_SCHED_SETATTR: "sched_setattr", unix.SYS_IOPRIO_SET: "ioprio_set",
 	unix.SYS_FCHMOD: "fchmod", unix.SYS_FSOPEN: "fsopen", unix.SYS_FSCONFIG: "fsconfig", unix.SYS_FSMOUNT: "fsmount",
 	unix.SYS_FSETXATTR: "fsetxattr", unix.SYS_PERSONALITY: "personality", unix.SYS_SET_MEMPOLICY: "set_mempolicy", unix.SYS_SOCKET: "socket",
-	unix.SYS_SETSID: "setsid",
+	unix.SYS_SETPGID: "setpgid",
+	unix.SYS_SETSID:  "setsid",
 }

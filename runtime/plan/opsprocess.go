@@ -86,7 +86,9 @@ func (o JoinCgroups) lower(a *asm) {
 }
 
 // Fork goes on in a new process that is a child of the same parent; this one ends. The new one
-// reports first of all, so that it is known even if this one is killed at any moment.
+// reports first of all, so that it is known even if this one is killed at any moment. Both are a
+// process group of their own, so that their parent can reap the new one if it is killed before it
+// reports, as by the end of a PID namespace that it is in.
 // Namespaces of kinds that only children get (pid, time) take effect thereby.
 type Fork struct{}
 
@@ -96,6 +98,7 @@ func (Fork) lower(a *asm) {
 	if !a.hasGate {
 		a.sendTrace()
 	}
+	a.call(unix.SYS_SETPGID, 0, 0).forgiving(nil, unix.EPERM) // the leader of a session leads its group anyway
 	pid, child := a.newSlot(), &label{}
 	a.call(unix.SYS_CLONE, unix.CLONE_PARENT, 0, 0, 0, 0).to(pid)
 	a.call(opIfEq, pid, 0).then(child)

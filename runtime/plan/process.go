@@ -115,8 +115,8 @@ func Exec(spec *specs.Spec, p *specs.Process, join Namespaces, opts Options) (*P
 	// An agent is given the descriptor of the process that it is for.
 	notify := b.opts.Seccomp != nil && b.opts.Seccomp.Notify
 	early := !notify && !b.schedulerLater &&
-		b.early(p, call{unix.SYS_CLONE, []uint64{unix.CLONE_PARENT, 0, 0, 0, 0}}, call{nr: unix.SYS_SETSID},
-			call{unix.SYS_IOCTL, []uint64{0, unix.TIOCSCTTY, 0}})
+		b.early(p, call{nr: unix.SYS_SETPGID}, call{unix.SYS_CLONE, []uint64{unix.CLONE_PARENT, 0, 0, 0, 0}},
+			call{nr: unix.SYS_SETSID}, call{unix.SYS_IOCTL, []uint64{0, unix.TIOCSCTTY, 0}})
 	if early {
 		b.seccomp(u)
 	}

@@ -110,8 +110,7 @@ func Reap(pid int, most time.Duration) error {
 // reapByNumber is Reap for a program without free descriptors. The pid stays the child's until it
 // is reaped, and can only be polled.
 func reapByNumber(pid int, most time.Duration) error {
-	const tick = 2 * time.Millisecond
-	for deadline := time.Now().Add(most); ; time.Sleep(tick) {
+	for deadline := time.Now().Add(most); ; time.Sleep(pollInterval) {
 		ended, err := reap(unix.P_PID, pid)
 		if ended || err != nil {
 			return err
@@ -121,6 +120,30 @@ func reapByNumber(pid int, most time.Duration) error {
 		}
 	}
 }
+
+// ReapGroup waits until all children in a process group have ended, and reaps them. The caller has
+// killed them, so this does not take long. No children are no error. ErrAlive: one has not ended in
+// time.
+func ReapGroup(pgid int, most time.Duration) error {
+	for deadline := time.Now().Add(most); ; {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_PGID, pgid, &info, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+		switch {
+		case errors.Is(err, unix.ECHILD):
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("reap process group %d: %w", pgid, err)
+		case err != nil || info.Signo != 0: // perhaps there is another one
+		case time.Now().After(deadline):
+			return fmt.Errorf("process group of %s: %w", Describe(pgid), ErrAlive)
+		default:
+			time.Sleep(pollInterval)
+		}
+	}
+}
+
+// pollInterval is for children that cannot be waited for by a descriptor.
+const pollInterval = 2 * time.Millisecond
 
 // ReapFD reaps a child that has ended.
 func ReapFD(pidfd int) error {

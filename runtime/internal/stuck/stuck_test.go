@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,4 +77,42 @@ func TestReapWithoutDescriptors(t *testing.T) {
 			t.Errorf("reap a reaped one: %v", err)
 		}
 	})
+}
+
+// All children of a group are reaped, and no others.
+func TestReapGroup(t *testing.T) {
+	start := func(pgid int) *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command("sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: pgid}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+		return cmd
+	}
+	leader, other := start(0), start(0)
+	pgid := leader.Process.Pid
+	member := start(pgid)
+	err := ReapGroup(pgid, time.Millisecond)
+	if want := fmt.Sprintf("process %d, in state", pgid); !errors.Is(err, ErrAlive) || !strings.Contains(err.Error(), want) {
+		t.Errorf("reap living ones: %v", err)
+	}
+	if err := unix.Kill(-pgid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := ReapGroup(pgid, Patience); err != nil {
+		t.Errorf("reap killed ones: %v", err)
+	}
+	for _, cmd := range []*exec.Cmd{leader, member} {
+		if err := cmd.Wait(); !errors.Is(err, unix.ECHILD) {
+			t.Errorf("wait: %v, want %v", err, unix.ECHILD)
+		}
+	}
+	if err := ReapGroup(pgid, Patience); err != nil {
+		t.Errorf("reap reaped ones: %v", err)
+	}
+	if state := State(other.Process.Pid); state == 0 || state == 'Z' {
+		t.Errorf("another child is in state %q", state)
+	}
 }
