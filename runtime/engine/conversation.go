@@ -87,13 +87,17 @@ func (c *conversation) reapFirst() error {
 
 // end kills and reaps all processes that run the plan, also one that has not been heard of: a
 // process that was killed between its fork and its end has started another one, which reports first
-// of all. If that was killed, too, it has not reported, and is known by its process group only (see
+// of all. If that was killed, too, or cannot report, it is known by its process group only (see
 // plan.Fork). A process that is not reaped would keep the PID namespace that it is in from ending
 // (zap_pid_ns_processes).
 func (c *conversation) end(most time.Duration) error {
 	c.kill()
 	if len(c.pids) == 0 {
 		return nil
+	}
+	first := c.pids[0]
+	if leads(first) {
+		_ = unix.Kill(-first, unix.SIGKILL)
 	}
 	for {
 		if _, _, _, err := c.next(); err != nil {
@@ -103,19 +107,23 @@ func (c *conversation) end(most time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var left error
-	for _, pid := range c.pids {
-		left = errors.Join(left, reapAll(pid, most))
+	for _, pid := range c.pids[1:] {
+		left = errors.Join(left, stuck.Reap(pid, most))
+	}
+	// Last, so that the group's number stays its own until all are reaped.
+	if leads(first) {
+		left = errors.Join(left, stuck.ReapGroup(first, most))
+	} else {
+		left = errors.Join(left, stuck.Reap(first, most))
 	}
 	c.pids = nil
 	return left
 }
 
-// reapAll reaps a process that ran a plan, and those that it started and that are in its group.
-func reapAll(pid int, most time.Duration) error {
-	if err := stuck.ReapGroup(pid, most); err != nil {
-		return err
-	}
-	return stuck.Reap(pid, most) // if it led no group
+// leads reports whether a child that is not reaped leads a process group. Before it forks, it does.
+func leads(pid int) bool {
+	group, err := unix.Getpgid(pid)
+	return err == nil && group == pid
 }
 
 // next returns the child's next report, struct report of zygote.h; of plan.ReportProcess, arg is

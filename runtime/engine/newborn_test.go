@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,14 +20,16 @@ import (
 )
 
 // killNewborn waits until the process that a starter clones forks another one, and kills that
-// before its first instruction, as the kernel does when a PID namespace ends. It returns its pid.
-func killNewborn(starter int) (pid int, err error) {
-	runtime.LockOSThread() // the tracer is this thread; it ends with the goroutine, and lets go of all
+// before its first instruction, as the kernel does when a PID namespace ends. It returns its pid,
+// and closes ready when the starter is traced.
+func killNewborn(starter int, ready chan<- struct{}) (pid int, err error) {
+	runtime.LockOSThread() // the tracer is a thread, not a process
+	defer runtime.UnlockOSThread()
 	const follow = unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
 	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(starter), 0, follow, 0, 0); errno != 0 {
 		return 0, fmt.Errorf("ptrace(PTRACE_SEIZE): %w", errno)
 	}
-	seized <- struct{}{}
+	close(ready)
 	tracee := starter
 	for {
 		var status unix.WaitStatus
@@ -42,7 +45,7 @@ func killNewborn(starter int) (pid int, err error) {
 				return 0, err
 			}
 			if tracee != starter {
-				return int(born), unix.Kill(int(born), unix.SIGKILL)
+				return int(born), errors.Join(unix.Kill(int(born), unix.SIGKILL), unix.PtraceDetach(tracee))
 			}
 			if err := unix.PtraceDetach(starter); err != nil {
 				return 0, err
@@ -55,8 +58,6 @@ func killNewborn(starter int) (pid int, err error) {
 		}
 	}
 }
-
-var seized = make(chan struct{})
 
 // A process that died before it could say who it is was never reaped. In a PID namespace it keeps
 // the first process of the namespace from ending (zap_pid_ns_processes): the container never ended.
@@ -89,18 +90,23 @@ func TestExecDiesAtBirth(t *testing.T) {
 		pid int
 		err error
 	}
-	done := make(chan killed, 1)
+	done, ready := make(chan killed, 1), make(chan struct{})
 	go func() {
-		pid, err := killNewborn(starter[0])
+		pid, err := killNewborn(starter[0], ready)
 		done <- killed{pid, err}
 	}()
 	select {
-	case <-seized:
+	case <-ready:
 	case k := <-done:
 		t.Fatal(k.err)
 	}
 	_, err = c.Exec(ctx, runtimetest.Spec(id, "/bin/true").Process, coracle.ExecOptions{})
-	k := <-done
+	var k killed
+	select {
+	case k = <-done:
+	case <-time.After(time.Minute):
+		t.Fatalf("the exec has forked no process: %v", err)
+	}
 	if k.err != nil {
 		t.Fatal(k.err)
 	}
@@ -116,5 +122,5 @@ func TestExecDiesAtBirth(t *testing.T) {
 	if err := stuck.Reap(pid, 10*time.Second); err != nil {
 		t.Errorf("the container has not ended: %v", err)
 	}
-	_ = stuck.Reap(k.pid, time.Second) // so that it can
+	_ = stuck.Reap(k.pid, time.Second) // lets the container end if a check above failed
 }

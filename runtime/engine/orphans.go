@@ -26,7 +26,7 @@ func (c *conversation) endLost() error {
 		for pid, fd := range lost {
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 			_ = unix.Close(fd)
-			if rerr := reapAll(pid, stuck.Patience); rerr != nil {
+			if rerr := endGroup(pid); rerr != nil {
 				err = errors.Join(err, fmt.Errorf("end the starter's child: %w", rerr))
 			}
 		}
@@ -35,6 +35,16 @@ func (c *conversation) endLost() error {
 		}
 		// One that forked in the meantime is another child; see plan.Fork.
 	}
+}
+
+// endGroup ends what is left of a start, of which one process is known (see plan.Fork).
+func endGroup(pid int) error {
+	group, err := unix.Getpgid(pid)
+	if err != nil || group == unix.Getpgrp() {
+		return stuck.Reap(pid, stuck.Patience)
+	}
+	_ = unix.Kill(-group, unix.SIGKILL)
+	return stuck.ReapGroup(group, stuck.Patience)
 }
 
 // childrenWith returns a pidfd of each child of ours that has a descriptor that leads to a name. A

@@ -98,7 +98,7 @@ func (Fork) lower(a *asm) {
 	if !a.hasGate {
 		a.sendTrace()
 	}
-	a.call(unix.SYS_SETPGID, 0, 0).forgiving(nil, unix.EPERM) // the leader of a session leads its group anyway
+	a.call(unix.SYS_SETPGID, 0, 0).forgiving(nil, unix.EPERM, unix.EACCES) // of a session's leader, and of SELinux
 	pid, child := a.newSlot(), &label{}
 	a.call(unix.SYS_CLONE, unix.CLONE_PARENT, 0, 0, 0, 0).to(pid)
 	a.call(opIfEq, pid, 0).then(child)

@@ -125,6 +125,9 @@ func reapByNumber(pid int, most time.Duration) error {
 // killed them, so this does not take long. No children are no error. ErrAlive: one has not ended in
 // time.
 func ReapGroup(pgid int, most time.Duration) error {
+	if pgid <= 0 { // waitid(2) takes 0 for the caller's own group
+		return fmt.Errorf("reap process group %d: %w", pgid, unix.EINVAL)
+	}
 	for deadline := time.Now().Add(most); ; {
 		var info unix.Siginfo
 		err := unix.Waitid(unix.P_PGID, pgid, &info, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
@@ -135,7 +138,7 @@ func ReapGroup(pgid int, most time.Duration) error {
 			return fmt.Errorf("reap process group %d: %w", pgid, err)
 		case err != nil || info.Signo != 0: // perhaps there is another one
 		case time.Now().After(deadline):
-			return fmt.Errorf("process group of %s: %w", Describe(pgid), ErrAlive)
+			return fmt.Errorf("process group %d: %w", pgid, ErrAlive)
 		default:
 			time.Sleep(pollInterval)
 		}

@@ -95,7 +95,7 @@ func TestReapGroup(t *testing.T) {
 	pgid := leader.Process.Pid
 	member := start(pgid)
 	err := ReapGroup(pgid, time.Millisecond)
-	if want := fmt.Sprintf("process %d, in state", pgid); !errors.Is(err, ErrAlive) || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("process group %d", pgid); !errors.Is(err, ErrAlive) || !strings.Contains(err.Error(), want) {
 		t.Errorf("reap living ones: %v", err)
 	}
 	if err := unix.Kill(-pgid, unix.SIGKILL); err != nil {
@@ -111,6 +111,9 @@ func TestReapGroup(t *testing.T) {
 	}
 	if err := ReapGroup(pgid, Patience); err != nil {
 		t.Errorf("reap reaped ones: %v", err)
+	}
+	if err := ReapGroup(0, Patience); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("reap the group of this process: %v", err)
 	}
 	if state := State(other.Process.Pid); state == 0 || state == 'Z' {
 		t.Errorf("another child is in state %q", state)
