@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"cmp"
 	"net/http"
 	"strings"
 
@@ -72,7 +71,7 @@ type insideWarnings struct{ add func(value string) }
 
 // AddWarning implements [warning.Recorder].
 func (w insideWarnings) AddWarning(agent, text string) {
-	if header, err := utilnet.NewWarningHeader(warningCode, cmp.Or(agent, "-"), text); text != "" && err == nil {
+	if header, err := utilnet.NewWarningHeader(warningCode, agent, text); text != "" && err == nil {
 		w.add(header)
 	}
 }

@@ -32,6 +32,8 @@ const (
 	headLimit = 4 << 10
 	// bufferLimit is how much of a body is held for a client that does not read.
 	bufferLimit = 256 << 10
+	// warningLimit is the size of all warnings of a response, in bytes.
+	warningLimit = 4 << 10
 )
 
 // errGone is what a handler's writes return when no one reads them any more.
@@ -113,6 +115,7 @@ type exchange struct {
 	status   int         // 0 until the handler has chosen one
 	sent     http.Header // header as it was when the handler chose status
 	warnings []string    // headers of the response besides those of header
+	warned   int         // size of warnings
 	buffer   bytes.Buffer
 	public   bool  // started is closed
 	discard  bool  // no one will read the body (HEAD)
@@ -190,17 +193,18 @@ func (x *exchange) chooseLocked(status int) {
 	}
 	x.status, x.sent = status, x.header.Clone()
 	if len(x.warnings) > 0 {
-		x.sent["Warning"] = x.warnings
+		x.sent["Warning"] = append(x.sent["Warning"], x.warnings...)
 	}
 }
 
-// AddWarning adds a Warning header to the response. Unlike Header, it may be called by any
-// goroutine at any time: when the header was sent, it does nothing.
+// AddWarning adds a Warning header to the response, unless there are many. Unlike Header, it may be
+// called by any goroutine at any time: when the header was sent, it does nothing.
 func (x *exchange) AddWarning(value string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.status == 0 && !slices.Contains(x.warnings, value) {
+	if x.status == 0 && x.warned+len(value) <= warningLimit && !slices.Contains(x.warnings, value) {
 		x.warnings = append(x.warnings, value)
+		x.warned += len(value)
 	}
 }
 
