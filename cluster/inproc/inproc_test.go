@@ -272,7 +272,7 @@ func TestWarnings(t *testing.T) {
 		late.Wait()
 		got := resp.Header.Values("Warning")
 		if len(got) < 3 || !slices.Equal(got[:3], []string{"zero", "one", "two"}) ||
-			 len(got) > 4 || slices.Contains(got, "four") || resp.Header.Get("A") != "b" {
+			len(got) > 4 || slices.Contains(got, "four") || resp.Header.Get("A") != "b" {
 			t.Errorf("header %v", resp.Header)
 		}
 	})
