@@ -96,7 +96,8 @@ func (c *conversation) end(most time.Duration) error {
 		return nil
 	}
 	first := c.pids[0]
-	if leads(first) {
+	grouped := leads(first) // for good: it has been killed
+	if grouped {
 		_ = unix.Kill(-first, unix.SIGKILL)
 	}
 	for {
@@ -111,7 +112,7 @@ func (c *conversation) end(most time.Duration) error {
 		left = errors.Join(left, stuck.Reap(pid, most))
 	}
 	// Last, so that the group's number stays its own until all are reaped.
-	if leads(first) {
+	if grouped {
 		left = errors.Join(left, stuck.ReapGroup(first, most))
 	} else {
 		left = errors.Join(left, stuck.Reap(first, most))

@@ -110,43 +110,45 @@ func Reap(pid int, most time.Duration) error {
 // reapByNumber is Reap for a program without free descriptors. The pid stays the child's until it
 // is reaped, and can only be polled.
 func reapByNumber(pid int, most time.Duration) error {
-	for deadline := time.Now().Add(most); ; time.Sleep(pollInterval) {
-		ended, err := reap(unix.P_PID, pid)
-		if ended || err != nil {
-			return err
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: %w", Describe(pid), ErrAlive)
-		}
-	}
+	return poll(func() (bool, error) {
+		child, err := reap(unix.P_PID, pid)
+		return child != alive, err
+	}, func() string { return Describe(pid) }, most)
 }
 
 // ReapGroup waits until all children in a process group have ended, and reaps them. The caller has
 // killed them, so this does not take long. No children are no error. ErrAlive: one has not ended in
 // time.
 func ReapGroup(pgid int, most time.Duration) error {
+	name := fmt.Sprintf("process group %d", pgid)
 	if pgid <= 0 { // waitid(2) takes 0 for the caller's own group
-		return fmt.Errorf("reap process group %d: %w", pgid, unix.EINVAL)
+		return fmt.Errorf("reap %s: %w", name, unix.EINVAL)
 	}
-	for deadline := time.Now().Add(most); ; {
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_PGID, pgid, &info, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
-		switch {
-		case errors.Is(err, unix.ECHILD):
-			return nil
-		case err != nil && !errors.Is(err, unix.EINTR):
-			return fmt.Errorf("reap process group %d: %w", pgid, err)
-		case err != nil || info.Signo != 0: // perhaps there is another one
-		case time.Now().After(deadline):
-			return fmt.Errorf("process group %d: %w", pgid, ErrAlive)
-		default:
-			time.Sleep(pollInterval)
+	return poll(func() (bool, error) {
+		for {
+			child, err := reap(unix.P_PGID, pgid)
+			if err != nil {
+				return false, fmt.Errorf("reap %s: %w", name, err)
+			}
+			if child != reaped { // else there may be another one
+				return child == none, nil
+			}
+		}
+	}, func() string { return name }, most)
+}
+
+// poll asks whether processes that cannot be waited for by a descriptor have ended, with a limit.
+func poll(ended func() (bool, error), name func() string, most time.Duration) error {
+	const tick = 2 * time.Millisecond
+	for deadline := time.Now().Add(most); ; time.Sleep(tick) {
+		if done, err := ended(); done || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: %w", name(), ErrAlive)
 		}
 	}
 }
-
-// pollInterval is for children that cannot be waited for by a descriptor.
-const pollInterval = 2 * time.Millisecond
 
 // ReapFD reaps a child that has ended.
 func ReapFD(pidfd int) error {
@@ -154,8 +156,17 @@ func ReapFD(pidfd int) error {
 	return err
 }
 
-// reap reaps a child if it has ended. It reports true also for one that is reaped already.
-func reap(by, id int) (ended bool, err error) {
+// found is what reap finds.
+type found int
+
+const (
+	alive  found = iota // a child, which has not ended
+	reaped              // a child that had ended
+	none                // no child, perhaps since it is reaped already
+)
+
+// reap reaps a child if it has ended, or one of a group.
+func reap(by, id int) (found, error) {
 	for {
 		// si_signo is 0 if no child has ended (waitid(2), WNOHANG).
 		var info unix.Siginfo
@@ -163,11 +174,13 @@ func reap(by, id int) (ended bool, err error) {
 		err := unix.Waitid(by, id, &info, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
 		switch {
 		case errors.Is(err, unix.ECHILD):
-			return true, nil
+			return none, nil
+		case err == nil && info.Signo != 0:
+			return reaped, nil
 		case err == nil:
-			return info.Signo != 0, nil
+			return alive, nil
 		case !errors.Is(err, unix.EINTR):
-			return false, err
+			return alive, err
 		}
 	}
 }
