@@ -59,7 +59,7 @@ type Shape struct{ key, fields string }
 func New(kind schema.GroupVersionKind, subresource string, example runtime.Object, scheme *runtime.Scheme,
 	definitions *openapicommon.OpenAPIV3Config, reset map[fieldpath.APIVersion]fieldpath.Filter,
 ) (*Sets, error) {
-	s := &Sets{version: kind.GroupVersion().String(), subresource: subresource}
+	s := &Sets{version: kind.GroupVersion().String(), subresource: subresource, known: map[string]string{}}
 	s.blank = func() (runtime.Object, error) { return scheme.New(kind) }
 	versioned, err := s.blank()
 	if err != nil {
@@ -134,9 +134,6 @@ func (s *Sets) Keep(shape Shape) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known == nil {
-		s.known = map[string]string{}
-	}
 	if _, ok := s.known[shape.key]; ok {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -72,12 +73,8 @@ func (c compiler) compile(t reflect.Type) (writer, error) {
 	case reflect.Bool, reflect.String, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
 		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Float32, reflect.Float64:
 		return scalar, nil
-	case reflect.Pointer:
-		return c.pointer(t)
-	case reflect.Slice:
-		return c.list(t)
-	case reflect.Map:
-		return c.mapping(t)
+	case reflect.Pointer, reflect.Slice, reflect.Map:
+		return c.nilable(t)
 	case reflect.Struct:
 		return c.structure(t)
 	}
@@ -145,80 +142,70 @@ func appendBytes[T ~string | ~[]byte](key []byte, s T) []byte {
 	return append(binary.AppendUvarint(key, uint64(len(s))), s...)
 }
 
-func (c compiler) pointer(t reflect.Type) (writer, error) {
-	write, err := c.writer(t.Elem())
+// nilable writes a pointer, a list or a map: whether there is one, and what is in it.
+func (c compiler) nilable(t reflect.Type) (writer, error) {
+	element, err := c.writer(t.Elem())
 	if err != nil {
 		return nil, err
+	}
+	var content writer
+	switch {
+	case t.Kind() == reflect.Pointer:
+		content = func(key []byte, v reflect.Value, values bool) []byte { return element(key, v.Elem(), values) }
+	case t.Kind() == reflect.Map && t.Key().Kind() != reflect.String:
+		return nil, fmt.Errorf("a %s is not supported", t)
+	case t.Kind() == reflect.Map:
+		content = mapping(element)
+	case t.Elem().Kind() == reflect.Uint8:
+		content = octets
+	default:
+		content = list(element)
 	}
 	return func(key []byte, v reflect.Value, values bool) []byte {
 		if v.IsNil() {
 			return append(key, 0)
 		}
-		return write(append(key, 1), v.Elem(), values)
+		return content(append(key, 1), v, values)
 	}, nil
+}
+
+// octets writes a []byte, which is one value for the API.
+func octets(key []byte, v reflect.Value, values bool) []byte {
+	switch {
+	case values:
+		return appendBytes(key, v.Bytes())
+	case v.Len() == 0:
+		return append(key, 0)
+	}
+	return append(key, 1)
 }
 
 // list writes the values of all items: they may be members of a set, or have the keys of a map.
-func (c compiler) list(t reflect.Type) (writer, error) {
-	if t.Elem().Kind() == reflect.Uint8 {
-		return func(key []byte, v reflect.Value, values bool) []byte {
-			switch {
-			case v.IsNil():
-				return append(key, 0)
-			case values:
-				return appendBytes(append(key, 1), v.Bytes())
-			case v.Len() == 0:
-				return append(key, 1)
-			}
-			return append(key, 2)
-		}, nil
-	}
-	write, err := c.writer(t.Elem())
-	if err != nil {
-		return nil, err
-	}
+func list(item writer) writer {
 	return func(key []byte, v reflect.Value, _ bool) []byte {
-		if v.IsNil() {
-			return append(key, 0)
-		}
-		key = binary.AppendUvarint(append(key, 1), uint64(v.Len()))
+		key = binary.AppendUvarint(key, uint64(v.Len()))
 		for i := range v.Len() {
-			key = write(key, v.Index(i), true)
+			key = item(key, v.Index(i), true)
 		}
 		return key
-	}, nil
+	}
 }
 
-func (c compiler) mapping(t reflect.Type) (writer, error) {
-	if t.Key().Kind() != reflect.String {
-		return nil, fmt.Errorf("a %s is not supported", t)
-	}
-	write, err := c.writer(t.Elem())
-	if err != nil {
-		return nil, err
-	}
+func mapping(value writer) writer {
 	return func(key []byte, v reflect.Value, values bool) []byte {
-		if v.IsNil() {
-			return append(key, 0)
-		}
-		key = binary.AppendUvarint(append(key, 1), uint64(v.Len()))
+		key = binary.AppendUvarint(key, uint64(v.Len()))
 		if v.CanAddr() && !values {
 			if labels, ok := v.Addr().Interface().(*map[string]string); ok {
 				return appendLabels(key, *labels)
 			}
 		}
 		names := v.MapKeys()
-		slices.SortFunc(names, func(a, b reflect.Value) int {
-			if a.String() < b.String() {
-				return -1
-			}
-			return 1
-		})
+		slices.SortFunc(names, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
 		for _, name := range names {
-			key = write(appendBytes(key, name.String()), v.MapIndex(name), values)
+			key = value(appendBytes(key, name.String()), v.MapIndex(name), values)
 		}
 		return key
-	}, nil
+	}
 }
 
 // appendLabels does what mapping does for the most frequent kind of map, without allocations for
