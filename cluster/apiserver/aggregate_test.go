@@ -226,15 +226,7 @@ func as(t *testing.T, s *Server, token, path string, headers ...string) (*http.R
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Add(headers[i], headers[i+1])
 	}
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp, body := answerTo(t, client, req)
 	return resp, string(body)
 }
 

@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"reflect"
 	"regexp"
@@ -196,15 +195,7 @@ func (c creationTest) send(t *testing.T, ns, contentType string) creationAnswer 
 	if c.accept != "" {
 		r.Header.Set("Accept", c.accept)
 	}
-	resp, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp, data := answerTo(t, client, r)
 	data = generated.ReplaceAll(data, []byte("${1}generated"))
 	answer := creationAnswer{status: resp.StatusCode, warnings: resp.Header.Values("Warning"), kind: resp.Header.Get("Content-Type")}
 	if err := json.Unmarshal(data, &answer.body); err != nil {

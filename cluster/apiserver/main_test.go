@@ -179,7 +179,13 @@ func get(t *testing.T, asAdmin bool, path string, headers ...string) (*http.Resp
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
-	resp, err := client.Do(req)
+	return answerTo(t, client, req)
+}
+
+// answerTo sends a request, and returns the answer with its body, which has been read.
+func answerTo(t *testing.T, client *http.Client, r *http.Request) (*http.Response, []byte) {
+	t.Helper()
+	resp, err := client.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}
