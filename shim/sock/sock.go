@@ -3,6 +3,7 @@
 package sock
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,24 +22,28 @@ const Shim = "shim.sock"
 // Listen makes a socket in dir, mode 0600, in place of one that is there. network is
 // "unix" or "unixpacket". Closing the listener leaves the socket file.
 func Listen(dir, name, network string) (*net.UnixListener, error) {
-	var l *net.UnixListener
+	// The file gets the mode that the socket has when it is bound (unix_bind in the kernel), so that
+	// it never has another mode, and another process that replaces it meanwhile does no harm.
+	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
+			return cerr
+		}
+		return err
+	}}
+	var l net.Listener
 	err := at(dir, name, func(path string) (err error) {
 		if err := remove(path); err != nil {
 			return err
 		}
-		if l, err = net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network}); err != nil {
-			return err
-		}
-		l.SetUnlinkOnClose(false)
-		if err := os.Chmod(path, 0o600); err != nil {
-			return errors.Join(err, l.Close())
-		}
-		return nil
+		l, err = private.Listen(context.Background(), network, path)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s in %s: %w", name, dir, err)
 	}
-	return l, nil
+	s := l.(*net.UnixListener)
+	s.SetUnlinkOnClose(false)
+	return s, nil
 }
 
 // remove removes the file at path. It only renames a directory that is not empty.
