@@ -48,6 +48,7 @@ const (
 // later. It is told of a collection by a finalizer, so it wakes no one.
 type pacer struct {
 	set    func(percent int)
+	pages  func(huge bool) error
 	memory uint64 // that the machine has, in bytes
 
 	mu      sync.Mutex
@@ -59,7 +60,9 @@ type pacer struct {
 
 // paceCollector starts one that never ends.
 func paceCollector() *pacer {
-	p := &pacer{last: time.Now(), percent: gcPercent, set: func(percent int) { debug.SetGCPercent(percent) }}
+	p := &pacer{
+		last: time.Now(), percent: gcPercent, set: func(percent int) { debug.SetGCPercent(percent) }, pages: new(heapPages).set,
+	}
 	var machine unix.Sysinfo_t
 	if unix.Sysinfo(&machine) == nil {
 		p.memory = machine.Totalram * uint64(machine.Unit)
@@ -110,7 +113,7 @@ func (p *pacer) collected(now time.Time, live uint64) {
 	case gap > idle:
 		percent = idlePercent
 	}
-	p.setLocked(percent)
+	p.setLocked(percent, live >= hugeHeap)
 }
 
 // rest is called when nothing is done any more, after collections that were asked for: that they
@@ -119,14 +122,15 @@ func (p *pacer) rest(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rested, p.busy = now, false
-	p.setLocked(idlePercent)
+	p.setLocked(idlePercent, false)
 }
 
-func (p *pacer) setLocked(percent int) {
+func (p *pacer) setLocked(percent int, large bool) {
 	if percent != p.percent {
 		p.percent = percent
 		p.set(percent)
 	}
+	_ = p.pages(p.busy && large) // without them it is only slower
 }
 
 // whileBusy is the percentage for a heap of which so many bytes are in use.

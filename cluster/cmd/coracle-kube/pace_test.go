@@ -10,7 +10,12 @@ import (
 func TestPacer(t *testing.T) {
 	now := time.Now()
 	var set []int
-	p := &pacer{last: now, percent: gcPercent, set: func(percent int) { set = append(set, percent) }, memory: 15 << 30}
+	var huge []bool
+	p := &pacer{
+		last: now, percent: gcPercent, memory: 15 << 30,
+		set:   func(percent int) { set = append(set, percent) },
+		pages: func(h bool) error { huge = append(huge, h); return nil },
+	}
 	const small = 30 << 20
 	for _, c := range []struct {
 		gap  time.Duration
@@ -46,13 +51,19 @@ func TestPacer(t *testing.T) {
 	}; !slices.Equal(set, want) {
 		t.Errorf("set to %v, want %v", set, want)
 	}
+	// While there is much to do with a large heap.
+	if want := slices.Concat(make([]bool, 14), []bool{true, true, true, true, true, false}); !slices.Equal(huge, want) {
+		t.Errorf("huge pages: %v, want %v", huge, want)
+	}
 }
 
 // Memory is given back by two collections in a row. That is no work.
 func TestCollectionsThatWereAskedForAreNoWork(t *testing.T) {
 	now := time.Now()
 	var set []int
-	p := &pacer{last: now, percent: gcPercent, set: func(percent int) { set = append(set, percent) }}
+	p := &pacer{
+		last: now, percent: gcPercent, set: func(percent int) { set = append(set, percent) }, pages: func(bool) error { return nil },
+	}
 	const small = 30 << 20
 	for range 3 {
 		now = now.Add(100 * time.Millisecond)
