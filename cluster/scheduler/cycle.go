@@ -92,7 +92,11 @@ func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, stat
 	if len(feasible) == 1 {
 		return feasible[0].Node().Name, nil
 	}
-	scores, status := profile.Score(ctx, state, pod, feasible, s.parallel)
+	places := s.places
+	if len(s.extenders) > 0 || len(places) != len(feasible) {
+		places = nil // some may have been left out, or it was not looked at all nodes
+	}
+	scores, status := profile.Score(ctx, state, pod, feasible, places, s.parallel)
 	if !status.OK() {
 		return "", &failure{err: status.Err(), nomination: &noNomination}
 	}
@@ -194,12 +198,13 @@ func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, st
 const filterGrain = 64
 
 // search filters nodes, beginning where the last search ended, until enough are found. It returns
-// those that fit and how many were tried; s.statuses has why the others do not, by their place in
-// nodes. What is found does not depend on which goroutine is faster.
+// those that fit and how many were tried; s.places has where they are in the snapshot if nodes are
+// all of it, and s.statuses why the others do not fit, by their place in nodes. What is found does
+// not depend on which goroutine is faster.
 func (s *Scheduler) search(profile *framework.Profile, state *framework.CycleState, pod *framework.PodInfo,
 	nodes []*framework.NodeInfo,
 ) ([]*framework.NodeInfo, int, error) {
-	all := len(nodes)
+	all, whole := len(nodes), len(nodes) == len(s.snapshot.Nodes)
 	if all == 0 {
 		return nil, 0, nil
 	}
@@ -212,19 +217,27 @@ func (s *Scheduler) search(profile *framework.Profile, state *framework.CycleSta
 		clear(s.statuses) // not all may be tried, though none is found that extenders leave
 	}
 	found := make([]*framework.NodeInfo, 0, want)
+	s.places = s.places[:0]
 	start := s.next % all
 	for tried := 0; ; {
 		// No more than may still be needed, so that none is filtered for nothing.
 		size := min(want-len(found), all-tried)
 		s.parallel.Do(size, filterGrain, func(from, to int) {
 			for i := start + tried + from; i < start+tried+to; i++ {
-				s.statuses[i%all] = profile.Filter(state, pod, nodes[i%all])
+				if whole {
+					s.statuses[i%all] = profile.FilterAt(state, pod, i%all)
+				} else {
+					s.statuses[i%all] = profile.Filter(state, pod, nodes[i%all])
+				}
 			}
 		})
 		for i := start + tried; i < start+tried+size; i++ {
 			switch status := s.statuses[i%all]; {
 			case status.OK():
 				found = append(found, nodes[i%all])
+				if whole {
+					s.places = append(s.places, i%all)
+				}
 			case !status.Rejected():
 				return nil, 0, status.Err()
 			}

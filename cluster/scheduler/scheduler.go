@@ -89,9 +89,11 @@ type Scheduler struct {
 	// last deletion.
 	cycle    sync.Mutex
 	caughtUp *time.Timer
-	// next is where among the nodes the next search starts, statuses where it works.
+	// next is where among the nodes the next search starts, statuses where it works. places are where
+	// the nodes that it has found are.
 	next     int
 	statuses []*framework.Status
+	places   []int
 
 	binding   chan struct{} // a place for each binding that runs
 	preparing preparing

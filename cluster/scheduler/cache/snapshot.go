@@ -14,6 +14,7 @@ import (
 func (c *Cache) Update(s *framework.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	s.Images = c.imageChanges
 	if c.reordered {
 		c.rebuildLocked(s)
 		return
@@ -27,7 +28,7 @@ func (c *Cache) Update(s *framework.Snapshot) {
 		old := s.Nodes[n.position]
 		affinity = affinity || (len(old.PodsWithAffinity) == 0) != (len(n.info.PodsWithAffinity) == 0)
 		anti = anti || (len(old.PodsWithRequiredAntiAffinity) == 0) != (len(n.info.PodsWithRequiredAntiAffinity) == 0)
-		s.Nodes[n.position] = n.info
+		s.Nodes[n.position], s.Generations[n.position] = n.info, n.info.Generation
 		n.published = true
 	}
 	clear(c.changed)
@@ -56,12 +57,13 @@ func (c *Cache) rebuildLocked(s *framework.Snapshot) {
 	}
 	clear(c.changed)
 	c.changed, c.reordered = c.changed[:0], false
-	s.Nodes, s.Position = nil, make(map[string]int, len(c.nodes.Entries))
+	s.Nodes, s.Generations, s.Position = nil, nil, make(map[string]int, len(c.nodes.Entries))
 	for _, name := range c.zones.order() {
 		n := c.nodes.Entries[name]
 		n.position, n.published = len(s.Nodes), true
 		s.Position[name] = n.position
 		s.Nodes = append(s.Nodes, n.info)
+		s.Generations = append(s.Generations, n.info.Generation)
 	}
 	s.Slots = c.slots
 	s.WithAffinity = positions(s, func(n *framework.NodeInfo) bool { return len(n.PodsWithAffinity) > 0 })

@@ -147,6 +147,10 @@ func (n *NodeInfo) PortTaken(p HostPort) bool {
 type Snapshot struct {
 	// Nodes are in the order in which they are tried: round robin over the zones.
 	Nodes []*NodeInfo
+	// Generations are those of Nodes, together in memory. Empty if they are not kept.
+	Generations []int64
+	// Images grows with each change of which images nodes have.
+	Images int64
 	// Position says where in Nodes the node of a name is.
 	Position map[string]int
 	// Slots is one more than the highest slot of a node.

@@ -89,8 +89,12 @@ type Profile struct {
 	binds       []Bind
 	postBinds   []PostBind
 
-	// total and single are where Score works; it is never called twice at a time.
+	// total and single are where Score works, shape where shapes are made. PreFilter and Score are
+	// never called twice at a time.
 	total, single []int64
+	shape         []byte
+	answers       []*answers
+	cycles        int64
 }
 
 type weighted struct {
@@ -199,6 +203,7 @@ func (p *Profile) PreFilter(ctx context.Context, state *CycleState,
 	}
 	state.filters = without(p.filters, skip)
 	state.changers = without(p.changers, skip)
+	state.answers = p.recall(state, pod)
 	return names, narrowed, status
 }
 
@@ -315,8 +320,11 @@ func (p *Profile) HasPostFilters() bool { return len(p.postFilters) > 0 }
 const scoreGrain = 128
 
 // Score returns the weighted sum of each node's scores, in the order of nodes. What it returns is
-// valid until it is called again.
-func (p *Profile) Score(ctx context.Context, state *CycleState, pod *PodInfo, nodes []*NodeInfo, parallel Parallel) ([]int64, *Status) {
+// valid until it is called again. places says where each node is in state.Nodes, nil that this is
+// not known.
+func (p *Profile) Score(ctx context.Context, state *CycleState, pod *PodInfo, nodes []*NodeInfo, places []int,
+	parallel Parallel,
+) ([]int64, *Status) {
 	skip := sets.Set[string]{}
 	for _, pl := range p.preScores {
 		s := pl.PreScore(ctx, state, pod, nodes)
@@ -333,16 +341,26 @@ func (p *Profile) Score(ctx context.Context, state *CycleState, pod *PodInfo, no
 	p.single = slices.Grow(p.single[:0], len(nodes)*len(plugins))[:len(nodes)*len(plugins)]
 	clear(p.total)
 
+	var known *answers
+	if places != nil {
+		known = state.answers.forScores(p, plugins, state, pod)
+	}
 	failed := make([]*Status, len(plugins))
 	parallel.Do(len(nodes), scoreGrain, func(from, to int) {
-		for i, pl := range plugins {
-			scores := p.single[i*len(nodes) : (i+1)*len(nodes)]
-			for n := from; n < to; n++ {
+		for n := from; n < to; n++ {
+			if known.recallScores(state, places, n, p.single[n:], len(nodes)) {
+				continue
+			}
+			ok := true
+			for i, pl := range plugins {
 				score, s := pl.Score.Score(state, pod, nodes[n])
 				if s != nil && s.code != Success {
-					failed[i] = s
+					failed[i], ok = s, false
 				}
-				scores[n] = score
+				p.single[i*len(nodes)+n] = score
+			}
+			if ok {
+				known.keepScores(state, places, n, p.single[n:], len(nodes))
 			}
 		}
 	})

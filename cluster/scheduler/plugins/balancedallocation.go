@@ -23,6 +23,10 @@ func (balancedAllocation) PreScore(_ context.Context, _ *framework.CycleState, p
 	return nil
 }
 
+func (balancedAllocation) Shape(b []byte, _ *framework.CycleState, pod *framework.PodInfo) ([]byte, bool) {
+	return framework.AppendInts(b, pod.Requests.MilliCPU, pod.Requests.Memory), true
+}
+
 // Score is 75 when the pod does not change the node's balance, and up to 25 more or less when it
 // does.
 func (balancedAllocation) Score(_ *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {

@@ -43,6 +43,14 @@ func (imageLocality) PreScore(_ context.Context, state *framework.CycleState, po
 	return nil
 }
 
+// Shape has how often the images of nodes have changed, since they also count for other nodes.
+func (imageLocality) Shape(b []byte, state *framework.CycleState, pod *framework.PodInfo) ([]byte, bool) {
+	names := podImages.Read(state)
+	spec := &pod.Pod().Spec
+	b = framework.AppendInts(b, state.Nodes.Images, int64(len(spec.InitContainers)+len(spec.Containers)), int64(len(names)))
+	return framework.AppendStrings(b, names...), true
+}
+
 func (imageLocality) Score(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
 	if len(node.Images) == 0 {
 		return 0, nil

@@ -99,6 +99,13 @@ func (f *nodeResourcesFit) Filter(_ *framework.CycleState, pod *framework.PodInf
 	return f.fits(&pod.Requests, node)
 }
 
+// Shape leaves out pods with resources that are not the node's alone.
+func (*nodeResourcesFit) Shape(b []byte, _ *framework.CycleState, pod *framework.PodInfo) ([]byte, bool) {
+	cpu, memory := pod.ScoringRequests()
+	r := &pod.Requests
+	return framework.AppendInts(b, r.MilliCPU, r.Memory, r.EphemeralStorage, cpu, memory), len(r.Scalar) == 0
+}
+
 // fits says whether what is left of node's resources is enough for requests.
 func (f *nodeResourcesFit) fits(requests *framework.Resource, node *framework.NodeInfo) *framework.Status {
 	short := 0

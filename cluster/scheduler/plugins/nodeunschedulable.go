@@ -25,6 +25,11 @@ func (nodeUnschedulable) Filter(_ *framework.CycleState, pod *framework.PodInfo,
 	return errUnschedulable
 }
 
+// Shape implements framework.Repeatable, as do those of other plugins.
+func (nodeUnschedulable) Shape(b []byte, _ *framework.CycleState, pod *framework.PodInfo) ([]byte, bool) {
+	return framework.AppendTolerations(b, pod.Pod().Spec.Tolerations), true
+}
+
 func toleratesUnschedulable(pod *v1.Pod) bool {
 	return corev1helpers.TolerationsTolerateTaint(quiet, pod.Spec.Tolerations, taintUnschedulable, false)
 }

@@ -133,7 +133,7 @@ func (w *world) start(ctx context.Context) {
 	w.informers.WaitForCacheSync(ctx.Done())
 }
 
-func (w *world) ours(ctx context.Context, t *testing.T) *ours {
+func (w *world) ours(ctx context.Context, t *testing.T, first ...framework.Enabled) *ours {
 	t.Helper()
 	o := &ours{cache: cache.New(slog.New(slog.DiscardHandler)), snapshot: &framework.Snapshot{}}
 	h := &framework.Handle{
@@ -142,7 +142,7 @@ func (w *world) ours(ctx context.Context, t *testing.T) *ours {
 		Moves:      func(framework.Kind) toolscache.ResourceEventHandler { return toolscache.ResourceEventHandlerFuncs{} },
 		Reopened:   func(*v1.Pod, string) {},
 	}
-	profile, err := framework.NewProfile("default-scheduler", plugins.Default(h, w.args)...)
+	profile, err := framework.NewProfile("default-scheduler", append(first, plugins.Default(h, w.args)...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -376,12 +376,13 @@ func (w *world) compare(ctx context.Context, t *testing.T, o *ours, pod *v1.Pod,
 		Pod: pod, NumAllNodes: len(w.nodes),
 		Diagnosis: upframework.Diagnosis{NodeToStatus: upframework.NewDefaultNodeToStatus()},
 	}
-	for _, n := range o.snapshot.Nodes {
+	var places []int
+	for place, n := range o.snapshot.Nodes {
 		upNode, err := snapshot.Get(n.Node().Name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := o.profile.Filter(state, info, n)
+		got := o.profile.FilterAt(state, info, place)
 		want := up.RunFilterPluginsWithNominatedPods(ctx, upState, pod, upNode)
 		if want == nil {
 			want = fwk.NewStatus(fwk.Success)
@@ -391,7 +392,7 @@ func (w *world) compare(ctx context.Context, t *testing.T, o *ours, pod *v1.Pod,
 				got.Code(), got.Reasons(), got.Plugin(), want.Code(), want.Reasons(), want.Plugin())
 		}
 		if got.OK() {
-			feasible, upFeasible = append(feasible, n), append(upFeasible, upNode)
+			feasible, upFeasible, places = append(feasible, n), append(upFeasible, upNode), append(places, place)
 			continue
 		}
 		rejections++
@@ -406,7 +407,7 @@ func (w *world) compare(ctx context.Context, t *testing.T, o *ours, pod *v1.Pod,
 		return rejections, 0, ""
 	}
 
-	scores, status := o.profile.Score(ctx, state, info, feasible, 1)
+	scores, status := o.profile.Score(ctx, state, info, feasible, places, 1)
 	if s := up.RunPreScorePlugins(ctx, upState, pod, upFeasible); !s.IsSuccess() || !status.OK() {
 		t.Fatalf("%s: PreScore: %v, upstream %v", where, status, s)
 	}

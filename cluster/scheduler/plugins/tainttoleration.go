@@ -28,6 +28,10 @@ func (taintToleration) Filter(_ *framework.CycleState, pod *framework.PodInfo, n
 	return errTaint
 }
 
+func (taintToleration) Shape(b []byte, _ *framework.CycleState, pod *framework.PodInfo) ([]byte, bool) {
+	return framework.AppendTolerations(b, pod.Pod().Spec.Tolerations), true
+}
+
 // tolerated says whether pod tolerates all taints that keep pods off.
 func tolerated(pod *v1.Pod, taints []v1.Taint) bool {
 	for i := range taints {
