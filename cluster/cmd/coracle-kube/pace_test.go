@@ -84,7 +84,9 @@ func TestCollectionsThatWereAskedForAreNoWork(t *testing.T) {
 // the machine's memory, but always gcPercent.
 func TestBusyHeapHasABound(t *testing.T) {
 	p := &pacer{memory: 8 << 30}
-	for live, percent := range map[uint64]int{30: 200, 100: 120, 150: 80, 400: 60, 511: 60, 512: 100, 2048: 100, 2500: 80, 4096: 60} {
+	for live, percent := range map[uint64]int{
+		30: 200, 100: 120, 150: 80, 400: 60, 511: 60, 512: 120, 1700: 120, 2048: 100, 2500: 80, 4096: 60,
+	} {
 		if got := p.whileBusy(live << 20); got != percent {
 			t.Errorf("with %d MB in use: %d %%, want %d", live, got, percent)
 		}
