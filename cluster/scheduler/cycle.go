@@ -94,7 +94,7 @@ func (s *Scheduler) choose(ctx context.Context, profile *framework.Profile, stat
 	}
 	places := s.places
 	if len(s.extenders) > 0 || len(places) != len(feasible) {
-		places = nil // some may have been left out, or it was not looked at all nodes
+		places = nil // extenders may have left some out, or not all nodes were to be searched
 	}
 	scores, status := profile.Score(ctx, state, pod, feasible, places, s.parallel)
 	if !status.OK() {
@@ -198,9 +198,9 @@ func (s *Scheduler) feasible(ctx context.Context, profile *framework.Profile, st
 const filterGrain = 64
 
 // search filters nodes, beginning where the last search ended, until enough are found. It returns
-// those that fit and how many were tried; s.places has where they are in the snapshot if nodes are
-// all of it, and s.statuses why the others do not fit, by their place in nodes. What is found does
-// not depend on which goroutine is faster.
+// those that fit and how many were tried; s.places has where they are in the snapshot, if nodes are
+// all of the snapshot's, and s.statuses why the others do not fit, by their place in nodes. What is
+// found does not depend on which goroutine is faster.
 func (s *Scheduler) search(profile *framework.Profile, state *framework.CycleState, pod *framework.PodInfo,
 	nodes []*framework.NodeInfo,
 ) ([]*framework.NodeInfo, int, error) {

@@ -20,7 +20,6 @@ package cache
 import (
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -38,9 +37,7 @@ type Cache struct {
 	nodes  shrink.Map[string, *node]
 	pods   shrink.Map[types.UID, *placed]
 	images map[string]*framework.ImageState
-	// imageChanges counts how often the images of a node changed.
-	imageChanges int64
-	zones        zones
+	zones  zones
 	// reordered is that nodes came or went since the last snapshot, changed which are different.
 	reordered bool
 	changed   []*node
@@ -159,10 +156,8 @@ func (c *Cache) SetNode(obj *v1.Node) {
 	n := c.nodeLocked(obj.Name)
 	info := c.editLocked(n)
 	old := info.Node()
-	if old == nil || !slices.EqualFunc(old.Status.Images, obj.Status.Images, sameImage) {
-		c.removeImagesLocked(info.Images)
-		info.Images = c.addImagesLocked(obj)
-	}
+	c.removeImagesLocked(info.Images)
+	info.Images = c.addImagesLocked(obj)
 	info.SetNode(obj)
 	if c.zones.set(old, obj) {
 		c.reordered = true
@@ -184,10 +179,6 @@ func (c *Cache) RemoveNode(name string) {
 	info.SetNode(nil)
 	info.Images = nil
 	c.dropIfEmptyLocked(n)
-}
-
-func sameImage(a, b v1.ContainerImage) bool {
-	return a.SizeBytes == b.SizeBytes && slices.Equal(a.Names, b.Names)
 }
 
 // nodeLocked returns the node of that name, made if it is not known yet.
@@ -229,9 +220,6 @@ func (c *Cache) editLocked(n *node) *framework.NodeInfo {
 // addImagesLocked returns the states of the images that obj has, which now is one more node of
 // theirs.
 func (c *Cache) addImagesLocked(obj *v1.Node) map[string]*framework.ImageState {
-	if len(obj.Status.Images) > 0 {
-		c.imageChanges++
-	}
 	images := make(map[string]*framework.ImageState)
 	for _, image := range obj.Status.Images {
 		for _, name := range image.Names {
@@ -250,10 +238,13 @@ func (c *Cache) addImagesLocked(obj *v1.Node) map[string]*framework.ImageState {
 	return images
 }
 
+func (c *Cache) findImage(name string) *framework.ImageState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.images[name]
+}
+
 func (c *Cache) removeImagesLocked(images map[string]*framework.ImageState) {
-	if len(images) > 0 {
-		c.imageChanges++
-	}
 	for name, state := range images {
 		if state.Nodes.Add(-1) == 0 {
 			delete(c.images, name)

@@ -14,7 +14,9 @@ import (
 func (c *Cache) Update(s *framework.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.Images = c.imageChanges
+	if s.FindImage == nil {
+		s.FindImage = c.findImage
+	}
 	if c.reordered {
 		c.rebuildLocked(s)
 		return

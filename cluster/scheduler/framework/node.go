@@ -149,8 +149,9 @@ type Snapshot struct {
 	Nodes []*NodeInfo
 	// Generations are those of Nodes, together in memory. Empty if they are not kept.
 	Generations []int64
-	// Images grows with each change of which images nodes have.
-	Images int64
+	// FindImage returns an image that nodes have, by one of its names; nil if none has it. It is nil
+	// itself if that is not known.
+	FindImage func(name string) *ImageState
 	// Position says where in Nodes the node of a name is.
 	Position map[string]int
 	// Slots is one more than the highest slot of a node.

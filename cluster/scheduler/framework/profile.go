@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 )
@@ -89,12 +90,13 @@ type Profile struct {
 	binds       []Bind
 	postBinds   []PostBind
 
-	// total and single are where Score works, shape where shapes are made. PreFilter and Score are
-	// never called twice at a time.
+	// total, single and columns are where Score works, shape where shapes are made. PreFilter and
+	// Score are never called twice at a time.
 	total, single []int64
 	shape         []byte
-	answers       []*answers
-	cycles        int64
+	columns       []int
+	// filtered and scored are what plugins said for earlier pods.
+	filtered, scored []*table
 }
 
 type weighted struct {
@@ -203,7 +205,7 @@ func (p *Profile) PreFilter(ctx context.Context, state *CycleState,
 	}
 	state.filters = without(p.filters, skip)
 	state.changers = without(p.changers, skip)
-	state.answers = p.recall(state, pod)
+	state.verdicts = p.verdicts(state, pod)
 	return names, narrowed, status
 }
 
@@ -341,32 +343,19 @@ func (p *Profile) Score(ctx context.Context, state *CycleState, pod *PodInfo, no
 	p.single = slices.Grow(p.single[:0], len(nodes)*len(plugins))[:len(nodes)*len(plugins)]
 	clear(p.total)
 
-	var known *answers
-	if places != nil {
-		known = state.answers.forScores(p, plugins, state, pod)
+	work := scoring{
+		state: state, pod: pod, nodes: nodes, places: places, plugins: plugins, single: p.single,
+		failed: make([]atomic.Pointer[Status], len(plugins)),
 	}
-	failed := make([]*Status, len(plugins))
+	work.recall(p)
 	parallel.Do(len(nodes), scoreGrain, func(from, to int) {
 		for n := from; n < to; n++ {
-			if known.recallScores(state, places, n, p.single[n:], len(nodes)) {
-				continue
-			}
-			ok := true
-			for i, pl := range plugins {
-				score, s := pl.Score.Score(state, pod, nodes[n])
-				if s != nil && s.code != Success {
-					failed[i], ok = s, false
-				}
-				p.single[i*len(nodes)+n] = score
-			}
-			if ok {
-				known.keepScores(state, places, n, p.single[n:], len(nodes))
-			}
+			work.score(n)
 		}
 	})
 	for i, pl := range plugins {
-		if failed[i] != nil {
-			return nil, failed[i].wrap("Score", pl)
+		if failed := work.failed[i].Load(); failed != nil {
+			return nil, failed.wrap("Score", pl)
 		}
 		scores := p.single[i*len(nodes) : (i+1)*len(nodes)]
 		if pl.normalizer != nil {

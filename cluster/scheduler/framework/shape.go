@@ -3,6 +3,8 @@ package framework
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -42,144 +44,157 @@ func AppendTolerations(b []byte, tolerations []v1.Toleration) []byte {
 	return b
 }
 
-// answers are those of a profile's plugins for pods of one shape. Pods mostly come in many of the
-// same, and one pod changes one node.
-type answers struct {
-	filters, scores []byte // shapes, with the names of the plugins
-	used            int64  // when last, in cycles
-	verdicts        []verdict
-	// scored has the generation of the node that scores are of, 0 for none. Those of the same plugin
-	// are len(scored) apart.
-	scored []int64
-	points []int64
+// table has the answers of plugins for pods of one shape, by the nodes' places in a Snapshot. Pods
+// mostly come in many of the same, and each changes one node.
+type table struct {
+	shape []byte
+	// generations are those of the nodes that the answers are of, 0 for none.
+	generations []int64
+	statuses    []*Status // of filters
+	points      []int64   // of scores: those of one node together
 }
 
-// verdict is what filters say of a node at a generation.
-type verdict struct {
-	generation int64
-	status     *Status
+// tablesKept is for how many shapes a profile keeps what filters say, and what scores.
+const tablesKept = 4
+
+// recall returns the table of a shape, of the last ones that were asked for. It is empty if there
+// was none, and has width scores for each node.
+func recall(tables *[]*table, shape []byte, nodes, width int) *table {
+	i := slices.IndexFunc(*tables, func(t *table) bool { return bytes.Equal(t.shape, shape) })
+	if i < 0 {
+		if len(*tables) < tablesKept {
+			*tables = append(*tables, new(table))
+		}
+		i = len(*tables) - 1
+		(*tables)[i].shape = append((*tables)[i].shape[:0], shape...)
+		clear((*tables)[i].generations)
+	}
+	t := (*tables)[i]
+	copy((*tables)[1:i+1], (*tables)[:i])
+	(*tables)[0] = t
+	if len(t.generations) != nodes || len(t.points) != nodes*width {
+		t.generations, t.points = make([]int64, nodes), make([]int64, nodes*width)
+	}
+	if width == 0 && len(t.statuses) != nodes {
+		t.statuses = make([]*Status, nodes)
+	}
+	return t
 }
 
-// shapesKept is of how many shapes a profile keeps the answers.
-const shapesKept = 4
+// appendShape appends what a plugin's answers depend on; false if they do not repeat.
+func appendShape(b []byte, pl Plugin, state *CycleState, pod *PodInfo) ([]byte, bool) {
+	r, ok := pl.(Repeatable)
+	if !ok {
+		return b, false
+	}
+	return r.Shape(AppendStrings(b, pl.Name()), state, pod)
+}
 
-// recall returns the answers for pods like this one, nil if they do not repeat.
-func (p *Profile) recall(state *CycleState, pod *PodInfo) *answers {
+// verdicts returns the table of what state's filters say, nil if one of them may say something else
+// of the same node.
+func (p *Profile) verdicts(state *CycleState, pod *PodInfo) *table {
 	// Pods that wait for room on a node may count there.
 	if state.Nodes == nil || len(state.Nodes.Generations) != len(state.Nodes.Nodes) || len(state.Nominated) > 0 {
 		return nil
 	}
-	var ok bool
-	if p.shape, ok = appendShapes(p.shape[:0], state.filters, state, pod); !ok {
-		return nil
-	}
-	p.cycles++
-	var found *answers
-	for _, a := range p.answers {
-		if bytes.Equal(a.filters, p.shape) {
-			found = a
-			break
-		}
-		if found == nil || a.used < found.used {
-			found = a
+	p.shape = p.shape[:0]
+	for _, pl := range state.filters {
+		var ok bool
+		if p.shape, ok = appendShape(p.shape, pl, state, pod); !ok {
+			return nil
 		}
 	}
-	fits := found != nil && bytes.Equal(found.filters, p.shape)
-	if !fits && len(p.answers) < shapesKept {
-		found = new(answers)
-		p.answers = append(p.answers, found)
-	}
-	found.used = p.cycles
-	if n := len(state.Nodes.Nodes); !fits || len(found.verdicts) != n {
-		found.reset(p.shape, n)
-	}
-	return found
-}
-
-// reset forgets all answers, for n nodes and a shape.
-func (a *answers) reset(shape []byte, n int) {
-	a.filters = append(a.filters[:0], shape...)
-	a.scores = a.scores[:0]
-	if len(a.verdicts) != n {
-		a.verdicts, a.scored, a.points = make([]verdict, n), make([]int64, n), nil
-		return
-	}
-	clear(a.verdicts)
-}
-
-// forScores returns a ready for the scores of plugins, nil if they do not repeat.
-func (a *answers) forScores(p *Profile, plugins []weighted, state *CycleState, pod *PodInfo) *answers {
-	if a == nil {
-		return nil
-	}
-	var ok bool
-	if p.shape, ok = appendShapes(p.shape[:0], plugins, state, pod); !ok {
-		return nil
-	}
-	if !bytes.Equal(a.scores, p.shape) || len(a.points) != len(plugins)*len(a.scored) {
-		a.scores = append(a.scores[:0], p.shape...)
-		clear(a.scored)
-		if size := len(plugins) * len(a.scored); len(a.points) != size {
-			a.points = make([]int64, size)
-		}
-	}
-	return a
-}
-
-// recallScores copies the scores of the node at places[i], if it is as it was, to each stride-th of
-// scores.
-func (a *answers) recallScores(state *CycleState, places []int, i int, scores []int64, stride int) bool {
-	if a == nil || a.scored[places[i]] != state.Nodes.Generations[places[i]] {
-		return false
-	}
-	for from, to := places[i], 0; from < len(a.points); from, to = from+len(a.scored), to+stride {
-		scores[to] = a.points[from]
-	}
-	return true
-}
-
-// keepScores keeps what recallScores is to return.
-func (a *answers) keepScores(state *CycleState, places []int, i int, scores []int64, stride int) {
-	if a == nil {
-		return
-	}
-	for to, from := places[i], 0; to < len(a.points); to, from = to+len(a.scored), from+stride {
-		a.points[to] = scores[from]
-	}
-	a.scored[places[i]] = state.Nodes.Generations[places[i]]
-}
-
-// appendShapes appends what all plugins' answers depend on.
-func appendShapes[T Plugin](b []byte, plugins []T, state *CycleState, pod *PodInfo) ([]byte, bool) {
-	for _, pl := range plugins {
-		var plugin Plugin = pl
-		if w, ok := plugin.(weighted); ok {
-			plugin = w.Score
-		}
-		r, ok := plugin.(Repeatable)
-		if !ok {
-			return b, false
-		}
-		if b, ok = r.Shape(AppendStrings(b, pl.Name()), state, pod); !ok {
-			return b, false
-		}
-	}
-	return b, true
+	return recall(&p.filtered, p.shape, len(state.Nodes.Nodes), 0)
 }
 
 // FilterAt is Filter of the node at a place in state.Nodes. Nodes that are as they were are not
 // looked at again for pods like earlier ones. It may be called for several places at a time.
 func (p *Profile) FilterAt(state *CycleState, pod *PodInfo, place int) *Status {
-	a := state.answers
-	if a == nil {
+	t := state.verdicts
+	if t == nil {
 		return p.Filter(state, pod, state.Nodes.Nodes[place])
 	}
-	generation, v := state.Nodes.Generations[place], &a.verdicts[place]
-	if v.generation != generation {
-		v.generation, v.status = generation, p.Filter(state, pod, state.Nodes.Nodes[place])
-		if !v.status.OK() && !v.status.Rejected() {
-			v.generation = 0 // an error is tried again
+	if generation := state.Nodes.Generations[place]; t.generations[place] != generation {
+		status := p.Filter(state, pod, state.Nodes.Nodes[place])
+		if !status.OK() && !status.Rejected() {
+			return status // an error is tried again
+		}
+		t.generations[place], t.statuses[place] = generation, status
+	}
+	return t.statuses[place]
+}
+
+// scoring is one call of Profile.Score.
+type scoring struct {
+	state   *CycleState
+	pod     *PodInfo
+	nodes   []*NodeInfo
+	places  []int // in state.Nodes; nil if not known
+	plugins []weighted
+	single  []int64 // each plugin's scores of all nodes
+	failed  []atomic.Pointer[Status]
+	// table has the scores of plugins that repeat them, nil if there are none, and columns where
+	// there: -1 for those of other plugins.
+	table   *table
+	columns []int
+	width   int
+}
+
+// recall finds the table.
+func (s *scoring) recall(p *Profile) {
+	if s.places == nil || len(s.state.Nodes.Generations) != len(s.state.Nodes.Nodes) {
+		return
+	}
+	p.shape, p.columns = p.shape[:0], p.columns[:0]
+	for _, pl := range s.plugins {
+		shape, ok := appendShape(p.shape, pl.Score, s.state, s.pod)
+		if !ok {
+			p.columns = append(p.columns, -1)
+			continue
+		}
+		p.shape, p.columns = shape, append(p.columns, s.width)
+		s.width++
+	}
+	if s.width > 0 {
+		s.table, s.columns = recall(&p.scored, p.shape, len(s.state.Nodes.Nodes), s.width), p.columns
+	}
+}
+
+// score has the plugins score the nth node.
+func (s *scoring) score(n int) {
+	if s.table == nil {
+		for i := range s.plugins {
+			s.ask(i, n)
+		}
+		return
+	}
+	place, ok := s.places[n], true
+	generation := s.state.Nodes.Generations[place]
+	row := s.table.points[place*s.width : (place+1)*s.width]
+	known := s.table.generations[place] == generation
+	for i := range s.plugins {
+		switch column := s.columns[i]; {
+		case column < 0:
+			s.ask(i, n)
+		case known:
+			s.single[i*len(s.nodes)+n] = row[column]
+		default:
+			ok = s.ask(i, n) && ok
+			row[column] = s.single[i*len(s.nodes)+n]
 		}
 	}
-	return v.status
+	if ok {
+		s.table.generations[place] = generation
+	}
+}
+
+// ask has the ith plugin score the nth node, and says whether it could.
+func (s *scoring) ask(i, n int) bool {
+	score, status := s.plugins[i].Score.Score(s.state, s.pod, s.nodes[n])
+	s.single[i*len(s.nodes)+n] = score
+	if status != nil && status.code != Success {
+		s.failed[i].Store(status)
+		return false
+	}
+	return true
 }

@@ -45,7 +45,7 @@ type CycleState struct {
 	values   []any
 	filters  []Filter
 	changers []PodChanger
-	answers  *answers // for pods like this one; nil if they do not repeat
+	verdicts *table // of filters, for pods like this one; nil if there is none
 }
 
 // Nominations are the pods nominated to each node, by the node's name. It is never changed.

@@ -19,53 +19,73 @@ const (
 	imageWorthMost     int64 = 1000 << 20
 )
 
-// podImages are the names of the pod's images, as nodes report them.
-var podImages = framework.NewKey[[]string]()
+// podImage is an image of a pod's that some nodes have, and what it is worth there.
+type podImage struct {
+	name  string
+	worth int64
+}
+
+var podImages = framework.NewKey[[]podImage]()
 
 func (imageLocality) Name() string { return "ImageLocality" }
 
+// PreScore skips pods whose images no node has.
 func (imageLocality) PreScore(_ context.Context, state *framework.CycleState, pod *framework.PodInfo,
 	_ []*framework.NodeInfo,
 ) *framework.Status {
+	if state.Nodes.FindImage == nil {
+		return framework.Skipped
+	}
+	var images []podImage
+	add := func(name string) {
+		name = tagged(name)
+		if image := state.Nodes.FindImage(name); image != nil {
+			spread := float64(image.Nodes.Load()) / float64(len(state.Nodes.Nodes))
+			images = append(images, podImage{name, int64(float64(image.Size) * spread)})
+		}
+	}
 	spec := &pod.Pod().Spec
-	names := make([]string, 0, len(spec.InitContainers)+len(spec.Containers))
-	for _, containers := range [][]v1.Container{spec.InitContainers, spec.Containers} {
-		for i := range containers {
-			names = append(names, tagged(containers[i].Image))
+	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			add(list[i].Image)
 		}
 	}
 	for i := range spec.Volumes {
 		if image := spec.Volumes[i].Image; image != nil {
-			names = append(names, tagged(image.Reference))
+			add(image.Reference)
 		}
 	}
-	podImages.Write(state, names)
+	if len(images) == 0 {
+		return framework.Skipped
+	}
+	podImages.Write(state, images)
 	return nil
 }
 
-// Shape has how often the images of nodes have changed, since they also count for other nodes.
 func (imageLocality) Shape(b []byte, state *framework.CycleState, pod *framework.PodInfo) ([]byte, bool) {
-	names := podImages.Read(state)
-	spec := &pod.Pod().Spec
-	b = framework.AppendInts(b, state.Nodes.Images, int64(len(spec.InitContainers)+len(spec.Containers)), int64(len(names)))
-	return framework.AppendStrings(b, names...), true
+	images := podImages.Read(state)
+	b = framework.AppendInts(b, containers(pod), int64(len(images)))
+	for _, image := range images {
+		b = framework.AppendInts(framework.AppendStrings(b, image.name), image.worth)
+	}
+	return b, true
 }
 
 func (imageLocality) Score(state *framework.CycleState, pod *framework.PodInfo, node *framework.NodeInfo) (int64, *framework.Status) {
-	if len(node.Images) == 0 {
-		return 0, nil
-	}
 	var sum int64
-	for _, name := range podImages.Read(state) {
-		if image := node.Images[name]; image != nil {
-			spread := float64(image.Nodes.Load()) / float64(len(state.Nodes.Nodes))
-			sum += int64(float64(image.Size) * spread)
+	for _, image := range podImages.Read(state) {
+		if node.Images[image.name] != nil {
+			sum += image.worth
 		}
 	}
-	spec := &pod.Pod().Spec
-	most := imageWorthMost * int64(len(spec.InitContainers)+len(spec.Containers))
+	most := imageWorthMost * containers(pod)
 	sum = min(max(sum, imagesWorthNothing), most)
 	return framework.MaxScore * (sum - imagesWorthNothing) / (most - imagesWorthNothing), nil
+}
+
+func containers(pod *framework.PodInfo) int64 {
+	spec := &pod.Pod().Spec
+	return int64(len(spec.InitContainers) + len(spec.Containers))
 }
 
 // tagged returns an image's name with the tag that is meant if it has none.

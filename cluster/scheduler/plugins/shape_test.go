@@ -10,10 +10,12 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/utils/ptr"
 
 	"github.com/coracle-project/coracle/cluster/scheduler/framework"
 	"github.com/coracle-project/coracle/cluster/scheduler/testkit"
@@ -58,6 +60,12 @@ func TestRepeatedPods(t *testing.T) {
 		o.open(ctx)
 		c := &changes{world: w, ours: o}
 		shapes := c.alike()
+		for _, pod := range shapes {
+			if seed%4 == 0 { // spread by default, so that not all scores repeat
+				pod.Labels = map[string]string{"app": "web"}
+				pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "rs", Controller: ptr.To(true)}}
+			}
+		}
 		for i := range 90 {
 			c.change()
 			pod := shapes[w.IntN(min(len(shapes), 2+i/12))].DeepCopy() // sometimes more shapes than are kept
@@ -85,7 +93,7 @@ func TestRepeatedPods(t *testing.T) {
 				}
 				compared++
 			}
-			got, status := o.profile.Score(ctx, state, info, feasible, places, 1)
+			got, status := o.profile.Score(ctx, state, info, feasible, places, 2)
 			got = slices.Clone(got)
 			recalledScores += int64(len(feasible)) - asked.scored.Swap(0)
 			want, wantStatus := o.profile.Score(ctx, state, info, feasible, nil, 1)
@@ -143,6 +151,7 @@ func (c *changes) alike() []*v1.Pod {
 		func(s *v1.PodSpec) {
 			s.Containers = append(s.Containers, v1.Container{Name: "other", Image: "image-0"})
 		},
+		func(s *v1.PodSpec) { s.InitContainers = []v1.Container{{Name: "init", Image: "image-9"}} },
 	} {
 		pod := first.DeepCopy()
 		change(&pod.Spec)
