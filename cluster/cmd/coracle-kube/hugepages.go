@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"os"
 	"strconv"
@@ -20,20 +21,25 @@ import (
 // processors look for an object's page is what collections and lookups wait for.
 const hugeHeap = 256 << 20
 
-// hugePage is their size where small ones have 4 kB.
+// hugePage is the size of one.
 const hugePage = 2 << 20
 
-// heapPages asks the kernel for huge pages for the heap (transparent huge pages), where the
-// administrator leaves that to programs or gives them to all.
+// hugePages is where the kernel's settings of them are (transparent huge pages; see
+// Documentation/admin-guide/mm/transhuge.rst).
+const hugePages = "/sys/kernel/mm/transparent_hugepage"
+
+// heapPages asks the kernel for huge pages for the heap, where the administrator leaves that to
+// programs or gives them to all.
 type heapPages struct {
-	huge bool
+	settings string // hugePages, but for tests
+	huge     bool
 	// done is up to which address the heap has had its small pages replaced.
 	done uintptr
 }
 
 // set asks for huge pages, or for none from now on. Where the kernel has none, nothing changes.
 func (h *heapPages) set(huge bool) error {
-	if !huge && !h.huge {
+	if huge && !h.allowed() || !huge && !h.huge {
 		return nil
 	}
 	f, err := os.Open("/proc/self/maps")
@@ -46,6 +52,7 @@ func (h *heapPages) set(huge bool) error {
 		return err
 	}
 	if h.huge = huge; !huge {
+		h.done = 0
 		return madvise(from, to, unix.MADV_NOHUGEPAGE)
 	}
 	if err := madvise(from, to, unix.MADV_HUGEPAGE); err != nil {
@@ -53,14 +60,31 @@ func (h *heapPages) set(huge bool) error {
 	}
 	// By itself, the kernel replaces small pages more slowly than the heap grows. What is before done
 	// has had its turn: used again after it was given back, it gets huge pages at once.
-	from = max(from, h.done)
-	h.done = to
-	// One by one, since the kernel stops at the first that it cannot replace, and none of one that was
-	// never used can be.
-	for at := (from + hugePage - 1) &^ (hugePage - 1); at+hugePage <= to; at += hugePage {
-		_ = madvise(at, at+hugePage, unix.MADV_COLLAPSE) // from Linux 6.1 on
+	h.done = (max(from, h.done) + hugePage - 1) &^ (hugePage - 1)
+	for ; h.done+hugePage <= to; h.done += hugePage {
+		// One by one: the kernel (from Linux 6.1 on) stops at the first that it cannot replace, and none
+		// of one that was never used can be. Without memory for more, the rest is left for next time.
+		err := madvise(h.done, h.done+hugePage, unix.MADV_COLLAPSE)
+		if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EBUSY) {
+			return err
+		}
 	}
 	return nil
+}
+
+// allowed says whether programs may have huge pages. The kernel would replace small ones whatever
+// is set. On machines with larger small pages huge ones are too large for a heap.
+func (h *heapPages) allowed() bool {
+	if os.Getpagesize() != 4<<10 {
+		return false
+	}
+	setting, err := os.ReadFile(h.settings + "/hugepages-2048kB/enabled") // from Linux 6.8 on
+	if err != nil || strings.Contains(string(setting), "[inherit]") {
+		if setting, err = os.ReadFile(h.settings + "/enabled"); err != nil {
+			return false
+		}
+	}
+	return strings.Contains(string(setting), "[madvise]") || strings.Contains(string(setting), "[always]")
 }
 
 func madvise(from, to uintptr, advice uintptr) error {
