@@ -3,7 +3,6 @@
 package sock
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,31 +18,40 @@ import (
 const Shim = "shim.sock"
 
 // Listen makes a socket in dir, mode 0600, in place of one that is there. network is
-// "unix" or "unixpacket". Closing the listener leaves the socket file.
+// "unix" or "unixpacket". Closing the listener leaves the socket file. Another process may replace
+// the file at any time (see [Named]).
+//
+// The file's mode changes when it listens (IN_ATTRIB): who waits for it with inotify could not
+// connect before.
 func Listen(dir, name, network string) (*net.UnixListener, error) {
-	// The file gets the mode that the socket has when it is bound (unix_bind in the kernel), so that
-	// it never has another mode, and another process that replaces it meanwhile does no harm.
-	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
-			return cerr
-		}
-		return err
-	}}
-	var l net.Listener
+	var l *net.UnixListener
 	err := at(dir, name, func(path string) (err error) {
-		if err := remove(path); err != nil {
+		for range attempts {
+			if err := remove(path); err != nil {
+				return err
+			}
+			l, err = net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+			if !errors.Is(err, unix.EADDRINUSE) {
+				break
+			}
+		}
+		if err != nil {
 			return err
 		}
-		l, err = private.Listen(context.Background(), network, path)
-		return err
+		l.SetUnlinkOnClose(false)
+		if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return errors.Join(err, l.Close())
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s in %s: %w", name, dir, err)
 	}
-	s := l.(*net.UnixListener)
-	s.SetUnlinkOnClose(false)
-	return s, nil
+	return l, nil
 }
+
+// attempts is how often Listen tries to be faster than another process that makes the same file.
+const attempts = 100
 
 // remove removes the file at path. It only renames a directory that is not empty.
 func remove(path string) error {

@@ -1,10 +1,13 @@
 package sock_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -12,7 +15,7 @@ import (
 	"github.com/coracle-project/coracle/shim/sock"
 )
 
-// The socket is its owner's from the start, whatever the umask, and in place of what was there.
+// The socket is its owner's, and takes the place of what was there.
 func TestListen(t *testing.T) {
 	dir := t.TempDir()
 	defer unix.Umask(unix.Umask(0))
@@ -27,6 +30,37 @@ func TestListen(t *testing.T) {
 		if st, err := os.Stat(filepath.Join(dir, "s")); err != nil || st.Mode() != fs.ModeSocket|0o600 {
 			t.Errorf("%s: %v, %v", network, st, err)
 		}
+	}
+}
+
+// Who waits for a socket with inotify is told when it can be connected to: the file comes sooner.
+func TestListenTellsThoseWhoWait(t *testing.T) {
+	dir := t.TempDir()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE|unix.IN_ATTRIB); err != nil {
+		t.Fatal(err)
+	}
+	l, err := sock.Listen(dir, "s", "unixpacket")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	buf := make([]byte, 4096)
+	n, err := unix.Read(fd, buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var masks []uint32
+	for events := buf[:n]; len(events) >= unix.SizeofInotifyEvent; {
+		masks = append(masks, binary.NativeEndian.Uint32(events[4:]))
+		events = events[unix.SizeofInotifyEvent+binary.NativeEndian.Uint32(events[12:]):]
+	}
+	if !slices.Equal(masks, []uint32{unix.IN_CREATE, unix.IN_ATTRIB}) {
+		t.Errorf("events %#x, want a creation and a change of the mode", masks)
 	}
 }
 
@@ -65,4 +99,23 @@ func TestListenWhileOthersRemoveIt(t *testing.T) {
 	} else {
 		t.Logf("%d sockets were removed", n)
 	}
+}
+
+// Processes that make the same socket at the same time get one each.
+func TestListenAtTheSameTime(t *testing.T) {
+	dir := t.TempDir()
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for range 5000 {
+				l, err := sock.Listen(dir, "s", "unix")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = l.Close()
+			}
+		})
+	}
+	all.Wait()
 }
