@@ -143,7 +143,9 @@ func (c *changes) alike() []*v1.Pod {
 		},
 		func(s *v1.PodSpec) { s.Containers[0].Image = "image-3" },
 		func(s *v1.PodSpec) { s.Containers[0].Resources.Requests[v1.ResourceCPU] = resource.MustParse("1100m") },
-		func(s *v1.PodSpec) { s.Containers[0].Resources.Requests[v1.ResourceMemory] = resource.MustParse("1500Mi") },
+		func(s *v1.PodSpec) {
+			s.Containers[0].Resources.Requests[v1.ResourceMemory] = resource.MustParse("1500Mi")
+		},
 		func(s *v1.PodSpec) {
 			s.Containers[0].Resources.Requests[v1.ResourceEphemeralStorage] = resource.MustParse("2Gi")
 		},
