@@ -22,6 +22,7 @@ import (
 
 	"github.com/coracle-project/coracle/cluster/client"
 	controller "github.com/coracle-project/coracle/cluster/controllers/loadbalancer"
+	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/loadbalancer"
 	"github.com/coracle-project/coracle/cluster/loadbalancer/announce"
 	"github.com/coracle-project/coracle/cluster/proxy"
@@ -37,6 +38,8 @@ type cluster struct {
 	api  *fake.Clientset
 	pod  *testnet.Space
 	pool loadbalancer.Pool
+	// watched waits until the parts that were started last are told of Services that go.
+	watched func(testing.TB)
 }
 
 // newCluster has the parts of a cluster process that Services of type LoadBalancer need, until the
@@ -73,6 +76,7 @@ func newCluster(t *testing.T, ranges ...string) (c *cluster, restart func()) {
 // start starts the parts. What they leave in the kernel stays when they are stopped.
 func (c *cluster) start() (stop func()) {
 	c.t.Helper()
+	c.watched = testkit.Watched(c.api, "services")
 	informers := client.NewInformers(c.api)
 	set := &client.Set{Kube: c.api, Informers: informers}
 	give := controller.New(set, controller.Options{Pool: c.pool})
@@ -218,6 +222,7 @@ func TestMachinesOnTheNetworkReachServices(t *testing.T) {
 	for _, address := range given {
 		c.answers(c.Outside, address)
 	}
+	c.watched(t)
 	if err := c.api.CoreV1().Services("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -152,9 +152,7 @@ func TestMembersUnderAttack(t *testing.T) {
 	two.Close()
 	two.mustStart(t) // all of its connections are new
 	two.has(t.Context(), t, "under-attack")
-	if err := one.put(t.Context(), "together-again"); err != nil {
-		t.Error(err)
-	}
+	eventually(t, "the members write", func() bool { return one.put(t.Context(), "together-again") == nil })
 }
 
 // attackUnprotected shows that the attack ends the listener of etcd itself.

@@ -86,7 +86,12 @@ func TestHeapPages(t *testing.T) {
 		huge bool
 		flag string
 	}{{true, "hg"}, {true, "hg"}, {false, "nh"}, {true, "hg"}} {
-		if err := h.set(c.huge); err != nil {
+		err := h.set(c.huge)
+		if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EBUSY) {
+			testnet.Untested(t, "huge pages of a large heap: the machine has too few for 64 MB")
+			break
+		}
+		if err != nil {
 			t.Error(err)
 		}
 		flags, huge := mappingOf(t, &kept[len(kept)-1])
