@@ -9,6 +9,7 @@ budget=${1:-600}
 shift || true
 keep=8     # inputs of a function that are kept
 small=2048 # bytes of one
+cached=100 # inputs of earlier runs that a function begins with
 
 mapfile -t all < <(grep -rE --include='*_test.go' --exclude-dir=bin '^func Fuzz[A-Za-z0-9_]*\(' . |
   sed -E 's|^\./([^:]*)/[^/:]*:func (Fuzz[A-Za-z0-9_]*).*|\1 \2|' | sort -u)
@@ -40,6 +41,11 @@ for line in "${all[@]}"; do
     image/build/*) module=image/build flags=$others ;;
   esac
   path=$(realpath -m --relative-to="$module" "$package")
+  import=$(cd "$module" && "$go" list -e -f '{{.ImportPath}}' "./$path")
+  # All of Go's cache is tried before anything new. It only grows, until there is no time left.
+  if [[ -d $cache/$import/$name ]]; then
+    find "$cache/$import/$name" -type f -printf '%T@ %p\n' | sort -rn | tail -n "+$((cached + 1))" | cut -d' ' -f2- | xargs -r -d '\n' rm -f
+  fi
   if ! (cd "$module" && GOFLAGS="-trimpath -buildvcs=false -tags=$flags" CGO_ENABLED=1 \
     "$go" test -vet=off -run '^$' -fuzz "^$name\$" -fuzztime "${each}s" -fuzzminimizetime 5s -timeout "$((each + 300))s" "./$path") >"$log" 2>&1 && ! ended_at_deadline; then
     cat "$log"
@@ -55,7 +61,6 @@ for line in "${all[@]}"; do
     bad=1
     continue
   fi
-  import=$(cd "$module" && "$go" list -e -f '{{.ImportPath}}' "./$path")
   kept=$package/testdata/fuzz/$name
   have=0
   [[ ! -d $kept ]] || have=$(find "$kept" -type f | wc -l)
