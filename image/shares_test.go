@@ -65,9 +65,11 @@ func peerSettings(t testing.TB, n int) []peer.Settings {
 	}
 	nodes := make([]peer.Settings, n)
 	for i := range nodes {
-		// No other test listens at this address: until the node does, no one takes the port.
+		// No other test listens at this address: until the node does, no one takes the port. Each is held
+		// until all nodes have theirs.
 		l, err := net.Listen("tcp", "127.0.0.2:0")
 		must(t, err)
+		defer l.Close()
 		name := fmt.Sprintf("node-%d", i)
 		pair := write(name, &x509.Certificate{
 			SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}},
@@ -75,7 +77,6 @@ func peerSettings(t testing.TB, n int) []peer.Settings {
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		}, ca)
 		nodes[i] = peer.Settings{Version: 1, Self: name, Listen: l.Addr().String(), CA: write("ca", ca, ca), Client: pair, Serving: pair}
-		must(t, l.Close())
 	}
 	for i := range nodes {
 		for j, n := range nodes {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -10,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -149,7 +149,7 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 	newer := "the cluster's data was written by a newer version: Coracle v1.3.0 wrote it, and this is Coracle v1.2.9"
 	for what, test := range map[string]struct {
 		script   string
-		limit    time.Duration
+		given    bool // up while its last command says what is wrong
 		restored bool
 		want     string
 	}{
@@ -163,8 +163,9 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 		"up fails before the cluster starts": {script: fakeCoracle("echo no coracled; exit 1", ":", well), want: "coracle up: no coracled"},
 		"the shims do not restart":           {script: fakeCoracle(":", "echo hung; exit 1", well), want: "coracle shim: hung"},
 		"this node has no room": {
-			script: fakeCoracle(":", ":", `echo '[{"component": "node own", "healthy": false, "message": "full"}]'; exit 1`),
-			limit:  time.Millisecond * 500, want: "node own: full",
+			script: fakeCoracle(":", ":",
+				`echo '[{"component": "node own", "healthy": false, "message": "full"}]'; echo >"$0.said"; exec sleep 100`),
+			given: true, want: "node own: full",
 		},
 		"another node has no room": {
 			script: fakeCoracle(":", ":", `echo '[{"component": "node another", "healthy": false, "message": "full"}]'; exit 1`),
@@ -174,10 +175,20 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 			// What a cluster process said before does not count.
 			p, coracle, programs := placeWith(t, test.script, "coracle-kube: "+newer+"\n")
 			u := &upgrade{
-				place: p, steps: newSteps(t.Output()), deadline: cmp.Or(test.limit, time.Minute), Snapshot: "before.snapshot", Swap: programs,
+				place: p, steps: newSteps(t.Output()), deadline: time.Minute, Snapshot: "before.snapshot", Swap: programs,
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
+			if test.given {
+				said := coracle + ".said"
+				if err := syscall.Mkfifo(said, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				go func() {
+					defer cancel()
+					_, _ = os.ReadFile(said)
+				}()
+			}
 			err := u.retreat(ctx)
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("it returned %v, want %q", err, test.want)

@@ -85,16 +85,20 @@ func subject(node string) pkix.Name {
 	return pkix.Name{CommonName: userPrefix + node, Organization: []string{group}}
 }
 
-// settings are those of a node at an address of loopback that is free now.
-func (a *authority) settings(t testing.TB, name string) Settings {
-	// No other test listens at this address: until the node does, no one takes the port.
-	l, err := net.Listen("tcp", "127.0.0.3:0")
-	must(t, err)
-	defer l.Close()
-	return Settings{
-		Version: settingsVersion, Self: name, Listen: l.Addr().String(), CA: a.file,
-		Client: a.pair(t, subject(name), x509.ExtKeyUsageClientAuth), Serving: a.pair(t, subject(name), x509.ExtKeyUsageServerAuth),
+// settings are those of nodes at addresses of loopback that are free now.
+func (a *authority) settings(t testing.TB, names ...string) (all []Settings) {
+	for _, name := range names {
+		// No other test listens at this address: until the node does, no one takes the port. Each is held
+		// until all nodes have theirs.
+		l, err := net.Listen("tcp", "127.0.0.3:0")
+		must(t, err)
+		defer l.Close()
+		all = append(all, Settings{
+			Version: settingsVersion, Self: name, Listen: l.Addr().String(), CA: a.file,
+			Client: a.pair(t, subject(name), x509.ExtKeyUsageClientAuth), Serving: a.pair(t, subject(name), x509.ExtKeyUsageServerAuth),
+		})
 	}
+	return all
 }
 
 // stock is a Stock with blobs of one repository.
@@ -152,10 +156,11 @@ func (s *stock) WriteLayer(_ context.Context, repo string, blob digest.Digest, b
 
 // cluster makes swarms that know each other.
 func cluster(t testing.TB, a *authority, n int) (swarms []*Swarm, stocks []*stock) {
-	all := make([]Settings, n)
-	for i := range all {
-		all[i] = a.settings(t, fmt.Sprintf("node-%d", i))
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("node-%d", i)
 	}
+	all := a.settings(t, names...)
 	for i := range all {
 		for j := range all {
 			if i != j {
@@ -339,7 +344,8 @@ func TestNodeThatNeverFetches(t *testing.T) {
 // hostile serves as the only other node of a swarm, and sends what a test says.
 func hostile(t *testing.T, blob ocispec.Descriptor, send http.HandlerFunc, change ...func(*Swarm)) (*Swarm, *Pull) {
 	a := newAuthority(t)
-	victim, other := a.settings(t, "victim"), a.settings(t, "hostile")
+	nodes := a.settings(t, "victim", "hostile")
+	victim, other := nodes[0], nodes[1]
 	l, err := net.Listen("tcp", other.Listen)
 	must(t, err)
 	mux := http.NewServeMux()
@@ -425,7 +431,8 @@ func TestHostileNode(t *testing.T) {
 
 func TestNodeThatIsNotThere(t *testing.T) {
 	a := newAuthority(t)
-	victim, other := a.settings(t, "victim"), a.settings(t, "gone")
+	nodes := a.settings(t, "victim", "gone")
+	victim, other := nodes[0], nodes[1]
 	victim.Peers = []Node{{other.Self, other.Listen}}
 	s := New(newStock(), slog.New(slog.DiscardHandler))
 	must(t, s.Set(victim))
@@ -443,7 +450,7 @@ func TestNodeThatIsNotThere(t *testing.T) {
 // Only nodes are served, and only at the paths there are.
 func TestWhoIsServed(t *testing.T) {
 	a, foreign := newAuthority(t), newAuthority(t)
-	f := a.settings(t, "node")
+	f := a.settings(t, "node")[0]
 	f.Peers = []Node{{"other", "127.0.0.1:1"}}
 	st := newStock()
 	s := New(st, slog.New(slog.DiscardHandler))
@@ -521,7 +528,7 @@ func TestWhoIsServed(t *testing.T) {
 // a limited number for all nodes.
 func TestNodeThatReadsNoAnswers(t *testing.T) {
 	a := newAuthority(t)
-	f := a.settings(t, "node")
+	f := a.settings(t, "node")[0]
 	f.Peers = []Node{{"other", "127.0.0.1:1"}}
 	s := New(newStock(), slog.New(slog.DiscardHandler))
 	s.stall = 200 * time.Millisecond

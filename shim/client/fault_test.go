@@ -243,7 +243,11 @@ func TestKillAtEachStep(t *testing.T) {
 			r := newRig(t)
 			req := r.request("echo done")
 			arm(t, "shim.launch.created="+action)
-			ctx, cancel := context.WithTimeout(r.ctx(), 2*time.Second) // how long it hangs
+			limit := patience
+			if action == "hang" {
+				limit = 2 * time.Second // how long it hangs
+			}
+			ctx, cancel := context.WithTimeout(r.ctx(), limit)
 			defer cancel()
 			if _, err := r.c.Launch(ctx, req); err == nil || action == "kill" && !errors.Is(err, client.ErrUnavailable) {
 				t.Errorf("launch: %v", err)

@@ -49,12 +49,17 @@ func TestHungShimIsReplaced(t *testing.T) {
 		t.Error(err)
 	}
 	r.waitGone(old)
-	stacks, _ := filepath.Glob(filepath.Join(r.dir, "node", "stacks-*"))
-	if len(stacks) != 1 {
-		t.Fatalf("stacks: %v", stacks)
+	files, _ := filepath.Glob(filepath.Join(r.dir, "node", "stacks-*"))
+	var stacks [][]byte // on a busy machine, the next one may be hung for these limits, too
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		must(t, err)
+		if bytes.Contains(b, fmt.Appendf(nil, "Pid:\t%d\n", old)) {
+			stacks = append(stacks, b)
+		}
 	}
-	if b, err := os.ReadFile(stacks[0]); err != nil || !bytes.Contains(b, []byte("State:\tT (stopped)")) {
-		t.Errorf("stacks: %s, %v", b, err)
+	if len(stacks) != 1 || !bytes.Contains(stacks[0], []byte("State:\tT (stopped)")) {
+		t.Errorf("stacks of %d: %s, in %v", old, stacks, files)
 	}
 	r.alive(req)
 	r.waitFor("availability", func() bool { return r.c.Health() == nil })

@@ -54,10 +54,15 @@ func status(t testing.TB, k *keeper.Keeper, name string) keeper.Status {
 
 func kill(t testing.TB, pid int) {
 	t.Helper()
+	send(t, pid, syscall.SIGKILL)
+}
+
+func send(t testing.TB, pid int, s syscall.Signal) {
+	t.Helper()
 	if pid <= 1 {
-		t.Fatalf("kill process %d", pid)
+		t.Fatalf("signal to process %d", pid)
 	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(pid, s); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -178,10 +183,10 @@ func TestAdoptedEnd(t *testing.T) {
 		t.Errorf("adopted: %+v", s)
 	}
 	// The kernel tells its end once it is reaped, for which the keeper does not wait long.
-	reaped := make(chan error, 1)
-	go func() { reaped <- cmd.Wait() }()
+	send(t, k.PID(), syscall.SIGSTOP)
 	kill(t, cmd.Process.Pid)
-	<-reaped
+	_ = cmd.Wait()
+	send(t, k.PID(), syscall.SIGCONT)
 	line(t, lines)
 	s := status(t, k, "p")
 	if s.State != keeper.Running || s.Starts != 1 || s.Ends != 1 {

@@ -170,7 +170,7 @@ func sayReady(t *testing.T, root []string, id string) string {
 	t.Helper()
 	addr := &net.UnixAddr{Name: filepath.Join(root[1], cli.NotifyPrefix+id, cli.NotifyName), Net: "unixgram"}
 	for deadline := time.Now().Add(30 * time.Second); ; {
-		out, err := program(append(root, "exec", id, "/bin/sh", "-c", "test -S /run/notify/notify.sock && cat /proc/1/environ")...).Output()
+		out, err := program(append(root, "exec", id, "/bin/sh", "-c", "grep -q sleep /proc/1/cmdline && test -S /run/notify/notify.sock && cat /proc/1/environ")...).Output()
 		if err == nil {
 			conn, err := net.DialUnix("unixgram", nil, addr)
 			if err != nil {

@@ -4,6 +4,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"github.com/coracle-project/coracle/internal/testkit"
 )
 
 func TestPeers(t *testing.T) {
@@ -12,13 +14,8 @@ func TestPeers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer open.Close()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = closed.Close()
 	two := Peer{Name: "two", Part: "kubelet", At: open.Addr().String(), Without: "logs do not work"}
-	three := Peer{Name: "three", Part: "kubelet", At: closed.Addr().String(), Without: "logs do not work"}
+	three := Peer{Name: "three", Part: "kubelet", At: testkit.RefusingAddr(t), Without: "logs do not work"}
 	all := checkPeers(&Facts{Peers: callPeers(t.Context(), []Peer{two, three})})
 	if len(all) != 1 || all[0].Level != Error || all[0].Remedy == "" ||
 		!strings.Contains(all[0].Message, "node three cannot be reached at "+three.At) ||

@@ -18,12 +18,12 @@ func TestNodeThatDoesNotAnswer(t *testing.T) {
 	m := newMachine(t, "boat", "boat-2")
 	daemontest.Serve(t, m[0].Socket, daemontest.Runtime{Pod: "first", Listed: make(chan struct{})})
 	daemontest.Serve(t, m[1].Socket, daemontest.Runtime{Pod: "second"})
-	w := &workload{daemon: daemon.New(m.Socket), machine: m, patience: 100 * time.Millisecond}
+	w := &workload{daemon: daemon.New(m.Socket), machine: m, patience: time.Second}
 	cmd := &cobra.Command{}
 	cmd.SetContext(t.Context())
 	all, nodeOf, missing := w.inventoryOfAll(cmd)
 	if len(all.pods) != 1 || nodeOf["second"] != "boat-2" || missing == nil ||
-		!strings.Contains(missing.Error(), "coracled has not answered within 100ms") {
+		!strings.Contains(missing.Error(), "coracled has not answered within 1s") {
 		t.Errorf("%v on %v, %v", all.pods, nodeOf, missing)
 	}
 }
