@@ -229,16 +229,17 @@ func TestOnlyCommits(t *testing.T) {
 	}
 }
 
-// Tests of packages outdate no row of a target that runs programs. Those of integration directories
-// do.
+// Tests of packages and tools of other targets outdate no row of a target that runs programs. Tests
+// in integration directories do.
 func TestProgramsAreCovered(t *testing.T) {
-	targets, err := parseTargets("all\ttest\t.\nprograms\ttest\t.\tneeds=X\tprograms\n")
+	targets, err := parseTargets("all\ttest\t.\nprograms\ttest\t.\tneeds=X\tprograms\noracle\toracle\tcluster cluster/oracle\tprograms\n")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for file, want := range map[string]bool{
 		"a/a.go": true, "a/testdata/page.txt": true, "integration/kube/kube_test.go": true, "cluster/integration/nodes/nodes_test.go": true,
 		"a/a_test.go": false, "a/testdata/fuzz/FuzzA/1": false,
+		"cluster/oracle/known.txt": false, "cluster/bench/proxy/proxy.go": false, "cluster/benchmark.go": true,
 	} {
 		if got := targets[1].covers(file); got != want {
 			t.Errorf("%s outdates a target of programs: %t", file, got)
@@ -246,6 +247,9 @@ func TestProgramsAreCovered(t *testing.T) {
 		if !targets[0].covers(file) {
 			t.Errorf("%s does not outdate a target that covers all", file)
 		}
+	}
+	if named := targets[2]; !named.covers("cluster/oracle/known.txt") || named.covers("cluster/bench/proxy/proxy.go") {
+		t.Error("a target that names a tool covers another, or not that one")
 	}
 	if !targets[1].programs || targets[1].needs != "X" {
 		t.Errorf("%+v", targets[1])

@@ -14,7 +14,7 @@ type target struct {
 	arguments []string // for make
 	paths     []string // that it covers
 	needs     string   // a variable of the environment without which it cannot run
-	programs  bool     // it runs none of the packages' own tests, and does not cover them
+	programs  bool     // it runs none of the packages' own tests and no tools of other targets, and does not cover them
 }
 
 func parseTargets(text string) (targets []target, err error) {
@@ -65,10 +65,14 @@ var written = []string{
 	"docs/network-policy-conformance.md",
 }
 
+// tools are directories of programs that are run by the targets which name them, and by no other.
+var tools = []string{"cluster/bench", "cluster/oracle"}
+
 // covers says whether a file below the paths counts. The tests of integration directories are what
 // targets run.
 func (t target) covers(file string) bool {
-	if slices.Contains(written, file) {
+	another := func(tool string) bool { return strings.HasPrefix(file, tool+"/") && !slices.Contains(t.paths, tool) }
+	if slices.Contains(written, file) || t.programs && slices.ContainsFunc(tools, another) {
 		return false
 	}
 	unit := strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/testdata/fuzz/")
