@@ -67,7 +67,7 @@ func TestDialFailsOver(t *testing.T) {
 	if got := reached(t, s); got != second {
 		t.Errorf("reached %s, want %s, which is ready", got, second)
 	}
-	if took := time.Since(began); took > 10*dialLimit {
+	if took := time.Since(began); took > dialLimit {
 		t.Errorf("that took %v", took)
 	}
 	if all := s.All(); all[0] != second {
@@ -112,7 +112,7 @@ func TestDialPassesASilentServer(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "servers.json"), silent.Addr().String(), one)
 	s.set([]string{silent.Addr().String(), first})
 	began := time.Now()
-	if got := reached(t, s); got != first || time.Since(began) > 10*readyLimit {
+	if got := reached(t, s); got != first || time.Since(began) > 2*readyLimit {
 		t.Errorf("reached %s after %v", got, time.Since(began))
 	}
 }
