@@ -58,8 +58,8 @@ func TestAnswersAreLimited(t *testing.T) {
 	}
 }
 
-// endlessBody answers with a body that does not end. Longest becomes the number of bytes that the
-// longest answer has sent.
+// endlessBody answers with a body that does not end. longest becomes the number of bytes that
+// the longest answer has sent.
 func endlessBody(longest *atomic.Int64) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -74,7 +74,7 @@ func endlessBody(longest *atomic.Int64) http.HandlerFunc {
 	}
 }
 
-// bounded checks that the API server read some of each endless body, and not all.
+// bounded checks that the API server read some of an endless body, and all of none.
 func bounded(t *testing.T, longest *atomic.Int64) {
 	t.Helper()
 	if n := longest.Load(); n == 0 || n > hostileHeader/2 { // the kernel's buffers take some

@@ -149,7 +149,7 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 	newer := "the cluster's data was written by a newer version: Coracle v1.3.0 wrote it, and this is Coracle v1.2.9"
 	for what, test := range map[string]struct {
 		script   string
-		given    bool // up while its last command says what is wrong
+		given    bool // up when what is wrong is still so when it is asked again
 		restored bool
 		want     string
 	}{
@@ -164,7 +164,8 @@ func TestDataAreRestoredOnlyIfRefused(t *testing.T) {
 		"the shims do not restart":           {script: fakeCoracle(":", "echo hung; exit 1", well), want: "coracle shim: hung"},
 		"this node has no room": {
 			script: fakeCoracle(":", ":",
-				`echo '[{"component": "node own", "healthy": false, "message": "full"}]'; echo >"$0.said"; exec sleep 100`),
+				`echo '[{"component": "node own", "healthy": false, "message": "full"}]'; `+
+					`if [ -e "$0.asked" ]; then echo >"$0.said"; exec sleep 100; fi; : >"$0.asked"; exit 1`),
 			given: true, want: "node own: full",
 		},
 		"another node has no room": {

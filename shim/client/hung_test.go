@@ -54,7 +54,7 @@ func TestHungShimIsReplaced(t *testing.T) {
 	for _, file := range files {
 		b, err := os.ReadFile(file)
 		must(t, err)
-		if bytes.Contains(b, fmt.Appendf(nil, "Pid:\t%d\n", old)) {
+		if bytes.Contains(b, fmt.Appendf(nil, "\nPid:\t%d\n", old)) {
 			stacks = append(stacks, b)
 		}
 	}
