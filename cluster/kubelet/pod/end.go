@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -82,10 +83,15 @@ func (w *worker) reportWaiting() {
 	w.report(w.current(), false)
 }
 
+// moment is how long a wait may take before anything is reported meanwhile. A container that is
+// replaced, for instance by one of another image, has usually been started again by then: the pod
+// stays ready, as with upstream's kubelet, and its Services keep their endpoints.
+const moment = 200 * time.Millisecond
+
 // whileWaiting calls wait, which may take long and changes nothing that is reported of the pod. It
 // reports what the probes find meanwhile. What woke the worker is looked at again afterwards.
 func (w *worker) whileWaiting(wait func()) {
-	stop := w.Meanwhile(w.reportWaiting)
+	stop := w.Meanwhile(moment, w.reportWaiting)
 	wait()
 	stop()
 }

@@ -587,6 +587,25 @@ func TestAPullHidesNoProbe(t *testing.T) {
 	})
 }
 
+// Regression: a pod whose container was replaced by one of another image was not ready for some
+// milliseconds, if the runtime told of the end before the image was found.
+func TestAReplacedContainerIsNotReportedAsEnded(t *testing.T) {
+	onBench(t, func(b *bench) {
+		p := b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a"))
+		b.wantReady(true)
+		release := b.runtime.Block("PullImage")
+		b.changeSpec(func(p *v1.Pod) { p.Spec.Containers[0].Image = "other:1" })
+		b.wantInCalls("PullImage")
+		b.runner.Wake(p.UID) // as the runtime's event does
+		b.wantReady(true)
+		time.Sleep(moment)
+		b.wantReady(false) // a pull that takes longer is no secret
+		release()
+		b.wantReady(true)
+		b.wantInCalls("StartContainer")
+	})
+}
+
 // Regression: a container was reported as running, and its pod as ready, while its postStart hook
 // ran.
 func TestNoPodIsReadyBeforeItsHookHasEnded(t *testing.T) {
@@ -597,6 +616,7 @@ func TestNoPodIsReadyBeforeItsHookHasEnded(t *testing.T) {
 		b.run(p)
 		b.wantInCalls("StartContainer")
 		b.runner.Wake(p.UID)
+		time.Sleep(moment)
 		b.wantReady(false)
 		for _, s := range b.get().Status.ContainerStatuses {
 			if s.State.Running != nil {

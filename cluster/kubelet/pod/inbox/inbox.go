@@ -4,6 +4,7 @@ package inbox
 
 import (
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
@@ -41,12 +42,22 @@ func (i *Inbox) Wake() {
 func (i *Inbox) Woke() <-chan struct{} { return i.woke }
 
 // Meanwhile has look called, in a goroutine of its own, after each Wake, while the worker waits for
-// something else. stop ends that. If there was a Wake, it is repeated for the worker.
-func (i *Inbox) Meanwhile(look func()) (stop func()) {
+// something else, but not before it has waited for patience. stop ends that. If look was called,
+// the Wake is repeated for the worker.
+func (i *Inbox) Meanwhile(patience time.Duration, look func()) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	woken := false
 	go func() {
 		defer close(done)
+		if patience > 0 {
+			timer := time.NewTimer(patience)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-quit:
+				return
+			}
+		}
 		for {
 			select {
 			case <-i.woke:

@@ -28,7 +28,7 @@ type shorterGrace struct {
 func newShorterGrace(ctx context.Context, in *inbox.Inbox, pod *v1.Pod, look func()) *shorterGrace {
 	h := &shorterGrace{ctx: ctx, began: time.Now(), changed: make(chan struct{})}
 	evicted := in.Eviction() != nil
-	h.stop = in.Meanwhile(func() {
+	h.stop = in.Meanwhile(0, func() {
 		if !evicted && in.Eviction() != nil {
 			evicted = true
 			h.bring(time.Now().Add(EvictionGrace))
