@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"syscall"
 	"time"
 
@@ -41,9 +42,14 @@ func (d *Daemon) Shims() []int {
 	return d.pids(ShimExe, func(argv []string) bool { return len(argv) > 1 && argv[1] == "serve" })
 }
 
-// Keepers are the keeper processes: one, if all is well.
+// Keepers are the keeper processes: one, if all is well. The process that forks a keeper has the
+// same name until it ends, but no session of its own.
 func (d *Daemon) Keepers() []int {
-	return d.pids(ShimExe, func(argv []string) bool { return argv[0] == "coracle-keeper" })
+	named := d.pids(ShimExe, func(argv []string) bool { return argv[0] == "coracle-keeper" })
+	return slices.DeleteFunc(named, func(pid int) bool {
+		session, err := unix.Getsid(pid)
+		return err != nil || session != pid
+	})
 }
 
 // Starters returns the processes that clone containers for the shims.
