@@ -36,9 +36,8 @@ import (
 const (
 	// Name is in the certificate of each API server of a cluster, whatever its address.
 	Name = "kubernetes.default.svc"
-	// dialLimit bounds one connection, and readyLimit the question whether a server is ready.
-	dialLimit  = time.Second
-	readyLimit = time.Second
+	// answerLimit bounds one connection, and the question whether a server is ready.
+	answerLimit = time.Second
 	// silence is how long a server may not answer at all before its connections end: the kernel
 	// asks, so no process wakes for it.
 	silence         = 6 * time.Second
@@ -59,6 +58,7 @@ type Servers struct {
 	// verify returns how to verify a server; the authority may change.
 	verify func() (*tls.Config, error)
 	log    *slog.Logger
+	limit  time.Duration // answerLimit, but for tests
 
 	mu sync.Mutex
 	// all are addresses with ports, the one to try first at the front.
@@ -68,7 +68,7 @@ type Servers struct {
 // Open returns the servers in a file, and given, the one that the node was told of. What
 // verify returns is used when there are several. log may be nil.
 func Open(file, given string, verify func() (*tls.Config, error), log *slog.Logger) (*Servers, error) {
-	s := &Servers{file: file, given: given, verify: verify, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
+	s := &Servers{file: file, given: given, verify: verify, log: cmp.Or(log, slog.New(slog.DiscardHandler)), limit: answerLimit}
 	data, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -174,14 +174,14 @@ func Addresses(slice *discoveryv1.EndpointSlice) (all []string) {
 func (s *Servers) Dial(ctx context.Context, network, _ string) (net.Conn, error) {
 	all := s.All()
 	if len(all) == 1 {
-		return dial(ctx, network, all[0])
+		return s.dial(ctx, network, all[0])
 	}
 	var errs []error
 	for _, address := range all {
 		err := s.ready(ctx, address)
 		if err == nil {
 			var conn net.Conn
-			if conn, err = dial(ctx, network, address); err == nil {
+			if conn, err = s.dial(ctx, network, address); err == nil {
 				s.prefer(address)
 				return conn, nil
 			}
@@ -194,9 +194,9 @@ func (s *Servers) Dial(ctx context.Context, network, _ string) (net.Conn, error)
 	return nil, fmt.Errorf("no API server of the cluster answers: %w", errors.Join(errs...))
 }
 
-func dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (s *Servers) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{
-		Timeout:         dialLimit,
+		Timeout:         s.limit,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: probeAfter, Interval: probeEvery, Count: probes},
 		Control: func(_, _ string, raw syscall.RawConn) error {
 			var err error
@@ -210,7 +210,7 @@ func dial(ctx context.Context, network, address string) (net.Conn, error) {
 
 // ready asks a server whether it is ready. One that does not tell unknown clients counts as ready.
 func (s *Servers) ready(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, readyLimit)
+	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
 	verify, err := s.verify()
 	if err != nil {
@@ -218,7 +218,7 @@ func (s *Servers) ready(ctx context.Context, address string) error {
 	}
 	t := &http.Transport{
 		TLSClientConfig: verify, DisableKeepAlives: true, ForceAttemptHTTP2: false,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) { return dial(ctx, network, address) },
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) { return s.dial(ctx, network, address) },
 	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/readyz", nil)
 	if err != nil {
