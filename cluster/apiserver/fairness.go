@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	flowcontrolclient "k8s.io/client-go/kubernetes/typed/flowcontrol/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 // defaultSeats is how many requests are worked on at a time, of all clients together: upstream's
@@ -32,15 +33,29 @@ const defaultSeats = 600
 // not weighed by the number of objects.
 func shareFairly(c *genericapiserver.Config, seats int) {
 	c.StorageObjectCountTracker = uncounted{}
-	levels := informers.NewSharedInformerFactory(nil, 0)
-	fix(levels, &flowcontrolv1.PriorityLevelConfiguration{}, &flowcontrolv1.PriorityLevelConfigurationList{Items: values(
-		bootstrap.MandatoryPriorityLevelConfigurations, bootstrap.SuggestedPriorityLevelConfigurations)})
-	fix(levels, &flowcontrolv1.FlowSchema{}, &flowcontrolv1.FlowSchemaList{Items: values(
-		bootstrap.MandatoryFlowSchemas, bootstrap.SuggestedFlowSchemas)})
+	all := values(bootstrap.MandatoryPriorityLevelConfigurations, bootstrap.SuggestedPriorityLevelConfigurations)
 	if seats == 0 {
 		seats = defaultSeats
+	} else {
+		borrowNothing(all)
 	}
+	levels := informers.NewSharedInformerFactory(nil, 0)
+	fix(levels, &flowcontrolv1.PriorityLevelConfiguration{}, &flowcontrolv1.PriorityLevelConfigurationList{Items: all})
+	fix(levels, &flowcontrolv1.FlowSchema{}, &flowcontrolv1.FlowSchemaList{Items: values(
+		bootstrap.MandatoryFlowSchemas, bootstrap.SuggestedFlowSchemas)})
 	c.FlowControl = flowing{flowcontrol.New(levels, unwritten{}, seats), levels}
+}
+
+// borrowNothing has each level keep to its own seats. Upstream decides every 10 s which level
+// borrows.
+func borrowNothing(levels []flowcontrolv1.PriorityLevelConfiguration) {
+	for i := range levels {
+		level := levels[i].DeepCopy() // the original is upstream's variable
+		if level.Spec.Limited != nil {
+			level.Spec.Limited.BorrowingLimitPercent = ptr.To[int32](0)
+		}
+		levels[i] = *level
+	}
 }
 
 // flowing starts what its levels are read by when it runs.

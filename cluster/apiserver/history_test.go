@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,6 +75,7 @@ func TestHistoryGrowsWithObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.history = least
+	o.calmPeriod = time.Hour // periods end when the test says so
 	s, stop := serve(t, o)
 	defer stop()
 	client := clientOf(t, s.ClientConfig("admin", "system:masters"))

@@ -97,8 +97,9 @@ type Options struct {
 	// Log gets errors and warnings; nil discards them.
 	Log *slog.Logger
 
-	// seats is how many requests are worked on at a time, 600 by default; bodyLimit is how long a
-	// request's body may take to arrive. For tests, as the next.
+	// seats is how many requests are worked on at a time, 600 by default and with borrowing: else each
+	// level keeps to its own. bodyLimit is how long a request's body may take to arrive. For tests, as
+	// the next.
 	seats     int
 	bodyLimit time.Duration
 	// followLimit bounds what the server waits for before it answers clients, 2 s by default.
@@ -107,6 +108,8 @@ type Options struct {
 	compactEvery time.Duration
 	// history is how many changes a watch cache of few objects keeps at most, historyLimit by default.
 	history int
+	// calmPeriod is the period of watch caches, the constant of that name by default.
+	calmPeriod time.Duration
 	// inspect is shown what the server was built from; for generating OpenAPI documents.
 	inspect func(*build)
 }
@@ -137,6 +140,9 @@ func (o *Options) complete() (addresses, error) {
 	}
 	if o.compactEvery == 0 {
 		o.compactEvery = compactEvery
+	}
+	if o.calmPeriod == 0 {
+		o.calmPeriod = calmPeriod
 	}
 	if o.history == 0 {
 		o.history = historyLimit

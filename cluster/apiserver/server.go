@@ -85,7 +85,7 @@ func New(options Options) (*Server, error) {
 		options: options, addresses: addresses, inside: newIdentities(),
 		listening: make(chan struct{}), serving: make(chan struct{}), ready: make(chan struct{}),
 	}
-	s.caches.log = options.Log
+	s.caches.log, s.caches.period = options.Log, options.calmPeriod
 	s.ended, s.end = context.WithCancel(context.Background())
 	s.transport = inproc.Transport(http.HandlerFunc(s.serveInside), s.options.Log)
 	kube, err := kubernetes.NewForConfig(protobuf(s.loopback()))

@@ -163,6 +163,8 @@ type caches struct {
 	free func()
 	log  *slog.Logger
 
+	period time.Duration
+
 	mu   sync.Mutex
 	all  map[*cached]struct{}
 	left int // periods of the aftermath that are to come
@@ -187,7 +189,7 @@ func (s *caches) add(c *cached) factory.DestroyFunc {
 // run fits watch caches to what is in them, and replaces them after bursts, until ctx ends.
 func (s *caches) run(ctx context.Context) {
 	s.begin(ctx)
-	tick := time.NewTicker(calmPeriod)
+	tick := time.NewTicker(s.period)
 	defer tick.Stop()
 	for {
 		select {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
@@ -52,6 +53,7 @@ func TestMemoryAfterBurst(t *testing.T) {
 	}
 	var etcd *clientv3.Client
 	o.inspect = func(b *build) { etcd = b.store.probe }
+	o.calmPeriod = time.Hour // periods end when the test says so
 	s, stop := serve(t, o)
 	defer stop()
 	client := clientOf(t, s.ClientConfig("admin", "system:masters"))
