@@ -95,9 +95,9 @@ func TestAVolumeIsKeptWhenItsClaimChanges(t *testing.T) {
 	n.shared.Start(ctx.Done())
 	defer n.shared.Shutdown()
 	defer stop()
-	core := n.shared.Core().V1()
-	if !cache.WaitForCacheSync(ctx.Done(), core.PersistentVolumeClaims().Informer().HasSynced, core.PersistentVolumes().Informer().HasSynced) {
-		t.Fatal("no caches")
+	handlers := n.waiting.Handlers()
+	if len(handlers) != 2 || !cache.WaitForCacheSync(ctx.Done(), handlers...) {
+		t.Fatal("claims and volumes are not watched")
 	}
 	n.mount(pod)
 	if len(k.kept) != 0 {

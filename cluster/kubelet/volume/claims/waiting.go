@@ -22,8 +22,9 @@ type Waiting struct {
 	// look has the volumes kept of a pod that follows changes. It does not wait.
 	look func(types.UID)
 
-	mu   sync.Mutex
-	pods map[string]map[types.UID]struct{}
+	mu       sync.Mutex
+	pods     map[string]map[types.UID]struct{}
+	handlers []cache.InformerSynced
 }
 
 // ClaimKey is of a claim.
@@ -118,12 +119,24 @@ func (w *Waiting) Changed(key string) {
 func (w *Waiting) Watch(shared informers.SharedInformerFactory) {
 	core := shared.Core().V1()
 	for _, informer := range []cache.SharedIndexInformer{core.PersistentVolumeClaims().Informer(), core.PersistentVolumes().Informer()} {
-		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		h, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: w.seen, UpdateFunc: func(_, object any) { w.seen(object) },
-		}); err != nil { // the informer was stopped: the process is ending
+		})
+		if err != nil { // the informer was stopped: the process is ending
 			w.log.Error("kubelet cannot watch claims", "err", err)
+			continue
 		}
+		w.mu.Lock()
+		w.handlers = append(w.handlers, h.HasSynced)
+		w.mu.Unlock()
 	}
+}
+
+// Handlers tell whether what was there when Watch began has been seen, for tests.
+func (w *Waiting) Handlers() []cache.InformerSynced {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.handlers)
 }
 
 func (w *Waiting) seen(object any) {
