@@ -49,14 +49,10 @@ func (i *Inbox) Meanwhile(patience time.Duration, look func()) (stop func()) {
 	woken := false
 	go func() {
 		defer close(done)
-		if patience > 0 {
-			timer := time.NewTimer(patience)
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-			case <-quit:
-				return
-			}
+		select {
+		case <-time.After(patience):
+		case <-quit:
+			return
 		}
 		for {
 			select {
