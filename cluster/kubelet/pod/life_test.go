@@ -606,6 +606,27 @@ func TestAReplacedContainerIsNotReportedAsEnded(t *testing.T) {
 	})
 }
 
+// Regression: the same, between the starts of containers that were replaced together.
+func TestContainersThatAreReplacedTogetherAreNotReportedAsEnded(t *testing.T) {
+	onBench(t, func(b *bench) {
+		b.run(podtest.Pod(v1.RestartPolicyAlways, "", "a b"))
+		b.changeSpec(func(p *v1.Pod) { p.Spec.Containers[0].Image = "other:1" })
+		b.wantReady(true)
+		b.runtime.Calls()
+		release := b.runtime.Block("PullImage")
+		b.changeSpec(func(p *v1.Pod) { p.Spec.Containers[0].Image, p.Spec.Containers[1].Image = "i:1", "other:2" })
+		b.wantCalls("StopContainer", "StopContainer", "CreateContainer", "StartContainer", "PullImage")
+		b.wantReady(true)
+		time.Sleep(moment)
+		b.wantReady(false)
+		if s := b.get().Status.ContainerStatuses; s[0].State.Running == nil || s[1].State.Running != nil {
+			t.Errorf("while the second is pulled: %+v", s)
+		}
+		release()
+		b.wantReady(true)
+	})
+}
+
 // Regression: a container was reported as running, and its pod as ready, while its postStart hook
 // ran.
 func TestNoPodIsReadyBeforeItsHookHasEnded(t *testing.T) {

@@ -245,7 +245,7 @@ func (w *worker) startSome(ctx context.Context, pod *v1.Pod, a *decide.Actions,
 			break
 		}
 		if ok && i+1 < len(a.Start) {
-			w.report(pod, false) // the next one may take long to pull
+			w.Wake() // to be reported, if the next one takes long to pull
 		}
 	}
 	w.prune(ctx)
