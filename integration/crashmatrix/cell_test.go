@@ -136,7 +136,10 @@ func (n *node) takesDown() bool {
 
 // run makes the fault happen and returns what was lost.
 func (c *cell) run() (found error) {
-	var err error
+	err := c.n.freshShim()
+	if err != nil {
+		return fmt.Errorf("before the cell: %w", err)
+	}
 	if c.bystander, err = c.n.newWorkload(nil, nil); err != nil {
 		return err
 	}

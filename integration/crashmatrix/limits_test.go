@@ -23,7 +23,8 @@ var limits = []limit{
 }
 
 // onOldKernel adds what is lost before Linux 6.15: also the exit status of a container that ends
-// after its shim and the keeper were replaced.
+// after its shim and the keeper that started this shim have died. In all other cells one of them
+// lives (freshShim).
 func onOldKernel() { limits[0].lost = append(limits[0].lost, "bystander: exit code 255, want") }
 
 // of reports whether a limit applies to a cell.

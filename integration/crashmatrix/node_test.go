@@ -1,6 +1,7 @@
 package crashmatrix
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	imagesv1 "github.com/coracle-project/coracle/image/api/v1"
+	"github.com/coracle-project/coracle/integration/exitcodes"
 	"github.com/coracle-project/coracle/internal/testkit"
 	"github.com/coracle-project/coracle/internal/testkit/leak"
 )
@@ -37,6 +39,7 @@ type node struct {
 	seq    int
 	before *leak.Snapshot // of a node that has run all operations once
 	cni    string         // where the plugins keep addresses
+	codesKept bool // by the kernel
 }
 
 // Both file systems are small, so that tests can fill them. Logs have a limit, so that their
@@ -77,7 +80,7 @@ func newNode(t *testing.T, kind nodeKind) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return &node{Daemon: d, CRI: d.CRI(t), made: imagesv1.NewImagesClient(conn), faults: faults, t: t, cni: cni}
+	return &node{Daemon: d, CRI: d.CRI(t), made: imagesv1.NewImagesClient(conn), faults: faults, t: t, cni: cni, codesKept: exitcodes.Kept(t)}
 }
 
 func testRef(name string) string { return registry.Addr + "/test/" + name + ":1" }
@@ -162,6 +165,50 @@ func (n *node) ready() error {
 			_, err := call(n.Version, &cri.VersionRequest{})
 			return err
 		}))
+}
+
+// freshShim replaces a shim that an earlier keeper has started, if the kernel is old: nobody would
+// learn how its containers end after the death of this shim alone, and a cell's fault would count
+// for two.
+func (n *node) freshShim() error {
+	if n.codesKept {
+		return nil
+	}
+	fresh := func() (bool, error) {
+		keeper, kerr := n.keeper()
+		shims, serr := n.shims()
+		if err := errors.Join(kerr, serr); err != nil {
+			return false, err
+		}
+		parent, err := parentOf(shims[0])
+		return parent == keeper[0], err
+	}
+	if is, err := fresh(); err != nil || is {
+		return err
+	}
+	n.t.Log("the shim is of an earlier keeper, and is replaced")
+	shims, err := n.shims()
+	if err != nil {
+		return err
+	}
+	if err := testkit.Kill(shims[0]); err != nil {
+		return err
+	}
+	return errors.Join(n.ready(), until("the keeper has started the shim", func() bool {
+		is, err := fresh()
+		return err == nil && is
+	}))
+}
+
+// parentOf is a process's parent (proc_pid_stat(5): the second field behind the name).
+func parentOf(pid int) (parent int, err error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	var state string
+	_, err = fmt.Sscan(string(raw[bytes.LastIndexByte(raw, ')')+1:]), &state, &parent)
+	return parent, err
 }
 
 // begin removes everything that is left of a cell, including the processes, and starts coracled

@@ -9,8 +9,8 @@ import (
 )
 
 // Kept says whether the kernel knows the exit code of a process that another one has
-// reaped (Linux 6.15). If not, the code of a container is unknown whose shim and keeper were both
-// replaced.
+// reaped (Linux 6.15). If not, the code of a container is unknown that ends after its shim and the
+// keeper that started this shim have died.
 func Kept(t testing.TB) bool {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "read x; exit 7")
