@@ -65,8 +65,12 @@ var written = []string{
 	"docs/network-policy-conformance.md",
 }
 
-// tools are directories of programs that are run by the targets which name them, and by no other.
-var tools = []string{"cluster/bench", "cluster/oracle"}
+// tools are directories of programs and tests that are run by the targets which name them, and by
+// no other.
+var tools = []string{
+	"cluster/bench", "cluster/integration/bgp", "cluster/integration/controlplanes", "cluster/integration/nodes", "cluster/oracle",
+	"integration/bench", "integration/crashmatrix", "integration/kube", "integration/oci", "integration/ocibench",
+}
 
 // covers says whether a file below the paths counts. The tests of integration directories are what
 // targets run.
