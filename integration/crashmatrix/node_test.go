@@ -33,13 +33,13 @@ const (
 type node struct {
 	*testkit.Daemon
 	*testkit.CRI
-	made   imagesv1.ImagesClient
-	faults *testkit.Faults
-	t      testing.TB
-	seq    int
-	before *leak.Snapshot // of a node that has run all operations once
-	cni    string         // where the plugins keep addresses
-	codesKept bool // by the kernel
+	made      imagesv1.ImagesClient
+	faults    *testkit.Faults
+	t         testing.TB
+	seq       int
+	before    *leak.Snapshot // of a node that has run all operations once
+	cni       string         // where the plugins keep addresses
+	codesKept bool           // by the kernel
 }
 
 // Both file systems are small, so that tests can fill them. Logs have a limit, so that their
