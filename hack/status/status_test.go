@@ -232,12 +232,14 @@ func TestOnlyCommits(t *testing.T) {
 // Tests of packages and tools of other targets outdate no row of a target that runs programs. Tests
 // in integration directories do.
 func TestProgramsAreCovered(t *testing.T) {
-	targets, err := parseTargets("all\ttest\t.\nprograms\ttest\t.\tneeds=X\tprograms\noracle\toracle\tcluster cluster/oracle\tprograms\n")
+	targets, err := parseTargets("all\ttest\t.\nprograms\ttest\t.\tneeds=X\tprograms\noracle\toracle\tcluster cluster/oracle\tprograms\n" +
+		"scale\ttest-scale\tintegration\tprograms\tintegration\n")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for file, want := range map[string]bool{
-		"a/a.go": true, "a/testdata/page.txt": true, "integration/start_test.go": true, "cluster/integration/chaos_test.go": true,
+		"a/a.go": true, "a/testdata/page.txt": true, "integration/start_test.go": false, "integration/weights.txt": true,
+		"cluster/integration/chaos_test.go":    true,
 		"integration/crashmatrix/cell_test.go": false, "cluster/integration/nodes/nodes_test.go": false,
 		"integration/exitcodes/exitcodes.go": true, "cluster/integration/coraclecmd/run.go": true,
 		"a/a_test.go": false, "a/testdata/fuzz/FuzzA/1": false,
@@ -249,6 +251,9 @@ func TestProgramsAreCovered(t *testing.T) {
 		if !targets[0].covers(file) {
 			t.Errorf("%s does not outdate a target that covers all", file)
 		}
+	}
+	if own := targets[3]; !own.covers("integration/start_test.go") || own.covers("integration/kube/kube_test.go") {
+		t.Error("a target that runs tests of the package integration does not cover them, or covers others")
 	}
 	if named := targets[2]; !named.covers("cluster/oracle/known.txt") || named.covers("cluster/bench/proxy/proxy.go") {
 		t.Error("a target that names a tool covers another, or not that one")

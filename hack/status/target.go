@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 )
@@ -15,6 +16,9 @@ type target struct {
 	paths     []string // that it covers
 	needs     string   // a variable of the environment without which it cannot run
 	programs  bool     // it runs none of the packages' own tests and no tools of other targets, and does not cover them
+	// integration: it has programs, and runs tests of the package integration, which others do not
+	// cover.
+	integration bool
 }
 
 func parseTargets(text string) (targets []target, err error) {
@@ -47,6 +51,8 @@ func parseTargets(text string) (targets []target, err error) {
 				t.needs = needs
 			case option == "programs":
 				t.programs = true
+			case option == "integration":
+				t.integration = true
 			default:
 				return nil, fmt.Errorf("targets.txt: %s: unknown %q", t.name, option)
 			}
@@ -80,7 +86,13 @@ func (t target) covers(file string) bool {
 		return false
 	}
 	unit := strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/testdata/fuzz/")
-	return !t.programs || !unit || slices.Contains(strings.Split(file, "/"), "integration")
+	if !t.programs || !unit {
+		return true
+	}
+	if path.Dir(file) == "integration" {
+		return t.integration
+	}
+	return slices.Contains(strings.Split(file, "/"), "integration")
 }
 
 // cleanTree is tree, and an error if files below the paths differ from this commit. Untracked files
