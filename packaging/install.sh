@@ -2,7 +2,7 @@
 # install.sh: installs Coracle VERSION on this machine, or removes it.
 #
 #   install.sh [--prefix DIRECTORY] [--from URL]   below /usr/local, without starting anything
-#   install.sh --uninstall [--prefix DIRECTORY]    ends all pods; images and settings stay
+#   install.sh --uninstall [--prefix DIRECTORY]    ends cluster and pods; images and settings stay
 #
 # The archive lies next to this script, or is fetched from URL, and has to match SHA256SUMS of the same place. SHA256SUMS is
 # not signed: it detects damage, and says nothing about who made the archive. A newer install.sh upgrades: restart coracled
@@ -20,7 +20,8 @@ die() {
   exit 1
 }
 
-if [ -e "$here/SHA256SUMS" ]; then from=file://$here; fi
+# Piped into a shell, it has no directory of its own.
+if [ -f "$0" ] && [ -e "$here/SHA256SUMS" ]; then from=file://$here; fi
 while [ $# -gt 0 ]; do
   case $1 in
   --prefix | --from)
@@ -58,15 +59,32 @@ if [ "$uninstall" ]; then
     *) die "$unit runs another coracled: stop it first, or remove that installation instead" ;;
     esac
   fi
-  if [ "$unit" ] && [ -e "${unit%/*}/coracle.service" ]; then systemctl disable --now coracle.service; fi # older ones have none
-  "$prefix/bin/coracle" down
-  if [ "$unit" ]; then systemctl disable --now coracled.service; fi
-  "$prefix/bin/coracled" purge --stopped # one that still runs is not of this installation, or was started by hand
+  # Cluster and pods are in directories that all installations share. If only programs of others run, they are theirs.
+  ours='' others=''
+  for p in /proc/[0-9]*; do
+    exe=$(readlink "$p/exe" 2>/dev/null) || exe=
+    case ${exe% (deleted)} in
+    "$prefix"/bin/*) ours=1 ;;
+    */coracle | */coracled | */coracle-kube | */containerd-shim-coracle-v1) others=1 ;;
+    "")
+      if [ "$(id -u)" != 0 ] && grep -qs '^coracle' "$p/comm"; then die "programs of Coracle run: only root can tell whose, and end them"; fi
+      ;;
+    esac
+  done
+  ends=
+  if [ "$(id -u)" = 0 ] && { [ "$unit" ] || [ "$ours" ] || [ ! "$others" ]; }; then ends=1; fi
+  if [ "$ends" ]; then
+    if [ "$unit" ] && [ -e "${unit%/*}/coracle.service" ]; then systemctl disable --now coracle.service; fi # older ones have none
+    "$prefix/bin/coracle" down
+    if [ "$unit" ]; then systemctl disable --now coracled.service; fi
+    "$prefix/bin/coracled" purge --stopped # one that still runs is not of this installation, or was started by hand
+  fi
   while read -r f; do rm -f "$prefix/$f"; done <"$manifest"
   rm -f "$manifest"
   rmdir "$prefix/share/doc/coracle" 2>/dev/null || true # unless others have files there
   if [ "$unit" ]; then systemctl daemon-reload; fi
   echo "Coracle is removed from $prefix; images and settings are in /var/lib/coracle and /etc/coracle."
+  if [ "$others" ] && [ ! "$ends" ]; then echo "Coracle of another directory runs: its cluster and pods go on."; fi
   exit
 fi
 
@@ -87,10 +105,9 @@ for f in SHA256SUMS "$name.tar.gz"; do
   *) curl -fsSL --proto-redir '=https' -o "$tmp/$f" "$from/$f" || die "$from/$f cannot be fetched" ;;
   esac
 done
-(cd "$tmp" && grep "  $name.tar.gz\$" SHA256SUMS >sums && sha256sum --check --quiet sums) || die "$name.tar.gz does not match SHA256SUMS"
-tar xzf "$tmp/$name.tar.gz" -C "$tmp" --no-same-owner
-
+(cd "$tmp" && grep "  $name.tar.gz\$" SHA256SUMS >sums && sha256sum -c sums >/dev/null) || die "$name.tar.gz does not match SHA256SUMS"
 umask 022
+tar xzf "$tmp/$name.tar.gz" -C "$tmp" --no-same-owner
 uid=$(id -u)
 (cd "$tmp/$name" && find . ! -type d) | sed 's|^\./||' | LC_ALL=C sort >"$tmp/new"
 # The units name the directory of the programs.
