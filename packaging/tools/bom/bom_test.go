@@ -188,3 +188,16 @@ func TestLicences(t *testing.T) {
 		})
 	}
 }
+
+// The module of a generated file has its licence in the notices, although no program links it.
+func TestGeneratedFrom(t *testing.T) {
+	for importPath, module := range generatedFrom {
+		p, err := generated("../../.."+strings.TrimPrefix(importPath, ours), module)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.name != module || p.licence != "Apache-2.0" || len(p.texts) == 0 || p.purl != "pkg:golang/"+module+"@"+p.version {
+			t.Errorf("%s: %+v", importPath, p)
+		}
+	}
+}

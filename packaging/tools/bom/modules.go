@@ -107,18 +107,50 @@ func (l linked) modules(sources []string) ([]part, error) {
 	}
 	std.purl = "pkg:golang/std@" + std.version
 	parts := []part{std}
+	for _, p := range packages {
+		if module, ok := generatedFrom[p.ImportPath]; ok {
+			p, err := generated(p.Dir, module)
+			if err != nil {
+				return nil, err
+			}
+			parts = append(parts, p)
+		}
+	}
 	for path, m := range seen {
 		if m.Replace != nil {
 			m.Replace.Dir, m = m.Dir, *m.Replace
 		}
-		p, err := licensed(m.Path, m.Version, m.Dir, dirs[path])
+		p, err := m.part(dirs[path])
 		if err != nil {
 			return nil, err
 		}
-		p.purl = "pkg:golang/" + m.Path + "@" + strings.ReplaceAll(m.Version, "+", "%2B")
 		parts = append(parts, p)
 	}
 	return parts, nil
+}
+
+// part is the module with the licences of its packages in these directories.
+func (m goModule) part(dirs []string) (part, error) {
+	p, err := licensed(m.Path, m.Version, m.Dir, dirs)
+	p.purl = "pkg:golang/" + m.Path + "@" + strings.ReplaceAll(m.Version, "+", "%2B")
+	return p, err
+}
+
+// generatedFrom names, for packages of ours that contain text of a module which no program links,
+// that module.
+var generatedFrom = map[string]string{ours + "/internal/apparmor": "github.com/moby/profiles/apparmor"}
+
+// generated is a module whose text is in a package in dir.
+func generated(dir, module string) (part, error) {
+	out, err := golang(dir, []string{"GOFLAGS="}, "mod", "download", "-json", module)
+	if err != nil {
+		return part{}, err
+	}
+	var m goModule
+	if err := json.Unmarshal(out, &m); err != nil {
+		return part{}, fmt.Errorf("go mod download: %w", err)
+	}
+	return m.part([]string{m.Dir})
 }
 
 // agrees fails if the program was built from other modules than those that `go list` shows now.
