@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the Debian packages of the binaries in BIN (default: bin) in a directory (default: out/deb).
+# Makes the Debian packages of the binaries in BIN (default: bin) in a directory (default: out/deb), in place of earlier ones.
 # Their times are those of the last commit: the same sources make the same packages.
 #
 # COMPRESSION=none makes large packages quickly. ARCH is the architecture of the binaries, if not that of Go; HOSTBIN has
@@ -97,6 +97,8 @@ for p in coracle coracle-kube; do
   put 0644 "packaging/$p.lintian-overrides" "/usr/share/lintian/overrides/$p"
 done
 
+# Older ones would be installed with them by a pattern.
+rm -f "$out"/coracle{,-kube}_*_"$ARCH".deb
 cp packaging/{,kube-}{postinst,prerm,postrm} "$stage"
 packaging=$PWD/packaging
 for p in coracle coracle-kube; do

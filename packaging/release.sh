@@ -15,6 +15,10 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 version=${1:?version}
 directory=$(realpath -m -- "${2:-$repo/out/release}")
 cd "$repo"
+if [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+$ ]] && ! grep -qsF "## $version - " CHANGELOG.md; then
+  echo "release: CHANGELOG.md has no heading '## $version - DATE'" >&2
+  exit 1
+fi
 
 # The files of a release, for find.
 ours=(-type f -regextype posix-extended

@@ -51,9 +51,18 @@ for _ in $(seq 100); do
 done
 coracle ps | grep running
 
+# An upgrade: another coracled serves, and the container goes on.
+crictl() { /b/crictl "$@"; }
+container=$(crictl ps -q)
+before=$(systemctl show -p MainPID --value coracled)
+dpkg -i /b/coracle_*.deb
+systemctl is-active coracled
+[ "$(systemctl show -p MainPID --value coracled)" != "$before" ]
+[ "$container" ]
+[ "$(crictl ps -q)" = "$container" ]
+
 # Upstream's kubelet, with the API server of the other package: its node is Ready, in systemd's cgroups, and runs a
 # static pod.
-crictl() { /b/crictl "$@"; }
 crictl -t 100s rmp -f -a
 dpkg -i /b/coracle-kube_*.deb
 ip address add 10.99.0.1/32 dev lo
@@ -133,6 +142,12 @@ until systemctl is-active coracle; do sleep 1; done
 systemctl restart coracle
 [ "$(started)" = "$before" ]
 coracle ps | grep web
+main=$(systemctl show -p MainPID --value coracle)
+dpkg -i /b/coracle_*.deb /b/coracle-kube_*.deb
+systemctl is-active coracle
+[ "$(systemctl show -p MainPID --value coracle)" != "$main" ]
+ready
+[ "$(started)" = "$before" ]
 # What is left after a reboot: units that are enabled, and files outside of /run.
 systemctl stop coracle
 systemctl stop coracled

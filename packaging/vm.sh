@@ -10,7 +10,12 @@ if [[ -z ${VM_RUN:-} ]]; then
 fi
 share=$(mktemp -d)
 trap 'rm -rf "$share"' EXIT
-cp out/deb/coracle_*.deb out/deb/coracle-kube_*.deb bin/tools/crictl bin/tools/kubectl bin/peers/bin/kubelet packaging/crictl.yaml "$share"
+packages=(out/deb/coracle_*.deb out/deb/coracle-kube_*.deb)
+((${#packages[@]} == 2)) || {
+  echo "test-deb-vm: out/deb has other packages, too: ${packages[*]}" >&2
+  exit 1
+}
+cp "${packages[@]}" bin/tools/crictl bin/tools/kubectl bin/peers/bin/kubelet packaging/crictl.yaml "$share"
 cp "$(command -v busybox)" "$share/busybox"
 cp packaging/vm-guest.sh "$share/run"
 "$VM_RUN" --share "$share:/b" -t 900 -- sh /b/run
