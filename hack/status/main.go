@@ -56,6 +56,7 @@ func run(targets []target, names []string) error {
 		}
 	}
 	var failed []string
+	var notRun []error // one target that cannot run keeps no other from running
 	for _, t := range targets {
 		if len(names) > 0 && !slices.Contains(names, t.name) {
 			continue
@@ -66,7 +67,9 @@ func run(targets []target, names []string) error {
 		}
 		r, err := runTarget(t)
 		if err != nil {
-			return fmt.Errorf("%s: %w", t.name, err)
+			log.Printf("%s: %v", t.name, err)
+			notRun = append(notRun, fmt.Errorf("%s: %w", t.name, err))
+			continue
 		}
 		rows, err := readPage(page)
 		if err != nil {
@@ -81,9 +84,9 @@ func run(targets []target, names []string) error {
 		}
 	}
 	if len(failed) > 0 {
-		return fmt.Errorf("failed: %s; their output is in out/check", strings.Join(failed, ", "))
+		notRun = append(notRun, fmt.Errorf("failed: %s; their output is in out/check", strings.Join(failed, ", ")))
 	}
-	return nil
+	return errors.Join(notRun...)
 }
 
 // runTarget runs make with the target's arguments. Its output goes to out/check/NAME.log.
@@ -163,5 +166,5 @@ func git(args ...string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("git %s: %w", args[0], err)
 	}
-	return strings.TrimSpace(string(out)), nil
+	return strings.TrimRight(string(out), "\n"), nil
 }

@@ -159,7 +159,14 @@ func TestRunAndCheck(t *testing.T) {
 	}
 
 	write("b.go", "package b // changed\n")
-	fails(run(targets, []string{"bad"}), "bad: not run: commit first")
+	// It keeps the others from running no more than a failure does.
+	if err := os.Remove("out/check/vm.log"); err != nil {
+		t.Fatal(err)
+	}
+	fails(run(targets, []string{"bad", "vm"}), "bad: not run: commit first")
+	if _, err := os.Stat("out/check/vm.log"); err != nil {
+		t.Errorf("after a target that cannot run: %v", err)
+	}
 	git("commit", "-q", "-am", "third")
 	err = check(targets)
 	fails(err, "bad is outdated")
@@ -199,6 +206,12 @@ func TestOnlyCommits(t *testing.T) {
 	write("a/b.go", "package a\n")
 	if err := run(targets, []string{"all"}); err == nil || !strings.Contains(err.Error(), "?? a/b.go") {
 		t.Errorf("with an untracked file: %v", err)
+	}
+	// Tests that nobody has committed are compiled into no program.
+	write("a/c_test.go", "package a\n")
+	programs := target{name: "programs", arguments: []string{"good"}, paths: []string{"a"}, programs: true}
+	if _, err := programs.cleanTree(); err == nil || strings.Contains(err.Error(), "c_test.go") || !strings.Contains(err.Error(), "a/b.go") {
+		t.Errorf("programs, with an untracked file and a test: %v", err)
 	}
 	git("clean", "-qf", "a")
 	for name, want := range map[string]string{"edit": "M a/a.go", "add": "?? a/b.go", "commit": "run it again"} {

@@ -95,19 +95,26 @@ func (t target) covers(file string) bool {
 	return slices.Contains(strings.Split(file, "/"), "integration")
 }
 
-// cleanTree is tree, and an error if files below the paths differ from this commit. Untracked files
-// differ, too: Go compiles them.
+// cleanTree is tree, and an error if files that the target covers differ from this commit.
+// Untracked files differ, too: Go compiles them.
 func (t target) cleanTree() (string, error) {
-	args := append([]string{"status", "--porcelain", "--untracked-files=all", "--"}, t.paths...)
+	args := append([]string{"status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--"}, t.paths...)
 	for _, p := range written {
 		args = append(args, ":(exclude)"+p)
 	}
-	changes, err := git(args...)
+	lines, err := git(args...)
 	if err != nil {
 		return "", err
 	}
-	if changes != "" {
-		return "", fmt.Errorf("commit first, there are changes:\n%s", changes)
+	var changes []string
+	for line := range strings.SplitSeq(lines, "\x00") {
+		// Two letters and a space come before the path.
+		if len(line) > 3 && t.covers(line[3:]) {
+			changes = append(changes, line)
+		}
+	}
+	if len(changes) > 0 {
+		return "", fmt.Errorf("commit first, there are changes:\n%s", strings.Join(changes, "\n"))
 	}
 	return t.tree()
 }
