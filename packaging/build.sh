@@ -55,12 +55,23 @@ for b in coracled coracle coracle-oci; do
     put 0644 "$stage/completion" "/usr/share/${shell#*:}"
   done
 done
-for page in README.md docs/operations.md docs/images.md docs/migration.md; do
-  put 0644 "$page" "/usr/share/doc/coracle/$(basename "$page")"
-done
-for page in docs/kubernetes.md docs/cluster.md docs/cluster-file.md; do
-  put 0644 "$page" "/usr/share/doc/coracle-kube/$(basename "$page")"
-done
+# pages PACKAGE PAGE...: Links lead to the package's other pages, or to the repository's.
+ref=$(git rev-parse HEAD 2>/dev/null || echo main)
+if [[ $version =~ ^[0-9.]+$ ]]; then ref=v$version; fi
+pages() {
+  local repository=https://github.com/coracle-project/coracle/blob/$ref package=$1 page base other
+  shift
+  for page in "$@"; do
+    base=${page%"${page##*/}"}
+    sed -E "s|\]\(\.\./([^):]+)\)|]($repository/\1)|g; s|\]\(([^):#][^):]*)\)|]($repository/$base\1)|g" "$page" >"$stage/page"
+    for other in "$@"; do
+      sed -i "s|]($repository/$other|](${other##*/}|g" "$stage/page"
+    done
+    put 0644 "$stage/page" "/usr/share/doc/$package/${page##*/}"
+  done
+}
+pages coracle README.md docs/operations.md docs/images.md docs/migration.md
+pages coracle-kube docs/kubernetes.md docs/cluster.md docs/cluster-file.md
 put 0644 packaging/crictl.yaml /usr/share/examples/crictl.yaml
 "$hostbin/coracled" config default >"$stage/config.toml"
 put 0644 "$stage/config.toml" /usr/share/examples/config.toml

@@ -91,8 +91,8 @@ for arch in "${archs[@]}"; do
   cp -a "$stage"/root/usr/share/{man,bash-completion,zsh,fish} "$tree/share/"
   mv "$tree/share/zsh/vendor-completions" "$tree/share/zsh/site-functions" # where zsh looks below /usr/local
   mkdir -p "$tree/share/doc/coracle"
-  cp -a "$stage"/root/usr/share/doc/coracle/*.md "$stage"/root/usr/share/examples/* "$tree/share/doc/coracle/"
-  cp -a LICENSE "$stage/NOTICES" "$tree/share/doc/coracle/"
+  cp -a "$stage"/root/usr/share/doc/coracle{,-kube}/*.md "$stage"/root/usr/share/examples/* "$tree/share/doc/coracle/"
+  cp -a LICENSE CHANGELOG.md "$stage/NOTICES" "$tree/share/doc/coracle/"
   archive "$name" "$stage/tree"
 
   # What the statically linked programs are linked from.
