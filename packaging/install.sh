@@ -60,19 +60,25 @@ if [ "$uninstall" ]; then
     esac
   fi
   # Cluster and pods are in directories that all installations share. If only programs of others run, they are theirs.
-  ours='' others=''
+  ours='' others='' bin=$(cd "$prefix/bin" && pwd -P) root=$(stat -Lc %d:%i /)
   for p in /proc/[0-9]*; do
     exe=$(readlink "$p/exe" 2>/dev/null) || exe=
-    case ${exe% (deleted)} in
-    "$prefix"/bin/*) ours=1 ;;
-    */coracle | */coracled | */coracle-kube | */containerd-shim-coracle-v1) others=1 ;;
-    "")
+    if [ ! "$exe" ]; then
       if [ "$(id -u)" != 0 ] && grep -qs '^coracle' "$p/comm"; then die "programs of Coracle run: only root can tell whose, and end them"; fi
-      ;;
+      continue
+    fi
+    case ${exe% (deleted)} in
+    */coracle | */coracled | */coracle-kube | */coracle-lazy | */containerd-shim-coracle-v1) ;;
+    *) continue ;;
+    esac
+    [ "$(stat -Lc %d:%i "$p/root" 2>/dev/null)" = "$root" ] || continue # in a container
+    case $exe in
+    "$bin"/*) ours=1 ;;
+    *) others=1 ;;
     esac
   done
   ends=
-  if [ "$(id -u)" = 0 ] && { [ "$unit" ] || [ "$ours" ] || [ ! "$others" ]; }; then ends=1; fi
+  if [ "$(id -u)" = 0 ] && { [ "$ours" ] || [ ! "$others" ]; }; then ends=1; fi
   if [ "$ends" ]; then
     if [ "$unit" ] && [ -e "${unit%/*}/coracle.service" ]; then systemctl disable --now coracle.service; fi # older ones have none
     "$prefix/bin/coracle" down

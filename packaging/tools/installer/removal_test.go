@@ -21,7 +21,9 @@ func TestRemoval(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name    string
-		running string // a program that runs, "" for none
+		running string // programs that run
+		inside  string // a program that runs with another root
+		prefix  string // a link to the prefix, "" for the prefix itself
 		unit    string // what systemd's unit of coracled is, "" without systemd
 		user    string // of the removal, "" for root
 		asked   string
@@ -38,9 +40,22 @@ func TestRemoval(t *testing.T) {
 			unit: "OTHER/lib/systemd/system/coracled.service", said: "Coracle of another directory runs",
 		},
 		{
-			name: "its own unit", running: "OTHER/bin/coracled", unit: "PREFIX/lib/systemd/system/coracled.service",
+			name: "its own unit", running: "PREFIX/bin/coracled", unit: "PREFIX/lib/systemd/system/coracled.service",
 			asked: "systemctl disable --now coracle.service\ncoracle down\nsystemctl disable --now coracled.service\ncoracled purge --stopped\n",
 		},
+		{
+			name: "its own unit has hidden the one of another coracled, which runs", running: "OTHER/bin/coracled",
+			unit: "PREFIX/lib/systemd/system/coracled.service", said: "Coracle of another directory runs",
+		},
+		{
+			name: "another program of the directory, and another shim", running: "PREFIX/bin/node OTHER/bin/containerd-shim-coracle-v1",
+			said: "Coracle of another directory runs",
+		},
+		{
+			name: "a container's program of the same path, and another shim", inside: "PREFIX/bin/coracled",
+			running: "OTHER/bin/containerd-shim-coracle-v1", said: "Coracle of another directory runs",
+		},
+		{name: "a prefix that is a link", prefix: "link", running: "PREFIX/bin/coracled", asked: "coracle down\ncoracled purge --stopped\n"},
 		{name: "a user", user: "nobody"},
 		{name: "a user, and root runs coracled", running: "PREFIX/bin/coracled", user: "nobody", said: "only root can tell whose", fails: true},
 	} {
@@ -73,12 +88,23 @@ func TestRemoval(t *testing.T) {
 			if c.unit != "" {
 				runs += "mkdir /run/systemd/system\n"
 			}
-			if c.running != "" {
-				program := here(c.running)
+			start := func(program, with string) {
 				runs += "mkdir -p " + filepath.Dir(program) + " && mv " + prefix + "/bin/coracled " + dir + "/kept\n" +
-					"cp /bin/sleep " + program + " && " + program + " 60 &\n" +
+					"cp /bin/sleep " + program + "\n" + with + program + " 60 &\n" +
 					"until [ \"$(readlink /proc/$!/exe)\" = " + program + " ]; do :; done\n" +
 					"mv " + dir + "/kept " + prefix + "/bin/coracled\n"
+			}
+			for _, program := range strings.Fields(here(c.running)) {
+				start(program, "")
+			}
+			if c.inside != "" {
+				start(here(c.inside), "unshare --mount sh -ec 'mkdir "+dir+"/box; mount -t tmpfs none "+dir+"/box; cd "+dir+"/box; mkdir old\n"+
+					"for d in bin lib lib64 proc tmp usr; do [ ! -d /$d ] || { mkdir $d; mount --rbind /$d $d; }; done\n"+
+					"pivot_root . old; exec \"$@\"' sh ")
+			}
+			if c.prefix != "" {
+				runs += "ln -s " + prefix + " " + dir + "/" + c.prefix + "\n"
+				prefix = dir + "/" + c.prefix
 			}
 			removal := "sh " + script + " --uninstall --prefix " + prefix
 			if c.user != "" {
