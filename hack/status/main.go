@@ -72,12 +72,13 @@ func run(targets []target, names []string) error {
 			continue
 		}
 		rows, err := readPage(page)
-		if err != nil {
-			return err
+		if err == nil {
+			rows[t.name] = r
+			err = os.WriteFile(page, []byte(formatPage(targets, rows)), 0o644)
 		}
-		rows[t.name] = r
-		if err := os.WriteFile(page, []byte(formatPage(targets, rows)), 0o644); err != nil {
-			return err
+		if err != nil {
+			notRun = append(notRun, fmt.Errorf("%s: %s, not written: %w", t.name, r.result, err))
+			break // no other row could be written
 		}
 		if r.result != "passed" {
 			failed = append(failed, t.name)

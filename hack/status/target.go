@@ -75,13 +75,18 @@ var written = []string{
 // no other.
 var tools = []string{
 	"cluster/bench", "cluster/integration/bgp", "cluster/integration/controlplanes", "cluster/integration/nodes", "cluster/oracle",
+	"hack/oci/compare",
 	"integration/bench", "integration/crashmatrix", "integration/kube", "integration/oci", "integration/ocibench",
 }
+
+// tested are directories outside integration whose tests are what targets run.
+var tested = []string{"hack/oci/compare", "hack/policy/clusternetworkpolicy"}
 
 // covers says whether a file below the paths counts. The tests of integration directories are what
 // targets run.
 func (t target) covers(file string) bool {
-	another := func(tool string) bool { return strings.HasPrefix(file, tool+"/") && !slices.Contains(t.paths, tool) }
+	below := func(dir string) bool { return strings.HasPrefix(file, dir+"/") }
+	another := func(tool string) bool { return below(tool) && !slices.Contains(t.paths, tool) }
 	if slices.Contains(written, file) || t.programs && slices.ContainsFunc(tools, another) {
 		return false
 	}
@@ -92,7 +97,7 @@ func (t target) covers(file string) bool {
 	if path.Dir(file) == "integration" {
 		return t.integration
 	}
-	return slices.Contains(strings.Split(file, "/"), "integration")
+	return slices.Contains(strings.Split(file, "/"), "integration") || slices.ContainsFunc(tested, below)
 }
 
 // cleanTree is tree, and an error if files that the target covers differ from this commit.
