@@ -51,7 +51,7 @@ for _ in $(seq 100); do
 done
 coracle ps | grep running
 
-# An upgrade: another coracled serves, and the container goes on.
+# As at an upgrade, the package is installed over itself: another coracled serves, and the container goes on.
 crictl() { /b/crictl "$@"; }
 container=$(crictl ps -q)
 before=$(systemctl show -p MainPID --value coracled)
@@ -148,6 +148,7 @@ systemctl is-active coracle
 [ "$(systemctl show -p MainPID --value coracle)" != "$main" ]
 ready
 [ "$(started)" = "$before" ]
+crictl ps -q --no-trunc | grep -x "${before#*://}"
 # What is left after a reboot: units that are enabled, and files outside of /run.
 systemctl stop coracle
 systemctl stop coracled
