@@ -16,9 +16,8 @@ type target struct {
 	paths     []string // that it covers
 	needs     string   // a variable of the environment without which it cannot run
 	programs  bool     // it runs none of the packages' own tests and no tools of other targets, and does not cover them
-	// integration: it has programs, and runs tests of the package integration, which others do not
-	// cover.
-	integration bool
+	// tests are directories of packages whose own tests it runs nevertheless.
+	tests []string
 }
 
 func parseTargets(text string) (targets []target, err error) {
@@ -45,14 +44,14 @@ func parseTargets(text string) (targets []target, err error) {
 			}
 		}
 		for _, option := range f[3:] {
-			needs, ok := strings.CutPrefix(option, "needs=")
+			name, value, _ := strings.Cut(option, "=")
 			switch {
-			case ok:
-				t.needs = needs
+			case name == "needs":
+				t.needs = value
+			case name == "tests":
+				t.tests = strings.Fields(value)
 			case option == "programs":
 				t.programs = true
-			case option == "integration":
-				t.integration = true
 			default:
 				return nil, fmt.Errorf("targets.txt: %s: unknown %q", t.name, option)
 			}
@@ -79,25 +78,18 @@ var tools = []string{
 	"integration/bench", "integration/crashmatrix", "integration/kube", "integration/oci", "integration/ocibench",
 }
 
-// tested are directories outside integration whose tests are what targets run.
-var tested = []string{"hack/oci/compare", "hack/policy/clusternetworkpolicy"}
-
 // covers says whether a file below the paths counts. The tests of integration directories are what
 // targets run.
 func (t target) covers(file string) bool {
-	below := func(dir string) bool { return strings.HasPrefix(file, dir+"/") }
-	another := func(tool string) bool { return below(tool) && !slices.Contains(t.paths, tool) }
+	another := func(tool string) bool { return strings.HasPrefix(file, tool+"/") && !slices.Contains(t.paths, tool) }
 	if slices.Contains(written, file) || t.programs && slices.ContainsFunc(tools, another) {
 		return false
 	}
 	unit := strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/testdata/fuzz/")
-	if !t.programs || !unit {
+	if !t.programs || !unit || slices.Contains(t.tests, path.Dir(file)) {
 		return true
 	}
-	if path.Dir(file) == "integration" {
-		return t.integration
-	}
-	return slices.Contains(strings.Split(file, "/"), "integration") || slices.ContainsFunc(tested, below)
+	return path.Dir(file) != "integration" && slices.Contains(strings.Split(file, "/"), "integration")
 }
 
 // cleanTree is tree, and an error if files that the target covers differ from this commit.
@@ -127,7 +119,7 @@ func (t target) cleanTree() (string, error) {
 // tree is a hash of the covered files in this commit. A path that is not there is an error, or a
 // renamed directory would no longer be covered.
 func (t target) tree() (string, error) {
-	for _, p := range t.paths {
+	for _, p := range slices.Concat(t.paths, t.tests) {
 		if p == "." {
 			continue
 		}
