@@ -266,6 +266,10 @@ func TestProgramsAreCovered(t *testing.T) {
 			t.Errorf("%s does not outdate a target that covers all", file)
 		}
 	}
+	fuzz := target{name: "fuzz", paths: []string{"a"}}
+	if fuzz.covers("a/testdata/fuzz/FuzzA/1") || !fuzz.covers("a/a_test.go") {
+		t.Error("fuzz covers the inputs that it finds, or not its functions")
+	}
 	for i, want := range []bool{true, false} {
 		if of := targets[3+i]; of.covers("hack/oci/compare/compare_test.go") != want {
 			t.Errorf("%s covers the tests that compare: %t", of.name, !want)

@@ -85,7 +85,11 @@ func (t target) covers(file string) bool {
 	if slices.Contains(written, file) || t.programs && slices.ContainsFunc(tools, another) {
 		return false
 	}
-	unit := strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/testdata/fuzz/")
+	// Inputs are what fuzz itself finds. The unit tests run them.
+	if strings.Contains(file, "/testdata/fuzz/") {
+		return !t.programs && slices.Contains(t.paths, ".")
+	}
+	unit := strings.HasSuffix(file, "_test.go")
 	if !t.programs || !unit || slices.Contains(t.tests, path.Dir(file)) {
 		return true
 	}
