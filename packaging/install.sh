@@ -45,6 +45,8 @@ esac
 # The unit and systemd have to agree on the path: one slash between names, none at the end.
 prefix=$(printf '%s\n' "$prefix" | sed 's|//*|/|g; s|/$||')
 
+uid=$(id -u)
+
 # What is installed, one path below the prefix a line.
 manifest=$prefix/share/doc/coracle/installed
 
@@ -64,7 +66,7 @@ if [ "$uninstall" ]; then
   for p in /proc/[0-9]*; do
     exe=$(readlink "$p/exe" 2>/dev/null) || exe=
     if [ ! "$exe" ]; then
-      if [ "$(id -u)" != 0 ] && grep -qs '^coracle' "$p/comm"; then die "programs of Coracle run: only root can tell whose, and end them"; fi
+      if [ "$uid" != 0 ] && grep -qs '^coracle' "$p/comm"; then die "programs of Coracle run: only root can tell whose, and end them"; fi
       continue
     fi
     case ${exe% (deleted)} in
@@ -78,7 +80,7 @@ if [ "$uninstall" ]; then
     esac
   done
   ends=
-  if [ "$(id -u)" = 0 ] && { [ "$ours" ] || [ ! "$others" ]; }; then ends=1; fi
+  if [ "$uid" = 0 ] && { [ "$ours" ] || [ ! "$others" ]; }; then ends=1; fi
   if [ "$ends" ]; then
     if [ "$unit" ] && [ -e "${unit%/*}/coracle.service" ]; then systemctl disable --now coracle.service; fi # older ones have none
     "$prefix/bin/coracle" down
@@ -114,7 +116,6 @@ done
 (cd "$tmp" && grep "  $name.tar.gz\$" SHA256SUMS >sums && sha256sum -c sums >/dev/null) || die "$name.tar.gz does not match SHA256SUMS"
 umask 022
 tar xzf "$tmp/$name.tar.gz" -C "$tmp" --no-same-owner
-uid=$(id -u)
 (cd "$tmp/$name" && find . ! -type d) | sed 's|^\./||' | LC_ALL=C sort >"$tmp/new"
 # The units name the directory of the programs.
 for unit in "$tmp/$name"/lib/systemd/system/*.service; do
