@@ -56,7 +56,7 @@ func run(targets []target, names []string) error {
 		}
 	}
 	var failed []string
-	var notRun []error // one target that cannot run keeps no other from running
+	var errs []error // one target that cannot run keeps no other from running
 	for _, t := range targets {
 		if len(names) > 0 && !slices.Contains(names, t.name) {
 			continue
@@ -68,7 +68,7 @@ func run(targets []target, names []string) error {
 		r, err := runTarget(t)
 		if err != nil {
 			log.Printf("%s: %v", t.name, err)
-			notRun = append(notRun, fmt.Errorf("%s: %w", t.name, err))
+			errs = append(errs, fmt.Errorf("%s: %w", t.name, err))
 			continue
 		}
 		rows, err := readPage(page)
@@ -77,7 +77,7 @@ func run(targets []target, names []string) error {
 			err = os.WriteFile(page, []byte(formatPage(targets, rows)), 0o644)
 		}
 		if err != nil {
-			notRun = append(notRun, fmt.Errorf("%s: %s, not written: %w", t.name, r.result, err))
+			errs = append(errs, fmt.Errorf("%s: %s, not written: %w", t.name, r.result, err))
 			break // no other row could be written
 		}
 		if r.result != "passed" {
@@ -85,9 +85,9 @@ func run(targets []target, names []string) error {
 		}
 	}
 	if len(failed) > 0 {
-		notRun = append(notRun, fmt.Errorf("failed: %s; their output is in out/check", strings.Join(failed, ", ")))
+		errs = append(errs, fmt.Errorf("failed: %s; their output is in out/check", strings.Join(failed, ", ")))
 	}
-	return errors.Join(notRun...)
+	return errors.Join(errs...)
 }
 
 // runTarget runs make with the target's arguments. Its output goes to out/check/NAME.log.

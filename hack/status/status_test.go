@@ -207,7 +207,7 @@ func TestOnlyCommits(t *testing.T) {
 	if err := run(targets, []string{"all"}); err == nil || !strings.Contains(err.Error(), "?? a/b.go") {
 		t.Errorf("with an untracked file: %v", err)
 	}
-	// Tests that nobody has committed are compiled into no program.
+	// Tests that are not committed are compiled into no program.
 	write("a/c_test.go", "package a\n")
 	programs := target{name: "programs", arguments: []string{"good"}, paths: []string{"a"}, programs: true}
 	if _, err := programs.cleanTree(); err == nil || strings.Contains(err.Error(), "c_test.go") || !strings.Contains(err.Error(), "a/b.go") {

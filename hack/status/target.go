@@ -99,11 +99,7 @@ func (t target) covers(file string) bool {
 // cleanTree is tree, and an error if files that the target covers differ from this commit.
 // Untracked files differ, too: Go compiles them.
 func (t target) cleanTree() (string, error) {
-	args := append([]string{"status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--"}, t.paths...)
-	for _, p := range written {
-		args = append(args, ":(exclude)"+p)
-	}
-	lines, err := git(args...)
+	lines, err := git(append([]string{"status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--"}, t.paths...)...)
 	if err != nil {
 		return "", err
 	}
