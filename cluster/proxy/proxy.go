@@ -163,7 +163,8 @@ func (p *Proxy) sources() []netip.Addr {
 func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 	again := time.NewTimer(0) // the first time at once
 	defer again.Stop()
-	var unanswered <-chan time.Time // nil while no connections are to be looked for
+	opening, ended := &search{}, &search{established: true}
+	results := make(chan searched, 1) // of ended
 	pause := firstPause
 	var repaired time.Time
 	for {
@@ -175,11 +176,15 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			err = p.sync(ctx, table)
 		case <-p.wake:
 			err = p.sync(ctx, table)
-		case <-unanswered:
-			unanswered = nil
-			if err := p.unanswered(); err != nil {
-				p.Log.Warn("some connections may go on trying endpoints that are gone", "err", err)
-			}
+		case <-opening.due:
+			p.searched(opening, opening.begin()())
+			continue
+		case <-ended.due: // there may be many, and rules must not wait for that
+			run := ended.begin()
+			go func() { results <- run() }()
+			continue
+		case r := <-results:
+			p.searched(ended, r)
 			continue
 		case <-table.Changed():
 			// Two programs that correct each other must not take a whole core.
@@ -196,8 +201,10 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			repaired = time.Now()
 		}
 		if err == nil {
-			if unanswered == nil && slices.ContainsFunc(p.families, func(f *translation) bool { return len(f.connections) > 0 }) {
-				unanswered = time.After(unansweredPause)
+			for _, f := range p.families {
+				opening.note(f, f.connections)
+				ended.note(f, f.connections)
+				clear(f.connections)
 			}
 			p.Health.Works("Services are routed by nftables table " + p.Table)
 			pause = firstPause
@@ -211,6 +218,13 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 		again.Reset(pause)
 		pause = min(2*pause, longestWait)
 	}
+}
+
+func (p *Proxy) searched(s *search, r searched) {
+	if r.err != nil {
+		p.Log.Warn("some connections may go on trying endpoints that are gone", "err", r.err)
+	}
+	s.end(r)
 }
 
 // sync puts in force what changed since the last time.

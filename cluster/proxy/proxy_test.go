@@ -498,7 +498,7 @@ func TestConnectionsFollowTheirService(t *testing.T) {
 		answer, err := c.dialFrom(first+len(addresses), addresses[0], testnet.Patience)
 		trying <- result{answer, err}
 	}()
-	testkit.Eventually(t.Context(), t, "it is tried", func() (bool, error) { return c.connections(first+len(addresses)) > 0, nil })
+	testkit.Eventually(t.Context(), t, "it is tried", func() (bool, error) { return len(c.connections(first + len(addresses))) > 0, nil })
 
 	c.set(both, c.only(c.b, "here"))
 	for i, address := range addresses {
@@ -510,13 +510,140 @@ func TestConnectionsFollowTheirService(t *testing.T) {
 	if r := <-trying; r.err != nil || !strings.HasPrefix(r.answer, "b ") {
 		t.Errorf("the connection that was being tried: %q, %v", r.answer, r.err)
 	}
-	if n := c.connections(established.LocalAddr().(*net.TCPAddr).Port); n != 1 {
+	if n := len(c.connections(established.LocalAddr().(*net.TCPAddr).Port)); n != 1 {
 		t.Errorf("%d entries of the established connection", n)
 	}
 }
 
-// connections is how many entries the connection tracker has of a port of the node's.
-func (c *testCluster) connections(port int) (n int) {
+// A pod's end leaves connections in the connection tracker that carry nothing any more. For as long
+// as they are there, the kernel sends a new connection from the same port to the same pod.
+func TestEndedConnectionsAreForgotten(t *testing.T) {
+	for name, address := range map[string]string{"IPv4": address4, "IPv6": address6} {
+		t.Run(name, func(t *testing.T) { endConnections(t, at(address, 80)) })
+	}
+}
+
+func endConnections(t *testing.T, address string) {
+	const reset, closed, halfClosed, open = 20000, 20001, 20002, 20003
+	c := start(t, nil)
+	c.Within(func() { // so that none ends in time by itself
+		for _, state := range []string{"close", "last_ack", "close_wait", "fin_wait"} {
+			if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"+state, []byte("600"), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	served := accept(t, c.a, 8081)
+	endpoints := c.only(c.a, "here")
+	for _, s := range endpoints {
+		*s.Ports[0].Port = 8081
+	}
+	c.set(service(nil), endpoints)
+	c.until("the pod is reached", func() bool {
+		conn, err := c.Dial("tcp", address)
+		if err == nil {
+			_ = (<-served).Close()
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+	connect := func(port int) (client, server *net.TCPConn) {
+		c.Within(func() {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: testnet.Patience}
+			conn, err := d.Dial("tcp", address)
+			if err != nil {
+				t.Fatalf("from port %d: %v", port, err)
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+			client = conn.(*net.TCPConn)
+		})
+		server = <-served
+		t.Cleanup(func() { _ = server.Close() })
+		return client, server
+	}
+	do := func(errs ...error) {
+		t.Helper()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := func(client *net.TCPConn, want error) {
+		t.Helper()
+		_, err := client.Read(make([]byte, 1))
+		if !errors.Is(err, want) {
+			t.Fatalf("the client reads %v, want %v", err, want)
+		}
+	}
+	eventually := func(what string, holds func() bool) {
+		t.Helper()
+		testkit.Eventually(t.Context(), t, what, func() (bool, error) { return holds(), nil })
+	}
+	connect(open)
+	client, _ := connect(halfClosed)
+	do(client.CloseWrite())
+	const closeWait conntrack.State = 5
+	eventually("a connection is half closed", func() bool { return slices.Equal(c.connections(halfClosed), []conntrack.State{closeWait}) })
+	client, server := connect(reset)
+	do(server.SetLinger(0), server.Close())
+	ended(client, unix.ECONNRESET)
+	do(client.Close())
+	client, server = connect(closed)
+	do(server.Close())
+	ended(client, io.EOF)
+	// The last acknowledgement of the pod's is lost.
+	c.a.Run("ip route add blackhole " + testnet.Node4 + "/32")
+	c.a.Run("ip -6 route add blackhole " + testnet.Node6 + "/128")
+	do(client.Close())
+	for port, want := range map[int]conntrack.State{reset: conntrack.Closed, closed: conntrack.LastAck} {
+		eventually(fmt.Sprintf("the connection from port %d has ended", port), func() bool {
+			return slices.Equal(c.connections(port), []conntrack.State{want})
+		})
+	}
+
+	c.set(service(nil), c.only(c.b, "here"))
+	for _, port := range []int{reset, closed} {
+		eventually(fmt.Sprintf("the connection from port %d is forgotten", port), func() bool { return len(c.connections(port)) == 0 })
+	}
+	// The client's end of the other one waits for the acknowledgement.
+	if answer, err := c.dialFrom(reset, address, testnet.Patience); err != nil || !strings.HasPrefix(answer, "b ") {
+		t.Errorf("once more from port %d: %q, %v", reset, answer, err)
+	}
+	for _, port := range []int{halfClosed, open} {
+		if states := c.connections(port); len(states) != 1 {
+			t.Errorf("entries of the connection from port %d, which carries something: %v", port, states)
+		}
+	}
+}
+
+// accept takes connections to a port of a space, until the test ends.
+func accept(t *testing.T, s *testnet.Space, port int) <-chan *net.TCPConn {
+	t.Helper()
+	var l net.Listener
+	var err error
+	s.Within(func() { l, err = net.Listen("tcp", fmt.Sprintf(":%d", port)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, done := make(chan *net.TCPConn, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all <- conn.(*net.TCPConn)
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return all
+}
+
+// connections are the states of what the connection tracker has of a port of the node's.
+func (c *testCluster) connections(port int) (states []conntrack.State) {
 	c.t.Helper()
 	c.Within(func() {
 		tracker, err := conntrack.Open()
@@ -527,7 +654,7 @@ func (c *testCluster) connections(port int) (n int) {
 		defer tracker.Close()
 		err = tracker.List(func(e *conntrack.Entry) bool {
 			if e.Original.Source.Port() == uint16(port) {
-				n++
+				states = append(states, e.State)
 			}
 			return true
 		})
@@ -535,5 +662,5 @@ func (c *testCluster) connections(port int) (n int) {
 			c.t.Error(err)
 		}
 	})
-	return n
+	return states
 }

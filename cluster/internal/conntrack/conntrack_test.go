@@ -44,7 +44,7 @@ func TestEntries(t *testing.T) {
 					return true
 				}
 				found++
-				if !e.Answered || e.Original.Protocol != unix.IPPROTO_TCP || e.Original.Destination.Port() != 80 ||
+				if !e.Established || e.Original.Protocol != unix.IPPROTO_TCP || e.Original.Destination.Port() != 80 ||
 					e.Reply.Source != netip.AddrPortFrom(e.Original.Destination.Addr(), 8080) || e.Reply.Destination != from {
 					t.Errorf("entry %+v", e)
 				}
