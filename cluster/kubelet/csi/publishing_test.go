@@ -428,6 +428,33 @@ func TestAnUnstageThatFailsIsTriedAgain(t *testing.T) {
 	n.nothingLeft()
 }
 
+// A volume was deleted before it was unstaged, or the driver has lost what it knew.
+func TestAVolumeThatIsGoneIsUnstaged(t *testing.T) {
+	n := newTestNode(t, unattached())
+	d := newDriver(t, n.root, driverName).serve("a.sock")
+	d.registered()
+	s := n.spec(pod("p1"), persistent("pv1", "handle-1"))
+	n.mount(s)
+	path := filepath.Join(n.stages.places.stageDir(driverName, "handle-1"), globalName)
+	d.set(func(_ context.Context, call string) error {
+		if call != "NodeUnstageVolume" {
+			return nil
+		}
+		if d.count(call) == 2 { // it is unmounted by hand, between two tries
+			if err := unix.Unmount(path, 0); err != nil {
+				return status.Error(codes.Internal, err.Error())
+			}
+		}
+		return status.Error(codes.NotFound, "no such volume")
+	})
+	n.unmount(s)
+	n.awaitUse()
+	if got := d.count("NodeUnstageVolume"); got != 2 {
+		t.Errorf("%d calls: the volume is not unstaged as long as it is mounted, and is then", got)
+	}
+	n.nothingLeft()
+}
+
 // A pod ends at the moment when an unstage has seen that the pod has the volume.
 func TestTheLastUserGoesDuringAnUnstage(t *testing.T) {
 	n := newTestNode(t, unattached())

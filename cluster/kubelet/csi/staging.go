@@ -11,6 +11,7 @@ import (
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	recording "k8s.io/client-go/tools/record"
@@ -277,8 +278,14 @@ func (x *stages) undoStage(ctx context.Context, session *client.Session, s *stag
 				&csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: session.Seen(path)})
 			return err
 		})
-		if err != nil {
+		// A volume that is gone for good cannot be unstaged. If its file system is not mounted, it need
+		// not: the driver has lost it after an unstage, or its volumes with a restart.
+		gone := !s.block && client.CodeOf(err) == codes.NotFound
+		if err != nil && !gone {
 			return err
+		}
+		if gone {
+			x.log.Info("csi: a volume counts as unstaged, as its driver does not know it", "driver", s.driver, "volume", s.handle, "err", err)
 		}
 	}
 	if err := x.mounts.removePlace(path); err != nil {
