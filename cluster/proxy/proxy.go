@@ -164,7 +164,12 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 	again := time.NewTimer(0) // the first time at once
 	defer again.Stop()
 	opening, ended := &search{}, &search{established: true}
-	results := make(chan searched, 1) // of ended
+	results := make(chan searchResult, 1) // of ended
+	defer func() {
+		if ended.running != nil {
+			<-results
+		}
+	}()
 	pause := firstPause
 	var repaired time.Time
 	for {
@@ -177,14 +182,14 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 		case <-p.wake:
 			err = p.sync(ctx, table)
 		case <-opening.due:
-			p.searched(opening, opening.begin()())
+			p.finish(opening, opening.begin()())
 			continue
 		case <-ended.due: // there may be many, and rules must not wait for that
 			run := ended.begin()
 			go func() { results <- run() }()
 			continue
 		case r := <-results:
-			p.searched(ended, r)
+			p.finish(ended, r)
 			continue
 		case <-table.Changed():
 			// Two programs that correct each other must not take a whole core.
@@ -220,11 +225,11 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 	}
 }
 
-func (p *Proxy) searched(s *search, r searched) {
+func (p *Proxy) finish(s *search, r searchResult) {
 	if r.err != nil {
-		p.Log.Warn("some connections may go on trying endpoints that are gone", "err", r.err)
+		p.Log.Warn("some connections to endpoints that are gone are not forgotten yet", "again", failurePause, "err", r.err)
 	}
-	s.end(r)
+	s.finish(r)
 }
 
 // sync puts in force what changed since the last time.

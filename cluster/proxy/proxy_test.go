@@ -498,7 +498,7 @@ func TestConnectionsFollowTheirService(t *testing.T) {
 		answer, err := c.dialFrom(first+len(addresses), addresses[0], testnet.Patience)
 		trying <- result{answer, err}
 	}()
-	testkit.Eventually(t.Context(), t, "it is tried", func() (bool, error) { return len(c.connections(first + len(addresses))) > 0, nil })
+	testkit.Eventually(t.Context(), t, "it is tried", func() (bool, error) { return len(c.connections(first+len(addresses))) > 0, nil })
 
 	c.set(both, c.only(c.b, "here"))
 	for i, address := range addresses {
@@ -526,13 +526,15 @@ func TestEndedConnectionsAreForgotten(t *testing.T) {
 func endConnections(t *testing.T, address string) {
 	const reset, closed, halfClosed, open = 20000, 20001, 20002, 20003
 	c := start(t, nil)
+	var err error
 	c.Within(func() { // so that none ends in time by itself
 		for _, state := range []string{"close", "last_ack", "close_wait", "fin_wait"} {
-			if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"+state, []byte("600"), 0); err != nil {
-				t.Fatal(err)
-			}
+			err = errors.Join(err, os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"+state, []byte("600"), 0))
 		}
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	served := accept(t, c.a, 8081)
 	endpoints := c.only(c.a, "here")
 	for _, s := range endpoints {
@@ -542,24 +544,33 @@ func endConnections(t *testing.T, address string) {
 	c.until("the pod is reached", func() bool {
 		conn, err := c.Dial("tcp", address)
 		if err == nil {
-			_ = (<-served).Close()
 			_ = conn.Close()
 		}
 		return err == nil
 	})
 	connect := func(port int) (client, server *net.TCPConn) {
+		t.Helper()
+		var conn net.Conn
+		var err error
 		c.Within(func() {
 			d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: testnet.Patience}
-			conn, err := d.Dial("tcp", address)
-			if err != nil {
-				t.Fatalf("from port %d: %v", port, err)
-			}
-			t.Cleanup(func() { _ = conn.Close() })
-			client = conn.(*net.TCPConn)
+			conn, err = d.Dial("tcp", address)
 		})
-		server = <-served
-		t.Cleanup(func() { _ = server.Close() })
-		return client, server
+		if err != nil {
+			t.Fatalf("from port %d: %v", port, err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		for {
+			select {
+			case server = <-served:
+				t.Cleanup(func() { _ = server.Close() })
+			case <-time.After(testnet.Patience):
+				t.Fatalf("the pod does not accept the connection from port %d", port)
+			}
+			if server.RemoteAddr().(*net.TCPAddr).Port == port {
+				return conn.(*net.TCPConn), server
+			}
+		}
 	}
 	do := func(errs ...error) {
 		t.Helper()
@@ -632,7 +643,12 @@ func accept(t *testing.T, s *testnet.Space, port int) <-chan *net.TCPConn {
 			if err != nil {
 				return
 			}
-			all <- conn.(*net.TCPConn)
+			select {
+			case all <- conn.(*net.TCPConn):
+			case <-t.Context().Done():
+				_ = conn.Close()
+				return
+			}
 		}
 	}()
 	t.Cleanup(func() {

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"time"
@@ -14,12 +13,14 @@ import (
 )
 
 const (
-	// searchPause is how long after a change, at least, stale connections are looked for. The kernel
-	// walks the whole table of its connection tracker for that: 5 ms in an empty one.
+	// searchPause is how long after a change connections are looked for. A handshake that was under
+	// way has ended by then. The kernel walks the whole table of its connection tracker for a search,
+	// 5 ms if that is empty.
 	searchPause = 500 * time.Millisecond
-	// searchShare is which part of the time a search may take: each connection that it looks at
-	// takes 3 µs.
-	searchShare = 20
+	// restFactor: a search rests for so many times as long as it took. Each connection takes 3 µs.
+	restFactor = 20
+	// failurePause is before a search that failed is repeated.
+	failurePause = 30 * time.Second
 )
 
 // A search removes from the kernel's connection tracker what leads to endpoints that are gone, and
@@ -33,82 +34,101 @@ type search struct {
 	// established ones are many more, so that the two kinds are looked for apart.
 	established bool
 
-	ports   portsOf          // to be looked at
-	due     <-chan time.Time // nil while nothing is, or the search runs
-	running portsOf          // nil unless it does
-	rest    time.Time        // until when
+	changed   changedPorts     // to be looked at
+	due       <-chan time.Time // nil while nothing is, or the search runs
+	running   changedPorts     // nil unless it does
+	restUntil time.Time
 }
 
-// portsOf are ports of Services of each family.
-type portsOf map[*translation]map[upstream.ServicePortName]bool
+// changedPorts are ports of Services, and when each changed last.
+type changedPorts map[*translation]map[upstream.ServicePortName]time.Time
 
-func (p portsOf) add(f *translation, ports map[upstream.ServicePortName]bool) {
-	if p[f] == nil {
-		p[f] = map[upstream.ServicePortName]bool{}
+func (c changedPorts) add(f *translation, name upstream.ServicePortName, at time.Time) {
+	if c[f] == nil {
+		c[f] = map[upstream.ServicePortName]time.Time{}
 	}
-	maps.Copy(p[f], ports)
+	if at.After(c[f][name]) {
+		c[f][name] = at
+	}
 }
 
-// note has the connections to some ports looked at.
+// note takes the ports whose endpoints have changed.
 func (s *search) note(f *translation, ports map[upstream.ServicePortName]bool) {
-	if len(ports) == 0 {
-		return
+	if s.changed == nil {
+		s.changed = changedPorts{}
 	}
-	if s.ports == nil {
-		s.ports = portsOf{}
+	for name := range ports {
+		s.changed.add(f, name, time.Now())
 	}
-	s.ports.add(f, ports)
 	s.schedule()
 }
 
+// schedule sets when the next search is due: a pause after the change that is longest ago.
 func (s *search) schedule() {
-	if s.due == nil && s.running == nil && len(s.ports) > 0 {
-		s.due = time.After(max(searchPause, time.Until(s.rest)))
+	if s.due != nil || s.running != nil {
+		return
+	}
+	var first time.Time
+	for _, ports := range s.changed {
+		for _, at := range ports {
+			if first.IsZero() || at.Before(first) {
+				first = at
+			}
+		}
+	}
+	if !first.IsZero() {
+		s.due = time.After(max(time.Until(first.Add(searchPause)), time.Until(s.restUntil)))
 	}
 }
 
-// begin begins a search. What it returns does it, in any goroutine.
-func (s *search) begin() (run func() searched) {
-	s.running, s.ports, s.due = s.ports, nil, nil
+// begin prepares a search of what changed before the pause. run does it, in any goroutine.
+func (s *search) begin() (run func() searchResult) {
+	all := s.changed
+	s.changed, s.running, s.due = changedPorts{}, changedPorts{}, nil
 	wanted := map[frontend]map[netip.AddrPort]bool{}
-	for f, ports := range s.running {
-		for name := range ports {
+	for f, ports := range all {
+		for name, at := range ports {
+			if time.Since(at) < searchPause {
+				s.changed.add(f, name, at)
+				continue
+			}
+			s.running.add(f, name, at)
 			f.wanted(name, wanted)
 		}
 	}
 	if len(wanted) == 0 {
-		return func() searched { return searched{} }
+		return func() searchResult { return searchResult{} }
 	}
 	tracker, err := conntrack.Open() // of this thread's network namespace
 	if err != nil {
-		return func() searched { return searched{err: err} }
+		return func() searchResult { return searchResult{err: err} }
 	}
-	return func() searched {
+	return func() searchResult {
 		defer tracker.Close()
 		began := time.Now()
 		err := s.forget(tracker, wanted)
-		return searched{time.Since(began), err}
+		return searchResult{time.Since(began), err}
 	}
 }
 
-// searched is what came of a search.
-type searched struct {
+type searchResult struct {
 	took time.Duration
 	err  error
 }
 
-// end takes what came of the search. After an error its ports are looked at with the next ones.
-func (s *search) end(r searched) {
-	before := s.running
-	s.running, s.rest = nil, time.Now().Add(searchShare*r.took)
+// finish takes what came of a search. One that failed is repeated.
+func (s *search) finish(r searchResult) {
+	s.restUntil = time.Now().Add(restFactor * r.took)
+	if r.err != nil {
+		s.restUntil = time.Now().Add(failurePause)
+		for f, ports := range s.running {
+			for name, at := range ports {
+				s.changed.add(f, name, at)
+			}
+		}
+	}
+	s.running = nil
 	s.schedule()
-	if r.err == nil {
-		return
-	}
-	for f, ports := range s.ports {
-		before.add(f, ports)
-	}
-	s.ports = before
 }
 
 // frontend is where clients reach a port of a Service. The address is the unspecified one of its
@@ -118,7 +138,7 @@ type frontend struct {
 	protocol byte
 }
 
-// noteConnections has the connections to a port looked at.
+// noteConnections notes a port whose endpoints have changed.
 func (t *translation) noteConnections(name upstream.ServicePortName) {
 	if name.Protocol != corev1.ProtocolUDP { // flows of UDP are ended by upstream's CleanStaleEntries
 		t.connections[name] = true

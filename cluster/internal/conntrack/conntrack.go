@@ -29,11 +29,12 @@ const (
 // State is a connection's state of TCP (linux/netfilter/nf_conntrack_tcp.h), 0 of another protocol.
 type State uint8
 
-// LastAck is the state after both ends have closed a connection, but for the last acknowledgement;
-// Closed the one after a reset.
 const (
+	// LastAck: both ends have closed the connection, and the last acknowledgement is missing. The
+	// kernel also takes one end's repeated FIN for this, until the next packet.
 	LastAck State = 6
-	Closed  State = 8
+	// Closed: one end has reset the connection.
+	Closed State = 8
 )
 
 // Entry is a connection, or a flow of a protocol without any. It is valid until the next one is
@@ -42,7 +43,7 @@ type Entry struct {
 	// Original is as the first packet came, Reply as what answers it sends: its source is where the
 	// first packet went in the end.
 	Original, Reply Tuple
-	// Established says that both ends have agreed on the connection, at some time.
+	// Established says that both ends have agreed on the connection (IPS_ASSURED).
 	Established bool
 	State       State
 

@@ -33,7 +33,8 @@ func TestEntries(t *testing.T) {
 	n.Within(func() {
 		tracker, err := conntrack.Open()
 		if err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			return
 		}
 		defer tracker.Close()
 		for pass, want := range []int{2, 0} {
