@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -272,24 +273,28 @@ func (x *stages) tryUnstage(ctx context.Context, s *staged) error {
 func (x *stages) undoStage(ctx context.Context, session *client.Session, s *staged) error {
 	s.done = false
 	path := x.places.stagePath(s)
+	var unknown error
 	if session.Can[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME] {
 		err := session.Call(ctx, "NodeUnstageVolume", func(ctx context.Context) error {
 			_, err := session.Node.NodeUnstageVolume(ctx,
 				&csipb.NodeUnstageVolumeRequest{VolumeId: s.handle, StagingTargetPath: session.Seen(path)})
 			return err
 		})
-		// A volume that is gone for good cannot be unstaged. If its file system is not mounted, it need
-		// not: the driver has lost it after an unstage, or its volumes with a restart.
-		gone := !s.block && client.CodeOf(err) == codes.NotFound
-		if err != nil && !gone {
-			return err
+		// A driver that does not know the volume would say so for good: the volume was deleted, or the
+		// driver has lost what it knew. That is no failure if nothing is mounted.
+		if !s.block && client.CodeOf(err) == codes.NotFound {
+			err, unknown = nil, err
 		}
-		if gone {
-			x.log.Info("csi: a volume counts as unstaged, as its driver does not know it", "driver", s.driver, "volume", s.handle, "err", err)
+		if err != nil {
+			return err
 		}
 	}
 	if err := x.mounts.removePlace(path); err != nil {
-		return err
+		return errors.Join(unknown, err)
+	}
+	if unknown != nil {
+		x.log.Info("csi: a volume counts as unstaged, as its driver does not know it and it is not mounted", "driver", s.driver,
+			"volume", s.handle, "err", unknown)
 	}
 	s.found = false
 	return nil
