@@ -163,13 +163,7 @@ func (p *Proxy) sources() []netip.Addr {
 func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 	again := time.NewTimer(0) // the first time at once
 	defer again.Stop()
-	opening, ended := &search{}, &search{established: true}
-	results := make(chan searchResult, 1) // of ended
-	defer func() {
-		if ended.running != nil {
-			<-results
-		}
-	}()
+	var unanswered <-chan time.Time // nil while no connections are to be looked for
 	pause := firstPause
 	var repaired time.Time
 	for {
@@ -181,15 +175,11 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			err = p.sync(ctx, table)
 		case <-p.wake:
 			err = p.sync(ctx, table)
-		case <-opening.due:
-			p.finish(opening, opening.begin()())
-			continue
-		case <-ended.due: // there may be many, and rules must not wait for that
-			run := ended.begin()
-			go func() { results <- run() }()
-			continue
-		case r := <-results:
-			p.finish(ended, r)
+		case <-unanswered:
+			unanswered = nil
+			if err := p.unanswered(); err != nil {
+				p.Log.Warn("some connections may go on trying endpoints that are gone", "err", err)
+			}
 			continue
 		case <-table.Changed():
 			// Two programs that correct each other must not take a whole core.
@@ -206,10 +196,8 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 			repaired = time.Now()
 		}
 		if err == nil {
-			for _, f := range p.families {
-				opening.note(f, f.connections)
-				ended.note(f, f.connections)
-				clear(f.connections)
+			if unanswered == nil && slices.ContainsFunc(p.families, func(f *translation) bool { return len(f.connections) > 0 }) {
+				unanswered = time.After(unansweredPause)
 			}
 			p.Health.Works("Services are routed by nftables table " + p.Table)
 			pause = firstPause
@@ -223,13 +211,6 @@ func (p *Proxy) keep(ctx context.Context, table *rules.Table) {
 		again.Reset(pause)
 		pause = min(2*pause, longestWait)
 	}
-}
-
-func (p *Proxy) finish(s *search, r searchResult) {
-	if r.err != nil {
-		p.Log.Warn("some connections to endpoints that are gone are not forgotten yet", "again", failurePause, "err", r.err)
-	}
-	s.finish(r)
 }
 
 // sync puts in force what changed since the last time.

@@ -22,19 +22,8 @@ const answerLimit = 30 * time.Second
 
 // Bits of an entry's status (linux/netfilter/nf_conntrack_common.h).
 const (
-	assured = 1 << 2 // IPS_ASSURED
-	dstNAT  = 1 << 5 // IPS_DST_NAT
-)
-
-// State is a connection's state of TCP (linux/netfilter/nf_conntrack_tcp.h), 0 of another protocol.
-type State uint8
-
-const (
-	// LastAck: both ends have closed the connection, and the last acknowledgement is missing. The
-	// kernel also takes one end's repeated FIN for this, until the next packet.
-	LastAck State = 6
-	// Closed: one end has reset the connection.
-	Closed State = 8
+	seenReply = 1 << 1 // IPS_SEEN_REPLY
+	dstNAT    = 1 << 5 // IPS_DST_NAT
 )
 
 // Entry is a connection, or a flow of a protocol without any. It is valid until the next one is
@@ -43,9 +32,8 @@ type Entry struct {
 	// Original is as the first packet came, Reply as what answers it sends: its source is where the
 	// first packet went in the end.
 	Original, Reply Tuple
-	// Established says that both ends have agreed on the connection (IPS_ASSURED).
-	Established bool
-	State       State
+	// Answered says that there was an answer.
+	Answered bool
 
 	translated bool // the destination
 	family     byte
@@ -96,18 +84,14 @@ func (t *Tracker) Close() {
 // List calls f with each entry as it comes, until f returns false.
 func (t *Tracker) List(f func(*Entry) bool) error { return t.list(nil, f) }
 
-// ListTranslated is List of the entries whose destination was translated, established ones or those
-// that never were. The kernel chooses them, from Linux 5.19 on; older ones list all.
-func (t *Tracker) ListTranslated(established bool, f func(*Entry) bool) error {
-	status := uint32(dstNAT)
-	if established {
-		status |= assured
-	}
+// ListUnanswered is List of the entries whose destination was translated and that have no answer
+// yet. The kernel chooses them, from Linux 5.19 on; older ones list all.
+func (t *Tracker) ListUnanswered(f func(*Entry) bool) error {
 	filter := []*nl.RtAttr{
-		nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status)),
-		nl.NewRtAttr(statusMask, binary.BigEndian.AppendUint32(nil, dstNAT|assured)),
+		nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, dstNAT)),
+		nl.NewRtAttr(statusMask, binary.BigEndian.AppendUint32(nil, dstNAT|seenReply)),
 	}
-	return t.list(filter, func(e *Entry) bool { return !e.translated || e.Established != established || f(e) })
+	return t.list(filter, func(e *Entry) bool { return e.Answered || !e.translated || f(e) })
 }
 
 // statusMask is CTA_STATUS_MASK.
@@ -172,10 +156,8 @@ func parse(message []byte) (e Entry, ok bool) {
 		case nl.CTA_STATUS:
 			if len(value) == 4 {
 				status := binary.BigEndian.Uint32(value)
-				e.Established, e.translated = status&assured != 0, status&dstNAT != 0
+				e.Answered, e.translated = status&seenReply != 0, status&dstNAT != 0
 			}
-		case nl.CTA_PROTOINFO:
-			e.State = tcpState(value)
 		case nl.CTA_ID:
 			e.id = value
 		case nl.CTA_ZONE:
@@ -183,18 +165,6 @@ func parse(message []byte) (e Entry, ok bool) {
 		}
 	}
 	return e, e.Original.Source.IsValid() && e.Reply.Source.IsValid() && e.id != nil
-}
-
-// tcpState reads what there is of a protocol.
-func tcpState(b []byte) State {
-	for kind, tcp := range attributes(b) {
-		for part, value := range attributes(tcp) {
-			if kind == nl.CTA_PROTOINFO_TCP && part == nl.CTA_PROTOINFO_TCP_STATE && len(value) == 1 {
-				return State(value[0])
-			}
-		}
-	}
-	return 0
 }
 
 // attributes yields the types and values of attributes. It allocates nothing: the netlink package's

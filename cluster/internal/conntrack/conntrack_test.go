@@ -33,8 +33,7 @@ func TestEntries(t *testing.T) {
 	n.Within(func() {
 		tracker, err := conntrack.Open()
 		if err != nil {
-			t.Error(err)
-			return
+			t.Fatal(err)
 		}
 		defer tracker.Close()
 		for pass, want := range []int{2, 0} {
@@ -45,7 +44,7 @@ func TestEntries(t *testing.T) {
 					return true
 				}
 				found++
-				if !e.Established || e.Original.Protocol != unix.IPPROTO_TCP || e.Original.Destination.Port() != 80 ||
+				if !e.Answered || e.Original.Protocol != unix.IPPROTO_TCP || e.Original.Destination.Port() != 80 ||
 					e.Reply.Source != netip.AddrPortFrom(e.Original.Destination.Addr(), 8080) || e.Reply.Destination != from {
 					t.Errorf("entry %+v", e)
 				}

@@ -100,7 +100,8 @@ type Table struct {
 	staged  map[Key]*Port // whose endpoints Stage has sent; nil before it and after Apply
 	adopted adopted
 
-	noLabels bool // of connections: see choice.go
+	// of connections: see Adapt
+	noLabels, noTimeouts bool
 }
 
 // Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close
