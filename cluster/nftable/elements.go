@@ -136,16 +136,8 @@ func appendGoto(b []byte, chain string) []byte {
 	return closed(closed(b, inner), outer)
 }
 
-func appendBytes(b []byte, kind uint16, data []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.NLA_HDRLEN+len(data)))
-	b = append(binary.NativeEndian.AppendUint16(b, kind), data...)
-	return append(b, make([]byte, -len(data)&(unix.NLA_ALIGNTO-1))...)
-}
-
-func appendNumber(b []byte, kind uint16, n uint32) []byte {
-	return appendBytes(b, kind, binary.BigEndian.AppendUint32(nil, n))
-}
-
 func appendText(b []byte, kind uint16, text string) []byte {
-	return appendBytes(b, kind, append([]byte(text), 0))
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.NLA_HDRLEN+len(text)+1))
+	b = append(binary.NativeEndian.AppendUint16(b, kind), text...)
+	return append(b, make([]byte, 4-len(text)%4)...) // at least one zero, which ends the text
 }

@@ -186,8 +186,7 @@ func (k *kernel) addRules(t *transaction, c Chain) error {
 // replace makes the table from nothing, in one transaction: there is no moment without rules.
 func (k *kernel) replace() error {
 	err := k.renew()
-	layout, ok := k.layout.(Adaptable)
-	for ok && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT)) && layout.Adapt(err) {
+	if layout, ok := k.layout.(Adaptable); ok && errors.Is(err, unix.EOPNOTSUPP) && layout.Adapt() {
 		err = k.renew()
 	}
 	return err
@@ -249,9 +248,6 @@ func (k *kernel) fill(t *transaction, f *Found) error {
 		if err := t.AddSet(s, nil); err != nil {
 			return fmt.Errorf("set %s: %w", s.Name, err)
 		}
-	}
-	if err := k.addTimeouts(t, chains); err != nil {
-		return err
 	}
 	for _, ch := range chains {
 		if err := k.addRules(t, ch); err != nil {

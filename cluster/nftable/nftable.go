@@ -33,9 +33,9 @@ type Layout interface {
 
 // Adaptable is a Layout that can do without something that a kernel may lack.
 type Adaptable interface {
-	// Adapt is called when the kernel does not support what the layout says: EOPNOTSUPP, or ENOENT for
-	// a kind of object. It reports whether the layout says something else now.
-	Adapt(err error) bool
+	// Adapt is called when the kernel does not support what the layout says. It reports whether the
+	// layout says something else now.
+	Adapt() bool
 }
 
 // Chain is a chain with its rules. What no rule decides on is accepted.

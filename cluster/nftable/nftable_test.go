@@ -49,7 +49,7 @@ type modest struct {
 	asked int
 }
 
-func (m *modest) Adapt(error) bool {
+func (m *modest) Adapt() bool {
 	m.asked++
 	m.priority = 0
 	return m.asked == 1

@@ -1,11 +1,9 @@
 package rules
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/cluster/nftable"
 )
@@ -96,20 +94,13 @@ func (t *Table) forget() []expr.Any {
 	return nftable.Rule(loadMark(0, ^(noteMarks[noteOurs]|noteMarks[noteMasquerade])), nftable.SetMeta(expr.MetaKeyMARK, 0))
 }
 
-// Adapt is called when the kernel does not support the table: it may lack labels or timeouts of
-// connections.
-func (t layout) Adapt(err error) bool {
-	switch {
-	case errors.Is(err, unix.ENOENT) && !t.noTimeouts:
-		t.Log.Warn("the kernel has no timeouts for single connections (CONFIG_NF_CONNTRACK_TIMEOUT): for up to 30 s, connections from a port "+
-			"may go to an endpoint that is gone", "table", t.Name)
-		t.noTimeouts = true
-	case errors.Is(err, unix.EOPNOTSUPP) && !t.noLabels:
-		t.Log.Warn("the kernel has no labels of connections (CONFIG_NF_CONNTRACK_LABELS), so rules of Services take bits of marks",
-			"table", t.Name, "bits", fmt.Sprintf("%#x", noteMarks))
-		t.noLabels = true
-	default:
+// Adapt is called when the kernel does not support the table: it may lack labels of connections.
+func (t layout) Adapt() bool {
+	if t.noLabels {
 		return false
 	}
+	t.Log.Warn("the kernel has no labels of connections (CONFIG_NF_CONNTRACK_LABELS), so rules of Services take bits of marks",
+		"table", t.Name, "bits", fmt.Sprintf("%#x", noteMarks))
+	t.noLabels = true
 	return true
 }

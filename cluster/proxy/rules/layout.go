@@ -43,9 +43,7 @@ import (
 //	  chain inside { the same with inside4 and nodein4 }
 //	  chain inside_node { the same, and the choice has masquerade }
 //	  chain unknown { ip daddr 10.96.0.0/16 goto no_endpoints }
-//	  ct timeout close1s_lastack10s { protocol tcp; policy = { close : 1, last_ack : 10 } }
 //	  chain kind4 {
-//	    ct timeout set close1s_lastack10s
 //	    ct label set 127
 //	    meta priority & 0x800 != 0 ct label set 126
 //	    meta priority & 0x7ff vmap @kinds4
@@ -146,19 +144,6 @@ func (layout) Sets() []*nftables.Set {
 	return all
 }
 
-// Timeouts has the kernel forget connections that have ended soon. While it knows one, it ignores
-// the SYN of a new one from the same port, and sends it to the same endpoint, which may be gone. By
-// default it knows a connection that was reset for 10 s, and one whose last acknowledgement is
-// missing for 30 s after each try, of which TCP makes eight in 100 s.
-func (t layout) Timeouts() []nftable.Timeouts {
-	if t.noTimeouts {
-		return nil
-	}
-	return []nftable.Timeouts{{
-		Name: "close1s_lastack10s", Seconds: map[nftable.TCPState]uint32{nftable.Closed: 1, nftable.LastAck: 10},
-	}}
-}
-
 // Chains are all chains of the table.
 func (t layout) Chains() []nftable.Chain {
 	all := []nftable.Chain{
@@ -174,17 +159,12 @@ func (t layout) Chains() []nftable.Chain {
 		}
 	}
 	for _, f := range families {
-		kind := nftable.Chain{Name: "kind" + f.Name}
-		for _, o := range t.Timeouts() {
-			kind.Rules = append(kind.Rules, nftable.SetTimeouts(o.Name))
-		}
-		kind.Rules = append(kind.Rules,
+		all = append(all, nftable.Chain{Name: "kind" + f.Name, Rules: [][]expr.Any{
 			t.tell(noteOurs),
 			nftable.Rule(hasChoice(markMasquerade), t.tell(noteMasquerade)),
 			nftable.Rule(loadChoice(0, markKind), nftable.Decide(0, "kinds"+f.Name)),
 			nftable.Drop,
-		)
-		all = append(all, kind)
+		}})
 	}
 	prerouting := nftable.Chain{
 		Name: "prerouting", Hook: nftables.ChainHookPrerouting, Kind: nftables.ChainTypeNAT, Priority: *nftables.ChainPriorityNATDest,

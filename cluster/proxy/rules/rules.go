@@ -100,8 +100,7 @@ type Table struct {
 	staged  map[Key]*Port // whose endpoints Stage has sent; nil before it and after Apply
 	adopted adopted
 
-	// of connections: see Adapt
-	noLabels, noTimeouts bool
+	noLabels bool // of connections: see choice.go
 }
 
 // Open reads what the kernel has of the table. The first Apply corrects it. The caller must Close
