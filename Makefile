@@ -197,9 +197,9 @@ lint-arm64: $(call needs,deps) ## go vet of everything without C for GOARCH=arm6
 	cd image/build && GOARCH=arm64 $(OTHER) $(GO) vet ./...
 	cd cluster && GOARCH=arm64 $(OTHER) $(GO) vet ./...
 
-# The packages of one list are compiled and tested side by side; two are modules of their own.
+# The packages of one list are compiled and tested side by side; three are modules of their own.
 unit: $(call needs,build tools) ## unit tests, but for those of unit-cgo and unit-race
-	$(GOTEST) $(PKG)/internal/{crilog,programpages} $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
+	$(GOTEST) $(PKG)/internal/{conntrack,crilog,programpages} $$(CGO_ENABLED=1 $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v /integration | grep -vxF -f <(CGO_ENABLED=1 $(GO) list $(CGOPKGS) $(RACE))) $(SAMPLED)
 	cd packaging/tools && $(OTHER) $(GOTEST) ./...
 
 unit-cgo: $(call needs,build tools) ## unit tests of the packages that need cgo

@@ -13,6 +13,7 @@ require (
 	github.com/containernetworking/cni v1.3.1
 	github.com/containers/ocicrypt v1.3.2
 	github.com/coracle-project/coracle/image/api v0.0.0
+	github.com/coracle-project/coracle/internal/conntrack v0.0.0
 	github.com/coracle-project/coracle/internal/crilog v0.0.0
 	github.com/coracle-project/coracle/internal/programpages v0.0.0
 	github.com/distribution/reference v0.6.0
@@ -137,6 +138,8 @@ require (
 )
 
 replace github.com/coracle-project/coracle/image/api => ./image/api
+
+replace github.com/coracle-project/coracle/internal/conntrack => ./internal/conntrack
 
 replace github.com/coracle-project/coracle/internal/crilog => ./internal/crilog
 

@@ -5,6 +5,7 @@ go 1.26.8
 require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/container-storage-interface/spec v1.12.0
+	github.com/coracle-project/coracle/internal/conntrack v0.0.0
 	github.com/coracle-project/coracle/internal/crilog v0.0.0
 	github.com/coracle-project/coracle/internal/programpages v0.0.0
 	github.com/dustin/go-humanize v1.0.1
@@ -230,6 +231,8 @@ require (
 	sigs.k8s.io/kustomize/kyaml v0.21.1 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 )
+
+replace github.com/coracle-project/coracle/internal/conntrack => ../internal/conntrack
 
 replace github.com/coracle-project/coracle/internal/crilog => ../internal/crilog
 

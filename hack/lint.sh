@@ -17,7 +17,7 @@ if [[ -n $unformatted ]]; then
   printf 'lint: not formatted (run %s tool -modfile=packaging/tools/go.mod gofumpt -w FILE):\n%s\n' "$go" "$unformatted" >&2
   bad=1
 fi
-modules=(github.com/coracle-project/coracle/internal/{crilog,programpages}) # each a module of its own
+modules=(github.com/coracle-project/coracle/internal/{conntrack,crilog,programpages}) # each a module of its own
 "$go" vet ./... "${modules[@]}" || bad=1
 tool staticcheck -tags "$tags" ./... "${modules[@]}" || bad=1
 # Packages with their own files for a tag.

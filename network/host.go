@@ -475,8 +475,8 @@ func (b *builtin) reapOne(ctx context.Context, podID string) error {
 	return b.finish(ctx, l)
 }
 
-// finish deletes the link of a retired lease, if it still exists, then its record, and frees its
-// addresses. The caller holds the pod.
+// finish deletes the link of a retired lease, if it still exists, the connections to it, and its
+// record, and frees its addresses. The caller holds the pod.
 func (b *builtin) finish(ctx context.Context, l lease) error {
 	if linkExists(l.Link) {
 		if err := deleteLink(l.Link); err != nil {
@@ -485,6 +485,9 @@ func (b *builtin) finish(ctx context.Context, l lease) error {
 	}
 	if err := faultReapUnlinked.At(ctx); err != nil {
 		return err
+	}
+	if err := forgetConnections(l.IPs); err != nil { // it must not keep the addresses
+		b.log.Warn("connections to a pod that is gone are still tracked", "pod", l.PodID, "err", err)
 	}
 	if err := b.records.remove(l.PodID); err != nil {
 		return err

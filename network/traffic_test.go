@@ -1,10 +1,12 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -14,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/coracle-project/coracle/internal/conntrack"
 )
 
 // serve answers every connection to, or packet at, port in the namespace with
@@ -299,6 +303,91 @@ func TestUDPFlowsFollowTheHostPort(t *testing.T) {
 	serve(t, "", "host", "udp", 5353)
 	if got := exchange(); got != "host "+outside4.String()+"<nil>" {
 		t.Errorf("the same socket, after the node listens on the port itself: %s", got)
+	}
+}
+
+// Regression: a new connection to a Service failed ("no route to host") if its client used the port
+// of an earlier one again, which had gone to a pod that is gone, and had been reset.
+func TestConnectionsForgetAPodThatIsGone(t *testing.T) {
+	m := started(t, testConfig(t))
+	out := newOutside(t)
+	a, b := connect(t, m, "a"), connect(t, m, "b")
+	// Otherwise the entries could be gone by themselves.
+	must(t, os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", []byte("600"), 0))
+	var l net.Listener
+	must(t, within(t, a.NetNS, func() (err error) {
+		l, err = net.Listen("tcp", ":80")
+		return err
+	}))
+	defer l.Close()
+	serve(t, b.NetNS, "b", "tcp", 80)
+	nft := func(rules string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(rules)
+		if output, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v: %s", err, output)
+		}
+	}
+	lead := func(v4, v6 netip.Addr) {
+		t.Helper()
+		nft(fmt.Sprintf(`table inet services; delete table inet services; table inet services { chain p { type nat hook prerouting priority dstnat;
+			tcp dport 8080 dnat ip to %s:80; tcp dport 8080 dnat ip6 to [%s]:80; }; }`, v4, v6))
+	}
+	defer nft("delete table inet services")
+	lead(a.ips[0], a.ips[1])
+	const port = 20000
+	dial := func(to netip.Addr) (conn net.Conn, err error) {
+		must(t, within(t, out, func() error {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}, Timeout: patience}
+			conn, err = d.Dial("tcp", netip.AddrPortFrom(to, 8080).String())
+			return nil
+		}))
+		return conn, err
+	}
+	for _, to := range []netip.Addr{hostOut4, hostOut6} {
+		client, err := dial(to)
+		must(t, err)
+		server, err := l.Accept()
+		must(t, err)
+		must(t, server.(*net.TCPConn).SetLinger(0))
+		must(t, server.Close()) // resets it
+		if _, err := client.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Fatal(err)
+		}
+		must(t, client.Close())
+	}
+	tracked := func() (n int) {
+		t.Helper()
+		tracker, err := conntrack.Open()
+		must(t, err)
+		defer tracker.Close()
+		for _, ip := range a.ips {
+			must(t, tracker.ListTo(ip, func(*conntrack.Entry) bool {
+				n++
+				return true
+			}))
+		}
+		return n
+	}
+	if n := tracked(); n != 2 {
+		t.Fatalf("%d connections to the pod are tracked, want one of each family", n)
+	}
+	must(t, m.Teardown(t.Context(), a.Pod))
+	must(t, m.builtin.reaper.idle(t.Context()))
+	if n := tracked(); n != 0 {
+		t.Errorf("%d connections to the pod that is gone are tracked", n)
+	}
+	lead(b.ips[0], b.ips[1])
+	for _, to := range []netip.Addr{hostOut4, hostOut6} {
+		client, err := dial(to)
+		must(t, err)
+		answer, err := io.ReadAll(client)
+		must(t, err)
+		must(t, client.Close())
+		if !strings.HasPrefix(string(answer), "b ") {
+			t.Errorf("the next connection from the same port: %q", answer)
+		}
 	}
 }
 

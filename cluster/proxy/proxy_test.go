@@ -23,7 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/coracle-project/coracle/cluster/internal/conntrack"
+	"github.com/coracle-project/coracle/internal/conntrack"
 	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy/rules"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	upstream "k8s.io/kubernetes/pkg/proxy"
 
-	"github.com/coracle-project/coracle/cluster/internal/conntrack"
+	"github.com/coracle-project/coracle/internal/conntrack"
 )
 
 // unansweredPause is how long after a change, at least, unanswered connections are looked for. The

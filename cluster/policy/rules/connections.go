@@ -9,7 +9,7 @@ import (
 	rtnetlink "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/coracle-project/coracle/cluster/internal/conntrack"
+	"github.com/coracle-project/coracle/internal/conntrack"
 )
 
 // addressTries is how often the node's addresses are listed that change meanwhile.

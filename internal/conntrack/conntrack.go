@@ -94,13 +94,39 @@ func (t *Tracker) ListUnanswered(f func(*Entry) bool) error {
 	return t.list(filter, func(e *Entry) bool { return e.Answered || !e.translated || f(e) })
 }
 
-// statusMask is CTA_STATUS_MASK.
-const statusMask = 26
+// ListTo is List of the entries whose first packet went to an address in the end, translated or
+// not. The kernel chooses those of IPv4, from Linux 5.8 on; of IPv6 it (6.18) chooses all others.
+func (t *Tracker) ListTo(address netip.Addr, f func(*Entry) bool) error {
+	to := func(e *Entry) bool { return e.Reply.Source.Addr() != address || f(e) }
+	if address.Is6() {
+		return t.listOf(unix.AF_INET6, nil, to)
+	}
+	reply := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_REPLY, nil)
+	reply.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil).AddRtAttr(nl.CTA_IP_V4_SRC, address.AsSlice())
+	by := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
+	by.AddRtAttr(filterOriginal, binary.NativeEndian.AppendUint32(nil, 0))
+	by.AddRtAttr(filterReply, binary.NativeEndian.AppendUint32(nil, filterSource))
+	return t.listOf(unix.AF_INET, []*nl.RtAttr{reply, by}, to)
+}
+
+// Attributes that the netlink package lacks (linux/netfilter/nfnetlink_conntrack.h), and the bit of
+// what is compared in a tuple (net/netfilter/nf_internals.h).
+const (
+	statusMask     = 26 // CTA_STATUS_MASK
+	ctaFilter      = 25 // CTA_FILTER
+	filterOriginal = 1  // CTA_FILTER_ORIG_FLAGS
+	filterReply    = 2  // CTA_FILTER_REPLY_FLAGS
+	filterSource   = 1  // CTA_FILTER_F_CTA_IP_SRC
+)
 
 func (t *Tracker) list(filter []*nl.RtAttr, f func(*Entry) bool) error {
+	return t.listOf(unix.AF_UNSPEC, filter, f)
+}
+
+func (t *Tracker) listOf(family int, filter []*nl.RtAttr, f func(*Entry) bool) error {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
 	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: t.entries}}
-	request.AddData(header(unix.AF_UNSPEC))
+	request.AddData(header(byte(family)))
 	for _, a := range filter {
 		request.AddData(a)
 	}
