@@ -282,7 +282,7 @@ func (c *chaos) ask(from *testnet.Space, address string) {
 // longer than usual, and must not meet the next event.
 func (c *chaos) answered() {
 	c.underWay.Lock()
-	c.underWay.Unlock() //nolint:staticcheck // nothing is guarded: no request must be under way
+	defer c.underWay.Unlock()
 }
 
 // judge looks for requests in quiet times: each must have succeeded.

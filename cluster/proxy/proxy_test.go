@@ -23,10 +23,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/coracle-project/coracle/internal/conntrack"
 	"github.com/coracle-project/coracle/cluster/internal/testkit"
 	"github.com/coracle-project/coracle/cluster/proxy/rules"
 	"github.com/coracle-project/coracle/cluster/proxy/testnet"
+	"github.com/coracle-project/coracle/internal/conntrack"
 )
 
 func TestServiceFollowsTheAPI(t *testing.T) {
