@@ -3,7 +3,6 @@ package network
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -30,15 +29,19 @@ func forgetFlows(ports []hostPort) error {
 // forgetConnections deletes the connection tracker's entries of what went to a pod that is gone,
 // through Services or host ports. While it has one of a connection that was reset (10 s) or was not
 // closed properly (up to five days), the kernel sends a new connection from the same port to the
-// same address: to no pod, or to the next one that has it.
-func forgetConnections(pod []netip.Addr) error {
-	return forget(func(t *conntrack.Tracker, f func(*conntrack.Entry) bool) error {
+// same address: to no pod, or to the next one that has it. An error is logged: it must not keep the
+// addresses.
+func (b *builtin) forgetConnections(pod lease) {
+	err := forget(func(t *conntrack.Tracker, f func(*conntrack.Entry) bool) error {
 		var errs []error
-		for _, ip := range pod {
+		for _, ip := range pod.IPs {
 			errs = append(errs, t.ListTo(ip, f))
 		}
 		return errors.Join(errs...)
 	})
+	if err != nil {
+		b.log.Warn("connections to a pod that is gone are still tracked", "pod", pod.PodID, "err", err)
+	}
 }
 
 // forget deletes the entries that list finds. The kernel walks its whole table for that: 5 ms if it

@@ -486,9 +486,7 @@ func (b *builtin) finish(ctx context.Context, l lease) error {
 	if err := faultReapUnlinked.At(ctx); err != nil {
 		return err
 	}
-	if err := forgetConnections(l.IPs); err != nil { // it must not keep the addresses
-		b.log.Warn("connections to a pod that is gone are still tracked", "pod", l.PodID, "err", err)
-	}
+	b.forgetConnections(l)
 	if err := b.records.remove(l.PodID); err != nil {
 		return err
 	}

@@ -306,6 +306,16 @@ func TestUDPFlowsFollowTheHostPort(t *testing.T) {
 	}
 }
 
+// nft changes the host's rules.
+func nft(t *testing.T, rules string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, output)
+	}
+}
+
 // Regression: a new connection to a Service failed ("no route to host") if its client used the port
 // of an earlier one again, which had gone to a pod that is gone, and had been reset.
 func TestConnectionsForgetAPodThatIsGone(t *testing.T) {
@@ -321,20 +331,12 @@ func TestConnectionsForgetAPodThatIsGone(t *testing.T) {
 	}))
 	defer l.Close()
 	serve(t, b.NetNS, "b", "tcp", 80)
-	nft := func(rules string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(rules)
-		if output, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("nft: %v: %s", err, output)
-		}
-	}
 	lead := func(v4, v6 netip.Addr) {
 		t.Helper()
-		nft(fmt.Sprintf(`table inet services; delete table inet services; table inet services { chain p { type nat hook prerouting priority dstnat;
+		nft(t, fmt.Sprintf(`table inet services; delete table inet services; table inet services { chain p { type nat hook prerouting priority dstnat;
 			tcp dport 8080 dnat ip to %s:80; tcp dport 8080 dnat ip6 to [%s]:80; }; }`, v4, v6))
 	}
-	defer nft("delete table inet services")
+	defer nft(t, "delete table inet services")
 	lead(a.ips[0], a.ips[1])
 	const port = 20000
 	dial := func(to netip.Addr) (conn net.Conn, err error) {
@@ -402,16 +404,8 @@ func TestServicesHavePrecedenceOverHostPorts(t *testing.T) {
 	serve(t, a.NetNS, "a", "tcp", 80)
 	serve(t, b.NetNS, "b", "tcp", 80)
 	expect(t, "without a Service", out, "tcp", hostOut4, 8080, "a "+outside4.String())
-	nft := func(rules string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), "nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(rules)
-		if output, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("nft: %v: %s", err, output)
-		}
-	}
-	nft(fmt.Sprintf(`table inet services { chain p { type nat hook prerouting priority dstnat; tcp dport 8080 dnat ip to %s:80; }; }`, b.ip4()))
-	defer nft("delete table inet services")
+	nft(t, fmt.Sprintf(`table inet services { chain p { type nat hook prerouting priority dstnat; tcp dport 8080 dnat ip to %s:80; }; }`, b.ip4()))
+	defer nft(t, "delete table inet services")
 	expect(t, "with a Service", out, "tcp", hostOut4, 8080, "b "+outside4.String())
 	must(t, m.builtin.restoreTable())
 	expect(t, "after the pods' table was made again", out, "tcp", hostOut4, 8080, "b "+outside4.String())
