@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/coracle-project/coracle/internal/batch"
 	"github.com/coracle-project/coracle/internal/keylock"
 	"github.com/coracle-project/coracle/internal/procsys"
 	"github.com/coracle-project/coracle/network/firewall"
@@ -38,6 +39,7 @@ type builtin struct {
 	sysctls    procsys.Instances
 	linger     time.Duration // for which a link is left to go with its namespace
 	busy       keylock.Lock  // by pod id
+	forgotten  batch.Batches[[]netip.Addr]
 
 	// hostMu is held while the host's side (addresses, table, sysctls) is made or
 	// taken down. Nothing that lists waits for it.
@@ -64,6 +66,8 @@ func newBuiltin(c Config) *builtin {
 		leases:   map[string]lease{},
 		ports:    portTable{},
 		linger:   2 * time.Second,
+
+		forgotten: batch.Batches[[]netip.Addr]{Work: forgetAll},
 	}
 	b.reaper = newReaper(c.Log, b.reapOne)
 	b.tableWatch = newTableWatch(c.Log, b.restoreTable)

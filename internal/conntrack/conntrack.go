@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -94,19 +97,68 @@ func (t *Tracker) ListUnanswered(f func(*Entry) bool) error {
 	return t.list(filter, func(e *Entry) bool { return e.Answered || !e.translated || f(e) })
 }
 
-// ListTo is List of the entries whose first packet went to an address in the end, translated or
-// not. The kernel chooses those of IPv4, from Linux 5.8 on; of IPv6 it (6.18) chooses all others.
-func (t *Tracker) ListTo(address netip.Addr, f func(*Entry) bool) error {
-	to := func(e *Entry) bool { return e.Reply.Source.Addr() != address || f(e) }
-	if address.Is6() {
-		return t.listOf(unix.AF_INET6, nil, to)
+// Count is how many entries the network namespace of its thread has.
+func Count() (int, error) {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+	if err != nil {
+		return 0, err
 	}
+	return strconv.Atoi(strings.TrimSpace(string(b)))
+}
+
+// muchToList is a number of entries per address. The kernel takes 10 ms for a walk of its table
+// (6.18, 262,144 buckets); an entry takes 0.3 us if the kernel leaves it out, 2.4 us if it is read.
+const muchToList = 4000
+
+// ListTo is List of the entries whose first packet went to one of the addresses in the end,
+// translated or not. Where there are many others, the kernel chooses those of each IPv4 address,
+// from Linux 5.8 on; of an IPv6 address it (6.18) chooses all others.
+func (t *Tracker) ListTo(addresses []netip.Addr, f func(*Entry) bool) error {
+	n, err := Count()
+	if err != nil {
+		return err
+	}
+	return t.listTo(addresses, n > muchToList*len(addresses), f)
+}
+
+func (t *Tracker) listTo(addresses []netip.Addr, each bool, f func(*Entry) bool) error {
+	wanted := map[netip.Addr]struct{}{}
+	for _, a := range addresses {
+		wanted[a] = struct{}{}
+	}
+	ended := false
+	to := func(e *Entry) bool {
+		if _, ok := wanted[e.Reply.Source.Addr()]; ok {
+			ended = !f(e)
+		}
+		return !ended
+	}
+	if !each {
+		return t.list(nil, to)
+	}
+	six := false
+	for _, a := range addresses {
+		if six = six || a.Is6(); a.Is6() {
+			continue
+		}
+		if err := t.listOf(unix.AF_INET, filterTo(a), to); err != nil || ended {
+			return err
+		}
+	}
+	if !six {
+		return nil
+	}
+	return t.listOf(unix.AF_INET6, nil, to)
+}
+
+// filterTo has the kernel choose the entries whose answers come from an IPv4 address.
+func filterTo(address netip.Addr) []*nl.RtAttr {
 	reply := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_REPLY, nil)
 	reply.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil).AddRtAttr(nl.CTA_IP_V4_SRC, address.AsSlice())
 	by := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
 	by.AddRtAttr(filterOriginal, binary.NativeEndian.AppendUint32(nil, 0))
 	by.AddRtAttr(filterReply, binary.NativeEndian.AppendUint32(nil, filterSource))
-	return t.listOf(unix.AF_INET, []*nl.RtAttr{reply, by}, to)
+	return []*nl.RtAttr{reply, by}
 }
 
 // Attributes that the netlink package lacks (linux/netfilter/nfnetlink_conntrack.h), and the bit of

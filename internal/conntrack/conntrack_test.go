@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -104,7 +105,7 @@ func TestEntries(t *testing.T) {
 	})
 }
 
-func TestEntriesOfOneAddress(t *testing.T) {
+func TestEntriesToAddresses(t *testing.T) {
 	inside(t, func() error {
 		from := map[netip.Addr]netip.AddrPort{}
 		for _, address := range []string{"127.0.0.1", "127.0.0.2", "::1"} {
@@ -118,23 +119,34 @@ func TestEntriesOfOneAddress(t *testing.T) {
 			return err
 		}
 		defer tracker.Close()
-		for address, want := range from {
-			found := 0
-			err := tracker.ListTo(address, func(e *Entry) bool {
-				if found++; e.Original.Source != want || e.Reply.Source.Addr() != address {
-					t.Errorf("to %s: %+v", address, e)
+		first, second, six := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("::1")
+		none := netip.MustParseAddr("127.0.0.3")
+		for _, each := range []bool{false, true} {
+			for _, addresses := range [][]netip.Addr{{first}, {six}, {first, second}, {first, six}, {none, second, six}, {none}, {}} {
+				want := map[netip.AddrPort]netip.Addr{}
+				for _, a := range addresses {
+					if a != none {
+						want[from[a]] = a
+					}
 				}
-				return true
-			})
-			if err != nil || found != 1 {
-				t.Errorf("to %s: %d entries, %v", address, found, err)
+				found := map[netip.AddrPort]netip.Addr{}
+				if err := tracker.listTo(addresses, each, func(e *Entry) bool {
+					found[e.Original.Source] = e.Reply.Source.Addr()
+					return true
+				}); err != nil || !maps.Equal(found, want) {
+					t.Errorf("to %v, each %t: %v, want %v, %v", addresses, each, found, want, err)
+				}
+			}
+			calls := 0
+			if err := tracker.listTo([]netip.Addr{first, six}, each, func(*Entry) bool {
+				calls++
+				return false
+			}); err != nil || calls != 1 {
+				t.Errorf("each %t: %d entries, though the first ended it, %v", each, calls, err)
 			}
 		}
-		if err := tracker.ListTo(netip.MustParseAddr("127.0.0.3"), func(e *Entry) bool {
-			t.Errorf("to an address without connections: %+v", e)
-			return true
-		}); err != nil {
-			t.Error(err)
+		if n, err := Count(); err != nil || n < len(from) {
+			t.Errorf("%d entries, %v", n, err)
 		}
 		return nil
 	})
