@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 
 	"github.com/distribution/reference"
@@ -42,6 +43,7 @@ One build runs at a time.`,
 		Example: `  coracle image build -t registry.example/team/app:2 .
   coracle image build -t localhost/app:test --target test --build-arg VERSION=2 -f build/Dockerfile .
   coracle image build -t localhost/app:2 --pull --no-cache . && coracle image push localhost/app:2 registry.example/app:2`,
+		Version:       version(),
 		Args:          cobra.ExactArgs(1),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -53,6 +55,7 @@ One build runs at a time.`,
 			return s.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
+	cmd.SetVersionTemplate("coracle-build {{.Version}}\n")
 	f := cmd.Flags()
 	f.StringVarP(&s.file, "file", "f", "", "Dockerfile (default DIRECTORY/Dockerfile)")
 	f.StringArrayVarP(&s.names, "tag", "t", nil, "name of the image; may be given again")
@@ -67,6 +70,19 @@ One build runs at a time.`,
 	f.StringVar(&s.state, "state", "/run/coracle", "directory for what a reboot may lose")
 	f.StringVar(&s.address, "address", "", "unix socket of coracled (or $CORACLE_ADDRESS); follows --state unless given")
 	return cmd
+}
+
+// version names the release of BuildKit that it was built with. `coracle upgrade` has each new
+// program say its version.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if m.Path == "github.com/moby/buildkit" {
+				return "with BuildKit " + m.Version
+			}
+		}
+	}
+	return "unknown"
 }
 
 // check completes the settings.

@@ -1,6 +1,24 @@
 package main
 
-import "testing"
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Regression: it knew no --version, and `coracle upgrade` refused all new programs if it was among
+// them.
+func TestVersion(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "coracle-build")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	out, err := exec.CommandContext(t.Context(), program, "--version").Output()
+	if err != nil || !strings.Contains(string(out), "BuildKit v") {
+		t.Errorf("%q, %v", out, err)
+	}
+}
 
 // Regression: image build alone did not know $CORACLE_ADDRESS, and took unix:///… for a file's
 // name.
