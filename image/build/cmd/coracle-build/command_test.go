@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -10,13 +8,12 @@ import (
 // Regression: it knew no --version, and `coracle upgrade` refused all new programs if it was among
 // them.
 func TestVersion(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "coracle-build")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	out, err := exec.CommandContext(t.Context(), program, "--version").Output()
-	if err != nil || !strings.Contains(string(out), "BuildKit v") {
-		t.Errorf("%q, %v", out, err)
+	var out strings.Builder
+	cmd := command()
+	cmd.SetOut(&out)
+	cmd.SetArgs([]string{"--version"})
+	if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), "BuildKit v") {
+		t.Errorf("%q, %v", out.String(), err)
 	}
 }
 
