@@ -35,8 +35,8 @@ run() {
   local where=()
   case $2 in
     *sshfs*) where=("$sshfs") ;;
-    # A namespace can be bound to a file only from one with a smaller number. Since Linux 6.18 each processor numbers in ranges
-    # of its own, so that this needs both to come from the same processor.
+    # A mount namespace can be bound to a file only from one with a smaller number. In Linux 6.18 each processor numbers in
+    # ranges of its own (6.19 ended that), so that this needs both to come from the same processor.
     mounts_propagation_unsafe) where=(taskset --cpu-list "$processor" unshare --mount --propagation unchanged) ;;
   esac
   RUNC=$bin/$1 timeout -k 5 "$longest" "${where[@]}" tini -s -- script -qefc "bats --tap $2.bats" /dev/null <&7 2>&1 |
