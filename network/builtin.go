@@ -39,7 +39,7 @@ type builtin struct {
 	sysctls    procsys.Instances
 	linger     time.Duration // for which a link is left to go with its namespace
 	busy       keylock.Lock  // by pod id
-	forgotten  batch.Batches[[]netip.Addr]
+	forgotten  batch.Batches[lease]
 
 	// hostMu is held while the host's side (addresses, table, sysctls) is made or
 	// taken down. Nothing that lists waits for it.
@@ -66,9 +66,8 @@ func newBuiltin(c Config) *builtin {
 		leases:   map[string]lease{},
 		ports:    portTable{},
 		linger:   2 * time.Second,
-
-		forgotten: batch.Batches[[]netip.Addr]{Work: forgetAll},
 	}
+	b.forgotten.Work = b.forgetAll
 	b.reaper = newReaper(c.Log, b.reapOne)
 	b.tableWatch = newTableWatch(c.Log, b.restoreTable)
 	b.changes = newChanges(c.Log, b.reaper.hurry, b.uplinksChanged, b.peersChanged)

@@ -337,13 +337,15 @@ func (b *builtin) connected() []lease {
 }
 
 // entries returns what the rules must know of all pods, including those that are being connected,
-// so that what these have added is not lost.
+// so that what these have added is not lost, and the links of those that go.
 func (b *builtin) entries() []firewall.Pod {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var all []firewall.Pod
 	for _, l := range b.leases {
-		if l.Stage != removing {
+		if l.Stage == removing {
+			all = append(all, firewall.Pod{Link: l.Link})
+		} else {
 			all = append(all, l.entry())
 		}
 	}

@@ -16,8 +16,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/coracle-project/coracle/internal/conntrack"
 )
 
 // serve answers every connection to, or packet at, port in the namespace with
@@ -359,23 +357,12 @@ func TestConnectionsForgetAPodThatIsGone(t *testing.T) {
 		}
 		must(t, client.Close())
 	}
-	tracked := func() (n int) {
-		t.Helper()
-		tracker, err := conntrack.Open()
-		must(t, err)
-		defer tracker.Close()
-		must(t, tracker.ListTo(a.ips, func(*conntrack.Entry) bool {
-			n++
-			return true
-		}))
-		return n
-	}
-	if n := tracked(); n != 2 {
+	if n := connectionsTo(t, a.ips...); n != 2 {
 		t.Fatalf("%d connections to the pod are tracked, want one of each family", n)
 	}
 	must(t, m.Teardown(t.Context(), a.Pod))
 	must(t, m.builtin.reaper.idle(t.Context()))
-	if n := tracked(); n != 0 {
+	if n := connectionsTo(t, a.ips...); n != 0 {
 		t.Errorf("%d connections to the pod that is gone are tracked", n)
 	}
 	lead(b.ips[0], b.ips[1])

@@ -29,6 +29,7 @@ import (
 //	  map ports4     { type inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map addrports4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }
 //	  map ports6, addrports6: the same for IPv6
+//	  set reached { type ifname; flags dynamic }
 //	  set peers4 { type ipv4_addr; flags interval }            # peers6: the same for IPv6
 //	  chain sources { type filter hook prerouting priority -450
 //	    iifgroup != PODS iifname != lo ip saddr 10.85.0.0/16 drop   # only pods have pods' addresses
@@ -57,6 +58,8 @@ import (
 //	    dnat ip  to ip daddr . meta l4proto . th dport map @addrports4
 //	    dnat ip  to meta l4proto . th dport map @ports4
 //	    …and for ip6, ::1 left out }
+//	  chain reached { type nat hook postrouting priority srcnat - 10
+//	    oifgroup PODS add @reached { oifname } }
 //	  chain postrouting { type nat hook postrouting priority srcnat
 //	    ip saddr 10.85.0.0/16 oifgroup != PODS oifname != lo masquerade         # pods to elsewhere
 //	    ip saddr 127.0.0.0/8 oifgroup PODS snat to 10.85.0.1                    # the host's own localhost:port
@@ -110,7 +113,11 @@ func (f *Table) Replace(r Rules) error {
 	return f.transaction(func(c *nftables.Conn) error {
 		t := f.table()
 		renewTable(c, t)
-		elements := elementsOf(r.Pods())
+		pods := r.Pods()
+		elements := elementsOf(pods)
+		for _, p := range pods { // what was noted of them is gone
+			elements[reachedName] = append(elements[reachedName], nftables.SetElement{Key: padded(p.Link)})
+		}
 		for _, s := range f.sets() {
 			if err := addSet(c, s, elements[s.Name]); err != nil {
 				return err
@@ -121,6 +128,7 @@ func (f *Table) Replace(r Rules) error {
 			return err
 		}
 		f.addHostPorts(c, t)
+		f.addReached(c, t)
 		f.addPostrouting(c, t, r)
 		return nil
 	})
@@ -198,8 +206,9 @@ func (f *Table) Add(p Pod) error {
 }
 
 // Drop removes what the table knows of a pod, all or nothing. It ignores what is not there.
-func (f *Table) Drop(p Pod) error {
-	elements := elementsOf([]Pod{p})
+func (f *Table) Drop(p Pod) error { return f.drop(elementsOf([]Pod{p})) }
+
+func (f *Table) drop(elements map[string][]nftables.SetElement) error {
 	err := f.change(elements, (*nftables.Conn).SetDeleteElements)
 	if !errors.Is(err, unix.ENOENT) {
 		return err
@@ -239,7 +248,7 @@ func (f *Table) sets() []*nftables.Set {
 			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeEtherAddr, addr),
 		}
 	}
-	return append(f.maps(), pods("pods4", 5, nftables.TypeIPAddr), pods("pods6", 6, nftables.TypeIP6Addr))
+	return append(f.maps(), pods("pods4", 5, nftables.TypeIPAddr), pods("pods6", 6, nftables.TypeIP6Addr), f.reached())
 }
 
 // elementsOf sorts what the table knows of pods into its sets.

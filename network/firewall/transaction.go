@@ -27,8 +27,8 @@ func open() (*nftables.Conn, error) {
 	return nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error { return c.SetDeadline(time.Now().Add(answerLimit)) }))
 }
 
-// transaction sends what build adds as one. The socket is kept: when one is closed
-// the kernel first waits for whatever it has still to free, 10 ms here (6.18).
+// transaction sends what build adds as one; build may also ask. The socket is kept: when one is
+// closed the kernel first waits for whatever it has still to free, 10 ms here (6.18).
 func (f *Table) transaction(build func(*nftables.Conn) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -36,8 +36,8 @@ func (f *Table) transaction(build func(*nftables.Conn) error) error {
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	if err = build(f.conn); err == nil {
-		err = f.socket.SetDeadline(time.Now().Add(answerLimit))
+	if err = f.socket.SetDeadline(time.Now().Add(answerLimit)); err == nil {
+		err = build(f.conn)
 	}
 	if err == nil {
 		err = f.conn.Flush()
