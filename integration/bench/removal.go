@@ -53,6 +53,9 @@ func (t *target) onePodGone(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := t.client.exec(ctx, p); err != nil { // so that it has run for a while; see grace
+		return 0, err
+	}
 	began := time.Now()
 	if err := t.client.remove(ctx, p, grace); err != nil {
 		return 0, err
