@@ -2,13 +2,11 @@ package firewall
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
-	"golang.org/x/sys/unix"
 )
 
 // HostPort is a port of the host that leads to a port of a pod. Any address is the zero Addr.
@@ -78,6 +76,9 @@ func appendPort(b []byte, port uint16) []byte {
 
 // PortsOf returns the host ports that lead to one of the addresses. Without a table there are none.
 func (f *Table) PortsOf(ips []netip.Addr) ([]HostPort, error) {
+	if !f.Exists() {
+		return nil, nil
+	}
 	c, err := open()
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
@@ -85,9 +86,6 @@ func (f *Table) PortsOf(ips []netip.Addr) ([]HostPort, error) {
 	var ports []HostPort
 	for _, m := range f.maps() {
 		elements, err := c.GetSetElements(m)
-		if errors.Is(err, unix.ENOENT) {
-			continue
-		}
 		if err != nil {
 			return nil, fmt.Errorf("list nftables map %s %s: %w", f.name, m.Name, err)
 		}
