@@ -30,36 +30,35 @@ func forgetFlows(ports []hostPort) error {
 // forgetConnections deletes the connection tracker's entries of what went to a pod that is gone,
 // directly, or through Services or host ports. While it has one of a connection that was reset
 // (10 s) or was not closed properly (up to five days), the kernel sends a new connection from the
-// same port to the same address: to no pod, or to the next one that has it. Pods that go together
-// share the work, and a pod to which there was no connection has none: a walk of the table keeps a
-// CPU from all else for 10 ms. An error is logged: it must not keep the addresses.
+// same port to the same address: to no pod, or to the next one that has it. An error is logged: it
+// must not keep the addresses.
 func (b *builtin) forgetConnections(pod lease) {
 	if err := b.forgotten.Do(pod); err != nil {
 		b.log.Warn("connections to a pod that is gone are still tracked", "pod", pod.PodID, "err", err)
 	}
 }
 
-// forgetAll is forgetConnections of pods.
+// forgetAll is forgetConnections of pods that go together. They share one walk of the kernel's
+// table. Pods that had no connections need none: it keeps a CPU from all else for 10 ms.
 func (b *builtin) forgetAll(pods []lease) error {
-	reached, err := b.fw.Reached()
-	if err != nil { // another program may just have deleted the table
-		b.log.Warn("to which pods there were connections is unknown", "network", b.name, "err", err)
-	}
-	var addresses []netip.Addr
 	var links []string
 	for _, p := range pods {
-		if err != nil || !p.Routed || reached[p.Link] { // links of a bridge are not noted
+		links = append(links, p.Link)
+	}
+	reached, err := b.fw.Reached(links)
+	var addresses []netip.Addr
+	for _, p := range pods {
+		// All may have had some if that cannot be told: the table is still to be made, or was deleted. Of
+		// pods on a bridge it is never noted.
+		if err != nil || !p.Routed || slices.Contains(reached, p.Link) {
 			addresses = append(addresses, p.IPs...)
-		}
-		if reached[p.Link] {
-			links = append(links, p.Link)
 		}
 	}
 	if len(addresses) == 0 {
 		return nil
 	}
 	err = forget(func(t *conntrack.Tracker, f func(*conntrack.Entry) bool) error { return t.ListTo(addresses, f) })
-	return errors.Join(err, b.fw.DropReached(links))
+	return errors.Join(err, b.fw.DropReached(reached))
 }
 
 // forget deletes the entries that list finds. The kernel walks its whole table for that, which

@@ -58,8 +58,11 @@ import (
 //	    dnat ip  to ip daddr . meta l4proto . th dport map @addrports4
 //	    dnat ip  to meta l4proto . th dport map @ports4
 //	    …and for ip6, ::1 left out }
-//	  chain reached { type nat hook postrouting priority srcnat - 10
-//	    oifgroup PODS add @reached { oifname } }
+//	  chain reached { type nat hook postrouting priority -199
+//	    oifgroup != PODS return
+//	    ip daddr 224.0.0.0/4 return
+//	    ip6 daddr ff00::/8 return
+//	    add @reached { oifname } }
 //	  chain postrouting { type nat hook postrouting priority srcnat
 //	    ip saddr 10.85.0.0/16 oifgroup != PODS oifname != lo masquerade         # pods to elsewhere
 //	    ip saddr 127.0.0.0/8 oifgroup PODS snat to 10.85.0.1                    # the host's own localhost:port
