@@ -406,7 +406,8 @@ deb: build ## Debian packages into out/deb
 
 release: ## the files of the release that this commit is tagged as, if all of docs/status.md holds
 	@git describe --exact-match --match 'v[0-9]*' HEAD >/dev/null && changes=$$(git status --porcelain --untracked-files=normal) && [[ -z $$changes ]] || { echo 'release: this is not a clean commit with a tag v…; make dist makes the files without one' >&2; exit 1; }
-	@$(MAKE) --no-print-directory status dist
+	@$(MAKE) --no-print-directory status
+	@$(MAKE) --no-print-directory dist
 
 dist: deps ## the files of a release for amd64 and arm64 into out/release: packages, archives, licences, SBOM, sources
 	@GO="$(GO)" packaging/release.sh $(VERSION)
