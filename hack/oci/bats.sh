@@ -78,6 +78,11 @@ stale() {
   done < <(awk -F ' [|] ' -v f="$1" '!/^#/ && $1 == f { print $2 }' "$known")
 }
 
+# Some tests leave files behind. Others run as another user, or have sockets, whose paths must be short.
+TMPDIR=$(mktemp -dp "${TMPDIR:-/tmp}" XXX)
+export TMPDIR
+chmod 1777 "$TMPDIR"
+trap 'rm -rf --one-file-system "$TMPDIR"' EXIT
 bad=0
 printf '%-26s %12s %12s\n' file coracle-oci runc
 for file; do
