@@ -92,8 +92,9 @@ func allSizes(sizes string, limit time.Duration, changes int) error {
 	return nil
 }
 
-// rest is how long a proxy is left alone.
-const rest = 20 * time.Second
+// rest is how long a proxy is left alone, from ended after its first sync on: only then is all of
+// that over.
+const rest, ended = 20 * time.Second, time.Second
 
 // allIdle prints what the proxies cost in a cluster that has its own Services only.
 func allIdle(limit time.Duration) error {
@@ -122,6 +123,7 @@ func idle(name string) error {
 		return err
 	}
 	held := resident() - before
+	time.Sleep(ended)
 	cpu := used()
 	time.Sleep(rest)
 	fmt.Printf("%.3f %% | %.1f MiB\n", 100*(used()-cpu).Seconds()/rest.Seconds(), float64(held)/(1<<20))
