@@ -336,22 +336,6 @@ func (b *builtin) connected() []lease {
 	return all
 }
 
-// entries returns what the rules must know of all pods, including those that are being connected,
-// so that what these have added is not lost, and the links of those that go.
-func (b *builtin) entries() []firewall.Pod {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var all []firewall.Pod
-	for _, l := range b.leases {
-		if l.Stage == removing {
-			all = append(all, firewall.Pod{Link: l.Link})
-		} else {
-			all = append(all, l.entry())
-		}
-	}
-	return all
-}
-
 // uplinkMTU returns the MTU of the link that the host's default route goes by.
 func uplinkMTU(h *hostLinks) int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

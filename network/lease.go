@@ -75,6 +75,22 @@ func (l lease) entry() firewall.Pod {
 	return e
 }
 
+// entries returns what the rules must know of all pods, including those that are being connected,
+// so that what these have added is not lost, and the links of those that go.
+func (b *builtin) entries() []firewall.Pod {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []firewall.Pod
+	for _, l := range b.leases {
+		if l.Stage == removing {
+			all = append(all, firewall.Pod{Link: l.Link})
+		} else {
+			all = append(all, l.entry())
+		}
+	}
+	return all
+}
+
 // takeLocked marks addresses as used in the pools that have them.
 func (b *builtin) takeLocked(ips []netip.Addr) {
 	for _, ip := range ips {
