@@ -1,10 +1,12 @@
 package runtimetest
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -124,6 +126,34 @@ var resourceTests = map[string]func(*rig){
 			r.Errorf("got %q", got)
 		}
 		r.must(c.Delete(r.Context(), runtime.DeleteOptions{}))
+	},
+
+	// Regression: "unable to freeze", as on any machine whose processors are busy. On v1 a process has
+	// to run before it is frozen.
+	"pause of a container that hardly runs": func(r *rig) {
+		spin := func(shares uint64) (runtime.Container, int) {
+			out := r.output()
+			spec := r.spec("echo ready; while :; do :; done")
+			spec.Linux.Resources.CPU = &specs.LinuxCPU{Cpus: "0", Shares: &shares}
+			c := r.create(spec, runtime.Stdio{Stdout: out.write})
+			pid := c.Pid()
+			r.must(c.Start(r.Context()))
+			out.line()
+			return c, pid
+		}
+		c, pid := spin(2)
+		hog, hogPid := spin(262144) // leaves it next to nothing
+		if !cgroups.IsCgroup2UnifiedMode() {
+			short, cancel := context.WithTimeout(r.Context(), time.Millisecond)
+			defer cancel()
+			r.wantErr(c.Pause(short), context.DeadlineExceeded)
+			r.status(c, specs.StateRunning)
+		}
+		r.must(hog.Update(r.Context(), &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: ptr(uint64(1024))}}))
+		r.must(c.Pause(r.Context()))
+		r.status(c, "paused")
+		r.end(hog, hogPid)
+		r.end(c, pid)
 	},
 
 	"pause and resume": func(r *rig) {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/cgroups"
 	// Registers itself as what sets device rules.
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
+	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/validate"
 )
 
@@ -100,6 +102,38 @@ func (r *Record) freeze(state cgroups.FreezerState) error {
 		return err
 	}
 	return cgm.Freeze(state)
+}
+
+// freezePatiently freezes also what hardly gets a processor. On v1 a process has to run before it
+// is frozen, and libcontainer thaws again after a millisecond. Here nothing is thawed until ctx or
+// stuck.Patience ends; cgroup-v1/freezer-subsystem.rst of the kernel.
+func (r *Record) freezePatiently(ctx context.Context) error {
+	failed := r.freeze(cgroups.Frozen)
+	path := r.CgroupPaths["freezer"]
+	if failed == nil || path == "" {
+		return failed
+	}
+	ctx, cancel := context.WithTimeout(ctx, stuck.Patience)
+	defer cancel()
+	for {
+		// Written each time for processes that have come meanwhile.
+		err := cgroups.WriteFile(path, "freezer.state", string(cgroups.Frozen))
+		if err != nil {
+			return err
+		}
+		state, err := cgroups.ReadFile(path, "freezer.state")
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(state) == string(cgroups.Frozen) {
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("%w: a process has not run: %w", failed, ctx.Err()), r.freeze(cgroups.Thawed))
+		}
+	}
 }
 
 // thaw lets a killed process of a paused container die: on v1 a frozen process

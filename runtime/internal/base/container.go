@@ -135,13 +135,13 @@ func (p Process) Signal(sig syscall.Signal) error {
 }
 
 // Pause implements runtime.Container.
-func (c *Container) Pause(context.Context) error {
+func (c *Container) Pause(ctx context.Context) error {
 	status, err := c.Status()
 	if err == nil && status != specs.StateRunning && status != statusPaused {
 		err = runtime.ErrNotRunning
 	}
 	if err == nil {
-		err = c.Rec.freeze(cgroups.Frozen)
+		err = c.Rec.freezePatiently(ctx)
 	}
 	if err != nil {
 		return c.Fail("pause", err)
