@@ -41,7 +41,10 @@ func measureMemory(ctx context.Context, t *target, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := rest(ctx); err != nil {
+	if _, err := quiet.Rest(ctx); err != nil { // among so many pods some runtimes are never quiet
+		return err
+	}
+	if err := quiet.Pause(ctx, settle); err != nil {
 		return err
 	}
 	busy, names := runtimeMemory()
