@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	coordv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -47,8 +48,16 @@ func (b *bench) create(ctx context.Context, p *v1.Pod) error {
 // removeAll removes all pods of this namespace at once, and waits until they are gone.
 func (b *bench) removeAll(ctx context.Context) error {
 	pods, now := b.kube.CoreV1().Pods(namespace), int64(0)
-	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}); err != nil {
-		return err
+	began := time.Now()
+	for {
+		err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
+		if err == nil {
+			break
+		}
+		// The API server ends a call after a minute. What is deleted by then stays deleted.
+		if !apierrors.IsTimeout(err) || time.Since(began) > b.long(b.pods) {
+			return err
+		}
 	}
 	return b.until(ctx, func(ctx context.Context) (bool, error) {
 		left, err := pods.List(ctx, metav1.ListOptions{Limit: 1})
