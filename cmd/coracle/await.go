@@ -19,19 +19,33 @@ func orOther(ctx context.Context, err error, lock, what, log string, answers fun
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	ctx, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	other := await(ctx, what, log, nil, func(try context.Context) error {
-		if pid, herr := holder(lock); herr != nil || pid == 0 {
-			giveUp()
+	if ended, other := awaitHolder(ctx, lock, what, log, answers); ended || other != nil {
+		return err
+	}
+	return nil
+}
+
+// awaitHolder awaits the process that holds lock. If that ends first, there is no error: the lock
+// is free. A process that was killed holds its locks for a moment.
+func awaitHolder(ctx context.Context, lock, what, log string, answers func(context.Context) error) (ended bool, err error) {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	err = await(waiting, what, log, nil, func(try context.Context) error {
+		pid, err := holder(lock)
+		if err == nil && pid == 0 {
+			ended = true
+			stop()
+			return errors.New("it has ended")
+		}
+		if err != nil {
 			return err
 		}
 		return answers(try)
 	})
-	if other != nil {
-		return err
+	if ended {
+		return true, nil
 	}
-	return nil
+	return false, err
 }
 
 // longestTry is how long to wait for an answer: another program may listen there and say nothing.

@@ -265,17 +265,18 @@ func (u *upRun) upAgent(ctx context.Context, given func(flag string) bool, steps
 	}
 	args := []string{"agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()}
 	if u.supervisor == 0 { // the kubelet starts
-		args = append(args, "--since", time.Now().Format(time.RFC3339))
+		u.since = time.Now()
 	}
 	if err := u.startRuntime(ctx, steps); err != nil {
 		return u.fail(ctx, err)
 	}
-	if err := u.launchCluster(); err != nil {
-		return u.fail(ctx, err)
-	}
 	var said error
 	var waits string
-	err := await(ctx, "the node", u.kubeLog(), u.cluster, func(try context.Context) error {
+	err := u.awaitCluster(ctx, "the node", func(try context.Context) error {
+		args := args
+		if !u.since.IsZero() {
+			args = append(slices.Clone(args), "--since", u.since.Format(time.RFC3339))
+		}
 		if err := kubeTool(try, &waits, args...); err != nil {
 			if try.Err() == nil {
 				said = err

@@ -358,14 +358,25 @@ func (u *upRun) upCluster(ctx context.Context) error {
 		defer client.http.CloseIdleConnections()
 		return client.ready(ctx)
 	}
-	if err := u.launchCluster(); err != nil {
-		return err
+	return u.awaitCluster(ctx, "the API server", answers)
+}
+
+// awaitCluster starts the cluster process if it does not run, and returns when it answers. One that
+// runs may have been killed a moment ago: then up starts another.
+func (u *upRun) awaitCluster(ctx context.Context, what string, answers func(context.Context) error) error {
+	log, lock := u.kubeLog(), u.place.supervisor()
+	for {
+		if err := u.launchCluster(); err != nil {
+			return err
+		}
+		if u.cluster != nil {
+			return orOther(ctx, await(ctx, what, log, u.cluster, answers), lock, what, log, answers)
+		}
+		if ended, err := awaitHolder(ctx, lock, what, log, answers); !ended {
+			return err
+		}
+		u.supervisor, u.since = 0, time.Now()
 	}
-	err := await(ctx, "the API server", p.kubeLog(), u.cluster, answers)
-	if u.cluster == nil {
-		return err
-	}
-	return orOther(ctx, err, p.supervisor(), "the API server", p.kubeLog(), answers)
 }
 
 // launchCluster starts the cluster's supervisor, unless one runs or this up has started one.

@@ -137,3 +137,34 @@ func TestOther(t *testing.T) {
 		t.Errorf("nothing went wrong: %v", err)
 	}
 }
+
+// Regression: an up in the moment when a supervisor that was killed still had its lock waited for
+// that one until its time was over. Whoever has started none sees that the lock is free.
+func TestHolderEnds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	lock, err := hold(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	ended, err := awaitHolder(t.Context(), path, "it", path, func(context.Context) error {
+		tries++
+		_ = lock.Close()
+		return errors.New("refused")
+	})
+	if !ended || err != nil || tries != 1 {
+		t.Errorf("ended %t, %v, after %d tries", ended, err, tries)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if lock, err = hold(path); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	ended, err = awaitHolder(ctx, path, "it", path, func(context.Context) error {
+		cancel()
+		return errors.New("refused")
+	})
+	if ended || err == nil || !strings.Contains(err.Error(), "it does not answer: refused") {
+		t.Errorf("nothing answered in time: ended %t, %v", ended, err)
+	}
+}

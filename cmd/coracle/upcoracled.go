@@ -89,27 +89,12 @@ func (u *upRun) upCoracled(ctx context.Context, meanwhile func() error) error {
 // awaitOther waits for a coracled that ran before until it answers, or has ended: its lock is free
 // then.
 func (u *upRun) awaitOther(ctx context.Context, answers func(context.Context) error) (ended bool, err error) {
-	waiting, stop := context.WithCancel(ctx)
-	defer stop()
-	var pid int
-	err = await(waiting, "coracled", u.coracledLog(), nil, func(try context.Context) error {
-		err := answers(try)
-		if err == nil {
-			return nil
-		}
-		var herr error
-		if pid, herr = holder(u.place.runtime()); herr == nil && pid == 0 {
-			ended = true
-			stop()
-		}
-		return errors.Join(err, herr)
-	})
-	switch {
-	case err == nil:
-		return false, nil
-	case ctx.Err() == nil && ended:
-		return true, nil
-	case pid != 0:
+	lock := u.place.runtime()
+	ended, err = awaitHolder(ctx, lock, "coracled", u.coracledLog(), answers)
+	if err == nil {
+		return ended, nil
+	}
+	if pid, herr := holder(lock); herr == nil && pid != 0 {
 		return false, fmt.Errorf("up: coracled with pid %d, which ran before, does not answer at %s: %w; "+
 			"'kill -9 %d' has its keeper or systemd start it again, and no pod ends", pid, u.Socket(), ctx.Err(), pid)
 	}
