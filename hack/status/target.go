@@ -74,7 +74,7 @@ var written = []string{
 // no other.
 var tools = []string{
 	"cluster/bench", "cluster/integration/bgp", "cluster/integration/controlplanes", "cluster/integration/nodes", "cluster/oracle",
-	"hack/oci/compare", "image/build",
+	"cmd/coracle", "hack/oci/compare", "image/build",
 	"integration/bench", "integration/crashmatrix", "integration/kube", "integration/oci", "integration/ocibench",
 }
 
