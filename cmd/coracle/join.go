@@ -263,7 +263,6 @@ func (u *upRun) upAgent(ctx context.Context, given func(flag string) bool, steps
 	if err := u.checkPrograms(ctx, given); err != nil {
 		return err
 	}
-	args := []string{"agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()}
 	if u.supervisor == 0 { // the kubelet starts
 		u.since = time.Now()
 	}
@@ -273,9 +272,9 @@ func (u *upRun) upAgent(ctx context.Context, given func(flag string) bool, steps
 	var said error
 	var waits string
 	err := u.awaitCluster(ctx, "the node", func(try context.Context) error {
-		args := args
+		args := []string{"agent", "await", "--root", u.kubeRoot(), "--timeout", (longestTry - longestTry/4).String()}
 		if !u.since.IsZero() {
-			args = append(slices.Clone(args), "--since", u.since.Format(time.RFC3339))
+			args = append(args, "--since", u.since.Format(time.RFC3339))
 		}
 		if err := kubeTool(try, &waits, args...); err != nil {
 			if try.Err() == nil {

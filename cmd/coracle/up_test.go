@@ -139,7 +139,7 @@ func TestOther(t *testing.T) {
 }
 
 // Regression: an up in the moment when a supervisor that was killed still had its lock waited for
-// that one until its time was over. Whoever has started none sees that the lock is free.
+// that one until its time was over. An up that has started none sees that the lock is free.
 func TestHolderEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	lock, err := hold(path)
@@ -166,5 +166,19 @@ func TestHolderEnds(t *testing.T) {
 	})
 	if ended || err == nil || !strings.Contains(err.Error(), "it does not answer: refused") {
 		t.Errorf("nothing answered in time: ended %t, %v", ended, err)
+	}
+}
+
+// Regression: a coracled with another --state, which has no lock here, was taken for one that has
+// ended.
+func TestCoracledOfAnotherState(t *testing.T) {
+	u := &upRun{place: place{root: t.TempDir(), state: t.TempDir()}}
+	ended, err := u.awaitOther(t.Context(), func(context.Context) error { return nil })
+	if ended || err != nil {
+		t.Errorf("it answers: ended %t, %v", ended, err)
+	}
+	ended, err = u.awaitOther(t.Context(), func(context.Context) error { return errors.New("refused") })
+	if !ended || err != nil {
+		t.Errorf("nothing answers: ended %t, %v", ended, err)
 	}
 }

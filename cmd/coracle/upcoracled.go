@@ -89,6 +89,12 @@ func (u *upRun) upCoracled(ctx context.Context, meanwhile func() error) error {
 // awaitOther waits for a coracled that ran before until it answers, or has ended: its lock is free
 // then.
 func (u *upRun) awaitOther(ctx context.Context, answers func(context.Context) error) (ended bool, err error) {
+	// One with another --state may serve the socket, which has no lock here.
+	try, cancel := context.WithTimeout(ctx, longestTry)
+	defer cancel()
+	if answers(try) == nil {
+		return false, nil
+	}
 	lock := u.place.runtime()
 	ended, err = awaitHolder(ctx, lock, "coracled", u.coracledLog(), answers)
 	if err == nil {
