@@ -105,20 +105,24 @@ func (r *Record) freeze(state cgroups.FreezerState) error {
 }
 
 // freezePatiently freezes also what hardly gets a processor. On v1 a process has to run before it
-// is frozen, and libcontainer thaws again after a millisecond. Here nothing is thawed until ctx or
-// stuck.Patience ends; cgroup-v1/freezer-subsystem.rst of the kernel.
-func (r *Record) freezePatiently(ctx context.Context) error {
+// is frozen, and libcontainer thaws again after a millisecond. Here nothing is thawed before a
+// failure, or the end of ctx or stuck.Patience; cgroup-v1/freezer-subsystem.rst of the kernel.
+func (r *Record) freezePatiently(ctx context.Context) (err error) {
 	failed := r.freeze(cgroups.Frozen)
 	path := r.CgroupPaths["freezer"]
 	if failed == nil || path == "" {
 		return failed
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unlessGone(r.freeze(cgroups.Thawed)))
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, stuck.Patience)
 	defer cancel()
 	for {
 		// Written each time for processes that have come meanwhile.
-		err := cgroups.WriteFile(path, "freezer.state", string(cgroups.Frozen))
-		if err != nil {
+		if err := cgroups.WriteFile(path, "freezer.state", string(cgroups.Frozen)); err != nil {
 			return err
 		}
 		state, err := cgroups.ReadFile(path, "freezer.state")
@@ -131,7 +135,7 @@ func (r *Record) freezePatiently(ctx context.Context) error {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%w: a process has not run: %w", failed, ctx.Err()), r.freeze(cgroups.Thawed))
+			return fmt.Errorf("%w: a process has not run: %w", failed, ctx.Err())
 		}
 	}
 }
