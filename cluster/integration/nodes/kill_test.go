@@ -3,16 +3,21 @@
 package nodes
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/coracle-project/coracle/cluster/internal/testkit"
 )
@@ -55,6 +60,58 @@ func TestKilledUpAndDown(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Join(one.dir, "root")); err == nil {
 		t.Errorf("down --purge has left %v", left)
 	}
+}
+
+// Regression: a process that was killed has its locks until it is scheduled. An up in that moment
+// waited for that supervisor until its time was over. One that is stopped stands for it.
+func TestUpWhileASupervisorEnds(t *testing.T) {
+	one := cluster(t, 2)[0]
+	upArgs := append([]string{"up", "--nodes", "2"}, one.flags()...)
+	one.Must(t, upArgs...)
+	supervisor := one.supervisor(t)
+	if err := unix.Kill(supervisor, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	one.killKube(t)
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(one.Root, "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var port net.Listener
+	testkit.Eventually(t.Context(), t, "listen in the API server's place", func() (bool, error) {
+		port, err = net.Listen("tcp", strings.TrimPrefix(config.Host, "https://"))
+		return err == nil, err
+	})
+	asked := make(chan error, 1)
+	go func() {
+		conn, err := port.Accept() // from up, which has taken the supervisor for one that runs
+		if err == nil {
+			_ = conn.Close()
+		}
+		asked <- errors.Join(err, port.Close(), unix.Kill(supervisor, unix.SIGKILL))
+	}()
+	one.Must(t, upArgs...)
+	_ = port.Close() // nobody may have asked
+	if err := <-asked; err != nil {
+		t.Error(err)
+	}
+	if now := one.supervisor(t); now == supervisor {
+		t.Errorf("the supervisor is still process %d", now)
+	}
+}
+
+// supervisor is the process that has the lock of the cluster's supervisor.
+func (m *machine) supervisor(t *testing.T) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(m.dir, "state", "kube.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
 }
 
 // killed runs coracle, kills it after a time, and says whether it was not done by then.
