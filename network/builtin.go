@@ -255,6 +255,9 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 	if err := nlLink.connect(h.links.Handle, h.gateways); err != nil {
 		return l, err
 	}
+	if err := nlLink.awaitUp(ctx, h.links.Handle); err != nil {
+		return l, err
+	}
 	if err := h.bridge.answerFor(h, l.IPs); err != nil {
 		return l, err
 	}

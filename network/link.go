@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -145,6 +146,26 @@ func (l *link) connect(h *netlink.Handle, gateways []netip.Addr) error {
 		}
 	}
 	return nil
+}
+
+// awaitUp returns when packets to the pod pass. When the pod's end comes up, the kernel leaves the
+// host's end to a worker, and drops what is sent there before that has run: linkwatch_do_dev in
+// net/core/link_watch.c. Since Linux 6.8 the question does the worker's part.
+func (l *link) awaitUp(ctx context.Context, h *netlink.Handle) error {
+	for {
+		host, err := h.LinkByIndex(l.index)
+		if err != nil {
+			return fmt.Errorf("state of link %s: %w", l.name, err)
+		}
+		if host.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("link %s does not come up: %w", l.name, ctx.Err())
+		}
+	}
 }
 
 // gatewayOf returns the gateway of an address's family, the zero Addr if there is none.

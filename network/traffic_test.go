@@ -125,6 +125,34 @@ func expectNone(t *testing.T, what, path, network string, ip netip.Addr, port ui
 	}
 }
 
+// Regression: what was sent to a new pod was lost until a worker of the kernel had seen its link.
+// The links of other pods hold that up.
+func TestFirstPacketArrives(t *testing.T) {
+	m := started(t, testConfig(t))
+	var pods []Pod
+	for i := range 32 {
+		id := "first" + strconv.Itoa(i)
+		path, _ := newNetNS(t)
+		serve(t, path, id, "udp", 80)
+		pods = append(pods, Pod{ID: id, Name: id, Namespace: "default", UID: id, NetNS: path})
+	}
+	answers := make(chan error)
+	for _, p := range pods {
+		go func() {
+			r, err := m.Setup(t.Context(), p)
+			if err == nil {
+				_, err = ask(t, "", "udp", r.IPs[0], 80, silence)
+			}
+			answers <- err
+		}()
+	}
+	for range pods {
+		if err := <-answers; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // The outside world: a namespace with a link to the host, and no route to pods.
 var (
 	hostOut4, outside4 = netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
