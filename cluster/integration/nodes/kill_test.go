@@ -91,7 +91,7 @@ func TestUpWhileASupervisorEnds(t *testing.T) {
 		asked <- errors.Join(err, port.Close(), unix.Kill(supervisor, unix.SIGKILL))
 	}()
 	one.Must(t, upArgs...)
-	_ = port.Close() // nobody may have asked
+	_ = port.Close() // up may not have connected
 	if err := <-asked; err != nil {
 		t.Error(err)
 	}

@@ -327,15 +327,7 @@ func TestTwoNodes(t *testing.T) {
 // end ends the cluster process of a node, and its supervisor.
 func end(t *testing.T, m *machine) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(m.dir, "state", "kube.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
+	fd, err := unix.PidfdOpen(m.supervisor(t), 0)
 	if err == nil {
 		defer unix.Close(fd)
 		err = unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0)
