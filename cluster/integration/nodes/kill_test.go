@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -98,20 +97,6 @@ func TestUpWhileASupervisorEnds(t *testing.T) {
 	if now := one.supervisor(t); now == supervisor {
 		t.Errorf("the supervisor is still process %d", now)
 	}
-}
-
-// supervisor is the process that has the lock of the cluster's supervisor.
-func (m *machine) supervisor(t *testing.T) int {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(m.dir, "state", "kube.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pid
 }
 
 // killed runs coracle, kills it after a time, and says whether it was not done by then.

@@ -340,6 +340,20 @@ func end(t *testing.T, m *machine) {
 	}
 }
 
+// supervisor is the process that has the lock of the cluster's supervisor.
+func (m *machine) supervisor(t *testing.T) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(m.dir, "state", "kube.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
 // kubectl runs kubectl as the administrator of a machine's cluster.
 func kubectl(t *testing.T, m *machine, args ...string) string {
 	t.Helper()
