@@ -268,13 +268,7 @@ func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err
 	defer h.Close()
 	end := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: podIf, Index: podIndex}}
 	for _, ip := range ips {
-		addr := &netlink.Addr{IPNet: ipNet(ip, ip.BitLen())}
-		if ip.Is6() {
-			// The addresses are handed out by us: no one else has them, and a
-			// program that starts at once could not bind a tentative one.
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		err := h.AddrAdd(end, addr)
+		err := h.AddrAdd(end, podAddr(ip))
 		if ip.Is6() && len(given) > 0 && errors.Is(err, unix.EACCES) {
 			continue
 		}
@@ -287,6 +281,11 @@ func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err
 		return nil, fmt.Errorf("bring up %s in the pod: %w", podIf, err)
 	}
 	for _, ip := range given {
+		if ip.Is6() {
+			if err := receive(h, end, ip); err != nil {
+				return nil, err
+			}
+		}
 		gw := gatewayOf(ip, gateways)
 		if err := h.NeighSet(neighbour(podIndex, gw, hostMAC)); err != nil {
 			return nil, fmt.Errorf("add neighbour entry for gateway %s: %w", gw, err)
@@ -296,6 +295,39 @@ func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err
 		}
 	}
 	return given, nil
+}
+
+func podAddr(ip netip.Addr) *netlink.Addr {
+	addr := &netlink.Addr{IPNet: ipNet(ip, ip.BitLen())}
+	if ip.Is6() {
+		// The addresses are handed out by us: no one else has them, and a
+		// program that starts at once could not bind a tentative one.
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return addr
+}
+
+// receive has the pod take packets to an IPv6 address from now on. The kernel leaves the route for
+// that to a worker, and drops what comes earlier: addrconf_dad_work in net/ipv6/addrconf.c. Both
+// routes stay.
+func receive(h *netlink.Handle, end netlink.Link, ip netip.Addr) error {
+	route := &netlink.Route{
+		LinkIndex: podIndex, Dst: ipNet(ip, ip.BitLen()), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL,
+		Src: ip.AsSlice(), Protocol: routeProtocol,
+	}
+	err := h.RouteAdd(route)
+	if errors.Is(err, unix.EINVAL) { // there is no such address
+		// When a link comes up, the kernel drops an IPv6 address if it has no memory at hand:
+		// addrconf_permanent_addr. For a new one it waits.
+		if err := h.AddrAdd(end, podAddr(ip)); err != nil {
+			return fmt.Errorf("give the pod address %s again: %w", ip, err)
+		}
+		err = h.RouteAdd(route)
+	}
+	if err != nil {
+		return fmt.Errorf("give the pod the route of its address %s: %w", ip, err)
+	}
+	return nil
 }
 
 func ipNet(a netip.Addr, bits int) *net.IPNet {

@@ -125,8 +125,8 @@ func expectNone(t *testing.T, what, path, network string, ip netip.Addr, port ui
 	}
 }
 
-// Regression: what was sent to a new pod was lost until a worker of the kernel had seen its link.
-// The links of other pods hold that up.
+// Regression: what was sent to a new pod was lost until workers of the kernel had seen its link and
+// its IPv6 address. The links of other pods hold that up.
 func TestFirstPacketArrives(t *testing.T) {
 	m := started(t, testConfig(t))
 	var pods []Pod
@@ -140,8 +140,10 @@ func TestFirstPacketArrives(t *testing.T) {
 	for _, p := range pods {
 		go func() {
 			r, err := m.Setup(t.Context(), p)
-			if err == nil {
-				_, err = ask(t, "", "udp", r.IPs[0], 80, silence)
+			for _, ip := range r.IPs {
+				if err == nil {
+					_, err = ask(t, "", "udp", ip, 80, silence)
+				}
 			}
 			answers <- err
 		}()
