@@ -300,6 +300,28 @@ func TestSuccessorIsTheFileThatWasFound(t *testing.T) {
 	r.close()
 }
 
+// Regression: a file that was last written within the same tick of the clock as the one before it
+// was left out.
+func TestFilesOfOneTickFollowEachOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	names := []string{path + ".20260102-030405", path + ".20260102-030406", path + ".20260102-030407"}
+	for _, name := range names {
+		write(t, name, record(1, "F", "a"))
+		if err := os.Chtimes(name, second(1), second(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range []string{names[1], names[2], ""} {
+		mine, err := os.Stat(names[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if next, _ := setAside(mine, path); next != want {
+			t.Errorf("after %s comes %q", names[i], next)
+		}
+	}
+}
+
 // The container ends while its log is renamed away and the new file is not made yet. A reader that
 // is behind goes on with what was set aside after its file.
 func TestFollowToWhatWasSetAsideLast(t *testing.T) {

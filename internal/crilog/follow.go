@@ -230,21 +230,32 @@ func openSame(name string, found fs.FileInfo) (*reader, error) {
 	return r, nil
 }
 
-// setAside is the oldest file that was renamed away after mine; nil if there is none. A reader
-// that was held up may have missed more than one rotation. Files that were packed since cannot be
-// read in order any more.
+// setAside is the oldest file that was renamed away after mine; nil if there is none. A reader that
+// was held up may have missed more than one rotation. Files that were packed since cannot be
+// read in order any more. If two files were last written within one tick of the clock of file
+// systems, their names tell which is older.
 func setAside(mine fs.FileInfo, path string) (name string, oldest fs.FileInfo) {
-	entries, _ := os.ReadDir(filepath.Dir(path))
+	dir, base := filepath.Dir(path), filepath.Base(path)
+	entries, _ := os.ReadDir(dir) // by name
+	passed := false               // mine
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), filepath.Base(path)+".") || strings.HasSuffix(e.Name(), ".gz") || strings.HasSuffix(e.Name(), ".tmp") {
+		if !strings.HasPrefix(e.Name(), base+".") || strings.HasSuffix(e.Name(), ".gz") || strings.HasSuffix(e.Name(), ".tmp") {
 			continue
 		}
 		st, err := e.Info()
-		if err != nil || !st.Mode().IsRegular() || os.SameFile(st, mine) || !st.ModTime().After(mine.ModTime()) {
+		if err != nil || !st.Mode().IsRegular() {
+			continue
+		}
+		if os.SameFile(st, mine) {
+			passed = true
+			continue
+		}
+		after := st.ModTime().Compare(mine.ModTime())
+		if after < 0 || after == 0 && !passed {
 			continue
 		}
 		if oldest == nil || st.ModTime().Before(oldest.ModTime()) {
-			name, oldest = filepath.Join(filepath.Dir(path), e.Name()), st
+			name, oldest = filepath.Join(dir, e.Name()), st
 		}
 	}
 	return name, oldest
