@@ -237,7 +237,12 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 	if err := faultSetupLinked.At(ctx); err != nil {
 		return l, err
 	}
-	given, err := configure(ns, l.IPs, h.gateways)
+	pod, err := openPod(ns)
+	if err != nil {
+		return l, err
+	}
+	defer pod.Close()
+	given, err := configure(pod, l.IPs, h.gateways)
 	if err != nil {
 		return l, err
 	}
@@ -265,6 +270,9 @@ func (b *builtin) connect(ctx context.Context, h *host, ns *os.File, p Pod, l le
 		return l, err
 	}
 	if err := b.admit(l); err != nil {
+		return l, err
+	}
+	if err := awaitAddresses(ctx, pod, l.IPs); err != nil { // now: the worker has had time
 		return l, err
 	}
 	if err := faultSetupMapped.At(ctx); err != nil {

@@ -255,20 +255,26 @@ func openNetns(path string) (*os.File, error) {
 	return f, nil
 }
 
+// openPod returns a handle for the network of a pod's namespace.
+func openPod(ns *os.File) (*netlink.Handle, error) {
+	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink in the pod: %w", err)
+	}
+	return h, nil
+}
+
+// podEnd names the pod's end for netlink.
+var podEnd = &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: podIf, Index: podIndex}}
+
 // configure brings up the pod's end and gives it addresses and default routes. It returns the
 // addresses that it has given: a pod may have IPv6 off (sysctl net.ipv6.conf.all.disable_ipv6).
 //
 // The addresses come first: when a link comes up, the kernel works under its one lock on network
 // configuration, and the next message would wait for that.
-func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err error) {
-	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink in the pod: %w", err)
-	}
-	defer h.Close()
-	end := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: podIf, Index: podIndex}}
+func configure(h *netlink.Handle, ips, gateways []netip.Addr) (given []netip.Addr, err error) {
 	for _, ip := range ips {
-		err := h.AddrAdd(end, podAddr(ip))
+		err := h.AddrAdd(podEnd, podAddr(ip))
 		if ip.Is6() && len(given) > 0 && errors.Is(err, unix.EACCES) {
 			continue
 		}
@@ -277,15 +283,10 @@ func configure(ns *os.File, ips, gateways []netip.Addr) (given []netip.Addr, err
 		}
 		given = append(given, ip)
 	}
-	if err := h.LinkSetUp(end); err != nil {
+	if err := h.LinkSetUp(podEnd); err != nil {
 		return nil, fmt.Errorf("bring up %s in the pod: %w", podIf, err)
 	}
 	for _, ip := range given {
-		if ip.Is6() {
-			if err := receive(h, end, ip); err != nil {
-				return nil, err
-			}
-		}
 		gw := gatewayOf(ip, gateways)
 		if err := h.NeighSet(neighbour(podIndex, gw, hostMAC)); err != nil {
 			return nil, fmt.Errorf("add neighbour entry for gateway %s: %w", gw, err)
@@ -307,25 +308,32 @@ func podAddr(ip netip.Addr) *netlink.Addr {
 	return addr
 }
 
-// receive has the pod take packets to an IPv6 address from now on. The kernel leaves the route for
-// that to a worker, and drops what comes earlier: addrconf_dad_work in net/ipv6/addrconf.c. Both
-// routes stay.
-func receive(h *netlink.Handle, end netlink.Link, ip netip.Addr) error {
-	route := &netlink.Route{
-		LinkIndex: podIndex, Dst: ipNet(ip, ip.BitLen()), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL,
-		Src: ip.AsSlice(), Protocol: routeProtocol,
-	}
-	err := h.RouteAdd(route)
-	if errors.Is(err, unix.EINVAL) { // there is no such address
-		// When a link comes up, the kernel drops an IPv6 address if it has no memory at hand:
-		// addrconf_permanent_addr. For a new one it waits.
-		if err := h.AddrAdd(end, podAddr(ip)); err != nil {
-			return fmt.Errorf("give the pod address %s again: %w", ip, err)
+// awaitAddresses returns when the pod takes packets to its IPv6 addresses. The kernel leaves their
+// routes to a worker, and drops what comes before that has run: addrconf_dad_work in
+// net/ipv6/addrconf.c. We add no such route ourselves: it would outlive the address, and programs
+// take that away (gVisor, which has its own network) for the kernel not to answer.
+//
+// An address may be gone: when a link comes up, the kernel drops an IPv6 address for which it has
+// no memory at hand (addrconf_permanent_addr). For one that is given again it waits.
+func awaitAddresses(ctx context.Context, h *netlink.Handle, ips []netip.Addr) error {
+	for _, ip := range ips {
+		for ip.Is6() {
+			routes, err := h.RouteGet(ip.AsSlice())
+			if err != nil {
+				return fmt.Errorf("route of the pod's address %s: %w", ip, err)
+			}
+			if len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			if err := h.AddrAdd(podEnd, podAddr(ip)); err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("give the pod address %s again: %w", ip, err)
+			}
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+				return fmt.Errorf("the pod does not take packets to %s: %w", ip, ctx.Err())
+			}
 		}
-		err = h.RouteAdd(route)
-	}
-	if err != nil {
-		return fmt.Errorf("give the pod the route of its address %s: %w", ip, err)
 	}
 	return nil
 }
