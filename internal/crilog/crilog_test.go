@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -311,15 +312,27 @@ func TestFilesOfOneTickFollowEachOther(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i, want := range []string{names[1], names[2], ""} {
-		mine, err := os.Stat(names[i])
+	var files []fs.FileInfo
+	for _, name := range names {
+		st, err := os.Stat(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if next, _ := setAside(mine, path); next != want {
-			t.Errorf("after %s comes %q", names[i], next)
+		files = append(files, st)
+	}
+	after := func(i int, want string) {
+		t.Helper()
+		if next, _, err := setAside(files[i], path); next != want || err != nil {
+			t.Errorf("after %s comes %q, %v", names[i], next, err)
 		}
 	}
+	for i, want := range []string{names[1], names[2], ""} {
+		after(i, want)
+	}
+	if err := os.Remove(names[0]); err != nil {
+		t.Fatal(err)
+	}
+	after(0, names[1]) // a reader has the file that its writer has removed
 }
 
 // The container ends while its log is renamed away and the new file is not made yet. A reader that

@@ -197,7 +197,10 @@ func (r *reader) successor(ctx context.Context, path string) (*reader, error) {
 		if err != nil && !missing || !missing && os.SameFile(now, mine) {
 			return nil, err
 		}
-		name, next := setAside(mine, path)
+		name, next, err := setAside(mine, path)
+		if err != nil {
+			return nil, err
+		}
 		if next == nil {
 			if missing || now.Size() == 0 {
 				return nil, nil
@@ -233,11 +236,17 @@ func openSame(name string, found fs.FileInfo) (*reader, error) {
 // setAside is the oldest file that was renamed away after mine; nil if there is none. A reader that
 // was held up may have missed more than one rotation. Files that were packed since cannot be
 // read in order any more. If two files were last written within one tick of the clock of file
-// systems, their names tell which is older.
-func setAside(mine fs.FileInfo, path string) (name string, oldest fs.FileInfo) {
+// systems, their names tell which is older. The oldest is removed first, so if mine is gone, all
+// others are younger.
+func setAside(mine fs.FileInfo, path string) (name string, oldest fs.FileInfo, err error) {
 	dir, base := filepath.Dir(path), filepath.Base(path)
-	entries, _ := os.ReadDir(dir) // by name
-	passed := false               // mine
+	entries, err := os.ReadDir(dir) // by name
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", nil, err
+	}
+	var tied string // the first file as old as mine, of those before it
+	var tie fs.FileInfo
+	found := false // mine
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), base+".") || strings.HasSuffix(e.Name(), ".gz") || strings.HasSuffix(e.Name(), ".tmp") {
 			continue
@@ -246,17 +255,21 @@ func setAside(mine fs.FileInfo, path string) (name string, oldest fs.FileInfo) {
 		if err != nil || !st.Mode().IsRegular() {
 			continue
 		}
-		if os.SameFile(st, mine) {
-			passed = true
-			continue
-		}
 		after := st.ModTime().Compare(mine.ModTime())
-		if after < 0 || after == 0 && !passed {
-			continue
-		}
-		if oldest == nil || st.ModTime().Before(oldest.ModTime()) {
+		switch {
+		case os.SameFile(st, mine):
+			found = true
+		case after < 0:
+		case after == 0 && !found:
+			if tie == nil {
+				tied, tie = filepath.Join(dir, e.Name()), st
+			}
+		case oldest == nil || st.ModTime().Before(oldest.ModTime()):
 			name, oldest = filepath.Join(dir, e.Name()), st
 		}
 	}
-	return name, oldest
+	if tie != nil && !found {
+		return tied, tie, nil
+	}
+	return name, oldest, nil
 }
