@@ -34,17 +34,18 @@ func (w Network) connect() error {
 	return w.furnishLink(&netlink.Handle{}, l, 1)
 }
 
-// furnishLink gives a link the addresses of a node and sets it up.
+// furnishLink sets a link up and gives it the addresses of a node. In the other order, the kernel
+// may drop an IPv6 address as the link comes up (addrconf_permanent_addr in net/ipv6/addrconf.c).
 func (w Network) furnishLink(h *netlink.Handle, l netlink.Link, n int) error {
+	if err := h.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set %s up: %w", l.Attrs().Name, err)
+	}
 	for i, a := range w.Address(n) {
 		// Without a look for duplicates, IPv6 addresses can be used at once.
 		addr := &netlink.Addr{IPNet: ipNet(a, w.Prefixes[i].Bits()), Flags: unix.IFA_F_NODAD}
 		if err := ignore(h.AddrAdd(l, addr), unix.EEXIST); err != nil {
 			return fmt.Errorf("give %s the address %s: %w", l.Attrs().Name, a, err)
 		}
-	}
-	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set %s up: %w", l.Attrs().Name, err)
 	}
 	return nil
 }

@@ -87,12 +87,16 @@ func enter(index int, to string, ns int) error {
 	return err
 }
 
-// settle gives the device the addresses that someone configured, which it lost by moving, and
-// sets it up.
+// settle sets the device up and gives it the addresses that someone configured, which it lost by
+// moving. In the other order, the kernel may drop an IPv6 address as the device comes up
+// (addrconf_permanent_addr in net/ipv6/addrconf.c).
 func settle(there *netlink.Handle, name string, addresses []netlink.Addr) error {
 	link, err := there.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("find the device in the container: %w", err)
+	}
+	if err := there.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set the device up: %w", err)
 	}
 	for _, a := range addresses {
 		if a.Flags&unix.IFA_F_PERMANENT == 0 || a.Scope != unix.RT_SCOPE_UNIVERSE {
@@ -101,9 +105,6 @@ func settle(there *netlink.Handle, name string, addresses []netlink.Addr) error 
 		if err := there.AddrAdd(link, &netlink.Addr{IPNet: a.IPNet}); err != nil {
 			return fmt.Errorf("give the device its address %s: %w", a.IPNet, err)
 		}
-	}
-	if err := there.LinkSetUp(link); err != nil {
-		return fmt.Errorf("set the device up: %w", err)
 	}
 	return nil
 }
