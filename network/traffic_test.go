@@ -140,6 +140,9 @@ func TestFirstPacketArrives(t *testing.T) {
 	for _, p := range pods {
 		go func() {
 			r, err := m.Setup(t.Context(), p)
+			if err == nil && len(r.IPs) != 2 {
+				err = fmt.Errorf("%s has addresses %v, want one of each family", p.ID, r.IPs)
+			}
 			for _, ip := range r.IPs {
 				if err == nil {
 					_, err = ask(t, "", "udp", ip, 80, silence)
