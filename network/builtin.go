@@ -214,9 +214,10 @@ func (b *builtin) Setup(ctx context.Context, p Pod) (Result, error) {
 		if err == nil {
 			return Result{IPs: l.IPs}, nil
 		}
-		err = errors.Join(fmt.Errorf("network of pod %s: %w", p.ID, err), b.undo(ctx, l))
+		undone := b.undo(ctx, l)
+		err = errors.Join(fmt.Errorf("network of pod %s: %w", p.ID, err), undone)
 		// Once more if someone has flushed all rules or addresses.
-		if attempt > 0 || !b.repairHost(h) {
+		if attempt > 0 || undone != nil || !b.repairHost(h) {
 			return Result{}, err
 		}
 	}
@@ -356,12 +357,17 @@ func (b *builtin) retire(ctx context.Context, l lease) error {
 	return nil
 }
 
-// undo takes down at once what there is of a lease. The caller holds the pod.
+// undo takes down at once what there is of a lease. The caller holds the pod. Teardown takes a
+// retired lease for done, so what is left of one that cannot be finished now is the reaper's.
 func (b *builtin) undo(ctx context.Context, l lease) error {
 	if err := b.retire(context.WithoutCancel(ctx), l); err != nil {
 		return err
 	}
-	return b.finish(context.WithoutCancel(ctx), l)
+	err := b.finish(context.WithoutCancel(ctx), l)
+	if err != nil {
+		b.reaper.add(l.PodID)
+	}
+	return err
 }
 
 // Ready implements Network.

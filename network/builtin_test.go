@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/internal/nspin"
 )
@@ -188,6 +189,27 @@ func TestSetupMendsWhatACrashLeft(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Regression: if a failed Setup could not take down what it had made, the pod's addresses stayed
+// taken until coracled was started again: Teardown takes such a pod for done.
+func TestFailedUndoIsRepeated(t *testing.T) {
+	m := started(t, testConfig(t))
+	ns, end := newNetNS(t)
+	defer end()
+	lo, err := netlink.LinkByName("lo")
+	must(t, err)
+	// The loopback link cannot be deleted. While it has the name of the pod's link, too, that can be
+	// neither made nor deleted.
+	must(t, netlink.LinkAddAltName(lo, vethName("a")))
+	_, err = m.Setup(t.Context(), Pod{ID: "a", NetNS: ns})
+	undone := netlink.LinkDelAltName(lo, vethName("a"))
+	if err == nil || !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("set up beside a link of that name: %v, want that it cannot be deleted", err)
+	}
+	must(t, undone)
+	must(t, m.Teardown(t.Context(), Pod{ID: "a", NetNS: ns}))
+	awaitLeases(t, m, 0)
 }
 
 func TestRecoverDropsTheUnclaimed(t *testing.T) {
