@@ -2,6 +2,7 @@ package network
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -27,10 +28,11 @@ type tableWatch struct {
 	// waits, if set by a test, is called before each wait for a change.
 	waits func()
 
-	mu    sync.Mutex
-	watch *firewall.Watch // nil until start
-	stop  chan struct{}
-	wg    sync.WaitGroup
+	mu      sync.Mutex
+	started bool
+	watch   *firewall.Watch // nil before start, and after an error
+	stop    chan struct{}
+	wg      sync.WaitGroup
 }
 
 func newTableWatch(log *slog.Logger, restore func() error) *tableWatch {
@@ -46,16 +48,22 @@ func (w *tableWatch) start(table *firewall.Table) {
 		return
 	default:
 	}
-	if w.watch != nil {
+	if w.started {
 		return
 	}
-	watch, err := table.Watch()
-	if err != nil {
-		w.log.Warn("what other programs do to the pod network's nftables table goes unnoticed", "err", err)
-		return
+	w.started = true
+	if err := w.renewLocked(table); err != nil {
+		w.log.Warn("what other programs do to the pod network's nftables table goes unnoticed for now", "err", err)
 	}
-	w.watch = watch
-	w.wg.Go(func() { w.follow(watch) })
+	w.wg.Go(func() { w.follow(table) })
+}
+
+// renewLocked watches the table, if nothing does.
+func (w *tableWatch) renewLocked(table *firewall.Table) (err error) {
+	if w.watch == nil {
+		w.watch, err = table.Watch()
+	}
+	return err
 }
 
 func (w *tableWatch) close() {
@@ -77,28 +85,19 @@ func (w *tableWatch) close() {
 }
 
 // follow runs until close.
-func (w *tableWatch) follow(watch *firewall.Watch) {
+func (w *tableWatch) follow(table *firewall.Table) {
 	pause, again := firstRestore, false
 	for {
-		if !again {
-			if w.waits != nil {
-				w.waits()
-			}
-			err := watch.Wait()
-			if err == nil {
-				err = watch.Drain(settle)
-			}
-			select {
-			case <-w.stop:
-				return
-			default:
-			}
-			if err != nil {
-				w.log.Error("cannot follow changes of the pod network's nftables table any more", "err", errors.Join(err, watch.Close()))
-				return
-			}
+		err := w.next(table, again)
+		select {
+		case <-w.stop:
+			return
+		default:
 		}
-		if err := w.restore(); err != nil {
+		if err == nil {
+			err = w.restore()
+		}
+		if err != nil {
 			w.log.Error("cannot restore the pod network's nftables table", "err", err)
 			pause, again = min(2*pause, lastRestore), true
 		} else {
@@ -110,6 +109,43 @@ func (w *tableWatch) follow(watch *firewall.Watch) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// next returns when the table is to be restored: when another program has changed it or, after a
+// failure, as soon as it is watched again, since it may have changed unseen.
+func (w *tableWatch) next(table *firewall.Table, again bool) error {
+	w.mu.Lock()
+	select {
+	case <-w.stop:
+		w.mu.Unlock()
+		return nil
+	default:
+	}
+	err := w.renewLocked(table)
+	watch := w.watch
+	w.mu.Unlock()
+	if err != nil || again {
+		return err
+	}
+	if w.waits != nil {
+		w.waits()
+	}
+	err = watch.Wait()
+	if err == nil {
+		err = watch.Drain(settle)
+	}
+	if err == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case <-w.stop: // close has ended it
+		return nil
+	default:
+	}
+	w.watch = nil
+	return fmt.Errorf("follow its changes: %w", errors.Join(err, watch.Close()))
 }
 
 // restoreTable makes the table again after another program changed it.

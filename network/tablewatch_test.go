@@ -106,6 +106,30 @@ func TestTableThatAnotherProgramChanges(t *testing.T) {
 	}
 }
 
+// Regression: after an error of its socket the table was never watched again.
+func TestTableIsWatchedAgain(t *testing.T) {
+	c := testConfig(t)
+	m := New(c)
+	waits := make(chan struct{}, 100)
+	watch := m.builtin.tableWatch
+	watch.waits = func() { waits <- struct{}{} }
+	m = startedOf(t, c, m)
+	connect(t, m, "a")
+	<-waits
+	watch.mu.Lock()
+	must(t, watch.watch.Close())
+	watch.mu.Unlock()
+	<-waits
+	other, err := nftables.New()
+	must(t, err)
+	other.DelTable(tableOf(m))
+	must(t, other.Flush())
+	<-waits
+	if !m.builtin.fw.Exists() {
+		t.Error("the table that another program deleted is not restored")
+	}
+}
+
 // logText is a log that is read while it is written.
 type logText struct {
 	mu   sync.Mutex
