@@ -152,18 +152,29 @@ func (l *link) connect(h *netlink.Handle, gateways []netip.Addr) error {
 // host's end to a worker, and drops what is sent there before that has run: linkwatch_do_dev in
 // net/core/link_watch.c. Since Linux 6.8 the question does the worker's part.
 func (l *link) awaitUp(ctx context.Context, h *netlink.Handle) error {
-	for {
+	err := await(ctx, func() (bool, error) {
 		host, err := h.LinkByIndex(l.index)
 		if err != nil {
-			return fmt.Errorf("state of link %s: %w", l.name, err)
+			return false, err
 		}
-		if host.Attrs().OperState == netlink.OperUp {
-			return nil
+		return host.Attrs().OperState == netlink.OperUp, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for link %s to come up: %w", l.name, err)
+	}
+	return nil
+}
+
+// await asks every millisecond, as the kernel tells no one, until the answer is yes.
+func await(ctx context.Context, ask func() (bool, error)) error {
+	for {
+		if yes, err := ask(); err != nil || yes {
+			return err
 		}
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("link %s does not come up: %w", l.name, ctx.Err())
+			return ctx.Err()
 		}
 	}
 }
@@ -317,22 +328,21 @@ func podAddr(ip netip.Addr) *netlink.Addr {
 // no memory at hand (addrconf_permanent_addr). For one that is given again it waits.
 func awaitAddresses(ctx context.Context, h *netlink.Handle, ips []netip.Addr) error {
 	for _, ip := range ips {
-		for ip.Is6() {
+		if !ip.Is6() {
+			continue
+		}
+		err := await(ctx, func() (bool, error) {
 			routes, err := h.RouteGet(ip.AsSlice())
-			if err != nil {
-				return fmt.Errorf("route of the pod's address %s: %w", ip, err)
-			}
-			if len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
-				break
+			if err != nil || len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+				return err == nil, err
 			}
 			if err := h.AddrAdd(podEnd, podAddr(ip)); err != nil && !errors.Is(err, unix.EEXIST) {
-				return fmt.Errorf("give the pod address %s again: %w", ip, err)
+				return false, fmt.Errorf("give the address again: %w", err)
 			}
-			select {
-			case <-time.After(time.Millisecond):
-			case <-ctx.Done():
-				return fmt.Errorf("the pod does not take packets to %s: %w", ip, ctx.Err())
-			}
+			return false, nil
+		})
+		if err != nil {
+			return fmt.Errorf("wait for the pod to take packets to %s: %w", ip, err)
 		}
 	}
 	return nil
