@@ -2,7 +2,9 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -140,7 +142,10 @@ func kubeconfigCommand(p *place) *cobra.Command {
 		Example: "  export KUBECONFIG=$(coracle kubeconfig)",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, err := os.Stat(p.kubeconfig()); err != nil {
+			switch _, err := os.Stat(p.kubeconfig()); {
+			case errors.Is(err, fs.ErrPermission):
+				return fmt.Errorf("the kubeconfig belongs to root: %w; use sudo", err)
+			case err != nil:
 				return fmt.Errorf("there is no kubeconfig yet: %w; run 'coracle up%s' first", err, p.flags())
 			}
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), p.kubeconfig())
