@@ -145,7 +145,7 @@ func upFlags(o *upOptions) *pflag.FlagSet {
 		"how pods of other nodes are reached: auto (direct routes on a shared link, VXLAN elsewhere), wireguard, which encrypts all of it, "+
 			"or none, if other routes lead there; cni leaves all pods to a network plugin, without which the nodes are not Ready (default: auto)")
 	f.StringSliceVar(&o.LoadBalancerCIDR, "load-balancer-cidr", nil,
-		"addresses for Services of type LoadBalancer, which this machine answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
+		"addresses for Services of type LoadBalancer, which one of the nodes answers for: `RANGES` of its network such as 192.168.1.240/28 or "+
 			"192.168.1.240-192.168.1.250 (default: the node's own addresses, which Services share by their ports); none leaves such Services to "+
 			"others")
 	f.StringVar(&o.LoadBalancerInterface, "load-balancer-interface", "",

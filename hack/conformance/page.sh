@@ -23,7 +23,7 @@ and removes those that fail. hack/conformance writes this page.
 | --- | --- |
 | on one node | all specs marked Conformance that one node can run |
 | on two nodes | the two specs marked Conformance that need them, the others of [sig-network], DaemonSets and preemption; Services have both families |
-| fail on two nodes | specs that need what this machine has not: the Internet, and images with CoreDNS, iperf and conntrack ("configurable pod resolv.conf", "run iperf2", "TCP CLOSE_WAIT timeout"); those of kube-proxy's ports and metrics, and of the logs of a node, which the kubelet does not serve; "ExternalIP when the external IP is not assigned to a node", which needs `--allow-external-ips` |
+| fail on two nodes | specs that need what is missing here: the Internet, and images with CoreDNS, iperf and conntrack ("configurable pod resolv.conf", "run iperf2", "TCP CLOSE_WAIT timeout"); those of kube-proxy's ports and metrics, and of the logs of a node, which the kubelet does not serve; "ExternalIP when the external IP is not assigned to a node", which needs `--allow-external-ips` |
 | not run on two nodes yet | most specs of scheduling |
 | left out | specs marked Disruptive, Flaky or Slow; on two nodes also those about SCTP, and those that need three nodes or zones |
 C

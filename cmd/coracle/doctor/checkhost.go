@@ -31,7 +31,7 @@ func checkKernel(f *Facts) []Finding {
 			"install a newer kernel")
 	case older(exitMajor, exitMinor):
 		return one("kernel", OK,
-			fmt.Sprintf("Linux %s; before %d.%d, a container that ends while its shim is dead is reported with exit code 255",
+			fmt.Sprintf("Linux %s; before %d.%d, a container that ends after its shim and the keeper that started this have died is reported with exit code 255",
 				f.Kernel.Release, exitMajor, exitMinor), "")
 	}
 	return one("kernel", OK, "Linux "+f.Kernel.Release, "")

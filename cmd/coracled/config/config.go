@@ -102,7 +102,7 @@ type Snapshot struct {
 
 // Registry is one section image.registry."host:port".
 type Registry struct {
-	PlainHTTP              bool     `toml:"plain_http" doc:"Speak HTTP. Loopback registries are tried so without asking."`
+	PlainHTTP              bool     `toml:"plain_http" doc:"Speak HTTP. Loopback registries without a section are tried so first."`
 	InsecureSkipVerify     bool     `toml:"insecure_skip_verify" doc:"Accept any certificate."`
 	CAFile                 string   `toml:"ca_file" doc:"PEM file with certificate authorities to trust besides the system's."`
 	Mirrors                []string `toml:"mirrors" doc:"Registries to ask first, in order: host:port, or http:// or https:// before it.\nThey are not shown the credentials of a pull."`
