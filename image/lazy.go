@@ -31,8 +31,9 @@ import (
 type LazyStore interface {
 	// ShowLazy has a layer shown; on error nothing is left of it. One call at a time for a diff id.
 	ShowLazy(ctx context.Context, l LazyLayer) error
-	// LazyBlob is the blob that a layer is shown from and not unpacked yet; "" if it is not.
-	LazyBlob(diffID digest.Digest) digest.Digest
+	// LazySource is the blob that a layer is shown from and not unpacked yet, and the digest of
+	// its table of contents; "" if it is not.
+	LazySource(diffID digest.Digest) (blob, toc digest.Digest)
 	// AwaitLazy returns the blob when it is here and its digest right. Kinds: ErrInvalidImage if
 	// it never will be; others if the layer is not shown any more.
 	AwaitLazy(ctx context.Context, diffID digest.Digest) (*os.File, error)
@@ -132,7 +133,7 @@ func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d oci
 		return false
 	}
 	_, _, err := z.shows.Do(ctx, diffID, func(ctx context.Context) (struct{}, error) {
-		if z.lazy.LazyBlob(diffID) != "" {
+		if blob, _ := z.lazy.LazySource(diffID); blob != "" {
 			return struct{}{}, nil
 		}
 		return struct{}{}, z.lazy.ShowLazy(ctx, LazyLayer{
@@ -147,7 +148,7 @@ func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d oci
 		return false
 	}
 	// What another image claims to be this layer does not count: no one has seen yet what its blob
-	// unpacks to.
+	// unpacks to, or whether its table of contents is that of the blob.
 	return z.unpacker.IsLazy(d, diffID)
 }
 

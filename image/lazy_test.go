@@ -66,13 +66,13 @@ func (f *fakeLazy) NewLayer(ctx context.Context) (LayerWriter, error) {
 	return f.dirLayers.NewLayer(ctx)
 }
 
-func (f *fakeLazy) LazyBlob(d digest.Digest) digest.Digest {
+func (f *fakeLazy) LazySource(d digest.Digest) (blob, toc digest.Digest) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if l, ok := f.shown[d]; ok && !f.HasLayer(d) {
-		return l.Blob.Digest
+		return l.Blob.Digest, l.TOC
 	}
-	return ""
+	return "", ""
 }
 
 func (f *fakeLazy) AwaitLazy(ctx context.Context, d digest.Digest) (*os.File, error) {
@@ -209,6 +209,59 @@ func TestLazyLayerIsNoOtherImages(t *testing.T) {
 			landedNow(t, s, diffID)
 		})
 	}
+}
+
+// TestLazyLayerOfAnotherTable: a registry that shows a trusted image's blob and diff id by a table
+// of contents of its own, and never sends the blob, does not decide which files the trusted image
+// has.
+func TestLazyLayerOfAnotherTable(t *testing.T) {
+	evilTable := func(m *ocispec.Manifest, _ *ocispec.Image) {
+		m.Layers[0].Annotations = map[string]string{lazy.TOCAnnotation: digest.FromString("evil table").String()}
+	}
+	for name, change := range map[string]func(*ocispec.Manifest, *ocispec.Image){"not lazy itself": nil, "lazy itself": withTable} {
+		t.Run(name, func(t *testing.T) {
+			r := newFake(t)
+			s, f := newLazyStore(t, r)
+			s.lazies.pause = time.Millisecond
+			layer := lazyLayer("good")
+			diffID := digest.FromBytes(layer.tar)
+			r.image("evil:1", []testLayer{layer}, evilTable)
+			_, err := s.Pull(t.Context(), r.ref("evil:1"), PullOptions{})
+			must(t, err)
+			if f.shown[diffID].TOC != digest.FromString("evil table") {
+				t.Fatal("control: the evil layer is not shown")
+			}
+			r.image("good:1", []testLayer{layer}, change)
+			_, err = s.Pull(t.Context(), r.ref("good:1"), PullOptions{})
+			must(t, err)
+			// The evil layer is still shown. New roots are made of the verified one.
+			if !f.HasLayer(diffID) {
+				t.Fatal("the trusted image has a layer that is shown by another's table of contents")
+			}
+			if got := s.content(t, diffID, "file"); got != "good" {
+				t.Errorf("the layer says %q", got)
+			}
+			s.reopen(t)
+			if _, err := s.Get(r.ref("good:1")); err != nil {
+				t.Errorf("after a restart: %v", err)
+			}
+		})
+	}
+	t.Run("after the trusted one", func(t *testing.T) {
+		r := newFake(t)
+		s, f := newLazyStore(t, r)
+		layer := lazyLayer("good")
+		diffID := digest.FromBytes(layer.tar)
+		r.image("good:1", []testLayer{layer}, withTable)
+		_, err := s.Pull(t.Context(), r.ref("good:1"), PullOptions{})
+		must(t, err)
+		r.image("evil:1", []testLayer{layer}, evilTable)
+		_, err = s.Pull(t.Context(), r.ref("evil:1"), PullOptions{})
+		must(t, err)
+		if f.shown[diffID].TOC != digest.FromString("table") || !f.HasLayer(diffID) {
+			t.Errorf("shown by table %s, whole %t", f.shown[diffID].TOC, f.HasLayer(diffID))
+		}
+	})
 }
 
 func TestLazyLayerThatLies(t *testing.T) {

@@ -258,9 +258,11 @@ func (v *verifier) file(ctx context.Context, d digest.Digest) error {
 }
 
 func (v *verifier) layer(ctx context.Context, d digest.Digest) error {
-	if v.s.cfg.Lazy != nil && v.s.cfg.Lazy.LazyBlob(d) != "" {
-		v.result.Unverifiable = append(v.result.Unverifiable, d)
-		return nil
+	if v.s.cfg.Lazy != nil {
+		if blob, _ := v.s.cfg.Lazy.LazySource(d); blob != "" {
+			v.result.Unverifiable = append(v.result.Unverifiable, d)
+			return nil
+		}
 	}
 	if !v.s.cfg.Layers.HasLayer(d) {
 		return fmt.Errorf("layer: %w", fs.ErrNotExist)

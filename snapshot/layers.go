@@ -47,9 +47,10 @@ func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
 	return s.layers.BeginLazy(diffID)
 }
 
-// CommitLazy takes a layer into use that is mounted now. blob is the layer's archive.
-func (s *Store) CommitLazy(diffID, blob digest.Digest) error {
-	return s.layers.CommitLazy(diffID, blob)
+// CommitLazy takes a layer into use that is mounted now. blob is the layer's archive, and toc the
+// digest of the table of contents that it is shown by.
+func (s *Store) CommitLazy(diffID, blob, toc digest.Digest) error {
+	return s.layers.CommitLazy(diffID, blob, toc)
 }
 
 // AbortLazy undoes BeginLazy.
@@ -62,8 +63,11 @@ func (s *Store) EndLazy(diffID digest.Digest) error { return s.layers.EndLazy(di
 // DropLazy takes all lazy layers out of use, because the process that shows them is about to end.
 func (s *Store) DropLazy() error { return s.layers.DropLazy() }
 
-// LazyBlob returns the archive of a lazy layer; "" if the layer is unpacked or does not exist.
-func (s *Store) LazyBlob(diffID digest.Digest) digest.Digest { return s.layers.LazyBlob(diffID) }
+// LazySource returns the archive of a lazy layer, and the digest of its table of contents; "" if
+// the layer is unpacked or does not exist.
+func (s *Store) LazySource(diffID digest.Digest) (blob, toc digest.Digest) {
+	return s.layers.LazySource(diffID)
+}
 
 // OpenLazyBlob opens the downloaded parts of a lazy layer's archive.
 func (s *Store) OpenLazyBlob(diffID digest.Digest) (*os.File, error) {

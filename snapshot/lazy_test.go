@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -20,8 +21,14 @@ func showLayer(t *testing.T, s *Store, name, says string) digest.Digest {
 	must(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=64k"))
 	write(t, filepath.Join(at, "file"), says)
 	write(t, filepath.Join(dir, "blob"), "what has come")
-	must(t, s.CommitLazy(d, digest.FromString("blob of "+name)))
+	must(t, s.CommitLazy(d, digest.FromString("blob of "+name), digest.FromString("table of "+name)))
 	return d
+}
+
+// lazyBlob is the blob that a layer is shown from; "" if it is not.
+func lazyBlob(s *Store, d digest.Digest) digest.Digest {
+	blob, _ := s.LazySource(d)
+	return blob
 }
 
 func allShown(digest.Digest) bool { return true }
@@ -31,8 +38,8 @@ func allShown(digest.Digest) bool { return true }
 func TestLazyLayerBecomesWhole(t *testing.T) {
 	s := started(t, t.TempDir())
 	d := showLayer(t, s, "x", "lazy")
-	if s.HasLayer(d) || s.LazyBlob(d) != digest.FromString("blob of x") {
-		t.Errorf("whole %t, blob %s", s.HasLayer(d), s.LazyBlob(d))
+	if s.HasLayer(d) || lazyBlob(s, d) != digest.FromString("blob of x") {
+		t.Errorf("whole %t, blob %s", s.HasLayer(d), lazyBlob(s, d))
 	}
 	if _, err := s.OpenLayer(t.Context(), d); !errors.Is(err, ErrLayerMissing) {
 		t.Errorf("open: %v", err)
@@ -49,8 +56,8 @@ func TestLazyLayerBecomesWhole(t *testing.T) {
 		t.Errorf("remove: %v", err)
 	}
 	commitLayer(t, s, "x", func(dir string) { write(t, filepath.Join(dir, "file"), "whole") })
-	if !s.HasLayer(d) || s.LazyBlob(d) != "" || s.LayerDir(d) != filepath.Join(layerDir(s, d), "fs") {
-		t.Errorf("whole %t, blob %s", s.HasLayer(d), s.LazyBlob(d))
+	if !s.HasLayer(d) || lazyBlob(s, d) != "" || s.LayerDir(d) != filepath.Join(layerDir(s, d), "fs") {
+		t.Errorf("whole %t, blob %s", s.HasLayer(d), lazyBlob(s, d))
 	}
 	must(t, s.EndLazy(d))
 	must(t, s.Flush(t.Context()))
@@ -83,7 +90,7 @@ func TestLazyLayerIsRemoved(t *testing.T) {
 			t.Errorf("%s: a layer that is not unpacked was ended", what)
 		}
 		must(t, remove(d))
-		if s.LazyBlob(d) != "" {
+		if lazyBlob(s, d) != "" {
 			t.Errorf("%s: it is still there", what)
 		}
 		if _, err := os.Stat(lazyDir(s, d)); !errors.Is(err, os.ErrNotExist) {
@@ -106,18 +113,24 @@ func TestLazyLayerAfterRestart(t *testing.T) {
 	must(t, s.Close())
 
 	s = startedWith(t, Config{Root: root, Shown: func(d digest.Digest) bool { return d != lost }})
-	if s.LazyBlob(kept) != digest.FromString("blob of kept") || s.LazyBlob(lost) != "" || s.layers.HasAny(lost) || !s.HasLayer(whole) {
-		t.Errorf("kept %s, lost %s", s.LazyBlob(kept), s.LazyBlob(lost))
+	if lazyBlob(s, kept) != digest.FromString("blob of kept") || lazyBlob(s, lost) != "" || s.layers.HasAny(lost) || !s.HasLayer(whole) {
+		t.Errorf("kept %s, lost %s", lazyBlob(s, kept), lazyBlob(s, lost))
 	}
 	if _, err := os.Stat(begun); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what was only begun is left: %v", err)
 	}
+	if _, toc := s.LazySource(kept); toc != digest.FromString("table of kept") {
+		t.Errorf("kept by table %q", toc)
+	}
 	must(t, s.EndLazy(whole))
+	noTable := showLayer(t, s, "no table", "lazy")
 	must(t, os.WriteFile(filepath.Join(lazyDir(s, kept), "lazy.json"), []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(lazyDir(s, noTable), "lazy.json"),
+		fmt.Appendf(nil, `{"version":1,"diffID":%q,"blob":%q}`, noTable, digest.FromString("blob of no table")), 0o600))
 	must(t, s.Close())
 
 	s = startedWith(t, Config{Root: root, Shown: allShown})
-	if s.layers.HasAny(kept) {
+	if s.layers.HasAny(kept) || s.layers.HasAny(noTable) {
 		t.Error("a layer without a valid record is there")
 	}
 	if left, err := os.ReadDir(lazyTop(s)); err != nil || len(left) > 0 {
@@ -142,7 +155,7 @@ func TestLazyLayerComesTooLate(t *testing.T) {
 	_, err := s.BeginLazy(d)
 	must(t, err)
 	commitLayer(t, s, "x", func(string) {})
-	if err := s.CommitLazy(d, digest.FromString("blob")); !errors.Is(err, ErrLayerExists) {
+	if err := s.CommitLazy(d, digest.FromString("blob"), digest.FromString("table")); !errors.Is(err, ErrLayerExists) {
 		t.Errorf("commit: %v", err)
 	}
 	must(t, s.AbortLazy(d))

@@ -131,7 +131,7 @@ func TestStoppedLazyLayer(t *testing.T) {
 	asked, end := silence(t, filepath.Join(dir, "fs"))
 	watchdog := time.AfterFunc(2*time.Minute, end) // rather than the whole test's time
 	defer watchdog.Stop()
-	must(t, s.CommitLazy(d, digest.FromString("blob")))
+	must(t, s.CommitLazy(d, digest.FromString("blob"), digest.FromString("table")))
 	hanging := make(chan error, 1)
 	target := t.TempDir()
 	go func() {

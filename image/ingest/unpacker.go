@@ -27,6 +27,7 @@ import (
 	"github.com/coracle-project/coracle/image/blobs"
 	"github.com/coracle-project/coracle/image/crypt"
 	"github.com/coracle-project/coracle/image/damage"
+	"github.com/coracle-project/coracle/image/lazy"
 	"github.com/coracle-project/coracle/image/ledger"
 	"github.com/coracle-project/coracle/image/manifest"
 	"github.com/coracle-project/coracle/image/peer"
@@ -55,8 +56,9 @@ type Options struct {
 
 // shown are the layers that are shown before they are here.
 type shown interface {
-	// LazyBlob is the blob that a layer is shown from and not unpacked yet; "" if it is not.
-	LazyBlob(diffID digest.Digest) digest.Digest
+	// LazySource is the blob that a layer is shown from and not unpacked yet, and the digest of
+	// its table of contents; "" if it is not.
+	LazySource(diffID digest.Digest) (blob, toc digest.Digest)
 }
 
 // Unpacker brings layers into the layer store, and their blobs into blobs if they are kept.
@@ -382,12 +384,22 @@ func (u *Unpacker) commitLayer(ctx context.Context, w LayerWriter, diffID digest
 
 // isShown says whether a layer is shown and not unpacked yet.
 func (u *Unpacker) isShown(diffID digest.Digest) bool {
-	return u.Lazy != nil && u.Lazy.LazyBlob(diffID) != ""
+	if u.Lazy == nil {
+		return false
+	}
+	blob, _ := u.Lazy.LazySource(diffID)
+	return blob != ""
 }
 
-// IsLazy says whether a layer is shown from a blob.
+// IsLazy says whether a layer is shown as an image's descriptor wants: from its blob and by its
+// table of contents. The table alone decides which files are seen, and until the blob is unpacked
+// only the descriptor vouches for it.
 func (u *Unpacker) IsLazy(d ocispec.Descriptor, diffID digest.Digest) bool {
-	return u.Lazy != nil && u.Lazy.LazyBlob(diffID) == d.Digest
+	if u.Lazy == nil {
+		return false
+	}
+	blob, toc := u.Lazy.LazySource(diffID)
+	return blob != "" && blob == d.Digest && toc != "" && toc.String() == d.Annotations[lazy.TOCAnnotation]
 }
 
 // IsWhole says whether all of an image is in the store: its documents as they should be, its layers

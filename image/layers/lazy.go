@@ -35,7 +35,7 @@ func (l *Lazy) ShowLazy(ctx context.Context, layer image.LazyLayer) error {
 	}
 	err = l.show(ctx, dir, layer)
 	if err == nil {
-		err = l.Snapshots.CommitLazy(layer.DiffID, layer.Blob.Digest)
+		err = l.Snapshots.CommitLazy(layer.DiffID, layer.Blob.Digest, layer.TOC)
 	}
 	if err != nil {
 		return errors.Join(err, l.Snapshots.AbortLazy(layer.DiffID))
@@ -54,8 +54,10 @@ func (l *Lazy) show(ctx context.Context, dir string, layer image.LazyLayer) erro
 	})
 }
 
-// LazyBlob is the blob that a layer is shown from.
-func (l *Lazy) LazyBlob(diffID digest.Digest) digest.Digest { return l.Snapshots.LazyBlob(diffID) }
+// LazySource is the blob that a layer is shown from, and the digest of its table of contents.
+func (l *Lazy) LazySource(diffID digest.Digest) (blob, toc digest.Digest) {
+	return l.Snapshots.LazySource(diffID)
+}
 
 // AwaitLazy returns the blob of a layer when all of it is here.
 func (l *Lazy) AwaitLazy(ctx context.Context, diffID digest.Digest) (*os.File, error) {

@@ -79,8 +79,9 @@ type entry struct {
 	usage space.Usage
 	// wanted says that RemoveLayer was refused because of the users.
 	wanted bool
-	// lazy is the blob that someone shows the layer from; "": it is unpacked. Guarded by Store.mu.
-	lazy digest.Digest
+	// lazy is the blob that someone shows the layer from, and toc the digest of its table of
+	// contents; "": it is unpacked. Guarded by Store.mu.
+	lazy, toc digest.Digest
 }
 
 // New returns a store; it does no I/O. Start must be called before anything else.
@@ -171,7 +172,7 @@ func (s *Store) publish(staged string, diffID digest.Digest, u space.Usage) (won
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.layers[diffID]; l != nil {
-		l.usage, l.lazy = u, ""
+		l.usage, l.lazy, l.toc = u, "", ""
 		return true, nil
 	}
 	s.layers[diffID] = &entry{usage: u}
@@ -203,7 +204,7 @@ func (s *Store) Layers() ([]digest.Digest, error) {
 // LayerUsage returns what the layer takes, as said when it was committed; of a lazy one, what has
 // come by now.
 func (s *Store) LayerUsage(diffID digest.Digest) (space.Usage, error) {
-	if s.LazyBlob(diffID) != "" {
+	if blob, _ := s.LazySource(diffID); blob != "" {
 		return s.lazyUsage(diffID)
 	}
 	s.mu.Lock()

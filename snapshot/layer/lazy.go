@@ -37,6 +37,7 @@ type lazyRecord struct {
 	Version int           `json:"version"` // 1
 	DiffID  digest.Digest `json:"diffID"`
 	Blob    digest.Digest `json:"blob"`
+	TOC     digest.Digest `json:"toc"` // of the table of contents that the files are shown by
 }
 
 func (s *Store) lazyTop() string                 { return filepath.Join(s.root, "lazy") }
@@ -69,9 +70,10 @@ func (s *Store) BeginLazy(diffID digest.Digest) (dir string, err error) {
 	return s.lazyDir(diffID), nil
 }
 
-// CommitLazy takes a layer into use that is mounted now, and of which blob it is.
-func (s *Store) CommitLazy(diffID, blob digest.Digest) error {
-	data, err := json.Marshal(lazyRecord{Version: 1, DiffID: diffID, Blob: blob})
+// CommitLazy takes a layer into use that is mounted now. blob is its archive, and toc the digest of
+// the table of contents that it is shown by.
+func (s *Store) CommitLazy(diffID, blob, toc digest.Digest) error {
+	data, err := json.Marshal(lazyRecord{Version: 1, DiffID: diffID, Blob: blob, TOC: toc})
 	if err == nil {
 		err = atomicfile.Write(filepath.Join(s.lazyDir(diffID), lazyFile), data, 0o600)
 	}
@@ -85,7 +87,7 @@ func (s *Store) CommitLazy(diffID, blob digest.Digest) error {
 	if s.layers[diffID] != nil {
 		return fmt.Errorf("lazy layer %s: %w", diffID, ErrExists)
 	}
-	s.layers[diffID] = &entry{lazy: blob}
+	s.layers[diffID] = &entry{lazy: blob, toc: toc}
 	return nil
 }
 
@@ -95,20 +97,21 @@ func (s *Store) AbortLazy(diffID digest.Digest) error { return s.dropLazy(diffID
 // EndLazy takes away the mount of a layer that is unpacked now, or gone; it does not wait for roots
 // that are made of it.
 func (s *Store) EndLazy(diffID digest.Digest) error {
-	if s.LazyBlob(diffID) != "" {
+	if blob, _ := s.LazySource(diffID); blob != "" {
 		return fmt.Errorf("end lazy layer %s: it is not unpacked", diffID)
 	}
 	return s.dropLazy(diffID)
 }
 
-// LazyBlob says which blob a lazy layer is of; "" if the layer is unpacked, or not there.
-func (s *Store) LazyBlob(diffID digest.Digest) digest.Digest {
+// LazySource says which blob a lazy layer is shown from, and by which table of contents; "" if the
+// layer is unpacked, or not there.
+func (s *Store) LazySource(diffID digest.Digest) (blob, toc digest.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.layers[diffID]; l != nil {
-		return l.lazy
+		return l.lazy, l.toc
 	}
-	return ""
+	return "", ""
 }
 
 // OpenLazyBlob opens what has come of a lazy layer's archive.
@@ -194,10 +197,10 @@ func (s *Store) loadLazy(served func(digest.Digest) bool) error {
 	}
 	for _, e := range entries {
 		d := digest.NewDigestFromEncoded(digest.SHA256, e.Name())
-		blob, err := s.readLazy(d)
+		r, err := s.readLazy(d)
 		if err == nil && s.driverName == driver.Overlay && served != nil && served(d) {
 			if !s.HasLayer(d) { // else EndLazy comes
-				s.layers[d] = &entry{lazy: blob}
+				s.layers[d] = &entry{lazy: r.Blob, toc: r.TOC}
 			}
 			continue
 		}
@@ -211,20 +214,23 @@ func (s *Store) loadLazy(served func(digest.Digest) bool) error {
 	return nil
 }
 
-func (s *Store) readLazy(d digest.Digest) (blob digest.Digest, err error) {
+func (s *Store) readLazy(d digest.Digest) (r lazyRecord, err error) {
 	if err := Check(d); err != nil {
-		return "", err
+		return r, err
 	}
 	data, err := os.ReadFile(filepath.Join(s.lazyDir(d), lazyFile))
 	if err != nil {
-		return "", err
+		return r, err
 	}
-	var r lazyRecord
 	if err := json.Unmarshal(data, &r); err != nil {
-		return "", fmt.Errorf("%s: %w", lazyFile, err)
+		return r, fmt.Errorf("%s: %w", lazyFile, err)
 	}
 	if r.Version != 1 || r.DiffID != d {
-		return "", fmt.Errorf("%s: version %d of %s", lazyFile, r.Version, r.DiffID)
+		return r, fmt.Errorf("%s: version %d of %s", lazyFile, r.Version, r.DiffID)
 	}
-	return r.Blob, Check(r.Blob)
+	// A record without a table of contents does not say whose files are shown.
+	if err := r.TOC.Validate(); err != nil {
+		return r, fmt.Errorf("%s: table of contents %q: %w", lazyFile, r.TOC, err)
+	}
+	return r, Check(r.Blob)
 }
