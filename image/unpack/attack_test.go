@@ -1,9 +1,11 @@
 package unpack
 
 import (
+	"archive/tar"
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -147,6 +149,42 @@ func TestDepthByLinks(t *testing.T) {
 	}
 	if _, err := unpacked(t, Limits{}, archive(t, items[:2]...)); err != nil {
 		t.Errorf("1200 levels: %v", err)
+	}
+}
+
+// TestAttackDeviceInPlaceOfFile: a layer has a file and then a device node of the same name. The
+// second entry makes the recipe useless, but the record of the file comes first. Making the archive
+// again does not open the device.
+func TestAttackDeviceInPlaceOfFile(t *testing.T) {
+	for name, kind := range map[string]item{
+		"device": {Header: tar.Header{Typeflag: tar.TypeChar, Name: "w", Mode: 0o600, Devmajor: 1, Devminor: 3}},
+		"pipe":   {Header: tar.Header{Typeflag: tar.TypeFifo, Name: "w", Mode: 0o600}},
+	} {
+		layer, recipe := t.TempDir(), &bytes.Buffer{}
+		data := archive(t, file("w", "content"), kind)
+		must(t, Layer(t.Context(), bytes.NewReader(data), Target{Dir: layer, Recipe: recipe}, Limits{}))
+		path := filepath.Join(layer, "w")
+		watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+		must(t, err)
+		defer unix.Close(watch)
+		_, err = unix.InotifyAddWatch(watch, path, unix.IN_OPEN)
+		must(t, err)
+		opened := func() bool {
+			n, err := unix.Read(watch, make([]byte, 4<<10))
+			return err == nil && n > 0
+		}
+		fd, err := unix.Open(path, unix.O_RDWR, 0) // a pipe's other end, too, or open would wait
+		must(t, err)
+		defer unix.Close(fd)
+		if !opened() {
+			t.Fatal("control: a plain open is not seen")
+		}
+		if err := Rebuild(t.Context(), recipe, layer, io.Discard); !errors.Is(err, ErrNoRecipe) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if opened() {
+			t.Errorf("the %s was opened", name)
+		}
 	}
 }
 

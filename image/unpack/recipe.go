@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
@@ -350,21 +351,33 @@ func (b *rebuilder) file(name string, size int64) error {
 	return nil
 }
 
+// open opens a regular file of the layer and says how large it is. A layer can have a device in the
+// place of a file that its recipe names, and that is not opened.
+func (b *rebuilder) open(name string) (f *os.File, size int64, err error) {
+	found, err := b.root.OpenFile(name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer found.Close()
+	fd, st, err := safepath.ReopenRegular(int(found.Fd()), unix.O_RDONLY)
+	if err != nil {
+		return nil, 0, err
+	}
+	return os.NewFile(uintptr(fd), name), st.Size, nil
+}
+
 func (b *rebuilder) content(name string, size int64) error {
-	f, err := b.root.OpenFile(name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, safepath.ErrEscapes) {
+	f, now, err := b.open(name)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) ||
+		errors.Is(err, safepath.ErrEscapes) || errors.Is(err, safepath.ErrNotRegular) {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if !st.Mode().IsRegular() || st.Size() != size {
-		return fmt.Errorf("%w: it has %d bytes and mode %s, and had %d", ErrDamaged, st.Size(), st.Mode(), size)
+	if now != size {
+		return fmt.Errorf("%w: it has %d bytes, and had %d", ErrDamaged, now, size)
 	}
 	for left := size; left > 0; {
 		if err := b.ctx.Err(); err != nil {
