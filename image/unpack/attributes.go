@@ -27,7 +27,7 @@ func (u *unpacker) attributes(d *safepath.Dir, base string, h *tar.Header, is *u
 			return err
 		}
 	}
-	if err := u.xattrs(d, base, h); err != nil {
+	if err := setXattrs(h, func(attr string, value []byte) error { return d.Lsetxattr(base, attr, value) }); err != nil {
 		return err
 	}
 	if h.Typeflag != tar.TypeSymlink && (is == nil || is.Mode&0o7777 != uint32(h.Mode)&0o7777) {
@@ -41,13 +41,14 @@ func (u *unpacker) attributes(d *safepath.Dir, base string, h *tar.Header, is *u
 	return d.Utimes(base, h.AccessTime, h.ModTime)
 }
 
-func (u *unpacker) xattrs(d *safepath.Dir, base string, h *tar.Header) error {
+// setXattrs calls set for the attributes that the entry of a layer gets.
+func setXattrs(h *tar.Header, set func(attr string, value []byte) error) error {
 	for attr, value := range keptXattrs(h) {
 		user := strings.HasPrefix(attr, "user.")
 		if user && h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeDir {
 			continue // the kernel allows user.* only on these
 		}
-		err := d.Lsetxattr(base, attr, []byte(value))
+		err := set(attr, []byte(value))
 		if user && errors.Is(err, unix.ENOTSUP) {
 			continue // a file system without user.*; nothing depends on them
 		}

@@ -102,10 +102,8 @@ func (u *unpacker) rootEntry(h *tar.Header) error {
 	if err := d.SetOwner(h.Uid, h.Gid); err != nil {
 		return err
 	}
-	for attr, value := range keptXattrs(h) {
-		if err := d.SetXattr(attr, []byte(value)); err != nil {
-			return err
-		}
+	if err := setXattrs(h, d.SetXattr); err != nil {
+		return err
 	}
 	if err := d.SetMode(uint32(h.Mode)); err != nil {
 		return err

@@ -212,6 +212,24 @@ func TestLayers(t *testing.T) {
 	}
 }
 
+// Regression: on a file system without user.* attributes, a layer with one on its root was refused.
+func TestUserAttributesThatAreNotSupported(t *testing.T) {
+	root := t.TempDir()
+	must(t, unix.Mount("ramfs", root, "ramfs", 0, ""))
+	defer func() { must(t, unix.Unmount(root, unix.MNT_DETACH)) }()
+	if err := unix.Setxattr(root, "user.a", []byte("b"), 0); !errors.Is(err, unix.ENOTSUP) {
+		t.Fatalf("control: ramfs has user.* attributes: %v", err)
+	}
+	items := []item{dir("./"), dir("d"), file("f", "x")}
+	for i := range items {
+		items[i].PAXRecords = map[string]string{"SCHILY.xattr.user.a": "b"}
+	}
+	must(t, Layer(t.Context(), bytes.NewReader(archive(t, items...)), Target{Dir: root}, Limits{}))
+	if got := strings.Join(listing(t, root), ", "); !strings.Contains(got, "f") {
+		t.Errorf("unpacked: %s", got)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	xattr := func(n int, size int) item {
 		i := file("x", "1")
