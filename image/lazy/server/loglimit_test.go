@@ -16,7 +16,7 @@ import (
 func TestReaderInALoopDoesNotFillTheLog(t *testing.T) {
 	blob, table := smallLayer(t)
 	synctest.Test(t, func(t *testing.T) {
-		tree, err := toc.Read(bytes.NewReader(blob), int64(len(blob)), table)
+		tree, err := toc.Read(bytes.NewReader(blob), int64(len(blob)), table, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,6 +35,7 @@ type Server struct {
 	log     *slog.Logger
 	chunks  *chunks
 	clients clients
+	tables  *tables
 
 	ctx  context.Context // ends at Close
 	stop context.CancelFunc
@@ -47,7 +48,10 @@ type Server struct {
 
 // New returns a server of no layers.
 func New(h Holder, log *slog.Logger) *Server {
-	s := &Server{holder: h, log: log, chunks: newChunks(), layers: map[string]*shown{}, busy: map[digest.Digest]bool{}}
+	s := &Server{
+		holder: h, log: log, chunks: newChunks(), tables: &tables{most: tableBytes},
+		layers: map[string]*shown{}, busy: map[digest.Digest]bool{},
+	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -109,12 +113,12 @@ func (s *Server) begin(ctx context.Context, l lazy.Layer) (err error) {
 		return err
 	}
 	if err := x.readTable(ctx, true); err != nil {
-		x.source.close()
+		x.discard()
 		return err
 	}
 	at := filepath.Join(l.Dir, lazy.FS)
 	if x.conn, err = show.Mount(at); err != nil {
-		x.source.close()
+		x.discard()
 		return fmt.Errorf("%w: %w", lazy.ErrUnsuitable, err)
 	}
 	x.server, x.greeting, err = show.Begin(x.conn, x.tree, x)
@@ -127,7 +131,7 @@ func (s *Server) begin(ctx context.Context, l lazy.Layer) (err error) {
 			s.work.Go(x.server.Serve) // until it sees that the mount is gone, and closes its descriptor
 		}
 		x.conn.Close()
-		x.source.close()
+		x.discard()
 		return err
 	}
 	s.run(x)
@@ -141,8 +145,8 @@ func (s *Server) newShown(key string, l lazy.Layer) (*shown, error) {
 	}
 	log := s.log.With("image", l.Image, "layer", l.DiffID.String(), "registry", l.Domain)
 	return &shown{
-		Layer: l, key: key, source: src, chunks: s.chunks, slots: newSlots(), log: log, whole: make(chan struct{}),
-		done: make(chan struct{}),
+		Layer: l, key: key, source: src, chunks: s.chunks, slots: newSlots(), log: log, memory: share{all: s.tables},
+		whole: make(chan struct{}), done: make(chan struct{}),
 	}, nil
 }
 
@@ -175,9 +179,10 @@ func (s *Server) Adopt(key string, data []byte, conn *os.File) error {
 		return err
 	}
 	x.conn, x.greeting = conn, r.Greeting
+	x.memory.force = true
 	if err := s.resume(x, r); err != nil {
 		x.unpacked.close()
-		x.source.close()
+		x.discard()
 		return fmt.Errorf("layer %s of image %s: %w", r.Layer.DiffID, r.Layer.Image, err)
 	}
 	s.run(x)

@@ -22,6 +22,7 @@ type shown struct {
 	key    string // in the holder: the diff id and when it was made
 	source *source
 	tree   *toc.Tree
+	memory share // of the tree
 	chunks *chunks
 	slots  slots // of what is fetched for readers
 	log    *slog.Logger
@@ -53,10 +54,14 @@ type unpackedFiles struct {
 func (l *shown) readTable(ctx context.Context, create bool) error {
 	err := l.source.open(create)
 	if err == nil && !create {
-		l.tree, err = toc.Read(l.source.reader(ctx, true), l.Size, l.TOC)
+		l.tree, err = toc.Read(l.source.reader(ctx, true), l.Size, l.TOC, l.memory.take)
 	}
 	if err == nil && create || errors.Is(err, toc.ErrUnsuitable) {
-		l.tree, err = toc.Read(l.source.reader(ctx, false), l.Size, l.TOC)
+		l.memory.settle(0)
+		l.tree, err = toc.Read(l.source.reader(ctx, false), l.Size, l.TOC, l.memory.take)
+	}
+	if err == nil {
+		l.memory.settle(l.tree.Bytes())
 	}
 	if errors.Is(err, toc.ErrUnsuitable) {
 		err = fmt.Errorf("%w: %w", lazy.ErrUnsuitable, err)
@@ -71,7 +76,7 @@ func (l *shown) readUnpackedTable(r record) error {
 	}
 	table, err := l.unpacked.root.ReadFile(toc.TableName, toc.MaxTable)
 	if err == nil {
-		l.tree, err = toc.Parse(table, r.End, l.TOC)
+		l.tree, err = toc.Parse(table, r.End, l.TOC, l.memory.take)
 	}
 	return err
 }
@@ -199,6 +204,12 @@ func (l *shown) unpackedDir() string {
 	return l.unpacked.dir
 }
 
+// discard lets go of what newShown and readTable have taken.
+func (l *shown) discard() {
+	l.memory.settle(0)
+	l.source.close()
+}
+
 // end lets go of everything.
 func (l *shown) end() {
 	close(l.done)
@@ -208,6 +219,6 @@ func (l *shown) end() {
 	l.unpacked = nil
 	l.mu.Unlock()
 	u.close()
-	l.source.close()
+	l.discard()
 	l.conn.Close()
 }

@@ -25,12 +25,17 @@ type builder struct {
 	whiteouts []string          // paths that are hidden
 	opaque    map[uint64]bool
 
+	room    Room
+	charged int64 // of Tree.bytes
+
 	last  uint64 // the regular file that chunks belong to; 0: none
 	bytes int64
 }
 
-func newBuilder(end int64) *builder {
-	b := &builder{t: &Tree{end: end}, end: end, names: map[string]uint64{}, implied: map[uint64]bool{}, opaque: map[uint64]bool{}}
+func newBuilder(end int64, room Room) *builder {
+	b := &builder{
+		t: &Tree{end: end}, end: end, room: room, names: map[string]uint64{}, implied: map[uint64]bool{}, opaque: map[uint64]bool{},
+	}
 	b.names["."] = b.node(Node{Mode: unix.S_IFDIR | 0o755, Nlink: 2, Parent: Root})
 	b.implied[Root] = true
 	return b
@@ -38,6 +43,7 @@ func newBuilder(end int64) *builder {
 
 func (b *builder) node(n Node) uint64 {
 	b.t.nodes = append(b.t.nodes, n)
+	b.t.bytes += nodeBytes + int64(len(n.Link)) + n.xattrBytes()
 	return uint64(len(b.t.nodes)) - 1 + Root
 }
 
@@ -45,6 +51,14 @@ func (b *builder) at(n uint64) *Node { return &b.t.nodes[n-Root] }
 
 // add takes one entry.
 func (b *builder) add(e *estargz.TOCEntry) error {
+	b.t.bytes += int64(len(e.Name)) // directories and files keep parts of it
+	if err := b.take(e); err != nil {
+		return err
+	}
+	return b.charge(roomStep)
+}
+
+func (b *builder) take(e *estargz.TOCEntry) error {
 	if e.Type == "chunk" {
 		return b.chunk(e)
 	}
@@ -136,6 +150,7 @@ func (b *builder) chunk(e *estargz.TOCEntry) error {
 		return fmt.Errorf("chunk at byte %d of the blob, whose files end at byte %d", c.Offset, b.end)
 	}
 	b.t.chunks = append(b.t.chunks, c)
+	b.t.bytes += chunkBytes + int64(len(c.Digest))
 	n.chunks++
 	return nil
 }
@@ -172,6 +187,7 @@ func (b *builder) enter(name string, n Node) (uint64, error) {
 func (b *builder) link(parent uint64, name string, id uint64) {
 	p := b.at(parent)
 	p.Entries = append(p.Entries, Entry{name, id})
+	b.t.bytes += entryBytes
 }
 
 // directory takes an entry of a directory, which may have been made for what is in it.
@@ -189,6 +205,7 @@ func (b *builder) directory(name string, n Node) error {
 	delete(b.implied, id)
 	old := b.at(id)
 	n.Entries, n.Parent, n.Nlink = old.Entries, old.Parent, old.Nlink
+	b.t.bytes += n.xattrBytes()
 	*old = n
 	return nil
 }
@@ -271,13 +288,17 @@ func (b *builder) finish() (*Tree, error) {
 		n := b.at(id)
 		if n.Xattrs == nil {
 			n.Xattrs = map[string][]byte{}
+			b.t.bytes += mapBytes
 		}
 		n.Xattrs["trusted.overlay.opaque"] = []byte("y")
 	}
 	for i := range b.t.nodes {
 		slices.SortFunc(b.t.nodes[i].Entries, func(a, c Entry) int { return cmp.Compare(a.Name, c.Name) })
 	}
-	return b.t, b.bound()
+	if err := b.bound(); err != nil {
+		return nil, err
+	}
+	return b.t, b.charge(0)
 }
 
 // bound finds where each chunk's packed bytes end: where the next begin.
@@ -323,6 +344,7 @@ func nodeOf(e *estargz.TOCEntry) (Node, error) {
 		if n.Time, err = time.Parse(time.RFC3339, e.ModTime3339); err != nil {
 			return Node{}, fmt.Errorf("time: %w", err)
 		}
+		n.Time = n.Time.UTC() // without a zone of its own, which takes memory
 	}
 	switch e.Type {
 	case "symlink":
@@ -357,4 +379,15 @@ func (n *Node) takeXattrs(e *estargz.TOCEntry) error {
 		n.Xattrs[name] = value
 	}
 	return nil
+}
+
+// xattrBytes is the memory that the attributes take.
+func (n *Node) xattrBytes() (bytes int64) {
+	if n.Xattrs == nil {
+		return 0
+	}
+	for name, value := range n.Xattrs {
+		bytes += xattrBytes + int64(len(name)+len(value))
+	}
+	return bytes + mapBytes
 }

@@ -9,8 +9,9 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Read reads the table at the end of a blob, whose digest has to be want.
-func Read(blob io.ReaderAt, size int64, want digest.Digest) (*Tree, error) {
+// Read reads the table at the end of a blob, whose digest has to be want. It asks for room for all
+// that it reads, packed and not, and for the tree; afterwards only Tree.Bytes of that is needed.
+func Read(blob io.ReaderAt, size int64, want digest.Digest, room Room) (*Tree, error) {
 	r := io.NewSectionReader(blob, 0, size)
 	at, footer, err := estargz.OpenFooter(r)
 	if err != nil {
@@ -18,6 +19,9 @@ func Read(blob io.ReaderAt, size int64, want digest.Digest) (*Tree, error) {
 	}
 	if at <= 0 || at >= size-footer || size-at > MaxTable {
 		return nil, fmt.Errorf("%w: its table is said to be from byte %d on, of %d", ErrUnsuitable, at, size)
+	}
+	if err := room.take(size - footer - at); err != nil {
+		return nil, err
 	}
 	packed := make([]byte, size-footer-at)
 	if _, err := io.ReadFull(io.NewSectionReader(r, at, int64(len(packed))), packed); err != nil {
@@ -29,26 +33,33 @@ func Read(blob io.ReaderAt, size int64, want digest.Digest) (*Tree, error) {
 		return nil, fmt.Errorf("%w: table: %w", ErrUnsuitable, err)
 	}
 	defer plain.Close()
-	table, err := io.ReadAll(io.LimitReader(plain, MaxTable+1))
+	table, err := io.ReadAll(roomReader{io.LimitReader(plain, MaxTable+1), room})
 	if err != nil {
 		return nil, fmt.Errorf("%w: table: %w", ErrUnsuitable, err)
 	}
 	if len(table) > MaxTable {
 		return nil, fmt.Errorf("%w: its table has more than %d bytes", ErrUnsuitable, MaxTable)
 	}
-	return Parse(table, at, want)
+	return parse(table, at, want, room)
 }
 
 // Parse makes a tree of a table, whose digest has to be want, of a blob that has files up to byte
-// end.
-func Parse(table []byte, end int64, want digest.Digest) (*Tree, error) {
+// end. It asks for room for the tree and the table, which the tree keeps.
+func Parse(table []byte, end int64, want digest.Digest, room Room) (*Tree, error) {
+	if err := room.take(int64(len(table))); err != nil {
+		return nil, err
+	}
+	return parse(table, end, want, room)
+}
+
+func parse(table []byte, end int64, want digest.Digest, room Room) (*Tree, error) {
 	if err := want.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: digest of its table %q: %w", ErrUnsuitable, want, err)
 	}
 	if got := want.Algorithm().FromBytes(table); got != want {
 		return nil, fmt.Errorf("%w: its table has digest %s, the manifest says %s", ErrUnsuitable, got, want)
 	}
-	b := newBuilder(end)
+	b := newBuilder(end, room)
 	if err := eachEntry(table, b.add); err != nil {
 		return nil, fmt.Errorf("%w: table: %w", ErrUnsuitable, err)
 	}

@@ -80,7 +80,7 @@ func TestTreeIsWhatUnpackingMakes(t *testing.T) {
 		reg("opaque/new"),
 		{Typeflag: tar.TypeReg, Name: "a/.wh..wh.plnk"},
 	}, "")
-	tree, err := Read(blob, blob.Size(), d)
+	tree, err := Read(blob, blob.Size(), d, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func count(t *Tree, id uint64) int {
 
 func TestChunks(t *testing.T) {
 	blob, d := pack(t, []*tar.Header{reg("file")}, content)
-	tree, err := Read(blob, blob.Size(), d)
+	tree, err := Read(blob, blob.Size(), d, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestChunks(t *testing.T) {
 	if !ok {
 		t.Fatal("the table is no file")
 	}
-	again, err := Parse(table, tree.End(), d)
+	again, err := Parse(table, tree.End(), d, nil)
 	if err != nil || again.Nodes() != tree.Nodes() {
 		t.Errorf("the table is parsed again as %v, %v", again, err)
 	}
@@ -216,7 +216,7 @@ func TestReadRefuses(t *testing.T) {
 		"nothing":        {nil, d},
 		"not estargz":    {bytes.Repeat([]byte("x"), 1000), d},
 	} {
-		if _, err := Read(bytes.NewReader(tc.data), int64(len(tc.data)), tc.toc); !errors.Is(err, ErrUnsuitable) {
+		if _, err := Read(bytes.NewReader(tc.data), int64(len(tc.data)), tc.toc, nil); !errors.Is(err, ErrUnsuitable) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -260,7 +260,7 @@ func TestParseRefuses(t *testing.T) {
 		"stargz.index.json\": the": {`{"name":"stargz.index.json","type":"dir"}`},
 	} {
 		table := []byte(entry(`{"version":1,"entries":[` + strings.Join(entries, ",") + `]}`))
-		_, err := Parse(table, 1000, digest.FromBytes(table))
+		_, err := Parse(table, 1000, digest.FromBytes(table), nil)
 		if !errors.Is(err, ErrUnsuitable) || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("want %q: %v", want, err)
 		}
@@ -270,7 +270,7 @@ func TestParseRefuses(t *testing.T) {
 		`{"entries":[`:                "EOF",
 		`{"entries":[],"entries":[]}`: "two lists", `{"entries":[]}{}`: "comes after it", `{"entries":[1]}`: "cannot unmarshal", `{"x":`: "EOF",
 	} {
-		if _, err := Parse([]byte(text), 1000, digest.FromString(text)); !errors.Is(err, ErrUnsuitable) ||
+		if _, err := Parse([]byte(text), 1000, digest.FromString(text), nil); !errors.Is(err, ErrUnsuitable) ||
 			!strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
@@ -285,7 +285,7 @@ func TestTooManyEntries(t *testing.T) {
 	}
 	b.WriteString(`{"name":"x","type":"fifo"}]}`)
 	table := []byte(b.String())
-	if _, err := Parse(table, 1000, digest.FromBytes(table)); !errors.Is(err, ErrUnsuitable) ||
+	if _, err := Parse(table, 1000, digest.FromBytes(table), nil); !errors.Is(err, ErrUnsuitable) ||
 		!strings.Contains(err.Error(), "more than 524288 entries") {
 		t.Errorf("one too many: %v", err)
 	}
@@ -298,17 +298,57 @@ func TestLittleMemory(t *testing.T) {
 	d := digest.FromBytes(table)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err := Parse(table, 1000, d)
+	_, err := Parse(table, 1000, d, nil)
 	runtime.ReadMemStats(&after)
 	if grown := after.TotalAlloc - before.TotalAlloc; !errors.Is(err, ErrUnsuitable) || grown > uint64(len(table)) {
 		t.Errorf("%d bytes to refuse %d (%v)", grown, len(table), err)
 	}
 }
 
+// What a tree says that it takes is what it takes, and room is asked for all of it before.
+func TestBytes(t *testing.T) {
+	for what, one := range map[string]string{
+		"files":       `{"name":"d%[1]d/file","type":"reg","size":4,"offset":10,DIGEST}`,
+		"directories": `{"name":"%[1]d/a/b/c/d/e/f/g/h/i/j/k/l","type":"dir"}`,
+		"links":       `{"name":"%[1]d","type":"symlink","linkName":"` + strings.Repeat("x", 1000) + `"}`,
+		"attributes":  `{"name":"%[1]d","type":"dir","xattrs":{"user.a":"eA=="}}`,
+		"zones":       `{"name":"%[1]d","type":"dir","modtime":"2020-01-01T00:00:00+01:07"}`,
+	} {
+		var b strings.Builder
+		b.WriteString(`{"entries":[{"name":"first","type":"dir"}`)
+		for i := range 20000 {
+			fmt.Fprintf(&b, ","+entry(one), i)
+		}
+		b.WriteString("]}")
+		table := []byte(b.String())
+		b.Reset()
+		d := digest.FromBytes(table)
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		asked := int64(0)
+		tree, err := Parse(table, 1000, d, func(n int64) error { asked += n; return nil })
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		is := int64(after.HeapAlloc) - int64(before.HeapAlloc) + int64(len(table))
+		if says := tree.Bytes(); says < is*2/3 || says > 2*is || asked != says {
+			t.Errorf("%s: it takes %d bytes, says %d, and has asked for %d", what, is, says, asked)
+		}
+		runtime.KeepAlive(table)
+		runtime.KeepAlive(tree)
+		if _, err := Parse(table, 1000, d, func(int64) error { return unix.ENOMEM }); !errors.Is(err, unix.ENOMEM) {
+			t.Errorf("%s: without room: %v", what, err)
+		}
+	}
+}
+
 // Attributes that unpacking drops are not shown either.
 func TestXattrs(t *testing.T) {
 	table := []byte(entry(`{"entries":[{"name":"d","type":"dir","xattrs":{"user.kept":"eA==","trusted.overlay.opaque":"eQ==","user.overlay.opaque":"eQ=="}},{"name":"l","type":"symlink","linkName":"x","xattrs":{"user.x":"eA=="}}]}`))
-	tree, err := Parse(table, 1000, digest.FromBytes(table))
+	tree, err := Parse(table, 1000, digest.FromBytes(table), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +367,7 @@ func FuzzParse(f *testing.F) {
 		{Typeflag: tar.TypeReg, Name: ".wh.x"},
 		{Typeflag: tar.TypeLink, Name: "l", Linkname: "a/file"},
 	}, content)
-	tree, err := Read(blob, blob.Size(), d)
+	tree, err := Read(blob, blob.Size(), d, nil)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -335,7 +375,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(table, tree.End())
 	f.Add([]byte(entry(`{"entries":[{"name":"f","type":"reg","size":4,"offset":10,DIGEST}]}`)), int64(1000))
 	f.Fuzz(func(t *testing.T, table []byte, end int64) {
-		tree, err := Parse(table, end, digest.FromBytes(table))
+		tree, err := Parse(table, end, digest.FromBytes(table), nil)
 		if err != nil {
 			return
 		}

@@ -34,6 +34,7 @@ type Tree struct {
 	chunks []Chunk
 	table  []byte // the content of the table's own file
 	end    int64  // of the files in the blob
+	bytes  int64  // of memory, without table
 }
 
 // TableName is the file that the table is.
