@@ -129,7 +129,7 @@ func (z *lazies) mayBeLazy(domain string, d ocispec.Descriptor) bool {
 
 // showLazily has a layer shown instead of pulling it, if it is one for that; else it says no.
 func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d ocispec.Descriptor, diffID digest.Digest) bool {
-	if !z.mayBeLazy(n.Domain, d) || z.layers.HasLayer(diffID) {
+	if !z.mayBeLazy(n.Domain, d) || z.layers.HasLayer(diffID) || z.hasOther(d, diffID) {
 		return false
 	}
 	_, _, err := z.shows.Do(ctx, diffID, func(ctx context.Context) (struct{}, error) {
@@ -150,6 +150,20 @@ func (z *lazies) showLazily(ctx context.Context, n reference.Name, a Auth, d oci
 	// What another image claims to be this layer does not count: no one has seen yet what its blob
 	// unpacks to, or whether its table of contents is that of the blob.
 	return z.unpacker.IsLazy(d, diffID)
+}
+
+// hasOther says whether an image in the store names another blob or table of contents for a layer.
+// Its own may be missing, for example because it was damaged.
+func (z *lazies) hasOther(d ocispec.Descriptor, diffID digest.Digest) bool {
+	for _, e := range z.index.Present().Entries {
+		for i, l := range e.Layers {
+			if e.Image.RootFS.DiffIDs[i] == diffID &&
+				(l.Digest != d.Digest || l.Annotations[lazy.TOCAnnotation] != d.Annotations[lazy.TOCAnnotation]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // landAll sees to it that all lazy layers of images become ordinary ones.

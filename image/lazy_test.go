@@ -262,6 +262,23 @@ func TestLazyLayerOfAnotherTable(t *testing.T) {
 			t.Errorf("shown by table %s, whole %t", f.shown[diffID].TOC, f.HasLayer(diffID))
 		}
 	})
+	// A repair of some images leaves others without their damaged layer.
+	t.Run("after the trusted one was damaged", func(t *testing.T) {
+		r := newFake(t)
+		s, f := newLazyStore(t, r)
+		layer := lazyLayer("good")
+		diffID := digest.FromBytes(layer.tar)
+		r.image("good:1", []testLayer{layer}, nil)
+		_, err := s.Pull(t.Context(), r.ref("good:1"), PullOptions{})
+		must(t, err)
+		must(t, f.Quarantine(diffID))
+		r.image("evil:1", []testLayer{layer}, evilTable)
+		_, err = s.Pull(t.Context(), r.ref("evil:1"), PullOptions{})
+		must(t, err)
+		if len(f.shown) != 0 || !f.HasLayer(diffID) {
+			t.Errorf("shown %v, whole %t", f.shown, f.HasLayer(diffID))
+		}
+	})
 }
 
 func TestLazyLayerThatLies(t *testing.T) {
