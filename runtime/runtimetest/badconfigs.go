@@ -191,6 +191,7 @@ func BadConfigs() []BadConfig {
 		{"device out of range", "linux.devices", `[{"path": "/dev/x", "type": "c", "minor": 1048576}]`, "linux.devices[0].minor 1048576"},
 		{"sysctl of the host", "linux.sysctl", `{"kernel.panic": "1"}`, "linux.sysctl kernel.panic is not in a namespace"},
 		{"sysctl that climbs", "linux.sysctl", `{"net/../kernel/panic": "1"}`, "is no name of a kernel parameter"},
+		{"sysctl that climbs once it is a path", "linux.sysctl", `{"net.//.kernel.panic": "1"}`, "is no name of a kernel parameter"},
 		{"sysctl of the host name", "linux.sysctl", `{"kernel.hostname": "x"}`, "set hostname instead"},
 		{"sysctl of the host's users", "linux.sysctl", `{"user.max_user_namespaces": "1"}`, "needs a user namespace"},
 		{

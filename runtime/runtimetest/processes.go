@@ -268,7 +268,7 @@ var processTests = map[string]func(*rig){
 	"sysctls of the host are refused": func(r *rig) {
 		for _, name := range []string{
 			"kernel.panic", "vm.swappiness", "fs.file-max", "kernel.hostname", "kernel/core_pattern",
-			"net.ipv4.no_such",
+			"net.ipv4.no_such", "net.//.kernel.core_pattern", "fs.mqueue.//.//.kernel.core_pattern",
 		} {
 			spec := r.spec("true")
 			spec.Linux.Sysctl = map[string]string{name: "1"}

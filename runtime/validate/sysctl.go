@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -28,8 +29,8 @@ var sysctlSwapper = strings.NewReplacer(".", "/", "/", ".")
 
 func checkSysctls(l *specs.Linux) error {
 	for _, name := range slices.Sorted(maps.Keys(l.Sysctl)) {
-		if name == "" || strings.Contains(name, "..") || hasZero(name) {
-			return invalid("linux.sysctl", "%q is no name of a kernel parameter, write it like net.ipv4.ip_forward", name)
+		if hasZero(name) {
+			return notSysctl(name)
 		}
 		if err := checkText("linux.sysctl."+name, l.Sysctl[name]); err != nil {
 			return err
@@ -41,10 +42,19 @@ func checkSysctls(l *specs.Linux) error {
 	return nil
 }
 
+func notSysctl(name string) error {
+	return invalid("linux.sysctl", "%q is no name of a kernel parameter, write it like net.ipv4.ip_forward", name)
+}
+
 // Sysctl refuses a kernel parameter that is not the container's own: setting it would change the
-// host.
+// host. It judges by the start of the path, so no component may be empty, "." or "..": the path of
+// net.//.kernel.panic is net/../kernel/panic.
 func Sysctl(l *specs.Linux, name string) error {
-	dotted := strings.ReplaceAll(SysctlPath(name), "/", ".")
+	path := SysctlPath(name)
+	if !fs.ValidPath(path) {
+		return notSysctl(name)
+	}
+	dotted := strings.ReplaceAll(path, "/", ".")
 	var t specs.LinuxNamespaceType
 	switch {
 	case slices.Contains(ipcSysctls, dotted) || strings.HasPrefix(dotted, "fs.mqueue."):
