@@ -108,8 +108,11 @@ config.json and a root file system. Its commands and flags are those of runc.`,
 		Version:       a.versionText(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
-			return a.globals()
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if err := a.globals(); err != nil {
+				return err
+			}
+			return checkIDs(cmd, args)
 		},
 	}
 	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -127,7 +130,7 @@ config.json and a root file system. Its commands and flags are those of runc.`,
 	a.addCommands(cmd)
 	for _, c := range cmd.Commands() {
 		c.Args = showUsage(c.Args)
-		if strings.Contains(c.Use, " ID") {
+		if takesID(c) {
 			c.ValidArgsFunction = a.completeIDs
 		}
 	}
@@ -202,6 +205,25 @@ func showUsage(check cobra.PositionalArgs) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+func takesID(c *cobra.Command) bool { return strings.Contains(c.Use, " ID") }
+
+// checkIDs refuses bad container ids before the command does anything: ids become parts of paths,
+// also outside of the engine, which checks them itself.
+func checkIDs(c *cobra.Command, args []string) error {
+	if !takesID(c) {
+		return nil
+	}
+	if !strings.HasSuffix(c.Use, " ID...") {
+		args = args[:1]
+	}
+	for _, id := range args {
+		if err := runtime.ValidateID(id); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *app) engine() (runtime.Engine, error) {

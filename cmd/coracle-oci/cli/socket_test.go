@@ -164,6 +164,49 @@ func TestNotifySocket(t *testing.T) {
 	}
 }
 
+// TestBadIDsTouchNothing: an id that climbs names the directory of another container, or any other.
+// create and run made the directory of the notify socket there, and removed it when the engine
+// refused the id.
+func TestBadIDsTouchNothing(t *testing.T) {
+	const id = "x/../victim"
+	_, root, dir := box(t, false, "/bin/true")
+	kept := filepath.Join(root[1], "victim", "kept")
+	for _, args := range [][]string{
+		{"create", "--bundle", dir, id},
+		{"run", "--bundle", dir, id},
+		{"run", "--detach", "--bundle", dir, id},
+		{"restore", "--bundle", dir, id},
+		{"start", id},
+		{"delete", "--force", id},
+		{"delete", "--force", "good", id},
+		{"kill", id, "KILL"},
+		{"exec", id, "/bin/true"},
+		{"state", id},
+		{"ps", id, "-ef"},
+		{"create", "--bundle", dir, ""},
+		{"create", "--bundle", dir, ".."},
+	} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			if err := os.MkdirAll(kept, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			cmd := program(append(root, args...)...)
+			cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+filepath.Join(t.TempDir(), "host.sock"))
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "invalid container id") {
+				t.Errorf("%v, %s; want an invalid container id", err, out)
+			}
+			if _, err := os.Stat(kept); err != nil {
+				t.Errorf("the other container's directory: %v", err)
+			}
+			left, err := os.ReadDir(root[1])
+			if err != nil || len(left) != 1 {
+				t.Errorf("the state directory holds %v, want the other container's only: %v", left, err)
+			}
+		})
+	}
+}
+
 // sayReady sends what a program in the container would, as soon as that can, and returns
 // that program's environment.
 func sayReady(t *testing.T, root []string, id string) string {
