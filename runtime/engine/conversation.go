@@ -16,6 +16,7 @@ import (
 
 // conversation is the socket between a child that runs a plan and its maker.
 type conversation struct {
+	plan         *plan.Plan
 	ours, childs int
 	buf          []byte
 	rest         []byte // what came after the head of the last report
@@ -39,7 +40,7 @@ func newConversation(p *plan.Plan, interval time.Duration) (*conversation, error
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
 	}
-	c := &conversation{ours: fds[0], childs: fds[1], buf: make([]byte, reportHead)}
+	c := &conversation{plan: p, ours: fds[0], childs: fds[1], buf: make([]byte, reportHead)}
 	wait := unix.NsecToTimeval(interval.Nanoseconds())
 	if err := unix.SetsockoptTimeval(c.ours, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
 		c.close()
@@ -173,11 +174,15 @@ type reports map[uint32]func(arg int, errno unix.Errno) error
 var answered = map[uint32]bool{plan.ReportPoint: true, plan.ReportCopyUp: true, plan.ReportTarget: true, plan.ReportListener: true}
 
 // handle does what is due about the child's next report, and lets a child that waits go on. kind is
-// 0 if there is no report; err is that of next then.
+// 0 if there is no report; err is that of next then. A step that is not of the plan is an error:
+// what it needs is not there.
 func (c *conversation) handle(on reports) (kind uint32, err error) {
 	kind, arg, errno, err := c.next()
 	if err != nil {
 		return 0, err
+	}
+	if answered[kind] && !c.plan.Asks(kind, arg) {
+		return kind, fmt.Errorf("the new process reports a step that its plan does not have: kind %d, %d", kind, arg)
 	}
 	if do := on[kind]; do != nil {
 		if err := do(int(arg), errno); err != nil {

@@ -197,6 +197,9 @@ func (e *entry) hand(pid, fd int) error {
 
 // schedule gives the process its scheduler.
 func (e *entry) schedule(pid int) error {
+	if pid == 0 { // to sched_setattr it is the caller
+		return errors.New("the process asks for its scheduler before it is in the container")
+	}
 	attr, err := plan.SchedAttr(*e.process.Scheduler)
 	if err != nil {
 		return err

@@ -175,6 +175,22 @@ func (p *Plan) Forks() bool {
 	return slices.ContainsFunc(p.Ops, func(op Op) bool { _, is := op.(Fork); return is })
 }
 
+// Asks says whether the plan has a step at which the child sends such a report, and waits for an
+// answer: a child that another process has taken over can send any.
+func (p *Plan) Asks(kind, arg uint32) bool {
+	return slices.ContainsFunc(p.Ops, func(op Op) bool {
+		switch op := op.(type) {
+		case Wait:
+			return kind == ReportPoint && arg == uint32(op.For)
+		case Seccomp:
+			return kind == ReportListener && op.Notify
+		case Mount:
+			return kind == ReportCopyUp && op.CopyUp
+		}
+		return false
+	}) || kind == ReportTarget // of which the maker has a list, Code.Targets
+}
+
 // Filter is the seccomp filter that the plan loads, nil if there is none.
 func (p *Plan) Filter() *Filter {
 	for _, op := range p.Ops {
