@@ -47,7 +47,8 @@ type insn struct {
 	slots   byte
 	out     int // slot, or -1
 	okTo    *label
-	forgive uint64
+	forgive uint64     // bit e: error e
+	also    unix.Errno // one more error, for which forgive has no bit
 	errTo   *label
 	args    [6]uint64
 	isData  [6]bool
@@ -165,10 +166,18 @@ func (in *insn) to(s slot) *insn { in.out = int(s); return in }
 // then skips to a label after success.
 func (in *insn) then(l *label) *insn { in.okTo = l; return in }
 
-// forgiving goes on after these errors, with the next instruction or at the label.
+// forgiving goes on after these errors, with the next instruction or at the label. Only one of them
+// may be above 63.
 func (in *insn) forgiving(l *label, errs ...unix.Errno) *insn {
 	for _, e := range errs {
-		in.forgive |= 1 << uint(e)
+		switch {
+		case e < 64:
+			in.forgive |= 1 << e
+		case in.also == 0 || in.also == e:
+			in.also = e
+		default:
+			panic(fmt.Sprintf("system call %d forgives two errors above 63: %d and %d", in.nr, in.also, e))
+		}
 	}
 	in.errTo = l
 	return in
@@ -309,7 +318,8 @@ func (in *insn) encode(out []byte, i int, addr uint64) []byte {
 	out = le.AppendUint16(out, skip(in.okTo))
 	out = le.AppendUint64(out, in.forgive)
 	out = le.AppendUint16(out, skip(in.errTo))
-	out = append(out, make([]byte, 6)...)
+	out = le.AppendUint16(out, uint16(in.also))
+	out = append(out, make([]byte, 4)...)
 	for k, v := range in.args {
 		if in.isData[k] {
 			v += addr

@@ -140,7 +140,7 @@ CODE static long run(const struct request *q, u64 *at)
 		}
 		}
 		if (r < 0 && r > -4096) {
-			if (-r < 64 && o->forgive >> -r & 1) {
+			if ((-r < 64 && o->forgive >> -r & 1) || -r == o->also) {
 				forgiven = -r;
 				i += o->skip;
 				continue;

@@ -32,7 +32,8 @@ struct op {
 	unsigned short ok;    // how many operations to skip after success
 	unsigned long forgive; // bit e: error number e (below 64) is none,
 	unsigned short skip;   // and this many operations are skipped after it
-	unsigned short spare[3];
+	unsigned short also;   // one more error number, of any size, that is none; 0: no other
+	unsigned short spare[2];
 	unsigned long a[6];
 };
 

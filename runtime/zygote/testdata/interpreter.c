@@ -67,11 +67,36 @@ static void spoil(struct op *o, u64 size)
 		o->ok = any() % 2 ? any() : any() % 4;
 		break;
 	case 4:
-		o->forgive = any(), o->skip = any() % 2 ? any() : any() % 4;
+		o->forgive = any(), o->also = any() % 4096, o->skip = any() % 2 ? any() : any() % 4;
 		break;
 	default:
 		o->a[any() % 6] = number(size);
 	}
+}
+
+// forgiven says whether an operation that fails with an error does not end the plan.
+static int forgiven(u64 error, u64 forgive, unsigned short also)
+{
+	struct op *o = (struct op *)(PLAN_BASE + PLAN_HEAD);
+	struct request q;
+	u64 at = 0;
+	memset(&q, 0, sizeof q);
+	memset(o, 0, sizeof *o);
+	o->nr = OP_FAIL, o->a[0] = error, o->forgive = forgive, o->also = also;
+	q.size = sizeof *o, q.nops = 1;
+	return run(&q, &at) == 0;
+}
+
+// forgives tries each error number.
+static int forgives(void)
+{
+	for (u64 e = 1; e < 4096; e++) {
+		if (!forgiven(e, 0, (unsigned short)e) || forgiven(e, 0, 0) || forgiven(e, 0, (unsigned short)(e + 1)))
+			return 0;
+		if (forgiven(e, ~0UL, 0) != (e < 64) || (e < 64 && !forgiven(e, 1UL << e, 0)))
+			return 0;
+	}
+	return 1;
 }
 
 int main(int argc, char **argv)
@@ -80,6 +105,13 @@ int main(int argc, char **argv)
 	if (argc < 3)
 		return 2;
 	state = strtoul(argv[1], 0, 10) * 0x9e3779b97f4a7c15UL + 1;
+	if (mmap((void *)PLAN_BASE, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != (void *)PLAN_BASE)
+		return 4;
+	if (!forgives()) {
+		fprintf(stderr, "an error is forgiven that must not be, or is not that must be\n");
+		return 1;
+	}
+	munmap((void *)PLAN_BASE, page);
 	unsigned long rounds = strtoul(argv[2], 0, 10), ended[2] = {0, 0};
 	for (unsigned long round = 0; round < rounds; round++) {
 		char *real = 0;
