@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/opencontainers/cgroups"
 	// Registers itself as what sets device rules.
@@ -18,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coracle-project/coracle/runtime"
-	"github.com/coracle-project/coracle/runtime/internal/stuck"
 	"github.com/coracle-project/coracle/runtime/validate"
 )
 
@@ -102,42 +100,6 @@ func (r *Record) freeze(state cgroups.FreezerState) error {
 		return err
 	}
 	return cgm.Freeze(state)
-}
-
-// freezePatiently freezes also what hardly gets a processor. On v1 a process has to run before it
-// is frozen, and libcontainer thaws again after a millisecond. Here nothing is thawed before a
-// failure, or the end of ctx or stuck.Patience; cgroup-v1/freezer-subsystem.rst of the kernel.
-func (r *Record) freezePatiently(ctx context.Context) (err error) {
-	failed := r.freeze(cgroups.Frozen)
-	path := r.CgroupPaths["freezer"]
-	if failed == nil || path == "" {
-		return failed
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, unlessGone(r.freeze(cgroups.Thawed)))
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, stuck.Patience)
-	defer cancel()
-	for {
-		// Written each time for processes that have come meanwhile.
-		if err := cgroups.WriteFile(path, "freezer.state", string(cgroups.Frozen)); err != nil {
-			return err
-		}
-		state, err := cgroups.ReadFile(path, "freezer.state")
-		if err != nil {
-			return err
-		}
-		if strings.TrimSpace(state) == string(cgroups.Frozen) {
-			return nil
-		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("%w: a process has not run: %w", failed, ctx.Err())
-		}
-	}
 }
 
 // thaw lets a killed process of a paused container die: on v1 a frozen process

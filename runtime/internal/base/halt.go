@@ -75,48 +75,6 @@ func (r *Record) halt(ctx context.Context) (thaw func() error, err error) {
 	return thaw, nil
 }
 
-// freezer is an open file that thaws a cgroup.
-type freezer struct {
-	fd     int
-	thawed string // what to write
-}
-
-// openFreezer fails if the container has no freezer.
-func (r *Record) openFreezer() (freezer, error) {
-	path, thawed := filepath.Join(r.CgroupPaths["freezer"], "freezer.state"), string(cgroups.Thawed)
-	if r.CgroupPaths["freezer"] == "" {
-		if !cgroups.IsCgroup2UnifiedMode() || r.CgroupPaths[""] == "" {
-			return freezer{}, errors.New("the container has no freezer")
-		}
-		path, thawed = filepath.Join(r.CgroupPaths[""], "cgroup.freeze"), "0"
-	}
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return freezer{}, fmt.Errorf("open %s: %w", path, err)
-	}
-	return freezer{fd, thawed}, nil
-}
-
-// thaw succeeds if the cgroup is gone.
-func (f freezer) thaw() error {
-	for {
-		_, err := unix.Write(f.fd, []byte(f.thawed))
-		if !errors.Is(err, unix.EINTR) {
-			return unlessGone(err)
-		}
-	}
-}
-
-// unfreeze succeeds if the cgroup is gone.
-func (r *Record) unfreeze() error {
-	f, err := r.openFreezer()
-	if err != nil {
-		return unlessGone(err)
-	}
-	defer unix.Close(f.fd)
-	return f.thaw()
-}
-
 // thawLeft thaws what interrupted kills left frozen.
 func (r *Record) thawLeft() error {
 	entries, err := os.ReadDir(r.dir)
