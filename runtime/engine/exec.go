@@ -62,7 +62,7 @@ func (c *container) joinAs(ctx context.Context, p *specs.Process, program string
 	}
 	e := &entry{container: c, process: p, program: program, opts: opts, watch: c.engine.stopwatch("exec in " + c.ID())}
 	defer e.open.close()
-	if err := e.prepare(); err != nil {
+	if err := e.prepare(pidfd); err != nil {
 		return 0, err
 	}
 	e.watch.lap("plan")
@@ -88,7 +88,8 @@ type entry struct {
 	watch     stopwatch
 }
 
-func (e *entry) prepare() error {
+// prepare makes the plan. pidfd is of the container's init.
+func (e *entry) prepare(pidfd int) error {
 	c := e.container
 	own, err := c.own()
 	if err != nil {
@@ -112,7 +113,9 @@ func (e *entry) prepare() error {
 	o.Program = e.program
 	o.Seccomp, o.NoNewKeyring, o.NoGroups = own.filter(), own.NoNewKeyring, own.NoGroups
 	if !slices.ContainsFunc(e.process.Env, func(v string) bool { return strings.HasPrefix(v, "HOME=") && v != "HOME=" }) {
-		o.Home = homeIn(fmt.Sprintf("/proc/%d/root", c.Rec.Init.Pid), e.process.User.UID)
+		if o.Home, err = c.home(pidfd, e.process.User.UID); err != nil {
+			return err
+		}
 	}
 	if o.Cgroup.Tasks, e.unified, err = c.cgroups(e.opts.Cgroups); err != nil {
 		return err
@@ -133,6 +136,16 @@ func (e *entry) prepare() error {
 	c.engine.logSteps("exec in "+c.ID(), e.plan)
 	e.code, err = e.watch.encode(e.plan, c.engine.features)
 	return err
+}
+
+// home is the home directory of a user in the root of init, which is opened by init's number. Init
+// has not been reaped after that, so the number was its own, and not of a process that came later.
+func (c *container) home(pidfd int, uid uint32) (string, error) {
+	home := homeIn(fmt.Sprintf("/proc/%d/root", c.Rec.Init.Pid), uid)
+	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
+		return "", fmt.Errorf("%w: look at init: pidfd_send_signal: %w", runtime.ErrNotRunning, err)
+	}
+	return home, nil
 }
 
 // cgroups are where a process of the container belongs: the container's, or those below that
