@@ -33,6 +33,7 @@ const (
 type notifier struct {
 	host string // systemd's socket
 	dir  string
+	made bool          // the directory; else there was one, of a container with this id
 	sock *net.UnixConn // nil until listen
 }
 
@@ -50,9 +51,11 @@ func (a *app) newNotifier(id string, spec *specs.Spec) (*notifier, error) {
 		return nil, err
 	}
 	// World readable: the container's user may be any.
-	if err := os.Mkdir(n.dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+	err := os.Mkdir(n.dir, 0o755)
+	if err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("make directory of notify socket: %w", err)
 	}
+	n.made = err == nil
 	spec.Mounts = append(spec.Mounts, specs.Mount{
 		Destination: notifyInContainer, Type: "bind", Source: n.dir,
 		Options: []string{"bind", "nosuid", "noexec", "nodev", "ro"},
@@ -153,9 +156,9 @@ func barrier(conn *net.UnixConn) error {
 	return nil
 }
 
-// remove takes the socket away. Without one it does nothing.
+// remove takes the socket away if this notifier has made it.
 func (n *notifier) remove() error {
-	if n == nil {
+	if n == nil || !n.made {
 		return nil
 	}
 	return os.RemoveAll(n.dir)

@@ -141,6 +141,13 @@ func TestNotifySocket(t *testing.T) {
 			t.Errorf("delete left %v", left)
 		}
 	}()
+	// A second container cannot have the id, and must not take the first one's socket along.
+	if err := notified("create", "--bundle", dir, id); err == nil {
+		t.Fatal("a second container with the same id")
+	}
+	if _, err := os.Stat(filepath.Join(root[1], cli.NotifyPrefix+id)); err != nil {
+		t.Errorf("the first container's directory: %v", err)
+	}
 	started := make(chan error, 1)
 	go func() { started <- notified("start", id) }()
 
