@@ -137,7 +137,7 @@ func (r *renewer) run(ctx context.Context, last time.Time) {
 	defer tick.Stop()
 	for {
 		now := time.Now()
-		if due(now.Sub(last), now.Round(0).Sub(last.Round(0))) || r.due(now) {
+		if due(sinceThen(last, now)) || r.due(now) {
 			if err := r.renew(); err != nil {
 				r.log.Error("certificates cannot be renewed", "err", err)
 			}
@@ -149,6 +149,35 @@ func (r *renewer) run(ctx context.Context, last time.Time) {
 			return
 		}
 	}
+}
+
+// errClock ends a process whose clock was set before it served.
+var errClock = fmt.Errorf("%w: the clock was set, and the certificates may be of the time before", errAgain)
+
+// waitReady waits until ready is closed or ctx ends. It fails with errClock if the clock was set
+// meanwhile, by what elapsed says has passed since the certificates were made good. A member of
+// etcd waits for the others without a limit, and they refuse a certificate of a wrong time: without
+// another start it would wait for ever.
+func waitReady(ctx context.Context, ready <-chan struct{}, elapsed func() (passed, byClock time.Duration)) error {
+	tick := time.NewTicker(clockEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ready: // the renewer looks at the clock from here on
+			return nil
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if passed, byClock := elapsed(); wasSet(passed, byClock, clockSlack) {
+				return errClock
+			}
+		}
+	}
+}
+
+// sinceThen is how much time has passed from then to now, in truth and by the clock.
+func sinceThen(then, now time.Time) (passed, byClock time.Duration) {
+	return now.Sub(then), now.Round(0).Sub(then.Round(0))
 }
 
 // answerRenew makes the credentials good: what `coracle certificate rotate` asks for.

@@ -50,6 +50,50 @@ func TestANodeNoticesThatItsClockWasSet(t *testing.T) {
 	}
 }
 
+// Regression: a control-plane node that started with a wrong clock had made its certificate for the
+// other members of etcd for that time. They refused it also when the clock was right, and the
+// process waited for them until someone started it again.
+func TestAServerThatWaitsStartsAgainWhenItsClockWasSet(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for name, c := range map[string]struct {
+		set   time.Duration // by how much the clock is set after half an hour
+		ready time.Duration
+		again time.Duration // when the process is to start again, 0 if it is not
+	}{
+		"it was not set":                     {0, 2 * time.Hour, 0},
+		"it was adjusted":                    {time.Minute, 2 * time.Hour, 0},
+		"it was set forward":                 {year, 2 * time.Hour, 30 * time.Minute},
+		"it was set back":                    {-year, 2 * time.Hour, 30 * time.Minute},
+		"it was set, and all members answer": {year, 20 * time.Minute, 0},
+		"it was set after the start":         {year, 10 * time.Second, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began, ready := time.Now(), make(chan struct{})
+				defer time.AfterFunc(c.ready, func() { close(ready) }).Stop()
+				err := waitReady(t.Context(), ready, func() (passed, byClock time.Duration) {
+					if passed = time.Since(began); passed >= 30*time.Minute {
+						return passed, passed + c.set
+					}
+					return passed, passed
+				})
+				after := time.Since(began)
+				if c.again != 0 && (!errors.Is(err, errAgain) || after != c.again) || c.again == 0 && (err != nil || after != c.ready) {
+					t.Errorf("after %v: %v", after, err)
+				}
+			})
+		})
+	}
+}
+
+func TestAServerThatEndsBeforeItServes(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := waitReady(ctx, nil, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRenewalGoesOnAfterAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

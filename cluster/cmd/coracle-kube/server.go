@@ -329,16 +329,18 @@ func together(ctx context.Context, server *apiserver.Server, began time.Time, o 
 		})
 	}
 	work.Go(func() error {
-		select {
-		case <-server.Ready():
-			server.Log().Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
-			go restWhenCalm(ctx, o.processors, server.Log())
-			if err := renewal.tell(filepath.Join(o.root, "pki")); err != nil {
-				server.Log().Error("certificates", "err", err)
-			}
-			renewal.run(ctx, began)
-		case <-ctx.Done():
+		if err := waitReady(ctx, server.Ready(), func() (passed, byClock time.Duration) { return sinceThen(began, time.Now()) }); err != nil {
+			return err
 		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		server.Log().Info("serving", "address", server.Address(), "after", time.Since(began).Round(time.Millisecond), "version", versions())
+		go restWhenCalm(ctx, o.processors, server.Log())
+		if err := renewal.tell(filepath.Join(o.root, "pki")); err != nil {
+			server.Log().Error("certificates", "err", err)
+		}
+		renewal.run(ctx, began)
 		return nil
 	})
 	failed := work.Wait()
