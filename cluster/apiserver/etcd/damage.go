@@ -187,8 +187,9 @@ func startGuarded(c *settings, j *journal) (*member, error) {
 	}
 }
 
-// damaged says what a start that failed with err means for who runs the cluster.
-func damaged(dir string, err error) error {
+// damaged says what a start that failed with err means for who runs the cluster. p is nil for a
+// member without peers.
+func damaged(dir string, p *Peers, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("etcd cannot use %s: %w", dir, err)
 	}
@@ -196,6 +197,15 @@ func damaged(dir string, err error) error {
 		return fmt.Errorf(
 			"the cluster's data in %s cannot be used: %w; install the release that ran last again, or go back to a snapshot of before: 'coracle "+
 				"snapshot restore FILE'", dir, err,
+		)
+	}
+	// An older copy would lack entries that the member has acknowledged to the others, and an empty
+	// directory also its vote. One that goes on without the others has only itself to agree with.
+	if p != nil && !p.Force {
+		return fmt.Errorf(
+			"this control-plane node's copy of the cluster's data in %s cannot be read, it seems damaged (%w); the other control-plane nodes have "+
+				"the data: run 'coracle node remove %s' on one of them and 'coracle leave --force' here, and join again; do not put an older copy back",
+			dir, err, p.Name,
 		)
 	}
 	return fmt.Errorf(

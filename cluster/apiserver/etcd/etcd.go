@@ -171,7 +171,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		case s.peers.joins(dir):
 			return nil, s.peers.unreachable(err)
 		}
-		return nil, damaged(dir, err)
+		return nil, damaged(dir, s.peers, err)
 	}
 	starting, started := context.WithCancel(ctx)
 	defer started()
@@ -235,9 +235,9 @@ func (s *Server) serves(ctx context.Context, dir string) error {
 		s.journal.running.Store(true)
 		return nil
 	case err = <-s.journal.died:
-		return damaged(dir, err)
+		return damaged(dir, s.peers, err)
 	case err = <-s.behind:
-		return damaged(dir, err)
+		return damaged(dir, s.peers, err)
 	case err = <-s.etcd.failed:
 	case <-s.etcd.Server.StopNotify():
 		err = errors.New("it stopped")

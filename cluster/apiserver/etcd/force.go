@@ -234,7 +234,7 @@ func (p *Peers) mayForce(ctx context.Context, o Options) error {
 // second before a crash.
 func (p *Peers) others(dir string) (all []Member, err error) {
 	if err := whole(filepath.Join(dir, "etcd")); err != nil {
-		return nil, damaged(filepath.Join(dir, "etcd"), err)
+		return nil, damaged(filepath.Join(dir, "etcd"), p, err)
 	}
 	path := filepath.Join(dir, "etcd", "member", "snap", "db")
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})

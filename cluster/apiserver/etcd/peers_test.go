@@ -94,6 +94,40 @@ func testBundle(t *testing.T) *pki.Bundle {
 	return b
 }
 
+// Regression: a member with others was told to put a copy of its data back, or to begin with none:
+// it would have forgotten what it had acknowledged to the others.
+func TestDamagedDataOfAMemberWithPeers(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, member string){
+		"database": func(t *testing.T, member string) { scramble(t, filepath.Join(member, "snap", "db")) },
+		"log": func(t *testing.T, member string) {
+			logs, _ := filepath.Glob(filepath.Join(member, "wal", "*.wal"))
+			for _, log := range logs {
+				scramble(t, log)
+			}
+		},
+		"no log": func(t *testing.T, member string) { _ = os.RemoveAll(filepath.Join(member, "wal")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newTestMember(t, "one", testBundle(t))
+			m.takesPeers(t)
+			m.mustStart(t)
+			if err := m.put(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			m.Close()
+			damage(t, filepath.Join(m.dir, "etcd", "member"))
+			err := m.start(t.Context())
+			if err == nil {
+				m.Close()
+			}
+			if want := "run 'coracle node remove one' on one of them and 'coracle leave --force' here"; err == nil ||
+				!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "move it away") {
+				t.Errorf("error %v, want %s", err, want)
+			}
+		})
+	}
+}
+
 // joinTo has m join the cluster that has the member to.
 func (m *testMember) joinTo(t *testing.T, to *testMember) {
 	t.Helper()
