@@ -49,7 +49,7 @@ func newCluster(t *testing.T, objects ...metav1.Object) *cluster {
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "a"}}},
 		&v1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", Labels: map[string]string{"app": "web"}},
-			Spec:       v1.PodSpec{Containers: []v1.Container{{Name: "c"}}},
+			Spec:       v1.PodSpec{NodeName: "n1", Containers: []v1.Container{{Name: "c"}}},
 		})
 	for _, o := range objects {
 		var err error
@@ -229,14 +229,89 @@ func TestLocal(t *testing.T) {
 
 func TestKubelets(t *testing.T) {
 	refuse := make(chan bool, 1)
-	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	scrape := asking(t, httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics/resource" || <-refuse {
 			http.Error(w, "Forbidden", http.StatusForbidden)
 			return
 		}
-		io.WriteString(w, "node_cpu_usage_seconds_total 10 5000\nnode_memory_working_set_bytes 8192 5000\n")
-	}))
-	defer kubelet.Close()
+		io.WriteString(w, figures)
+	})))
+	refuse <- false
+	if r, err := scrape(t.Context(), "n1"); err != nil || r.Node.CPU != 10*time.Second {
+		t.Error(r, err)
+	}
+	refuse <- true
+	if _, err := scrape(t.Context(), "n1"); err == nil || err.Error() != "403 Forbidden: Forbidden" {
+		t.Error(err)
+	}
+	if _, err := scrape(t.Context(), "none"); !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+// Attack: a hostile node redirects the request of the API server to another server, which would see
+// the certificate for kubelets, and whose answer would count as the node's (CVE-2018-1002102).
+func TestAKubeletThatRedirects(t *testing.T) {
+	for _, status := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+		asked := false
+		scrape := asking(t, httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/metrics/resource" {
+				http.Redirect(w, r, "/elsewhere", status)
+				return
+			}
+			asked = true
+			io.WriteString(w, figures)
+		})))
+		if r, err := scrape(t.Context(), "n1"); !errors.Is(err, errRedirected) || asked {
+			t.Errorf("%d: %v %v, followed: %v", status, r, err, asked)
+		}
+	}
+}
+
+// Attack: a node tells figures of another node's pod, for example to have it scaled.
+func TestANodeThatTellsOfOtherNodesPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		victim := &v1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "victim"},
+			Spec:       v1.PodSpec{NodeName: "n2", Containers: []v1.Container{{Name: "c"}}},
+		}
+		c := newCluster(t, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n3"}}, victim)
+		c.scrape = func(_ context.Context, node string) (*Reading, error) {
+			now := time.Now()
+			told := func(memory int64) Usage {
+				return Usage{At: now, CPU: now.Sub(c.start) / 4, Memory: memory, Started: c.start}
+			}
+			r := &Reading{Node: told(1 << 30), Containers: map[Container]Usage{}}
+			switch node {
+			case "n1":
+				r.Containers[Container{"ns", "p", "c"}] = told(1 << 20)
+			case "n2":
+				r.Containers[Container{"ns", "victim", "c"}] = told(2 << 20)
+			case "n3":
+				r.Containers[Container{"ns", "victim", "c"}] = told(1 << 40)
+				r.Containers[Container{"ns", "p", "c"}] = Usage{At: now} // that of a rate that is not known hides the pod
+			}
+			return r, nil
+		}
+		pods, err := c.PodMetrics(t.Context())
+		if err != nil || len(pods) != 2 {
+			t.Fatal(pods, err)
+		}
+		want := map[string]string{"p": "1Mi", "victim": "2Mi"}
+		for _, p := range pods {
+			if len(p.Containers) != 1 || p.Containers[0].Usage.Memory().String() != want[p.Name] {
+				t.Errorf("%s: %v", p.Name, p.Containers)
+			}
+		}
+	})
+}
+
+const figures = "node_cpu_usage_seconds_total 10 5000\nnode_memory_working_set_bytes 8192 5000\n"
+
+// asking returns what asks the kubelet of the node n1, which the test closes.
+func asking(t *testing.T, kubelet *httptest.Server) Scrape {
+	t.Helper()
+	t.Cleanup(kubelet.Close)
 	at, err := url.Parse(kubelet.URL)
 	if err != nil {
 		t.Fatal(err)
@@ -262,17 +337,7 @@ func TestKubelets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refuse <- false
-	if r, err := scrape(t.Context(), "n1"); err != nil || r.Node.CPU != 10*time.Second {
-		t.Error(r, err)
-	}
-	refuse <- true
-	if _, err := scrape(t.Context(), "n1"); err == nil || err.Error() != "403 Forbidden: Forbidden" {
-		t.Error(err)
-	}
-	if _, err := scrape(t.Context(), "none"); !apierrors.IsNotFound(err) {
-		t.Error(err)
-	}
+	return scrape
 }
 
 // fixed is a Source that never changes.

@@ -192,7 +192,7 @@ func (s *Sampler) NodeMetrics(ctx context.Context) ([]metrics.NodeMetrics, error
 }
 
 // PodMetrics implements Source. A pod is left out as long as one of its containers' usage is not
-// known.
+// known. What a node tells of pods that it does not run is left out: it may lie.
 func (s *Sampler) PodMetrics(ctx context.Context) ([]metrics.PodMetrics, error) {
 	before, now, err := s.readings(ctx)
 	if err != nil {
@@ -203,6 +203,9 @@ func (s *Sampler) PodMetrics(ctx context.Context) ([]metrics.PodMetrics, error) 
 	unknown := map[pod]bool{}
 	for node, reading := range now {
 		for container, usage := range reading.Containers {
+			if object, err := s.pods.Pods(container.Namespace).Get(container.Pod); err != nil || object.Spec.NodeName != node {
+				continue
+			}
 			key := pod{container.Namespace, container.Pod}
 			var old *Usage
 			if b := before[node]; b != nil {

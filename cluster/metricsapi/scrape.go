@@ -27,8 +27,12 @@ import (
 // maxReading bounds what one node may tell: thousands of containers are some megabytes.
 const maxReading = 16 << 20
 
+// errRedirected is the error of a kubelet that says to ask elsewhere.
+var errRedirected = errors.New("the kubelet redirects, which is not followed")
+
 // Kubelets returns a Scrape that asks nodes' kubelets for /metrics/resource themselves, as the API
-// server asks them for logs. The lister says where they are.
+// server asks them for logs. The lister says where they are. No redirect is followed: the
+// certificate for kubelets would be shown to a server that a node chooses (CVE-2018-1002102).
 func Kubelets(nodes listersv1.NodeLister, config kubeletclient.KubeletClientConfig) (Scrape, error) {
 	get := kubeletclient.NodeGetterFunc(func(_ context.Context, name string, _ metav1.GetOptions) (*v1.Node, error) { return nodes.Get(name) })
 	where, err := kubeletclient.NewNodeConnectionInfoGetter(get, config)
@@ -45,11 +49,17 @@ func Kubelets(nodes listersv1.NodeLister, config kubeletclient.KubeletClientConf
 		if err != nil {
 			return nil, err
 		}
-		answer, err := (&http.Client{Transport: to.Transport}).Do(request)
+		answer, err := (&http.Client{
+			Transport:     to.Transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}).Do(request)
 		if err != nil {
 			return nil, err
 		}
 		defer answer.Body.Close()
+		if answer.StatusCode >= 300 && answer.StatusCode < 400 {
+			return nil, fmt.Errorf("%s: %w", answer.Status, errRedirected)
+		}
 		if answer.StatusCode != http.StatusOK {
 			why, _ := io.ReadAll(io.LimitReader(answer.Body, 512))
 			return nil, fmt.Errorf("%s: %s", answer.Status, bytes.TrimSpace(why))
