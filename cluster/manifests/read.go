@@ -30,6 +30,10 @@ var suffixes = []string{".yaml", ".yml", ".json"}
 // errWriting is the error of a file that is not complete yet.
 var errWriting = errors.New("it is open for writing")
 
+// errEmpty is the error of a file of 0 bytes. A power failure leaves such a file if it was written
+// just before, and the objects of the former file would be deleted.
+var errEmpty = errors.New("it is empty: put its content back, or remove the file to delete its objects (a comment alone does so, too)")
+
 // file is what a manifest says, or what is wrong with it.
 type file struct {
 	objects []*unstructured.Unstructured
@@ -98,6 +102,9 @@ func readFile(path string) ([]*unstructured.Unstructured, error) {
 	}
 	if len(data) > longestFile {
 		return nil, fmt.Errorf("it is larger than %d bytes", longestFile)
+	}
+	if len(data) == 0 {
+		return nil, errEmpty
 	}
 	return parse(data)
 }

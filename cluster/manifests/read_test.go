@@ -34,6 +34,31 @@ func TestFilesBeingWritten(t *testing.T) {
 	}
 }
 
+// Regression: a manifest that a power failure had left empty was one without objects, so what had
+// been applied from it was deleted.
+func TestAnEmptyFileIsAnError(t *testing.T) {
+	for name, test := range map[string]struct {
+		content string
+		want    error
+	}{
+		"nothing":         {"", errEmpty},
+		"a comment":       {"# nothing to see\n", nil},
+		"a line":          {"\n", nil},
+		"empty documents": {"---\n---\n", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(test.content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			files, err := read(dir)
+			if err != nil || !errors.Is(files["a.yaml"].err, test.want) || len(files["a.yaml"].objects) != 0 {
+				t.Errorf("%+v, %v, want %v", files, err, test.want)
+			}
+		})
+	}
+}
+
 // Manifests are applied with all rights, so no other user may write them.
 func TestManifestsOfOtherUsers(t *testing.T) {
 	for _, test := range []struct {
