@@ -118,7 +118,8 @@ func notDone(said *configv1.KubeSchedulerConfiguration) error {
 	e := said.LeaderElection
 	if asked := e != (componentconfig.LeaderElectionConfiguration{}); asked && (e.LeaderElect == nil || *e.LeaderElect) {
 		errs = append(errs,
-			errors.New("leaderElection.leaderElect: there is no leader election, one scheduler runs: set it to false, or remove leaderElection"))
+			errors.New("leaderElection.leaderElect: control-plane nodes elect the one that schedules by themselves: set it to false, or remove "+
+				"leaderElection"))
 	}
 	if said.ClientConnection != (componentconfig.ClientConnectionConfiguration{}) {
 		errs = append(errs, errors.New("clientConnection: how the API server is reached does not depend on this file: remove it"))
@@ -131,7 +132,7 @@ func notDone(said *configv1.KubeSchedulerConfiguration) error {
 			))
 	}
 	if said.DelayCacheUntilActive {
-		errs = append(errs, errors.New("delayCacheUntilActive: there is no leader election to wait for: remove it"))
+		errs = append(errs, errors.New("delayCacheUntilActive: the scheduler of a node starts only when it leads: remove it"))
 	}
 	return errors.Join(errs...)
 }

@@ -193,15 +193,15 @@ func TestWrongFiles(t *testing.T) {
 		{"no parallelism", head + "parallelism: 0\n", "line 3: parallelism: Invalid value: 0: should be an integer value greater than zero"},
 		{
 			"leader election", head + "leaderElection: {leaderElect: true}\n",
-			"line 3: leaderElection.leaderElect: there is no leader election, one scheduler runs: set it to false, or remove leaderElection",
+			"line 3: leaderElection.leaderElect: control-plane nodes elect the one that schedules by themselves: set it to false, or remove leaderElection",
 		},
-		{"leader election by default", head + "leaderElection: {resourceName: x}\n", "leaderElection.leaderElect: there is no leader election"},
+		{"leader election by default", head + "leaderElection: {resourceName: x}\n", "leaderElection.leaderElect: control-plane nodes elect the one"},
 		{
 			"a connection", head + "clientConnection: {kubeconfig: /x}\n",
 			"line 3: clientConnection: how the API server is reached does not depend on this file: remove it",
 		},
 		{"profiling", head + "enableContentionProfiling: true\n", "enableProfiling: profiles are served on the socket of the cluster process"},
-		{"delayed caches", head + "delayCacheUntilActive: true\n", "delayCacheUntilActive: there is no leader election to wait for: remove it"},
+		{"delayed caches", head + "delayCacheUntilActive: true\n", "delayCacheUntilActive: the scheduler of a node starts only when it leads: remove it"},
 		{"a profile twice", head + "profiles:\n- {schedulerName: a}\n- {schedulerName: a}\n", "profiles[1].schedulerName: Duplicate value"},
 		{
 			"a plugin that is not there", profile("plugins: {score: {enabled: [{name: Mine}]}}"),
