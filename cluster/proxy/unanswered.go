@@ -23,8 +23,14 @@ type frontend struct {
 	protocol byte
 }
 
-// noteConnections has the connections to a port looked at that nothing has answered.
+// noteConnections has the connections to a port looked at that nothing has answered, if the port is
+// there. A port that is gone is forgotten: while connections cannot be looked at, ports that come
+// and go would be kept without a limit.
 func (t *translation) noteConnections(name upstream.ServicePortName) {
+	if _, exists := t.portMap[name]; !exists {
+		delete(t.connections, name)
+		return
+	}
 	if name.Protocol != corev1.ProtocolUDP { // flows of UDP are ended by upstream's CleanStaleEntries
 		t.connections[name] = true
 	}
