@@ -267,11 +267,18 @@ func giveBack() {
 	debug.FreeOSMemory() // collects, too
 }
 
-// use returns the current generation; its calls are held for reading.
+// use returns the current generation; its calls are held for reading. A call may be made within
+// another one: an update of a RoleBinding lists RoleBindings to see what its user may grant. So it
+// does not wait for a generation that was replaced, whose stop waits for the outer call.
 func (c *cached) use() *generation {
 	for {
 		g := c.current.Load()
-		g.calls.RLock()
+		if !g.calls.TryRLock() {
+			if c.current.Load() != g {
+				continue
+			}
+			g.calls.RLock() // it was not replaced, so the whole storage stops
+		}
 		if c.current.Load() == g {
 			return g
 		}

@@ -142,6 +142,44 @@ func TestMemoryAfterBurst(t *testing.T) {
 	})
 }
 
+// Regression: a call within another one waited for ever if the cache was replaced just when it
+// came: for the replacement, which waited for the outer call.
+func TestACallWithinACallWhileTheCacheIsReplaced(t *testing.T) {
+	c := &cached{}
+	c.current.Store(&generation{})
+	replace, replaced := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(replaced)
+		for range replace { // as endPeriod does
+			old := c.current.Swap(&generation{})
+			old.calls.Lock()
+			old.calls.Unlock() //nolint:staticcheck // it waits for the calls only
+			replaced <- struct{}{}
+		}
+	}()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 20_000 { // the moment is some nanoseconds long
+			outer := c.use()
+			replace <- struct{}{}
+			for c.current.Load() == outer { // a call comes before, while and after it is replaced
+				c.use().calls.RUnlock()
+			}
+			c.use().calls.RUnlock()
+			outer.calls.RUnlock()
+			<-replaced
+		}
+		close(replace)
+	}()
+	select {
+	case <-done:
+		<-replaced
+	case <-time.After(time.Minute):
+		t.Fatal("the inner call and the replacement wait for each other")
+	}
+}
+
 // Memory is given back when caches are replaced, and for some time after that.
 func TestAftermath(t *testing.T) {
 	var did string
