@@ -239,6 +239,8 @@ func (s *Server) Add(ctx context.Context, name, peerURL string) (Peers, error) {
 	if ip, err := netip.ParseAddr(u[0].Hostname()); err == nil && ip.IsUnspecified() { // it could never catch up
 		return Peers{}, fmt.Errorf("%s names no machine: give the address that other members reach", peerURL)
 	}
+	s.watch.joins.RLock()
+	defer s.watch.joins.RUnlock()
 	added := Peers{Version: peersVersion, Name: name, URL: u[0].String(), Cluster: map[string]string{}}
 	there := false
 	for _, m := range s.Members() {

@@ -41,6 +41,9 @@ type watch struct {
 	stop   context.CancelFunc
 	ended  chan struct{}
 
+	// joins is held for reading while a member is added. Until that is done this one is the last, but
+	// must not leave its peers.
+	joins      sync.RWMutex
 	last       func() bool
 	alone      func() error
 	aloneFor   time.Duration
@@ -90,6 +93,11 @@ func (w *watch) run(ctx context.Context) {
 
 // leave calls alone when there have been no others for long enough.
 func (w *watch) leave() {
+	if !w.joins.TryLock() { // it does not wait: the members are looked at meanwhile
+		w.aloneSince = time.Time{}
+		return
+	}
+	defer w.joins.Unlock()
 	switch {
 	case w.alone == nil:
 	case !w.last():

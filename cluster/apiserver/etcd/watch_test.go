@@ -74,6 +74,15 @@ func TestAloneForLongEnough(t *testing.T) {
 		look(0)
 		time.Sleep(aloneFor - 1)
 		look(0)
+		// Regression: it left while another one was being added, so the learner came to a cluster whose
+		// member had no port for it.
+		w.joins.RLock()
+		time.Sleep(time.Nanosecond)
+		look(0)
+		w.joins.RUnlock() // that failed, and someone may try again
+		look(0)
+		time.Sleep(aloneFor - 1)
+		look(0)
 		time.Sleep(time.Nanosecond)
 		look(1)
 	})
