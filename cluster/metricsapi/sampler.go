@@ -200,13 +200,16 @@ func (s *Sampler) PodMetrics(ctx context.Context) ([]metrics.PodMetrics, error) 
 	}
 	type pod struct{ namespace, name string }
 	pods := map[pod]*metrics.PodMetrics{}
+	objects := map[pod]*v1.Pod{}
 	unknown := map[pod]bool{}
 	for node, reading := range now {
 		for container, usage := range reading.Containers {
-			if object, err := s.pods.Pods(container.Namespace).Get(container.Pod); err != nil || object.Spec.NodeName != node {
+			object, err := s.pods.Pods(container.Namespace).Get(container.Pod)
+			if err != nil || object.Spec.NodeName != node {
 				continue
 			}
 			key := pod{container.Namespace, container.Pod}
+			objects[key] = object
 			var old *Usage
 			if b := before[node]; b != nil {
 				if u, ok := b.Containers[container]; ok {
@@ -233,12 +236,11 @@ func (s *Sampler) PodMetrics(ctx context.Context) ([]metrics.PodMetrics, error) 
 	}
 	var list []metrics.PodMetrics
 	for key, p := range pods {
-		object, err := s.pods.Pods(key.namespace).Get(key.name)
-		if err != nil || unknown[key] {
+		if unknown[key] {
 			continue
 		}
-		sortContainers(p, object)
-		p.ObjectMeta = described(key.name, key.namespace, object.Labels)
+		sortContainers(p, objects[key])
+		p.ObjectMeta = described(key.name, key.namespace, objects[key].Labels)
 		list = append(list, *p)
 	}
 	return list, nil
