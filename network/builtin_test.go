@@ -205,7 +205,7 @@ func TestFailedUndoIsRepeated(t *testing.T) {
 	_, err = m.Setup(t.Context(), Pod{ID: "a", NetNS: ns})
 	undone := netlink.LinkDelAltName(lo, vethName("a"))
 	if err == nil || !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Errorf("set up beside a link of that name: %v, want that it cannot be deleted", err)
+		t.Errorf("set up although there is a link of that name: %v, want that it cannot be deleted", err)
 	}
 	must(t, undone)
 	must(t, m.Teardown(t.Context(), Pod{ID: "a", NetNS: ns}))
