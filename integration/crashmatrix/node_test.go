@@ -22,11 +22,12 @@ import (
 	"github.com/coracle-project/coracle/internal/testkit/leak"
 )
 
-// Limits for waits. They are much longer than expected, because the machine may be busy.
+// Limits for waits. They are much longer than expected, because the machine may be busy, or
+// emulated: there CRIU alone takes 5 s for a container, and 16 s beside other work.
 const (
-	callLimit    = 15 * time.Second // for one call
-	throughLimit = 30 * time.Second // until a repeated call gets through
-	settleLimit  = 20 * time.Second // until nothing is left
+	callLimit    = time.Minute     // for one call
+	throughLimit = 2 * time.Minute // until a repeated call gets through
+	settleLimit  = time.Minute     // until nothing is left
 )
 
 // node is a daemon that serves many cells, and its clients.
