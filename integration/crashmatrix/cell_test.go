@@ -209,7 +209,7 @@ func (c *cell) fault() error {
 		})
 	}()
 	// Some work is done after the call has ended.
-	reached := until("reached", c.n.faults.Taken)
+	reached := within(throughLimit, "reached", c.n.faults.Taken)
 	if reached != nil {
 		return errors.Join(errNotReached, <-ended)
 	}

@@ -25,9 +25,9 @@ import (
 // Limits for waits. They are much longer than expected, because the machine may be busy, or
 // emulated: there CRIU alone takes 5 s for a container, and 16 s beside other work.
 const (
-	callLimit    = time.Minute     // for one call
-	throughLimit = 2 * time.Minute // until a repeated call gets through
-	settleLimit  = time.Minute     // until nothing is left
+	callLimit    = time.Minute      // for one call
+	throughLimit = 2 * time.Minute  // until a repeated call gets through
+	settleLimit  = 20 * time.Second // until nothing is left
 )
 
 // node is a daemon that serves many cells, and its clients.
@@ -124,13 +124,16 @@ func await(limit, every time.Duration, f func() error) error {
 	}
 }
 
-// until is await for a condition.
-func until(what string, f func() bool) error {
-	return await(settleLimit, 5*time.Millisecond, func() error {
+// until is await for a condition, for as long as things take to settle.
+func until(what string, f func() bool) error { return within(settleLimit, what, f) }
+
+// within is await for a condition.
+func within(limit time.Duration, what string, f func() bool) error {
+	return await(limit, 5*time.Millisecond, func() error {
 		if f() {
 			return nil
 		}
-		return errors.New("not within " + settleLimit.String() + ": " + what)
+		return errors.New("not within " + limit.String() + ": " + what)
 	})
 }
 
