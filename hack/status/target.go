@@ -71,9 +71,10 @@ var written = []string{
 }
 
 // tools are directories of programs and tests that are run by the targets which name them, and by
-// no other.
+// no other, and of what packages' own tests import.
 var tools = []string{
-	"cluster/bench", "cluster/integration/bgp", "cluster/integration/controlplanes", "cluster/integration/nodes", "cluster/oracle",
+	"cluster/bench", "cluster/controllers/internal/apitest",
+	"cluster/integration/bgp", "cluster/integration/controlplanes", "cluster/integration/nodes", "cluster/oracle",
 	"cmd/coracle", "hack/oci/compare", "image/build",
 	"integration/bench", "integration/crashmatrix", "integration/kube", "integration/oci", "integration/ocibench",
 }
