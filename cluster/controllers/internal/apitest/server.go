@@ -199,10 +199,11 @@ func (s *Server) client(controllers bool) *fake.Clientset {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		w, err := s.tracker.Watch(action.GetResource(), action.GetNamespace(), opts)
-		if err == nil {
-			inOrder(w.(*watch.RaceFreeFakeWatcher))
+		if err != nil {
+			return true, nil, err
 		}
-		return true, w, err
+		inOrder(w.(*watch.RaceFreeFakeWatcher))
+		return true, drained{watch.Filter(w, notGone)}, nil
 	})
 	return kube
 }
@@ -223,6 +224,27 @@ func inOrder(w *watch.RaceFreeFakeWatcher) {
 	for _, e := range events {
 		w.Action(e.Type, e.Object)
 	}
+}
+
+// drained is a filtered watch whose goroutine ends with it, whether or not all events were read.
+type drained struct{ watch.Interface }
+
+func (d drained) Stop() {
+	d.Interface.Stop()
+	for range d.ResultChan() {
+	}
+}
+
+// notGone drops the event of an object's last version: a server announces its deletion alone.
+func notGone(e watch.Event) (watch.Event, bool) {
+	m, err := meta.Accessor(e.Object)
+	return e, err != nil || e.Type != watch.Modified || !gone(m)
+}
+
+// gone reports whether nothing keeps an object that is being deleted.
+func gone(m metav1.Object) bool {
+	grace := m.GetDeletionGracePeriodSeconds()
+	return m.GetDeletionTimestamp() != nil && len(m.GetFinalizers()) == 0 && (grace == nil || *grace == 0)
 }
 
 // writeFor is a write of the controllers.
@@ -351,8 +373,7 @@ func (s *Server) store(gvr schema.GroupVersionResource, obj runtime.Object) (run
 	if err := s.tracker.Update(gvr, obj, m.GetNamespace()); err != nil {
 		return nil, err
 	}
-	if grace := m.GetDeletionGracePeriodSeconds(); m.GetDeletionTimestamp() != nil && len(m.GetFinalizers()) == 0 &&
-		(grace == nil || *grace == 0) {
+	if gone(m) {
 		return obj, s.tracker.Delete(gvr, m.GetNamespace(), m.GetName())
 	}
 	return s.tracker.Get(gvr, m.GetNamespace(), m.GetName())
