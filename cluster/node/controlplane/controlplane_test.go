@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kubeadm/app/util/crypto"
 
@@ -111,7 +113,8 @@ func startFirst(t *testing.T, change func(*apiserver.Options)) *first {
 	return f
 }
 
-// invite returns what a machine is told.
+// invite returns what a machine is told, once the token's rights have effect: the authorizer learns
+// new roles by watching, a moment later.
 func (f *first) invite(ctx context.Context, t *testing.T) Given {
 	t.Helper()
 	text, info, err := token.Create(ctx, f.kube, token.New{TTL: time.Hour})
@@ -122,6 +125,16 @@ func (f *first) invite(ctx context.Context, t *testing.T) Given {
 	if err != nil {
 		t.Fatal(err)
 	}
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: bootstrapapi.BootstrapUserPrefix + info.ID,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Namespace: metav1.NamespaceSystem, Verb: "get", Resource: "secrets", Name: secretPrefix + info.ID,
+		},
+	}}
+	testkit.Eventually(ctx, t, "let the token read its keys", func() (bool, error) {
+		answer, err := f.kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+		return err == nil && answer.Status.Allowed, err
+	})
 	return Given{discovery.Given{Server: f.url, Token: text, Hashes: []string{f.hash}}, key}
 }
 
